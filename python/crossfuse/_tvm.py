@@ -1,0 +1,144 @@
+"""Every TVM name that schedules and lowering touch, in one place.
+
+An upgrade of TVM is an edit of this file. It imports TVM, so only modules that cannot do without
+a compiler import it; `crossfuse` itself does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, sym, tirx
+from tvm.backend.cuda.op import cuda_func_call
+from tvm.ir import Call, IRModule, Op, TensorLoad, Var
+from tvm.s_tir import SBlock, SBlockRealize, Schedule
+from tvm.s_tir.schedule import ExprRV, Instruction, LoopRV, SBlockRV, ScheduleError
+from tvm.tirx import (
+    AllocBuffer,
+    AttrStmt,
+    Bind,
+    BufferStore,
+    DeclBuffer,
+    Evaluate,
+    For,
+    ForKind,
+    IfThenElse,
+    IterVar,
+    PrimFunc,
+    SeqStmt,
+)
+from tvm.tirx.buffer import is_buffer_var
+
+__all__ = [
+    "AllocBuffer",
+    "AttrStmt",
+    "Bind",
+    "ExprRV",
+    "Instruction",
+    "BufferStore",
+    "Call",
+    "DeclBuffer",
+    "Evaluate",
+    "For",
+    "ForKind",
+    "IRModule",
+    "IfThenElse",
+    "IterVar",
+    "LoopRV",
+    "Op",
+    "PrimFunc",
+    "SBlock",
+    "SBlockRV",
+    "SBlockRealize",
+    "Schedule",
+    "ScheduleError",
+    "SeqStmt",
+    "TensorLoad",
+    "Var",
+    "cuda_func_call",
+    "is_buffer_var",
+    "s_tir",
+    "sym",
+    "tirx",
+    "tvm",
+    "tvm_ffi",
+]
+
+
+def walk(node: Any, *callbacks: tuple[type, Callable[[Any], Any]]) -> None:
+    """Visit every node below `node`; each callback sees the nodes of its type."""
+    for node_type, callback in callbacks:
+
+        def visit(found: Any, callback: Callable[[Any], Any] = callback) -> None:
+            callback(found)  # its result, if any, would steer the walk
+
+        tvm_ffi.structural_walk(node, (node_type, visit))
+
+
+def substitute(node: Any, replace: Callable[[Any], Any]) -> Any:
+    """Replace variables (buffers too) below `node`; `replace` returns the variable or its image."""
+    return tvm_ffi.structural_map(node, (Var, replace))
+
+
+def mutate(node: Any, *callbacks: tuple[type, Callable[[Any, Any], Any]]) -> Any:
+    """Rewrite nodes by type; a callback gets (node, mutator) and decides whether to descend."""
+    return tvm_ffi.structural_mutate(node, list(callbacks))
+
+
+def variables(node: Any) -> Iterator[Any]:
+    """All variables that occur below `node`."""
+    found: list[Any] = []
+    walk(node, (Var, found.append))
+    return iter(found)
+
+
+def with_body(func: PrimFunc, body: Any) -> PrimFunc:
+    """Return `func` with another body and everything else as it was."""
+    return func.with_body(body)
+
+
+def for_like(loop: For, body: Any, **changes: Any) -> For:
+    """Return a loop equal to `loop` but for its body and the named fields."""
+    fields = {
+        "loop_var": loop.loop_var,
+        "min": loop.min,
+        "extent": loop.extent,
+        "kind": ForKind(int(loop.kind)),
+        "thread_binding": loop.thread_binding,
+        "annotations": dict(loop.annotations),
+    } | changes
+    return For(
+        fields["loop_var"],
+        fields["min"],
+        fields["extent"],
+        fields["kind"],
+        body,
+        fields["thread_binding"],
+        fields["annotations"],
+    )
+
+
+def block_like(block: SBlock, **changes: Any) -> SBlock:
+    """Return a block equal to `block` but for the named fields."""
+    names = (
+        "iter_vars",
+        "reads",
+        "writes",
+        "name_hint",
+        "body",
+        "init",
+        "alloc_buffers",
+        "match_buffers",
+        "annotations",
+    )
+    return SBlock(*(changes.get(name, getattr(block, name)) for name in names))
+
+
+def constant(expression: Any) -> int | None:
+    """Value of an integer immediate, or None."""
+    if isinstance(expression, int):
+        return expression
+    return int(expression.value) if isinstance(expression, tirx.IntImm) else None

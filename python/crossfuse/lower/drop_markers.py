@@ -1,0 +1,43 @@
+"""The pass that removes CTA-wide synchronisations which a cluster barrier makes redundant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.intrinsics import is_barrier, is_sync
+
+
+def drop_markers() -> Any:
+    """Pass: drop ``__syncthreads`` beside a cluster barrier, which is one for the CTA too.
+
+    Returns
+    -------
+    tvm.ir.transform.Pass
+        A PrimFunc pass; a no-op without cluster barriers.
+    """
+
+    def transform(func: Any, _mod: Any, _ctx: Any) -> Any:
+        return ir.with_body(func, ir.mutate(func.body, (ir.SeqStmt, _sequence)))
+
+    return ir.tirx.transform.prim_func_pass(transform, opt_level=0, name="crossfuse.DropMarkers")
+
+
+def _sequence(sequence: Any, mutator: Any) -> Any:
+    statements: list[Any] = []
+    for each in sequence.seq:
+        mutated = mutator.mutate(each)
+        statements += list(mutated.seq) if isinstance(mutated, ir.SeqStmt) else [mutated]
+    kept: list[Any] = []
+    after_barrier = False
+    for each in statements:
+        if is_barrier(each):
+            while kept and is_sync(kept[-1]):
+                kept.pop()
+            after_barrier = True
+        elif is_sync(each) and after_barrier:
+            continue
+        else:
+            after_barrier = False
+        kept.append(each)
+    return ir.SeqStmt(kept) if len(kept) != 1 else kept[0]

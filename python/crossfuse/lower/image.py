@@ -1,0 +1,83 @@
+"""What lowering hands on: CUDA text, its launches and its buffers, as plain values.
+
+Emulators and the runtime read a `KernelImage`; neither needs the compiler that made it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Dim3 = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """One argument of the compiled function.
+
+    Attributes
+    ----------
+    name : str
+        Name of the parameter.
+    shape : tuple[int, ...]
+        Extents, row-major.
+    dtype : str
+        Element type as TVM and ml_dtypes spell it, such as ``"bfloat16"``.
+    output : bool
+        Whether the function writes it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    output: bool
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch. `grid` counts CTAs (not clusters), as CUDA does.
+
+    Attributes
+    ----------
+    symbol : str
+        Name of the ``__global__`` function.
+    grid, block, cluster : Dim3
+        CTAs in the grid, threads in a CTA, CTAs in a cluster, each as (x, y, z).
+    dynamic_shared_bytes : int
+        Dynamic shared memory of one CTA, in bytes.
+    arguments : tuple[str, ...]
+        Names of the `BufferSpec` in the order of the kernel's pointer parameters.
+    """
+
+    symbol: str
+    grid: Dim3
+    block: Dim3
+    cluster: Dim3
+    dynamic_shared_bytes: int
+    arguments: tuple[str, ...]
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs in one cluster."""
+        return self.cluster[0] * self.cluster[1] * self.cluster[2]
+
+
+@dataclass(frozen=True)
+class KernelImage:
+    """A lowered function: generated CUDA and how to launch it.
+
+    Attributes
+    ----------
+    name : str
+        Name of the function it was lowered from.
+    cuda : str
+        Generated CUDA C++, all kernels of the function in one text.
+    buffers : tuple[BufferSpec, ...]
+        Arguments in the order of the function's parameters.
+    launches : tuple[Launch, ...]
+        Launches in program order.
+    """
+
+    name: str
+    cuda: str
+    buffers: tuple[BufferSpec, ...]
+    launches: tuple[Launch, ...]

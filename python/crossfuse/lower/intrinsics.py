@@ -1,0 +1,90 @@
+"""Calls of the device helpers in `device/dsm.cuh`, as TIR expressions."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from crossfuse import _tvm as ir
+
+BARRIER = "crossfuse_cluster_sync"
+#: Unsigned type that carries the bits of an access, by its size in bytes.
+WORDS = {
+    1: ("b8", "uint8", 1),
+    2: ("b16", "uint16", 1),
+    4: ("b32", "uint32", 1),
+    8: ("b64", "uint32", 2),
+    16: ("b128", "uint32", 4),
+}
+
+
+@cache
+def device_source() -> str:
+    """CUDA text of the device helpers."""
+    return resources.files("crossfuse.lower").joinpath("device/dsm.cuh").read_text("utf-8")
+
+
+def cluster_barrier() -> Any:
+    """Statement: all threads of the cluster meet.
+
+    It is preceded by markers that tell TVM's thread-synchronisation pass that this CTA's threads
+    meet here too; `drop_markers` removes them again.
+    """
+    marks = [_call("tirx.tvm_storage_sync", scope) for scope in ("shared", "shared.dyn")]
+    call = ir.cuda_func_call(BARRIER, source_code=device_source())
+    return ir.SeqStmt([ir.Evaluate(each) for each in (*marks, call)])
+
+
+def _call(name: str, *args: Any) -> Any:
+    return ir.tirx.call_intrin("void", name, *args)
+
+
+def is_barrier(statement: Any) -> bool:
+    """Whether a statement is the call made by `cluster_barrier`."""
+    return isinstance(statement, ir.Evaluate) and is_helper_call(statement.value, BARRIER)
+
+
+def is_sync(statement: Any) -> bool:
+    """Whether a statement is a CTA-wide synchronisation of shared memory."""
+    value = statement.value if isinstance(statement, ir.Evaluate) else None
+    return (
+        isinstance(value, ir.Call)
+        and isinstance(value.op, ir.Op)
+        and value.op.name == "tirx.tvm_storage_sync"
+        and str(value.args[0].value) in ("shared", "shared.dyn")
+    )
+
+
+def is_helper_call(value: Any, name: str) -> bool:
+    """Whether an expression calls the device helper `name`."""
+    return (
+        isinstance(value, ir.Call)
+        and isinstance(value.op, ir.Op)
+        and value.op.name == "tirx.cuda.func_call"
+        and str(value.args[0].value) == name
+    )
+
+
+def dsm_load(address: Any, rank: Any, dtype: str, lanes: int) -> Any:
+    """Load `lanes` elements at `address` of this CTA's slab from the slab of `rank`."""
+    suffix, word, words = WORDS[ir.tvm.DataType(dtype).bits // 8 * lanes]
+    raw = ir.cuda_func_call(
+        f"crossfuse_dsm_load_{suffix}",
+        address,
+        rank,
+        source_code=device_source(),
+        return_type=word if words == 1 else f"{word}x{words}",
+    )
+    return ir.tirx.reinterpret(dtype if lanes == 1 else f"{dtype}x{lanes}", raw)
+
+
+def dsm_store(address: Any, rank: Any, value: Any, dtype: str, lanes: int) -> Any:
+    """Statement: store `value` at `address` of the slab of `rank`."""
+    suffix, word, words = WORDS[ir.tvm.DataType(dtype).bits // 8 * lanes]
+    raw = ir.tirx.reinterpret(word if words == 1 else f"{word}x{words}", value)
+    return ir.Evaluate(
+        ir.cuda_func_call(
+            f"crossfuse_dsm_store_{suffix}", address, rank, raw, source_code=device_source()
+        )
+    )

@@ -1,0 +1,152 @@
+"""TVM's `s_tir` pipeline with our passes in it.
+
+Registered under the name ``crossfuse`` and in the place of ``s_tir``'s default: a module without
+our marks goes through TVM's own pipeline, so stock functions lower to what they always did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.drop_markers import drop_markers
+from crossfuse.lower.lower_cluster import lower_cluster
+from crossfuse.lower.lower_dsm_access import lower_dsm_access
+from crossfuse.lower.place_shared_memory import place_shared_memory
+from crossfuse.schedule.markers import is_cluster_function
+
+NAME = "crossfuse"
+Pipeline = tuple[Any, Callable[[], Any], Callable[[], Any]]
+
+
+def cluster_passes(config: Any) -> list[Any]:
+    """TVM's default `s_tir` passes with ours between them, in order.
+
+    Parameters
+    ----------
+    config : Mapping
+        Configuration of the current pass context; the options of TVM's pipeline are honoured.
+
+    Returns
+    -------
+    list[tvm.ir.transform.Pass]
+        Ours are no-ops on functions without our marks.
+    """
+    s, x = ir.s_tir.transform, ir.tirx.transform
+
+    def option(name: str) -> bool:
+        return bool(config.get(name, False))
+
+    def when(name: str, *passes: Any) -> list[Any]:
+        return list(passes) if option(name) else []
+
+    def unless(name: str, *passes: Any) -> list[Any]:
+        return [] if option(name) else list(passes)
+
+    return [
+        # Blocks: find buffers' places and exact shapes.
+        s.CanonicalizeLoop(),
+        s.LowerCrossThreadReduction(),
+        s.LowerInitBlock(),
+        s.PlanAndUpdateBufferAllocationLocation(),
+        s.ConvertBlocksToOpaque(),
+        s.LiftThreadBinding(),
+        s.ManifestSharedMemoryLocalStage(),
+        s.CompactBufferAllocation(),
+        lower_cluster(),
+        s.LowerAutoCopy(),
+        s.UnifyThreadBinding(),
+        s.LowerMatchBuffer(),
+        s.StmtSimplify(),
+        s.InjectPermutedLayout(),
+        s.AnnotateIrregularLoop(),
+        s.InjectSoftwarePipeline(),
+        s.TransformMmaBufferLayout(),
+        s.LowerOpaqueBlock(),
+        # Flat buffers: vectors, then scalar clean-up.
+        x.FlattenBuffer(),
+        x.BF16ComputeLegalize(),
+        x.NarrowDataType(32),
+        s.LoopPartition(),
+        x.VectorizeLoop(not option("tirx.disable_vectorize")),
+        lower_dsm_access(),
+        s.InjectVirtualThread(),
+        s.InjectDoubleBuffer(),
+        *unless("tirx.disable_storage_rewrite", x.StorageRewrite()),
+        *when("tirx.use_async_copy", s.LowerAsyncDMA()),
+        s.HoistIfThenElse(),
+        x.UnrollLoop(),
+        s.RenormalizeSplitPattern(),
+        x.StmtSimplify(),
+        x.RemoveNoOp(),
+        s.RewriteUnsafeSelect(),
+        *when("tirx.instrument_bound_checkers", s.InstrumentBoundCheckers()),
+        *when("tirx.s_tir.ldg32", s.InjectPTXLDG32(True)),
+        *unless("tirx.disable_cse_tir", x.CommonSubexprElim()),
+        *when("tirx.instrument_lwp", s.InstrumentProfileIntrinsics()),
+        x.FP8ComputeLegalize(),
+        s.VerifyVTCMLimit(),
+        s.LowerVtcmAlloc(),
+        x.VerifyMemory(),
+        x.AnnotateEntryFunc(),
+        # Threads: synchronisation, then shared memory.
+        s.ThreadSync("shared"),
+        s.ThreadSync("shared.dyn"),
+        s.ThreadSync("warp"),
+        s.InferFragment(),
+        s.LowerThreadAllreduce(),
+        *when("tirx.use_async_copy", s.InjectPTXAsyncCopy()),
+        *when("tirx.s_tir.ldg32", s.InjectPTXLDG32()),
+        drop_markers(),
+        place_shared_memory(),
+        s.MergeSharedMemoryAllocations(),
+        x.SplitHostDevice(),
+        x.MakePackedAPI(),
+        x.FP8StorageLegalize(),
+        x.BF16StorageLegalize(),
+    ]
+
+
+def make_pipeline(stock: Callable[[], Pipeline]) -> Callable[[], Pipeline]:
+    """Wrap a pipeline factory so that modules with our marks take our passes.
+
+    Parameters
+    ----------
+    stock : Callable
+        Factory of TVM's pipeline: module pass, host and device finalizer factories.
+
+    Returns
+    -------
+    Callable
+        A factory of the same kind.
+    """
+
+    def factory() -> Pipeline:
+        stock_pass, finalize_host, finalize_device = stock()
+
+        @ir.tvm.transform.module_pass(opt_level=0, name="crossfuse.Pipeline")
+        def run(mod: Any, _ctx: Any) -> Any:
+            funcs = [each for each in mod.functions.values() if isinstance(each, ir.PrimFunc)]
+            if not any(is_cluster_function(each) for each in funcs):
+                return stock_pass(mod)
+            config = ir.tvm.transform.PassContext.current().config
+            return ir.tvm.ir.transform.Sequential(cluster_passes(config))(mod)
+
+        return run, finalize_host, finalize_device
+
+    factory.crossfuse_wraps = stock  # type: ignore[attr-defined]
+    return factory
+
+
+def install_pipeline() -> None:
+    """Register the pipeline and take the place of `s_tir`'s default; idempotent."""
+    from tvm.s_tir import pipeline as _default  # noqa: F401  (registers TVM's own first)
+    from tvm.tirx import compilation_pipeline
+
+    registered = compilation_pipeline.PIPELINE_MAP
+    if hasattr(registered["s_tir"], "crossfuse_wraps"):
+        return
+    ours = make_pipeline(registered["s_tir"])
+    compilation_pipeline.register_tir_pipeline(NAME, ours)
+    registered["s_tir"] = ours

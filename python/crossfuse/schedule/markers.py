@@ -1,0 +1,72 @@
+"""The durable marks that a scheduled function carries from the primitives to the lowering.
+
+Only storage scopes and annotations survive a trace, its JSON, a replay and a mutation, so
+everything the lowering must know is spelt with them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+
+#: Loop annotation of `cluster_bind`; the value is the cluster axis, "x", "y" or "z".
+CLUSTER_AXIS = "crossfuse.cluster_axis"
+#: Storage scope of a buffer whose leading dimension is the rank: slab r lives in CTA r.
+DSM_SCOPE = "shared.dsm"
+#: Block annotation of `dsm_reduce` on the combining block: "scatter" or "all-exchange".
+DSM_REDUCE = "crossfuse.dsm_reduce"
+#: Block annotation of `dsm_shuffle` on the staging block: "ring" or "all-gather".
+DSM_SHUFFLE = "crossfuse.dsm_shuffle"
+
+AXES = ("x", "y", "z")
+#: Thread tags whose launch TVM gets wrong; `cluster_bind` is the cure.
+NAIVE_TAGS = tuple(f"clusterCtaIdx.{axis}" for axis in AXES)
+
+MAX_CLUSTER = 16
+DSM_DTYPES = (
+    "float16",
+    "bfloat16",
+    "float32",
+    "int32",
+    "float8_e4m3fn",
+    "float8_e5m2",
+)
+
+
+def cluster_axis(loop: Any) -> str | None:
+    """Axis of a cluster-bound ``For``, or None."""
+    value = loop.annotations.get(CLUSTER_AXIS)
+    return None if value is None else str(value)
+
+
+def thread_tag(loop: Any) -> str:
+    """Thread tag of a bound ``For`` ("" for any other loop)."""
+    return str(loop.thread_binding.thread_tag) if loop.thread_binding is not None else ""
+
+
+def is_cluster_function(func: Any) -> bool:
+    """Whether a PrimFunc carries any of our marks, or TVM's own cluster tag.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        A scheduled function.
+
+    Returns
+    -------
+    bool
+        False for every function that stock TVM should lower as it always did.
+    """
+    found = False
+
+    def visit_loop(loop: Any) -> None:
+        nonlocal found
+        found = found or cluster_axis(loop) is not None or thread_tag(loop) in NAIVE_TAGS
+
+    def visit_block(block: Any) -> None:
+        nonlocal found
+        found = found or any(b.scope() == DSM_SCOPE for b in block.alloc_buffers)
+
+    ir.walk(func.body, (ir.For, visit_loop), (ir.SBlock, visit_block))
+    return found
