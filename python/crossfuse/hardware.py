@@ -50,8 +50,7 @@ class Device:
 
 
 DEVICES = {
-    each.name: each
-    for each in (Device("nvidia-h100"), Device("nvidia-h200", l2_bytes=60 * 2**20))
+    each.name: each for each in (Device("nvidia-h100"), Device("nvidia-h200", l2_bytes=60 * 2**20))
 }
 
 

@@ -109,7 +109,9 @@ class _Planner:
     def _nest(self, loop: Any, axis: str, state: _State, path: tuple[Any, ...]) -> None:
         touched = self._touches(loop, axis)
         remote = any(is_remote for each in touched.values() for is_remote, _ in each)
-        clash = next((b for b in touched if _conflict(state.pending.get(b, set()), touched[b])), None)
+        clash = next(
+            (b for b in touched if _conflict(state.pending.get(b, set()), touched[b])), None
+        )
         if clash is not None or (remote and not state.started):
             reason = f"'{clash.name}'" if clash is not None else "peers must have started"
             _check_uniform(loop, path)

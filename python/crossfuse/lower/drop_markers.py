@@ -6,6 +6,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.intrinsics import is_barrier, is_sync
+from crossfuse.lower.passes import prim_func_pass
 
 
 def drop_markers() -> Any:
@@ -17,10 +18,10 @@ def drop_markers() -> Any:
         A PrimFunc pass; a no-op without cluster barriers.
     """
 
-    def transform(func: Any, _mod: Any, _ctx: Any) -> Any:
+    def transform(func: Any) -> Any:
         return ir.with_body(func, ir.mutate(func.body, (ir.SeqStmt, _sequence)))
 
-    return ir.tirx.transform.prim_func_pass(transform, opt_level=0, name="crossfuse.DropMarkers")
+    return prim_func_pass("DropMarkers", transform)
 
 
 def _sequence(sequence: Any, mutator: Any) -> Any:

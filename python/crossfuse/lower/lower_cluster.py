@@ -8,6 +8,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.barrier_plan import BarrierPlan, plan_barriers
 from crossfuse.lower.intrinsics import cluster_barrier
 from crossfuse.lower.kernel import ClusterKernel, is_own, read_kernel
+from crossfuse.lower.passes import prim_func_pass
 from crossfuse.lower.rotate_ring import rotate_rings
 from crossfuse.lower.verify import verify_kernel
 from crossfuse.schedule.markers import (
@@ -53,14 +54,12 @@ def lower_cluster() -> Any:
         A PrimFunc pass; functions without our marks pass through untouched.
     """
 
-    def transform(func: Any, _mod: Any, _ctx: Any) -> Any:
+    def transform(func: Any) -> Any:
         if not is_cluster_function(func):
             return func
         return ir.with_body(func, _lower_root(func.body)).with_attr(LOWERED, True)
 
-    return ir.tirx.transform.prim_func_pass(
-        transform, opt_level=0, name="crossfuse.LowerCluster"
-    )
+    return prim_func_pass("LowerCluster", transform)
 
 
 def _lower_root(realize: Any) -> Any:

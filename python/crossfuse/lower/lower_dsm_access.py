@@ -13,6 +13,7 @@ from crossfuse import _tvm as ir
 from crossfuse.errors import LoweringRefused, refuse
 from crossfuse.lower.intrinsics import WORDS, dsm_load, dsm_store
 from crossfuse.lower.lower_cluster import PEERS_SCOPE, PEERS_SUFFIX, RANK_STRIDE
+from crossfuse.lower.passes import prim_func_pass
 
 
 def lower_dsm_access() -> Any:
@@ -27,7 +28,7 @@ def lower_dsm_access() -> Any:
         A PrimFunc pass; a no-op without stand-ins.
     """
 
-    def transform(func: Any, _mod: Any, _ctx: Any) -> Any:
+    def transform(func: Any) -> Any:
         buffers: dict[str, Any] = {}
         ir.walk(
             func.body,
@@ -40,9 +41,7 @@ def lower_dsm_access() -> Any:
         }
         return ir.with_body(func, _Lowering(func.body, slabs).run()) if slabs else func
 
-    return ir.tirx.transform.prim_func_pass(
-        transform, opt_level=0, name="crossfuse.LowerDsmAccess"
-    )
+    return prim_func_pass("LowerDsmAccess", transform)
 
 
 class _Lowering:

@@ -11,6 +11,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.drop_markers import drop_markers
+from crossfuse.lower.keep_slabs import storage_rewrite_elsewhere
 from crossfuse.lower.lower_cluster import lower_cluster
 from crossfuse.lower.lower_dsm_access import lower_dsm_access
 from crossfuse.lower.place_shared_memory import place_shared_memory
@@ -21,7 +22,7 @@ Pipeline = tuple[Any, Callable[[], Any], Callable[[], Any]]
 
 
 def cluster_passes(config: Any) -> list[Any]:
-    """TVM's default `s_tir` passes with ours between them, in order.
+    """TVM's default `s_tir` passes with ours between them, up to the split of host and device.
 
     Parameters
     ----------
@@ -73,7 +74,7 @@ def cluster_passes(config: Any) -> list[Any]:
         lower_dsm_access(),
         s.InjectVirtualThread(),
         s.InjectDoubleBuffer(),
-        *unless("tirx.disable_storage_rewrite", x.StorageRewrite()),
+        *unless("tirx.disable_storage_rewrite", storage_rewrite_elsewhere()),
         *when("tirx.use_async_copy", s.LowerAsyncDMA()),
         s.HoistIfThenElse(),
         x.UnrollLoop(),
@@ -101,6 +102,13 @@ def cluster_passes(config: Any) -> list[Any]:
         drop_markers(),
         place_shared_memory(),
         s.MergeSharedMemoryAllocations(),
+    ]
+
+
+def host_passes() -> list[Any]:
+    """The end of TVM's pipeline: kernels leave their host function."""
+    x = ir.tirx.transform
+    return [
         x.SplitHostDevice(),
         x.MakePackedAPI(),
         x.FP8StorageLegalize(),
@@ -131,7 +139,7 @@ def make_pipeline(stock: Callable[[], Pipeline]) -> Callable[[], Pipeline]:
             if not any(is_cluster_function(each) for each in funcs):
                 return stock_pass(mod)
             config = ir.tvm.transform.PassContext.current().config
-            return ir.tvm.ir.transform.Sequential(cluster_passes(config))(mod)
+            return ir.tvm.ir.transform.Sequential([*cluster_passes(config), *host_passes()])(mod)
 
         return run, finalize_host, finalize_device
 

@@ -8,9 +8,17 @@ from crossfuse import _tvm as ir
 from crossfuse.errors import LoweringRefused, refuse
 from crossfuse.hardware import MAX_SHARED_BYTES
 from crossfuse.lower.lower_cluster import was_lowered
-from crossfuse.lower.shared_memory_plan import ALIGNMENT, SharedMemoryPlan, plan_shared_memory
+from crossfuse.lower.passes import prim_func_pass
+from crossfuse.lower.shared_memory_plan import (
+    ALIGNMENT,
+    Placement,
+    SharedMemoryPlan,
+    plan_shared_memory,
+)
 
 ARENA = "crossfuse_shared"
+#: Function attribute with the plan: buffer name -> offset, size, first and last interval.
+SHARED_MEMORY = "crossfuse.shared_memory"
 
 
 def place_shared_memory() -> Any:
@@ -27,31 +35,34 @@ def place_shared_memory() -> Any:
         If the plan exceeds the shared memory of a CTA.
     """
 
-    def transform(func: Any, _mod: Any, _ctx: Any) -> Any:
+    def transform(func: Any) -> Any:
         if not was_lowered(func):
             return func
-        return ir.with_body(func, _kernels(func.body))
+        body, placements = _kernels(func.body)
+        notes = {each.name: [each.offset, each.size, each.first, each.last] for each in placements}
+        return ir.with_body(func, body).with_attr(SHARED_MEMORY, notes)
 
-    return ir.tirx.transform.prim_func_pass(
-        transform, opt_level=0, name="crossfuse.PlaceSharedMemory"
-    )
+    return prim_func_pass("PlaceSharedMemory", transform)
 
 
-def _kernels(node: Any) -> Any:
+def _kernels(body: Any) -> tuple[Any, list[Placement]]:
     """Place the buffers of each launch on its own."""
+    placements: list[Placement] = []
 
     def visit(launch: Any, mutator: Any) -> Any:
         if launch.attr_key != "thread_extent":
             return mutator.default_mutate(launch)
-        return _place(launch)
+        placed, plan = _place(launch)
+        placements.extend(plan.placements)
+        return placed
 
-    return ir.mutate(node, (ir.AttrStmt, visit))
+    return ir.mutate(body, (ir.AttrStmt, visit)), placements
 
 
-def _place(launch: Any) -> Any:
+def _place(launch: Any) -> tuple[Any, SharedMemoryPlan]:
     plan, offsets = plan_shared_memory(launch)
     if not offsets:
-        return launch
+        return launch, plan
     check_budget(plan)
     arena = ir.tirx.decl_buffer(
         (plan.total,), "uint8", ARENA, scope="shared.dyn", data_alignment=ALIGNMENT
@@ -80,7 +91,7 @@ def _place(launch: Any) -> Any:
         launch.body, (ir.TensorLoad, load), (ir.BufferStore, store), (ir.AllocBuffer, allocate)
     )
     body = ir.SeqStmt([ir.AllocBuffer(arena), *(body.seq if _is_seq(body) else [body])])
-    return ir.AttrStmt(launch.node, launch.attr_key, launch.value, body)
+    return ir.AttrStmt(launch.node, launch.attr_key, launch.value, body), plan
 
 
 def _is_seq(body: Any) -> bool:
@@ -126,5 +137,3 @@ def check_budget(plan: SharedMemoryPlan) -> None:
         instead="use smaller tiles, a larger cluster, or stage parts of a slice (a dsm_shuffle "
         "loop inside the slice loop)",
     )
-
-

@@ -113,9 +113,7 @@ def _intervals(body: Any) -> dict[Any, tuple[int, int]]:
         body,
         (
             ir.AllocBuffer,
-            lambda node: allocated.append(node.buffer)
-            if node.buffer.scope() in SCOPES
-            else None,
+            lambda node: allocated.append(node.buffer) if node.buffer.scope() in SCOPES else None,
         ),
     )
     found: dict[Any, tuple[int, int]] = {}

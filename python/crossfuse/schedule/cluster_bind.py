@@ -164,4 +164,3 @@ def _check_nesting(sch: Any, loop: Any, where: str, axis: str) -> None:
             limit="one loop a nest on each cluster axis",
             instead="bind the second loop to another axis, or fuse the two loops and bind that",
         )
-

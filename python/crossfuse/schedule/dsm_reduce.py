@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -95,7 +96,7 @@ def dsm_reduce(sch: Any, block: Any, loop: Any, *, scatter: bool = True) -> Any:
     """
     subject = _check(sch, block, loop)
     if not scatter:
-        _check_exchange(sch, block, subject)
+        _check_exchange(sch, block, loop, subject)
     ranks = symbolic_extent(sch, loop)
     try:
         partial = sch.rfactor(loop, 0)
@@ -111,18 +112,18 @@ def dsm_reduce(sch: Any, block: Any, loop: Any, *, scatter: bool = True) -> Any:
         ) from error
     sch.set_scope(partial, 0, DSM_SCOPE)
     sch.annotate(block, DSM_REDUCE, "scatter" if scatter else "all-exchange")
+    if not scatter and not subject.output:
+        _exchange_intermediate(sch, partial, block, subject)
+        return partial
     loops = sch.get_loops(partial)
     cluster_bind(sch, loops[subject.depth])
     tile_loop = loops[subject.depth - 1] if subject.depth else None
-    if tile_loop is not None and (scatter or subject.output):
+    if tile_loop is not None:
         sch.reverse_compute_at(block, tile_loop, preserve_unit_loops=True)
     if scatter:
         _slice(sch, block, subject.depth, ranks)
-    elif subject.output:
-        _exchange_output(sch, block, tile_loop, subject, ranks)
     else:
-        sch.set_scope(block, 0, "shared")
-        sch.compute_at(block, _consumer_loop(sch, block), preserve_unit_loops=True)
+        _exchange_output(sch, block, tile_loop, subject, ranks)
     return partial
 
 
@@ -134,6 +135,7 @@ class _Subject:
     depth: int
     output: bool
     tile: tuple[Any, ...]
+    elements: int
 
 
 def _check(sch: Any, block: Any, loop: Any) -> _Subject:
@@ -187,7 +189,7 @@ def _check(sch: Any, block: Any, loop: Any) -> _Subject:
     extents = [span(value, inner) for value in spatial]
     _check_slab(sch, block, where, extents)
     tile = _symbolic_tile(sch, loops[depth + 1 :], spatial, extents)
-    return _Subject(where, depth, _is_output(sch, block), tile)
+    return _Subject(where, depth, _is_output(sch, block), tile, prod(extents))
 
 
 def _check_slab(sch: Any, block: Any, where: str, extents: list[int]) -> None:
@@ -262,19 +264,65 @@ def _exchange_output(sch: Any, block: Any, tile_loop: Any, subject: _Subject, ra
     if tile_loop is not None:
         sch.reverse_compute_at(store, tile_loop, preserve_unit_loops=True)
     slice_loop = _slice(sch, store, subject.depth, ranks)
-    extents = subject.tile
-
-    def whole_tile(*index: Any) -> list[tuple[Any, Any]]:
-        pairs = zip(index, extents, strict=True)
-        return [(i // t * t, i // t * t + t) for i, t in pairs]
-
-    # Declaring that the store reads the whole tile is what makes compute_at recompute all of it.
-    sch.annotate_buffer_access(store, 0, "read", whole_tile)
+    _declare_whole_tile(sch, store, block, slice_loop, subject)
     sch.compute_at(block, slice_loop, preserve_unit_loops=True)
 
 
-def _check_exchange(sch: Any, block: Any, subject: _Subject) -> None:
-    if not subject.output and _consumer_loop(sch, block) is None:
+def _exchange_intermediate(sch: Any, partial: Any, block: Any, subject: _Subject) -> None:
+    """Let every CTA combine the whole tile where its consumer runs."""
+    consumer, nest = _consumer_nest(sch, block)
+    sch.set_scope(block, 0, "shared")
+    _declare_whole_tile(sch, consumer, block, nest, subject)
+    sch.compute_at(block, nest, preserve_unit_loops=True)
+    loops, depth = position(sch, RULE, consumer, nest)
+    if depth:
+        sch.compute_at(partial, loops[depth - 1], preserve_unit_loops=True)
+    rank = bindings(sch, partial)[0][1]
+    cluster_bind(
+        sch, next(each for each in sch.get_loops(partial) if binds(sch.get(each).loop_var, rank))
+    )
+
+
+def _declare_whole_tile(sch: Any, consumer: Any, block: Any, nest: Any, subject: _Subject) -> None:
+    """Let `consumer`, of which each CTA runs a slice, read the whole tile.
+
+    ``compute_at`` recomputes what the consumer reads; it would else combine just the slice.
+    """
+    buffer = sch.get(block).writes[0].source
+    bound = bindings(sch, consumer)
+    if not any(binds(sch.get(nest).loop_var, value) for _, value in bound):
+        return
+    reads = list(sch.get(consumer).reads)
+    index = next(i for i, each in enumerate(reads) if each.source.same_as(buffer))
+    axes = [
+        next((i for i, (var, _) in enumerate(bound) if var.var.same_as(extent.min)), None)
+        for extent in reads[index].region
+    ]
+    if None in axes:
+        return
+
+    def whole_tile(*iterators: Any) -> list[tuple[Any, Any]]:
+        starts = [
+            iterators[axis] // extent * extent
+            for axis, extent in zip(axes, subject.tile, strict=True)
+        ]
+        return [(start, start + n) for start, n in zip(starts, subject.tile, strict=True)]
+
+    sch.annotate_buffer_access(consumer, index, "read", whole_tile)
+
+
+def _check_exchange(sch: Any, block: Any, loop: Any, subject: _Subject) -> None:
+    ranks = constant_extent(sch, RULE, loop)
+    if subject.output and subject.elements % ranks:
+        raise refuse(
+            ScheduleRefused,
+            RULE,
+            subject.where,
+            found=f"{subject.elements} elements for {ranks} CTAs",
+            limit="with scatter=False, a tile that divides into one slice a CTA",
+            instead="choose a tile whose element count the cluster size divides, or scatter=True",
+        )
+    if not subject.output and _consumer_nest(sch, block) is None:
         raise refuse(
             ScheduleRefused,
             RULE,
@@ -285,10 +333,10 @@ def _check_exchange(sch: Any, block: Any, subject: _Subject) -> None:
         )
 
 
-def _consumer_loop(sch: Any, block: Any) -> Any:
-    """The outermost cluster-bound loop of a consumer of `block`, or None."""
+def _consumer_nest(sch: Any, block: Any) -> Any:
+    """A consumer of `block` and its outermost cluster-bound loop, or None."""
     for consumer in sch.get_consumers(block):
         for loop in sch.get_loops(consumer):
             if cluster_axis(sch.get(loop)) is not None:
-                return loop
+                return consumer, loop
     return None

@@ -106,7 +106,9 @@ def dsm_shuffle(
     try:
         sch.transform_layout(producer, ("write", 0), by_rank)
         sch.set_scope(producer, 0, DSM_SCOPE)
-        stage = sch.cache_read(consumer, read_buffer_index, "shared.dyn")
+        stage = sch.cache_read(
+            consumer, read_buffer_index, "shared.dyn", consumer_blocks=[consumer]
+        )
         sch.compute_at(stage, at, preserve_unit_loops=True)
         sch.annotate(stage, DSM_SHUFFLE, "ring" if ring else "all-gather")
         _place_producer(sch, producer, shape)
@@ -131,6 +133,7 @@ class _Shape:
     slices: Any
     columns: int
     dimension: int
+    column: int
     outer: Any
     axis: str
 
@@ -168,7 +171,9 @@ def _check(sch: Any, producer: Any, consumer: Any, index: int, at: Any) -> _Shap
             f"number, one of {', '.join(map(str, divisors))}",
         )
     outer = loops[outermost - 1] if outermost else None
-    return _Shape(where, symbolic_extent(sch, slice_loop), columns, dimension, outer, axis)
+    column = _column(sch, producer, dimension, where)
+    slices_rv = symbolic_extent(sch, slice_loop)
+    return _Shape(where, slices_rv, columns, dimension, column, outer, axis)
 
 
 def _buffer(sch: Any, producer: Any, consumer: Any, index: int, where: str) -> Any:
@@ -221,18 +226,31 @@ def _slice_loop(
     )
 
 
+def _column(sch: Any, producer: Any, dimension: int, where: str) -> int:
+    """Which iteration variable of the producer walks over the columns."""
+    start = sch.get(producer).writes[0].region[dimension].min
+    for index, (var, _) in enumerate(bindings(sch, producer)):
+        if var.var.same_as(start):
+            return index
+    raise refuse(
+        ScheduleRefused,
+        RULE,
+        where,
+        found=f"a producer that writes column {start}",
+        limit="one iteration variable of the producer for the columns",
+        instead="call dsm_shuffle before the producer's layout or loops are transformed",
+    )
+
+
 def _place_producer(sch: Any, producer: Any, shape: _Shape) -> None:
     """Compute the producer in front of the consumer's cluster nest, one slice a CTA."""
     if shape.outer is not None:
         sch.compute_at(producer, shape.outer, preserve_unit_loops=True)
     loops = list(sch.get_loops(producer))
     depth = position(sch, RULE, producer, shape.outer)[1] + 1 if shape.outer is not None else 0
-    region = sch.get(producer).writes[0].region
-    columns = [var for var, _ in bindings(sch, producer) if binds(var.var, region[0].min)]
-    pairs = bindings(sch, producer)
-    drive = [value for var, value in pairs if any(var.same_as(each) for each in columns)]
     inner = loops[depth:]
-    column = next(each for each in inner if any(binds(sch.get(each).loop_var, v) for v in drive))
+    value = bindings(sch, producer)[shape.column][1]
+    column = next(each for each in inner if binds(sch.get(each).loop_var, value))
     rank, element = sch.split(column, [shape.slices, None])
     first = [each for each in inner if each is not column]
     sch.reorder(rank, *first, element)

@@ -158,6 +158,7 @@ def combiner(sch: Any, block: Any) -> str | None:
         return None
     return COMBINERS.get(type(body.value))
 
+
 def reason(error: Exception) -> str:
     """The sentence of a schedule error, without the rendered program."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

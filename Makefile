@@ -1,0 +1,60 @@
+# `make demo` and `make test` do everything on a machine with Python, pip and a C++ compiler.
+
+PYTHON  ?= python3
+VENV    ?= .venv
+# Installed before the package, so that a CPU build that the machine offers is taken.
+TORCH   ?= torch==2.13.0
+# Test processes; the suite is sized for two cores.
+WORKERS ?= 2
+
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+
+HAS_TORCH := $(BIN)/python -c "import sys; from importlib.util import find_spec; sys.exit(not find_spec('torch'))"
+HAS_NVCC  := $(BIN)/python -c "from crossfuse.runtime.nvcc import find_nvcc; find_nvcc()" 2>/dev/null
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-null test-cpu test-gpu nightly lint install clean
+
+help: ## List the targets.
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+demo: $(STAMP) ## Fuse a small model and check the kernel, with or without a GPU.
+	@$(BIN)/crossfuse demo
+
+test: lint ## Lint, type-check and run every test that this machine can run.
+	$(PYTEST) -n $(WORKERS)
+
+test-null: $(STAMP) ## Run the tests that compile nothing.
+	$(PYTEST) -n $(WORKERS) -m null
+
+test-cpu: $(STAMP) ## Run the tests that compile and check on the CPU.
+	$(PYTEST) -n $(WORKERS) -m cpu
+
+# One process: the tests share one device, and some of them measure.
+test-gpu: $(STAMP) ## Run the tests that need a Hopper GPU.
+	$(PYTEST) -m gpu
+
+nightly: lint ## Run every test with ten times the generated examples.
+	$(PYTEST) -n $(WORKERS) --hypothesis-profile=nightly
+
+lint: $(STAMP) ## Check style, formatting and types.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: $(STAMP) ## Create the virtual environment and install the package editable.
+
+$(STAMP): pyproject.toml setup.py
+	@echo "Installing into $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(HAS_TORCH) || $(BIN)/python -m pip install --quiet "$(TORCH)"
+	@$(BIN)/python -m pip install --quiet --editable ".[torch,dev]"
+	@$(HAS_NVCC) || $(BIN)/python -m pip install --quiet --editable ".[nvcc]"
+	@touch $@
+
+clean: ## Remove everything that make and the tools made, the virtual environment too.
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +

@@ -1,0 +1,47 @@
+"""Operator fusion across the streaming multiprocessors of a Hopper GPU, on Apache TVM 0.27.
+
+Public names are loaded when first used: importing the package checks the installed versions and
+loads neither TVM nor torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from crossfuse._compat import check_versions
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "CheckFailed": "errors",
+    "Compiled": "compiler",
+    "Refusal": "errors",
+    "RefusedError": "errors",
+    "Tiles": "schedule.rules.tiles",
+    "WorkloadSpec": "workload",
+    "check": "compiler",
+    "compile": "compiler",
+    "device": "hardware",
+    "emulate_cuda": "emulate",
+    "load": "runtime",
+    "lower": "lower.extract",
+    "run_sequential": "emulate",
+    "schedule": "compiler",
+}
+
+__all__ = sorted(_HOME)
+
+check_versions()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,111 @@
+"""What every command shares: ``--json``, and how a refusal is shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from crossfuse.errors import RefusedError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+REFUSED_EXIT_CODE = 2
+_JSON = "crossfuse.json"
+
+
+def _remember(context: typer.Context, asked: bool) -> bool:
+    context.meta[_JSON] = asked
+    return asked
+
+
+JsonFlag = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        # Eager, so that a refusal of another option is already printed as JSON.
+        is_eager=True,
+        callback=_remember,
+        help="Print JSON on standard output.",
+    ),
+]
+"""Type of a command's ``as_json`` parameter; its default is False."""
+
+
+class RefusingGroup(TyperGroup):
+    """Group of commands in which a refusal is an answer and not a crash.
+
+    A `RefusedError` out of any command is printed in red on standard error, and with ``--json``
+    also as ``{"refused": {...}}`` on standard output; the exit code is 2. Any other exception keeps
+    its traceback and Python's exit code 1.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that `ctx` names.
+
+        Parameters
+        ----------
+        ctx : typer.Context
+            Of the whole command line.
+
+        Returns
+        -------
+        Any
+            What the command returns.
+
+        Raises
+        ------
+        typer.Exit
+            With code 2 where the command was refused.
+        """
+        try:
+            return super().invoke(ctx)
+        except RefusedError as error:
+            if ctx.meta.get(_JSON, False):
+                print_json({"refused": asdict(error.refusal)})
+            print_error(str(error))
+            raise typer.Exit(REFUSED_EXIT_CODE) from error
+
+
+def print_json(value: Any) -> None:
+    """Print a value for a script to read.
+
+    Parameters
+    ----------
+    value : Any
+        Anything that `json` can write; it goes to standard output, indented by two.
+    """
+    typer.echo(json.dumps(value, indent=2))
+
+
+def print_rich(*renderables: RenderableType) -> None:
+    """Print for a person, in colour where standard output is a terminal.
+
+    Parameters
+    ----------
+    *renderables : RenderableType
+        Tables, texts or strings, one below the other.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for renderable in renderables:
+        console.print(renderable)
+
+
+def print_error(message: str) -> None:
+    """Print one red paragraph on standard error.
+
+    Parameters
+    ----------
+    message : str
+        Left unbroken, so that it can be searched for and copied whole.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(stderr=True).print(Text(message, style="red"), soft_wrap=True)

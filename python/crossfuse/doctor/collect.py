@@ -1,0 +1,32 @@
+"""Put the checks together in the order in which a reader wants them."""
+
+from __future__ import annotations
+
+import crossfuse
+from crossfuse.doctor import environment, toolchain
+from crossfuse.doctor.report import Report
+
+
+def collect() -> Report:
+    """Look at this machine; nothing is installed, written or imported that is heavy.
+
+    Returns
+    -------
+    Report
+        One check each for Python, the platform, every pinned package, the C++ compiler, nvcc, the
+        GPU, torch, the cache directory and the TVM entry point.
+    """
+    return Report(
+        version=crossfuse.__version__,
+        checks=(
+            environment.python(),
+            environment.system(),
+            *environment.pins(),
+            environment.entry_point(),
+            toolchain.cxx(),
+            toolchain.nvcc(),
+            toolchain.gpu(),
+            environment.torch(),
+            environment.cache(),
+        ),
+    )

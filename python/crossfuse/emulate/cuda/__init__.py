@@ -1,0 +1,23 @@
+"""Emulation of generated CUDA on the CPU, thread-block clusters included."""
+
+from __future__ import annotations
+
+from crossfuse.emulate.cuda.faults import (
+    early_exit,
+    recycle_slab,
+    remove_cluster_barrier,
+    wrong_rank,
+)
+from crossfuse.emulate.cuda.report import KINDS, EmulationReport, Finding
+from crossfuse.emulate.cuda.run import emulate
+
+__all__ = [
+    "KINDS",
+    "EmulationReport",
+    "Finding",
+    "early_exit",
+    "emulate",
+    "recycle_slab",
+    "remove_cluster_barrier",
+    "wrong_rank",
+]

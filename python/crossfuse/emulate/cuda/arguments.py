@@ -1,0 +1,155 @@
+"""Checks of an image and of the arrays given for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from crossfuse.errors import ArtefactRefused, CheckFailed, RefusedError, refuse
+from crossfuse.lower.image import BufferSpec, KernelImage, Launch
+
+_MAX_THREADS = 1024
+_MAX_CLUSTER = 16
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """Look up a dtype by the name that TVM and ml_dtypes share.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``"bfloat16"`` or ``"float8_e4m3fn"``.
+
+    Returns
+    -------
+    np.dtype
+        The dtype.
+
+    Raises
+    ------
+    ArtefactRefused
+        If nobody knows the name.
+    """
+    import ml_dtypes
+
+    extension = getattr(ml_dtypes, name, None)
+    try:
+        return np.dtype(extension if extension is not None else name)
+    except TypeError:
+        raise _misfit("dtype", name, "a dtype of numpy or ml_dtypes") from None
+
+
+def check_image(image: KernelImage) -> None:
+    """Refuse an image whose parts contradict each other.
+
+    Parameters
+    ----------
+    image : KernelImage
+        The image.
+
+    Raises
+    ------
+    CheckFailed
+        If buffers share a name, a launch names an unknown buffer, its grid is not whole clusters,
+        or a CTA or cluster is too large.
+    """
+    names = [buffer.name for buffer in image.buffers]
+    if len(set(names)) < len(names):
+        raise _contradiction(image, f"buffers {', '.join(names)}", "distinct names")
+    if not image.launches:
+        raise _contradiction(image, "no launch", "at least one launch")
+    for launch in image.launches:
+        _check_launch(image, launch, names)
+
+
+def _check_launch(image: KernelImage, launch: Launch, names: list[str]) -> None:
+    unknown = [name for name in launch.arguments if name not in names]
+    threads = int(np.prod(launch.block))
+    where = f"launch of {launch.symbol}"
+    if unknown:
+        raise _contradiction(image, f"{where} with argument {unknown[0]}", ", ".join(names))
+    if min(*launch.grid, *launch.block, *launch.cluster) < 1:
+        raise _contradiction(image, f"{where} with an empty extent", "extents of at least 1")
+    if any(grid % cluster for grid, cluster in zip(launch.grid, launch.cluster, strict=True)):
+        found = f"{where} with grid {launch.grid} and cluster {launch.cluster}"
+        raise _contradiction(image, found, "a grid of whole clusters on each axis")
+    if threads > _MAX_THREADS:
+        raise _contradiction(image, f"{where} with {threads} threads", f"{_MAX_THREADS} in a CTA")
+    if launch.cluster_size > _MAX_CLUSTER:
+        found = f"{where} with {launch.cluster_size} CTAs in a cluster"
+        raise _contradiction(image, found, str(_MAX_CLUSTER))
+
+
+def inputs_by_name(
+    image: KernelImage, arguments: Mapping[str, np.ndarray] | Sequence[np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Match arrays with the buffers of an image.
+
+    Parameters
+    ----------
+    image : KernelImage
+        The image.
+    arguments : mapping or sequence of np.ndarray
+        By name, or in buffer order: the inputs, or all buffers.
+
+    Returns
+    -------
+    dict[str, np.ndarray]
+        The inputs, contiguous.
+
+    Raises
+    ------
+    ArtefactRefused
+        If one is missing, unknown, or of another shape or dtype.
+    """
+    inputs = [buffer for buffer in image.buffers if not buffer.output]
+    given = arguments if isinstance(arguments, Mapping) else _by_position(image, arguments)
+    known = {buffer.name: buffer for buffer in image.buffers}
+    for name, array in given.items():
+        if name not in known:
+            raise _misfit("argument", name, f"one of {', '.join(known)}")
+        _check_array(known[name], array)
+    for buffer in inputs:
+        if buffer.name not in given:
+            raise _misfit("argument", f"no array for {buffer.name}", "an array for every input")
+    return {buffer.name: np.ascontiguousarray(given[buffer.name]) for buffer in inputs}
+
+
+def _by_position(image: KernelImage, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    inputs = [buffer.name for buffer in image.buffers if not buffer.output]
+    every = [buffer.name for buffer in image.buffers]
+    for names in (inputs, every):
+        if len(arrays) == len(names):
+            return dict(zip(names, arrays, strict=True))
+    limit = f"{len(inputs)} inputs, or all {len(every)} buffers"
+    raise _misfit("argument", f"{len(arrays)} arrays", limit)
+
+
+def _check_array(buffer: BufferSpec, array: np.ndarray) -> None:
+    expected = numpy_dtype(buffer.dtype)
+    if tuple(array.shape) != tuple(buffer.shape) or array.dtype != expected:
+        found = f"shape {tuple(array.shape)} of {array.dtype}"
+        raise _misfit(buffer.name, found, f"shape {tuple(buffer.shape)} of {buffer.dtype}")
+
+
+def _misfit(where: str, found: str, limit: str) -> RefusedError:
+    return refuse(
+        ArtefactRefused,
+        "emulate-argument",
+        where,
+        found=found,
+        limit=limit,
+        instead="pass the arrays that the image's buffers describe",
+    )
+
+
+def _contradiction(image: KernelImage, found: str, limit: str) -> RefusedError:
+    return refuse(
+        CheckFailed,
+        "emulate-image",
+        image.name,
+        found=found,
+        limit=limit,
+        instead="correct the lowering that made the image",
+    )

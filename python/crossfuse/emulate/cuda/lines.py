@@ -1,0 +1,90 @@
+"""From addresses in the executable to statements of the generated text."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from crossfuse.emulate.cuda.translate import GENERATED
+from crossfuse.errors import EnvironmentRefused, refuse
+
+_FRAME_PLACE = re.compile(rf"{re.escape(GENERATED)}:(\d+)")
+
+
+def find_statements(
+    executable: Path, addresses: Iterable[int], symbols: tuple[str, ...], cuda: str
+) -> dict[int, str]:
+    """Find the statement of each return address.
+
+    Parameters
+    ----------
+    executable : pathlib.Path
+        With line tables.
+    addresses : iterable of int
+        Return addresses; 0 stands for no statement.
+    symbols : tuple[str, ...]
+        Kernels: a place in an inlined helper is that of the call in the kernel's body.
+    cuda : str
+        The generated text.
+
+    Returns
+    -------
+    dict[int, str]
+        ``"line N: text"`` by address, without 0.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If there is no addr2line.
+    """
+    wanted = sorted(set(addresses) - {0})
+    if not wanted:
+        return {}
+    lines = cuda.splitlines()
+    statements = {}
+    for address, frames in zip(wanted, _frames(executable, wanted), strict=True):
+        line = _line(frames, symbols)
+        text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+        statements[address] = f"line {line}: {text}" if text else "an unknown statement"
+    return statements
+
+
+def _frames(executable: Path, addresses: list[int]) -> list[list[tuple[str, str]]]:
+    tool = shutil.which("addr2line")
+    if tool is None:
+        raise refuse(
+            EnvironmentRefused,
+            "emulate-compiler",
+            "PATH",
+            found="no addr2line",
+            limit="the binary utilities that g++ needs",
+            instead="install binutils (Debian and Ubuntu: apt-get install binutils)",
+        )
+    # A return address is the instruction after the call: the byte before it belongs to the call.
+    command = [tool, "-e", str(executable), "-f", "-i", "-a", *(hex(a - 1) for a in addresses)]
+    output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found: list[list[tuple[str, str]]] = []
+    function = None
+    for line in output.splitlines():
+        if line.startswith("0x"):
+            found.append([])
+        elif function is None:
+            function = line
+        else:
+            found[-1].append((function, line))
+            function = None
+    return found
+
+
+def _line(frames: list[tuple[str, str]], symbols: tuple[str, ...]) -> int:
+    """Choose the frame of the kernel's body, else the innermost one in the generated text.
+
+    Helpers are inlined into the kernel, which is therefore the outermost frame of its name.
+    """
+    places = [(function, _FRAME_PLACE.search(place)) for function, place in frames]
+    known = [(function, int(place[1])) for function, place in places if place]
+    in_kernel = [line for function, line in known if function in symbols]
+    return in_kernel[-1] if in_kernel else known[0][1] if known else 0

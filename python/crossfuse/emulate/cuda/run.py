@@ -1,0 +1,198 @@
+"""Running an emulation: arguments in, a subprocess, outputs and findings out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crossfuse.emulate.cuda.arguments import check_image, inputs_by_name, numpy_dtype
+from crossfuse.emulate.cuda.build import build
+from crossfuse.emulate.cuda.lines import find_statements
+from crossfuse.emulate.cuda.report import EmulationReport, Finding
+from crossfuse.emulate.cuda.translate import Translation, translate
+from crossfuse.errors import EnvironmentRefused, refuse
+from crossfuse.lower.image import KernelImage
+
+# The runtime keeps more than is asked for: some turn out to be one statement, copied by g++.
+_SPARE_FINDINGS = 64
+# What the runtime may take beyond its own alarm before it is killed.
+_GRACE_S = 10.0
+
+
+def emulate(
+    image: KernelImage,
+    arguments: Mapping[str, np.ndarray] | Sequence[np.ndarray],
+    *,
+    seed: int = 0,
+    orders: int = 2,
+    max_findings: int = 8,
+    timeout_s: float = 120.0,
+    cache: str | os.PathLike[str] | None = None,
+) -> EmulationReport:
+    """Run generated CUDA on the CPU and report what is wrong with it.
+
+    Every CUDA thread is a fiber; clusters run one after another, in random order. Each access to
+    shared or global memory is checked for bounds, alignment, initialisation and races. Whether two
+    accesses race follows from the barriers between them and not from the order in which they ran.
+
+    Parameters
+    ----------
+    image : KernelImage
+        Generated CUDA, its launches and buffers.
+    arguments : mapping or sequence of np.ndarray
+        Inputs by name, or in the order of the buffers: only the inputs, or all buffers. Outputs
+        need not be given; they start as all-ones bytes whatever is given.
+    seed : int
+        Of the thread and cluster orders.
+    orders : int
+        Runs with different orders; a run with findings is the last one.
+    max_findings : int
+        Findings to report at most.
+    timeout_s : float
+        Seconds after which the emulation is stopped, compilation not included.
+    cache : path, optional
+        Directory for compiled kernels; the user's cache directory by default.
+
+    Returns
+    -------
+    EmulationReport
+        Outputs of the first run, and findings.
+
+    Raises
+    ------
+    ArtefactRefused
+        If the arguments do not fit the image.
+    CheckFailed
+        If the image contradicts itself, or its text is not C++ that the emulator can compile.
+    EnvironmentRefused
+        If there is no g++.
+    """
+    start = time.perf_counter()
+    check_image(image)
+    inputs = inputs_by_name(image, arguments)
+    translation = translate(image)
+    executable = build(translation, image.name, cache)
+    with tempfile.TemporaryDirectory(prefix="crossfuse-") as scratch:
+        directory = Path(scratch)
+        limit = max_findings + _SPARE_FINDINGS
+        seconds = max(1, round(timeout_s))
+        _write_job(directory, image, translation, inputs, (seed, max(orders, 1), limit, seconds))
+        records = _execute(executable, directory, timeout_s)
+        outputs = _read_outputs(directory, image)
+    findings = _findings(records, executable, translation, image)[:max_findings]
+    elapsed = time.perf_counter() - start
+    return EmulationReport(image.name, outputs, findings, elapsed, len(image.launches))
+
+
+def _write_job(
+    directory: Path,
+    image: KernelImage,
+    translation: Translation,
+    inputs: Mapping[str, np.ndarray],
+    settings: tuple[int, ...],
+) -> None:
+    position = {buffer.name: index for index, buffer in enumerate(image.buffers)}
+    words = [*settings, len(image.buffers), len(image.launches)]
+    lines = [" ".join(map(str, words))]
+    for index, buffer in enumerate(image.buffers):
+        item = numpy_dtype(buffer.dtype).itemsize
+        elements = int(np.prod(buffer.shape, dtype=np.int64))
+        lines.append(f"{int(buffer.output)} {elements * item} {item}")
+        if not buffer.output:
+            inputs[buffer.name].tofile(directory / f"input_{index}.bin")
+    for launch in image.launches:
+        kernel = translation.symbols.index(launch.symbol)
+        numbers = [kernel, *launch.grid, *launch.block, *launch.cluster]
+        numbers += [launch.dynamic_shared_bytes, len(launch.arguments)]
+        numbers += [position[name] for name in launch.arguments]
+        lines.append(" ".join(map(str, numbers)))
+    (directory / "job.txt").write_text("\n".join(lines) + "\n")
+
+
+def _execute(executable: Path, directory: Path, timeout_s: float) -> list[dict[str, Any]]:
+    log = ""
+    try:
+        done = subprocess.run(
+            [str(executable)],
+            cwd=directory,
+            capture_output=True,
+            timeout=timeout_s + _GRACE_S,
+            check=False,
+        )
+        status = done.returncode
+        log = done.stderr.decode(errors="replace").strip()
+    except subprocess.TimeoutExpired:
+        status = None
+    if status == 3:
+        raise refuse(
+            EnvironmentRefused,
+            "emulate-run",
+            str(directory),
+            found=log,
+            limit="address space and disk for all buffers",
+            instead="emulate a smaller problem, or lift the limits of this process (ulimit -v)",
+        )
+    path = directory / "findings.jsonl"
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    records = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    if status is None:
+        records.append(_incident("timeout", "the emulation did not stop when its time was up"))
+    elif status != 0:
+        cause = f"signal {-status}" if status < 0 else f"exit status {status}"
+        records.append(_incident("crash", f"the emulation ended with {cause} {log}".rstrip()))
+    return records
+
+
+def _incident(kind: str, detail: str) -> dict[str, Any]:
+    place = {"shared": "", "argument": -1, "offset": -1, "in_shared": 0}
+    return {"kind": kind, "detail": detail, "cta": -1, "thread": -1, "first": 0, "second": 0, **place}
+
+
+def _read_outputs(directory: Path, image: KernelImage) -> dict[str, np.ndarray]:
+    outputs = {}
+    for index, buffer in enumerate(image.buffers):
+        path = directory / f"output_{index}.bin"
+        if buffer.output and path.exists():
+            values = np.fromfile(path, dtype=numpy_dtype(buffer.dtype))
+            outputs[buffer.name] = values.reshape(buffer.shape)
+    return outputs
+
+
+def _findings(
+    records: list[dict[str, Any]], executable: Path, translation: Translation, image: KernelImage
+) -> tuple[Finding, ...]:
+    records = [record for record in records if record["kind"] != "stopped"]
+    sites = [record[key] for record in records for key in ("first", "second")]
+    statements = find_statements(executable, sites, translation.symbols, image.cuda)
+    found: dict[tuple[object, ...], Finding] = {}
+    for record in records:
+        first, second = (statements.get(record[key], "") for key in ("first", "second"))
+        kind = record["kind"]
+        if kind == "barrier-statement":
+            if first == second:
+                continue
+            kind = "barrier-divergence"
+        buffer, index = _place(record, image)
+        finding = Finding(
+            kind, buffer, index, first, second, record["cta"], record["thread"], record["detail"]
+        )
+        found.setdefault((kind, buffer, frozenset((first, second))), finding)
+    return tuple(found.values())
+
+
+def _place(record: dict[str, Any], image: KernelImage) -> tuple[str, int]:
+    offset = record["offset"]
+    if record["argument"] >= 0:
+        buffer = image.buffers[record["argument"]]
+        return buffer.name, offset // numpy_dtype(buffer.dtype).itemsize
+    if record["shared"]:
+        return record["shared"], offset
+    return ("shared memory", offset) if record["in_shared"] else ("", -1)

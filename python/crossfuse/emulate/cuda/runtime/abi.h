@@ -1,0 +1,59 @@
+// What generated code calls in the emulator. Included by the device headers (compiled with the
+// generated text) and by the runtime, so that both sides agree on every signature.
+#pragma once
+
+struct CrossfuseIndex {
+  unsigned x, y, z;
+};
+struct CrossfuseWide {
+  unsigned long long low, high;
+};
+struct CrossfuseKernel {
+  const char* symbol;
+  void (*call)(void* const* pointers);
+  unsigned pointers;
+};
+
+// Which CrossfuseIndex to ask for.
+enum CrossfuseWhich : int {
+  CROSSFUSE_THREAD_INDEX,
+  CROSSFUSE_BLOCK_INDEX,
+  CROSSFUSE_BLOCK_EXTENT,
+  CROSSFUSE_GRID_EXTENT,
+  CROSSFUSE_CTA_IN_CLUSTER,
+  CROSSFUSE_CLUSTER_EXTENT,
+  CROSSFUSE_CLUSTER_INDEX,
+  CROSSFUSE_CLUSTER_GRID,
+};
+
+extern "C" {
+// The value never changes within one CUDA thread, so calls may be merged (attribute const).
+CrossfuseIndex crossfuse_emulate_index(int which) __attribute__((const));
+unsigned crossfuse_emulate_cluster_rank() __attribute__((const));
+unsigned crossfuse_emulate_thread_rank() __attribute__((const));
+
+void* crossfuse_emulate_dynamic_shared(unsigned long alignment);
+void* crossfuse_emulate_static_shared(int id, unsigned long bytes, unsigned long alignment,
+                                      const char* name);
+
+void crossfuse_emulate_cta_barrier();
+void crossfuse_emulate_cluster_arrive();
+void crossfuse_emulate_cluster_wait();
+
+void crossfuse_emulate_warp_sync(unsigned mask);
+unsigned long long crossfuse_emulate_warp_shuffle(unsigned mask, unsigned long long value,
+                                                  unsigned source_lane);
+unsigned crossfuse_emulate_warp_ballot(unsigned mask, int predicate);
+unsigned crossfuse_emulate_active_mask();
+
+unsigned crossfuse_emulate_shared_address(const void* pointer);
+unsigned crossfuse_emulate_map_rank(unsigned address, unsigned rank);
+CrossfuseWide crossfuse_emulate_remote_load(unsigned address, unsigned bytes);
+void crossfuse_emulate_remote_store(unsigned address, unsigned bytes, CrossfuseWide value);
+
+// Notes a read-modify-write of `bytes` at `pointer`; the caller then does it.
+void crossfuse_emulate_atomic(void* pointer, unsigned bytes);
+void crossfuse_emulate_copy(void* to, const void* from, unsigned long bytes);
+void crossfuse_emulate_fill(void* to, int value, unsigned long bytes);
+[[noreturn]] void crossfuse_emulate_trap();
+}

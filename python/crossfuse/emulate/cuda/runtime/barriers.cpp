@@ -1,0 +1,154 @@
+// CTA barriers, cluster barriers, and the explanation when nothing can run.
+#include <algorithm>
+
+#include "findings.h"
+#include "schedule.h"
+
+namespace emu {
+
+namespace {
+
+// Two sites may be copies of one statement made by the C++ compiler; whoever reads the report
+// compares statements and drops those.
+void check_same_statement(const Thread& other, Site before, Site now, const char* what) {
+  if (before == now || !is_news("barrier-statement", before, now)) return;
+  report({"barrier-statement", {}, before, now, current_cta(), current_thread(),
+          format("thread %u and thread %d of CTA %d meet at different %s statements",
+                 other.index(), current_thread(), current_cta(), what)});
+}
+
+void cta_barrier(Site site) {
+  Thread& self = *device.current;
+  Cta& cta = *self.cta;
+  if (++cta.at_barrier < cta.threads.size()) return block(Wait::kCta, site);
+  cta.at_barrier = 0;
+  uint16_t acquired = 0;
+  for (const Thread* thread : cta.threads) {
+    acquired = std::max(acquired, thread->acquired);
+    if (thread != &self) check_same_statement(*thread, thread->wait_site, site, "__syncthreads");
+  }
+  for (Thread* thread : cta.threads) {
+    thread->acquired = acquired;
+    ++thread->cta_epoch;
+    if (thread != &self) wake(*thread);
+  }
+}
+
+void pass_cluster_barrier(Thread& thread) {
+  ++thread.waited;
+  thread.acquired = std::max(thread.acquired, thread.waited);
+}
+
+void cluster_arrive(Site site) {
+  Thread& self = *device.current;
+  if (self.arrived > self.waited && is_news("barrier-divergence", site, kNoSite)) {
+    report({"barrier-divergence", {}, site, kNoSite, current_cta(), current_thread(),
+            "a thread arrives twice at the cluster barrier without waiting in between"});
+  }
+  uint16_t phase = ++self.arrived;
+  if (device.arrivals.size() <= phase) device.arrivals.resize(phase + 1, 0);
+  Warp& warp = *self.warp;
+  if (warp.cluster_phase == phase) {
+    check_same_statement(*warp.cluster_thread, warp.cluster_site, site, "cluster barrier");
+  }
+  warp.cluster_thread = &self;
+  warp.cluster_phase = phase;
+  warp.cluster_site = site;
+  if (++device.arrivals[phase] < device.launch.ctas() * device.launch.threads()) return;
+  for (Cta& cta : device.ctas) {
+    for (Thread* thread : cta.threads) {
+      if (thread->wait == Wait::kCluster && thread->waited + 1 == phase) {
+        pass_cluster_barrier(*thread);
+        wake(*thread);
+      }
+    }
+  }
+}
+
+void cluster_wait(Site site) {
+  Thread& self = *device.current;
+  uint16_t phase = self.waited + 1;
+  bool complete = phase < device.arrivals.size() &&
+                  device.arrivals[phase] == device.launch.ctas() * device.launch.threads();
+  if (complete) return pass_cluster_barrier(self);
+  block(Wait::kCluster, site);
+}
+
+// What a thread does while nothing can run, as words and as a key to compare by.
+std::string standing(const Thread& thread) {
+  switch (thread.wait) {
+    case Wait::kFinished: return "has finished";
+    case Wait::kCta: return format("waits at __syncthreads number %u", thread.cta_epoch + 1);
+    case Wait::kCluster: return format("waits at cluster barrier number %u", thread.waited + 1);
+    default: return "waits at a warp-wide operation";
+  }
+}
+
+const Thread* differing(const Cta& cta, const Thread*& waiting) {
+  waiting = nullptr;
+  for (const Thread* thread : cta.threads) {
+    if (thread->wait != Wait::kFinished) waiting = thread;
+  }
+  if (!waiting) return nullptr;
+  for (const Thread* thread : cta.threads) {
+    if (standing(*thread) != standing(*waiting)) return thread;
+  }
+  return nullptr;
+}
+
+Site standing_site(const Thread& thread) {
+  return thread.wait == Wait::kFinished ? kNoSite : thread.wait_site;
+}
+
+void report_divergence(const Cta& cta, const Thread& waiting, const Thread& other) {
+  report({"barrier-divergence", {}, waiting.wait_site, standing_site(other),
+          static_cast<int>(cta.linear), static_cast<int>(waiting.index()),
+          format("thread %u %s, while thread %u of the same CTA %s",
+                 waiting.index(), standing(waiting).c_str(),
+                 other.index(), standing(other).c_str())});
+}
+
+void report_deadlock() {
+  const Thread* waiting = nullptr;
+  for (const Cta& cta : device.ctas) {
+    for (const Thread* thread : cta.threads) {
+      if (thread->wait != Wait::kFinished && !waiting) waiting = thread;
+    }
+  }
+  const Thread* other = nullptr;
+  for (const Cta& cta : device.ctas) {
+    if (standing(*cta.threads[0]) != standing(*waiting)) other = cta.threads[0];
+  }
+  std::string detail = format("CTA rank %u %s", waiting->cta->rank, standing(*waiting).c_str());
+  if (other) {
+    detail += format(", while CTA rank %u %s after arriving at %u", other->cta->rank,
+                     standing(*other).c_str(), other->arrived);
+  }
+  report({"deadlock", {}, waiting->wait_site, other ? standing_site(*other) : kNoSite,
+          static_cast<int>(waiting->cta->linear),
+          static_cast<int>(waiting->index()), detail});
+}
+
+}  // namespace
+
+void explain_standstill() {
+  bool diverged = false;
+  for (const Cta& cta : device.ctas) {
+    const Thread* waiting = nullptr;
+    const Thread* other = differing(cta, waiting);
+    if (!other) continue;
+    // One CTA tells the story; the others usually repeat it.
+    if (!diverged) report_divergence(cta, *waiting, *other);
+    diverged = true;
+  }
+  if (!diverged) report_deadlock();
+  stop();
+}
+
+}  // namespace emu
+
+extern "C" {
+void crossfuse_emulate_cta_barrier() { emu::cta_barrier(CROSSFUSE_SITE); }
+void crossfuse_emulate_cluster_arrive() { emu::cluster_arrive(CROSSFUSE_SITE); }
+void crossfuse_emulate_cluster_wait() { emu::cluster_wait(CROSSFUSE_SITE); }
+}

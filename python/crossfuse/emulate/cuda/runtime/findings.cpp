@@ -1,0 +1,88 @@
+#include "findings.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <set>
+#include <tuple>
+#include <unistd.h>
+
+namespace emu {
+
+namespace {
+FILE* file = nullptr;
+size_t limit = 0, count = 0;
+std::set<std::tuple<const void*, Site, Site>> known;
+
+void write_text(const char* key, const std::string& text) {
+  fprintf(file, "\"%s\": \"", key);
+  for (char c : text) {
+    if (c == '"' || c == '\\') fputc('\\', file);
+    fputc(c, file);
+  }
+  fputs("\", ", file);
+}
+}  // namespace
+
+void open_findings(const char* path, size_t most) {
+  limit = most;
+  file = fopen(path, "w");
+  if (!file) {
+    perror(path);
+    exit(3);
+  }
+}
+
+size_t findings_count() { return count; }
+
+bool is_news(const char* kind, Site first, Site second) {
+  if (count >= limit) return false;
+  return known.insert({kind, first, second}).second;
+}
+
+void report(const Finding& finding) {
+  if (count >= limit) return;
+  ++count;
+  fputc('{', file);
+  write_text("kind", finding.kind);
+  write_text("shared", finding.place.shared);
+  write_text("detail", finding.detail);
+  fprintf(file,
+          "\"argument\": %d, \"offset\": %ld, \"in_shared\": %d, \"first\": %u, \"second\": %u, \"cta\": %d, "
+          "\"thread\": %d}\n",
+          finding.place.argument, finding.place.offset, finding.place.in_shared, finding.first & ~kAtomic,
+          finding.second & ~kAtomic, finding.cta, finding.thread);
+  fflush(file);
+}
+
+void stop() {
+  fputs("{\"kind\": \"stopped\"}\n", file);
+  fflush(file);
+  _exit(0);
+}
+
+std::string format(const char* text, ...) {
+  char line[512];
+  va_list arguments;
+  va_start(arguments, text);
+  vsnprintf(line, sizeof line, text, arguments);
+  va_end(arguments);
+  return line;
+}
+
+int current_cta() { return device.current ? static_cast<int>(device.current->cta->linear) : -1; }
+int current_thread() {
+  return device.current ? static_cast<int>(device.current->index()) : -1;
+}
+
+std::string who(const Access& access) {
+  const CrossfuseIndex &grid = device.launch.grid, &size = device.launch.cluster;
+  uint32_t linear = device.linear_cluster[access.cluster - device.first_cluster];
+  unsigned clusters_x = grid.x / size.x, clusters_y = grid.y / size.y, rank = access.rank();
+  unsigned x = linear % clusters_x * size.x + rank % size.x;
+  unsigned y = linear / clusters_x % clusters_y * size.y + rank / size.x % size.y;
+  unsigned z = linear / clusters_x / clusters_y * size.z + rank / size.x / size.y;
+  return format("CTA %u thread %u", x + grid.x * (y + grid.y * z), access.index());
+}
+
+}  // namespace emu

@@ -1,0 +1,155 @@
+// Runs one job: a text file of settings, buffers and launches in the working directory, inputs and
+// outputs as raw files beside it, findings as JSON lines.
+#include <cinttypes>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <unistd.h>
+
+#include "schedule.h"
+#include "shadow.h"
+
+extern "C" const CrossfuseKernel crossfuse_kernels[];
+extern "C" const unsigned crossfuse_kernel_count;
+
+namespace emu {
+namespace {
+
+struct Job {
+  uint64_t seed = 0;
+  unsigned orders = 1, limit = 1, seconds = 0;
+  std::vector<Launch> launches;
+};
+
+[[noreturn]] void fail(const char* what) {
+  fprintf(stderr, "%s\n", what);
+  exit(3);
+}
+
+void read_index(FILE* file, CrossfuseIndex& index) {
+  if (fscanf(file, "%u %u %u", &index.x, &index.y, &index.z) != 3) fail("bad job: extents");
+}
+
+Launch read_launch(FILE* file) {
+  Launch launch;
+  unsigned count = 0;
+  if (fscanf(file, "%d", &launch.kernel) != 1) fail("bad job: launch");
+  read_index(file, launch.grid);
+  read_index(file, launch.block);
+  read_index(file, launch.cluster);
+  if (fscanf(file, "%zu %u", &launch.dynamic_bytes, &count) != 2) fail("bad job: launch");
+  launch.arguments.resize(count);
+  for (int& argument : launch.arguments) {
+    if (fscanf(file, "%d", &argument) != 1) fail("bad job: arguments");
+  }
+  if (crossfuse_kernels[launch.kernel].pointers != count) fail("argument count");
+  return launch;
+}
+
+Job read_job() {
+  FILE* file = fopen("job.txt", "r");
+  if (!file) fail("no job.txt");
+  Job job;
+  unsigned count = 0, launches = 0;
+  if (fscanf(file, "%" SCNu64 " %u %u %u %u %u", &job.seed, &job.orders, &job.limit, &job.seconds,
+             &count, &launches) != 6) {
+    fail("bad job: settings");
+  }
+  buffers.resize(count);
+  for (Buffer& buffer : buffers) {
+    int output = 0;
+    if (fscanf(file, "%d %zu %u", &output, &buffer.bytes, &buffer.item) != 3) fail("bad job: buffer");
+    buffer.output = output != 0;
+  }
+  while (launches--) job.launches.push_back(read_launch(file));
+  fclose(file);
+  return job;
+}
+
+void read_inputs() {
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    create_buffer(static_cast<unsigned>(i));
+    if (buffers[i].output || !buffers[i].bytes) continue;
+    FILE* file = fopen(format("input_%zu.bin", i).c_str(), "rb");
+    if (!file || fread(buffers[i].region.base, 1, buffers[i].bytes, file) != buffers[i].bytes) {
+      fail("cannot read an input");
+    }
+    fclose(file);
+  }
+}
+
+void write_outputs() {
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    if (!buffers[i].output) continue;
+    FILE* file = fopen(format("output_%zu.bin", i).c_str(), "wb");
+    if (!file || fwrite(buffers[i].region.base, 1, buffers[i].bytes, file) != buffers[i].bytes ||
+        fclose(file)) {
+      fail("cannot write an output");
+    }
+  }
+}
+
+void compare_outputs(const std::vector<std::vector<uint8_t>>& first, unsigned order) {
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    if (!buffers[i].output) continue;
+    const uint8_t* now = buffers[i].region.base;
+    size_t differing = 0, at = 0;
+    for (size_t byte = 0; byte < buffers[i].bytes; byte += buffers[i].item) {
+      if (memcmp(now + byte, first[i].data() + byte, buffers[i].item) == 0) continue;
+      if (!differing++) at = byte;
+    }
+    if (differing) {
+      report({"order-dependent", {static_cast<int>(i), "", static_cast<long>(at)}, kNoSite, kNoSite,
+              -1, -1, format("%zu elements differ between thread orders 0 and %u", differing, order)});
+    }
+  }
+}
+
+void run_once(const Job& job, unsigned order) {
+  random_source.seed(job.seed * 1000003u + order);
+  clear_buffers_shadow();
+  for (Buffer& buffer : buffers) {
+    if (buffer.output) memset(buffer.region.base, kPoison, buffer.bytes);
+  }
+  for (const Launch& launch : job.launches) run_launch(launch, crossfuse_kernels[launch.kernel]);
+}
+
+void on_alarm(int) {
+  report({"timeout", {}, device.last_site, kNoSite, current_cta(), current_thread(),
+          "the emulation was still running when its time was up"});
+  stop();
+}
+
+void run(const Job& job) {
+  std::vector<std::vector<uint8_t>> first(buffers.size());
+  for (unsigned order = 0; order < job.orders; ++order) {
+    run_once(job, order);
+    if (order == 0) {
+      check_outputs();
+      write_outputs();
+      for (size_t i = 0; i < buffers.size(); ++i) {
+        if (buffers[i].output) first[i].assign(buffers[i].region.base, buffers[i].region.base + buffers[i].bytes);
+      }
+    } else {
+      compare_outputs(first, order);
+    }
+    if (findings_count()) return;  // a wrong kernel needs no second opinion
+  }
+}
+
+}  // namespace
+}  // namespace emu
+
+int main() {
+  using namespace emu;
+  Job job = read_job();
+  open_findings("findings.jsonl", job.limit);
+  create_arena(static_cast<unsigned>(buffers.size()));
+  read_inputs();
+  install_fault_handler();
+  signal(SIGALRM, on_alarm);
+  if (job.seconds) alarm(job.seconds);
+  run(job);
+  return 0;
+}

@@ -1,0 +1,10 @@
+// The runtime as one translation unit: the checks are small functions called for every access.
+#include "barriers.cpp"
+#include "cluster.cpp"
+#include "findings.cpp"
+#include "hooks.cpp"
+#include "main.cpp"
+#include "memory.cpp"
+#include "schedule.cpp"
+#include "shadow.cpp"
+#include "warps.cpp"

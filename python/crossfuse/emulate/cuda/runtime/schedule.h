@@ -1,0 +1,23 @@
+// Fibers: one for each CUDA thread of the running cluster.
+#pragma once
+#include <random>
+
+#include "state.h"
+
+namespace emu {
+
+extern std::mt19937_64 random_source;
+
+// Leaves the current fiber until `wake`; `wait` and the site say why, for reports.
+void block(Wait wait, Site site);
+void wake(Thread& thread);
+// Runs all clusters of a launch, in random order.
+void run_launch(const Launch& launch, const CrossfuseKernel& kernel);
+// Gives lanes that ask for the active mask their answer once nobody else in the warp can run.
+bool answer_active_masks();
+void lane_finished(Thread& thread);
+void free_meetings(Warp& warp);
+// Nothing can run: reports why, and ends the run.
+[[noreturn]] void explain_standstill();
+
+}  // namespace emu

@@ -1,0 +1,206 @@
+#include "shadow.h"
+
+#include <utility>
+
+extern "C" char __executable_start, end;  // of the linker: the image of this program
+
+namespace emu {
+
+namespace {
+
+// Whether everything the current thread does now comes after `e`. Barriers decide, not luck:
+// a CTA barrier orders threads of one CTA, a cluster barrier those who waited after the arrival,
+// a warp-wide operation the lanes that met.
+inline bool ordered(const Access& e, const Thread& now) {
+  if (e.cluster != device.cluster) return e.cluster < device.first_cluster;
+  if (e.thread == now.id || now.acquired > e.arrived) return true;
+  if (e.rank() != now.cta->rank) return false;
+  if (now.cta_epoch > e.cta_epoch) return true;
+  if (e.index() / kWarp != now.index() / kWarp) return false;
+  return now.seen[e.index() % kWarp] > e.warp_epoch;
+}
+
+inline bool is_empty(const Access& e, bool shared) {
+  // Shared memory lives as long as its cluster: older records are of another life.
+  return shared ? e.cluster != device.cluster : e.cluster == 0;
+}
+
+Place place_of(const Region& region, size_t offset) {
+  if (region.argument < 0) return shared_place(offset);
+  return {region.argument, "", static_cast<long>(offset)};
+}
+
+const char* verb(Mode mode) {
+  return mode == Mode::kRead ? "reads" : mode == Mode::kWrite ? "writes" : "updates";
+}
+
+void race(const Region& region, size_t offset, const Access& before, bool before_wrote,
+          const Access& now, Mode mode) {
+  if (!is_news("race", before.site, now.site)) return;
+  const char* missing = before.cluster != now.cluster ? "different clusters are never ordered"
+                        : before.rank() != now.rank()
+                            ? "no cluster barrier lies between"
+                            : "no CTA barrier lies between";
+  const char* done = before.site & kAtomic ? "updates" : before_wrote ? "writes" : "reads";
+  report({"race", place_of(region, offset), before.site, now.site, current_cta(), current_thread(),
+          format("%s %s and %s %s it, and %s", who(before).c_str(), done, who(now).c_str(),
+                 verb(mode), missing)});
+}
+
+unsigned kinship(const Access& a, const Access& b) {
+  if (a.rank() != b.rank()) return 0;
+  return a.index() / kWarp == b.index() / kWarp ? 2 : 1;
+}
+
+// Keeps two reads that no barrier has yet made redundant, of threads as unrelated as possible:
+// whatever orders a later write after one of them then does not order it after the other.
+void keep_read(Cell& cell, const Access& now, const Thread& thread, bool shared) {
+  Access *a = &cell.reads[0], *b = &cell.reads[1];
+  if (b->cluster == now.cluster && b->thread == now.thread) std::swap(a, b);
+  if (is_empty(*a, shared) || a->thread == now.thread || ordered(*a, thread)) {
+    *a = now;
+    return;
+  }
+  if (is_empty(*b, shared) || ordered(*b, thread)) {
+    *b = now;
+    return;
+  }
+  unsigned old = kinship(*a, *b);
+  if (kinship(*a, now) < old || (kinship(*a, now) == old && now.arrived > b->arrived)) {
+    *b = now;
+  } else if (kinship(*b, now) < old || (kinship(*b, now) == old && now.arrived > a->arrived)) {
+    *a = now;
+  }
+}
+
+void check_cell(Region& region, Cell& cell, size_t offset, const Access& now, const Thread& thread,
+                Mode mode) {
+  bool shared = region.argument < 0;
+  bool written = !is_empty(cell.write, shared);
+  if (mode != Mode::kWrite && !written && is_news("uninitialised-read", now.site, kNoSite)) {
+    report({"uninitialised-read", place_of(region, offset), now.site, kNoSite, current_cta(),
+            current_thread(), format("%s %s it before anything wrote it", who(now).c_str(),
+                                     verb(mode))});
+  }
+  bool both_atomic = mode == Mode::kAtomic && (cell.write.site & kAtomic);
+  if (written && !both_atomic && !ordered(cell.write, thread)) {
+    race(region, offset, cell.write, true, now, mode);
+  }
+  if (mode == Mode::kRead) return keep_read(cell, now, thread, shared);
+  for (Access& read : cell.reads) {
+    if (is_empty(read, shared)) continue;
+    if (!ordered(read, thread)) race(region, offset, read, false, now, mode);
+    read.cluster = 0;
+  }
+  cell.write = now;
+}
+
+void check_cells(Region& region, size_t offset, size_t bytes, Mode mode, Site site) {
+  const Thread& thread = *device.current;
+  size_t grid = (size_t(1) << region.granule) - 1;
+  if ((offset | bytes) & grid) {
+    refine(region, __builtin_ctzl(offset | bytes));
+  }
+  Access now{mode == Mode::kAtomic ? site | kAtomic : site,
+             device.cluster,
+             thread.cta_epoch,
+             thread.warp_epoch,
+             thread.arrived,
+             thread.id};
+  Cell* cell = region.cells + (offset >> region.granule);
+  for (size_t at = offset; at < offset + bytes; at += size_t(1) << region.granule) {
+    check_cell(region, *cell++, at, now, thread, mode);
+  }
+}
+
+void outside(const Place& place, size_t bytes, Mode mode, Site site, const std::string& why) {
+  if (!is_news("out-of-bounds", site, kNoSite)) return;
+  report({"out-of-bounds", place, site, kNoSite, current_cta(), current_thread(),
+          format("%s %zu bytes %s", verb(mode), bytes, why.c_str())});
+}
+
+void access_argument(unsigned index, const uint8_t* pointer, size_t bytes, Mode mode, Site site) {
+  Region& region = buffers[index].region;
+  long offset = pointer - region.base;
+  if (offset < 0 || static_cast<size_t>(offset) + bytes > region.bytes) {
+    return outside({static_cast<int>(index), "", offset}, bytes, mode, site,
+                   format("at byte %ld of a buffer of %zu", offset, region.bytes));
+  }
+  if (!region.writable && mode != Mode::kRead) {
+    if (is_news("write-to-input", site, kNoSite)) {
+      report({"write-to-input", place_of(region, offset), site, kNoSite, current_cta(),
+              current_thread(), "the buffer is not an output"});
+    }
+    return;
+  }
+  if (region.cells) check_cells(region, offset, bytes, mode, site);
+}
+
+void access_shared(size_t at, size_t bytes, Mode mode, Site site) {
+  unsigned rank = at >> kWindowBits;
+  size_t offset = at & ((size_t(1) << kWindowBits) - 1);
+  Cta& own = *device.current->cta;
+  if (rank != own.rank) {
+    return outside({-1, "", -1, true}, bytes, mode, site,
+                   format("in the window of CTA rank %u through an ordinary pointer", rank));
+  }
+  if (!find_shared(offset, bytes)) {
+    return outside(shared_place(offset), bytes, mode, site, "outside every shared array");
+  }
+  check_cells(own.shared, offset, bytes, mode, site);
+}
+
+}  // namespace
+
+void access(const void* pointer, size_t bytes, Mode mode, Site site) {
+  size_t at = static_cast<const uint8_t*>(pointer) - arena.base;
+  unsigned slot = at >> kSlotBits;
+  if (slot == kStackSlot || !device.current) return;
+  device.last_site = site;
+  if (at < arena.bytes) {
+    if (slot == kSharedSlot) return access_shared(at, bytes, mode, site);
+    return access_argument(slot - kFirstArgumentSlot, static_cast<const uint8_t*>(pointer), bytes,
+                           mode, site);
+  }
+  const char* byte = static_cast<const char*>(pointer);
+  if (mode == Mode::kRead && byte >= &__executable_start && byte < &end) return;  // constants
+  outside({}, bytes, mode, site, format("at address %p, which belongs to no buffer", pointer));
+}
+
+bool remote_access(unsigned rank, size_t offset, size_t bytes, Mode mode, Site site) {
+  if (offset & (bytes - 1)) {
+    if (is_news("misaligned", site, kNoSite)) {
+      report({"misaligned", shared_place(offset), site, kNoSite, current_cta(), current_thread(),
+              format("a remote access of %zu bytes at byte %zu of the window", bytes, offset)});
+    }
+    return false;
+  }
+  if (!find_shared(offset, bytes)) {
+    outside(shared_place(offset), bytes, mode, site,
+            format("outside every shared array of CTA rank %u", rank));
+    return false;
+  }
+  check_cells(device.ctas[rank].shared, offset, bytes, mode, site);
+  return true;
+}
+
+void check_outputs() {
+  for (size_t index = 0; index < buffers.size(); ++index) {
+    const Region& region = buffers[index].region;
+    if (!region.writable) continue;
+    size_t cell_bytes = size_t(1) << region.granule, missing = 0, first = 0;
+    for (size_t at = 0; at < region.bytes; at += cell_bytes) {
+      if (region.cells[at >> region.granule].write.cluster) continue;
+      if (!missing) first = at;
+      missing += at + cell_bytes > region.bytes ? region.bytes - at : cell_bytes;
+    }
+    if (missing) {
+      unsigned item = buffers[index].item;
+      report({"unwritten-output", {static_cast<int>(index), "", static_cast<long>(first)}, kNoSite,
+              kNoSite, -1, -1, format("%zu of %zu elements were never written",
+                                      (missing + item - 1) / item, region.bytes / item)});
+    }
+  }
+}
+
+}  // namespace emu

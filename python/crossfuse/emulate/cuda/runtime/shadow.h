@@ -1,0 +1,16 @@
+// Checks of one memory access: bounds, initialisation, races.
+#pragma once
+#include "memory.h"
+
+namespace emu {
+
+enum class Mode : uint8_t { kRead, kWrite, kAtomic };
+
+// An access by generated code to an ordinary address.
+void access(const void* pointer, size_t bytes, Mode mode, Site site);
+// An access through the cluster window. False: the address is bad and must not be followed.
+bool remote_access(unsigned rank, size_t offset, size_t bytes, Mode mode, Site site);
+// Notes that nothing wrote parts of an output.
+void check_outputs();
+
+}  // namespace emu

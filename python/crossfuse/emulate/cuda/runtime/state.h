@@ -1,0 +1,153 @@
+// State of the emulated device: threads, warps, CTAs, the running cluster, memory regions.
+#pragma once
+#include <csetjmp>
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "abi.h"
+
+namespace emu {
+
+constexpr unsigned kWarp = 32;
+constexpr unsigned kThreadBits = 10;  // at most 1024 threads in a CTA
+constexpr unsigned kNoSite = 0;
+
+// A site is the return address of a hook: a place in the generated code. The executable is linked
+// at fixed low addresses (-no-pie), so 31 bits hold it and the top bit can mark atomics.
+using Site = uint32_t;
+constexpr Site kAtomic = 0x80000000u;
+// Of an extern "C" function that generated code calls.
+#define CROSSFUSE_SITE \
+  static_cast<emu::Site>(reinterpret_cast<uintptr_t>(__builtin_return_address(0)))
+
+// When and by whom a byte was touched; enough to decide happens-before. `cluster` 0 means never.
+struct Access {
+  Site site = kNoSite;
+  uint32_t cluster = 0;
+  uint32_t cta_epoch = 0;   // CTA barriers the thread had passed
+  uint32_t warp_epoch = 0;  // warp-wide operations the thread had passed
+  uint16_t arrived = 0;     // cluster barriers the thread had arrived at
+  uint16_t thread = 0;      // CTA rank << kThreadBits | thread in the CTA
+  unsigned rank() const { return thread >> kThreadBits; }
+  unsigned index() const { return thread & ((1u << kThreadBits) - 1); }
+};
+
+struct Cell {
+  Access write;
+  Access reads[2];
+};
+
+// A contiguous piece of device memory: one argument, or the shared memory window of one CTA.
+struct Region {
+  int argument = -1;  // position in Job::buffers, or -1 for shared memory
+  bool writable = true;
+  uint8_t* base = nullptr;
+  size_t bytes = 0;
+  Cell* cells = nullptr;  // null: nobody may write it, so only bounds are checked
+  int granule = 4;        // log2 of the bytes of one cell; halves itself when an access needs it
+};
+
+struct SharedArray {
+  std::string name;
+  size_t offset = 0, bytes = 0;
+  bool placed = false;
+};
+
+enum class Wait : uint8_t { kNone, kCta, kCluster, kWarp, kActiveMask, kFinished };
+
+struct Cta;
+struct Warp;
+
+struct Thread {
+  unsigned index() const { return id & ((1u << kThreadBits) - 1); }
+
+  jmp_buf context;
+  bool started = false;
+  Wait wait = Wait::kNone;
+  Site wait_site = kNoSite;
+  uint16_t id = 0;  // as in Access::thread
+  unsigned lane = 0;
+  uint32_t cta_epoch = 0, warp_epoch = 0;
+  uint16_t arrived = 0, waited = 0;
+  uint16_t acquired = 0;  // cluster barriers whose release this thread has seen, also through others
+  uint32_t seen[kWarp] = {};
+  unsigned active_mask = 0;
+  CrossfuseIndex thread_index{}, block_index{}, cta_in_cluster{};
+  Cta* cta = nullptr;
+  Warp* warp = nullptr;
+};
+
+// Lanes that meet in one warp-wide operation. Values are double buffered: a lane that is a step
+// ahead writes the other half.
+struct Meeting {
+  unsigned mask = 0, arrived = 0;
+  unsigned parity = 0;
+  uint64_t values[2][kWarp] = {};
+};
+
+struct Warp {
+  std::vector<Thread*> lanes;
+  std::vector<Meeting*> meetings;
+  unsigned finished = 0;
+  uint16_t cluster_phase = 0;  // last cluster barrier some lane arrived at, where, and which lane
+  Site cluster_site = kNoSite;
+  const Thread* cluster_thread = nullptr;
+};
+
+// The latest (by barrier count) remote access to a CTA: the one its exit must wait for.
+struct LastTouch {
+  bool any = false;
+  uint16_t arrived = 0;
+  Site site = kNoSite;
+  uint16_t thread = 0;
+  size_t offset = 0;
+};
+
+struct Cta {
+  unsigned rank = 0, linear = 0;
+  std::vector<Thread*> threads;
+  std::vector<Warp> warps;
+  unsigned at_barrier = 0;
+  Region shared;
+  LastTouch touched;
+};
+
+struct Launch {
+  int kernel = 0;
+  CrossfuseIndex grid{}, block{}, cluster{};
+  size_t dynamic_bytes = 0;
+  std::vector<int> arguments;
+  unsigned threads() const { return block.x * block.y * block.z; }
+  unsigned ctas() const { return cluster.x * cluster.y * cluster.z; }
+};
+
+struct Buffer {
+  bool output = false;
+  size_t bytes = 0;
+  unsigned item = 1;
+  Region region;
+};
+
+// Everything of the cluster that runs now, and of the launch it belongs to.
+struct Device {
+  Launch launch;
+  uint32_t first_cluster = 1;  // clusters below it belong to finished launches
+  uint32_t cluster = 0;        // running cluster; ids are never reused
+  std::vector<uint32_t> linear_cluster;  // cluster id - first_cluster -> position in the grid
+  CrossfuseIndex cluster_index{};
+  std::vector<Cta> ctas;
+  std::vector<Thread*> ready;
+  std::vector<unsigned> arrivals;  // arrivals[k]: threads that arrived at cluster barrier k (from 1)
+  unsigned live = 0;
+  Thread* current = nullptr;
+  Site last_site = kNoSite;  // of the latest access
+  std::vector<SharedArray> arrays;
+  size_t dynamic_offset = 0, shared_end = 0;
+};
+
+extern Device device;
+extern std::vector<Buffer> buffers;
+
+}  // namespace emu

@@ -1,0 +1,133 @@
+// Warp-wide operations: lanes named by a mask meet, exchange 64-bit words, and are ordered.
+#include <algorithm>
+
+#include "findings.h"
+#include "schedule.h"
+
+namespace emu {
+
+namespace {
+
+Meeting& meeting_of(Warp& warp, unsigned mask) {
+  for (Meeting* meeting : warp.meetings) {
+    if (meeting->mask == mask) return *meeting;
+  }
+  warp.meetings.push_back(new Meeting);
+  warp.meetings.back()->mask = mask;
+  return *warp.meetings.back();
+}
+
+// Lanes that exist, are named, and have not exited: the hardware waits for these.
+unsigned expected(const Warp& warp, unsigned mask) {
+  unsigned existing = warp.lanes.size() == kWarp ? ~0u : (1u << warp.lanes.size()) - 1;
+  return mask & existing & ~warp.finished;
+}
+
+// Joins what the lanes have seen of each other, and lets them go on.
+void complete(Warp& warp, Meeting& meeting) {
+  uint32_t joined[kWarp] = {};
+  uint16_t acquired = 0;
+  for (Thread* lane : warp.lanes) {
+    if (!(meeting.arrived >> lane->lane & 1)) continue;
+    ++lane->warp_epoch;
+    lane->seen[lane->lane] = lane->warp_epoch;
+    acquired = std::max(acquired, lane->acquired);
+    for (unsigned i = 0; i < kWarp; ++i) joined[i] = std::max(joined[i], lane->seen[i]);
+  }
+  for (Thread* lane : warp.lanes) {
+    if (!(meeting.arrived >> lane->lane & 1)) continue;
+    lane->acquired = acquired;
+    std::copy(joined, joined + kWarp, lane->seen);
+    if (lane->wait == Wait::kWarp) wake(*lane);
+  }
+  meeting.arrived = 0;
+  meeting.parity ^= 1;
+}
+
+// Meets the lanes of `mask` and returns their values, indexed by lane; lanes outside the mask read
+// as all ones, which no correct kernel uses.
+const uint64_t* meet(unsigned mask, uint64_t value, Site site) {
+  Thread& self = *device.current;
+  Warp& warp = *self.warp;
+  if (!(mask >> self.lane & 1) && is_news("barrier-divergence", site, kNoSite)) {
+    report({"barrier-divergence", {}, site, kNoSite, current_cta(), current_thread(),
+            format("lane %u calls a warp-wide operation whose mask 0x%08x does not name it",
+                   self.lane, mask)});
+  }
+  mask |= 1u << self.lane;
+  Meeting& meeting = meeting_of(warp, mask);
+  uint64_t* values = meeting.values[meeting.parity];
+  if (!meeting.arrived) std::fill(values, values + kWarp, ~uint64_t(0));
+  values[self.lane] = value;
+  meeting.arrived |= 1u << self.lane;
+  if (meeting.arrived == expected(warp, mask)) {
+    complete(warp, meeting);
+  } else {
+    block(Wait::kWarp, site);
+  }
+  return values;
+}
+
+}  // namespace
+
+void free_meetings(Warp& warp) {
+  for (Meeting* meeting : warp.meetings) delete meeting;
+  warp.meetings.clear();
+}
+
+void lane_finished(Thread& thread) {
+  Warp& warp = *thread.warp;
+  warp.finished |= 1u << thread.lane;
+  for (Meeting* meeting : warp.meetings) {
+    if (meeting->arrived && meeting->arrived == expected(warp, meeting->mask)) {
+      complete(warp, *meeting);
+    }
+  }
+}
+
+bool answer_active_masks() {
+  bool answered = false;
+  for (Cta& cta : device.ctas) {
+    for (Warp& warp : cta.warps) {
+      for (Thread* first : warp.lanes) {
+        if (first->wait != Wait::kActiveMask) continue;
+        // The lanes that stand at the same statement are the ones that run together.
+        Site site = first->wait_site;
+        unsigned mask = 0;
+        for (Thread* lane : warp.lanes) {
+          if (lane->wait == Wait::kActiveMask && lane->wait_site == site) mask |= 1u << lane->lane;
+        }
+        for (Thread* lane : warp.lanes) {
+          if (!(mask >> lane->lane & 1)) continue;
+          lane->active_mask = mask;
+          wake(*lane);
+        }
+        answered = true;
+      }
+    }
+  }
+  return answered;
+}
+
+}  // namespace emu
+
+extern "C" {
+void crossfuse_emulate_warp_sync(unsigned mask) { emu::meet(mask, 0, CROSSFUSE_SITE); }
+
+unsigned long long crossfuse_emulate_warp_shuffle(unsigned mask, unsigned long long value,
+                                                  unsigned source_lane) {
+  return emu::meet(mask, value, CROSSFUSE_SITE)[source_lane % emu::kWarp];
+}
+
+unsigned crossfuse_emulate_warp_ballot(unsigned mask, int predicate) {
+  const uint64_t* values = emu::meet(mask, predicate != 0, CROSSFUSE_SITE);
+  unsigned ballot = 0;
+  for (unsigned lane = 0; lane < emu::kWarp; ++lane) ballot |= unsigned(values[lane] == 1) << lane;
+  return ballot;
+}
+
+unsigned crossfuse_emulate_active_mask() {
+  emu::block(emu::Wait::kActiveMask, CROSSFUSE_SITE);
+  return emu::device.current->active_mask;
+}
+}

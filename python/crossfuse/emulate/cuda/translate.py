@@ -1,0 +1,151 @@
+"""From generated CUDA to C++ that g++ compiles against the emulator's device headers.
+
+Almost everything is left as it is: the headers define CUDA's keywords, types and intrinsics, and
+the text's own preamble compiles against stand-ins for CUDA's headers. Only declarations of shared
+memory and a few lines of inline PTX have no C++ spelling; they are replaced within their line, so
+line numbers stay those of the generated text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from crossfuse.errors import CheckFailed, refuse
+from crossfuse.lower.image import KernelImage
+
+#: Name of the file that is compiled, as debug information and messages have it.
+GENERATED = "crossfuse_generated.cu"
+
+_ALIGN = r"(?:(?:alignas|__align__)\s*\(\s*(?P<{0}>\d+)\s*\)\s*)?"
+_SHARED = re.compile(
+    r"(?P<extern>extern\s+)?__shared__\s+"
+    + _ALIGN.format("align")
+    + r"(?P<type>[A-Za-z_][\w:]*(?:\s+[A-Za-z_][\w:]*)*)\s+(?P<name>\w+)"
+    + r"\s*\[(?P<first>[^\]]*)\](?P<rest>(?:\s*\[[^\]]*\])*)\s*;"
+)
+_REGISTER = re.compile(
+    r"asm\s*(?:volatile)?\s*\(\s*\"mov\.[usb](?:32|64)\s+%0,\s*%+(?P<register>[\w.]+);\""
+    r"\s*:\s*\"=[rl]\"\s*\(\s*(?P<target>\w+)\s*\)\s*:?\s*\)"
+)
+_CLUSTER_BARRIER = re.compile(
+    r"asm\s*(?:volatile)?\s*\(\s*\"barrier\.cluster\.(?P<half>arrive|wait)[\w.]*;\"[^)]*\)"
+)
+
+_VECTORS = {
+    "tid": "CROSSFUSE_THREAD_INDEX",
+    "ctaid": "CROSSFUSE_BLOCK_INDEX",
+    "ntid": "CROSSFUSE_BLOCK_EXTENT",
+    "nctaid": "CROSSFUSE_GRID_EXTENT",
+    "cluster_ctaid": "CROSSFUSE_CTA_IN_CLUSTER",
+    "cluster_nctaid": "CROSSFUSE_CLUSTER_EXTENT",
+    "clusterid": "CROSSFUSE_CLUSTER_INDEX",
+    "nclusterid": "CROSSFUSE_CLUSTER_GRID",
+}
+_EXTENT = "crossfuse_emulate_index(CROSSFUSE_CLUSTER_EXTENT)"
+_SCALARS = {
+    "cluster_ctarank": "crossfuse_emulate_cluster_rank()",
+    "cluster_nctarank": f"({_EXTENT}.x * {_EXTENT}.y * {_EXTENT}.z)",
+    "laneid": "(crossfuse_emulate_thread_rank() % 32)",
+    "warpid": "(crossfuse_emulate_thread_rank() / 32)",
+}
+
+
+@dataclass(frozen=True)
+class Translation:
+    """C++ text for one image.
+
+    Attributes
+    ----------
+    source : str
+        The translation unit.
+    symbols : tuple[str, ...]
+        Kernels in the order of their table.
+    """
+
+    source: str
+    symbols: tuple[str, ...]
+
+
+def translate(image: KernelImage) -> Translation:
+    """Translate the text of an image.
+
+    Parameters
+    ----------
+    image : KernelImage
+        Generated CUDA with its launches.
+
+    Returns
+    -------
+    Translation
+        Text that needs ``device.h`` included first and defines the table of kernels.
+
+    Raises
+    ------
+    CheckFailed
+        If a declaration of shared memory or a special register has a form that is not known, or a
+        launched kernel is not in the text.
+    """
+    count = 0
+
+    def declare(match: re.Match[str]) -> str:
+        nonlocal count
+        count += 1
+        return _declaration(match, count)
+
+    text = _SHARED.sub(declare, image.cuda)
+    text = _REGISTER.sub(lambda match: _register(match, image), text)
+    text = _CLUSTER_BARRIER.sub(lambda m: f"crossfuse_emulate_cluster_{m['half']}()", text)
+    for number, line in enumerate(text.splitlines(), 1):
+        if "__shared__" in line.partition("//")[0]:
+            raise _unknown(image, f"line {number} `{line.strip()}`", "an array of known extents")
+    symbols = tuple(dict.fromkeys(launch.symbol for launch in image.launches))
+    for symbol in symbols:
+        if not re.search(rf"__global__[^;{{]*\b{re.escape(symbol)}\s*\(", text):
+            raise _unknown(image, f"no kernel `{symbol}`", "every launched symbol")
+    table = ", ".join(f"CROSSFUSE_KERNEL({symbol})" for symbol in symbols)
+    # The table stands behind the text and device.h is included by the compiler's command line, so
+    # that line N of the file is line N of the generated text.
+    source = (
+        f'{text}\nextern "C" const CrossfuseKernel crossfuse_kernels[] = {{{table}}};\n'
+        f'extern "C" const unsigned crossfuse_kernel_count = {len(symbols)};\n'
+    )
+    return Translation(source, symbols)
+
+
+def _declaration(match: re.Match[str], count: int) -> str:
+    """Declare a pointer rather than an array: g++ would trust an array's bounds."""
+    element = f"{match['type']}{match['rest'] and ' (*)' + match['rest']}"
+    pointer = element if match["rest"] else f"{match['type']}*"
+    align = match["align"] or "16"
+    if match["extern"]:
+        call = f"crossfuse_emulate_dynamic_shared({align})"
+    else:
+        array = f"{match['type']}[{match['first']}]{match['rest']}"
+        name = match["name"]
+        call = f'crossfuse_emulate_static_shared({count}, sizeof({array}), {align}, "{name}")'
+    return f"auto* const {match['name']} = ({pointer})({call});"
+
+
+def _register(match: re.Match[str], image: KernelImage) -> str:
+    register = match["register"]
+    value = _SCALARS.get(register)
+    vector, _, axis = register.partition(".")
+    if vector in _VECTORS and axis in ("x", "y", "z"):
+        value = f"crossfuse_emulate_index({_VECTORS[vector]}).{axis}"
+    if value is None:
+        raise _unknown(image, f"special register %{register}", ", ".join((*_SCALARS, *_VECTORS)))
+    return f"{match['target']} = {value}"
+
+
+def _unknown(image: KernelImage, found: str, limit: str) -> CheckFailed:
+    error = refuse(
+        CheckFailed,
+        "emulate-translate",
+        f"generated text of {image.name}",
+        found=found,
+        limit=limit,
+        instead="generate text in the form the emulator knows",
+    )
+    assert isinstance(error, CheckFailed)
+    return error

@@ -1,0 +1,150 @@
+"""Checker (a): the scheduled function itself, run sequentially on the CPU through LLVM.
+
+A scheduled function stays semantically sequential: with its thread bindings serialised and its
+scopes dropped it is an ordinary program. That checks the schedule, not the lowering. Parallel
+loops run once forwards and once backwards: a schedule whose parallel iterations overwrite each
+other gives two answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from crossfuse import _tvm as ir
+from crossfuse.errors import CheckFailed, refuse
+from crossfuse.lower.extract import only_function
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_PARALLEL = (int(ir.ForKind.PARALLEL), int(ir.ForKind.THREAD_BINDING))
+
+
+def serialise(func: Any, *, backwards: bool = False) -> Any:
+    """Turn a scheduled function into a sequential one.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc | tvm.s_tir.Schedule | tvm.ir.IRModule
+        A scheduled function.
+    backwards : bool
+        Run loops over CTAs and threads from their last iteration to their first.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        Serial loops, buffers in global scope, no annotations.
+    """
+    function = only_function(func)
+    plain = _global_buffers(function.body)
+
+    def serial(loop: Any, mutator: Any) -> Any:
+        loop = mutator.default_mutate(loop)
+        body = loop.body
+        if backwards and int(loop.kind) in _PARALLEL:
+            variable = loop.loop_var
+            last = loop.extent - 1 - variable
+            body = ir.substitute(body, lambda var: last if var.same_as(variable) else var)
+        return ir.for_like(loop, body, kind=ir.ForKind.SERIAL, thread_binding=None, annotations={})
+
+    def unmarked(block: Any, mutator: Any) -> Any:
+        return ir.block_like(mutator.default_mutate(block), annotations={})
+
+    body = ir.mutate(function.body, (ir.For, serial), (ir.SBlock, unmarked))
+    return ir.with_body(function, ir.substitute(body, lambda var: plain.get(var, var)))
+
+
+def _global_buffers(body: Any) -> dict[Any, Any]:
+    """Images in global scope of all buffers that have another scope."""
+    images: dict[Any, Any] = {}
+
+    def visit(block: Any) -> None:
+        matched = [each.buffer for each in block.match_buffers]
+        for buffer in [*block.alloc_buffers, *matched]:
+            if buffer.scope() != "global":
+                kind = buffer.ty
+                images[buffer] = ir.tirx.decl_buffer(
+                    list(kind.shape), kind.dtype, buffer.name, scope="global"
+                )
+
+    ir.walk(body, (ir.SBlock, visit))
+    return images
+
+
+@dataclass(frozen=True)
+class SequentialReport:
+    """What the sequential run gave.
+
+    Attributes
+    ----------
+    outputs : dict[str, numpy.ndarray]
+        Written parameters by name, from the forward run.
+    orders_agree : bool
+        Whether the backward run gave the same bits.
+    """
+
+    outputs: dict[str, np.ndarray]
+    orders_agree: bool
+
+    @property
+    def ok(self) -> bool:
+        """Whether parallel iterations are independent, as far as this input shows."""
+        return self.orders_agree
+
+    def raise_if_wrong(self) -> None:
+        """Raise `CheckFailed` if the two orders disagree."""
+        if not self.orders_agree:
+            raise refuse(
+                CheckFailed,
+                "llvm",
+                f"outputs {', '.join(self.outputs)}",
+                found="other results when parallel loops run backwards",
+                limit="iterations bound to CTAs and threads are independent",
+                instead="look for a block whose loops give one element to several threads, such "
+                "as a stage with fewer elements than threads",
+            )
+
+
+def run_sequential(
+    func: Any, arguments: Mapping[str, np.ndarray] | Sequence[np.ndarray]
+) -> SequentialReport:
+    """Run a scheduled function on the CPU, forwards and backwards.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc | tvm.s_tir.Schedule | tvm.ir.IRModule
+        A scheduled function of constant shapes.
+    arguments : Mapping | Sequence
+        Input arrays by parameter name, or in parameter order; missing ones are outputs.
+
+    Returns
+    -------
+    SequentialReport
+        Outputs, and whether both orders agree.
+    """
+    function = only_function(func)
+    forwards = _run(serialise(function), function, arguments)
+    backwards = _run(serialise(function, backwards=True), function, arguments)
+    agree = all(forwards[name].tobytes() == backwards[name].tobytes() for name in forwards)
+    return SequentialReport(forwards, agree)
+
+
+def _run(
+    serial: Any, function: Any, arguments: Mapping[str, np.ndarray] | Sequence[np.ndarray]
+) -> dict[str, np.ndarray]:
+    import ml_dtypes  # noqa: F401  (registers bfloat16 and fp8 with numpy)
+    import numpy as np
+
+    names = [str(each.name) for each in function.params]
+    given = arguments if isinstance(arguments, Mapping) else dict(zip(names, arguments))
+    arrays = {}
+    for parameter, name in zip(function.params, names, strict=True):
+        shape = tuple(int(extent) for extent in parameter.ty.shape)
+        value = given.get(name)
+        filled = np.zeros(shape, dtype=np.dtype(str(parameter.ty.dtype)))
+        arrays[name] = ir.tvm.runtime.tensor(filled if value is None else value)
+    executable = ir.tvm.compile(serial.with_attr("global_symbol", "main"), target="llvm")
+    executable["main"](*arrays.values())
+    return {name: array.numpy() for name, array in arrays.items() if name not in given}

@@ -1,0 +1,184 @@
+"""What a Relax operator does, read off its definition instead of a list of names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.ir import Call, GenericConst, Op, TensorLoad, Var
+from tvm.s_tir import SBlock
+from tvm_ffi import WalkResult, structural_walk
+
+from crossfuse.errors import RefusedError, WorkloadRefused, refuse
+
+RULE = "outline"
+PRODUCT = "relax.matmul"
+CAST = "relax.astype"
+TRANSPOSE = "relax.permute_dims"
+# Row-major order is kept, so on matrices of collapsed rows they do nothing.
+RESHAPES = frozenset(
+    f"relax.{name}"
+    for name in ("reshape", "squeeze", "expand_dims", "flatten", "broadcast_to", "view")
+)
+_KNOWN = "matrix products by weights, element-wise operators, casts and reshapes"
+_ALONE = "outline the feed-forward part alone"
+
+
+def refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
+    """Build the refusal of a graph."""
+    return refuse(WorkloadRefused, RULE, where, found=found, limit=limit, instead=instead)
+
+
+def operator(call: Any) -> str:
+    """Name of a call's operator, such as ``"relax.add"``.
+
+    Parameters
+    ----------
+    call : tvm.ir.Call
+        Any call of a Relax function.
+
+    Returns
+    -------
+    str
+        The name.
+
+    Raises
+    ------
+    WorkloadRefused
+        For calls of functions and of kernels that are already lowered.
+    """
+    if isinstance(call, Call) and isinstance(call.op, Op) and call.op.name != "relax.call_tir":
+        return str(call.op.name)
+    found = str(call.op) if isinstance(call, Call) else f"a {type(call).__name__}"
+    raise refused("main", found, "calls of Relax operators", "pass the model before LegalizeOps")
+
+
+def shape_of(value: Any, where: str) -> tuple[int, ...]:
+    """Static shape of a Relax value.
+
+    Parameters
+    ----------
+    value : tvm.ir.Expr
+        A tensor.
+    where : str
+        What it belongs to, for the message.
+
+    Returns
+    -------
+    tuple[int, ...]
+        Extents.
+
+    Raises
+    ------
+    WorkloadRefused
+        For tuples and for dynamic shapes.
+    """
+    if not isinstance(value.ty, relax.TensorType):
+        found = "several results" if isinstance(value.ty, relax.TupleType) else str(value.ty)
+        raise refused(where, found, "one tensor", "replace the operator by one with one result")
+    extents = getattr(value.ty.shape, "values", None)
+    if extents is None or not all(isinstance(extent, tirx.IntImm) for extent in extents):
+        advice = "export the model with the extents it is to run at"
+        found = f"the dynamic shape {value.ty.shape}"
+        raise refused(where, found, "static shapes", advice)
+    return tuple(int(extent) for extent in extents)
+
+
+def dtype_of(value: Any) -> str:
+    """Element type of a Relax tensor, such as ``"float16"``."""
+    return str(value.ty.dtype)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor, rather than a shape or a number."""
+    return isinstance(getattr(value, "ty", None), relax.TensorType)
+
+
+def scalar(value: Any) -> float | None:
+    """Value of a constant with one element, else None."""
+    if isinstance(value, GenericConst) and is_tensor(value):
+        array = value.value.numpy()
+        return float(array.reshape(())) if array.size == 1 else None
+    return None
+
+
+def check_elementwise(call: Call) -> None:
+    """Refuse an operator unless each result element depends on the elements at its own place.
+
+    Parameters
+    ----------
+    call : tvm.ir.Call
+        A call of a Relax operator.
+
+    Raises
+    ------
+    WorkloadRefused
+        Naming the operator and what it does instead.
+    """
+    reason = _fault(call)
+    if reason:
+        raise refused(operator(call), f"an operator that {reason}", _KNOWN, _ALONE)
+
+
+def _fault(call: Call) -> str | None:
+    functions = _definition(call)
+    if not functions:
+        return "has no definition in TIR"
+    blocks: list[SBlock] = []
+    for function in functions:
+        structural_walk(function, (SBlock, blocks.append))
+    blocks = [block for block in blocks if block.iter_vars or block.name_hint != "root"]
+    if any(axis.iter_type != 0 for block in blocks for axis in block.iter_vars):
+        return "reduces over an axis"
+    if not all(_keeps_places(block) for block in blocks):
+        return "moves elements or depends on their place"
+    return None
+
+
+def _definition(call: Call) -> list[tirx.PrimFunc]:
+    """Legalise one call in a module of its own; nothing when TVM has no definition."""
+    tensors = [argument for argument in call.args if is_tensor(argument)]
+    variables = [relax.Var(f"x{i}", tensor.ty) for i, tensor in enumerate(tensors)]
+    remaining = iter(variables)
+    arguments = [next(remaining) if is_tensor(a) else a for a in call.args]
+    builder = relax.BlockBuilder()
+    with builder.function("main", variables):
+        clone = Call(call.op, arguments, call.attrs, call.ty_args)
+        builder.emit_func_output(builder.emit(clone))
+    try:
+        mod = relax.transform.LegalizeOps()(builder.get())
+    except Exception:  # legalisers raise whatever they like; the caller names the operator
+        return []
+    return [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
+
+
+def _keeps_places(block: SBlock) -> bool:
+    """Whether all loads are at the block's own place, and the place is used for nothing else."""
+    if not isinstance(block.body, tirx.BufferStore):
+        return False
+    axes = [axis.var for axis in block.iter_vars]
+    loads: list[Any] = []
+    others: list[Any] = []
+
+    def load(node: Any) -> WalkResult:
+        loads.append(node)
+        return WalkResult.SKIP
+
+    structural_walk(block.body.value, [(TensorLoad, load), (Var, others.append)], order="pre")
+    if any(other.same_as(axis) for other in others for axis in axes):
+        return False
+    own = all(index.same_as(axis) for index, axis in zip(block.body.indices, axes, strict=True))
+    return own and all(_at_place(node, block) for node in loads)
+
+
+def _at_place(load: Any, block: SBlock) -> bool:
+    """Whether a load follows numpy's broadcasting to the block's domain."""
+    indices, shape = list(load.indices), list(load.source.ty.shape)
+    axes = list(block.iter_vars)[len(block.iter_vars) - len(indices) :]
+    if len(indices) > len(axes):
+        return False
+    return all(
+        (index.same_as(axis.var) and int(extent) == int(axis.dom.extent))
+        or (isinstance(index, tirx.IntImm) and int(index) == 0 and int(extent) == 1)
+        for index, extent, axis in zip(indices, shape, axes, strict=True)
+    )

@@ -1,0 +1,162 @@
+"""Element-wise operators rebuilt over collapsed rows in float32, as one TIR function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import Call, Var
+
+from crossfuse.relax.collapse import collapse, same_matrix
+from crossfuse.relax.graph import Graph
+from crossfuse.relax.operators import (
+    CAST,
+    RESHAPES,
+    TRANSPOSE,
+    dtype_of,
+    is_tensor,
+    operator,
+    refused,
+    scalar,
+    shape_of,
+)
+from crossfuse.workload.build import Operand
+from crossfuse.workload.dtypes import FLOAT_TYPES
+
+_HIGHEST_POWER = 4
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor that a region reads.
+
+    Attributes
+    ----------
+    value : Var or GenericConst
+        In the model's graph.
+    operand : Operand
+        Name, collapsed shape and type.
+    """
+
+    value: Any
+    operand: Operand
+
+
+def rebuild(
+    graph: Graph,
+    inner: list[Var],
+    leaves: tuple[Leaf, ...],
+    rows: int,
+    shape: tuple[int, ...],
+) -> tirx.PrimFunc:
+    """Make one function of some operators, every element type float32 but for truth values.
+
+    Parameters
+    ----------
+    graph : Graph
+        The model.
+    inner : list[Var]
+        Variables bound to the operators, the last of which is the result.
+    leaves : tuple[Leaf, ...]
+        What the operators read: the function's parameters.
+    rows : int
+        Rows of the model's input.
+    shape : tuple[int, ...]
+        Collapsed shape of the result, to which it is broadcast.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        One block for each step; its last parameter is the output.
+
+    Raises
+    ------
+    WorkloadRefused
+        For operators whose result changes its shape by collapsing.
+    """
+    return _Rebuild(graph, rows, leaves).function(inner, shape)
+
+
+class _Rebuild:
+    """Emits the operators of a region over collapsed rows in float32."""
+
+    def __init__(self, graph: Graph, rows: int, leaves: tuple[Leaf, ...]) -> None:
+        self.graph, self.rows, self.leaves = graph, rows, leaves
+        self.builder = relax.BlockBuilder()
+        self.image: dict[Any, Any] = {}
+
+    def function(self, inner: list[Var], shape: tuple[int, ...]) -> tirx.PrimFunc:
+        """Fuse the operators `inner`, the last of which has the given shape, to one function."""
+        operands = [leaf.operand for leaf in self.leaves]
+        params = [relax.Var(o.name, relax.TensorType(o.shape, o.dtype)) for o in operands]
+        with self.builder.function("region", params, attrs={"Primitive": 1}):
+            with self.builder.dataflow():
+                for leaf, param in zip(self.leaves, params, strict=True):
+                    self.image[leaf.value] = self.widened(param)
+                for value in inner:
+                    self.image[value] = self.rebuilt(value)
+                result = self.image[inner[-1]]
+                # A result that does not depend on the row still fills all rows.
+                if tuple(shape_of(result, "the result")) != shape or result in params:
+                    result = self.builder.emit(relax.op.broadcast_to(result, shape))
+                result = self.builder.emit_output(result)
+            self.builder.emit_func_output(result)
+        return _fused(self.builder.get(), params)
+
+    def widened(self, value: Any) -> Any:
+        """Cast to float32, but for truth values and integers."""
+        if dtype_of(value) in FLOAT_TYPES and dtype_of(value) != "float32":
+            return self.builder.emit(relax.op.astype(value, "float32"))
+        return value
+
+    def argument(self, value: Any) -> Any:
+        """Image of an argument; numbers, shapes and truth values stay what they are."""
+        number = scalar(value) if is_tensor(value) else None
+        if number is None:
+            return self.image[value] if is_tensor(value) else value
+        return relax.const(number, "float32" if dtype_of(value) in FLOAT_TYPES else dtype_of(value))
+
+    def rebuilt(self, value: Var) -> Any:
+        """Emit one operator."""
+        call = self.graph.calls[value]
+        name = operator(call)
+        arguments = [self.argument(argument) for argument in call.args]
+        if name == CAST and dtype_of(value) in FLOAT_TYPES:
+            plain = dtype_of(arguments[0]) in FLOAT_TYPES
+            cast = relax.op.astype(arguments[0], "float32")
+            return arguments[0] if plain else self.builder.emit(cast)
+        if name in RESHAPES or name == TRANSPOSE:
+            return arguments[0]
+        exponent = scalar(call.args[1]) if name == "relax.power" else None
+        if exponent is not None and exponent in range(2, _HIGHEST_POWER + 1):
+            return self.power(arguments[0], int(exponent))
+        clone = Call(call.op, arguments, call.attrs, call.ty_args)
+        result = self.widened(self.builder.emit(clone))
+        due = collapse(shape_of(value, name), self.rows, name)
+        if not same_matrix(shape_of(result, name), due):
+            found = f"the shape {list(shape_of(value, name))} from collapsed rows"
+            raise refused(name, found, "operators that keep rows", "reshape outside the graph")
+        return result
+
+    def power(self, base: Any, exponent: int) -> Any:
+        """Multiply out: a GPU computes a general power by a logarithm and an exponential."""
+        result = base
+        for _ in range(1, exponent):
+            result = self.builder.emit(relax.op.multiply(result, base))
+        return result
+
+
+def _fused(mod: tvm.IRModule, params: list[Var]) -> tirx.PrimFunc:
+    """Legalise the operators of the function ``region`` and join them."""
+    region = mod.get_global_var("region")
+    builder = relax.BlockBuilder(mod)
+    outer = [relax.Var(param.name, param.ty) for param in params]
+    with builder.function("main", outer):
+        with builder.dataflow():
+            result = builder.emit_output(Call(region, outer))
+        builder.emit_func_output(result)
+    passes = [relax.transform.LegalizeOps(), relax.transform.FuseTIR()]
+    fused = tvm.transform.Sequential(passes)(builder.get())
+    return next(f for f in fused.functions.values() if isinstance(f, tirx.PrimFunc))

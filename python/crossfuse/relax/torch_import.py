@@ -1,0 +1,219 @@
+"""Torch modules as Relax modules, weights kept apart as inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.errors import EnvironmentRefused, RefusedError, WorkloadRefused, refuse
+from crossfuse.workload.dtypes import FLOAT_TYPES
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    import tvm
+
+RULE = "torch-import"
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A torch module as Relax.
+
+    Attributes
+    ----------
+    mod : tvm.IRModule
+        With one Relax function, ``main``.
+    inputs : tuple[str, ...]
+        Names of the parameters of ``main`` that are the module's inputs; they come first.
+    params : Mapping[str, numpy.ndarray]
+        The remaining parameters of ``main`` in order, with the module's weights. The arrays share
+        memory with a module on the CPU.
+    """
+
+    mod: tvm.IRModule
+    inputs: tuple[str, ...]
+    params: Mapping[str, np.ndarray]
+
+
+def import_torch(module: torch.nn.Module, example_inputs: Sequence[torch.Tensor]) -> Imported:
+    """Trace a module with `torch.export` and translate it to Relax.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        In evaluation mode.
+    example_inputs : Sequence[torch.Tensor]
+        Positional inputs; their shapes and types become those of the Relax function.
+
+    Returns
+    -------
+    Imported
+        The Relax module and the weights.
+
+    Raises
+    ------
+    EnvironmentRefused
+        Without torch.
+    WorkloadRefused
+        For modules in training mode, inputs that are not tensors, and modules that torch cannot
+        export or TVM cannot translate.
+    """
+    _check(module, example_inputs)
+    exported = _export(module, _distinct(example_inputs))
+    mod = _translate(exported)
+    parameters = [v.name for v in mod["main"].params]
+    count = int(mod["main"].attrs["num_input"])
+    mod.update_func(mod.get_global_var("main"), mod["main"].without_attr("params"))
+    weights = _weights(exported)
+    params = {name: to_numpy(weights[name]) for name in parameters[count:]}
+    return Imported(mod, tuple(parameters[:count]), params)
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """View a torch tensor as a numpy array, copying only what is not on the CPU or not contiguous.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of any type that numpy or ml_dtypes has.
+
+    Returns
+    -------
+    numpy.ndarray
+        Row-major.
+    """
+    import torch
+
+    there = tensor.detach().cpu().contiguous()
+    name = str(there.dtype).removeprefix("torch.")
+    if name == "bfloat16" or name.startswith("float8"):
+        # numpy does not know these types, so the bits travel as integers.
+        bits = there.view(torch.int16 if there.itemsize == 2 else torch.uint8)
+        return bits.numpy().view(FLOAT_TYPES[name].numpy)
+    return there.numpy()
+
+
+def _check(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> None:
+    try:
+        import torch
+    except ImportError:
+        raise refuse(
+            EnvironmentRefused,
+            RULE,
+            "torch",
+            found="no torch",
+            limit="torch 2.8 or later",
+            instead="install torch, or import the model from ONNX or Relax",
+        ) from None
+    if not isinstance(module, torch.nn.Module):
+        raise _refused(
+            "module", f"a {type(module).__name__}", "a torch.nn.Module", "wrap it in one"
+        )
+    training = [name or "the module" for name, part in module.named_modules() if part.training]
+    if training:
+        where = type(module).__name__
+        found = f"{training[0]} in training mode"
+        raise _refused(where, found, "modules in evaluation mode", "call module.eval() first")
+    for position, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor):
+            limit = "tensors only, because other values become constants of the graph"
+            advice = "close over it in a wrapper module, or pass it as a tensor"
+            raise _refused(f"input {position}", f"a {type(value).__name__}", limit, advice)
+
+
+def _distinct(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Copy an input that is given twice: the traced graph would use only the last of them."""
+    seen: set[int] = set()
+    tensors = []
+    for tensor in inputs:
+        tensors.append(tensor.clone() if id(tensor) in seen else tensor)
+        seen.add(id(tensor))
+    return tuple(tensors)
+
+
+def _export(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
+    import torch
+
+    try:
+        with torch.no_grad():
+            return torch.export.export(module, inputs)
+    except Exception as error:
+        found = f"{type(error).__name__}: {_first_line(error)}"
+        limit = "modules that torch.export.export takes"
+        advice = "remove control flow that depends on values, and check the example inputs"
+        raise _refused(type(module).__name__, found, limit, advice) from error
+
+
+def _translate(exported: Any) -> Any:
+    from tvm.relax.frontend.torch import from_exported_program
+
+    problems = []
+    # Undecomposed first: one silu or attention says more than its parts. Some operators exist only
+    # decomposed.
+    for decompose in (False, True):
+        try:
+            return from_exported_program(
+                exported,
+                keep_params_as_input=True,
+                unwrap_unit_return_tuple=True,
+                run_ep_decomposition=decompose,
+                custom_convert_map=_converters(),
+            )
+        except Exception as error:
+            problems.append(error)
+    limit = "operators that TVM's torch importer knows"
+    advice = "express the operator with others, or build the Relax module by hand"
+    raise _refused("graph", _first_line(problems[0]), limit, advice) from problems[0]
+
+
+def _converters() -> dict[str, Callable[[Any, Any], Any]]:
+    """Matrix products in the type of their operands.
+
+    TVM's own converters declare every product float32, so a bias or a second layer in a 2-byte
+    type no longer fits, and the output changes its type.
+    """
+    from tvm import relax
+
+    def linear(node: Any, importer: Any) -> Any:
+        x, weight, *bias = importer.retrieve_args(node)
+        product = relax.op.linear(x, weight, bias[0] if bias else None)
+        return importer.block_builder.emit(product)
+
+    def matmul(node: Any, importer: Any) -> Any:
+        left, right = importer.retrieve_args(node)
+        return importer.block_builder.emit(relax.op.matmul(left, right))
+
+    def addmm(node: Any, importer: Any) -> Any:
+        bias, left, right = importer.retrieve_args(node)
+        emit = importer.block_builder.emit
+        product = emit(relax.op.matmul(left, right))
+        alpha, beta = (node.kwargs.get(name, 1) for name in ("alpha", "beta"))
+        dtype = str(product.ty.dtype)
+        if alpha != 1:
+            product = emit(relax.op.multiply(product, relax.const(alpha, dtype)))
+        if beta != 1:
+            bias = emit(relax.op.multiply(bias, relax.const(beta, dtype)))
+        return emit(relax.op.add(product, bias))
+
+    products = dict.fromkeys(("matmul.default", "mm.default", "bmm.default"), matmul)
+    return {"linear.default": linear, "addmm.default": addmm, **products}
+
+
+def _weights(exported: Any) -> dict[str, torch.Tensor]:
+    """Parameters of the module by the names that the graph gives them."""
+    from torch.export.graph_signature import InputKind
+
+    tensors = exported.state_dict
+    specs = exported.graph_signature.input_specs
+    return {s.arg.name: tensors[s.target] for s in specs if s.kind is InputKind.PARAMETER}
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__
+
+
+def _refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
+    return refuse(WorkloadRefused, RULE, where, found=found, limit=limit, instead=instead)

@@ -1,0 +1,26 @@
+"""From generated CUDA to a loadable kernel library with a manifest, and back."""
+
+from __future__ import annotations
+
+from crossfuse.runtime.artefact import Artefact, build_library
+from crossfuse.runtime.cubin import Cubin, ResourceUsage, cache_directory, compile_cubin
+from crossfuse.runtime.host_compiler import find_host_compiler
+from crossfuse.runtime.kernel import LoadedKernel
+from crossfuse.runtime.load import load
+from crossfuse.runtime.manifest import Manifest
+from crossfuse.runtime.nvcc import NvccInfo, find_nvcc
+
+__all__ = [
+    "Artefact",
+    "Cubin",
+    "LoadedKernel",
+    "Manifest",
+    "NvccInfo",
+    "ResourceUsage",
+    "build_library",
+    "cache_directory",
+    "compile_cubin",
+    "find_host_compiler",
+    "find_nvcc",
+    "load",
+]

@@ -1,0 +1,129 @@
+"""Building a loadable kernel library and its manifest from a kernel image."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from crossfuse import hardware
+from crossfuse._compat import installed_version
+from crossfuse.lower.image import KernelImage
+from crossfuse.runtime.cubin import Cubin, compile_cubin
+from crossfuse.runtime.files import sha256, write_atomically
+from crossfuse.runtime.launcher import compile_launcher, generate_launcher
+from crossfuse.runtime.limits import check_image, check_resources
+from crossfuse.runtime.manifest import FORMAT_VERSION, Manifest
+from crossfuse.runtime.nvcc import NvccInfo
+
+LIBRARY_HASH = "library_sha256"
+"""Key that only the manifest file has: a library cannot hold its own hash."""
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A built kernel library.
+
+    Attributes
+    ----------
+    library : pathlib.Path
+        The shared library.
+    manifest_path : pathlib.Path
+        The JSON file beside it.
+    manifest : Manifest
+        Its content.
+    """
+
+    library: Path
+    manifest_path: Path
+    manifest: Manifest
+
+
+def build_library(
+    image: KernelImage,
+    destination: str | os.PathLike[str],
+    *,
+    device: str | hardware.Device = "nvidia-h100",
+    metadata: Mapping[str, Any] | None = None,
+    schedule_trace: str | None = None,
+    nvcc: NvccInfo | None = None,
+    cache: bool | str | os.PathLike[str] = True,
+) -> Artefact:
+    """Compile an image into ``<name>.so`` with its cubin inside, and ``<name>.json`` beside it.
+
+    Parameters
+    ----------
+    image : KernelImage
+        What to build.
+    destination : path
+        A file name that ends in ``.so``, or a directory for ``<image.name>.so``.
+    device : str or Device
+        Device to compile for and to check limits against.
+    metadata : Mapping[str, Any], optional
+        JSON values to record: hashes of sources, the plan.
+    schedule_trace : str, optional
+        Trace of the schedule, recorded as text.
+    nvcc : NvccInfo, optional
+        The compiler; found by itself by default.
+    cache : bool or path
+        See `crossfuse.runtime.compile_cubin`.
+
+    Returns
+    -------
+    Artefact
+        Paths and manifest.
+
+    Raises
+    ------
+    LoweringRefused
+        If the image does not fit the device, or its CUDA does not compile.
+    EnvironmentRefused
+        If nvcc or a C++ compiler is missing.
+    """
+    target = hardware.device(device)
+    check_image(image, target)
+    source = generate_launcher(image, target.arch)
+    cubin = compile_cubin(image.cuda, arch=target.arch, nvcc=nvcc, cache=cache)
+    check_resources(image, cubin, target)
+    manifest = _manifest(image, cubin, target, dict(metadata or {}), schedule_trace)
+    text = manifest.to_json()
+    library = compile_launcher(source, cubin.data, text)
+    path = Path(destination)
+    if path.suffix != ".so":
+        path = path / f"{image.name}.so"
+    record = json.loads(text) | {LIBRARY_HASH: sha256(library)}
+    write_atomically(path, library, mode=0o755)
+    manifest_path = path.with_suffix(".json")
+    write_atomically(manifest_path, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode())
+    # Read back, so that the caller holds what a loader will hold: tuples are lists in JSON.
+    return Artefact(path, manifest_path, Manifest.from_json(text, str(manifest_path)))
+
+
+def _manifest(
+    image: KernelImage,
+    cubin: Cubin,
+    device: hardware.Device,
+    metadata: Mapping[str, Any],
+    trace: str | None,
+) -> Manifest:
+    names = {"crossfuse": "crossfuse", "tvm": "apache-tvm", "tvm-ffi": "apache-tvm-ffi"}
+    versions = {key: installed_version(name) for key, name in names.items()}
+    limits = {key: value for key, value in asdict(device).items() if isinstance(value, int)}
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        name=image.name,
+        device=device.name,
+        arch=device.arch,
+        versions=versions | {"nvcc": cubin.nvcc_version},
+        limits=limits,
+        buffers=image.buffers,
+        launches=image.launches,
+        resources=cubin.resources,
+        cuda_sha256=sha256(image.cuda.encode()),
+        cubin_sha256=sha256(cubin.data),
+        metadata=metadata,
+        trace=trace,
+    )

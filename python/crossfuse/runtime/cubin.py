@@ -1,0 +1,231 @@
+"""Compiling generated CUDA to a cubin, with what ptxas says of its resources, and a disk cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from crossfuse.errors import EnvironmentRefused, LoweringRefused, RefusedError, refuse
+from crossfuse.runtime.files import sha256, write_atomically
+from crossfuse.runtime.host_compiler import find_host_compiler
+from crossfuse.runtime.nvcc import NvccInfo, find_nvcc
+
+# No --use_fast_math: results follow the numerics of the generated text. The suppressed
+# diagnostics are unused variables (177, 550) and constant ranges (1046) of generated text.
+_FLAGS = ("-std=c++17", "-cubin", "-Xptxas", "-v", "--diag-suppress", "177,550,1046")
+# Failures of the installation rather than of the text.
+_ENVIRONMENT_FAULTS = (
+    "nvcc fatal",
+    "unsupported GNU version",
+    "unsupported clang version",
+    "Unsupported .version",  # ptxas and cicc of different CUDA releases
+)
+
+
+@dataclass(frozen=True)
+class ResourceUsage:
+    """What ptxas reports for one kernel.
+
+    Attributes
+    ----------
+    kernel : str
+        Name of the ``__global__`` function.
+    registers : int
+        Registers of one thread.
+    spill_store_bytes, spill_load_bytes : int
+        Register spills of one thread, in bytes.
+    static_shared_bytes : int
+        Static shared memory of one CTA, in bytes.
+    stack_bytes : int
+        Stack frame of one thread, in bytes.
+    barriers : int
+        Named barriers in use.
+    """
+
+    kernel: str
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    static_shared_bytes: int
+    stack_bytes: int
+    barriers: int
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A compiled cubin.
+
+    Attributes
+    ----------
+    data : bytes
+        The ELF image.
+    resources : tuple[ResourceUsage, ...]
+        One entry for each kernel, in the order of compilation.
+    log : str
+        The compiler's whole output: resource lines and warnings.
+    nvcc_version : str
+        Version of the compiler that made it.
+    """
+
+    data: bytes
+    resources: tuple[ResourceUsage, ...]
+    log: str
+    nvcc_version: str
+
+    def usage(self, kernel: str) -> ResourceUsage | None:
+        """Resources of one kernel, or None where the cubin has no such kernel."""
+        return next((entry for entry in self.resources if entry.kernel == kernel), None)
+
+
+def compile_cubin(
+    cuda: str,
+    *,
+    arch: str = "sm_90a",
+    nvcc: NvccInfo | None = None,
+    cache: bool | str | os.PathLike[str] = True,
+    timeout: float = 900.0,
+) -> Cubin:
+    """Compile CUDA text to a cubin.
+
+    Parameters
+    ----------
+    cuda : str
+        CUDA C++ with ``extern "C" __global__`` kernels.
+    arch : str
+        Real architecture, such as ``"sm_90a"``.
+    nvcc : NvccInfo, optional
+        The compiler; `find_nvcc` by default.
+    cache : bool or path
+        True keeps results in `cache_directory`, a path keeps them there, False keeps none.
+    timeout : float
+        Seconds after which the compiler is stopped.
+
+    Returns
+    -------
+    Cubin
+        The cubin and its resources.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If there is no usable nvcc or C++ compiler.
+    LoweringRefused
+        If the compiler rejects the text; its own messages are kept.
+    """
+    nvcc = nvcc or find_nvcc()
+    target = arch.removeprefix("sm_")
+    flags = (*_FLAGS, "-gencode", f"arch=compute_{target},code=sm_{target}")
+    directory = cache_directory() if cache is True else Path(cache) if cache else None
+    key = sha256(json.dumps([cuda, nvcc.version, flags]).encode())
+    entry = directory / f"{key}.cubin" if directory else None
+    cached = _read(entry, nvcc.version) if entry else None
+    if cached is not None:
+        return cached
+    data, log = _compile(cuda, nvcc, flags, timeout)
+    if entry:
+        _write(entry, data, log)
+    return Cubin(data, parse_resources(log), log, nvcc.version)
+
+
+def cache_directory() -> Path:
+    """Where cubins are kept between runs: the user's cache directory of this platform."""
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("crossfuse", appauthor=False)) / "cubin"
+
+
+def parse_resources(log: str) -> tuple[ResourceUsage, ...]:
+    """Read the output of ``ptxas -v``.
+
+    Parameters
+    ----------
+    log : str
+        The compiler's output.
+
+    Returns
+    -------
+    tuple[ResourceUsage, ...]
+        One entry for each entry function; device functions that stayed calls are left out.
+    """
+    found = []
+    for part in re.split(r"Compiling entry function '", log)[1:]:
+        kernel = part.split("'", 1)[0]
+
+        def number(pattern: str, text: str = part) -> int:
+            match = re.search(pattern, text)
+            return int(match[1]) if match else 0
+
+        # The frame of the kernel itself, not of a device function printed after it.
+        frame = part[max(part.find(f"Function properties for {kernel}\n"), 0) :]
+        found.append(
+            ResourceUsage(
+                kernel,
+                registers=number(r"Used (\d+) registers"),
+                spill_store_bytes=number(r"(\d+) bytes spill stores", frame),
+                spill_load_bytes=number(r"(\d+) bytes spill loads", frame),
+                static_shared_bytes=number(r"(\d+) bytes smem"),
+                stack_bytes=number(r"(\d+) bytes stack frame", frame),
+                barriers=number(r"used (\d+) barriers"),
+            )
+        )
+    return tuple(found)
+
+
+def _compile(
+    cuda: str, nvcc: NvccInfo, flags: tuple[str, ...], timeout: float
+) -> tuple[bytes, str]:
+    host = find_host_compiler()
+    with tempfile.TemporaryDirectory(prefix="crossfuse-") as scratch:
+        # Run inside the directory, so that messages name "kernel.cu" and not a random path.
+        (Path(scratch) / "kernel.cu").write_text(cuda, encoding="utf-8")
+        command = [str(nvcc.path), *flags, "-ccbin", str(host), "kernel.cu", "-o", "kernel.cubin"]
+        try:
+            done = subprocess.run(
+                command, cwd=scratch, capture_output=True, timeout=timeout, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise _failed(nvcc, f"no cubin after {timeout:g} s", LoweringRefused) from None
+        log = (done.stdout + done.stderr).decode("utf-8", errors="replace")
+        if done.returncode != 0:
+            fault = any(text in log for text in _ENVIRONMENT_FAULTS)
+            raise _failed(nvcc, log.strip(), EnvironmentRefused if fault else LoweringRefused)
+        return (Path(scratch) / "kernel.cubin").read_bytes(), log
+
+
+def _failed(nvcc: NvccInfo, found: str, error: type[RefusedError]) -> RefusedError:
+    return refuse(
+        error,
+        "cuda-compile",
+        f"nvcc {nvcc.version} ({nvcc.path})",
+        found=found,
+        limit="a compilation without errors",
+        instead="change the schedule, or report the generated text if its schedule is legal"
+        if error is LoweringRefused
+        else "repair this installation: a host compiler that nvcc takes, CUDA parts of one release",
+    )
+
+
+def _read(entry: Path, version: str) -> Cubin | None:
+    """Read one line of JSON (log, hash) and the cubin after it; None where it is not whole."""
+    try:
+        head, _, data = entry.read_bytes().partition(b"\n")
+        header = json.loads(head)
+        if header["sha256"] != sha256(data):
+            return None
+        return Cubin(data, parse_resources(header["log"]), header["log"], version)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(entry: Path, data: bytes, log: str) -> None:
+    head = json.dumps({"sha256": sha256(data), "log": log}).encode()
+    try:
+        write_atomically(entry, head + b"\n" + data)
+    except OSError:
+        # The cache saves time and nothing else: a full or read-only disk must not fail a build.
+        return

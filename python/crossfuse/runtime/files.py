@@ -1,0 +1,37 @@
+"""Content hashes and whole-file writes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+
+def sha256(data: bytes) -> str:
+    """SHA-256 of `data` as hexadecimal text."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Write a file so that no reader ever sees a part of it, whoever else writes it.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        Destination; missing directories are made.
+    data : bytes
+        Whole content.
+    mode : int
+        Permissions.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(name, mode)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

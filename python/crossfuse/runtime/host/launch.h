@@ -1,0 +1,206 @@
+// Loading the cubin once per device, and launching on device tensors or on host arrays.
+#ifndef CROSSFUSE_HOST_LAUNCH_H
+#define CROSSFUSE_HOST_LAUNCH_H
+
+#include <tvm/ffi/extra/c_env_api.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "arguments.h"
+
+namespace crossfuse {
+
+// A program on one device. Never unloaded: a captured CUDA graph may outlive every handle to the
+// library and still run its functions.
+struct Loaded {
+  void* context = nullptr;
+  std::string device;
+  std::vector<void*> functions;  // per launch
+  std::vector<int> clusters;     // per launch: clusters the device holds at once
+};
+
+inline LaunchConfig launch_config(const Launch& launch, LaunchAttribute* cluster, void* stream) {
+  *cluster = LaunchAttribute{};
+  cluster->id = kLaunchClusterDimension;
+  cluster->value.cluster = {launch.cluster.x, launch.cluster.y, launch.cluster.z};
+  return {launch.grid.x,  launch.grid.y,       launch.grid.z, launch.block.x, launch.block.y,
+          launch.block.z, launch.shared_bytes, stream,        cluster,        1};
+}
+
+inline unsigned cluster_size(const Launch& launch) {
+  return launch.cluster.x * launch.cluster.y * launch.cluster.z;
+}
+
+// Refuses a device that the cubin was not compiled for, and returns its name.
+inline std::string check_architecture(const Program& program, int device) {
+  char name[256] = {0};
+  int major = 0, minor = 0;
+  check(driver().cuDeviceGetName(name, sizeof(name), device), "cuDeviceGetName");
+  check(driver().cuDeviceGetAttribute(&major, kAttributeComputeMajor, device),
+        "cuDeviceGetAttribute");
+  check(driver().cuDeviceGetAttribute(&minor, kAttributeComputeMinor, device),
+        "cuDeviceGetAttribute");
+  if (major != program.compute_major || minor != program.compute_minor) {
+    refuse("RuntimeError", "device-arch", std::string(program.name) + " on " + name,
+           "compute capability " + std::to_string(major) + "." + std::to_string(minor),
+           std::string("exactly ") + std::to_string(program.compute_major) + "." +
+               std::to_string(program.compute_minor) + " (" + program.arch + ")",
+           "run on such a GPU, or compile the kernel for this one");
+  }
+  return name;
+}
+
+inline int device_of(int device_id) {
+  int device = 0;
+  check(driver().cuDeviceGet(&device, device_id),
+        "cuDeviceGet of cuda:" + std::to_string(device_id),
+        "pass the index of a GPU that the driver shows");
+  return device;
+}
+
+inline void* prepare_function(const Launch& launch, void* module) {
+  void* function = nullptr;
+  const std::string of = std::string(" of kernel '") + launch.symbol + "'";
+  check(driver().cuModuleGetFunction(&function, module, launch.symbol), "cuModuleGetFunction" + of);
+  if (launch.shared_bytes > 0) {
+    check(driver().cuFuncSetAttribute(function, kFunctionMaxDynamicShared,
+                                      static_cast<int>(launch.shared_bytes)),
+          "dynamic shared memory of " + std::to_string(launch.shared_bytes) + " bytes" + of,
+          "compile with smaller tiles");
+  }
+  if (cluster_size(launch) > 8) {
+    check(driver().cuFuncSetAttribute(function, kFunctionNonPortableCluster, 1),
+          "non-portable cluster size" + of, "compile with a cluster of at most 8 CTAs");
+  }
+  return function;
+}
+
+inline std::unique_ptr<Loaded> load_on(const Program& program, int device_id) {
+  auto loaded = std::make_unique<Loaded>();
+  const int device = device_of(device_id);
+  loaded->device =
+      check_architecture(program, device) + " (cuda:" + std::to_string(device_id) + ")";
+  check(driver().cuDevicePrimaryCtxRetain(&loaded->context, device), "cuDevicePrimaryCtxRetain");
+  ContextScope scope(loaded->context);
+  // The first call may come inside a stream capture, where loading is allowed in relaxed mode only.
+  int mode = kCaptureRelaxed;
+  check(driver().cuThreadExchangeStreamCaptureMode(&mode), "cuThreadExchangeStreamCaptureMode");
+  void* module = nullptr;
+  const Status status = driver().cuModuleLoadData(&module, program.cubin);
+  driver().cuThreadExchangeStreamCaptureMode(&mode);
+  check(status, std::string("cuModuleLoadData of ") + program.name, "update the NVIDIA driver");
+  for (int i = 0; i < program.launch_count; ++i) {
+    const Launch& launch = program.launches[i];
+    LaunchAttribute attribute;
+    const LaunchConfig config = launch_config(launch, &attribute, nullptr);
+    int clusters = 0;
+    loaded->functions.push_back(prepare_function(launch, module));
+    check(driver().cuOccupancyMaxActiveClusters(&clusters, loaded->functions.back(), &config),
+          std::string("cuOccupancyMaxActiveClusters of kernel '") + launch.symbol + "'",
+          "compile with a smaller cluster, fewer threads or less shared memory");
+    loaded->clusters.push_back(clusters);
+  }
+  return loaded;
+}
+
+inline const Loaded& loaded_on(const Program& program, int device_id) {
+  static std::mutex mutex;
+  static std::map<int, std::unique_ptr<Loaded>> devices;
+  std::lock_guard<std::mutex> lock(mutex);
+  std::unique_ptr<Loaded>& slot = devices[device_id];
+  if (slot == nullptr) slot = load_on(program, device_id);
+  return *slot;
+}
+
+inline void check_fit(const Program& program, const Loaded& loaded, int index) {
+  if (loaded.clusters[index] >= 1) return;
+  const Launch& launch = program.launches[index];
+  refuse("RuntimeError", "cluster-fit",
+         std::string("kernel '") + launch.symbol + "' on " + loaded.device,
+         "room for no cluster of " + std::to_string(cluster_size(launch)) + " CTAs of " +
+             std::to_string(launch.block.x * launch.block.y * launch.block.z) + " threads and " +
+             std::to_string(launch.shared_bytes) + " bytes of dynamic shared memory",
+         "at least 1 cluster on the device",
+         "compile with a smaller cluster, fewer threads or less shared memory");
+}
+
+// Launches all kernels of the program; `data` holds the device address of each buffer.
+inline void launch_all(const Program& program, const Loaded& loaded, std::vector<void*> data,
+                       void* stream) {
+  for (int i = 0; i < program.launch_count; ++i) check_fit(program, loaded, i);
+  ContextScope scope(loaded.context);
+  std::vector<void*> parameters;
+  for (int i = 0; i < program.launch_count; ++i) {
+    const Launch& launch = program.launches[i];
+    parameters.clear();
+    for (int j = 0; j < launch.argument_count; ++j)
+      parameters.push_back(&data[launch.arguments[j]]);
+    LaunchAttribute attribute;
+    LaunchConfig config = launch_config(launch, &attribute, stream);
+    // A grid without clusters keeps the plain launch, which every driver path knows.
+    if (cluster_size(launch) == 1) config.attribute_count = 0;
+    check(driver().cuLaunchKernelEx(&config, loaded.functions[i], parameters.data(), nullptr),
+          std::string("cuLaunchKernelEx of kernel '") + launch.symbol + "' on " + loaded.device);
+  }
+}
+
+inline void call_on_device(const Program& program, const TVMFFIAny* values, int count) {
+  const auto tensors = check_arguments(program, values, count, kDLCUDA);
+  const int device_id = tensors.empty() ? 0 : tensors[0]->device.device_id;
+  std::vector<void*> data;
+  for (const DLTensor* tensor : tensors) data.push_back(data_of(tensor));
+  launch_all(program, loaded_on(program, device_id), std::move(data),
+             TVMFFIEnvGetStream(kDLCUDA, device_id));
+}
+
+// Device copies of host arrays for the time of one call.
+class DeviceCopies {
+ public:
+  ~DeviceCopies() {
+    for (DevicePointer pointer : pointers_) driver().cuMemFree_v2(pointer);
+  }
+  void* add(const Buffer& buffer, const char* source) {
+    const size_t bytes = static_cast<size_t>(bytes_of(buffer));
+    const std::string of = std::string(" of argument '") + buffer.name + "'";
+    DevicePointer pointer = 0;
+    check(driver().cuMemAlloc_v2(&pointer, bytes),
+          "cuMemAlloc of " + std::to_string(bytes) + " bytes" + of, "free memory on the GPU");
+    pointers_.push_back(pointer);
+    check(driver().cuMemcpyHtoD_v2(pointer, source, bytes), "cuMemcpyHtoD" + of);
+    return reinterpret_cast<void*>(pointer);
+  }
+
+ private:
+  std::vector<DevicePointer> pointers_;
+};
+
+// Host arrays: copied in (outputs too, since a kernel may write only a part of them), run on the
+// default stream, and outputs copied back, which waits for the kernels.
+inline void call_on_host(const Program& program, const TVMFFIAny* values, int count) {
+  if (count < 1 || values[0].type_index != kTVMFFIInt) {
+    refuse("TypeError", "argument-kind", std::string(program.name) + "_host", "no device index",
+           "an integer before the tensors", "call it as host(device_index, *tensors)");
+  }
+  const auto tensors = check_arguments(program, values + 1, count - 1, kDLCPU);
+  const Loaded& loaded = loaded_on(program, static_cast<int>(values[0].v_int64));
+  ContextScope scope(loaded.context);
+  DeviceCopies copies;
+  std::vector<void*> data;
+  for (int i = 0; i < program.buffer_count; ++i) {
+    data.push_back(copies.add(program.buffers[i], data_of(tensors[i])));
+  }
+  launch_all(program, loaded, data, nullptr);
+  for (int i = 0; i < program.buffer_count; ++i) {
+    const Buffer& buffer = program.buffers[i];
+    if (!buffer.output) continue;
+    check(driver().cuMemcpyDtoH_v2(data_of(tensors[i]), reinterpret_cast<DevicePointer>(data[i]),
+                                   static_cast<size_t>(bytes_of(buffer))),
+          std::string("the kernels or the copy back of '") + buffer.name + "' of " + program.name);
+  }
+}
+
+}  // namespace crossfuse
+
+#endif  // CROSSFUSE_HOST_LAUNCH_H

@@ -1,0 +1,249 @@
+"""Calling a loaded kernel with torch tensors or numpy arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+from typing import Any
+
+from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, refuse
+from crossfuse.lower.image import BufferSpec
+from crossfuse.runtime.launcher import DTYPES
+from crossfuse.runtime.manifest import Manifest
+
+_REFUSAL = re.compile(
+    r"(?P<rule>[\w-]+): (?P<where>.*?): found (?P<found>.*?); limit: (?P<limit>.*?)\. "
+    r"Instead: (?P<instead>.*)\.",
+    re.DOTALL,
+)
+
+
+class _DLTensor(ctypes.Structure):
+    # The C layout of dlpack.h.
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class LoadedKernel:
+    """A function of a loaded library, called with its buffers in order.
+
+    ``kernel(*inputs, *outputs)`` writes into the outputs that it is given; `run` makes them. CUDA
+    tensors (torch, or anything that speaks DLPack) are used where they are, on the current stream
+    of their framework, and the call does not wait; no gradient is recorded. numpy arrays are copied
+    to the GPU and back.
+
+    Parameters
+    ----------
+    module : tvm_ffi.Module
+        The loaded library.
+    manifest : Manifest
+        What it holds.
+    """
+
+    def __init__(self, module: Any, manifest: Manifest) -> None:
+        self._module = module
+        self._launch = module[manifest.name]
+        self.manifest = manifest
+
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        return self.manifest.name
+
+    @property
+    def buffers(self) -> tuple[BufferSpec, ...]:
+        """Arguments in order."""
+        return self.manifest.buffers
+
+    def __call__(self, *arguments: Any, device: int = 0) -> None:
+        """Run the kernels on `arguments`, one for each buffer.
+
+        Parameters
+        ----------
+        *arguments : tensor
+            All CUDA tensors of one device, or all numpy arrays; contiguous, of the recorded shapes
+            and element types.
+        device : int
+            Index of the GPU that numpy arrays are copied to.
+
+        Raises
+        ------
+        ArtefactRefused
+            If an argument, or the GPU, does not fit.
+        EnvironmentRefused
+            If there is no GPU or driver, or CUDA reports a fault.
+        """
+        arrays = [_is_numpy(argument) for argument in arguments]
+        if any(arrays) and not all(arrays):
+            raise self._mixed(arguments)
+        if not any(arrays):
+            call_library(self._launch, *arguments)
+            return
+        self._check_arrays(arguments)
+        views = [_dl_tensor(argument) for argument in arguments]
+        pointers = [ctypes.c_void_p(ctypes.addressof(view)) for view in views]
+        call_library(self._module[f"{self.name}_host"], device, *pointers)
+
+    def run(self, *inputs: Any, device: int = 0) -> Any:
+        """Allocate the outputs as the first input is, run, and return them.
+
+        Parameters
+        ----------
+        *inputs : tensor
+            The arguments that are no outputs, in order: torch tensors or numpy arrays.
+        device : int
+            See `__call__`.
+
+        Returns
+        -------
+        tensor or tuple of tensor
+            The output, or all of them where there are several.
+
+        Raises
+        ------
+        ArtefactRefused, EnvironmentRefused
+            As `__call__`.
+        """
+        wanted = [buffer for buffer in self.buffers if not buffer.output]
+        if len(inputs) != len(wanted) or not inputs:
+            raise refuse(
+                ArtefactRefused,
+                "argument-count",
+                f"run of {self.name}",
+                found=f"{len(inputs)} inputs",
+                limit=f"{len(wanted)} ({', '.join(buffer.name for buffer in wanted)})",
+                instead="pass the inputs alone, or call the kernel itself with its outputs",
+            )
+        rest = iter(inputs)
+        arguments = [
+            self._empty(buffer, inputs[0]) if buffer.output else next(rest)
+            for buffer in self.buffers
+        ]
+        self(*arguments, device=device)
+        outputs = tuple(
+            argument
+            for buffer, argument in zip(self.buffers, arguments, strict=True)
+            if buffer.output
+        )
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def max_active_clusters(self, launch: int = 0, device: int = 0) -> int:
+        """Clusters of one launch (CTAs, where it has none) that the GPU holds at once.
+
+        Parameters
+        ----------
+        launch : int
+            Index in ``manifest.launches``.
+        device : int
+            Index of the GPU.
+
+        Returns
+        -------
+        int
+            What the driver answers for this kernel's registers and shared memory.
+
+        Raises
+        ------
+        ArtefactRefused, EnvironmentRefused
+            If the GPU does not fit, or there is none.
+        """
+        return int(call_library(self._module[f"{self.name}_max_active_clusters"], device, launch))
+
+    def _empty(self, buffer: BufferSpec, like: Any) -> Any:
+        if _is_numpy(like):
+            import ml_dtypes
+            import numpy as np
+
+            return np.empty(buffer.shape, getattr(ml_dtypes, buffer.dtype, buffer.dtype))
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(like, torch.Tensor):
+            dtype = getattr(torch, buffer.dtype)
+            return torch.empty(buffer.shape, dtype=dtype, device=like.device)
+        raise refuse(
+            ArtefactRefused,
+            "argument-kind",
+            f"run of {self.name}",
+            found=f"a first input of type {type(like).__name__}",
+            limit="a torch tensor or a numpy array",
+            instead="allocate the outputs and call the kernel itself",
+        )
+
+    def _check_arrays(self, arguments: tuple[Any, ...]) -> None:
+        """Refuse what only numpy knows; all else is checked by the library."""
+        for position, (buffer, array) in enumerate(zip(self.buffers, arguments, strict=False)):
+            where = f"argument {position} {buffer.name!r} of {self.name}"
+            if array.dtype.name not in DTYPES or not array.dtype.isnative:
+                raise refuse(
+                    ArtefactRefused,
+                    "argument-dtype",
+                    where,
+                    found=array.dtype.name if array.dtype.isnative else repr(array.dtype),
+                    limit=buffer.dtype,
+                    instead="convert the array, or compile the kernel for its element type",
+                )
+            if buffer.output and not array.flags.writeable:
+                raise refuse(
+                    ArtefactRefused,
+                    "argument-layout",
+                    where,
+                    found="a read-only array",
+                    limit="a writeable array for an output",
+                    instead="pass a copy of it",
+                )
+
+    def _mixed(self, arguments: tuple[Any, ...]) -> RefusedError:
+        return refuse(
+            ArtefactRefused,
+            "argument-kind",
+            self.name,
+            found=", ".join(type(argument).__name__ for argument in arguments),
+            limit="numpy arrays alone, or no numpy array",
+            instead="convert the arguments to one framework",
+        )
+
+
+def call_library(function: Any, *arguments: Any) -> Any:
+    """Call into the library; its refusals come back as the same five facts."""
+    try:
+        return function(*arguments)
+    except (RuntimeError, ValueError, TypeError) as error:
+        match = _REFUSAL.fullmatch(str(error))
+        if match is None:
+            raise
+        environment = match["rule"].startswith("cuda-")
+        family = EnvironmentRefused if environment else ArtefactRefused
+        refusal = refuse(family, **match.groupdict())
+    raise refusal
+
+
+def _is_numpy(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def _dl_tensor(array: Any) -> _DLTensor:
+    """Describe a numpy array, of bfloat16 and fp8 too, which numpy's own DLPack export refuses."""
+    code, bits = DTYPES[array.dtype.name]
+    extents = ctypes.c_int64 * array.ndim
+    strides = (stride // array.itemsize for stride in array.strides)
+    return _DLTensor(
+        data=array.ctypes.data,
+        device_type=1,
+        ndim=array.ndim,
+        code=code,
+        bits=bits,
+        lanes=1,
+        shape=extents(*array.shape),
+        strides=extents(*strides),
+    )

@@ -1,0 +1,104 @@
+"""Loading a kernel library, once its two files are whole and belong together."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse.runtime.artefact import LIBRARY_HASH
+from crossfuse.runtime.files import sha256
+from crossfuse.runtime.kernel import LoadedKernel, call_library
+from crossfuse.runtime.manifest import Manifest, unreadable
+
+
+def load(path: str | os.PathLike[str], *, check_device: bool = True) -> LoadedKernel:
+    """Load a kernel library that `crossfuse.runtime.build_library` made.
+
+    Parameters
+    ----------
+    path : path
+        The ``.so`` file; its ``.json`` lies beside it.
+    check_device : bool
+        Whether to refuse now, and not at the first call, a GPU of another architecture. It starts
+        CUDA in this process, so pass False before a fork. A machine without GPU loads either way.
+
+    Returns
+    -------
+    LoadedKernel
+        The callable.
+
+    Raises
+    ------
+    ArtefactRefused
+        If a file is missing, damaged, of another format version, or does not match the other, or
+        if the GPU is of another architecture.
+    """
+    library = Path(path).absolute()
+    manifest, record = _read_manifest(library)
+    try:
+        module = _open(library)
+        embedded = json.loads(module[f"{manifest.name}_manifest"]())
+        cubin = bytes(module[f"{manifest.name}_cubin"]())
+    except (RuntimeError, AttributeError, ValueError) as error:
+        raise _damaged(
+            library, f"{type(error).__name__}: {error}", f"a kernel library of {manifest.name}"
+        ) from error
+    if embedded != {key: value for key, value in record.items() if key != LIBRARY_HASH}:
+        differing = sorted(
+            key
+            for key in embedded.keys() | record.keys() - {LIBRARY_HASH}
+            if embedded.get(key) != record.get(key)
+        )
+        raise _damaged(library, f"another {', '.join(differing)} inside", "that of the .json file")
+    if sha256(cubin) != manifest.cubin_sha256:
+        raise _damaged(library, f"a cubin of hash {sha256(cubin)}", manifest.cubin_sha256)
+    kernel = LoadedKernel(module, manifest)
+    if check_device:
+        call_library(module[f"{manifest.name}_check_device"], 0)
+    return kernel
+
+
+def _read_manifest(library: Path) -> tuple[Manifest, dict[str, Any]]:
+    path = library.with_suffix(".json")
+    for file in (library, path):
+        if not file.is_file():
+            raise refuse(
+                ArtefactRefused,
+                "artefact-file",
+                str(file),
+                found="no such file",
+                limit="the .so and the .json that were built together",
+                instead="copy both files, or build the library again",
+            )
+    text = path.read_text(encoding="utf-8", errors="replace")
+    manifest = Manifest.from_json(text, str(path))
+    record = json.loads(text)
+    # Before the library is mapped: running a damaged one may end the process.
+    found = sha256(library.read_bytes())
+    if found != record.get(LIBRARY_HASH):
+        raise _damaged(
+            library, f"a file of hash {found}", f"{record.get(LIBRARY_HASH)}, as its .json says"
+        )
+    return manifest, record
+
+
+def _open(library: Path) -> Any:
+    """Open the library as it is now.
+
+    The dynamic loader answers a path that it has seen with what it opened then, even where the file
+    has been replaced since, so the path is a link of a new name.
+    """
+    import tvm_ffi
+
+    with tempfile.TemporaryDirectory(prefix="crossfuse-") as folder:
+        link = Path(folder) / library.name
+        link.symlink_to(library)
+        return tvm_ffi.load_module(str(link))
+
+
+def _damaged(library: Path, found: str, limit: str) -> RefusedError:
+    return unreadable(str(library), found, limit, "build or copy the .so and the .json again")

@@ -1,0 +1,138 @@
+"""The manifest: what a kernel library is, as JSON beside it and inside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse.lower.image import BufferSpec, Launch
+from crossfuse.runtime.cubin import ResourceUsage
+
+FORMAT_VERSION = 1
+"""Raised whenever a reader of the older format would misread the newer."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a kernel library holds and what it was made with.
+
+    Attributes
+    ----------
+    format_version : int
+        Version of this record.
+    name : str
+        The function.
+    device, arch : str
+        Device it was planned for, such as ``"nvidia-h100"``, and its architecture.
+    versions : Mapping[str, str | None]
+        Versions of crossfuse, tvm, tvm-ffi and nvcc; None where not installed.
+    limits : Mapping[str, int]
+        Limits of the device that the kernels were checked against.
+    buffers : tuple[BufferSpec, ...]
+        Arguments in order.
+    launches : tuple[Launch, ...]
+        Kernel launches in order.
+    resources : tuple[ResourceUsage, ...]
+        What each kernel needs.
+    cuda_sha256, cubin_sha256 : str
+        Hashes of the generated CUDA text and of the cubin.
+    metadata : Mapping[str, Any]
+        What the caller recorded: hashes of sources, the plan.
+    trace : str | None
+        Trace of the schedule, where the caller gave one.
+    """
+
+    format_version: int
+    name: str
+    device: str
+    arch: str
+    versions: Mapping[str, str | None]
+    limits: Mapping[str, int]
+    buffers: tuple[BufferSpec, ...]
+    launches: tuple[Launch, ...]
+    resources: tuple[ResourceUsage, ...]
+    cuda_sha256: str
+    cubin_sha256: str
+    metadata: Mapping[str, Any]
+    trace: str | None
+
+    def to_json(self) -> str:
+        """Render as stable, indented JSON.
+
+        Raises
+        ------
+        ArtefactRefused
+            If `metadata` holds something that JSON has no word for.
+        """
+        try:
+            return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+        except (TypeError, ValueError) as error:
+            raise unreadable(
+                f"metadata of {self.name}",
+                str(error),
+                "JSON values",
+                "convert the metadata to text, numbers, lists and dictionaries",
+            ) from error
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> Manifest:
+        """Parse the JSON of `to_json`.
+
+        Parameters
+        ----------
+        text : str
+            The JSON.
+        where : str
+            File or library that it came from, for messages.
+
+        Returns
+        -------
+        Manifest
+            The record.
+
+        Raises
+        ------
+        ArtefactRefused
+            If it is no JSON, of another format version, or incomplete.
+        """
+        try:
+            record = json.loads(text)
+            version = record["format_version"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise unreadable(
+                where, f"{type(error).__name__}: {error}", "a manifest in JSON"
+            ) from None
+        if version != FORMAT_VERSION:
+            raise unreadable(
+                where,
+                f"format version {version}",
+                f"format version {FORMAT_VERSION}",
+                "build the library again with the installed crossfuse",
+            )
+        try:
+            values = {field.name: record[field.name] for field in fields(cls)}
+            values["buffers"] = tuple(
+                BufferSpec(**(row | {"shape": tuple(row["shape"])})) for row in values["buffers"]
+            )
+            values["launches"] = tuple(map(_launch, values["launches"]))
+            values["resources"] = tuple(ResourceUsage(**row) for row in values["resources"])
+        except (TypeError, KeyError) as error:
+            raise unreadable(
+                where, f"{type(error).__name__}: {error}", "all fields of a manifest"
+            ) from None
+        return cls(**values)
+
+
+def unreadable(
+    where: str, found: str, limit: str, instead: str = "build the library again"
+) -> RefusedError:
+    """Build the refusal of a manifest that cannot be read or written."""
+    return refuse(ArtefactRefused, "manifest", where, found=found, limit=limit, instead=instead)
+
+
+def _launch(row: dict[str, Any]) -> Launch:
+    tuples = {key: tuple(row[key]) for key in ("grid", "block", "cluster", "arguments")}
+    return Launch(**(row | tuples))

@@ -1,0 +1,169 @@
+"""Finding a CUDA compiler: an installed toolkit, or the CUDA wheels of PyPI."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from crossfuse.errors import EnvironmentRefused, refuse
+
+MINIMUM_RELEASE = (12, 3)
+"""First release whose ptxas takes everything that is generated for ``sm_90a``."""
+
+WHEELS = (
+    "nvidia-cuda-nvcc",
+    "nvidia-nvvm",
+    "nvidia-cuda-crt",
+    "nvidia-cuda-runtime",
+    "nvidia-cuda-cccl",
+)
+"""PyPI packages that together compile a kernel; all of one CUDA release."""
+
+# A file of each wheel that every compilation reads, so that a missing wheel is named instead of
+# surfacing as a missing header.
+_WHEEL_FILES = {
+    "nvidia-nvvm": ("nvvm/bin/cicc",),
+    "nvidia-cuda-crt": ("include/crt/host_config.h",),
+    "nvidia-cuda-runtime": ("include/cuda_fp16.h",),
+    "nvidia-cuda-cccl": ("include/nv/target", "include/cccl/nv/target"),
+}
+_SYSTEM_ROOT = Path("/usr/local/cuda")
+_INSTALL = "install the CUDA toolkit 12.3 or newer, or run: pip install " + " ".join(
+    f'"{wheel}==13.0.*"' for wheel in WHEELS
+)
+
+
+@dataclass(frozen=True)
+class NvccInfo:
+    """A CUDA compiler that can build for ``sm_90a``.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+        The ``nvcc`` program.
+    version : str
+        Its version, such as ``"13.0.88"``.
+    origin : str
+        Where it was found, such as ``"PATH"`` or ``"PyPI wheels"``.
+    include_dirs : tuple[pathlib.Path, ...]
+        Directories of the CUDA headers that it compiles with.
+    """
+
+    path: Path
+    version: str
+    origin: str
+    include_dirs: tuple[Path, ...]
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """The CUDA release, such as ``(13, 0)``."""
+        major, minor = self.version.split(".")[:2]
+        return int(major), int(minor)
+
+
+def find_nvcc() -> NvccInfo:
+    """Find a CUDA compiler for ``sm_90a``.
+
+    Looks in ``PATH``, ``CUDA_HOME``, ``CUDA_PATH``, ``/usr/local/cuda`` and the CUDA wheels of
+    this Python environment, in this order, and takes the first that is recent enough.
+
+    Returns
+    -------
+    NvccInfo
+        The compiler.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If there is none; the text lists what was found instead and what to install.
+    """
+    rejected: list[str] = []
+    for origin, path in _candidates():
+        found = _probe(str(path), path.stat().st_mtime_ns)
+        if isinstance(found, str):
+            rejected.append(f"{path} ({origin}): {found}")
+        elif found.release < MINIMUM_RELEASE:
+            rejected.append(f"{path} ({origin}): version {found.version}")
+        elif missing := _missing_wheels(origin, path):
+            rejected.append(f"{path} ({origin}): without {', '.join(missing)}")
+        else:
+            return replace(found, origin=origin)
+    raise refuse(
+        EnvironmentRefused,
+        "nvcc",
+        "PATH, CUDA_HOME, CUDA_PATH, /usr/local/cuda, PyPI wheels",
+        found="; ".join(rejected) or "no nvcc",
+        limit=f"nvcc {MINIMUM_RELEASE[0]}.{MINIMUM_RELEASE[1]} or newer",
+        instead=_INSTALL,
+    )
+
+
+def _candidates() -> Iterator[tuple[str, Path]]:
+    on_path = shutil.which("nvcc")
+    if on_path:
+        yield "PATH", Path(on_path)
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        root = os.environ.get(variable)
+        if root and (path := Path(root) / "bin" / "nvcc").is_file():
+            yield variable, path
+    if (path := _SYSTEM_ROOT / "bin" / "nvcc").is_file():
+        yield str(_SYSTEM_ROOT), path
+    for entry in filter(None, sys.path):
+        for path in sorted(Path(entry).glob("nvidia/cu*/bin/nvcc"), reverse=True):
+            yield "PyPI wheels", path
+
+
+def _missing_wheels(origin: str, path: Path) -> list[str]:
+    if origin != "PyPI wheels":
+        return []
+    root = path.parent.parent
+    return [
+        wheel
+        for wheel, files in _WHEEL_FILES.items()
+        if not any((root / file).is_file() for file in files)
+    ]
+
+
+@lru_cache(maxsize=16)
+def _probe(path: str, modified: int) -> NvccInfo | str:
+    """Ask nvcc for its version and header directories; a string says why it is unusable.
+
+    `modified` makes a replaced compiler a new question.
+    """
+    del modified
+    text = _run(path, "--version")
+    match = re.search(r"release \d+\.\d+, V(\d+\.\d+\.\d+)", text)
+    if match is None:
+        return f"no version in its answer {text.strip()[:200]!r}"
+    return NvccInfo(Path(path), match[1], "", _include_dirs(path))
+
+
+def _include_dirs(path: str) -> tuple[Path, ...]:
+    # A dry run prints the profile variables; deriving them from the path would fail for wrapper
+    # scripts, which distributions install in PATH.
+    text = _run(path, "--dryrun", "-cubin", "-x", "cu", "/dev/null", "-o", "/dev/null")
+    found: list[Path] = []
+    for line in text.splitlines():
+        match = re.match(r"#\$ (?:SYSTEM_)?INCLUDES=(.*)", line)
+        for name in re.findall(r'"(?:-I)?([^"]+)"', match[1]) if match else ():
+            directory = Path(name)
+            if directory.is_dir() and directory.resolve() not in found:
+                found.append(directory.resolve())
+    return tuple(found)
+
+
+def _run(path: str, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            [path, *arguments], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stdout + done.stderr

@@ -1,0 +1,1 @@
+"""Schedule primitives for thread-block clusters and distributed shared memory."""

@@ -1,0 +1,1 @@
+"""Hand-written rules that spell a whole schedule with the primitives."""

@@ -1,0 +1,93 @@
+"""Reads the blocks of a canonical function: one product, or two with an expression between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.schedule.facts import bindings, combiner, function, is_reduction, name_of
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Blocks of a function by what they do, found by dataflow.
+
+    Attributes
+    ----------
+    first : tuple
+        Products of the input: one, or gate and up.
+    middle : Any
+        The elementwise block between the products; None with one product.
+    second : Any
+        The product of the intermediate; None with one product.
+    epilogue : Any
+        The elementwise block that writes the output.
+    m, n, k, l : int
+        Extents: rows, intermediate width (output width of a single product), reduction of the
+        first products, output width of the second (0 with one product).
+    """
+
+    first: tuple[Any, ...]
+    middle: Any
+    second: Any
+    epilogue: Any
+    m: int
+    n: int
+    k: int
+    l: int  # noqa: E741  (the field's name for the width of the second product)
+
+    @property
+    def products(self) -> tuple[Any, ...]:
+        """All product blocks."""
+        return self.first if self.second is None else (*self.first, self.second)
+
+
+def read_chain(sch: Any) -> Chain:
+    """Find the blocks of a canonical function.
+
+    Raises
+    ------
+    ScheduleRefused
+        If the function is not one product or two with one elementwise block between them.
+    """
+    (epilogue,) = sch.get_output_blocks("root")
+    last = _producers(sch, epilogue)
+    if len(last) != 1 or combiner(sch, last[0]) is None:
+        raise _refuse(sch, epilogue, "an output that is not an elementwise function of one product")
+    before = _producers(sch, last[0])
+    if not before:
+        m, n, k = _extents(sch, last[0])
+        return Chain((last[0],), None, None, epilogue, m, n, k, 0)
+    if len(before) != 1:
+        raise _refuse(sch, last[0], f"{len(before)} computed operands of one product")
+    first = _producers(sch, before[0])
+    if not first or any(combiner(sch, each) is None or _producers(sch, each) for each in first):
+        raise _refuse(sch, before[0], "an intermediate that is not made of products of the inputs")
+    m, n, k = _extents(sch, first[0])
+    _, width, _ = _extents(sch, last[0])
+    return Chain(tuple(first), before[0], last[0], epilogue, m, n, k, width)
+
+
+def _producers(sch: Any, block: Any) -> list[Any]:
+    return list(sch.get_producers(block))
+
+
+def _extents(sch: Any, block: Any) -> tuple[int, int, int]:
+    pairs = bindings(sch, block)
+    rows, columns = (int(var.dom.extent) for var, _ in pairs if not is_reduction(var))
+    (depth,) = (int(var.dom.extent) for var, _ in pairs if is_reduction(var))
+    return rows, columns, depth
+
+
+def _refuse(sch: Any, block: Any, found: str) -> Exception:
+    name = function(sch).attrs.get("global_symbol", "main") if function(sch).attrs else "main"
+    return refuse(
+        ScheduleRefused,
+        "rule",
+        f"function '{name}', {name_of(sch, block)}",
+        found=found,
+        limit="one matrix product, or two with one elementwise block between them",
+        instead="outline such a chain first (crossfuse.relax.outline), or write the schedule with "
+        "the primitives",
+    )

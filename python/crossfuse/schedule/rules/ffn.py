@@ -1,0 +1,133 @@
+"""Rule for chains of two products, plain or gated: the intermediate never leaves the cluster.
+
+Each cluster owns a tile of rows. Its CTAs make one slice each of the intermediate's columns, keep
+it in their own shared memory, and pass the slices around while each makes its slice of the
+output's columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.schedule.facts import position
+from crossfuse.schedule.install import install
+from crossfuse.schedule.rules.chain import Chain, read_chain
+from crossfuse.schedule.rules.staging import copy_by_threads, stage_operand, tile_columns
+from crossfuse.schedule.rules.tiles import Tiles, choose_tiles, largest_divisor
+
+
+def schedule_ffn(func: Any, *, cluster: int, tiles: Tiles | None = None, ring: bool = True) -> Any:
+    """Schedule a GEMM chain or gated FFN on clusters of `cluster` CTAs.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        A canonical chain, see `crossfuse.workload.prim_func`.
+    cluster : int
+        CTAs in a cluster; must divide the intermediate's width and the output's.
+    tiles : Tiles | None
+        Tile sizes; what is left out is chosen.
+    ring : bool
+        Whether slices pass in ring order, see `dsm_shuffle`.
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+        The schedule, with its trace.
+
+    Raises
+    ------
+    ScheduleRefused
+        If the function is no such chain or a size does not divide.
+    """
+    install()
+    sch = ir.Schedule(func)
+    chain = read_chain(sch)
+    _check_cluster(chain, cluster)
+    hidden, out = chain.n // cluster, chain.l // cluster
+    chosen = choose_tiles(tiles or Tiles(), rows=chain.m, widths=(hidden, out), depth=hidden)
+    _second(sch, chain, cluster, chosen, ring)
+    _first(sch, chain, chosen)
+    return sch
+
+
+def _check_cluster(chain: Chain, cluster: int) -> None:
+    if chain.second is None:
+        raise refuse(
+            ScheduleRefused,
+            "rule",
+            "ffn",
+            found="one matrix product",
+            limit="two products with one elementwise block between them",
+            instead="use the split_k rule",
+        )
+    fitting = [c for c in range(1, 17) if chain.n % c == 0 and chain.l % c == 0]
+    if cluster not in fitting:
+        raise refuse(
+            ScheduleRefused,
+            "rule",
+            f"chain with intermediate width {chain.n} and output width {chain.l}",
+            found=f"cluster size {cluster}",
+            limit="1 to 16 CTAs that divide both widths",
+            instead=f"take one of {', '.join(map(str, fitting))}",
+        )
+
+
+def _second(sch: Any, chain: Chain, cluster: int, tiles: Tiles, ring: bool) -> None:
+    """The second product: columns over the CTAs, slices of the intermediate staged from DSM."""
+    block = chain.second
+    rows, columns, depth = sch.get_loops(block)
+    grid, rows = sch.split(rows, [None, tiles.rows])
+    rank, columns = sch.split(columns, [cluster, None])
+    step, depth = sch.split(depth, [cluster, None])
+    outer, inner = sch.split(depth, [None, tiles.depth])
+    chunk, y, x, i, j = tile_columns(sch, rows, columns, tiles)
+    sch.reorder(grid, rank, chunk, y, x, step, outer, inner, i, j)
+    sch.bind(grid, "blockIdx.x" if cluster == 1 else "blockIdx.y")
+    sch.cluster_bind(rank)
+    sch.bind(y, "threadIdx.y")
+    sch.bind(x, "threadIdx.x")
+    index = _read_index(sch, block, chain.middle)
+    stage = sch.dsm_shuffle(chain.middle, block, index, outer, ring=ring)
+    copy_by_threads(sch, stage, 3, tiles, _lanes(sch, chain.middle))
+    stage_operand(sch, block, 1 - index, outer, tiles)
+    sch.set_scope(block, 0, "local")
+    sch.reverse_compute_at(chain.epilogue, x, preserve_unit_loops=True)
+    sch.decompose_reduction(block, step)
+
+
+def _first(sch: Any, chain: Chain, tiles: Tiles) -> None:
+    """The first products and what lies between: one slice of columns in each CTA."""
+    _, rank, *loops = sch.get_loops(chain.middle)
+    rows, columns = loops
+    chunk, y, x, i, j = tile_columns(sch, rows, columns, tiles)
+    sch.reorder(chunk, y, x, i, j)
+    sch.bind(y, "threadIdx.y")
+    sch.bind(x, "threadIdx.x")
+    # A short reduction is staged at once; a remainder is masked.
+    depth = min(64, chain.k) if chain.k % 64 else 64
+    depth = largest_divisor(chain.k, depth) if largest_divisor(chain.k, depth) >= 8 else depth
+    for product in chain.first:
+        sch.set_scope(product, 0, "local")
+        sch.compute_at(product, x, preserve_unit_loops=True)
+        _, at = position(sch, "rule", product, x)
+        i, j, k = list(sch.get_loops(product))[at + 1 :]
+        outer, inner = sch.split(k, [None, depth])
+        sch.reorder(outer, inner, i, j)
+        for index in (0, 1):
+            stage_operand(sch, product, index, outer, tiles)
+        sch.decompose_reduction(product, outer)
+
+
+def _read_index(sch: Any, consumer: Any, producer: Any) -> int:
+    written = sch.get(producer).writes[0].source
+    reads = sch.get(consumer).reads
+    return next(i for i, each in enumerate(reads) if each.source.same_as(written))
+
+
+def _lanes(sch: Any, block: Any) -> int:
+    """Elements of the block's output in a 16-byte access."""
+    dtype = ir.tvm.DataType(str(sch.get(block).writes[0].source.ty.dtype))
+    return 16 // (int(dtype.bits) // 8)

@@ -1,0 +1,179 @@
+"""Rule for one product: its reduction is split over the CTAs of a cluster."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.schedule.facts import name_of
+from crossfuse.schedule.install import install
+from crossfuse.schedule.markers import MAX_CLUSTER
+from crossfuse.schedule.rules.chain import Chain, read_chain
+from crossfuse.schedule.rules.staging import stage_operand, tile_columns
+from crossfuse.schedule.rules.tiles import Tiles, choose_tiles, largest_divisor
+
+
+def schedule_split_k(
+    func: Any, *, cluster: int, tiles: Tiles | None = None, scatter: bool = True
+) -> Any:
+    """Schedule one matrix product with its reduction split over `cluster` CTAs.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        A canonical product, see `crossfuse.workload.prim_func`.
+    cluster : int
+        CTAs in a cluster, 1 to 16.
+    tiles : Tiles | None
+        Tile sizes; what is left out is chosen.
+    scatter : bool
+        Reduce-scatter, or all-exchange, see `dsm_reduce`.
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+        The schedule, with its trace.
+
+    Raises
+    ------
+    ScheduleRefused
+        If the function is no single product or a size does not fit.
+    """
+    install()
+    sch = ir.Schedule(func)
+    chain = read_chain(sch)
+    if chain.second is not None:
+        raise refuse(
+            ScheduleRefused,
+            "rule",
+            f"split_k, {name_of(sch, chain.second)}",
+            found="a chain of two products",
+            limit="one matrix product",
+            instead="use the ffn rule",
+        )
+    chosen = _choose(tiles or Tiles(), chain, cluster)
+    width = chosen.threads_x * chosen.columns
+    sch_rule = _scatter if scatter else _all_exchange
+    sch_rule(sch, chain, cluster, width, chosen)
+    return sch
+
+
+def _choose(given: Tiles, chain: Chain, cluster: int) -> Tiles:
+    """Tiles whose rows divide over the CTAs, so that every thread of a slice has an element."""
+    if not 1 <= cluster <= MAX_CLUSTER:
+        raise refuse(
+            ScheduleRefused,
+            "rule",
+            "split_k",
+            found=f"cluster size {cluster}",
+            limit=f"1 to {MAX_CLUSTER} CTAs",
+            instead=f"pass a cluster size of at most {MAX_CLUSTER}",
+        )
+    rows, width = _tile_shape(given, chain, cluster)
+    share = rows * width // cluster
+    threads_x = given.threads_x or largest_divisor(gcd(width, share), 64)
+    threads_y = given.threads_y or largest_divisor(gcd(rows, share // threads_x), 16)
+    if share % (threads_x * threads_y):
+        raise refuse(
+            ScheduleRefused,
+            "tiles",
+            "threads",
+            found=f"{threads_x} x {threads_y} threads for {share} elements a CTA",
+            limit="threads that divide each CTA's share of the tile",
+            instead="leave threads_x and threads_y out to have them chosen",
+        )
+    depth = given.depth or min(64, -(-chain.k // cluster))
+    columns = width // threads_x
+    tiles = Tiles(rows, threads_x, threads_y, columns, depth)
+    return choose_tiles(tiles, rows=chain.m, widths=(width,), depth=depth)
+
+
+def _tile_shape(given: Tiles, chain: Chain, cluster: int) -> tuple[int, int]:
+    """Rows and columns of a tile whose elements divide over the CTAs."""
+    rows = given.rows or min(16, chain.m)
+    width = min(64, chain.n)
+    if rows * width % cluster and not given.rows and chain.m >= cluster:
+        rows = cluster * max(1, min(16, chain.m) // cluster)
+    if rows * width % cluster and chain.n >= cluster:
+        width = cluster * (width // cluster)
+    if rows * width % cluster or rows > chain.m:
+        raise refuse(
+            ScheduleRefused,
+            "tiles",
+            f"product of {chain.m} rows and {chain.n} columns",
+            found=f"a tile of {rows} x {width} elements for {cluster} CTAs",
+            limit="a tile within the product whose elements divide over the CTAs",
+            instead="choose rows that the cluster size divides, or another cluster size",
+        )
+    return rows, width
+
+
+def _tile(sch: Any, block: Any, width: int, tiles: Tiles) -> tuple[Any, ...]:
+    """Split the output loops of a block: tile loops outside, loops within the tile inside."""
+    rows, columns, *rest = sch.get_loops(block)
+    row_tile, row = sch.split(rows, [None, tiles.rows])
+    column_tile, column = sch.split(columns, [None, width])
+    sch.reorder(row_tile, column_tile, *rest, row, column)
+    return row_tile, column_tile, row, column, *rest
+
+
+def _bind_grid(sch: Any, row_tile: Any, column_tile: Any) -> None:
+    sch.bind(row_tile, "blockIdx.y")
+    sch.bind(column_tile, "blockIdx.x")
+
+
+def _scatter(sch: Any, chain: Chain, cluster: int, width: int, tiles: Tiles) -> None:
+    (product,) = chain.first
+    row_tile, column_tile, row, column, depth = _tile(sch, product, width, tiles)
+    rank, rest = sch.split(depth, [cluster, None])
+    sch.reorder(row_tile, column_tile, rank, rest, row, column)
+    _bind_grid(sch, row_tile, column_tile)
+    partial = sch.dsm_reduce(product, rank)
+    _, _, _, rest, row, column = sch.get_loops(partial)
+    _multiply(sch, partial, row, column, rest, tiles)
+    _, _, _, element, ranks = sch.get_loops(product)
+    _, y, x = sch.split(element, [None, tiles.threads_y, tiles.threads_x])
+    sch.bind(y, "threadIdx.y")
+    sch.bind(x, "threadIdx.x")
+    sch.set_scope(product, 0, "local")
+    sch.reverse_compute_at(chain.epilogue, x, preserve_unit_loops=True)
+    sch.decompose_reduction(product, ranks)
+
+
+def _all_exchange(sch: Any, chain: Chain, cluster: int, width: int, tiles: Tiles) -> None:
+    (product,) = chain.first
+    row_tile, column_tile, row, column = _tile(sch, chain.epilogue, width, tiles)
+    _bind_grid(sch, row_tile, column_tile)
+    nest, element = sch.split(sch.fuse(row, column), [cluster, None])
+    sch.cluster_bind(nest)
+    _, y, x = sch.split(element, [None, tiles.threads_y, tiles.threads_x])
+    sch.bind(y, "threadIdx.y")
+    sch.bind(x, "threadIdx.x")
+    row_tile, column_tile, row, column, depth = _tile(sch, product, width, tiles)
+    rank, rest = sch.split(depth, [cluster, None])
+    sch.reorder(row_tile, column_tile, rank, rest, row, column)
+    partial = sch.dsm_reduce(product, rank, scatter=False)
+    _, _, _, row, column, rest = sch.get_loops(partial)
+    _multiply(sch, partial, row, column, rest, tiles)
+    *_, ranks, row, column = sch.get_loops(product)
+    _, y, x = sch.split(sch.fuse(row, column), [None, tiles.threads_y, tiles.threads_x])
+    sch.reorder(y, x, ranks)
+    sch.bind(y, "threadIdx.y")
+    sch.bind(x, "threadIdx.x")
+    sch.decompose_reduction(product, ranks)
+
+
+def _multiply(sch: Any, partial: Any, row: Any, column: Any, depth: Any, tiles: Tiles) -> None:
+    """One CTA's share of the product: threads over the tile, operands staged, sums in registers."""
+    store = sch.cache_write(partial, 0, "local")
+    chunk, y, x, i, j = tile_columns(sch, row, column, tiles)
+    outer, inner = sch.split(depth, [None, tiles.depth])
+    sch.reorder(chunk, y, x, outer, inner, i, j)
+    sch.bind(y, "threadIdx.y")
+    sch.bind(x, "threadIdx.x")
+    sch.reverse_compute_at(store, x, preserve_unit_loops=True)
+    for index in (0, 1):
+        stage_operand(sch, partial, index, outer, tiles)
+    sch.decompose_reduction(partial, outer)

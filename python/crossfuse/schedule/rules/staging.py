@@ -1,0 +1,41 @@
+"""Steps that the rules share: threads over loops, operands staged in shared memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse.schedule.facts import constant_extent
+from crossfuse.schedule.rules.tiles import Tiles
+
+
+def stage_operand(sch: Any, block: Any, index: int, at: Any, tiles: Tiles, vector: int = 1) -> Any:
+    """Stage read buffer `index` of `block` in shared memory at loop `at`, by all threads."""
+    stage = sch.cache_read(block, index, "shared.dyn", consumer_blocks=[block])
+    sch.compute_at(stage, at, preserve_unit_loops=True)
+    copy_by_threads(sch, stage, 2, tiles, vector)
+    return stage
+
+
+def copy_by_threads(sch: Any, stage: Any, dims: int, tiles: Tiles, vector: int = 1) -> None:
+    """Bind the innermost `dims` loops of a copying block to all threads of the CTA.
+
+    `vector` elements go together where the row length allows it; threads that are left over are
+    masked by the exact bound of the fused loop.
+    """
+    loops = list(sch.get_loops(stage))[-dims:]
+    row = constant_extent(sch, "rule", loops[-1])
+    lanes = vector if row % vector == 0 else 1
+    fused = sch.fuse(*loops) if dims > 1 else loops[0]
+    factors = [None, tiles.threads_y, tiles.threads_x, lanes]
+    _, y, x, v = sch.split(fused, factors)
+    sch.bind(y, "threadIdx.y")
+    sch.bind(x, "threadIdx.x")
+    if lanes > 1:
+        sch.vectorize(v)
+
+
+def tile_columns(sch: Any, rows: Any, columns: Any, tiles: Tiles) -> tuple[Any, ...]:
+    """Split a tile for threads: column chunk, thread y, thread x, rows and columns a thread has."""
+    y, i = sch.split(rows, [tiles.threads_y, None])
+    chunk, x, j = sch.split(columns, [None, tiles.threads_x, tiles.columns])
+    return chunk, y, x, i, j

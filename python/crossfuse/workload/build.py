@@ -1,0 +1,210 @@
+"""Unscheduled functions of workloads, written in TE.
+
+One canonical form serves specs and imported models, so every later stage reads one shape of
+program: `prim_func` emits it from a spec, `crossfuse.relax` from a graph, both through `emit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import te, tirx
+
+from crossfuse.workload.expression import Algebra, evaluate
+from crossfuse.workload.spec import WorkloadSpec
+
+# Gets the tensors by name and the two indices; returns a float32 expression.
+Elementwise = Callable[[Mapping[str, te.Tensor], Any, Any], Any]
+
+TIR = Algebra(
+    constant=lambda value: tirx.const(value, "float32"),
+    functions={
+        "exp": tirx.exp,
+        "tanh": tirx.tanh,
+        "sigmoid": tirx.sigmoid,
+        "erf": tirx.erf,
+        "sqrt": tirx.sqrt,
+        "abs": tirx.abs,
+        "max": tirx.max,
+        "min": tirx.min,
+    },
+)
+_REDUCE = {
+    "sum": te.sum,
+    "max": te.max,
+    "min": te.min,
+    "prod": te.comm_reducer(lambda x, y: x * y, lambda dtype: tirx.const(1, dtype), name="prod"),
+}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An input of a function.
+
+    Attributes
+    ----------
+    name : str
+        Of the buffer.
+    shape : tuple[int, ...]
+        As stored, row-major.
+    dtype : str
+        Of the elements.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product by a stored weight.
+
+    Attributes
+    ----------
+    name : str
+        Of the block and of the float32 buffer that it writes.
+    weight : Operand
+        The right-hand side.
+    layout : str
+        ``"kn"`` when the weight is [K, N], ``"nk"`` when it is [N, K].
+    combine : str
+        The reduction.
+    """
+
+    name: str
+    weight: Operand
+    layout: str
+    combine: str = "sum"
+
+
+@dataclass(frozen=True)
+class Form:
+    """Everything that the canonical form leaves open.
+
+    Attributes
+    ----------
+    left : Operand
+        A, [M, K].
+    first : tuple[Product, ...]
+        Products of A: one, or gate and up.
+    middle : Elementwise or None
+        Makes the intermediate from the first products; written in the type of A. None exactly
+        when `second` is.
+    second : Product or None
+        The product of the intermediate; None when there is only one product.
+    epilogue : Elementwise
+        Makes the output from the last product.
+    extras : tuple[Operand, ...]
+        Further operands of `middle` and `epilogue`, such as biases.
+    out : str
+        Type of the output.
+    """
+
+    left: Operand
+    first: tuple[Product, ...]
+    middle: Elementwise | None
+    second: Product | None
+    epilogue: Elementwise
+    extras: tuple[Operand, ...]
+    out: str
+
+
+def prim_func(spec: WorkloadSpec) -> tirx.PrimFunc:
+    """Make the unscheduled function of a workload.
+
+    Parameters
+    ----------
+    spec : WorkloadSpec
+        What it computes.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        In s_tir form; see `emit`. Its parameters are the spec's inputs in order, then the output.
+    """
+
+    def act(name: str) -> Elementwise:
+        return lambda tensors, i, j: evaluate(spec.act, tensors[name](i, j), TIR)
+
+    def gate(tensors: Mapping[str, te.Tensor], i: Any, j: Any) -> Any:
+        return act("gemm0_gate")(tensors, i, j) * tensors["gemm0_up"](i, j)
+
+    a, *weights = (Operand(name, shape, spec.dtype) for name, shape in spec.inputs.items())
+    names = [operand.name.replace("B", "gemm0") for operand in weights]
+    first = [
+        Product(name, operand, spec.weights, spec.combine)
+        for name, operand in zip(names, weights, strict=True)
+    ]
+    if spec.kind == "gemm":
+        return emit(Form(a, tuple(first), None, None, act("gemm0"), (), spec.out))
+    second = Product("gemm1", weights[-1], spec.weights)
+    middle = gate if spec.gated else act("gemm0")
+    return emit(Form(a, tuple(first[:-1]), middle, second, _copy("gemm1"), (), spec.out))
+
+
+def emit(form: Form) -> tirx.PrimFunc:
+    """Write a function in the canonical form.
+
+    Blocks in order, each under its own loops, all buffers row-major:
+
+    1. for each first product ``gemm0`` (gated: ``gemm0_gate``, ``gemm0_up``): float32 [M, N]
+       reduced over K, reading A and the weight in their stored layout through casts;
+    2. ``hidden``: the whole expression between the products, in float32, cast to A's type;
+    3. ``gemm1``: float32 [M, L] reduced over N, reading ``hidden`` through a cast;
+    4. ``out``: the epilogue in float32, cast to the output type.
+
+    With one product, 2 and 3 are absent and ``out`` reads the product.
+
+    Parameters
+    ----------
+    form : Form
+        What the form leaves open.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        Parameters: A, first weights, second weight, extras, output.
+    """
+    products = (*form.first, *((form.second,) if form.second else ()))
+    operands = (form.left, *(product.weight for product in products), *form.extras)
+    tensors = {o.name: te.placeholder(o.shape, o.dtype, o.name) for o in operands}
+    parameters = list(tensors.values())
+    for product in form.first:
+        tensors[product.name] = _multiply(tensors[form.left.name], tensors, product)
+    last = tensors[form.first[0].name]
+    if form.second and form.middle:
+        hidden = _elementwise(last.shape, form.left.dtype, form.middle, tensors, "hidden")
+        last = tensors[form.second.name] = _multiply(hidden, tensors, form.second)
+    output = _elementwise(last.shape, form.out, form.epilogue, tensors, "out")
+    return te.create_prim_func([*parameters, output])
+
+
+def _multiply(left: te.Tensor, tensors: Mapping[str, te.Tensor], product: Product) -> te.Tensor:
+    right = tensors[product.weight.name]
+    by_row = product.layout == "nk"
+    depth, width = (right.shape[1], right.shape[0]) if by_row else right.shape
+    k = te.reduce_axis((0, depth), "k")
+    reduce = _REDUCE[product.combine]
+
+    def element(i: Any, j: Any) -> Any:
+        factor = right(j, k) if by_row else right(k, j)
+        return reduce(_cast(left(i, k), "float32") * _cast(factor, "float32"), axis=k)
+
+    return te.compute((left.shape[0], width), element, name=product.name)
+
+
+def _elementwise(
+    shape: Any, dtype: str, function: Elementwise, tensors: Mapping[str, te.Tensor], name: str
+) -> te.Tensor:
+    return te.compute(shape, lambda i, j: _cast(function(tensors, i, j), dtype), name=name)
+
+
+def _cast(value: Any, dtype: str) -> Any:
+    return value.astype(dtype)
+
+
+def _copy(name: str) -> Elementwise:
+    return lambda tensors, i, j: tensors[name](i, j)

@@ -1,0 +1,112 @@
+"""Inputs for checks: random ones, and ones that break careless kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from crossfuse.workload.dtypes import float_type
+from crossfuse.workload.numerics import stages
+from crossfuse.workload.spec import WorkloadSpec
+
+Inputs = dict[str, np.ndarray]
+
+
+def random_inputs(spec: WorkloadSpec, seed: int = 0) -> Inputs:
+    """Draw inputs whose products are of order one.
+
+    Parameters
+    ----------
+    spec : WorkloadSpec
+        Says shapes and type.
+    seed : int
+        Equal seeds give equal inputs.
+
+    Returns
+    -------
+    dict[str, numpy.ndarray]
+        By name, in the order of the function's parameters.
+    """
+    rng = np.random.default_rng(seed)
+    if spec.combine == "prod":
+        # Factors spread around one, so that the product of K pairs stays of order one.
+        return _rounded(spec, {n: _factors(rng, spec, shape) for n, shape in spec.inputs.items()})
+    drawn = {"A": rng.standard_normal((spec.M, spec.K), np.float32)}
+    for name, shape in list(spec.inputs.items())[1:]:
+        depth = spec.N if name == "D" else spec.K
+        drawn[name] = rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(depth))
+    return _rounded(spec, drawn)
+
+
+def adversarial_inputs(spec: WorkloadSpec, seed: int = 0) -> Iterator[tuple[str, Inputs]]:
+    """Yield named inputs on which rounding, masking and staging mistakes show.
+
+    ``large``: results of the first product in the hundreds, where exponentials overflow unless
+    guarded; smaller by a power of two where some result would otherwise leave its type's range.
+    ``zero_rows``: every second row of A is zero. ``constant_rows``: every row of A repeats one
+    value. ``denormal``: A holds denormals. ``one_hot``: each row of A picks one row of B.
+    ``alternating``: A alternates in sign along K over weights that do not change along K, so that
+    the first products cancel.
+    With ``combine=prod`` the values of A are such that the product stays in range.
+
+    Parameters
+    ----------
+    spec : WorkloadSpec
+        Says shapes and type.
+    seed : int
+        Equal seeds give equal inputs.
+
+    Yields
+    ------
+    name : str
+        Of the case.
+    inputs : dict[str, numpy.ndarray]
+        By name, in the order of the function's parameters.
+    """
+    base = {name: array.astype(np.float32) for name, array in random_inputs(spec, seed).items()}
+    rng = np.random.default_rng(seed + 1)
+    rows, columns = np.indices((spec.M, spec.K))
+    kind = float_type(spec.dtype)
+    product = spec.combine == "prod"
+    signs = np.where(columns % 2, -1.0, 1.0)
+    cases = {
+        "large": base["A"] * (1.0 if product else 256.0),
+        "zero_rows": np.where(rows % 2, base["A"], 0.0),
+        "constant_rows": 1.0 if product else base["A"][:, :1],
+        "denormal": rng.integers(-3, 4, (spec.M, spec.K)) * kind.smallest,
+        "one_hot": np.where(columns == (7 * rows + 3) % spec.K, 1.0, 0.0),
+        "alternating": signs,
+    }
+    for name, a in cases.items():
+        inputs = base | {"A": np.broadcast_to(a, (spec.M, spec.K))}
+        if name == "alternating" and not product:
+            inputs |= {key: _level(spec, base[key]) for key in base if key.startswith("B")}
+        yield name, _in_range(spec, inputs) if name == "large" else _rounded(spec, inputs)
+
+
+def _in_range(spec: WorkloadSpec, inputs: dict[str, np.ndarray]) -> Inputs:
+    """Halve A until every tensor has room in its type; a row of zeros has it for sure."""
+    room = min(float_type(spec.dtype).largest, float_type(spec.out).largest) / 4
+    while True:
+        rounded = _rounded(spec, inputs)
+        tensors = stages(spec, rounded)
+        largest = max(np.max(np.abs(t)) for t in (*tensors.first, tensors.hidden, tensors.output))
+        if largest <= room or not rounded["A"].any():
+            return rounded
+        inputs = inputs | {"A": inputs["A"] / 2}
+
+
+def _factors(rng: np.random.Generator, spec: WorkloadSpec, shape: tuple[int, ...]) -> np.ndarray:
+    magnitude = np.exp(rng.standard_normal(shape, np.float32) / np.float32(2 * np.sqrt(spec.K)))
+    return magnitude * rng.choice(np.array([-1, 1], np.float32), shape)
+
+
+def _level(spec: WorkloadSpec, stored: np.ndarray) -> np.ndarray:
+    """Repeat the first value of every column of [K, N] along K."""
+    return np.broadcast_to(stored[:, :1] if spec.weights == "nk" else stored[:1], stored.shape)
+
+
+def _rounded(spec: WorkloadSpec, inputs: dict[str, np.ndarray]) -> Inputs:
+    kind = float_type(spec.dtype).numpy
+    return {name: np.ascontiguousarray(inputs[name]).astype(kind) for name in spec.inputs}

@@ -1,0 +1,219 @@
+"""What a workload computes: exactly, and as separate kernels would round it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from crossfuse.errors import CheckFailed, refuse
+from crossfuse.workload.dtypes import float_type
+from crossfuse.workload.expression import Algebra, evaluate
+from crossfuse.workload.spec import WorkloadSpec
+
+_COMBINE = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def _like(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    """Compute in float64 and give back the argument's type."""
+    return lambda x: np.asarray(function(np.asarray(x, np.float64)), np.float64).astype(x.dtype)
+
+
+_NUMPY = Algebra(
+    constant=lambda value: value,
+    functions={
+        "exp": np.exp,
+        "tanh": np.tanh,
+        "sigmoid": _like(lambda x: 1.0 / (1.0 + np.exp(-x))),
+        "erf": _like(_erf),
+        "sqrt": np.sqrt,
+        "abs": np.abs,
+        "max": np.maximum,
+        "min": np.minimum,
+    },
+)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Every tensor of a workload, float64.
+
+    Attributes
+    ----------
+    first : tuple[numpy.ndarray, ...]
+        Results of the first products, [M, N]; gate and up for a gated FFN.
+    hidden : numpy.ndarray
+        [M, N]: after activation and gating. For ``gemm`` the output.
+    output : numpy.ndarray
+        [M, L], or [M, N] for ``gemm``.
+    """
+
+    first: tuple[np.ndarray, ...]
+    hidden: np.ndarray
+    output: np.ndarray
+
+
+def activate(spec: WorkloadSpec, x: np.ndarray) -> np.ndarray:
+    """Apply the activation of a spec.
+
+    Parameters
+    ----------
+    spec : WorkloadSpec
+        Says which.
+    x : numpy.ndarray
+        float32 or float64; the result has the same type.
+
+    Returns
+    -------
+    numpy.ndarray
+        Same shape and type as `x`.
+    """
+    with np.errstate(all="ignore"):
+        return np.asarray(evaluate(spec.act, x, _NUMPY), x.dtype)
+
+
+def weight(spec: WorkloadSpec, stored: np.ndarray) -> np.ndarray:
+    """View a stored weight as [K, N]."""
+    return stored.T if spec.weights == "nk" else stored
+
+
+def stages(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> Stages:
+    """Compute a workload in float64 without any rounding in between.
+
+    Parameters
+    ----------
+    spec : WorkloadSpec
+        What to compute.
+    inputs : Mapping[str, numpy.ndarray]
+        Arrays of the spec's shapes and type.
+
+    Returns
+    -------
+    Stages
+        All tensors.
+
+    Raises
+    ------
+    CheckFailed
+        When names, shapes or types of the inputs are not the spec's.
+    """
+    return _run(spec, inputs, np.float64, lambda x: x, lambda x: x)
+
+
+def reference(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Compute the output in float64.
+
+    Parameters
+    ----------
+    spec, inputs
+        See `stages`.
+
+    Returns
+    -------
+    numpy.ndarray
+        float64 of shape ``spec.output``.
+
+    Raises
+    ------
+    CheckFailed
+        See `stages`.
+    """
+    return stages(spec, inputs).output
+
+
+def unfused(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Compute the output as one kernel per operator would.
+
+    Products accumulate in float32; the result of every product, of the activation and of the
+    gating is rounded to the spec's type, the last one to the output type.
+
+    Parameters
+    ----------
+    spec, inputs
+        See `stages`.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of the output type.
+
+    Raises
+    ------
+    CheckFailed
+        See `stages`.
+    """
+    kind, out = float_type(spec.dtype).numpy, float_type(spec.out).numpy
+
+    def rounded(x: np.ndarray) -> np.ndarray:
+        return x.astype(kind).astype(np.float32)
+
+    result = _run(spec, inputs, np.float32, rounded, lambda x: x.astype(out).astype(np.float32))
+    return result.output.astype(out)
+
+
+def _run(
+    spec: WorkloadSpec,
+    inputs: Mapping[str, np.ndarray],
+    work: type[np.floating],
+    between: Callable[[np.ndarray], np.ndarray],
+    last: Callable[[np.ndarray], np.ndarray],
+) -> Stages:
+    """Compute in the type `work`; `between` and `last` round what leaves an operator."""
+    check_inputs(spec, inputs)
+    a, *weights = (inputs[name].astype(work) for name in spec.inputs)
+    weights = [weight(spec, stored) for stored in weights]
+    with np.errstate(all="ignore"):
+        if spec.kind == "gemm":
+            first = _combined(spec, a, weights[0])
+            if spec.act != "identity":
+                first = between(first)
+            output = last(activate(spec, first))
+            return Stages((first,), output, output)
+        firsts = tuple(between(a @ matrix) for matrix in weights[:-1])
+        hidden = between(activate(spec, firsts[0]))
+        if spec.gated:
+            hidden = between(hidden * firsts[1])
+        return Stages(firsts, hidden, last(hidden @ weights[-1]))
+
+
+def _combined(spec: WorkloadSpec, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if spec.combine == "sum":
+        return a @ b
+    combine = _COMBINE[spec.combine]
+    result = a[:, :1] * b[:1]
+    # Column after column: all products at once would need M*N*K elements.
+    for k in range(1, spec.K):
+        result = combine(result, a[:, k : k + 1] * b[k : k + 1])
+    return result
+
+
+def check_inputs(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> None:
+    """Make sure that the inputs are those of a spec.
+
+    Parameters
+    ----------
+    spec : WorkloadSpec
+        Says what is due.
+    inputs : Mapping[str, numpy.ndarray]
+        What is there.
+
+    Raises
+    ------
+    CheckFailed
+        Naming the first input that is missing, superfluous, or of another shape or type.
+    """
+    due = {name: f"{spec.dtype}{list(shape)}" for name, shape in spec.inputs.items()}
+    there = {name: f"{array.dtype}{list(array.shape)}" for name, array in inputs.items()}
+    for name in sorted({*due, *there}):
+        if due.get(name) != there.get(name):
+            raise refuse(
+                CheckFailed,
+                "workload-inputs",
+                name,
+                found=there.get(name, "no such input"),
+                limit=due.get(name, "the inputs " + ", ".join(due)),
+                instead="pass the arrays that random_inputs(spec, seed) shows",
+            )

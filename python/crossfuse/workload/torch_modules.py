@@ -1,0 +1,144 @@
+"""The packaged workloads as torch modules, for demonstrations and tests.
+
+The classes are made inside functions because a class statement needs torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.workload.dtypes import float_type
+
+if TYPE_CHECKING:
+    import torch
+
+
+def gated_ffn_module(
+    hidden: int, intermediate: int, dtype: str = "bfloat16", seed: int = 0
+) -> torch.nn.Module:
+    """Make a Llama-style feed-forward layer: ``down(silu(gate(x)) * up(x))``.
+
+    Parameters
+    ----------
+    hidden : int
+        Width of input and output.
+    intermediate : int
+        Width between the layers.
+    dtype : str
+        Type of the weights.
+    seed : int
+        Equal seeds give equal weights.
+
+    Returns
+    -------
+    torch.nn.Module
+        In evaluation mode, on the CPU; weights have the spread of ``torch.nn.Linear``.
+    """
+    import torch
+
+    class GatedFFN(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate_proj = torch.nn.Linear(hidden, intermediate, bias=False)
+            self.up_proj = torch.nn.Linear(hidden, intermediate, bias=False)
+            self.down_proj = torch.nn.Linear(intermediate, hidden, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            gate = torch.nn.functional.silu(self.gate_proj(x))
+            return self.down_proj(gate * self.up_proj(x))
+
+    return _seeded(GatedFFN, dtype, seed)
+
+
+def chain_module(
+    hidden: int,
+    intermediate: int,
+    dtype: str = "bfloat16",
+    seed: int = 0,
+    act: str = "gelu_tanh",
+    bias: bool = True,
+) -> torch.nn.Module:
+    """Make a GPT-style feed-forward layer: ``project(act(expand(x)))``.
+
+    Parameters
+    ----------
+    hidden : int
+        Width of input and output.
+    intermediate : int
+        Width between the layers.
+    dtype : str
+        Type of weights and biases.
+    seed : int
+        Equal seeds give equal weights.
+    act : str
+        A name of `crossfuse.workload.expression.NAMED` or an expression in x.
+    bias : bool
+        Whether both layers add a bias.
+
+    Returns
+    -------
+    torch.nn.Module
+        In evaluation mode, on the CPU.
+    """
+    import torch
+
+    activation = _activation(act)
+
+    class Chain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.expand = torch.nn.Linear(hidden, intermediate, bias=bias)
+            self.project = torch.nn.Linear(intermediate, hidden, bias=bias)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.project(activation(self.expand(x)))
+
+    return _seeded(Chain, dtype, seed)
+
+
+def _activation(act: str) -> Any:
+    """Torch's own function where it has one, so that the graph is that of a real model."""
+    import torch
+
+    from crossfuse.workload.expression import Algebra, canonical, evaluate
+
+    own = {
+        "relu": torch.relu,
+        "silu": torch.nn.functional.silu,
+        "gelu": torch.nn.functional.gelu,
+        "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    }
+    algebra = Algebra(
+        constant=lambda value: value,
+        functions={
+            "exp": torch.exp,
+            "tanh": torch.tanh,
+            "sigmoid": torch.sigmoid,
+            "erf": torch.erf,
+            "sqrt": torch.sqrt,
+            "abs": torch.abs,
+            "max": lambda x, y: _extreme(x, y, "min", torch.maximum),
+            "min": lambda x, y: _extreme(x, y, "max", torch.minimum),
+        },
+    )
+    name = canonical(act)
+    return own.get(name, lambda x: evaluate(name, x, algebra))
+
+
+def _extreme(x: Any, y: Any, bound: str, both: Any) -> Any:
+    """A maximum or minimum of which one side may be a number."""
+    import torch
+
+    if isinstance(y, float):
+        return torch.clamp(x, **{bound: y})
+    return torch.clamp(y, **{bound: x}) if isinstance(x, float) else both(x, y)
+
+
+def _seeded(make: Any, dtype: str, seed: int) -> Any:
+    import torch
+
+    # The caller's random state is left as it was.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = make()
+    return module.to(getattr(torch, float_type(dtype).name)).eval()

@@ -1,0 +1,5 @@
+"""Everything about the package stands in pyproject.toml."""
+
+from setuptools import setup
+
+setup()

@@ -1,0 +1,62 @@
+"""Tiers by folder, hypothesis profiles, and a cache that no other run has filled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+try:
+    from hypothesis import HealthCheck, settings
+except ImportError:  # a GPU machine without a network runs tests/gpu, which needs no hypothesis
+    settings = None
+
+TESTS = Path(__file__).parent
+TIERS = ("null", "cpu", "gpu")
+# What a folder's tests are when they carry no tier's marker themselves.
+TIER_OF_FOLDER = {"null": "null", "cpu": "cpu", "gpu": "gpu", "errors": "cpu"}
+
+if settings is not None:
+    # Compiling takes longer than any deadline that would say something about the code under test.
+    quiet = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("ci", max_examples=50, derandomize=True, **quiet)
+    settings.register_profile("nightly", max_examples=500, print_blob=True, **quiet)
+    # The option --hypothesis-profile is applied later and wins.
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@lru_cache(maxsize=1)
+def reason_without_hopper() -> str | None:
+    """Say why GPU tests cannot run here; None where they can."""
+    from crossfuse.doctor.gpu import find_gpus
+
+    gpus = find_gpus()
+    if any(gpu.capability == (9, 0) for gpu in gpus):
+        return None
+    found = ", ".join("{} ({}.{})".format(gpu.name, *gpu.capability) for gpu in gpus) or "none"
+    return f"needs a CUDA device of compute capability 9.0; found {found}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test its tier, before -m selects by it, and skip what this machine cannot run."""
+    for item in items:
+        if not any(item.get_closest_marker(tier) for tier in TIERS):
+            folder = item.path.relative_to(TESTS).parts[0]
+            if folder in TIER_OF_FOLDER:
+                item.add_marker(TIER_OF_FOLDER[folder])
+        if item.get_closest_marker("gpu"):
+            reason = reason_without_hopper()
+            if reason is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Point the kernel cache at a folder of this test process, never at the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -1,0 +1,93 @@
+"""Calls kernel libraries under the stub driver and prints what came of each call as JSON.
+
+Runs as a program of its own: the driver is looked up once in a process, along LD_LIBRARY_PATH.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+from cpu.runtime.fake_cuda import aligned, on_gpu
+from crossfuse.errors import RefusedError
+from crossfuse.runtime import LoadedKernel, load
+
+FOLDER = Path(sys.argv[1])
+LOG = Path(os.environ["STUB_LOG"])
+STREAM = 0x7700
+
+
+def attempt(action: Callable[[], Any], **settings: object) -> dict[str, Any]:
+    """Run `action` with the stub's settings; its value or refusal, and the calls it led to."""
+    LOG.write_text("")
+    for name, value in settings.items():
+        os.environ[f"STUB_{name.upper()}"] = str(value)
+    try:
+        outcome: dict[str, Any] = {"value": action()}
+    except RefusedError as error:
+        outcome = {"refused": type(error).__name__, "text": str(error)}
+    for name in settings:
+        del os.environ[f"STUB_{name.upper()}"]
+    return outcome | {"calls": [json.loads(line) for line in LOG.read_text().splitlines()]}
+
+
+def kernel(name: str, **options: Any) -> LoadedKernel:
+    return load(FOLDER / f"{name}.so", **options)
+
+
+def add(**options: Any) -> float:
+    ones = np.ones((4, 128), np.float32)
+    return float(kernel("vector_add", check_device=False).run(ones, ones, **options)[0, 0])
+
+
+def total(size: int, device: int = 0) -> float:
+    ones = np.ones((2, size, 128), np.float32)
+    return float(kernel(f"cluster_sum_{size}").run(ones, device=device)[0, 0, 0])
+
+
+def on_stream() -> None:
+    arrays = [on_gpu(aligned((4, 128)), device=1) for _ in "ABC"]
+    with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:1"), STREAM):
+        kernel("vector_add")(*arrays)
+
+
+def from_threads() -> None:
+    threads = [threading.Thread(target=lambda: add(device=2)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def main() -> None:
+    results = {
+        "no device": attempt(add, devices=0),
+        "no device, load": attempt(lambda: kernel("vector_add").name, devices=0),
+        "foreign, load": attempt(lambda: kernel("vector_add").name, compute=80),
+        "foreign, call": attempt(add, compute=100),
+        "add": attempt(add),
+        "add again": attempt(add),
+        "add twice": attempt(lambda: kernel("add_twice").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
+        "fault": attempt(add, fail="cuMemcpyDtoH_v2"),
+        "cluster 4": attempt(lambda: total(4)),
+        "cluster 16": attempt(lambda: total(16)),
+        "no room": attempt(lambda: total(16, device=1), clusters=0, devices=2),
+        "no shared": attempt(lambda: total(4, device=1), fail="cuFuncSetAttribute", devices=2),
+        "query": attempt(lambda: kernel("cluster_sum_4").max_active_clusters()),
+        "no such device": attempt(lambda: kernel("cluster_sum_4").max_active_clusters(device=5)),
+        "stream": attempt(on_stream, devices=2),
+        "threads": attempt(from_threads, devices=3),
+    }
+    print(json.dumps(results, default=float))
+
+
+if __name__ == "__main__":
+    main()

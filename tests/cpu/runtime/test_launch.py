@@ -1,0 +1,153 @@
+"""What a kernel library asks of the CUDA driver, written down by a stub driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpu.runtime.images import cluster_sum, vector_add
+from crossfuse.runtime import build_library, find_host_compiler
+
+HERE = Path(__file__).parent
+MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER, CLUSTER_DIMENSION = 8, 14, 4
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Outcome of every call of launch_scenarios.py."""
+    folder = tmp_path_factory.mktemp("libraries")
+    add = vector_add()
+    narrow = replace(add.launches[0], grid=(2, 1, 1))
+    twice = replace(add, name="add_twice", launches=(*add.launches, narrow))
+    for image in (add, twice, cluster_sum(4), cluster_sum(16, shared_bytes=200_000)):
+        build_library(image, folder)
+    stub = ["-shared", "-fPIC", "-x", "c", HERE / "libcuda_stub.c", "-o", folder / "libcuda.so.1"]
+    subprocess.run([find_host_compiler(), *stub], check=True)
+    environment = os.environ | {
+        "LD_LIBRARY_PATH": str(folder),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "STUB_LOG": str(folder / "log"),
+    }
+    command = [sys.executable, HERE / "launch_scenarios.py", folder]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def calls(outcome: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [call for call in outcome["calls"] if call["call"] == name]
+
+
+def test_a_plain_launch(results: dict[str, Any]) -> None:
+    outcome = results["add"]
+    assert outcome["value"] == 7.0  # written by the stub's launch, so the output was copied back
+    (launch,) = calls(outcome, "launch")
+    assert (launch["grid"], launch["block"]) == ([4, 1, 1], [128, 1, 1])
+    assert (launch["shared"], launch["attributes"], launch["stream"]) == (0, 0, 0)
+    assert launch["context"] == 0x1000 + 40
+    assert calls(outcome, "load") == [{"call": "load", "elf": True}]
+    assert calls(outcome, "function") == [{"call": "function", "name": "add_kernel"}]
+    assert calls(outcome, "attribute") == []
+    assert len(calls(outcome, "allocate")) == len(calls(outcome, "free")) == 3
+
+
+def test_a_library_is_loaded_once(results: dict[str, Any]) -> None:
+    assert calls(results["add again"], "load") == calls(results["add again"], "occupancy") == []
+    assert len(calls(results["add again"], "launch")) == 1
+    assert len(calls(results["threads"], "load")) == 1
+    assert len(calls(results["threads"], "launch")) == 8
+
+
+def test_launches_keep_their_order(results: dict[str, Any]) -> None:
+    grids = [launch["grid"] for launch in calls(results["add twice"], "launch")]
+    assert grids == [[4, 1, 1], [2, 1, 1]]
+
+
+def test_a_portable_cluster(results: dict[str, Any]) -> None:
+    outcome = results["cluster 4"]
+    (launch,) = calls(outcome, "launch")
+    assert (launch["grid"], launch["shared"]) == ([8, 1, 1], 512)
+    assert (launch["attributes"], launch["id"]) == (1, CLUSTER_DIMENSION)
+    assert launch["cluster"] == [4, 1, 1]
+    assert calls(outcome, "attribute") == [
+        {"call": "attribute", "id": MAX_DYNAMIC_SHARED, "value": 512}
+    ]
+    assert calls(outcome, "occupancy") == [{"call": "occupancy", "cluster": [4, 1, 1]}]
+
+
+def test_a_cluster_of_16_is_allowed_explicitly(results: dict[str, Any]) -> None:
+    outcome = results["cluster 16"]
+    (launch,) = calls(outcome, "launch")
+    assert (launch["grid"], launch["shared"]) == ([32, 1, 1], 200_000)
+    assert (launch["cluster"], launch["id"]) == ([16, 1, 1], CLUSTER_DIMENSION)
+    assert calls(outcome, "attribute") == [
+        {"call": "attribute", "id": MAX_DYNAMIC_SHARED, "value": 200_000},
+        {"call": "attribute", "id": NON_PORTABLE_CLUSTER, "value": 1},
+    ]
+
+
+def test_device_tensors_run_on_their_stream(results: dict[str, Any]) -> None:
+    outcome = results["stream"]
+    (launch,) = calls(outcome, "launch")
+    assert launch["stream"] == 0x7700
+    assert calls(outcome, "retain") == [{"call": "retain", "device": 1}]
+    assert launch["context"] == 0x1000 + 41
+    assert calls(outcome, "allocate") == []
+
+
+def test_no_gpu(results: dict[str, Any]) -> None:
+    assert results["no device, load"]["value"] == "vector_add"
+    assert results["no device"]["refused"] == "EnvironmentRefused"
+    assert results["no device"]["text"] == (
+        "cuda-device: cuInit: found CUDA_ERROR_NO_DEVICE (100); limit: a GPU that the driver "
+        "shows. Instead: run on a machine with an NVIDIA GPU of this library's architecture and "
+        "its driver."
+    )
+    assert results["no such device"]["text"].startswith(
+        "cuda-call: cuDeviceGet of cuda:5: found CUDA_ERROR_INVALID_DEVICE (101);"
+    )
+
+
+def test_a_gpu_of_another_architecture(results: dict[str, Any]) -> None:
+    for outcome, found in ((results["foreign, load"], "8.0"), (results["foreign, call"], "10.0")):
+        assert outcome["refused"] == "ArtefactRefused"
+        assert outcome["text"] == (
+            f"device-arch: vector_add on Stub GPU 0: found compute capability {found}; limit: "
+            "exactly 9.0 (sm_90a). Instead: run on such a GPU, or compile the kernel for this one."
+        )
+        assert calls(outcome, "load") == []
+
+
+def test_a_cluster_that_does_not_fit_is_not_launched(results: dict[str, Any]) -> None:
+    outcome = results["no room"]
+    assert outcome["refused"] == "ArtefactRefused"
+    assert outcome["text"] == (
+        "cluster-fit: kernel 'sum_kernel' on Stub GPU 1 (cuda:1): found room for no cluster of 16 "
+        "CTAs of 128 threads and 200000 bytes of dynamic shared memory; limit: at least 1 cluster "
+        "on the device. Instead: compile with a smaller cluster, fewer threads or less shared "
+        "memory."
+    )
+    assert calls(outcome, "launch") == []
+    assert results["query"]["value"] == 7
+
+
+def test_faults_are_named(results: dict[str, Any]) -> None:
+    outcome = results["fault"]
+    assert outcome["refused"] == "EnvironmentRefused"
+    assert outcome["text"] == (
+        "cuda-call: the kernels or the copy back of 'C' of vector_add: found "
+        "CUDA_ERROR_ILLEGAL_ADDRESS (700, an illegal memory access was encountered); limit: "
+        "CUDA_SUCCESS. Instead: run the program under compute-sanitizer, since a fault of an "
+        "earlier kernel is reported by a later call too."
+    )
+    assert len(calls(outcome, "allocate")) == len(calls(outcome, "free")) == 3
+    assert results["no shared"]["text"].startswith(
+        "cuda-call: dynamic shared memory of 512 bytes of kernel 'sum_kernel': found"
+    )
