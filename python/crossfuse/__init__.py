@@ -27,7 +27,6 @@ _HOME = {
     "load": "runtime",
     "lower": "lower.extract",
     "run_sequential": "emulate",
-    "schedule": "compiler",
 }
 
 __all__ = sorted(_HOME)

@@ -57,7 +57,7 @@ def lower(func: Any, target: str | Device = "nvidia-h100", *, name: str = ENTRY)
     """
     install_pipeline()
     function = only_function(func)
-    shapes = _buffers(function)
+    buffers = buffer_specs(function)
     module = ir.IRModule({name: function.with_attr("global_symbol", name)})
     module = ir.tirx.transform.BindTarget(tvm_target(target))(module)
     _, _, finalize_device = ir.tirx.get_tir_pipeline("s_tir")
@@ -83,10 +83,6 @@ def lower(func: Any, target: str | Device = "nvidia-h100", *, name: str = ENTRY)
     launches = tuple(
         _launch(str(var.name_hint), kernel) for var, kernel in _ordered(module, kernels)
     )
-    written = _written(function)
-    buffers = tuple(
-        BufferSpec(each.name, each.shape, each.dtype, each.name in written) for each in shapes
-    )
     image = KernelImage(name, str(source), buffers, launches)
     return Lowered(image, placements)
 
@@ -109,7 +105,15 @@ def only_function(func: Any) -> Any:
     return functions[0]
 
 
-def _buffers(function: Any) -> list[BufferSpec]:
+def buffer_specs(function: Any) -> tuple[BufferSpec, ...]:
+    """Parameters of a function of constant shapes; those that it writes are outputs.
+
+    Raises
+    ------
+    LoweringRefused
+        If a parameter is no buffer, or its shape is symbolic.
+    """
+    written = _written(function)
     specs: list[BufferSpec] = []
     for parameter in function.params:
         shape = (
@@ -127,8 +131,9 @@ def _buffers(function: Any) -> list[BufferSpec]:
                 instead="specialise the function to one shape first",
             )
         fixed = tuple(int(extent) for extent in shape if extent is not None)
-        specs.append(BufferSpec(str(parameter.name), fixed, str(parameter.ty.dtype), False))
-    return specs
+        name = str(parameter.name)
+        specs.append(BufferSpec(name, fixed, str(parameter.ty.dtype), name in written))
+    return tuple(specs)
 
 
 def _written(function: Any) -> set[str]:

@@ -95,10 +95,12 @@ class _Lowering:
 
     def _locate(self, slab: Any, index: Any) -> tuple[Any, Any, int]:
         """Own address, rank and number of elements of an access through the stand-in."""
-        base, lanes = index, 1
+        # Vectorising leaves sums of ramps and broadcasts; simplified, a contiguous one is a ramp.
+        index = self.analyzer.simplify(index)
+        base, lanes = index, int(ir.tvm.DataType(str(index.ty.dtype)).lanes)
         if isinstance(index, ir.tirx.Ramp) and ir.constant(index.stride) == 1:
-            base, lanes = index.base, int(index.lanes)
-        elif isinstance(index, (ir.tirx.Ramp, ir.tirx.Broadcast)):
+            base = index.base
+        elif lanes > 1:
             raise self._refuse(slab, index, "an access that is not contiguous")
         stride = ir.tirx.IntImm("int32", RANK_STRIDE)
         rank = self.analyzer.simplify(ir.tirx.floordiv(base, stride))

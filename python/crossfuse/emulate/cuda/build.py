@@ -83,9 +83,7 @@ def find_compiler() -> Compiler:
     return Compiler(path, _version(path))
 
 
-def build(
-    translation: Translation, name: str, cache: str | os.PathLike[str] | None = None
-) -> Path:
+def build(translation: Translation, name: str, cache: str | os.PathLike[str] | None = None) -> Path:
     """Compile a translation, or take the executable from the cache.
 
     Parameters
@@ -133,7 +131,7 @@ def build(
                 instead="correct the generated text, or reach PTX through the leaves of dsm.cuh",
             )
         _link(compiler, scratch, runtime)
-        write_atomically(executable, (Path(scratch) / "kernel").read_bytes(), mode=0o755)
+        _store(executable, Path(scratch) / "kernel", 0o755)
     _prune(directory)
     return executable
 
@@ -166,8 +164,22 @@ def _build_runtime(compiler: Compiler, directory: Path, text: str) -> Path:
         source = str(_RUNTIME / "runtime.cpp")
         done = _run(compiler, [*_RUNTIME_FLAGS, "-c", source, "-o", "runtime.o"], scratch)
         _require(done, compiler)
-        write_atomically(library, (Path(scratch) / "runtime.o").read_bytes())
+        _store(library, Path(scratch) / "runtime.o", 0o644)
     return library
+
+
+def _store(path: Path, made: Path, mode: int) -> None:
+    try:
+        write_atomically(path, made.read_bytes(), mode)
+    except OSError as error:
+        raise refuse(
+            EnvironmentRefused,
+            "emulate-cache",
+            str(path.parent),
+            found=str(error),
+            limit="a directory that can be written",
+            instead="pass another directory as cache",
+        ) from None
 
 
 def _link(compiler: Compiler, scratch: str, runtime: Path) -> None:

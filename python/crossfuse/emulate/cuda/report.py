@@ -40,7 +40,9 @@ class Finding:
         Name of the argument or of the static shared array, ``"shared memory"`` for the dynamic
         one, empty where no buffer is concerned.
     index : int
-        Element of an argument (flat, row-major) or byte of a shared array; -1 without a buffer.
+        Position in `unit` from the start of the buffer; -1 without a buffer.
+    unit : str
+        ``"element"`` for an argument (flat, row-major), ``"byte"`` for shared memory.
     first : str
         The statement at fault, as ``"line N: text"`` of the generated text; of a race, the access
         that came first in this emulation. Empty where no statement is.
@@ -57,6 +59,7 @@ class Finding:
     kind: str
     buffer: str
     index: int
+    unit: str
     first: str
     second: str
     cta: int
@@ -64,8 +67,7 @@ class Finding:
     detail: str
 
     def __str__(self) -> str:
-        unit = "byte " if self.buffer == "shared memory" else ""
-        place = f" at {self.buffer}[{unit}{self.index}]" if self.buffer else ""
+        place = f" at {self.unit} {self.index} of {self.buffer}" if self.buffer else ""
         statements = " and ".join(f"`{s}`" for s in (self.first, self.second) if s)
         actor = f" (CTA {self.cta}, thread {self.thread})" if self.thread >= 0 else ""
         where = f" in {statements}" if statements else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -25,6 +26,14 @@ from crossfuse.lower.image import KernelImage
 _SPARE_FINDINGS = 64
 # What the runtime may take beyond its own alarm before it is killed.
 _GRACE_S = 10.0
+_ATTEMPTS = 20
+# Exit status of a runtime that lacks memory, disk or address space.
+_NO_MEANS = 3
+# A record of the runtime about no place and no thread.
+_NOWHERE: dict[str, Any] = {
+    **{"shared": "", "argument": -1, "offset": -1, "in_shared": 0},
+    **{"first": 0, "second": 0, "cta": -1, "thread": -1},
+}
 
 
 def emulate(
@@ -118,24 +127,12 @@ def _write_job(
 
 
 def _execute(executable: Path, directory: Path, timeout_s: float) -> list[dict[str, Any]]:
-    log = ""
-    try:
-        done = subprocess.run(
-            [str(executable)],
-            cwd=directory,
-            capture_output=True,
-            timeout=timeout_s + _GRACE_S,
-            check=False,
-        )
-        status = done.returncode
-        log = done.stderr.decode(errors="replace").strip()
-    except subprocess.TimeoutExpired:
-        status = None
-    if status == 3:
+    status, log = _start(executable, directory, timeout_s + _GRACE_S)
+    if status == _NO_MEANS:
         raise refuse(
             EnvironmentRefused,
             "emulate-run",
-            str(directory),
+            str(executable),
             found=log,
             limit="address space and disk for all buffers",
             instead="emulate a smaller problem, or lift the limits of this process (ulimit -v)",
@@ -144,16 +141,35 @@ def _execute(executable: Path, directory: Path, timeout_s: float) -> list[dict[s
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     records = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
     if status is None:
-        records.append(_incident("timeout", "the emulation did not stop when its time was up"))
+        detail = "the emulation did not stop when its time was up"
+        records.append({**_NOWHERE, "kind": "timeout", "detail": detail})
     elif status != 0:
         cause = f"signal {-status}" if status < 0 else f"exit status {status}"
-        records.append(_incident("crash", f"the emulation ended with {cause} {log}".rstrip()))
+        detail = f"the emulation ended with {cause} {log}".rstrip()
+        records.append({**_NOWHERE, "kind": "crash", "detail": detail})
     return records
 
 
-def _incident(kind: str, detail: str) -> dict[str, Any]:
-    place = {"shared": "", "argument": -1, "offset": -1, "in_shared": 0}
-    return {"kind": kind, "detail": detail, "cta": -1, "thread": -1, "first": 0, "second": 0, **place}
+def _start(executable: Path, directory: Path, timeout_s: float) -> tuple[int | None, str]:
+    """Run the executable; the exit status is None if it had to be killed."""
+    for _ in range(_ATTEMPTS):
+        try:
+            done = subprocess.run(
+                [str(executable)],
+                cwd=directory,
+                capture_output=True,
+                timeout=timeout_s,
+                check=False,
+            )
+            return done.returncode, done.stderr.decode(errors="replace").strip()
+        except subprocess.TimeoutExpired:
+            return None, ""
+        except OSError as error:
+            if error.errno != errno.ETXTBSY:
+                return _NO_MEANS, str(error)
+            # A process that another thread is just starting still holds the file open.
+            time.sleep(0.05)
+    return _NO_MEANS, "an executable that stays open for writing"
 
 
 def _read_outputs(directory: Path, image: KernelImage) -> dict[str, np.ndarray]:
@@ -181,9 +197,9 @@ def _findings(
                 continue
             kind = "barrier-divergence"
         buffer, index = _place(record, image)
-        finding = Finding(
-            kind, buffer, index, first, second, record["cta"], record["thread"], record["detail"]
-        )
+        unit = "element" if record["argument"] >= 0 else "byte"
+        actor = (record["cta"], record["thread"])
+        finding = Finding(kind, buffer, index, unit, first, second, *actor, record["detail"])
         found.setdefault((kind, buffer, frozenset((first, second))), finding)
     return tuple(found.values())
 

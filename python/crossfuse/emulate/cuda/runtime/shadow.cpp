@@ -37,10 +37,14 @@ const char* verb(Mode mode) {
 void race(const Region& region, size_t offset, const Access& before, bool before_wrote,
           const Access& now, Mode mode) {
   if (!is_news("race", before.site, now.site)) return;
-  const char* missing = before.cluster != now.cluster ? "different clusters are never ordered"
-                        : before.rank() != now.rank()
-                            ? "no cluster barrier lies between"
-                            : "no CTA barrier lies between";
+  const char* missing = "no CTA barrier lies between";
+  if (before.cluster != now.cluster) {
+    missing = "clusters of one launch are never ordered";
+  } else if (before.rank() != now.rank()) {
+    missing = "no cluster barrier lies between";
+  } else if (before.index() / kWarp == now.index() / kWarp) {
+    missing = "no CTA barrier or __syncwarp lies between";
+  }
   const char* done = before.site & kAtomic ? "updates" : before_wrote ? "writes" : "reads";
   report({"race", place_of(region, offset), before.site, now.site, current_cta(), current_thread(),
           format("%s %s and %s %s it, and %s", who(before).c_str(), done, who(now).c_str(),

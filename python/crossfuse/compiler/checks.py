@@ -1,0 +1,131 @@
+"""Every check of a compiled kernel, as a list of verdicts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from crossfuse.compiler.problem import Problem, make_problem
+from crossfuse.errors import EnvironmentRefused, RefusedError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from crossfuse.compiler.compiled import Compiled
+
+#: Runs on the GPU that must agree bit by bit.
+REPEATS = 100
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of one check.
+
+    Attributes
+    ----------
+    name : str
+        What was checked.
+    status : str
+        "passed", "failed", or "skipped" where the machine lacks what it needs.
+    detail : str
+        Numbers, or what is wrong.
+    seconds : float
+        Wall time.
+    """
+
+    name: str
+    status: str
+    detail: str
+    seconds: float
+
+
+def check(compiled: Compiled, *, seed: int = 0, gpu: bool = True) -> tuple[Verdict, ...]:
+    """Run every checker on random inputs.
+
+    Parameters
+    ----------
+    compiled : Compiled
+        The kernel. Both CPU checkers execute every operation of it: take small shapes.
+    seed : int
+        Of the inputs and of the emulator's thread orders.
+    gpu : bool
+        Whether to run it on the GPU, if there is one.
+
+    Returns
+    -------
+    tuple[Verdict, ...]
+        Schedule on LLVM, generated CUDA emulated, resources of the cubin, the GPU.
+    """
+    problem = make_problem(compiled.source, compiled.schedule, seed)
+    checks: list[tuple[str, Callable[[], str]]] = [
+        ("schedule, run on LLVM", lambda: _sequential(compiled, problem)),
+        ("generated CUDA, emulated", lambda: _emulated(compiled, problem, seed)),
+        ("cubin for sm_90a", lambda: _resources(compiled)),
+    ]
+    if gpu:
+        checks.append((f"GPU, {REPEATS} runs", lambda: _on_gpu(compiled, problem)))
+    return tuple(_run(name, body) for name, body in checks)
+
+
+def _run(name: str, body: Callable[[], str]) -> Verdict:
+    start = time.perf_counter()
+    try:
+        status, detail = "passed", body()
+    except EnvironmentRefused as error:
+        status, detail = "skipped", f"{error.refusal.found}; {error.refusal.instead}"
+    except RefusedError as error:
+        status, detail = "failed", str(error)
+    return Verdict(name, status, detail, time.perf_counter() - start)
+
+
+def _sequential(compiled: Compiled, problem: Problem) -> str:
+    from crossfuse.emulate.llvm import run_sequential
+
+    report = run_sequential(compiled.schedule, problem.inputs)
+    report.raise_if_wrong()
+    return f"{_accuracy(problem, report.outputs)}; forwards = backwards"
+
+
+def _emulated(compiled: Compiled, problem: Problem, seed: int) -> str:
+    from crossfuse.emulate.cuda import emulate
+
+    report = emulate(compiled.lowered.image, problem.inputs, seed=seed)
+    report.raise_if_wrong()
+    return f"{_accuracy(problem, report.outputs)}; no race, no stray access, two thread orders"
+
+
+def _resources(compiled: Compiled) -> str:
+    parts = []
+    for usage in compiled.artefact.manifest.resources:
+        spills = usage.spill_store_bytes + usage.spill_load_bytes
+        parts.append(f"{usage.registers} registers, {spills} bytes spilled")
+    return "; ".join(parts)
+
+
+def _on_gpu(compiled: Compiled, problem: Problem) -> str:
+    """One run judged, the others compared with it bit by bit."""
+    arrays = [problem.inputs[each.name] for each in compiled.lowered.image.buffers if not each.output]
+    first = compiled.kernel.run(*arrays)
+    for _ in range(REPEATS - 1):
+        if compiled.kernel.run(*arrays).tobytes() != first.tobytes():
+            from crossfuse.errors import CheckFailed, refuse
+
+            raise refuse(
+                CheckFailed,
+                "gpu",
+                compiled.source.summary,
+                found="different bits in two runs on the same inputs",
+                limit=f"{REPEATS} equal results",
+                instead="emulate the kernel: it reports races by statement",
+            )
+    (output,) = (each.name for each in compiled.lowered.image.buffers if each.output)
+    return f"{_accuracy(problem, {output: first})}; all equal bit by bit"
+
+
+def _accuracy(problem: Problem, outputs: Mapping[str, np.ndarray]) -> str:
+    (output,) = outputs.values()
+    return problem.judge(output)
+
+

@@ -1,0 +1,204 @@
+"""`compile`: schedule by rule, lower, build; and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.compiler.source import Source, read_source
+from crossfuse.errors import LoweringRefused, RefusedError, ScheduleRefused, refuse
+from crossfuse.hardware import Device, device
+from crossfuse.schedule.rules.tiles import Tiles
+
+if TYPE_CHECKING:
+    from crossfuse.lower.extract import Lowered
+    from crossfuse.runtime import Artefact, LoadedKernel
+
+#: Tried in order where the caller leaves the cluster size open: portable sizes first.
+CLUSTER_SIZES = (8, 4, 16, 2, 7, 6, 5, 3, 1)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel from source to library.
+
+    Attributes
+    ----------
+    source : Source
+        What was compiled.
+    schedule : Any
+        The ``tvm.s_tir.Schedule``, with its trace.
+    lowered : Lowered
+        Generated CUDA, launches, shared memory plan.
+    artefact : Artefact
+        The shared library and its manifest.
+    target : Device
+        What it was compiled for.
+    """
+
+    source: Source
+    schedule: Any
+    lowered: Lowered
+    artefact: Artefact
+    target: Device
+
+    @cached_property
+    def kernel(self) -> LoadedKernel:
+        """The loaded library: called with all buffers, see `crossfuse.runtime.LoadedKernel`."""
+        from crossfuse.runtime import load
+
+        return load(self.artefact.library)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run on the GPU.
+
+        Parameters
+        ----------
+        *inputs : tensor
+            Of a torch module: its inputs, as CUDA tensors; the module's weights are used as they
+            were when it was compiled. Of anything else: all inputs of the function, as torch CUDA
+            tensors or numpy arrays.
+
+        Returns
+        -------
+        tensor
+            The output, in the framework of the first input.
+
+        Raises
+        ------
+        EnvironmentRefused, ArtefactRefused
+            If there is no GPU, or an argument does not fit.
+        """
+        outlined, imported = self.source.outlined, self.source.imported
+        if outlined is None or imported is None:
+            return self.kernel.run(*inputs)
+        from crossfuse.compiler.weights import on_device
+
+        values = [*inputs, *on_device(imported.params, inputs[0].device, self._weights)]
+        output = self.kernel.run(*outlined.arrange(values))
+        return output.reshape(outlined.output_shape)
+
+    @cached_property
+    def _weights(self) -> dict[Any, list[Any]]:
+        """Copies of the module's weights, by device."""
+        return {}
+
+
+def compile(  # noqa: A001  (the name users expect)
+    source: Any,
+    *,
+    example_inputs: Sequence[Any] | None = None,
+    target: str | Device = "nvidia-h100",
+    cluster: int | None = None,
+    tiles: Tiles | None = None,
+    ring: bool = True,
+    scatter: bool = True,
+    directory: str | Path | None = None,
+    name: str = "main",
+) -> Compiled:
+    """Compile a GEMM, GEMM chain or gated FFN into one cluster kernel.
+
+    Parameters
+    ----------
+    source : str | WorkloadSpec | torch.nn.Module | IRModule | PrimFunc | Schedule
+        See `crossfuse.compiler.read_source`.
+    example_inputs : Sequence[torch.Tensor] | None
+        Inputs of a torch module.
+    target : str | Device
+        ``"nvidia-h100"`` or ``"nvidia-h200"``.
+    cluster : int | None
+        CTAs in a cluster; None takes the first size that fits, 8 and 4 first.
+    tiles : Tiles | None
+        Tile sizes; what is left out is chosen.
+    ring : bool
+        Chains: pass slices in ring order, see `dsm_shuffle`.
+    scatter : bool
+        Single products: reduce-scatter or all-exchange, see `dsm_reduce`.
+    directory : str | Path | None
+        Where ``<name>.so`` and ``<name>.json`` go; None makes a temporary directory.
+    name : str
+        Name of the function in the library.
+
+    Returns
+    -------
+    Compiled
+        Schedule, generated code and library.
+
+    Raises
+    ------
+    WorkloadRefused, ScheduleRefused, LoweringRefused
+        If there is no correct kernel of this kind, with the reason.
+    EnvironmentRefused
+        If nvcc or a C++ compiler is missing.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> kernel.lowered.image.launches[0].cluster
+    (4, 1, 1)
+    """
+    from crossfuse.lower.extract import lower
+    from crossfuse.runtime import build_library
+
+    read = read_source(source, example_inputs)
+    spec = device(target)
+    sizes = CLUSTER_SIZES if cluster is None and read.schedule is None else (cluster or 1,)
+    refusals: list[RefusedError] = []
+    for size in sizes:
+        try:
+            schedule = read.schedule or _by_rule(read.func, size, tiles, ring, scatter)
+            lowered = lower(schedule, spec, name=name)
+        except (ScheduleRefused, LoweringRefused) as error:
+            refusals.append(error)
+            continue
+        trace = _trace(schedule)
+        artefact = build_library(
+            lowered.image,
+            directory if directory is not None else mkdtemp(prefix="crossfuse-"),
+            device=spec,
+            metadata={"source": read.summary, "cluster": lowered.image.launches[0].cluster_size},
+            schedule_trace=trace,
+        )
+        return Compiled(read, schedule, lowered, artefact, spec)
+    raise _none_fits(read, refusals)
+
+
+def _by_rule(func: Any, cluster: int, tiles: Tiles | None, ring: bool, scatter: bool) -> Any:
+    """Schedule a canonical function by the rule for its number of products."""
+    from crossfuse import _tvm as ir
+    from crossfuse.schedule.rules.chain import read_chain
+    from crossfuse.schedule.rules.ffn import schedule_ffn
+    from crossfuse.schedule.rules.split_k import schedule_split_k
+
+    if read_chain(ir.Schedule(func)).second is None:
+        return schedule_split_k(func, cluster=cluster, tiles=tiles, scatter=scatter)
+    return schedule_ffn(func, cluster=cluster, tiles=tiles, ring=ring)
+
+
+def _none_fits(source: Source, refusals: list[RefusedError]) -> RefusedError:
+    """The refusal itself, or of several the one that names them all."""
+    if len(refusals) == 1:
+        return refusals[0]
+    reasons = dict.fromkeys(str(each.refusal.found) for each in refusals)
+    return refuse(
+        ScheduleRefused,
+        "compile",
+        source.summary,
+        found="; ".join(list(reasons)[:3]),
+        limit="a cluster size of 1 to 16 for which a rule has a schedule that fits",
+        instead="give cluster and tiles, or write the schedule with the primitives",
+    )
+
+
+def _trace(schedule: Any) -> str:
+    """The schedule's trace as JSON text."""
+    from crossfuse.schedule.trace_json import trace_json
+
+    return trace_json(schedule.trace)
+
+

@@ -1,0 +1,137 @@
+"""Parts that generated schedules are made of: threads over a tile, staged operands, registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Threads of a CTA and how they lie over a tile.
+
+    Attributes
+    ----------
+    y, x : int
+        Extents; with y = 1 only threadIdx.x is bound.
+    flat : bool
+        Over the fused tile, or over its rows and columns.
+    strided : bool
+        Whether the elements of one thread lie apart, or next to each other.
+    """
+
+    y: int
+    x: int
+    flat: bool
+    strided: bool
+
+
+@st.composite
+def threads(draw: st.DrawFn, rows: int, columns: int) -> Threads:
+    """Threads that mostly divide a tile; sometimes some are left over."""
+    flat = draw(st.booleans())
+    if flat:
+        total = draw(_near_divisor(rows * columns, 96))
+        y = draw(st.sampled_from([d for d in (1, 2, 3, 4, 8) if total % d == 0]))
+        return Threads(y, total // y, True, draw(st.booleans()))
+    y, x = draw(_near_divisor(rows, 8)), draw(_near_divisor(columns, 16))
+    return Threads(y, x, False, draw(st.booleans()))
+
+
+def divisors(number: int, limit: int) -> list[int]:
+    """Divisors of a number up to a limit."""
+    return [d for d in range(1, min(number, limit) + 1) if number % d == 0]
+
+
+@st.composite
+def _near_divisor(draw: st.DrawFn, number: int, limit: int) -> int:
+    if draw(st.integers(0, 5)):
+        return draw(st.sampled_from(divisors(number, limit)))
+    return draw(st.integers(1, min(number + 3, limit)))
+
+
+def lay(sch: Any, row: Any, column: Any, layout: Threads) -> tuple[Any, Any]:
+    """Bind a tile to threads; the innermost thread loop, and the loop of one thread's elements."""
+    if layout.flat:
+        fused = sch.fuse(row, column)
+        y, x, inner = _split_flat(sch, fused, layout)
+    elif layout.strided:
+        i, y = sch.split(row, [None, layout.y])
+        j, x = sch.split(column, [None, layout.x])
+        sch.reorder(i, j, y, x)
+        inner = j
+    else:
+        y, i = sch.split(row, [layout.y, None])
+        x, j = sch.split(column, [layout.x, None])
+        sch.reorder(y, x, i, j)
+        inner = j
+    if y is not None and layout.y > 1:
+        sch.bind(y, "threadIdx.y")
+    sch.bind(x, "threadIdx.x")
+    return x, inner
+
+
+def _split_flat(sch: Any, fused: Any, layout: Threads) -> tuple[Any, Any, Any]:
+    if layout.strided:
+        inner, y, x = sch.split(fused, [None, layout.y, layout.x])
+    else:
+        y, x, inner = sch.split(fused, [layout.y, layout.x, None])
+    return y, x, inner
+
+
+def stage(sch: Any, block: Any, index: int, at: Any, layout: Threads, how: Staging) -> Any:
+    """Stage an operand in shared memory, copied by the threads of the CTA."""
+    copy = sch.cache_read(block, index, how.scope, consumer_blocks=[block])
+    sch.compute_at(copy, at, preserve_unit_loops=True)
+    copy_by_threads(sch, copy, 2, layout, how)
+    return copy
+
+
+def copy_by_threads(sch: Any, copy: Any, dims: int, layout: Threads, how: Staging) -> None:
+    """Spread the innermost loops of a copying block over the threads."""
+    if not how.spread:
+        return
+    fused = sch.fuse(*list(sch.get_loops(copy))[-dims:])
+    _, y, x, lanes = sch.split(fused, [None, layout.y, layout.x, how.vector])
+    if layout.y > 1:
+        sch.bind(y, "threadIdx.y")
+    sch.bind(x, "threadIdx.x")
+    if how.vector > 1:
+        sch.vectorize(lanes)
+
+
+@dataclass(frozen=True)
+class Staging:
+    """How operands are staged.
+
+    Attributes
+    ----------
+    operands : tuple[int, ...]
+        Which reads of the product.
+    scope : str
+        "shared" or "shared.dyn".
+    depth : int
+        Elements of the reduction at a time.
+    vector : int
+        Elements that go together.
+    spread : bool
+        Whether the copy is spread over threads, or done by each thread in full.
+    """
+
+    operands: tuple[int, ...]
+    scope: str
+    depth: int
+    vector: int
+    spread: bool
+
+
+@st.composite
+def stagings(draw: st.DrawFn, extent: int) -> Staging:
+    """Ways to stage the operands of a reduction of some extent; mostly all threads copy."""
+    operands = draw(st.sampled_from([(), (0,), (1,), (0, 1), (1, 0)]))
+    depth = draw(_near_divisor(extent, 32))
+    vector = draw(st.sampled_from([1, 1, 1, 2, 4, 8]))
+    scope = draw(st.sampled_from(["shared", "shared.dyn"]))
+    return Staging(operands, scope, depth, vector, draw(st.integers(0, 15)) > 0)

@@ -1,0 +1,103 @@
+"""What must be true of every schedule: refused in full sentences, or right by both checkers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.emulate.cuda import emulate
+from crossfuse.emulate.llvm import run_sequential
+from crossfuse.errors import LoweringRefused, RefusedError, ScheduleRefused
+from crossfuse.lower.extract import lower
+from crossfuse.workload import WorkloadSpec, adversarial_inputs, check, random_inputs
+
+#: Names of `adversarial_inputs`, and the random ones.
+INPUTS = (
+    "random",
+    "large",
+    "zero_rows",
+    "constant_rows",
+    "denormal",
+    "one_hot",
+    "alternating",
+)
+# A line of JSON an example, for counting what a long run refused and passed.
+_JOURNAL = "CROSSFUSE_FUZZ_JOURNAL"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a schedule that broke no promise.
+
+    Attributes
+    ----------
+    rule : str
+        The rule that refused it, "tvm" for a refusal by a primitive of TVM, "" if it passed.
+    text : str
+        The refusal.
+    """
+
+    rule: str
+    text: str
+
+    @property
+    def passed(self) -> bool:
+        return not self.rule
+
+    def __str__(self) -> str:
+        return f"refused by {self.rule}" if self.rule else "passed"
+
+
+def judge(spec: WorkloadSpec, build: Callable[[], Any], inputs: str = "random") -> Verdict:
+    """Build, lower and run a schedule; anything but a refusal or a right result is raised."""
+    try:
+        sch = build()
+    except ScheduleRefused as error:
+        return _refused(error)
+    except ir.ScheduleError as error:
+        return Verdict("tvm", str(error).strip().splitlines()[-1])
+    try:
+        image = lower(sch).image
+    except LoweringRefused as error:
+        return _refused(error)
+    _run(spec, sch, image, arguments(spec, inputs))
+    return Verdict("", "")
+
+
+def arguments(spec: WorkloadSpec, inputs: str) -> dict[str, Any]:
+    """Inputs by the name of their case."""
+    if inputs == "random":
+        return random_inputs(spec)
+    return dict(adversarial_inputs(spec))[inputs]
+
+
+def journal(plan: Any, outcome: str) -> None:
+    """Append an outcome to the file that CROSSFUSE_FUZZ_JOURNAL names, if it does."""
+    path = os.environ.get(_JOURNAL)
+    if path:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"plan": repr(plan), "outcome": outcome}) + "\n")
+
+
+def _run(spec: WorkloadSpec, sch: Any, image: Any, given: dict[str, Any]) -> None:
+    report = run_sequential(sch, given)
+    report.raise_if_wrong()
+    (sequential,) = report.outputs.values()
+    check(spec, given, sequential)
+    emulation = emulate(image, given, seed=len(image.cuda))
+    emulation.raise_if_wrong()
+    (emulated,) = emulation.outputs.values()
+    check(spec, given, emulated)
+
+
+def _refused(error: RefusedError) -> Verdict:
+    for field in fields(error.refusal):
+        value = getattr(error.refusal, field.name)
+        assert isinstance(value, str) and value.strip(), f"{field.name} is empty in: {error}"
+        assert "\n" not in value, f"{field.name} has several lines in: {error}"
+    assert len(str(error)) < 1500, f"longer than anyone reads: {error}"
+    return Verdict(error.refusal.rule, str(error))

@@ -1,0 +1,91 @@
+"""What specs and suites refuse, word by word."""
+
+from __future__ import annotations
+
+import pytest
+
+from crossfuse.errors import WorkloadRefused
+from crossfuse.workload import resolve
+
+KEYS = "one of M, K, N, L, dtype, act, weights, out, combine"
+LANGUAGE = "x, numbers, + - * / **, and the functions exp, tanh, sigmoid, erf, sqrt, abs, max, min"
+REWRITE = "rewrite it with these"
+IDS = "limit: G1 to G10, S1 to S8, C1 to C8, R1 to R12"
+TYPES = "float16, bfloat16, float32, float8_e4m3fn, float8_e5m2"
+
+SPECS = {
+    "gated_fnn:M=1": "workload-kind: kind: found 'gated_fnn'; "
+    "limit: one of gated_ffn, gemm_chain, gemm. Instead: write 'gated_ffn'.",
+    "matmul:M=1": "workload-kind: kind: found 'matmul'; "
+    "limit: one of gated_ffn, gemm_chain, gemm. Instead: choose one of these.",
+    "gemm:M=1,K=2": "workload-extent: gemm: found no N; limit: the extents M, K, N. "
+    "Instead: add N=128 or the extents you mean.",
+    "gemm_chain:dtype=f16": "workload-extent: gemm_chain: found no M, K, N, L; limit: the extents "
+    "M, K, N, L. Instead: add M=128,K=128,N=128,L=128 or the extents you mean.",
+    "gemm:M=1,K=2,N=3,m=2": f"workload-key: gemm:key: found 'm'; limit: {KEYS}. "
+    "Instead: write 'M'.",
+    "gemm:M=1,K=2,N=3,wieghts=nk": "workload-key: gemm:key: found 'wieghts'; "
+    f"limit: {KEYS}. Instead: write 'weights'.",
+    "gemm:M=1,M=2,K=2,N=3": "workload-key: gemm:M: found 1 and 2; limit: one value. "
+    "Instead: keep one of them.",
+    "gemm:M=1,K=2,N=3,bf16": "workload-spec: gemm: found 'bf16'; "
+    "limit: key=value pairs separated by commas. Instead: write key=value.",
+    "gemm:M=0,K=2,N=3": "workload-extent: gemm:M: found 0; limit: a positive integer. "
+    "Instead: write M=128, say.",
+    "gemm:M=1,K=-2,N=3": "workload-extent: gemm:K: found -2; limit: a positive integer. "
+    "Instead: write K=128, say.",
+    "gemm:M=1,K=2,N=3,L=4": "workload-extent: gemm:L: found 4; limit: M, K and N, because gemm has "
+    "no second product. Instead: leave L out, or write kind gemm_chain.",
+    "gemm:M=100000,K=2,N=100000": "workload-extent: gemm:MxN: found 10000000000 elements; "
+    "limit: 2147483647, so that int32 can index them. Instead: compute the matrix in slices.",
+    "gemm:M=1,K=2,N=3,dtype=int8": f"workload-dtype: dtype: found 'int8'; limit: one of {TYPES}. "
+    "Instead: choose one of these.",
+    "gemm:M=1,K=2,N=3,out=flaot32": f"workload-dtype: out: found 'flaot32'; limit: one of {TYPES}. "
+    "Instead: write 'float32'.",
+    "gemm:M=1,K=2,N=3,weights=nm": "workload-weights: weights: found 'nm'; limit: one of kn, nk. "
+    "Instead: choose one of these.",
+    "gemm:M=1,K=2,N=3,combine=mean": "workload-combine: combine: found 'mean'; "
+    "limit: one of sum, prod, max, min. Instead: choose one of these.",
+    "gemm_chain:M=1,K=2,N=3,L=4,combine=max": "workload-combine: gemm_chain:combine: found max; "
+    "limit: sum, because only gemm has a free choice of reduction. "
+    "Instead: write kind gemm, or leave combine out.",
+    "S33": f"workload-id: suites: found 'S33'; {IDS}. Instead: write 'S3'.",
+    "ffn": f"workload-id: suites: found 'ffn'; {IDS}. "
+    "Instead: choose one of these, or write a spec such as gemm:M=8,K=8,N=8.",
+    "C1": "workload-kind: C1: found conv_chain (ResNet); limit: a gemm_chain or gated_ffn, because "
+    "implicit GEMM chains are not yet lowered. Instead: take one of G1 to G10, or write the 1x1 "
+    "convolutions as a gemm_chain with M = H*W.",
+    "R7": "workload-kind: R7: found cascade (softmax); limit: a gemm_chain or gated_ffn, because "
+    "cascades of reductions are not yet lowered. Instead: take one of G1 to G10 or S1 to S8.",
+}
+ACTS = {
+    "silo": f"found 'silo'; limit: {LANGUAGE}. Instead: write 'silu'.",
+    "x+": f"found no expression; limit: {LANGUAGE}. Instead: use these, or one of the names "
+    "identity, relu, squared_relu, silu, quick_gelu, gelu, gelu_tanh, sigmoid, tanh.",
+    "x.real": f"found 'x.real'; limit: {LANGUAGE}. Instead: {REWRITE}.",
+    "sigmod(x)": "found the function 'sigmod'; limit: the functions exp, tanh, sigmoid, erf, sqrt, "
+    "abs, max, min. Instead: write 'sigmoid'.",
+    "max(x)": f"found max with 1 arguments; limit: 2 for max. Instead: {REWRITE}.",
+    "x**0.5": f"found the exponent 0.5; limit: an integer from 1 to 8. Instead: {REWRITE}.",
+    "((x**8)**8)**8": f"found 584 operations; limit: at most 200. Instead: {REWRITE}.",
+    "2*3": f"found an expression without x; limit: a function of x. Instead: {REWRITE}.",
+    "x/(1-1)": "found a division by zero; limit: constant parts that are finite. "
+    f"Instead: {REWRITE}.",
+    "x*sqrt(0-1)": "found a function outside its domain or range; "
+    f"limit: constant parts that are finite. Instead: {REWRITE}.",
+    "x*1e39": f"found the constant 1e+39; limit: finite in float32. Instead: {REWRITE}.",
+}
+
+
+@pytest.mark.parametrize("text", SPECS)
+def test_a_spec_is_refused(text: str) -> None:
+    with pytest.raises(WorkloadRefused) as caught:
+        resolve(text)
+    assert str(caught.value) == SPECS[text]
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_an_activation_is_refused(act: str) -> None:
+    with pytest.raises(WorkloadRefused) as caught:
+        resolve(f"S3:act={act}")
+    assert str(caught.value) == f"workload-act: act={act}: {ACTS[act]}"
