@@ -125,7 +125,10 @@ def run_case(spec_text: str, library: str, repeats: int) -> dict[str, Any]:
     result = {"worst_error_over_allowed": {k: round(v, 4) for k, v in errors.items()}}
     result |= {"repeats": repeats, "differing": distinct, "active_clusters": None}
     result["active_clusters"] = kernel.max_active_clusters()
-    result["microseconds"] = _time(kernel, tensors, output) if repeats > 1 else None
+    if repeats > 1:  # not under a sanitizer
+        from crossfuse.compiler.measure import median_microseconds
+
+        result["microseconds"] = round(median_microseconds(lambda: kernel(*tensors, output)), 2)
     result["status"] = "passed" if distinct == 0 else "failed"
     return result
 
@@ -145,28 +148,6 @@ def _equal(left: Any, right: Any) -> bool:
 
     bits = torch.int16 if left.element_size() == 2 else torch.int32
     return bool(torch.equal(left.view(bits), right.view(bits)))
-
-
-def _time(kernel: Any, tensors: list[Any], output: Any) -> float:
-    """Median microseconds of a graph replay; 256 MB are written before each to clear the L2."""
-    import torch
-
-    flush = torch.empty(64 * 2**20, dtype=torch.int32, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    kernel(*tensors, output)
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        kernel(*tensors, output)
-    times = []
-    for _ in range(15):
-        flush.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return round(sorted(times)[len(times) // 2], 2)
 
 
 def worker(jobs: str, repeats: int) -> None:

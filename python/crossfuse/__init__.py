@@ -25,7 +25,6 @@ _HOME = {
     "device": "hardware",
     "emulate_cuda": "emulate",
     "load": "runtime",
-    "lower": "lower.extract",
     "run_sequential": "emulate",
 }
 

@@ -32,6 +32,15 @@ def module(build: Build, *operands: tuple[tuple[Any, ...], str]) -> tvm.IRModule
     return builder.get()
 
 
+def fused(mod: tvm.IRModule) -> tvm.IRModule:
+    passes = (
+        relax.transform.LegalizeOps(),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FuseOps(),
+    )
+    return tvm.transform.Sequential(passes)(mod)
+
+
 def chain(emit: Any, x: Any, first: Any, second: Any) -> Any:
     return op.matmul(emit(op.nn.relu(emit(op.matmul(x, first)))), second)
 
@@ -100,7 +109,12 @@ MODULES: dict[str, tuple[Callable[[], tvm.IRModule], str]] = {
     ),
     "legalised": (
         lambda: relax.transform.LegalizeOps()(module(chain, *CHAIN)),
-        "main: found Op(relax.call_tir); limit: calls of Relax operators. "
+        "main: found a call of relax.call_tir; limit: calls of Relax operators. "
+        "Instead: pass the model before LegalizeOps.",
+    ),
+    "fused": (
+        lambda: fused(module(chain, *CHAIN)),
+        "main: found a call of fused_matmul_relu; limit: calls of Relax operators. "
         "Instead: pass the model before LegalizeOps.",
     ),
     "nothing": (

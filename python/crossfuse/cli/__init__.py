@@ -11,7 +11,10 @@ from typing import Annotated
 import typer
 
 import crossfuse
+from crossfuse.cli.compile import compile_workload
+from crossfuse.cli.demo import demo
 from crossfuse.cli.doctor import doctor
+from crossfuse.cli.emulate import emulate
 from crossfuse.cli.output import RefusingGroup
 
 app = typer.Typer(
@@ -43,6 +46,9 @@ def _options(
 
 
 app.command("doctor")(doctor)
+app.command("compile")(compile_workload)
+app.command("emulate")(emulate)
+app.command("demo")(demo)
 
 
 def main() -> None:

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import LoweringRefused, refuse
-from crossfuse.lower.kernel import ClusterKernel, children, own_rank
+from crossfuse.lower.kernel import ClusterKernel, own_rank
+from crossfuse.lower.refusal import refuse
+from crossfuse.lower.tree import Access, children, contains_cluster
+from crossfuse.lower.uniform import Surroundings
 from crossfuse.schedule.markers import cluster_axis, thread_tag
 
 #: What a nest does to a buffer: (is it another CTA's slab, is it a write).
@@ -30,21 +32,31 @@ class BarrierPlan:
 
 @dataclass
 class _State:
-    """What happened since the last barrier."""
+    """What happened since the last barrier.
+
+    `pending` are the accesses that no barrier separates from what comes; `started` says whether
+    every CTA of the cluster is known to run; `last` are the loops with the latest remote accesses.
+    """
 
     pending: dict[Any, set[Touch]] = field(default_factory=dict)
     started: bool = False
-    last_remote: Any = None
+    last: dict[Any, None] = field(default_factory=dict)
 
     def copy(self) -> _State:
         pending = {buffer: set(touches) for buffer, touches in self.pending.items()}
-        return _State(pending, self.started, self.last_remote)
+        return _State(pending, self.started, dict(self.last))
 
     def join(self, other: _State) -> None:
+        """Become what is known if either this or the other path was taken."""
         for buffer, touches in other.pending.items():
             self.pending.setdefault(buffer, set()).update(touches)
         self.started = self.started and other.started
-        self.last_remote = other.last_remote or self.last_remote
+        self.last.update(other.last)
+
+    def barrier(self) -> None:
+        self.pending.clear()
+        self.last.clear()
+        self.started = True
 
 
 def plan_barriers(kernel: ClusterKernel) -> BarrierPlan:
@@ -70,7 +82,7 @@ def plan_barriers(kernel: ClusterKernel) -> BarrierPlan:
     state = _State()
     planner.visit(kernel.body, state, ())
     if any(remote for touches in state.pending.values() for remote, _ in touches):
-        planner.plan.after[state.last_remote] = "exit"
+        planner.plan.after.update(dict.fromkeys(state.last, "exit"))
     return planner.plan
 
 
@@ -78,33 +90,37 @@ class _Planner:
     def __init__(self, kernel: ClusterKernel) -> None:
         self.kernel = kernel
         self.plan = BarrierPlan()
+        self.surroundings = Surroundings(kernel)
 
     def visit(self, node: Any, state: _State, path: tuple[Any, ...]) -> None:
+        if not contains_cluster(node):
+            return
+        inside = (*path, node)
         if isinstance(node, ir.For):
             self._loop(node, state, path)
         elif isinstance(node, ir.IfThenElse):
             other = state.copy()
-            self.visit(node.then_case, state, (*path, node))
+            self.visit(node.then_case, state, inside)
             if node.else_case is not None:
-                self.visit(node.else_case, other, (*path, node))
+                self.visit(node.else_case, other, inside)
             state.join(other)
         else:
-            around = (*path, node) if isinstance(node, ir.SBlockRealize) else path
-            for child, _ in children(node):
-                self.visit(child, state, around)
+            for child in children(node):
+                self.visit(child, state, inside)
 
     def _loop(self, loop: Any, state: _State, path: tuple[Any, ...]) -> None:
         axis = cluster_axis(loop)
-        inside = (*path, loop)
         if axis is not None:
             self._nest(loop, axis, state, path)
-            self.visit(loop.body, state, inside)
-        elif thread_tag(loop):
-            self.visit(loop.body, state, inside)
-        else:
-            # Twice: what the end of one iteration leaves pending meets the start of the next.
-            self.visit(loop.body, state, inside)
-            self.visit(loop.body, state, inside)
+        if axis is not None or thread_tag(loop):
+            self.visit(loop.body, state, (*path, loop))
+            return
+        skipped = state.copy()
+        # Twice: what the end of one iteration leaves pending meets the start of the next.
+        self.visit(loop.body, state, (*path, loop))
+        self.visit(loop.body, state, (*path, loop))
+        if not ir.constant(loop.extent):
+            state.join(skipped)
 
     def _nest(self, loop: Any, axis: str, state: _State, path: tuple[Any, ...]) -> None:
         touched = self._touches(loop, axis)
@@ -114,20 +130,20 @@ class _Planner:
         )
         if clash is not None or (remote and not state.started):
             reason = f"'{clash.name}'" if clash is not None else "peers must have started"
-            _check_uniform(loop, path)
+            self.surroundings.check(loop, path)
             self.plan.before.setdefault(loop.loop_var, reason)
-            state.pending.clear()
-            state.started = True
+            state.barrier()
         for buffer, touches in touched.items():
             state.pending.setdefault(buffer, set()).update(touches)
         if remote:
             anchor = _exit_anchor(loop, path)
-            _check_uniform(anchor, path[: _index(path, anchor)])
-            state.last_remote = anchor.loop_var
+            self.surroundings.check(anchor, path[: _index(path, anchor)])
+            state.last = {anchor.loop_var: None}
 
     def _touches(self, loop: Any, axis: str) -> dict[Any, set[Touch]]:
         """What the nest does to the buffers whose slabs lie along its axis."""
         touched: dict[Any, set[Touch]] = {}
+        pushes: dict[Any, list[Access]] = {}
         for access in self.kernel.accesses:
             own_loop = access.cluster_loop(axis)
             if own_loop is None or not own_loop.loop_var.same_as(loop.loop_var):
@@ -135,19 +151,30 @@ class _Planner:
             if self.kernel.buffers[access.buffer] == axis:
                 remote = not own_rank(access, axis)
                 touched.setdefault(access.buffer, set()).add((remote, access.write))
+                if remote and access.write:
+                    pushes.setdefault(access.buffer, []).append(access)
         for buffer, touches in touched.items():
-            # Two remote writes of one nest go to different elements: its loop is parallel.
             if any(_conflict({one}, touches - {one}) for one in touches):
-                raise refuse(
-                    LoweringRefused,
-                    "cluster-dependence",
-                    f"loop '{loop.loop_var.name}', buffer '{buffer.name}'",
-                    found="a nest that writes slabs and touches those of other ranks",
-                    limit="iterations of a cluster-bound loop are independent CTAs",
-                    instead="put the exchange into a cluster-bound nest of its own, after the "
-                    "nest that fills the slabs",
+                raise _dependence(
+                    loop, buffer, "a nest that writes slabs and touches those of other ranks"
                 )
+            # One remote store writes distinct elements (that is verified); two might not, and
+            # threads of one CTA are not synchronised between them.
+            if len(pushes.get(buffer, ())) > 1:
+                text = "; ".join(each.site.text for each in pushes[buffer])
+                raise _dependence(loop, buffer, f"two stores to slabs of other ranks: {text}")
         return touched
+
+
+def _dependence(loop: Any, buffer: Any, found: str) -> Exception:
+    return refuse(
+        "cluster-dependence",
+        f"loop '{loop.loop_var.name}', buffer '{buffer.name}'",
+        found=found,
+        limit="iterations of a cluster-bound loop are independent CTAs",
+        instead="put the exchange into a cluster-bound nest of its own, after the nest that fills "
+        "the slabs",
+    )
 
 
 def _conflict(earlier: set[Touch], later: set[Touch]) -> bool:
@@ -172,32 +199,3 @@ def _index(path: tuple[Any, ...], node: Any) -> int:
         if each.same_as(node):
             return index
     return len(path)
-
-
-def _check_uniform(loop: Any, path: tuple[Any, ...]) -> None:
-    """Refuse a barrier inside control flow that differs between threads of the cluster."""
-    private = [
-        each.loop_var
-        for each in path
-        if isinstance(each, ir.For)
-        and (cluster_axis(each) is not None or thread_tag(each).startswith("threadIdx"))
-    ]
-    for node in path:
-        if isinstance(node, ir.For):
-            control = [node.extent] if not thread_tag(node) else []
-        elif isinstance(node, ir.IfThenElse):
-            control = [node.condition]
-        else:
-            control = [node.predicate]
-        for expression in control:
-            for variable in ir.variables(expression):
-                if any(variable.same_as(each) for each in private):
-                    raise refuse(
-                        LoweringRefused,
-                        "cluster-barrier",
-                        f"loop '{loop.loop_var.name}'",
-                        found=f"control flow that depends on '{variable.name}': {expression}",
-                        limit="all threads of a cluster reach every cluster barrier",
-                        instead="choose tile extents that divide the problem, or move the exchange "
-                        "out of the conditional",
-                    )

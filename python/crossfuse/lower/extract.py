@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import LoweringRefused, refuse
-from crossfuse.hardware import Device, tvm_target
+from crossfuse._autoload import register
+from crossfuse.hardware import Device, device, tvm_target
 from crossfuse.lower.image import BufferSpec, Dim3, KernelImage, Launch
-from crossfuse.lower.passes import refusals
-from crossfuse.lower.pipeline import cluster_passes, host_passes, install_pipeline
-from crossfuse.lower.place_shared_memory import SHARED_MEMORY
-from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan
+from crossfuse.lower.pipeline import cluster_passes, host_passes
+from crossfuse.lower.place_shared_memory import SHARED_MEMORY, check_budget
+from crossfuse.lower.refusal import refusals, refuse
+from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan, size_in_bytes
+from crossfuse.lower.tree import accesses, coordinate, sites
 
 ENTRY = "main"
 
@@ -55,36 +56,40 @@ def lower(func: Any, target: str | Device = "nvidia-h100", *, name: str = ENTRY)
     LoweringRefused
         If the function has no correct cluster kernel, or none that fits the device.
     """
-    install_pipeline()
+    register()
+    spec = device(target)
     function = only_function(func)
     buffers = buffer_specs(function)
+    _check_bound(function, name)
+    with refusals(f"function '{name}'"):
+        module, placements = _run_passes(function, spec, name)
+        kernels = _kernels(module)
+        cuda = _generate(module, kernels)
+    launches = tuple(_launch(symbol, kernel) for symbol, kernel in kernels)
+    image = KernelImage(name, cuda, buffers, launches)
+    _check_image(image)
+    _check_device(image, placements, spec)
+    return Lowered(image, placements)
+
+
+def _run_passes(function: Any, spec: Device, name: str) -> tuple[Any, SharedMemoryPlan]:
+    """The module with kernels apart from their host function, and where shared buffers lie."""
     module = ir.IRModule({name: function.with_attr("global_symbol", name)})
-    module = ir.tirx.transform.BindTarget(tvm_target(target))(module)
-    _, _, finalize_device = ir.tirx.get_tir_pipeline("s_tir")
+    module = ir.tirx.transform.BindTarget(tvm_target(spec))(module)
     config = ir.tvm.transform.PassContext.current().config
     sequential = ir.tvm.ir.transform.Sequential
-    with refusals():
-        module = sequential(cluster_passes(config))(module)
+    module = sequential(cluster_passes(config))(module)
     placements = _shared_memory(module)
-    module = sequential(host_passes())(module)
-    kernels = [each for each in module.functions.items() if _is_kernel(each[1])]
-    if not kernels:
-        raise refuse(
-            LoweringRefused,
-            "lower",
-            f"function '{name}'",
-            found="no loop bound to CTAs or threads",
-            limit="a function scheduled for a GPU",
-            instead="bind loops with sch.bind and sch.cluster_bind first",
-        )
-    device_module = finalize_device()(ir.IRModule(dict(kernels), attrs=module.attrs))
+    return sequential(host_passes())(module), placements
+
+
+def _generate(module: Any, kernels: list[tuple[str, Any]]) -> str:
+    """CUDA text of all kernels."""
+    _, _, finalize_device = ir.tirx.get_tir_pipeline("s_tir")
+    functions = {var: each for var, each in module.functions.items() if _is_kernel(each)}
+    device_module = finalize_device()(ir.IRModule(functions, attrs=module.attrs))
     generate = ir.tvm.get_global_func("target.build.cuda")
-    source = generate(device_module, kernels[0][1].attrs["target"]).inspect_source()
-    launches = tuple(
-        _launch(str(var.name_hint), kernel) for var, kernel in _ordered(module, kernels)
-    )
-    image = KernelImage(name, str(source), buffers, launches)
-    return Lowered(image, placements)
+    return str(generate(device_module, kernels[0][1].attrs["target"]).inspect_source())
 
 
 def only_function(func: Any) -> Any:
@@ -95,7 +100,6 @@ def only_function(func: Any) -> Any:
     functions = [each for each in module.functions.values() if isinstance(each, ir.PrimFunc)]
     if len(functions) != 1:
         raise refuse(
-            LoweringRefused,
             "lower",
             "module",
             found=f"{len(functions)} functions",
@@ -113,7 +117,7 @@ def buffer_specs(function: Any) -> tuple[BufferSpec, ...]:
     LoweringRefused
         If a parameter is no buffer, or its shape is symbolic.
     """
-    written = _written(function)
+    written = {access.buffer for access in accesses(function.body) if access.write}
     specs: list[BufferSpec] = []
     for parameter in function.params:
         shape = (
@@ -123,7 +127,6 @@ def buffer_specs(function: Any) -> tuple[BufferSpec, ...]:
         )
         if any(extent is None for extent in shape):
             raise refuse(
-                LoweringRefused,
                 "lower",
                 f"parameter '{parameter.name}'",
                 found=str(parameter.ty),
@@ -132,14 +135,21 @@ def buffer_specs(function: Any) -> tuple[BufferSpec, ...]:
             )
         fixed = tuple(int(extent) for extent in shape if extent is not None)
         name = str(parameter.name)
-        specs.append(BufferSpec(name, fixed, str(parameter.ty.dtype), name in written))
+        specs.append(BufferSpec(name, fixed, str(parameter.ty.dtype), parameter in written))
     return tuple(specs)
 
 
-def _written(function: Any) -> set[str]:
-    names: set[str] = set()
-    ir.walk(function.body, (ir.BufferStore, lambda store: names.add(str(store.buffer.name))))
-    return names
+def _check_bound(function: Any, name: str) -> None:
+    bound: list[Any] = []
+    ir.walk(function.body, (ir.For, lambda loop: bound.append(loop) if coordinate(loop) else None))
+    if not bound:
+        raise refuse(
+            "lower",
+            f"function '{name}'",
+            found="no loop bound to CTAs or threads",
+            limit="a function scheduled for a GPU",
+            instead="bind loops with sch.bind and sch.cluster_bind first",
+        )
 
 
 def _is_kernel(function: Any) -> bool:
@@ -147,19 +157,44 @@ def _is_kernel(function: Any) -> bool:
     return attrs is not None and "tirx.kernel_launch_params" in attrs
 
 
-def _ordered(module: Any, kernels: list[Any]) -> list[Any]:
-    """Kernels in the order of their launches in the host function."""
+def _kernels(module: Any) -> list[tuple[str, Any]]:
+    """Symbols and functions of the kernels, in the order of their launches."""
+    by_name = {str(v.name_hint): each for v, each in module.functions.items() if _is_kernel(each)}
     calls: list[str] = []
+    for function in module.functions.values():
+        if _is_kernel(function):
+            continue
+        for site in sites(function.body):
+            names = _launched(site.node)
+            if names and any(isinstance(each, (ir.For, ir.tirx.While)) for each in site.path):
+                raise _refuse_host(f"a loop around the launch of {names[0]}")
+            calls += names
+    if sorted(calls) != sorted(by_name):
+        raise _refuse_host(f"launches {', '.join(calls)} of kernels {', '.join(by_name)}")
+    return [(name, by_name[name]) for name in calls]
+
+
+def _launched(statement: Any) -> list[str]:
+    """Kernels that a statement of the host function launches."""
+    names: list[str] = []
 
     def visit(call: Any) -> None:
         if isinstance(call.op, ir.Op) and call.op.name == "tirx.call_ffi_kernel":
-            calls.append(str(call.args[0].value))
+            names.append(str(call.args[0].value))
 
-    for function in module.functions.values():
-        if not _is_kernel(function):
-            ir.walk(function.body, (ir.Call, visit))
-    by_name = {str(var.name_hint): (var, kernel) for var, kernel in kernels}
-    return [by_name[name] for name in calls] if len(calls) == len(kernels) else kernels
+    if isinstance(statement, (ir.Evaluate, ir.Bind)):
+        ir.walk(statement, (ir.Call, visit))
+    return names
+
+
+def _refuse_host(found: str) -> Exception:
+    return refuse(
+        "lower",
+        "host code",
+        found=found,
+        limit="each kernel launched once, in program order",
+        instead="bind the outer loops to blockIdx, or move them inside the kernel",
+    )
 
 
 def _launch(symbol: str, kernel: Any) -> Launch:
@@ -172,11 +207,7 @@ def _launch(symbol: str, kernel: Any) -> Launch:
 
     def visit_allocation(node: Any) -> None:
         if node.buffer.scope() == "shared.dyn":
-            dtype = ir.tvm.DataType(str(node.buffer.ty.dtype))
-            size = dtype.bits // 8 * dtype.lanes
-            for extent in node.buffer.ty.shape:
-                size *= int(extent)
-            shared.append(size)
+            shared.append(size_in_bytes(node.buffer))
 
     ir.walk(kernel.body, (ir.AttrStmt, visit_launch), (ir.AllocBuffer, visit_allocation))
 
@@ -188,6 +219,51 @@ def _launch(symbol: str, kernel: Any) -> Launch:
     return Launch(
         symbol, dims("blockIdx"), dims("threadIdx"), dims("clusterCtaIdx"), sum(shared), arguments
     )
+
+
+def _check_image(image: KernelImage) -> None:
+    """Kernels get the function's buffers and nothing else."""
+    names = [buffer.name for buffer in image.buffers]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise refuse(
+            "lower",
+            f"parameter '{twice}'",
+            found="two parameters of one name",
+            limit="parameters told apart by their names",
+            instead="give each buffer of the function a name of its own",
+        )
+    for launch in image.launches:
+        for name in launch.arguments:
+            if name not in names:
+                raise refuse(
+                    "lower",
+                    f"kernel '{launch.symbol}'",
+                    found=f"argument '{name}', which is no parameter of the function",
+                    limit=f"kernels on the function's own buffers ({', '.join(names)})",
+                    instead="pass an intermediate between two kernels as a parameter, or keep it "
+                    "inside one kernel",
+                )
+
+
+def _check_device(image: KernelImage, placements: SharedMemoryPlan, spec: Device) -> None:
+    """Launches stay within what this device allows."""
+    for launch in image.launches:
+        x, y, z = launch.block
+        for what, found, limit in (
+            ("CTAs in a cluster", launch.cluster_size, spec.max_cluster),
+            ("threads in a CTA", x * y * z, spec.max_threads),
+        ):
+            if found > limit:
+                raise refuse(
+                    "device-limit",
+                    f"kernel '{launch.symbol}' on {spec.name}",
+                    found=f"{found} {what}",
+                    limit=f"{limit} {what}",
+                    instead="bind smaller loops",
+                )
+    needed = max(launch.dynamic_shared_bytes for launch in image.launches)
+    check_budget(SharedMemoryPlan(placements.placements, needed), spec.max_shared_bytes)
 
 
 def _shared_memory(module: Any) -> SharedMemoryPlan:

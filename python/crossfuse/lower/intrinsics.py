@@ -45,14 +45,14 @@ def is_barrier(statement: Any) -> bool:
     return isinstance(statement, ir.Evaluate) and is_helper_call(statement.value, BARRIER)
 
 
-def is_sync(statement: Any) -> bool:
-    """Whether a statement is a CTA-wide synchronisation of shared memory."""
+def is_sync(statement: Any, scopes: tuple[str, ...] = ("shared", "shared.dyn")) -> bool:
+    """Whether a statement synchronises the threads of a CTA for memory of the given scopes."""
     value = statement.value if isinstance(statement, ir.Evaluate) else None
     return (
         isinstance(value, ir.Call)
         and isinstance(value.op, ir.Op)
         and value.op.name == "tirx.tvm_storage_sync"
-        and str(value.args[0].value) in ("shared", "shared.dyn")
+        and str(value.args[0].value) in scopes
     )
 
 

@@ -11,35 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import LoweringRefused, RefusedError, refuse
-from crossfuse.schedule.markers import AXES, DSM_SCOPE, NAIVE_TAGS, cluster_axis, thread_tag
-
-
-@dataclass(frozen=True)
-class Access:
-    """One load or store of a `shared.dsm` buffer, with the loops around it.
-
-    Attributes
-    ----------
-    buffer, indices : Any
-        What is accessed; ``indices[0]`` is the rank.
-    write : bool
-        Store or load.
-    loops : tuple
-        Enclosing loops, outermost first.
-    text : str
-        The statement, for messages.
-    """
-
-    buffer: Any
-    indices: tuple[Any, ...]
-    write: bool
-    loops: tuple[Any, ...]
-    text: str
-
-    def cluster_loop(self, axis: str) -> Any:
-        """The enclosing loop bound to a cluster axis, or None."""
-        return next((loop for loop in self.loops if cluster_axis(loop) == axis), None)
+from crossfuse.errors import RefusedError
+from crossfuse.lower.refusal import refuse
+from crossfuse.lower.tree import Access, accesses, analyzer
+from crossfuse.schedule.markers import AXES, DSM_SCOPE, cluster_axis, thread_tag
 
 
 @dataclass(frozen=True)
@@ -53,17 +28,20 @@ class ClusterKernel:
     cluster, grid : dict[str, int]
         Extents by axis: CTAs in the cluster, and iterations of the ``blockIdx`` loops (clusters
         along the axis where the axis has a cluster extent).
+    threads : dict[str, int]
+        Extents of the ``threadIdx`` loops by axis.
     buffers : dict
         Cluster axis of each `shared.dsm` buffer.
-    accesses : tuple[Access, ...]
-        Every access to such a buffer, in program order.
+    uses : tuple[Access, ...]
+        Every use of any buffer, in program order.
     """
 
     body: Any
     cluster: dict[str, int] = field(default_factory=dict)
     grid: dict[str, int] = field(default_factory=dict)
+    threads: dict[str, int] = field(default_factory=dict)
     buffers: dict[Any, str] = field(default_factory=dict)
-    accesses: tuple[Access, ...] = ()
+    uses: tuple[Access, ...] = ()
 
     @property
     def size(self) -> int:
@@ -73,132 +51,188 @@ class ClusterKernel:
             size *= extent
         return size
 
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        """Uses of `shared.dsm` buffers; ``indices[0]`` is the rank."""
+        return tuple(each for each in self.uses if each.buffer in self.buffers)
 
-def read_kernel(body: Any) -> ClusterKernel:
+
+@dataclass(frozen=True)
+class Part:
+    """Statements of the root block that make one kernel.
+
+    Attributes
+    ----------
+    statements : tuple
+        The statements.
+    buffers : tuple
+        Buffers of the root block that live in the kernel's CTAs.
+    """
+
+    statements: tuple[Any, ...]
+    buffers: tuple[Any, ...]
+
+    @property
+    def body(self) -> Any:
+        """The statements as one."""
+        only, *others = self.statements
+        return ir.SeqStmt(list(self.statements)) if others else only
+
+
+def kernel_parts(root: Any) -> tuple[Part, ...]:
+    """Tell the kernels of a function apart.
+
+    Each statement of the root block is a launch of its own, unless a buffer that lives in CTAs
+    connects it with others: they and all statements between them are one kernel.
+    """
+    body = root.body
+    statements = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+    inside = [buffer for buffer in root.alloc_buffers if buffer.scope() != "global"]
+    users = {
+        buffer: [i for i, each in enumerate(statements) if _mentions(each, buffer)]
+        for buffer in inside
+    }
+    spans = [(min(found), max(found)) for found in users.values() if found]
+    parts: list[Part] = []
+    first = 0
+    while first < len(statements):
+        last = _reach(first, spans)
+        group = tuple(statements[first : last + 1])
+        held = tuple(b for b in inside if any(first <= i <= last for i in users[b]))
+        parts.append(Part(group, held))
+        first = last + 1
+    return tuple(parts)
+
+
+def _reach(first: int, spans: list[tuple[int, int]]) -> int:
+    """Last statement that is connected with statement `first` or one after it."""
+    last = first
+    while True:
+        reached = max([last, *(end for start, end in spans if first <= start <= last)])
+        if reached == last:
+            return last
+        last = reached
+
+
+def _mentions(node: Any, buffer: Any) -> bool:
+    return any(variable.same_as(buffer) for variable in ir.variables(node))
+
+
+def read_kernel(body: Any, *, compacted: bool = True) -> ClusterKernel:
     """Collect the facts of one kernel.
+
+    Parameters
+    ----------
+    body : Stmt
+        The kernel's statement.
+    compacted : bool
+        Whether buffers have their final shapes; before, a rank is one modulo the cluster size,
+        and a buffer that is no slab of any axis is let pass.
+
+    Returns
+    -------
+    ClusterKernel
+        The facts.
 
     Raises
     ------
     LoweringRefused
-        If the function uses TVM's own cluster tag, extents disagree, or a `shared.dsm` buffer is
-        not used as one slab a CTA.
+        If extents disagree, or a `shared.dsm` buffer is not used as one slab a CTA.
     """
     cluster: dict[str, int] = {}
     grid: dict[str, int] = {}
+    threads: dict[str, int] = {}
 
     def visit(loop: Any) -> None:
         tag = thread_tag(loop)
-        if tag in NAIVE_TAGS:
-            raise _naive(loop, tag)
         axis = cluster_axis(loop)
         if axis is not None:
             _agree(cluster, axis, loop, f"cluster axis {axis}")
         elif tag.startswith("blockIdx."):
             _agree(grid, tag[-1], loop, tag)
+        elif tag.startswith("threadIdx."):
+            _agree(threads, tag[-1], loop, tag)
 
     ir.walk(body, (ir.For, visit))
-    accesses = tuple(dsm_accesses(body))
+    uses = tuple(accesses(body))
+    slabs: dict[Any, list[Access]] = {}
+    for access in uses:
+        if access.buffer.scope() == DSM_SCOPE:
+            slabs.setdefault(access.buffer, []).append(access)
     buffers: dict[Any, str] = {}
-    for access in accesses:
-        if access.buffer not in buffers:
-            buffers[access.buffer] = _axis(access.buffer, accesses, cluster)
-    return ClusterKernel(body, cluster, grid, buffers, accesses)
+    for buffer, mine in slabs.items():
+        _check_indexed(mine)
+        axis = _slab_axis(buffer, mine, cluster, compacted)
+        if axis is not None:
+            buffers[buffer] = axis
+        elif compacted:
+            raise _no_axis(buffer, mine, cluster)
+    return ClusterKernel(body, cluster, grid, threads, buffers, uses)
 
 
-def dsm_accesses(body: Any) -> list[Access]:
-    """Accesses to `shared.dsm` buffers below `body`, in program order."""
-    found: list[Access] = []
-    for store_or_expression, loops in statements(body):
-        text = str(store_or_expression.script()).strip().splitlines()[-1].strip()
-
-        def add(node: Any, indices: Any, write: bool, loops: Any = loops, text: str = text) -> None:
-            if node.scope() == DSM_SCOPE:
-                found.append(Access(node, tuple(indices), write, loops, text))
-
-        loads: list[Any] = []
-        ir.walk(store_or_expression, (ir.TensorLoad, loads.append))
-        for load in loads:
-            add(load.source, load.indices, False)
-        if isinstance(store_or_expression, ir.BufferStore):
-            add(store_or_expression.buffer, store_or_expression.indices, True)
-    return found
-
-
-def statements(body: Any) -> list[tuple[Any, tuple[Any, ...]]]:
-    """Leaf statements (stores, evaluated calls) with the loops around them, in program order."""
-    found: list[tuple[Any, tuple[Any, ...]]] = []
-
-    def visit(node: Any, loops: tuple[Any, ...]) -> None:
-        for child, around in children(node):
-            visit(child, loops + around)
-        if isinstance(node, (ir.BufferStore, ir.Evaluate)):
-            found.append((node, loops))
-
-    visit(body, ())
-    return found
-
-
-def children(node: Any) -> list[tuple[Any, tuple[Any, ...]]]:
-    """Statements directly inside a statement, each with the loop that encloses it, if any."""
-    if isinstance(node, ir.SeqStmt):
-        return [(each, ()) for each in node.seq]
-    if isinstance(node, ir.For):
-        return [(node.body, (node,))]
-    if isinstance(node, ir.SBlockRealize):
-        return [(node.block, ())]
-    if isinstance(node, ir.SBlock):
-        init = [] if node.init is None else [(node.init, ())]
-        return [*init, (node.body, ())]
-    if isinstance(node, ir.IfThenElse):
-        other = [] if node.else_case is None else [(node.else_case, ())]
-        return [(node.then_case, ()), *other]
-    if hasattr(node, "body"):
-        return [(node.body, ())]
-    return []
-
-
-def own_rank(access: Access, axis: str) -> bool:
+def own_rank(access: Access, axis: str, *, modulo: int | None = None) -> bool:
     """Whether the accessed rank is provably that of the executing CTA on `axis`."""
     loop = access.cluster_loop(axis)
-    return loop is not None and is_own(access.indices[0], loop, access.loops)
+    if loop is None or access.indices is None:
+        return False
+    rank = access.indices[0]
+    return is_own(ir.tirx.floormod(rank, modulo) if modulo else rank, loop, access.loops)
 
 
-def is_own(rank: Any, cluster_loop: Any, loops: Any) -> bool:
+def is_own(rank: Any, cluster_loop: Any, loops: tuple[Any, ...]) -> bool:
     """Whether `rank` provably equals the variable of `cluster_loop`."""
-    analyzer = ir.sym.Analyzer()
-    for loop in loops:
-        analyzer.bind(loop.loop_var, ir.tvm.ir.Range.from_min_extent(loop.min, loop.extent))
-    return bool(analyzer.can_prove_equal(rank, cluster_loop.loop_var))
+    return bool(analyzer(loops).can_prove_equal(rank, cluster_loop.loop_var))
 
 
-def _axis(buffer: Any, accesses: tuple[Access, ...], cluster: dict[str, int]) -> str:
+def _check_indexed(mine: list[Access]) -> None:
+    for access in mine:
+        if access.indices is None:
+            raise refuse(
+                "shared.dsm",
+                f"buffer '{access.buffer.name}'",
+                found=f"a pointer to a slab or a view of it: {access.site.text}",
+                limit="loads and stores of elements: a pointer does not say which CTA it means",
+                instead="copy between the slab and a shared or local buffer by a block of loops, "
+                "and use the pointer or the tensor intrinsic on that buffer",
+            )
+
+
+def _slab_axis(
+    buffer: Any, mine: list[Access], cluster: dict[str, int], compacted: bool
+) -> str | None:
     """The cluster axis along which a buffer's slabs lie, told by the accesses to own slabs."""
-    mine = [access for access in accesses if access.buffer.same_as(buffer)]
     extent = ir.constant(buffer.ty.shape[0])
     for axis in AXES:
-        if cluster.get(axis) == extent and any(own_rank(access, axis) for access in mine):
+        size = cluster.get(axis)
+        if size is None or (compacted and size != extent):
+            continue
+        if any(own_rank(access, axis, modulo=None if compacted else size) for access in mine):
             _check_enclosed(buffer, mine, axis)
             return axis
-    raise refuse(
-        LoweringRefused,
+    return None
+
+
+def _no_axis(buffer: Any, mine: list[Access], cluster: dict[str, int]) -> RefusedError:
+    return refuse(
         "shared.dsm",
         f"buffer '{buffer.name}'",
-        found=f"a leading extent of {extent} and no access by a CTA to its own slab, in "
-        + (mine[0].text if mine else "no statement"),
+        found=f"a leading extent of {buffer.ty.shape[0]} and no access by a CTA to its own slab, "
+        f"in {mine[0].site.text}",
         limit="one slab for each CTA of a cluster axis "
         f"({', '.join(f'{a}={n}' for a, n in cluster.items()) or 'none is bound'})",
-        instead="cluster_bind the loop over the leading dimension; dsm_reduce and dsm_shuffle do",
+        instead="cluster_bind the loop over the leading dimension, as dsm_reduce and dsm_shuffle "
+        "do, or give a buffer that stays within a CTA the scope shared.dyn",
     )
 
 
-def _check_enclosed(buffer: Any, accesses: list[Access], axis: str) -> None:
-    for access in accesses:
+def _check_enclosed(buffer: Any, mine: list[Access], axis: str) -> None:
+    for access in mine:
         if access.cluster_loop(axis) is None:
             raise refuse(
-                LoweringRefused,
                 "shared.dsm",
                 f"buffer '{buffer.name}'",
-                found=f"an access outside every loop bound to cluster axis {axis}: {access.text}",
+                found=f"an access outside every loop bound to cluster axis {axis}: "
+                + access.site.text,
                 limit="slabs are accessed by the CTAs that run the cluster-bound loop",
                 instead="cluster_bind a loop around the statement",
             )
@@ -208,21 +242,9 @@ def _agree(extents: dict[str, int], axis: str, loop: Any, what: str) -> None:
     extent = ir.constant(loop.extent)
     if extent is None or extents.setdefault(axis, extent) != extent:
         raise refuse(
-            LoweringRefused,
             what,
             f"loop '{loop.loop_var.name}'",
             found=f"extent {loop.extent}",
             limit=f"extent {extents.get(axis, 'constant')}, as another loop on it has",
             instead="split both loops by the same factor",
         )
-
-
-def _naive(loop: Any, tag: str) -> RefusedError:
-    return refuse(
-        LoweringRefused,
-        "cluster-binding",
-        f"loop '{loop.loop_var.name}'",
-        found=f"a plain bind to {tag}",
-        limit="TVM launches too few CTAs for it and gives each the shared tiles of all",
-        instead=f'call sch.cluster_bind(loop, axis="{tag[-1]}") instead of sch.bind(loop, "{tag}")',
-    )

@@ -10,10 +10,11 @@ from math import gcd
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import LoweringRefused, refuse
 from crossfuse.lower.intrinsics import WORDS, dsm_load, dsm_store
-from crossfuse.lower.lower_cluster import PEERS_SCOPE, PEERS_SUFFIX, RANK_STRIDE
+from crossfuse.lower.lower_cluster import was_lowered
 from crossfuse.lower.passes import prim_func_pass
+from crossfuse.lower.refusal import refuse
+from crossfuse.lower.slabs import PEERS_SCOPE, PEERS_SUFFIX, RANK_STRIDE
 
 
 def lower_dsm_access() -> Any:
@@ -25,58 +26,57 @@ def lower_dsm_access() -> Any:
     Returns
     -------
     tvm.ir.transform.Pass
-        A PrimFunc pass; a no-op without stand-ins.
+        A PrimFunc pass; a no-op on functions that `lower_cluster` did not touch.
     """
 
     def transform(func: Any) -> Any:
-        buffers: dict[str, Any] = {}
-        ir.walk(
-            func.body,
-            (ir.AllocBuffer, lambda node: buffers.setdefault(str(node.buffer.name), node.buffer)),
-        )
-        slabs = {
-            buffer: buffers[name.removesuffix(PEERS_SUFFIX)]
-            for name, buffer in buffers.items()
-            if buffer.scope() == PEERS_SCOPE and name.endswith(PEERS_SUFFIX)
-        }
-        return ir.with_body(func, _Lowering(func.body, slabs).run()) if slabs else func
+        return ir.with_body(func, _Lowering().run(func.body)) if was_lowered(func) else func
 
     return prim_func_pass("LowerDsmAccess", transform)
 
 
 class _Lowering:
-    def __init__(self, body: Any, slabs: dict[Any, Any]) -> None:
-        self.body = body
-        self.slabs = slabs
-        self.analyzer = ir.sym.Analyzer()
+    """Rewrites a body in program order, so that allocations are seen before their uses."""
 
-    def run(self) -> Any:
-        self._bind_ranges()
+    def __init__(self) -> None:
+        self.allocated: dict[str, Any] = {}
+        self.slabs: dict[Any, Any] = {}
+        self.ranges: list[tuple[Any, Any]] = []
+
+    def run(self, body: Any) -> Any:
         return ir.mutate(
-            self.body,
+            body,
             (ir.TensorLoad, self._load),
             (ir.BufferStore, self._store),
             (ir.SeqStmt, self._sequence),
+            (ir.For, self._loop),
+            (ir.AttrStmt, self._launch),
         )
 
-    def _bind_ranges(self) -> None:
-        whole = ir.tvm.ir.Range.from_min_extent
+    def _loop(self, loop: Any, mutator: Any) -> Any:
+        self.ranges.append((loop.loop_var, _range(loop.min, loop.extent)))
+        mutated = mutator.default_mutate(loop)
+        self.ranges.pop()
+        return mutated
 
-        def visit_loop(loop: Any) -> None:
-            self.analyzer.bind(loop.loop_var, whole(loop.min, loop.extent))
-
-        def visit_launch(node: Any) -> None:
-            if node.attr_key == "thread_extent":
-                self.analyzer.bind(node.node.var, whole(0, node.value))
-
-        ir.walk(self.body, (ir.For, visit_loop), (ir.AttrStmt, visit_launch))
+    def _launch(self, node: Any, mutator: Any) -> Any:
+        if str(node.attr_key) != "thread_extent":
+            return mutator.default_mutate(node)
+        self.ranges.append((node.node.var, _range(0, node.value)))
+        mutated = mutator.default_mutate(node)
+        self.ranges.pop()
+        return mutated
 
     def _sequence(self, sequence: Any, mutator: Any) -> Any:
-        kept = [
-            mutator.mutate(each)
-            for each in sequence.seq
-            if not (isinstance(each, ir.AllocBuffer) and each.buffer in self.slabs)
-        ]
+        kept: list[Any] = []
+        for each in sequence.seq:
+            if isinstance(each, ir.AllocBuffer):
+                name = str(each.buffer.name)
+                if str(each.buffer.scope()) == PEERS_SCOPE:
+                    self.slabs[each.buffer] = self.allocated[name.removesuffix(PEERS_SUFFIX)]
+                    continue
+                self.allocated[name] = each.buffer
+            kept.append(mutator.mutate(each))
         return ir.SeqStmt(kept) if len(kept) != 1 else kept[0]
 
     def _load(self, load: Any, mutator: Any) -> Any:
@@ -95,31 +95,36 @@ class _Lowering:
 
     def _locate(self, slab: Any, index: Any) -> tuple[Any, Any, int]:
         """Own address, rank and number of elements of an access through the stand-in."""
-        # Vectorising leaves sums of ramps and broadcasts; simplified, a contiguous one is a ramp.
-        index = self.analyzer.simplify(index)
-        base, lanes = index, int(ir.tvm.DataType(str(index.ty.dtype)).lanes)
+        base, lanes = index, 1
         if isinstance(index, ir.tirx.Ramp) and ir.constant(index.stride) == 1:
-            base = index.base
-        elif lanes > 1:
-            raise self._refuse(slab, index, "an access that is not contiguous")
-        stride = ir.tirx.IntImm("int32", RANK_STRIDE)
-        rank = self.analyzer.simplify(ir.tirx.floordiv(base, stride))
-        offset = self.analyzer.simplify(ir.tirx.floormod(base, stride))
+            base, lanes = index.base, int(index.lanes)
+        elif ir.tvm.DataType(str(index.ty)).lanes != 1:
+            raise _refuse(slab, index, "an access that is not contiguous")
+        known = ir.sym.Analyzer()
+        for variable, values in self.ranges:
+            known.bind(variable, values)
+        stride = ir.tirx.const(RANK_STRIDE, str(base.ty))
+        rank = known.simplify(ir.tirx.floordiv(base, stride))
+        offset = known.simplify(ir.tirx.floormod(base, stride))
         size = ir.tvm.DataType(str(slab.ty.dtype)).bits // 8 * lanes
         if size not in WORDS:
-            raise self._refuse(slab, index, f"{lanes} elements of {size} bytes together")
-        modular = self.analyzer.modular_set(offset)
+            raise _refuse(slab, index, f"{lanes} elements of {size} bytes together")
+        modular = known.modular_set(offset)
         if gcd(int(modular.coeff), int(modular.base)) % lanes:
-            raise self._refuse(slab, index, f"an offset {offset} that may be misaligned")
+            raise _refuse(slab, index, f"an offset {offset} that may be misaligned")
         return ir.tirx.address_of(ir.tirx.BufferLoad(slab, [offset])), rank, lanes
 
-    def _refuse(self, slab: Any, index: Any, found: str) -> Exception:
-        return refuse(
-            LoweringRefused,
-            "dsm-vector",
-            f"buffer '{slab.name}', index {index}",
-            found=found,
-            limit="one aligned, contiguous access of 1, 2, 4, 8 or 16 bytes",
-            instead="split the vectorised loop by 16 bytes or less, with an extent that divides "
-            "the rows of the tile",
-        )
+
+def _range(start: Any, extent: Any) -> Any:
+    return ir.tvm.ir.Range.from_min_extent(start, extent)
+
+
+def _refuse(slab: Any, index: Any, found: str) -> Exception:
+    return refuse(
+        "dsm-vector",
+        f"buffer '{slab.name}', index {index}",
+        found=found,
+        limit="one aligned, contiguous access of 1, 2, 4, 8 or 16 bytes",
+        instead="split the vectorised loop by 16 bytes or less, with an extent that divides "
+        "the rows of the tile",
+    )

@@ -1,16 +1,11 @@
-"""How the project's passes are made, and how their refusals cross TVM's FFI."""
+"""How the project's passes are made."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import RefusedError
-
-_raised = threading.local()
 
 
 def prim_func_pass(name: str, transform: Callable[[Any], Any]) -> Any:
@@ -30,26 +25,6 @@ def prim_func_pass(name: str, transform: Callable[[Any], Any]) -> Any:
     """
 
     def run(func: Any, _mod: Any, _ctx: Any) -> Any:
-        try:
-            return transform(func)
-        except RefusedError as error:
-            _raised.last = error
-            raise
+        return transform(func)
 
     return ir.tirx.transform.prim_func_pass(run, opt_level=0, name=f"crossfuse.{name}")
-
-
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Raise a refusal of one of our passes as itself.
-
-    TVM's FFI rebuilds an exception that passes through it as a RuntimeError of the same text.
-    """
-    _raised.last = None
-    try:
-        yield
-    except RuntimeError as error:
-        last = getattr(_raised, "last", None)
-        if last is not None and str(last) in str(error):
-            raise last from None
-        raise

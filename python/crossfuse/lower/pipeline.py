@@ -1,7 +1,8 @@
 """TVM's `s_tir` pipeline with our passes in it.
 
-Registered under the name ``crossfuse`` and in the place of ``s_tir``'s default: a module without
-our marks goes through TVM's own pipeline, so stock functions lower to what they always did.
+`crossfuse._autoload` registers it under the name ``crossfuse`` and in the place of ``s_tir``'s
+default: a module without our marks goes through TVM's own pipeline, so stock functions lower to
+what they always did.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.drop_markers import drop_markers
 from crossfuse.lower.keep_slabs import storage_rewrite_elsewhere
+from crossfuse.lower.launch_clusters import launch_clusters
 from crossfuse.lower.lower_cluster import lower_cluster
 from crossfuse.lower.lower_dsm_access import lower_dsm_access
 from crossfuse.lower.place_shared_memory import place_shared_memory
+from crossfuse.lower.verify import verify_ownership, verify_structure
 from crossfuse.schedule.markers import is_cluster_function
 
-NAME = "crossfuse"
 Pipeline = tuple[Any, Callable[[], Any], Callable[[], Any]]
 
 
@@ -46,12 +48,14 @@ def cluster_passes(config: Any) -> list[Any]:
         return [] if option(name) else list(passes)
 
     return [
+        verify_structure(),
         # Blocks: find buffers' places and exact shapes.
         s.CanonicalizeLoop(),
         s.LowerCrossThreadReduction(),
         s.LowerInitBlock(),
         s.PlanAndUpdateBufferAllocationLocation(),
         s.ConvertBlocksToOpaque(),
+        verify_ownership(),
         s.LiftThreadBinding(),
         s.ManifestSharedMemoryLocalStage(),
         s.CompactBufferAllocation(),
@@ -101,6 +105,7 @@ def cluster_passes(config: Any) -> list[Any]:
         *when("tirx.s_tir.ldg32", s.InjectPTXLDG32()),
         drop_markers(),
         place_shared_memory(),
+        launch_clusters(),
         s.MergeSharedMemoryAllocations(),
     ]
 
@@ -116,8 +121,8 @@ def host_passes() -> list[Any]:
     ]
 
 
-def make_pipeline(stock: Callable[[], Pipeline]) -> Callable[[], Pipeline]:
-    """Wrap a pipeline factory so that modules with our marks take our passes.
+def make_pipeline(stock: Callable[[], Pipeline]) -> Pipeline:
+    """Make the pipeline that takes the place of `s_tir`'s default.
 
     Parameters
     ----------
@@ -126,35 +131,17 @@ def make_pipeline(stock: Callable[[], Pipeline]) -> Callable[[], Pipeline]:
 
     Returns
     -------
-    Callable
-        A factory of the same kind.
+    tuple
+        What the factory makes, with our passes for modules that have our marks.
     """
+    stock_pass, finalize_host, finalize_device = stock()
 
-    def factory() -> Pipeline:
-        stock_pass, finalize_host, finalize_device = stock()
+    @ir.tvm.transform.module_pass(opt_level=0, name="crossfuse.Pipeline")
+    def run(mod: Any, _ctx: Any) -> Any:
+        funcs = [each for each in mod.functions.values() if isinstance(each, ir.PrimFunc)]
+        if not any(is_cluster_function(each) for each in funcs):
+            return stock_pass(mod)
+        config = ir.tvm.transform.PassContext.current().config
+        return ir.tvm.ir.transform.Sequential([*cluster_passes(config), *host_passes()])(mod)
 
-        @ir.tvm.transform.module_pass(opt_level=0, name="crossfuse.Pipeline")
-        def run(mod: Any, _ctx: Any) -> Any:
-            funcs = [each for each in mod.functions.values() if isinstance(each, ir.PrimFunc)]
-            if not any(is_cluster_function(each) for each in funcs):
-                return stock_pass(mod)
-            config = ir.tvm.transform.PassContext.current().config
-            return ir.tvm.ir.transform.Sequential([*cluster_passes(config), *host_passes()])(mod)
-
-        return run, finalize_host, finalize_device
-
-    factory.crossfuse_wraps = stock  # type: ignore[attr-defined]
-    return factory
-
-
-def install_pipeline() -> None:
-    """Register the pipeline and take the place of `s_tir`'s default; idempotent."""
-    from tvm.s_tir import pipeline as _default  # noqa: F401  (registers TVM's own first)
-    from tvm.tirx import compilation_pipeline
-
-    registered = compilation_pipeline.PIPELINE_MAP
-    if hasattr(registered["s_tir"], "crossfuse_wraps"):
-        return
-    ours = make_pipeline(registered["s_tir"])
-    compilation_pipeline.register_tir_pipeline(NAME, ours)
-    registered["s_tir"] = ours
+    return run, finalize_host, finalize_device

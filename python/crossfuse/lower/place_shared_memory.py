@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import LoweringRefused, refuse
 from crossfuse.hardware import MAX_SHARED_BYTES
+from crossfuse.lower.intrinsics import is_sync
 from crossfuse.lower.lower_cluster import was_lowered
 from crossfuse.lower.passes import prim_func_pass
+from crossfuse.lower.refusal import refuse
 from crossfuse.lower.shared_memory_plan import (
     ALIGNMENT,
     Placement,
     SharedMemoryPlan,
+    alignment,
+    element_bits,
     plan_shared_memory,
 )
+from crossfuse.lower.tree import text_of
 
 ARENA = "crossfuse_shared"
 #: Function attribute with the plan: buffer name -> offset, size, first and last interval.
@@ -39,10 +43,22 @@ def place_shared_memory() -> Any:
         if not was_lowered(func):
             return func
         body, placements = _kernels(func.body)
-        notes = {each.name: [each.offset, each.size, each.first, each.last] for each in placements}
+        notes: dict[str, list[int]] = {}
+        for each in placements:
+            name = _unused(each.name, notes)
+            notes[name] = [each.offset, each.size, each.first, each.last]
         return ir.with_body(func, body).with_attr(SHARED_MEMORY, notes)
 
     return prim_func_pass("PlaceSharedMemory", transform)
+
+
+def _unused(name: str, taken: dict[str, list[int]]) -> str:
+    """Tell buffers of one name apart, such as stages of one operand in two nests."""
+    candidate, count = name, 0
+    while candidate in taken:
+        count += 1
+        candidate = f"{name}_{count}"
+    return candidate
 
 
 def _kernels(body: Any) -> tuple[Any, list[Placement]]:
@@ -60,80 +76,182 @@ def _kernels(body: Any) -> tuple[Any, list[Placement]]:
 
 
 def _place(launch: Any) -> tuple[Any, SharedMemoryPlan]:
+    _check_warps(launch)
     plan, offsets = plan_shared_memory(launch)
     if not offsets:
         return launch, plan
     check_budget(plan)
+    align = max(ALIGNMENT, *(alignment(buffer) for buffer in offsets))
     arena = ir.tirx.decl_buffer(
-        (plan.total,), "uint8", ARENA, scope="shared.dyn", data_alignment=ALIGNMENT
+        (plan.total,), "uint8", ARENA, scope="shared.dyn", data_alignment=align
     )
-    views = {buffer: _view(buffer, arena) for buffer in offsets}
-    shift = {buffer: offsets[buffer] // _element(buffer) for buffer in offsets}
-
-    def load(node: Any, mutator: Any) -> Any:
-        if node.source not in views:
-            return mutator.default_mutate(node)
-        index = _moved(mutator.mutate(node.indices[0]), shift[node.source])
-        return ir.tirx.BufferLoad(views[node.source], [index])
-
-    def store(node: Any, mutator: Any) -> Any:
-        if node.buffer not in views:
-            return mutator.default_mutate(node)
-        index = _moved(mutator.mutate(node.indices[0]), shift[node.buffer])
-        return ir.BufferStore(views[node.buffer], mutator.mutate(node.value), [index])
-
-    def allocate(node: Any, _mutator: Any) -> Any:
-        if node.buffer not in views:
-            return node
-        return ir.DeclBuffer(views[node.buffer], data=arena.data)
-
-    body = ir.mutate(
-        launch.body, (ir.TensorLoad, load), (ir.BufferStore, store), (ir.AllocBuffer, allocate)
-    )
-    body = ir.SeqStmt([ir.AllocBuffer(arena), *(body.seq if _is_seq(body) else [body])])
+    body = _Views(arena, offsets).rewrite(launch.body)
+    statements = body.seq if isinstance(body, ir.SeqStmt) else [body]
+    body = ir.SeqStmt([ir.AllocBuffer(arena), *statements])
     return ir.AttrStmt(launch.node, launch.attr_key, launch.value, body), plan
 
 
-def _is_seq(body: Any) -> bool:
-    return isinstance(body, ir.SeqStmt)
+def _check_warps(launch: Any) -> None:
+    """Refuse reductions over a number of threads for which TVM counts on warps in lockstep.
+
+    Its threads then exchange values through shared memory with a warp synchronisation between,
+    which CUDA's code generator leaves out: right up to compute capability 6, a race since.
+    """
+
+    def visit(node: Any) -> None:
+        if str(node.attr_key) != "reduce_scope":
+            return
+        syncs: list[Any] = []
+        ir.walk(node.body, (ir.Evaluate, syncs.append))
+        if any(is_sync(each, ("warp",)) for each in syncs):
+            raise refuse(
+                "thread-reduction",
+                "kernel",
+                found="a reduction over threads that TVM lowers without synchronising warps",
+                limit="reductions by warp shuffles",
+                instead="bind a multiple of 32 threads, or a power of two below, to the reduction "
+                "loop",
+            )
+
+    ir.walk(launch, (ir.AttrStmt, visit))
 
 
-def _element(buffer: Any) -> int:
-    dtype = ir.tvm.DataType(str(buffer.ty.dtype))
-    return int(dtype.bits // 8 * dtype.lanes)
+class _Views:
+    """Replaces buffers by views of the arena; an element moves by the buffer's offset."""
+
+    def __init__(self, arena: Any, offsets: dict[Any, int]) -> None:
+        self.arena = arena
+        self.offsets = dict(offsets)
+        self.views = {buffer: self._view(buffer) for buffer in offsets}
+
+    def rewrite(self, body: Any) -> Any:
+        body = ir.mutate(
+            body,
+            (ir.TensorLoad, self._load),
+            (ir.BufferStore, self._store),
+            (ir.AllocBuffer, self._allocate),
+            (ir.DeclBuffer, self._declare),
+            (ir.Call, self._call),
+            (ir.AttrStmt, self._attribute),
+        )
+        for variable in ir.variables(body):
+            if variable in self.views:
+                raise _unmoved(body, variable)
+        return body
+
+    def _view(self, buffer: Any) -> Any:
+        return ir.tirx.decl_buffer(
+            buffer.ty.shape,
+            buffer.ty.dtype,
+            buffer.name,
+            data=self.arena.data,
+            scope="shared.dyn",
+        )
+
+    def _shift(self, buffer: Any) -> int:
+        return self.offsets[buffer] * 8 // element_bits(buffer)
+
+    def _load(self, load: Any, mutator: Any) -> Any:
+        if load.source not in self.views:
+            return mutator.default_mutate(load)
+        index = _moved(mutator.mutate(load.indices[0]), self._shift(load.source))
+        return ir.tirx.BufferLoad(self.views[load.source], [index])
+
+    def _store(self, store: Any, mutator: Any) -> Any:
+        if store.buffer not in self.views:
+            return mutator.default_mutate(store)
+        index = _moved(mutator.mutate(store.indices[0]), self._shift(store.buffer))
+        return ir.BufferStore(self.views[store.buffer], mutator.mutate(store.value), [index])
+
+    def _allocate(self, node: Any, _mutator: Any) -> Any:
+        if node.buffer not in self.views:
+            return node
+        return ir.DeclBuffer(self.views[node.buffer], data=self.arena.data)
+
+    def _declare(self, node: Any, mutator: Any) -> Any:
+        """A view of a buffer becomes one of the arena, moved by the same bytes."""
+        data = node.data
+        if not _is_call(data, "tirx.buffer_data") or data.args[0] not in self.views:
+            return mutator.default_mutate(node)
+        self.offsets[node.buffer] = self.offsets[data.args[0]]
+        self.views[node.buffer] = self._view(node.buffer)
+        return ir.DeclBuffer(self.views[node.buffer], data=self.arena.data)
+
+    def _call(self, call: Any, mutator: Any) -> Any:
+        if _is_call(call, "tirx.tvm_access_ptr") and call.args[1] in self.views:
+            kind, buffer, offset, extent, mask = call.args
+            dtype = ir.tvm.DataType(str(kind.ty))
+            shift = self.offsets[buffer] * 8 // int(dtype.bits * dtype.lanes)
+            moved = _moved(mutator.mutate(offset), shift)
+            arguments = [kind, self.views[buffer], moved, mutator.mutate(extent), mask]
+            return ir.Call(call.op, arguments, ret_ty=call.ty)
+        if _is_call(call, "tirx.buffer_data") and call.args[0] in self.views:
+            buffer = call.args[0]
+            start = ir.tirx.BufferLoad(self.views[buffer], [self._shift(buffer)])
+            return ir.tirx.address_of(start)
+        return mutator.default_mutate(call)
+
+    def _attribute(self, node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if isinstance(node.node, ir.Var) and node.node in self.views:
+            return ir.AttrStmt(self.views[node.node], node.attr_key, node.value, node.body)
+        return node
 
 
-def _view(buffer: Any, arena: Any) -> Any:
-    return ir.tirx.decl_buffer(
-        buffer.ty.shape, buffer.ty.dtype, buffer.name, data=arena.data, scope="shared.dyn"
-    )
+def _is_call(value: Any, name: str) -> bool:
+    return isinstance(value, ir.Call) and isinstance(value.op, ir.Op) and value.op.name == name
 
 
 def _moved(index: Any, elements: int) -> Any:
     if elements == 0:
         return index
     if isinstance(index, ir.tirx.Ramp):
-        return ir.tirx.Ramp(index.base + elements, index.stride, index.lanes)
-    return index + elements
+        return ir.tirx.Ramp(_moved(index.base, elements), index.stride, index.lanes)
+    lanes = ir.tvm.DataType(str(index.ty)).lanes
+    step = ir.tirx.const(elements, str(index.ty).split("x", maxsplit=1)[0])
+    return index + (step if lanes == 1 else ir.tirx.Broadcast(step, lanes))
 
 
-def check_budget(plan: SharedMemoryPlan) -> None:
+def _unmoved(body: Any, buffer: Any) -> Exception:
+    uses: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if any(variable.same_as(buffer) for variable in ir.variables(node)):
+            uses.append(node)
+
+    ir.walk(body, (ir.Evaluate, visit), (ir.Bind, visit), (ir.AttrStmt, visit))
+    return refuse(
+        "shared-memory",
+        f"buffer '{buffer.name}'",
+        found=f"a use that cannot be moved: {text_of(uses[0]) if uses else buffer.name}",
+        limit="loads, stores, views and pointers of elements",
+        instead="pass the buffer to calls as access_ptr or address_of",
+    )
+
+
+def check_budget(plan: SharedMemoryPlan, limit: int = MAX_SHARED_BYTES) -> None:
     """Refuse a plan that no CTA can hold.
+
+    Parameters
+    ----------
+    plan : SharedMemoryPlan
+        The plan of one kernel.
+    limit : int
+        Bytes of shared memory that a CTA can own.
 
     Raises
     ------
     LoweringRefused
         With every buffer and its bytes.
     """
-    if plan.total <= MAX_SHARED_BYTES:
+    if plan.total <= limit:
         return
     sizes = ", ".join(f"'{each.name}' {each.size}" for each in plan.placements)
     raise refuse(
-        LoweringRefused,
         "shared-memory",
         "kernel",
         found=f"{plan.total} bytes ({sizes})",
-        limit=f"{MAX_SHARED_BYTES} bytes of shared memory in a CTA",
+        limit=f"{limit} bytes of shared memory in a CTA",
         instead="use smaller tiles, a larger cluster, or stage parts of a slice (a dsm_shuffle "
         "loop inside the slice loop)",
     )

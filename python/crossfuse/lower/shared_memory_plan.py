@@ -13,9 +13,9 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.intrinsics import is_barrier
-from crossfuse.lower.kernel import children
+from crossfuse.lower.tree import children, evaluated
 
-#: Bytes; a swizzled or bulk access wants 128, everything else less.
+#: Bytes; a bulk access wants 128, and buffers that want more say so.
 ALIGNMENT = 128
 SCOPES = ("shared", "shared.dyn")
 
@@ -74,76 +74,112 @@ def plan_shared_memory(body: Any) -> tuple[SharedMemoryPlan, dict[Any, int]]:
     -----
     Greedy by size, first fit among the buffers whose intervals overlap.
     """
-    intervals = _intervals(body)
-    order = sorted(intervals, key=lambda each: (-_bytes(each), str(each.name)))
+    intervals = _Intervals(body).found
+    order = sorted(intervals, key=lambda each: (-size_in_bytes(each), str(each.name)))
     placements: list[Placement] = []
     offsets: dict[Any, int] = {}
     for buffer in order:
         first, last = intervals[buffer]
-        offset = _first_fit(_bytes(buffer), first, last, placements)
-        offsets[buffer] = offset
-        placements.append(Placement(str(buffer.name), offset, _bytes(buffer), first, last))
+        size = size_in_bytes(buffer)
+        rivals = [each for each in placements if each.first <= last and first <= each.last]
+        offsets[buffer] = first_fit(size, alignment(buffer), rivals)
+        placements.append(Placement(str(buffer.name), offsets[buffer], size, first, last))
     total = max((each.offset + each.size for each in placements), default=0)
     return SharedMemoryPlan(tuple(placements), total), offsets
 
 
-def _first_fit(size: int, first: int, last: int, placed: list[Placement]) -> int:
+def first_fit(size: int, align: int, rivals: list[Placement]) -> int:
+    """Lowest aligned offset at which `size` bytes are clear of all `rivals`."""
     offset = 0
-    rivals = [each for each in placed if each.first <= last and first <= each.last]
     for rival in sorted(rivals, key=lambda each: each.offset):
         if offset + size <= rival.offset:
             break
         end = rival.offset + rival.size
-        offset = max(offset, (end + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT)
+        offset = max(offset, (end + align - 1) // align * align)
     return offset
 
 
-def _bytes(buffer: Any) -> int:
+def alignment(buffer: Any) -> int:
+    """Bytes to which the start of a buffer is aligned."""
+    return max(ALIGNMENT, int(buffer.data_alignment))
+
+
+def element_bits(buffer: Any) -> int:
+    """Bits of one element, all lanes of a vector together."""
     dtype = ir.tvm.DataType(str(buffer.ty.dtype))
-    size = dtype.bits // 8 * dtype.lanes
+    return int(dtype.bits * dtype.lanes)
+
+
+def size_in_bytes(buffer: Any) -> int:
+    """Bytes of a buffer of constant shape."""
+    bits = element_bits(buffer)
     for extent in buffer.ty.shape:
-        size *= int(extent)
-    return size
+        bits *= int(extent)
+    return (bits + 7) // 8
 
 
-def _intervals(body: Any) -> dict[Any, tuple[int, int]]:
-    """Barrier intervals [first, last] in which each shared buffer is used."""
-    allocated: list[Any] = []
-    ir.walk(
-        body,
-        (
-            ir.AllocBuffer,
-            lambda node: allocated.append(node.buffer) if node.buffer.scope() in SCOPES else None,
-        ),
-    )
-    found: dict[Any, tuple[int, int]] = {}
-    counter = [0]
+class _Intervals:
+    """Numbers the stretches between cluster barriers, and finds in which a buffer is used.
 
-    def touch(node: Any, first: int, last: int) -> None:
-        for variable in ir.variables(node):
-            for buffer in allocated:
-                if variable.same_as(buffer):
-                    low, high = found.get(buffer, (first, last))
-                    found[buffer] = (min(low, first), max(high, last))
+    `found` maps each allocated shared buffer to the first and last number. A barrier inside a
+    conditional separates nothing outside it, as it may not be executed; a loop with a barrier is
+    one stretch, as the end of an iteration runs into the start of the next.
+    """
 
-    def visit(node: Any) -> None:
+    def __init__(self, body: Any) -> None:
+        self.found: dict[Any, tuple[int, int]] = {}
+        self.owners: dict[Any, Any] = {}
+        self.now = 0
+
+        def allocate(node: Any) -> None:
+            if str(node.buffer.scope()) in SCOPES:
+                self.owners[node.buffer] = node.buffer
+
+        ir.walk(body, (ir.AllocBuffer, allocate))
+        self._visit(body)
+
+    def _visit(self, node: Any) -> None:
         if isinstance(node, ir.AllocBuffer):
             return
         if is_barrier(node):
-            counter[0] += 1
+            self.now += 1
             return
-        inside = children(node)
-        if not inside:
-            touch(node, counter[0], counter[0])
-            return
-        start = counter[0]
-        for child, _ in inside:
-            visit(child)
-        if isinstance(node, ir.For) and counter[0] > start:
-            # The end of one iteration runs into the start of the next: one interval for all.
-            touch(node, start, counter[0])
-        elif isinstance(node, ir.IfThenElse):
-            touch(node.condition, start, start)
+        if isinstance(node, (ir.DeclBuffer, ir.Bind)):
+            self._alias(node)
+        start = self.now
+        for expression in (*evaluated(node), *_subjects(node)):
+            self._touch(expression, start, start)
+        for child in children(node):
+            self._visit(child)
+        if self.now > start and isinstance(node, (ir.For, ir.tirx.While)):
+            self._touch(node, start, self.now)
+        elif self.now > start and isinstance(node, ir.IfThenElse):
+            self._touch(node, start, self.now)
+            self.now = start
 
-    visit(body)
-    return found
+    def _alias(self, node: Any) -> None:
+        """A view, or a pointer that was given a name, stands for the buffer it points to."""
+        made, source = (
+            (node.buffer, node.data) if isinstance(node, ir.DeclBuffer) else (node.var, node.value)
+        )
+        if isinstance(node, ir.Bind) and not _is_pointer(made):
+            return
+        for variable in ir.variables(source):
+            if variable in self.owners:
+                self.owners[made] = self.owners[variable]
+
+    def _touch(self, node: Any, first: int, last: int) -> None:
+        for variable in ir.variables(node):
+            if variable in self.owners:
+                buffer = self.owners[variable]
+                low, high = self.found.get(buffer, (first, last))
+                self.found[buffer] = (min(low, first), max(high, last))
+
+
+def _subjects(node: Any) -> list[Any]:
+    """Buffers that a statement names without evaluating an expression of them."""
+    return [node.buffer] if isinstance(node, ir.BufferStore) else []
+
+
+def _is_pointer(variable: Any) -> bool:
+    return not isinstance(variable.ty, ir.tvm.ir.PrimType)

@@ -49,7 +49,10 @@ def operator(call: Any) -> str:
     """
     if isinstance(call, Call) and isinstance(call.op, Op) and call.op.name != "relax.call_tir":
         return str(call.op.name)
-    found = str(call.op) if isinstance(call, Call) else f"a {type(call).__name__}"
+    found = f"a {type(call).__name__}"
+    if isinstance(call, Call):
+        names = (getattr(call.op, key, "") for key in ("name", "name_hint", "global_symbol"))
+        found = f"a call of {next(filter(None, names), call.op)}"
     raise refused("main", found, "calls of Relax operators", "pass the model before LegalizeOps")
 
 

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import prod
 from typing import Any
 
-from crossfuse import _tvm as ir
-from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.hardware import MAX_SHARED_BYTES
+from crossfuse.schedule.arguments import check_block, check_loop
 from crossfuse.schedule.cluster_bind import cluster_bind
-from crossfuse.schedule.extents import symbolic_extent
-from crossfuse.schedule.facts import (
-    bindings,
-    binds,
-    cluster_loops,
-    combiner,
-    constant_extent,
-    function,
-    is_reduction,
-    name_of,
-    position,
-    reason,
-    span,
+from crossfuse.schedule.exchange import (
+    check_exchange,
+    check_whole_tile,
+    exchange_intermediate,
+    exchange_output,
 )
-from crossfuse.schedule.markers import (
-    DSM_DTYPES,
-    DSM_REDUCE,
-    DSM_SCOPE,
-    MAX_CLUSTER,
-    cluster_axis,
-)
+from crossfuse.schedule.facts import bindings, binds, is_reduction
+from crossfuse.schedule.markers import DSM_REDUCE, DSM_SCOPE
+from crossfuse.schedule.reduction import Reduction, read_reduction
+from crossfuse.schedule.rehearsal import refusing, rehearsed
+from crossfuse.schedule.tiles import check_slab
 
 RULE = "dsm_reduce"
 
 
-def dsm_reduce(sch: Any, block: Any, loop: Any, *, scatter: bool = True) -> Any:
+def dsm_reduce(sch: Any, block: Any, loop: Any, *, scatter: bool = True, axis: str = "x") -> Any:
     """Split a reduction over the CTAs of a cluster and combine the partial tiles through DSM.
 
     `loop` is the part of the reduction that becomes the rank; the loops outside it walk over
@@ -62,7 +48,14 @@ def dsm_reduce(sch: Any, block: Any, loop: Any, *, scatter: bool = True) -> Any:
                 for e:  C[e] = S[e]                     # quarter z of the tile
 
     If `block` writes an intermediate, all-exchange stores no tile itself: the combination moves
-    into the cluster-bound loop of the consumer, which finds the whole tile in its CTA.
+    into the cluster-bound loop of the consumer, which finds the whole tile in its CTA, and the
+    partial tiles are made in front of that loop::
+
+        for i0:
+            for k0 in cluster(4):  P[k0, ...] = ...
+            for z in cluster(4):                        # the consumer's, bound before
+                for r, i1, k:  C[i, k] += P[r, i, k]    # C: this CTA's own shared memory
+                for i1, j, k:  D[i, j] += C[i, k] * W[k, j]
 
     Parameters
     ----------
@@ -71,272 +64,103 @@ def dsm_reduce(sch: Any, block: Any, loop: Any, *, scatter: bool = True) -> Any:
     block : SBlockRV
         A reduction by sum, product, max or min, not yet decomposed. Afterwards it combines.
     loop : LoopRV
-        A serial reduction loop of the block, extent 1 to 16.
+        A serial reduction loop of the block, extent 1 to 16, outside its other reduction loops.
     scatter : bool
         True: each CTA ends with its own slice of the tile. False: with all of it.
+    axis : str
+        Cluster axis of the ranks, "x", "y" or "z"; tile loops may be bound to the others.
 
     Returns
     -------
     SBlockRV
-        The block of the partial tiles. Its rank loop is bound to cluster axis x, and so is the
-        slice loop of `block`; the loops inside both are serial, to be bound to threads.
+        The block of the partial tiles. Its rank loop is bound to the cluster axis, and so is the
+        slice loop of `block`; the loops inside both are serial, to be bound to threads. Take
+        them from ``sch.get_loops``: random variables of the block's former loops have ended.
 
     Raises
     ------
     ScheduleRefused
         If the loop is no reduction loop of the block or has the wrong extent, if the reduction
         cannot be split, if the element type has no DSM access, if a slab exceeds the shared
-        memory of a CTA, or, with ``scatter=False``, if no consumer is cluster-bound.
+        memory of a CTA, or, with ``scatter=False``, if no consumer is cluster-bound or the tile
+        does not divide into slices. The schedule is then as it was.
 
     Notes
     -----
     Composed of ``rfactor``, ``set_scope``, ``reverse_compute_at`` or ``compute_at``, ``fuse``,
     ``split``, ``reorder`` and `cluster_bind`, all recorded. Partial sums are combined in rank
     order, so results are bitwise repeatable.
+
+    With ``scatter=True`` the slices of a tile that the ranks do not divide are masked; TVM gives
+    no such mask to a block that is moved behind the combination, and the lowering refuses it.
     """
-    subject = _check(sch, block, loop)
-    if not scatter:
-        _check_exchange(sch, block, loop, subject)
-    ranks = symbolic_extent(sch, loop)
-    try:
+    check_block(sch, RULE, "block", block)
+    check_loop(sch, RULE, "loop", loop)
+
+    def read(trial: Any) -> Reduction:
+        reduction = read_reduction(trial, RULE, block, loop, axis)
+        if not scatter:
+            check_exchange(trial, RULE, block, reduction)
+        return reduction
+
+    def change(target: Any, reduction: Reduction) -> Any:
+        return _split(target, block, loop, reduction, scatter)
+
+    def check(trial: Any, reduction: Reduction, partial: Any) -> None:
+        check_slab(trial, RULE, reduction.where, partial, _rank_loop(trial, partial))
+        if not scatter:
+            check_whole_tile(trial, RULE, block, reduction)
+
+    return rehearsed(sch, read, change, check)
+
+
+def _split(sch: Any, block: Any, loop: Any, reduction: Reduction, scatter: bool) -> Any:
+    """Make partial tiles in the slabs of the ranks, and combine them."""
+    with refusing(
+        RULE,
+        reduction.where,
+        limit="a complete reduction block alone in its loops",
+        instead="call dsm_reduce before decompose_reduction and before other blocks are moved "
+        "into the loops of this one",
+    ):
         partial = sch.rfactor(loop, 0)
-    except ir.ScheduleError as error:
-        raise refuse(
-            ScheduleRefused,
-            RULE,
-            subject.where,
-            found=reason(error),
-            limit="a complete reduction block alone in its loops",
-            instead="call dsm_reduce before decompose_reduction and before other blocks are "
-            "moved into the loops of this one",
-        ) from error
-    sch.set_scope(partial, 0, DSM_SCOPE)
-    sch.annotate(block, DSM_REDUCE, "scatter" if scatter else "all-exchange")
-    if not scatter and not subject.output:
-        _exchange_intermediate(sch, partial, block, subject)
-        return partial
-    loops = sch.get_loops(partial)
-    cluster_bind(sch, loops[subject.depth])
-    tile_loop = loops[subject.depth - 1] if subject.depth else None
-    if tile_loop is not None:
-        sch.reverse_compute_at(block, tile_loop, preserve_unit_loops=True)
-    if scatter:
-        _slice(sch, block, subject.depth, ranks)
-    else:
-        _exchange_output(sch, block, tile_loop, subject, ranks)
+        sch.set_scope(partial, 0, DSM_SCOPE)
+        sch.annotate(block, DSM_REDUCE, "scatter" if scatter else "all-exchange")
+        if not scatter and not reduction.output:
+            exchange_intermediate(sch, RULE, partial, block, reduction)
+            cluster_bind(sch, _rank_loop(sch, partial), reduction.axis)
+            return partial
+        loops = sch.get_loops(partial)
+        cluster_bind(sch, loops[reduction.depth], reduction.axis)
+        tile_loop = loops[reduction.depth - 1] if reduction.depth else None
+        if tile_loop is not None:
+            sch.reverse_compute_at(block, tile_loop, preserve_unit_loops=True)
+        if scatter:
+            _scatter(sch, block, reduction)
+        else:
+            exchange_output(sch, block, tile_loop, reduction)
     return partial
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """What `dsm_reduce` learned about its block before changing anything."""
-
-    where: str
-    depth: int
-    output: bool
-    tile: tuple[Any, ...]
-    elements: int
+def _rank_loop(sch: Any, partial: Any) -> Any:
+    """The loop of the partial tiles that drives the rank."""
+    _, rank = bindings(sch, partial)[0]
+    return next(each for each in sch.get_loops(partial) if binds(sch.get(each).loop_var, rank))
 
 
-def _check(sch: Any, block: Any, loop: Any) -> _Subject:
-    loops, depth = position(sch, RULE, block, loop)
-    where = f"{name_of(sch, block)}, {name_of(sch, loop)}"
-    if combiner(sch, block) is None:
-        raise refuse(
-            ScheduleRefused,
-            RULE,
-            where,
-            found="a block without one initialised sum, product, max or min",
-            limit="a reduction by sum, product, max or min that is not decomposed",
-            instead="call dsm_reduce on the reduction block itself, before decompose_reduction",
-        )
-    bound = bindings(sch, block)
-    node = sch.get(loop)
-    if not all(is_reduction(var) for var, value in bound if binds(node.loop_var, value)):
-        raise refuse(
-            ScheduleRefused,
-            RULE,
-            where,
-            found="a loop over output elements",
-            limit="a reduction loop",
-            instead="split a reduction loop of the block and pass the part that becomes the rank; "
-            "for a loop over output elements use cluster_bind",
-        )
-    extent = constant_extent(sch, RULE, loop)
-    if not 1 <= extent <= MAX_CLUSTER or int(node.kind) != int(ir.ForKind.SERIAL):
-        raise refuse(
-            ScheduleRefused,
-            RULE,
-            where,
-            found=f"extent {extent}"
-            if int(node.kind) == int(ir.ForKind.SERIAL)
-            else "a loop that is already bound",
-            limit=f"a serial loop of extent 1 to {MAX_CLUSTER}, one iteration a CTA",
-            instead="split the reduction loop by the number of CTAs and pass that part",
-        )
-    for other in cluster_loops(function(sch)):
-        if other.axis == "x" and other.extent != extent:
-            raise refuse(
-                ScheduleRefused,
-                RULE,
-                where,
-                found=f"extent {extent}",
-                limit=f"extent {other.extent}, as cluster-bound loop '{other.name}' has",
-                instead="split the reduction loop by the cluster size in use",
-            )
-    inner = [sch.get(each) for each in loops[depth + 1 :]]
-    spatial = [value for var, value in bound if not is_reduction(var)]
-    extents = [span(value, inner) for value in spatial]
-    _check_slab(sch, block, where, extents)
-    tile = _symbolic_tile(sch, loops[depth + 1 :], spatial, extents)
-    return _Subject(where, depth, _is_output(sch, block), tile, prod(extents))
-
-
-def _check_slab(sch: Any, block: Any, where: str, extents: list[int]) -> None:
-    buffer = sch.get(block).writes[0].source
-    dtype = str(buffer.ty.dtype)
-    if dtype not in DSM_DTYPES:
-        raise refuse(
-            ScheduleRefused,
-            RULE,
-            where,
-            found=f"element type {dtype}",
-            limit=", ".join(DSM_DTYPES),
-            instead="reduce in one of these types and cast afterwards",
-        )
-    size = ir.tvm.DataType(dtype).bits // 8
-    for extent in extents:
-        size *= extent
-    if size > MAX_SHARED_BYTES:
-        tile = " x ".join(str(extent) for extent in extents)
-        raise refuse(
-            ScheduleRefused,
-            RULE,
-            where,
-            found=f"a partial tile of {tile} {dtype}, {size} bytes",
-            limit=f"{MAX_SHARED_BYTES} bytes of shared memory in a CTA",
-            instead="split the output loops and reorder them outside this loop, so that a "
-            "smaller tile is reduced at a time",
-        )
-
-
-def _is_output(sch: Any, block: Any) -> bool:
-    """Whether the block writes a parameter of the function."""
-    written = sch.get(block).writes[0].source
-    return any(buffer.same_as(written) for buffer in function(sch).params)
-
-
-def _symbolic_tile(
-    sch: Any, inner: list[Any], spatial: list[Any], extents: list[int]
-) -> tuple[Any, ...]:
-    """Tile extents by output dimension, as random variables where one loop spans the dimension."""
-    tile: list[Any] = []
-    for value, extent in zip(spatial, extents, strict=True):
-        spanning = [each for each in inner if binds(sch.get(each).loop_var, value)]
-        tile.append(symbolic_extent(sch, spanning[0]) if len(spanning) == 1 else extent)
-    return tuple(tile)
-
-
-def _slice(sch: Any, block: Any, depth: int, ranks: Any) -> Any:
-    """Give each CTA one slice of the tile; return the cluster-bound loop."""
-    tile = list(sch.get_loops(block))[depth:]
-    bound = bindings(sch, block)
-    reduction = [var for var, _ in bound if is_reduction(var)]
-    rank = [each for each in tile if _over(sch, each, bound, reduction)]
-    rest = [each for each in tile if not any(each is taken for taken in rank)]
+def _scatter(sch: Any, block: Any, reduction: Reduction) -> None:
+    """Let each CTA combine one slice of the tile."""
+    tile = list(sch.get_loops(block))[reduction.depth :]
+    ranks = [each for each in tile if _drives_reduction(sch, block, each)]
+    rest = [each for each in tile if not any(each is taken for taken in ranks)]
     flat = sch.fuse(*rest) if len(rest) > 1 else rest[0]
-    slice_loop, element = sch.split(flat, [ranks, None])
-    sch.reorder(slice_loop, element, *rank)
-    cluster_bind(sch, slice_loop)
-    return slice_loop
+    slices, element = sch.split(flat, [reduction.ranks, None])
+    sch.reorder(slices, element, *ranks)
+    cluster_bind(sch, slices, reduction.axis)
 
 
-def _over(sch: Any, loop: Any, bound: list[Any], reduction: list[Any]) -> bool:
-    """Whether a loop drives the rank reduction; a unit loop that nothing uses does not."""
+def _drives_reduction(sch: Any, block: Any, loop: Any) -> bool:
+    """Whether a loop drives the reduction over ranks; a unit loop that nothing uses does not."""
     variable = sch.get(loop).loop_var
-    users = [var for var, value in bound if binds(variable, value)]
-    return bool(users) and all(any(user.same_as(each) for each in reduction) for user in users)
-
-
-def _exchange_output(sch: Any, block: Any, tile_loop: Any, subject: _Subject, ranks: Any) -> None:
-    """Let every CTA combine the whole tile and store its own slice of it."""
-    store = sch.cache_write(block, 0, "shared")
-    if tile_loop is not None:
-        sch.reverse_compute_at(store, tile_loop, preserve_unit_loops=True)
-    slice_loop = _slice(sch, store, subject.depth, ranks)
-    _declare_whole_tile(sch, store, block, slice_loop, subject)
-    sch.compute_at(block, slice_loop, preserve_unit_loops=True)
-
-
-def _exchange_intermediate(sch: Any, partial: Any, block: Any, subject: _Subject) -> None:
-    """Let every CTA combine the whole tile where its consumer runs."""
-    consumer, nest = _consumer_nest(sch, block)
-    sch.set_scope(block, 0, "shared")
-    _declare_whole_tile(sch, consumer, block, nest, subject)
-    sch.compute_at(block, nest, preserve_unit_loops=True)
-    loops, depth = position(sch, RULE, consumer, nest)
-    if depth:
-        sch.compute_at(partial, loops[depth - 1], preserve_unit_loops=True)
-    rank = bindings(sch, partial)[0][1]
-    cluster_bind(
-        sch, next(each for each in sch.get_loops(partial) if binds(sch.get(each).loop_var, rank))
-    )
-
-
-def _declare_whole_tile(sch: Any, consumer: Any, block: Any, nest: Any, subject: _Subject) -> None:
-    """Let `consumer`, of which each CTA runs a slice, read the whole tile.
-
-    ``compute_at`` recomputes what the consumer reads; it would else combine just the slice.
-    """
-    buffer = sch.get(block).writes[0].source
-    bound = bindings(sch, consumer)
-    if not any(binds(sch.get(nest).loop_var, value) for _, value in bound):
-        return
-    reads = list(sch.get(consumer).reads)
-    index = next(i for i, each in enumerate(reads) if each.source.same_as(buffer))
-    axes = [
-        next((i for i, (var, _) in enumerate(bound) if var.var.same_as(extent.min)), None)
-        for extent in reads[index].region
-    ]
-    if None in axes:
-        return
-
-    def whole_tile(*iterators: Any) -> list[tuple[Any, Any]]:
-        starts = [
-            iterators[axis] // extent * extent
-            for axis, extent in zip(axes, subject.tile, strict=True)
-        ]
-        return [(start, start + n) for start, n in zip(starts, subject.tile, strict=True)]
-
-    sch.annotate_buffer_access(consumer, index, "read", whole_tile)
-
-
-def _check_exchange(sch: Any, block: Any, loop: Any, subject: _Subject) -> None:
-    ranks = constant_extent(sch, RULE, loop)
-    if subject.output and subject.elements % ranks:
-        raise refuse(
-            ScheduleRefused,
-            RULE,
-            subject.where,
-            found=f"{subject.elements} elements for {ranks} CTAs",
-            limit="with scatter=False, a tile that divides into one slice a CTA",
-            instead="choose a tile whose element count the cluster size divides, or scatter=True",
-        )
-    if not subject.output and _consumer_nest(sch, block) is None:
-        raise refuse(
-            ScheduleRefused,
-            RULE,
-            subject.where,
-            found="no consumer in a cluster-bound loop",
-            limit="all-exchange leaves the tile with the CTAs that consume it",
-            instead="cluster_bind a loop of the consumer first, or use scatter=True",
-        )
-
-
-def _consumer_nest(sch: Any, block: Any) -> Any:
-    """A consumer of `block` and its outermost cluster-bound loop, or None."""
-    for consumer in sch.get_consumers(block):
-        for loop in sch.get_loops(consumer):
-            if cluster_axis(sch.get(loop)) is not None:
-                return consumer, loop
-    return None
+    users = [each for each, value in bindings(sch, block) if binds(variable, value)]
+    return bool(users) and all(is_reduction(each) for each in users)

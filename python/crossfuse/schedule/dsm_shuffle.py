@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.schedule.arguments import check_block, check_loop
 from crossfuse.schedule.cluster_bind import cluster_bind
-from crossfuse.schedule.extents import symbolic_extent
-from crossfuse.schedule.facts import (
-    bindings,
-    binds,
-    constant_extent,
-    is_reduction,
-    name_of,
-    position,
-    reason,
-)
-from crossfuse.schedule.markers import DSM_DTYPES, DSM_SCOPE, DSM_SHUFFLE, cluster_axis
+from crossfuse.schedule.facts import bindings, binds
+from crossfuse.schedule.markers import DSM_SCOPE, DSM_SHUFFLE
+from crossfuse.schedule.rehearsal import refusing, rehearsed
+from crossfuse.schedule.slices import Slices, read_slices
+from crossfuse.schedule.tiles import check_slab
 
 RULE = "dsm_shuffle"
 
@@ -93,165 +86,74 @@ def dsm_shuffle(
     ``reorder``, `cluster_bind` and ``annotate``, all recorded. The lowering reads the ring from
     the annotation; run sequentially, the schedule takes the slices in rank order.
     """
-    shape = _check(sch, producer, consumer, read_buffer_index, at)
-    count, columns = shape.slices, shape.columns
-    # An exact division: _check refused any other.
-    width = columns // count if isinstance(count, int) else ir.tirx.floordiv(columns, count)
+    check_block(sch, RULE, "producer", producer)
+    check_block(sch, RULE, "consumer", consumer)
+    check_loop(sch, RULE, "at", at)
 
-    def by_rank(*index: Any) -> list[Any]:
-        others = [each for i, each in enumerate(index) if i != shape.dimension]
-        column = index[shape.dimension]
-        return [column // width, *others, column % width]
+    def read(trial: Any) -> Slices:
+        operands = (producer, consumer, read_buffer_index)
+        return read_slices(trial, RULE, *operands, at, ring=ring)
 
-    try:
-        sch.transform_layout(producer, ("write", 0), by_rank)
-        sch.set_scope(producer, 0, DSM_SCOPE)
-        stage = sch.cache_read(
-            consumer, read_buffer_index, "shared.dyn", consumer_blocks=[consumer]
-        )
-        sch.compute_at(stage, at, preserve_unit_loops=True)
-        sch.annotate(stage, DSM_SHUFFLE, "ring" if ring else "all-gather")
-        _place_producer(sch, producer, shape)
-    except ir.ScheduleError as error:
-        raise refuse(
-            ScheduleRefused,
+    def change(target: Any, slices: Slices) -> Any:
+        with refusing(
             RULE,
-            shape.where,
-            found=reason(error),
+            slices.where,
             limit="a producer that can be computed in front of the consumer's cluster nest",
             instead="call dsm_shuffle before the producer is moved, and place the producer's own "
             "producers afterwards",
-        ) from error
+        ):
+            _lay_out(target, producer, slices)
+            stage = _stage(target, consumer, read_buffer_index, at, ring)
+            _place_producer(target, producer, consumer, slices)
+        return stage
+
+    def check(trial: Any, slices: Slices, _stage: Any) -> None:
+        check_slab(trial, RULE, slices.where, producer, _rank_loop(trial, producer, slices))
+
+    return rehearsed(sch, read, change, check)
+
+
+def _lay_out(sch: Any, producer: Any, slices: Slices) -> None:
+    """Give the intermediate the rank as its leading dimension, one slab a CTA."""
+    count, columns = slices.count, slices.columns
+    # Divides exactly: `read_slices` refuses any other.
+    width = columns // count if isinstance(count, int) else ir.tirx.floordiv(columns, count)
+
+    def by_rank(*index: Any) -> list[Any]:
+        others = [each for i, each in enumerate(index) if i != slices.dimension]
+        column = index[slices.dimension]
+        return [column // width, *others, column % width]
+
+    sch.transform_layout(producer, ("write", 0), by_rank)
+    sch.set_scope(producer, 0, DSM_SCOPE)
+
+
+def _stage(sch: Any, consumer: Any, index: int, at: Any, ring: bool) -> Any:
+    """Let the consumer copy what it reads of the slabs to its own shared memory."""
+    stage = sch.cache_read(consumer, index, "shared.dyn", consumer_blocks=[consumer])
+    sch.compute_at(stage, at, preserve_unit_loops=True)
+    sch.annotate(stage, DSM_SHUFFLE, "ring" if ring else "all-gather")
     return stage
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """What `dsm_shuffle` learned before changing anything."""
-
-    where: str
-    slices: Any
-    columns: int
-    dimension: int
-    column: int
-    outer: Any
-    axis: str
-
-
-def _check(sch: Any, producer: Any, consumer: Any, index: int, at: Any) -> _Shape:
-    loops, depth = position(sch, RULE, consumer, at)
-    where = f"{name_of(sch, producer)} -> {name_of(sch, consumer)}, {name_of(sch, at)}"
-    buffer = _buffer(sch, producer, consumer, index, where)
-    cluster = [i for i, each in enumerate(loops) if cluster_axis(sch.get(each)) is not None]
-    if not cluster or cluster[-1] > depth:
-        raise refuse(
-            ScheduleRefused,
-            RULE,
-            where,
-            found="no cluster-bound loop of the consumer outside the staging loop",
-            limit="the consumer runs on the CTAs of a cluster",
-            instead="split a loop over the consumer's output by the cluster size, reorder it "
-            "outside the reduction and cluster_bind it",
-        )
-    outermost = cluster[0]
-    axis = str(cluster_axis(sch.get(loops[cluster[-1]])))
-    slice_loop, dimension = _slice_loop(sch, consumer, buffer, loops, where)
-    slices = constant_extent(sch, RULE, slice_loop)
-    ctas = constant_extent(sch, RULE, loops[cluster[-1]])
-    columns = int(buffer.ty.shape[dimension])
-    if slices != ctas or columns % slices:
-        divisors = [n for n in range(1, 17) if columns % n == 0]
-        raise refuse(
-            ScheduleRefused,
-            RULE,
-            where,
-            found=f"{slices} slices of {columns} columns for {ctas} CTAs",
-            limit="one slice a CTA, all of one width",
-            instead="split the consumer's reduction loop and its cluster-bound loop by the same "
-            f"number, one of {', '.join(map(str, divisors))}",
-        )
-    outer = loops[outermost - 1] if outermost else None
-    column = _column(sch, producer, dimension, where)
-    slices_rv = symbolic_extent(sch, slice_loop)
-    return _Shape(where, slices_rv, columns, dimension, column, outer, axis)
-
-
-def _buffer(sch: Any, producer: Any, consumer: Any, index: int, where: str) -> Any:
-    reads = sch.get(consumer).reads
-    written = sch.get(producer).writes[0].source
-    if not 0 <= index < len(reads) or not reads[index].source.same_as(written):
-        names = ", ".join(f"{i}: '{region.source.name}'" for i, region in enumerate(reads))
-        raise refuse(
-            ScheduleRefused,
-            RULE,
-            where,
-            found=f"read buffer index {index}",
-            limit=f"the read of '{written.name}' among {names}",
-            instead="pass the index of the producer's buffer in the consumer's reads",
-        )
-    dtype = str(written.ty.dtype)
-    if dtype not in DSM_DTYPES:
-        raise refuse(
-            ScheduleRefused,
-            RULE,
-            where,
-            found=f"element type {dtype}",
-            limit=", ".join(DSM_DTYPES),
-            instead="store the intermediate in one of these types",
-        )
-    return written
-
-
-def _slice_loop(
-    sch: Any, consumer: Any, buffer: Any, loops: list[Any], where: str
-) -> tuple[Any, int]:
-    """The outermost reduction loop that walks over the intermediate, and the dimension it walks."""
-    node = sch.get(consumer)
-    region = next(each for each in node.reads if each.source.same_as(buffer))
-    for loop in loops:
-        variable = sch.get(loop).loop_var
-        users = [var for var, value in bindings(sch, consumer) if binds(variable, value)]
-        if not users or not all(is_reduction(each) for each in users):
-            continue
-        for dimension, extent in enumerate(region.region):
-            if any(binds(user.var, extent.min) for user in users):
-                return loop, dimension
-    raise refuse(
-        ScheduleRefused,
-        RULE,
-        where,
-        found=f"no reduction loop over '{buffer.name}'",
-        limit="a consumer that reduces over the columns of the intermediate",
-        instead="use compute_at: an intermediate that is read element by element needs no exchange",
-    )
-
-
-def _column(sch: Any, producer: Any, dimension: int, where: str) -> int:
-    """Which iteration variable of the producer walks over the columns."""
-    start = sch.get(producer).writes[0].region[dimension].min
-    for index, (var, _) in enumerate(bindings(sch, producer)):
-        if var.var.same_as(start):
-            return index
-    raise refuse(
-        ScheduleRefused,
-        RULE,
-        where,
-        found=f"a producer that writes column {start}",
-        limit="one iteration variable of the producer for the columns",
-        instead="call dsm_shuffle before the producer's layout or loops are transformed",
-    )
-
-
-def _place_producer(sch: Any, producer: Any, shape: _Shape) -> None:
+def _place_producer(sch: Any, producer: Any, consumer: Any, slices: Slices) -> None:
     """Compute the producer in front of the consumer's cluster nest, one slice a CTA."""
-    if shape.outer is not None:
-        sch.compute_at(producer, shape.outer, preserve_unit_loops=True)
-    loops = list(sch.get_loops(producer))
-    depth = position(sch, RULE, producer, shape.outer)[1] + 1 if shape.outer is not None else 0
-    inner = loops[depth:]
-    value = bindings(sch, producer)[shape.column][1]
-    column = next(each for each in inner if binds(sch.get(each).loop_var, value))
-    rank, element = sch.split(column, [shape.slices, None])
-    first = [each for each in inner if each is not column]
-    sch.reorder(rank, *first, element)
-    cluster_bind(sch, rank, shape.axis)
+    if slices.cluster:
+        outer = sch.get_loops(consumer)[slices.cluster - 1]
+        sch.compute_at(producer, outer, preserve_unit_loops=True)
+    inner = list(sch.get_loops(producer))[slices.cluster :]
+    column = next(each for each in inner if _walks_columns(sch, producer, each, slices))
+    rank, element = sch.split(column, [slices.count, None])
+    sch.reorder(rank, *[each for each in inner if each is not column], element)
+    cluster_bind(sch, rank, slices.axis)
+
+
+def _rank_loop(sch: Any, producer: Any, slices: Slices) -> Any:
+    """The cluster-bound loop that `_place_producer` made: outermost of those over the columns."""
+    loops = sch.get_loops(producer)
+    return next(each for each in loops if _walks_columns(sch, producer, each, slices))
+
+
+def _walks_columns(sch: Any, producer: Any, loop: Any, slices: Slices) -> bool:
+    _, value = bindings(sch, producer)[slices.column]
+    return binds(sch.get(loop).loop_var, value)

@@ -9,16 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.schedule.facts import constant_extent
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.schedule.facts import constant_extent, name_of
 
 
-def symbolic_extent(sch: Any, loop: Any) -> Any:
+def symbolic_extent(sch: Any, rule: str, loop: Any) -> Any:
     """Extent of `loop` as a random variable where the trace has one, else as an int.
 
     Parameters
     ----------
     sch : tvm.s_tir.Schedule
-        A schedule with a trace.
+        A schedule, with or without a trace.
+    rule : str
+        The primitive that asks.
     loop : LoopRV
         A live loop.
 
@@ -26,24 +29,90 @@ def symbolic_extent(sch: Any, loop: Any) -> Any:
     -------
     ExprRV | int
         The factor of the ``split`` that made the loop, if it was given; the number otherwise.
+
+    Raises
+    ------
+    ScheduleRefused
+        If the extent follows from a sampled factor without being one: a trace has no expressions
+        of random variables, so a number would be recorded, and be wrong after a mutation.
     """
-    number = constant_extent(sch, "extent", loop)
-    if sch.trace is None:
+    number = constant_extent(sch, rule, loop)
+    output = _made_by_split(sch, loop)
+    if output is None:
         return number
-    target = sch.get_sref(loop)
-    for instruction in reversed(list(sch.trace.insts)):
-        if instruction.kind.name != "Split":
-            continue
-        for output, factor in zip(instruction.outputs, list(instruction.inputs)[1:], strict=True):
-            if factor is None or not _is_live(sch, output, target):
-                continue
-            return factor if isinstance(factor, ir.Var) else number
+    factor = _factor(sch, output)
+    if isinstance(factor, ir.Var):
+        return factor
+    if factor is None and _sampled(sch, output):
+        raise refuse(
+            ScheduleRefused,
+            rule,
+            name_of(sch, loop),
+            found=f"extent {number}, what sampled factors leave over",
+            limit="an extent that the trace can mutate: a number or a sampled factor",
+            instead="give the sampled size to split as the factor of this loop and leave another "
+            "factor None, or sample all factors with sample_perfect_tile",
+        )
     return number
+
+
+def factor_or_number(sch: Any, loop: Any) -> Any:
+    """Extent of `loop` as the sampled factor it was made with, else as an int."""
+    output = _made_by_split(sch, loop)
+    factor = None if output is None else _factor(sch, output)
+    return factor if isinstance(factor, ir.Var) else constant_extent(sch, "extent", loop)
+
+
+def _made_by_split(sch: Any, loop: Any) -> Any:
+    """The random variable under which a ``split`` or ``fuse`` made the loop, or None."""
+    target = sch.get_sref(loop)
+    for instruction in reversed(_instructions(sch)):
+        for output in instruction.outputs:
+            if _is_live(sch, output, target):
+                return output
+    return None
+
+
+def _instructions(sch: Any) -> list[Any]:
+    if sch.trace is None:
+        return []
+    return [each for each in sch.trace.insts if each.kind.name in ("Split", "Fuse")]
 
 
 def _is_live(sch: Any, output: Any, target: Any) -> bool:
     """Whether a loop made by an earlier instruction is still the loop `target` refers to."""
     try:
         return bool(sch.get_sref(output).same_as(target))
-    except (ir.ScheduleError, IndexError, ValueError, RuntimeError):
+    except (IndexError, ValueError):
         return False
+
+
+def _maker(sch: Any, loop: Any) -> tuple[Any, int]:
+    """The instruction that made a loop variable, live or not, and which output it is."""
+    for instruction in _instructions(sch):
+        for index, output in enumerate(instruction.outputs):
+            if output.same_as(loop):
+                return instruction, index
+    return None, 0
+
+
+def _factor(sch: Any, loop: Any) -> Any:
+    """The factor a loop was split by: a random variable, a number, or None where inferred."""
+    instruction, index = _maker(sch, loop)
+    if instruction is None or instruction.kind.name != "Split":
+        return None
+    return list(instruction.inputs)[1 + index]
+
+
+def _sampled(sch: Any, loop: Any) -> bool:
+    """Whether the extent of a loop without a given factor depends on sampled ones."""
+    instruction, index = _maker(sch, loop)
+    if instruction is None:
+        return False
+    inputs = list(instruction.inputs)
+    if instruction.kind.name == "Fuse":
+        return any(isinstance(_factor(sch, each), ir.Var) or _sampled(sch, each) for each in inputs)
+    factor = inputs[1 + index]
+    if factor is not None:
+        return isinstance(factor, ir.Var)
+    return any(isinstance(each, ir.Var) for each in inputs[1:]) or _sampled(sch, inputs[0])

@@ -32,12 +32,42 @@ class ClusterLoop:
     extent: int
 
 
-def function(sch: Any) -> Any:
-    """The PrimFunc that a schedule works on."""
+def function(sch: Any, item: Any = None) -> Any:
+    """The PrimFunc that a schedule works on, or the one that holds a block or loop.
+
+    Raises
+    ------
+    ScheduleRefused
+        If the module has several functions and nothing says which is meant.
+    """
+    if item is not None:
+        return _function_of(sch, item)
     if sch.func_working_on is not None:
         return sch.mod[sch.func_working_on]
-    (only,) = sch.mod.functions.values()
-    return only
+    functions = [each for each in sch.mod.functions.values() if isinstance(each, ir.PrimFunc)]
+    if len(functions) != 1:
+        names = ", ".join(sorted(str(each.name_hint) for each in sch.mod.functions))
+        raise refuse(
+            ScheduleRefused,
+            "schedule",
+            "module",
+            found=f"{len(functions)} functions ({names})",
+            limit="one PrimFunc, or one that is worked on",
+            instead="call sch.work_on(name) first",
+        )
+    return functions[0]
+
+
+def _function_of(sch: Any, item: Any) -> Any:
+    sref = sch.get_sref(item)
+    while sref.parent is not None:
+        sref = sref.parent
+    root = sref.stmt
+    return next(
+        each
+        for each in sch.mod.functions.values()
+        if isinstance(each, ir.PrimFunc) and each.body.block.same_as(root)
+    )
 
 
 def cluster_loops(func: Any) -> tuple[ClusterLoop, ...]:
@@ -47,7 +77,7 @@ def cluster_loops(func: Any) -> tuple[ClusterLoop, ...]:
     def visit(loop: Any) -> None:
         axis = cluster_axis(loop)
         if axis is not None:
-            found.append(ClusterLoop(axis, str(loop.loop_var.name), int(loop.extent)))
+            found.append(ClusterLoop(axis, str(loop.loop_var.name), ir.constant(loop.extent) or 0))
 
     ir.walk(func.body, (ir.For, visit))
     return tuple(found)
@@ -116,7 +146,7 @@ def realize(sch: Any, block: Any) -> Any:
         if node.block.same_as(target):
             found.append(node)
 
-    ir.walk(function(sch).body, (ir.SBlockRealize, visit))
+    ir.walk(function(sch, block).body, (ir.SBlockRealize, visit))
     return found[0]
 
 
@@ -124,6 +154,16 @@ def bindings(sch: Any, block: Any) -> list[tuple[Any, Any]]:
     """Pairs (block iteration variable, expression of the loops that binds it)."""
     node = realize(sch, block)
     return list(zip(node.block.iter_vars, node.iter_values, strict=True))
+
+
+def in_loops(sch: Any, block: Any, expression: Any) -> Any:
+    """Rewrite an expression of a block's iteration variables in terms of its loops."""
+    values = bindings(sch, block)
+
+    def bound(var: Any) -> Any:
+        return next((value for each, value in values if each.var.same_as(var)), var)
+
+    return ir.substitute(expression, bound)
 
 
 def binds(loop_var: Any, expression: Any) -> bool:
@@ -141,13 +181,18 @@ def span(expression: Any, inner: list[Any]) -> int:
     kept = [loop.loop_var for loop in inner]
 
     def still(var: Any) -> Any:
-        return var if any(var.same_as(each) for each in kept) else ir.tirx.IntImm("int32", 0)
+        return var if any(var.same_as(each) for each in kept) else ir.tirx.IntImm(var.ty.dtype, 0)
 
-    analyzer = ir.sym.Analyzer()
-    for loop in inner:
-        analyzer.bind(loop.loop_var, ir.tvm.ir.Range.from_min_extent(loop.min, loop.extent))
-    bound = analyzer.const_int_bound(ir.substitute(expression, still))
+    bound = analyzer(inner).const_int_bound(ir.substitute(expression, still))
     return int(bound.max_value) - int(bound.min_value) + 1
+
+
+def analyzer(loops: list[Any]) -> Any:
+    """An analyzer that knows the ranges of some ``For`` loops."""
+    known = ir.sym.Analyzer()
+    for loop in loops:
+        known.bind(loop.loop_var, ir.tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+    return known
 
 
 def combiner(sch: Any, block: Any) -> str | None:
@@ -156,13 +201,20 @@ def combiner(sch: Any, block: Any) -> str | None:
     body = node.body
     if node.init is None or not isinstance(body, ir.BufferStore):
         return None
-    return COMBINERS.get(type(body.value))
+    operator = COMBINERS.get(type(body.value))
+    if operator is None:
+        return None
+    updated = (body.value.a, body.value.b)
+    carried = any(isinstance(x, ir.TensorLoad) and x.source.same_as(body.buffer) for x in updated)
+    return operator if carried else None
 
 
-def reason(error: Exception) -> str:
-    """The sentence of a schedule error, without the rendered program."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for line in reversed(lines):
-        if line.startswith("Error message:"):
-            return line.removeprefix("Error message:").removeprefix(" ScheduleError:").strip()
-    return lines[-1] if lines else type(error).__name__
+def written_buffer(sch: Any, block: Any) -> Any:
+    """The buffer that a block writes (its first, if it writes several)."""
+    return sch.get(block).writes[0].source
+
+
+def read_index(sch: Any, block: Any, buffer: Any) -> int:
+    """Which of a block's reads is `buffer`."""
+    reads = sch.get(block).reads
+    return next(i for i, each in enumerate(reads) if each.source.same_as(buffer))

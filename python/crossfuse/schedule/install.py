@@ -1,13 +1,34 @@
-"""Puts the primitives on `tvm.s_tir.Schedule`, as methods beside TVM's own."""
+"""Puts the primitives on `tvm.s_tir.Schedule`, as methods beside TVM's own.
+
+It imports nothing of the project: TVM calls it in the middle of ``import tvm``, which may itself
+be in the middle of an import of ours.
+"""
 
 from __future__ import annotations
 
-from crossfuse import _tvm as ir
-from crossfuse.schedule.cluster_bind import cluster_bind
-from crossfuse.schedule.dsm_reduce import dsm_reduce
-from crossfuse.schedule.dsm_shuffle import dsm_shuffle
+from importlib import import_module
+from typing import Any
 
-PRIMITIVES = (cluster_bind, dsm_reduce, dsm_shuffle)
+#: Method name -> module that defines the function of that name.
+PRIMITIVES = {
+    "cluster_bind": "crossfuse.schedule.cluster_bind",
+    "dsm_reduce": "crossfuse.schedule.dsm_reduce",
+    "dsm_shuffle": "crossfuse.schedule.dsm_shuffle",
+    "verify_cluster": "crossfuse.schedule.verify_cluster",
+    "cluster_layout": "crossfuse.schedule.cluster_layout",
+}
+
+
+class _Lazy:
+    """A method that is loaded when it is first looked up, and then takes its own place."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        function = getattr(import_module(PRIMITIVES[self.name]), self.name)
+        setattr(owner, self.name, function)
+        return getattr(owner if instance is None else instance, self.name)
 
 
 def install() -> None:
@@ -16,5 +37,8 @@ def install() -> None:
     A subclass of ``Schedule`` would lose its class across TVM's FFI (``sch.copy()`` returns the
     plain one), so the methods are set on the class itself.
     """
-    for primitive in PRIMITIVES:
-        setattr(ir.Schedule, primitive.__name__, primitive)
+    from tvm.s_tir import Schedule
+
+    for name in PRIMITIVES:
+        if name not in vars(Schedule):
+            setattr(Schedule, name, _Lazy(name))

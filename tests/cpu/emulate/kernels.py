@@ -25,9 +25,15 @@ def image(
     preamble: str = "",
 ) -> KernelImage:
     """One kernel ``k`` whose parameters are the buffers; capital ``C`` names are outputs."""
-    specs = tuple(BufferSpec(name, shape, dtype, name.startswith("C")) for name, shape, dtype in buffers)
+    specs = tuple(
+        BufferSpec(name, shape, dtype, name.startswith("C")) for name, shape, dtype in buffers
+    )
     types = {"float32": "float", "float16": "half", "int32": "int", "bfloat16": "nv_bfloat16"}
-    types |= {"float8_e4m3fn": "__nv_fp8_e4m3", "float8_e5m2": "__nv_fp8_e5m2", "uint8": "unsigned char"}
+    types |= {
+        "float8_e4m3fn": "__nv_fp8_e4m3",
+        "float8_e5m2": "__nv_fp8_e5m2",
+        "uint8": "unsigned char",
+    }
     parameters = ", ".join(f"{types[spec.dtype]}* __restrict__ {spec.name}" for spec in specs)
     dsm = DSM_HEADER.read_text() if "crossfuse_" in body else ""
     text = (
@@ -61,9 +67,9 @@ def only(report: EmulationReport, kind: str) -> Finding:
     return found[0]
 
 
-def clean(img: KernelImage, *arrays: np.ndarray, **options: int) -> dict[str, np.ndarray]:
+def clean(img: KernelImage, *arrays: np.ndarray, orders: int = 2) -> dict[str, np.ndarray]:
     """Outputs of a kernel with which nothing may be wrong."""
-    report = emulate(img, arrays, **options)
+    report = emulate(img, arrays, orders=orders)
     report.raise_if_wrong()
     assert report.ok
     return dict(report.outputs)

@@ -38,7 +38,12 @@ def test_exchange_without_barrier() -> None:
 
 def test_cta_barrier_does_not_order_ctas() -> None:
     right = exchange()
-    wrong = replace(right, cuda=right.cuda.replace("  crossfuse_cluster_sync();\n  float", "  __syncthreads();\n  float"))
+    wrong = replace(
+        right,
+        cuda=right.cuda.replace(
+            "  crossfuse_cluster_sync();\n  float", "  __syncthreads();\n  float"
+        ),
+    )
     assert wrong.cuda != right.cuda
     assert {"race", "peer-not-started"} <= kinds(wrong, A)
 
@@ -81,7 +86,8 @@ PUSH = """
   int rank = crossfuse_ptx_cluster_rank();
   crossfuse_cluster_sync();
   for (int peer = 0; peer < 2; ++peer) {
-    crossfuse_dsm_store_b16(&((half*)pool)[rank * 32 + threadIdx.x], peer, __half_as_ushort(A[blockIdx.x * 32 + threadIdx.x]));
+    unsigned short bits = __half_as_ushort(A[blockIdx.x * 32 + threadIdx.x]);
+    crossfuse_dsm_store_b16(&((half*)pool)[rank * 32 + threadIdx.x], peer, bits);
   }
   crossfuse_cluster_sync();
   C[blockIdx.x * 32 + threadIdx.x] = ((half*)pool)[(1 - rank) * 32 + threadIdx.x];
@@ -112,8 +118,12 @@ def test_remote_store_without_barrier_races_with_the_owner() -> None:
 
 
 def test_two_ranks_that_push_to_one_place_race() -> None:
-    wrong = replace(push(), cuda=push().cuda.replace("[rank * 32 + threadIdx.x], peer", "[threadIdx.x], 0"))
-    race = next(f for f in emulate(wrong, [ramp(2, 32).astype("float16")]).findings if f.kind == "race")
+    wrong = replace(
+        push(), cuda=push().cuda.replace("[rank * 32 + threadIdx.x], peer", "[threadIdx.x], 0")
+    )
+    race = next(
+        f for f in emulate(wrong, [ramp(2, 32).astype("float16")]).findings if f.kind == "race"
+    )
     assert race.first == race.second == statement(wrong, "crossfuse_dsm_store_b16")
 
 
@@ -181,7 +191,10 @@ def test_lanes_of_a_warp_at_different_cluster_barriers() -> None:
     buffers = [("A", (2, 32), "float32"), ("C", (2, 32), "float32")]
     wrong = image(body, buffers, grid=2, block=32, cluster=2)
     finding = only(emulate(wrong, [ramp(2, 32)]), "barrier-divergence")
-    assert {finding.first, finding.second} == {statement(wrong, "// low"), statement(wrong, "// high")}
+    assert {finding.first, finding.second} == {
+        statement(wrong, "// low"),
+        statement(wrong, "// high"),
+    }
     assert "different cluster barrier statements" in finding.detail
 
 
@@ -204,7 +217,8 @@ WIDE = """
   extern __shared__ __align__(64) unsigned char pool[];
   *(uint4*)(pool + threadIdx.x * 16) = *(uint4*)(A + (blockIdx.x * 32 + threadIdx.x) * 4);
   crossfuse_cluster_sync();
-  uint4 far = crossfuse_dsm_load_b128(pool + threadIdx.x * 16 + SHIFT, 1 - (int)crossfuse_ptx_cluster_rank());
+  int peer = 1 - (int)crossfuse_ptx_cluster_rank();
+  uint4 far = crossfuse_dsm_load_b128(pool + threadIdx.x * 16 + SHIFT, peer);
   *(uint4*)(C + (blockIdx.x * 32 + threadIdx.x) * 4) = far;
   crossfuse_cluster_sync();
 """

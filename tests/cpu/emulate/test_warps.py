@@ -15,7 +15,9 @@ PAIR = [("A", (64,), "float32"), ("C", (64,), "float32")]
 def test_shuffle_reduction() -> None:
     body = """
   float value = A[threadIdx.x];
-  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_down_sync(0xffffffffu, value, offset, 32);
+  for (int offset = 16; offset > 0; offset /= 2) {
+    value += __shfl_down_sync(0xffffffffu, value, offset, 32);
+  }
   value = __shfl_sync(0xffffffffu, value, 0, 32);
   C[threadIdx.x] = value;
 """
@@ -41,7 +43,8 @@ def test_shuffles_by_section() -> None:
 def test_votes() -> None:
     body = """
   unsigned even = __ballot_sync(0xffffffffu, threadIdx.x % 2 == 0);
-  int any = __any_sync(0xffffffffu, threadIdx.x == 40), all = __all_sync(0xffffffffu, threadIdx.x < 32);
+  int any = __any_sync(0xffffffffu, threadIdx.x == 40);
+  int all = __all_sync(0xffffffffu, threadIdx.x < 32);
   C[threadIdx.x] = (even == 0x55555555u ? 100 : 0) + any * 10 + all;
 """
     votes = clean(image(body, [("C", (64,), "int32")]))["C"]
@@ -52,7 +55,9 @@ def test_half_precision_shuffle_in_a_short_warp() -> None:
     """Eight threads; the mask names 32 lanes, of which only these exist."""
     body = """
   half value = A[threadIdx.x];
-  for (int lanes = 4; lanes > 0; lanes /= 2) value = value + __shfl_xor_sync(0xffffffffu, value, lanes, 32);
+  for (int lanes = 4; lanes > 0; lanes /= 2) {
+    value = value + __shfl_xor_sync(0xffffffffu, value, lanes, 32);
+  }
   C[threadIdx.x] = value;
 """
     buffers = [("A", (8,), "float16"), ("C", (8,), "float16")]

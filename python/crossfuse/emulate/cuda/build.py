@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -32,7 +33,6 @@ _KERNEL_FLAGS = (
     "-w",
     "-fsanitize=thread,alignment",
     "-fsanitize-recover=alignment",
-    "--param=tsan-instrument-func-entry-exit=0",
     "-fno-strict-aliasing",
     "-fwrapv",
     "-ffp-contract=off",
@@ -113,25 +113,11 @@ def build(translation: Translation, name: str, cache: str | os.PathLike[str] | N
     parts = (compiler.version, *_KERNEL_FLAGS, runtime_text, translation.source)
     executable = directory / f"kernel-{sha256(chr(0).join(parts).encode())}"
     if executable.exists():
-        os.utime(executable)
+        with contextlib.suppress(OSError):  # a cache that may only be read serves as well
+            os.utime(executable)
         return executable
     runtime = _build_runtime(compiler, directory, runtime_text)
-    with tempfile.TemporaryDirectory(prefix="crossfuse-") as scratch:
-        (Path(scratch) / GENERATED).write_text(translation.source, encoding="utf-8")
-        headers = [f"-I{_RUNTIME / 'device'}", "-include", "device.h"]
-        command = [*_KERNEL_FLAGS, *headers, "-x", "c++", "-c", GENERATED, "-o", "kernel.o"]
-        done = _run(compiler, command, scratch)
-        if done.returncode:
-            raise refuse(
-                CheckFailed,
-                "emulate-compile",
-                f"generated text of {name}",
-                found=_first_errors(done.stderr),
-                limit="CUDA C++ without inline PTX beyond special registers and cluster barriers",
-                instead="correct the generated text, or reach PTX through the leaves of dsm.cuh",
-            )
-        _link(compiler, scratch, runtime)
-        _store(executable, Path(scratch) / "kernel", 0o755)
+    _build_kernel(compiler, translation, name, runtime, executable)
     _prune(directory)
     return executable
 
@@ -141,6 +127,29 @@ def cache_directory() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("crossfuse", appauthor=False)) / "emulate"
+
+
+def _build_kernel(
+    compiler: Compiler, translation: Translation, name: str, runtime: Path, executable: Path
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="crossfuse-") as scratch:
+        (Path(scratch) / GENERATED).write_text(translation.source, encoding="utf-8")
+        headers = [f"-I{_RUNTIME / 'device'}", "-include", "device.h"]
+        command = [*_KERNEL_FLAGS, *headers, "-x", "c++", "-c", GENERATED, "-o", "kernel.o"]
+        done = _run(compiler, command, scratch)
+        if done.returncode == 0:
+            command = ["-no-pie", "kernel.o", str(runtime.resolve()), "-o", "kernel"]
+            done = _run(compiler, command, scratch)
+        if done.returncode:
+            raise refuse(
+                CheckFailed,
+                "emulate-compile",
+                f"generated text of {name}",
+                found=_first_errors(done.stderr),
+                limit="CUDA C++ without inline PTX beyond special registers and cluster barriers",
+                instead="correct the generated text, or reach PTX through the leaves of dsm.cuh",
+            )
+        _store(executable, Path(scratch) / "kernel", 0o755)
 
 
 @functools.lru_cache(maxsize=4)
@@ -182,11 +191,6 @@ def _store(path: Path, made: Path, mode: int) -> None:
         ) from None
 
 
-def _link(compiler: Compiler, scratch: str, runtime: Path) -> None:
-    command = ["-no-pie", "kernel.o", str(runtime.resolve()), "-o", "kernel"]
-    _require(_run(compiler, command, scratch), compiler)
-
-
 def _run(compiler: Compiler, flags: list[str], cwd: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [compiler.path, *flags], cwd=cwd, capture_output=True, text=True, check=False
@@ -207,7 +211,9 @@ def _require(done: subprocess.CompletedProcess[str], compiler: Compiler) -> None
 
 def _first_errors(text: str, most: int = 3) -> str:
     """Pick the first errors, with places in the generated text as ``line N``."""
-    errors = [line for line in text.splitlines() if "rror" in line][:most] or [text.strip()]
+    marks = ("rror:", "undefined reference")
+    errors = [line for line in text.splitlines() if any(mark in line for mark in marks)][:most]
+    errors = errors or [text.strip()]
     return " | ".join(re.sub(rf"^.*{re.escape(GENERATED)}:(\d+)", r"line \1", e) for e in errors)
 
 

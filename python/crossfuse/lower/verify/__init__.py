@@ -2,15 +2,59 @@
 
 from __future__ import annotations
 
-from crossfuse.lower.kernel import ClusterKernel
+from typing import Any
+
+from crossfuse.lower.kernel import ClusterKernel, kernel_parts, read_kernel
+from crossfuse.lower.passes import prim_func_pass
 from crossfuse.lower.verify.distinct_stores import check_distinct_stores
 from crossfuse.lower.verify.global_memory import check_global_memory
 from crossfuse.lower.verify.limits import check_limits
 from crossfuse.lower.verify.private_buffers import check_private_buffers
+from crossfuse.lower.verify.structure import check_structure
+from crossfuse.schedule.markers import is_cluster_function
+
+
+def verify_structure() -> Any:
+    """Pass: check a scheduled function before TVM renames and moves its loops.
+
+    Returns
+    -------
+    tvm.ir.transform.Pass
+        A PrimFunc pass that changes nothing; functions without our marks are not looked at.
+    """
+
+    def transform(func: Any) -> Any:
+        if is_cluster_function(func):
+            check_structure(func)
+        return func
+
+    return prim_func_pass("VerifyStructure", transform)
+
+
+def verify_ownership() -> Any:
+    """Pass: check who touches what, where allocations are placed but loops not yet merged.
+
+    Returns
+    -------
+    tvm.ir.transform.Pass
+        A PrimFunc pass that changes nothing; functions without our marks are not looked at.
+    """
+
+    def transform(func: Any) -> Any:
+        if not is_cluster_function(func):
+            return func
+        for part in kernel_parts(func.body.block):
+            kernel = read_kernel(part.body, compacted=False)
+            if kernel.cluster:
+                check_private_buffers(kernel, part)
+                check_global_memory(kernel)
+        return func
+
+    return prim_func_pass("VerifyOwnership", transform)
 
 
 def verify_kernel(kernel: ClusterKernel) -> None:
-    """Run every check on a kernel.
+    """Check a kernel whose loops are merged and whose buffers are compacted.
 
     Parameters
     ----------
@@ -23,6 +67,4 @@ def verify_kernel(kernel: ClusterKernel) -> None:
         By the first check that fails.
     """
     check_limits(kernel)
-    check_private_buffers(kernel)
-    check_global_memory(kernel)
     check_distinct_stores(kernel)

@@ -10,85 +10,91 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import LoweringRefused, refuse
-from crossfuse.lower.kernel import ClusterKernel, children
-from crossfuse.schedule.markers import DSM_SCOPE, cluster_axis, thread_tag
+from crossfuse.lower.kernel import ClusterKernel
+from crossfuse.lower.refusal import refuse
+from crossfuse.lower.tree import Access, analyzer, coordinate
+from crossfuse.lower.verify.enumerate_stores import stores_are_distinct
+from crossfuse.schedule.markers import DSM_SCOPE
 
 _TRUE = ir.tirx.IntImm("bool", 1)
 
 
 def check_distinct_stores(kernel: ClusterKernel) -> None:
-    """No two threads of the grid store to one element by the same statement.
+    """No two threads store to one element by the same statement.
 
     Raises
     ------
     LoweringRefused
-        If a store is not provably injective in the loops bound to CTAs and threads.
+        If a store is not provably injective in the loops bound to CTAs and threads, or threads of
+        the kernel execute it together because no loop around it is bound to them.
     """
-    _visit(kernel.body, (), ())
+    everywhere = _coordinates(kernel.body)
+    for access in kernel.uses:
+        if isinstance(access.site.node, ir.BufferStore) and access.write and access.indices:
+            shared_by = _shared_by(kernel, access.buffer)
+            if shared_by:
+                _check_store(access, shared_by, everywhere)
 
 
-def _visit(node: Any, loops: tuple[Any, ...], conditions: tuple[Any, ...]) -> None:
-    if isinstance(node, ir.BufferStore):
-        _check_store(node, loops, conditions)
-        return
-    if isinstance(node, ir.SBlockRealize):
-        conditions = (*conditions, node.predicate)
-    if isinstance(node, ir.IfThenElse):
-        _visit(node.then_case, loops, (*conditions, node.condition))
-        if node.else_case is not None:
-            _visit(node.else_case, loops, conditions)
-        return
-    for child, around in children(node):
-        _visit(child, loops + around, conditions)
-
-
-def _check_store(store: Any, loops: tuple[Any, ...], conditions: tuple[Any, ...]) -> None:
-    shared_by = _shared_by(store.buffer.scope())
-    if not shared_by:
-        return
-    fixed = _fixed(conditions)
+def _check_store(access: Access, shared_by: tuple[str, ...], everywhere: dict[str, int]) -> None:
+    fixed = _fixed(access.site.conditions)
+    loops = [each for each in access.loops if not coordinate(each) or _is_in(each, shared_by)]
     parallel = [
-        loop
-        for loop in loops
-        if _is_parallel(loop, shared_by)
-        and ir.constant(loop.extent) != 1
-        and loop.loop_var not in fixed
+        each
+        for each in loops
+        if coordinate(each) and ir.constant(each.extent) != 1 and each.loop_var not in fixed
     ]
+    bound = {coordinate(each) for each in access.loops}
+    for tag, extent in everywhere.items():
+        if tag not in bound and extent != 1 and tag.startswith(shared_by):
+            raise _refuse(access, f"a store that all {extent} places along {tag} execute")
     if not parallel:
         return
-    analyzer = ir.sym.Analyzer()
-    for loop in loops:
-        analyzer.bind(loop.loop_var, ir.tvm.ir.Range.from_min_extent(loop.min, loop.extent))
-    indices = [
-        analyzer.simplify(ir.substitute(index, lambda var: fixed.get(var, var)))
-        for index in store.indices
+    known = analyzer(access.loops)
+    written = [
+        ir.substitute(index, lambda var: fixed.get(var, var)) for index in access.indices or ()
     ]
-    used = [var for index in indices for var in ir.variables(index)]
+    indices = [known.simplify(index) for index in written]
+    used = _variables(indices)
     for loop in parallel:
         if not any(var.same_as(loop.loop_var) for var in used):
-            raise _refuse(store, f"loop '{_name(loop)}' repeats the store for every iteration")
+            raise _refuse(access, f"a store that loop '{_name(loop)}' repeats")
     predicate = _TRUE
-    for condition in conditions:
+    for condition in access.site.conditions:
         predicate = ir.tirx.And(predicate, condition)
-    if not _injective(indices, loops, used, analyzer.simplify(predicate)):
-        raise _refuse(store, "parallel iterations that may store to one element")
+    condition = known.simplify(predicate)
+    serial = [each for each in loops if any(var.same_as(each.loop_var) for var in used)]
+    serial = [each for each in serial if not any(each.same_as(one) for one in parallel)]
+    if not _injective(indices, _ranges(loops, indices), condition) and not stores_are_distinct(
+        indices, parallel, serial, _without_foreign(condition, loops)
+    ):
+        raise _refuse(access, "parallel iterations that may store to one element")
 
 
-def _shared_by(scope: str) -> tuple[str, ...]:
-    """Thread tags (and "cluster") over which memory of a scope is shared."""
+def _coordinates(body: Any) -> dict[str, int]:
+    """Coordinates that any loop of the kernel is bound to, with their extents."""
+    found: dict[str, int] = {}
+
+    def visit(loop: Any) -> None:
+        if coordinate(loop):
+            found[coordinate(loop)] = ir.constant(loop.extent) or 0
+
+    ir.walk(body, (ir.For, visit))
+    return found
+
+
+def _shared_by(kernel: ClusterKernel, buffer: Any) -> tuple[str, ...]:
+    """Coordinates (or their beginnings) over whose places memory of a buffer is shared."""
+    scope = str(buffer.scope())
     if scope == "global":
-        return ("blockIdx", "cluster", "threadIdx")
+        return ("blockIdx.", "cluster.", "threadIdx.")
     if scope == DSM_SCOPE:
-        return ("cluster", "threadIdx")
-    return ("threadIdx",) if scope.startswith("shared") else ()
+        return (f"cluster.{kernel.buffers[buffer]}", "threadIdx.")
+    return ("threadIdx.",) if scope.startswith("shared") else ()
 
 
-def _is_parallel(loop: Any, shared_by: tuple[str, ...]) -> bool:
-    if cluster_axis(loop) is not None:
-        return "cluster" in shared_by
-    tag = thread_tag(loop)
-    return any(tag.startswith(each) for each in shared_by)
+def _is_in(loop: Any, shared_by: tuple[str, ...]) -> bool:
+    return coordinate(loop).startswith(shared_by)
 
 
 def _fixed(conditions: tuple[Any, ...]) -> dict[Any, Any]:
@@ -109,12 +115,34 @@ def _terms(condition: Any) -> list[Any]:
     return [condition]
 
 
-def _injective(indices: list[Any], loops: tuple[Any, ...], used: list[Any], predicate: Any) -> bool:
-    ranges = {
+def _variables(indices: list[Any]) -> list[Any]:
+    return [var for index in indices for var in ir.variables(index)]
+
+
+def _ranges(loops: list[Any], indices: list[Any]) -> dict[Any, Any]:
+    """Ranges of the loops that occur in the indices."""
+    used = _variables(indices)
+    return {
         loop.loop_var: ir.tvm.ir.Range.from_min_extent(loop.min, loop.extent)
         for loop in loops
         if any(var.same_as(loop.loop_var) for var in used)
     }
+
+
+def _without_foreign(condition: Any, loops: list[Any]) -> Any:
+    """The terms of a condition that the loops alone decide; fewer terms allow more stores."""
+    kept = [
+        term
+        for term in _terms(condition)
+        if all(any(var.same_as(loop.loop_var) for loop in loops) for var in ir.variables(term))
+    ]
+    predicate = _TRUE
+    for term in kept:
+        predicate = ir.tirx.And(predicate, term)
+    return predicate
+
+
+def _injective(indices: list[Any], ranges: dict[Any, Any], predicate: Any) -> bool:
     # Injective without the predicate is injective with it; some maps need it to be affine.
     return any(len(_detect(indices, ranges, each).indices) > 0 for each in (_TRUE, predicate))
 
@@ -124,16 +152,15 @@ def _detect(indices: list[Any], ranges: dict[Any, Any], predicate: Any) -> Any:
 
 
 def _name(loop: Any) -> str:
-    return thread_tag(loop) or str(loop.loop_var.name)
+    tag = coordinate(loop)
+    return str(loop.loop_var.name) if tag.startswith("cluster.") else tag
 
 
-def _refuse(store: Any, found: str) -> Exception:
-    text = str(store.script()).strip().splitlines()[-1].strip()
+def _refuse(access: Access, found: str) -> Exception:
     return refuse(
-        LoweringRefused,
         "distinct-stores",
-        f"buffer '{store.buffer.name}'",
-        found=f"{found}: {text}",
+        f"buffer '{access.buffer.name}'",
+        found=f"{found}: {access.site.text}",
         limit="one thread stores each element",
         instead="bind the loops of the storing block to the threads with factors that divide its "
         "tile, so that no thread is left over",

@@ -1,73 +1,116 @@
-"""Buffers that each CTA has for itself must not carry values from one rank to another."""
+"""Buffers that CTAs or threads have copies of must not carry values from one to another."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import LoweringRefused, refuse
-from crossfuse.lower.kernel import ClusterKernel, children, statements
-from crossfuse.schedule.markers import DSM_SCOPE, cluster_axis
+from crossfuse.lower.kernel import ClusterKernel, Part
+from crossfuse.lower.refusal import refuse
+from crossfuse.lower.tree import Access, children, coordinate
+from crossfuse.lower.verify.ownership import extents, stray_access
+from crossfuse.schedule.markers import DSM_SCOPE
 
 
-def check_private_buffers(kernel: ClusterKernel) -> None:
-    """A buffer written under one cluster-bound loop is used under that loop only.
+def check_private_buffers(kernel: ClusterKernel, part: Part) -> None:
+    """Every element of a private buffer is touched by one CTA (of registers, by one thread).
 
     Sequentially there is one such buffer; on the chip every CTA has its own, and a value written
-    by rank 0 does not appear in the copy of rank 1.
+    by rank 0 does not appear in the copy of rank 1. Where a buffer is allocated inside the loop
+    over CTAs, there is nothing to check; elsewhere, a function of the index must tell the CTA.
+    The rank of a `shared.dsm` buffer tells its cluster axis.
+
+    Parameters
+    ----------
+    kernel : ClusterKernel
+        Facts of the kernel, its loops as they were scheduled.
+    part : Part
+        The kernel with the buffers of the root block that it holds.
 
     Raises
     ------
     LoweringRefused
-        Naming the buffer and the two loops.
+        Naming the buffer, the coordinate and a statement.
     """
-    if kernel.size == 1:
-        return
-    allocated = _allocations(kernel.body)
-    users: dict[Any, list[tuple[bool, Any, str]]] = {}
-    for statement, loops in statements(kernel.body):
-        nest = next((loop for loop in loops if cluster_axis(loop) is not None), None)
-        touched = [(var, False) for var in ir.variables(statement) if var in allocated]
-        if isinstance(statement, ir.BufferStore) and statement.buffer in allocated:
-            touched.append((statement.buffer, True))
-        for buffer, write in touched:
-            users.setdefault(buffer, []).append((write, nest, str(buffer.scope())))
-    for buffer, uses in users.items():
-        _check(buffer, uses)
+    for buffer, outside in _allocations(part).items():
+        if buffer.scope() == "global":
+            continue
+        mine = [each for each in kernel.uses if each.buffer.same_as(buffer)]
+        for tag in _shared_coordinates(kernel, buffer, mine, outside):
+            stray = stray_access([_below(each, outside) for each in mine], tag)
+            if stray is not None:
+                raise _refuse(buffer, tag, stray)
 
 
-def _allocations(body: Any) -> set[Any]:
-    """Private buffers allocated outside every cluster-bound loop."""
-    found: set[Any] = set()
+def _allocations(part: Part) -> dict[Any, tuple[Any, ...]]:
+    """Buffers of a kernel, each with the loops around its allocation."""
+    found: dict[Any, tuple[Any, ...]] = dict.fromkeys(part.buffers, ())
 
-    def visit(node: Any) -> None:
-        if isinstance(node, ir.For) and cluster_axis(node) is not None:
-            return
+    def visit(node: Any, loops: tuple[Any, ...]) -> None:
         if isinstance(node, ir.SBlock):
-            for buffer in node.alloc_buffers:
-                if buffer.scope() not in (DSM_SCOPE, "global"):
-                    found.add(buffer)
-        for child, _ in children(node):
-            visit(child)
+            found.update(dict.fromkeys(node.alloc_buffers, loops))
+        inside = (*loops, node) if isinstance(node, ir.For) else loops
+        for child in children(node):
+            visit(child, inside)
 
-    visit(body)
+    visit(part.body, ())
     return found
 
 
-def _check(buffer: Any, uses: list[tuple[bool, Any, str]]) -> None:
-    writer = next((nest for write, nest, _ in uses if write and nest is not None), None)
-    if writer is None:
-        return
-    for _, nest, scope in uses:
-        if nest is None or not nest.loop_var.same_as(writer.loop_var):
-            where = "outside it" if nest is None else f"under loop '{nest.loop_var.name}'"
-            raise refuse(
-                LoweringRefused,
-                "private-buffer",
-                f"buffer '{buffer.name}'",
-                found=f"a {scope} buffer written under cluster-bound loop "
-                f"'{writer.loop_var.name}' and used {where}",
-                limit="each CTA of a cluster has a copy of its own",
-                instead="compute it at the cluster-bound loop that uses it, or exchange it with "
-                "dsm_reduce or dsm_shuffle",
-            )
+def _shared_coordinates(
+    kernel: ClusterKernel, buffer: Any, mine: list[Access], outside: tuple[Any, ...]
+) -> list[str]:
+    """Coordinates of whose places each has a copy, and that write between them."""
+    written: dict[str, int | None] = {}
+    for access in mine:
+        if access.write:
+            written |= extents(_below(access, outside).loops)
+    axis = kernel.buffers.get(buffer) if buffer.scope() == DSM_SCOPE else None
+    by_thread = str(buffer.scope()) == "local" and not _is_allreduced(kernel, buffer)
+    return [
+        tag
+        for tag in sorted(written)
+        if tag != f"cluster.{axis}"
+        and (by_thread or not tag.startswith("threadIdx."))
+        and not tag.startswith("vthread")
+    ]
+
+
+def _is_allreduced(kernel: ClusterKernel, buffer: Any) -> bool:
+    """Whether TVM made a register of a thread for a reduction over threads."""
+    found: list[Any] = []
+
+    def visit(call: Any) -> None:
+        if isinstance(call.op, ir.Op) and call.op.name == "tirx.tvm_thread_allreduce":
+            found.extend(ir.variables(call))
+
+    ir.walk(kernel.body, (ir.Call, visit))
+    return any(variable.same_as(buffer) for variable in found)
+
+
+def _below(access: Access, outside: tuple[Any, ...]) -> Access:
+    """The access without the bindings of loops around the allocation."""
+    inner = tuple(
+        each
+        for each in access.site.path
+        if not (isinstance(each, ir.For) and coordinate(each) and _among(each, outside))
+    )
+    site = type(access.site)(access.site.node, inner)
+    return Access(access.buffer, access.indices, access.read, access.write, site)
+
+
+def _among(loop: Any, loops: tuple[Any, ...]) -> bool:
+    return any(each.loop_var.same_as(loop.loop_var) for each in loops)
+
+
+def _refuse(buffer: Any, tag: str, stray: Access) -> Exception:
+    who = "thread" if tag.startswith("threadIdx.") else "CTA"
+    return refuse(
+        "private-buffer",
+        f"buffer '{buffer.name}'",
+        found=f"a {buffer.scope()} buffer written along {tag} and an access that may be to "
+        f"another {who}'s element: {stray.site.text}",
+        limit=f"each {who} has a copy of its own",
+        instead="compute the buffer at the loop that uses it, inside the bound loop, or exchange "
+        "it with dsm_reduce or dsm_shuffle",
+    )

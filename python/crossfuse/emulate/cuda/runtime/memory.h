@@ -6,7 +6,7 @@
 
 namespace emu {
 
-constexpr unsigned kSlotBits = 33;         // 8 GiB for each buffer, margins included
+constexpr unsigned kSlotBits = 36;         // 64 GiB for each buffer: no 32-bit index leaves it
 constexpr unsigned kWindowBits = 24;       // 16 MiB for the shared memory window of each CTA
 constexpr size_t kWindowStart = 4096;      // offset of the first shared byte within its window
 constexpr size_t kRedZone = 1024;          // bytes between shared arrays

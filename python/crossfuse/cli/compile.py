@@ -1,0 +1,37 @@
+"""``crossfuse compile``: a workload to a loadable library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crossfuse.cli.kernel import Cluster, Ring, Rows, Scatter, Target, Workload, options, render
+from crossfuse.cli.output import JsonFlag, print_json, print_rich
+
+
+def compile_workload(
+    workload: Workload,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write to.")] = Path(
+        "crossfuse-out"
+    ),
+    target: Target = "nvidia-h100",
+    cluster: Cluster = 0,
+    rows: Rows = 0,
+    ring: Ring = True,
+    scatter: Scatter = True,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compile a workload into a shared library with its cubin, and a manifest beside it."""
+    from crossfuse.compiler import compile as compile_source
+    from crossfuse.compiler.report import make_report
+
+    compiled = compile_source(
+        workload, target=target, directory=output, **options(cluster, rows, ring, scatter)
+    )
+    report = make_report(compiled)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print_rich(*render(report, schedule=False))

@@ -1,0 +1,50 @@
+"""``crossfuse demo``: a Llama-style FFN from PyTorch to a checked cluster kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crossfuse.cli.kernel import Target, render
+from crossfuse.cli.output import JsonFlag, print_json, print_rich
+from crossfuse.errors import EnvironmentRefused
+
+ROWS, HIDDEN, INTERMEDIATE, CLUSTER = 32, 256, 512, 4
+
+
+def demo(
+    target: Target = "nvidia-h100",
+    cluster: Annotated[int, typer.Option(help="CTAs in a cluster.")] = CLUSTER,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write to.")] = Path(
+        "crossfuse-out"
+    ),
+    as_json: JsonFlag = False,
+) -> None:
+    """Import a small Llama-style FFN from PyTorch, fuse it, check it, and time it on a GPU."""
+    import torch
+
+    from crossfuse.compiler import check, measure
+    from crossfuse.compiler import compile as compile_source
+    from crossfuse.compiler.problem import make_problem
+    from crossfuse.compiler.report import make_report
+    from crossfuse.workload import gated_ffn_module
+
+    module = gated_ffn_module(HIDDEN, INTERMEDIATE, "bfloat16")
+    x = torch.randn(ROWS, HIDDEN, dtype=torch.bfloat16)
+    compiled = compile_source(
+        module, example_inputs=(x,), target=target, cluster=cluster, directory=output, name="ffn"
+    )
+    found = check(compiled)
+    try:
+        timing = measure(compiled, make_problem(compiled.source, compiled.schedule))
+    except EnvironmentRefused:
+        timing = None
+    report = make_report(compiled, found, timing)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print_rich(*render(report))
+    if not report.ok:
+        raise typer.Exit(1)

@@ -1,0 +1,118 @@
+"""Options and rendering that ``compile``, ``emulate`` and ``demo`` share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from crossfuse.compiler.checks import Verdict
+    from crossfuse.compiler.report import KernelReport
+
+Workload = Annotated[
+    str,
+    typer.Argument(
+        help="A packaged id such as S8, or a spec such as "
+        "gated_ffn:M=16,K=256,N=512,L=256,dtype=bfloat16,act=silu."
+    ),
+]
+Target = Annotated[str, typer.Option(help="nvidia-h100 or nvidia-h200.")]
+Cluster = Annotated[
+    int, typer.Option(help="CTAs in a cluster, 1 to 16; 0 takes the first that fits.")
+]
+Rows = Annotated[int, typer.Option(help="Rows of the output tile of a cluster; 0: choose.")]
+Ring = Annotated[bool, typer.Option(help="Chains: pass slices in ring order, or in rank order.")]
+Scatter = Annotated[
+    bool, typer.Option(help="Single products: reduce-scatter, or all-exchange.")
+]
+
+_STYLES = {"passed": "green", "failed": "red", "skipped": "yellow"}
+
+
+def options(cluster: int, rows: int, ring: bool, scatter: bool) -> dict[str, Any]:
+    """Keyword arguments of `crossfuse.compile` for the shared options."""
+    from crossfuse.schedule.rules.tiles import Tiles
+
+    return {
+        "cluster": cluster or None,
+        "tiles": Tiles(rows=rows),
+        "ring": ring,
+        "scatter": scatter,
+    }
+
+
+def render(report: KernelReport, *, schedule: bool = True) -> list[RenderableType]:
+    """A report as rich renderables, in reading order."""
+    from rich.panel import Panel
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(report.workload, style="bold")]
+    if schedule:
+        parts.append(Panel(Text(report.schedule), title="schedule", title_align="left"))
+    parts.append(Panel(Text(report.layout), title="who holds what", title_align="left"))
+    parts += [_launches(report), _shared(report)]
+    if report.verdicts:
+        parts.append(verdicts(report.verdicts))
+    if report.timing is not None:
+        parts.append(Text(_timing(report)))
+    parts.append(Text(f"library  {report.library}\nmanifest {report.manifest}"))
+    return parts
+
+
+def verdicts(found: tuple[Verdict, ...]) -> Table:
+    """Outcomes of checks as a table."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="checks", title_justify="left")
+    for heading in ("check", "verdict", "detail", "seconds"):
+        table.add_column(heading, overflow="fold")
+    for each in found:
+        status = Text(each.status, style=_STYLES[each.status])
+        table.add_row(each.name, status, Text(each.detail), f"{each.seconds:.1f}")
+    return table
+
+
+def _launches(report: KernelReport) -> Table:
+    from rich.table import Table
+
+    table = Table(title=f"launches on {report.target}", title_justify="left")
+    for heading in ("kernel", "grid", "cluster", "threads", "registers", "spilled", "barriers"):
+        table.add_column(heading)
+    for launch, usage in zip(report.launches, report.resources, strict=True):
+        spilled = usage["spill_store_bytes"] + usage["spill_load_bytes"]
+        shapes = [" x ".join(map(str, launch[key])) for key in ("grid", "cluster", "block")]
+        numbers = [str(usage["registers"]), f"{spilled} B", str(report.barriers)]
+        table.add_row(launch["symbol"], *shapes, *numbers)
+    return table
+
+
+def _shared(report: KernelReport) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    share = 100 * report.shared_total / report.shared_limit
+    table = Table(
+        title=f"shared memory of a CTA: {report.shared_total} of {report.shared_limit} bytes "
+        f"({share:.0f} %)",
+        title_justify="left",
+    )
+    for heading in ("buffer", "offset", "bytes", "barrier intervals"):
+        table.add_column(heading)
+    for each in report.shared_memory:
+        used = f"{each['first']} to {each['last']}"
+        table.add_row(Text(each["name"]), str(each["offset"]), str(each["size"]), used)
+    return table
+
+
+def _timing(report: KernelReport) -> str:
+    timing = report.timing
+    assert timing is not None
+    text = f"{timing.microseconds:.1f} us on {timing.device}"
+    if timing.baseline is not None:
+        text += f", torch eager {timing.baseline:.1f} us"
+    return f"{text} (median of {timing.runs}, cold L2, CUDA graph)"

@@ -1,0 +1,132 @@
+"""Time of a compiled kernel on the GPU of this machine."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.compiler.weights import to_torch
+from crossfuse.errors import EnvironmentRefused, refuse
+
+if TYPE_CHECKING:
+    from crossfuse.compiler.compiled import Compiled
+    from crossfuse.compiler.problem import Problem
+
+#: Bytes written before each run so that no operand is left in the L2 cache.
+FLUSH_BYTES = 256 * 2**20
+RUNS = 30
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median time of one run, cold L2, replayed from a CUDA graph.
+
+    Attributes
+    ----------
+    microseconds : float
+        Median over the runs.
+    baseline : float | None
+        The same for the torch module in eager mode, where the source is one.
+    device : str
+        Name of the GPU.
+    runs : int
+        How many were timed.
+    """
+
+    microseconds: float
+    baseline: float | None
+    device: str
+    runs: int
+
+
+def measure(compiled: Compiled, problem: Problem) -> Timing:
+    """Time a kernel, and the torch module it came from, on the same inputs.
+
+    Parameters
+    ----------
+    compiled : Compiled
+        The kernel.
+    problem : Problem
+        Its inputs, see `crossfuse.compiler.problem.make_problem`.
+
+    Returns
+    -------
+    Timing
+        Medians in microseconds.
+
+    Raises
+    ------
+    EnvironmentRefused
+        Without torch or a CUDA device.
+    """
+    torch = _torch()
+    buffers = compiled.lowered.image.buffers
+    tensors = [
+        torch.empty(each.shape, dtype=getattr(torch, each.dtype), device="cuda")
+        if each.output
+        else to_torch(problem.inputs[each.name]).cuda()
+        for each in buffers
+    ]
+    fused = median_microseconds(lambda: compiled.kernel(*tensors))
+    baseline = None
+    if compiled.source.module is not None:
+        import copy
+
+        module = copy.deepcopy(compiled.source.module).cuda()
+        inputs = [each for each, spec in zip(tensors, buffers, strict=True) if not spec.output]
+        with torch.no_grad():
+            baseline = median_microseconds(lambda: module(inputs[0]))
+    return Timing(fused, baseline, torch.cuda.get_device_name(), RUNS)
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        found = "no torch"
+    else:
+        if torch.cuda.is_available():
+            return torch
+        found = "no CUDA device"
+    raise refuse(
+        EnvironmentRefused,
+        "measure",
+        "this machine",
+        found=found,
+        limit="torch and a GPU of compute capability 9.0",
+        instead="run the command on such a machine; the checks above need none",
+    )
+
+
+def median_microseconds(run: Callable[[], Any]) -> float:
+    """Median time of a CUDA graph of one call, with the L2 cache flushed before each replay.
+
+    Parameters
+    ----------
+    run : Callable
+        Launches on torch's current stream; called once before it is captured.
+
+    Returns
+    -------
+    float
+        Microseconds.
+    """
+    torch = _torch()
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    times = []
+    for _ in range(RUNS):
+        flush.zero_()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(times)

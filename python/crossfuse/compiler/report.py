@@ -1,0 +1,112 @@
+"""What there is to say about a compiled kernel, as one plain value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.compiler.checks import Verdict
+
+if TYPE_CHECKING:
+    from crossfuse.compiler.compiled import Compiled
+    from crossfuse.compiler.measure import Timing
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """A compiled kernel, for people and scripts.
+
+    Attributes
+    ----------
+    workload : str
+        What it computes.
+    target : str
+        Device name.
+    schedule : str
+        Sketch of its loops and blocks; the manifest has the trace.
+    layout : str
+        Picture of who holds what.
+    launches : tuple[dict, ...]
+        Grid, block, cluster and dynamic shared bytes of each kernel.
+    shared_memory : tuple[dict, ...]
+        Placements: name, offset, size, barrier intervals.
+    shared_total, shared_limit : int
+        Bytes of a CTA used and allowed.
+    barriers : int
+        Cluster barriers in the generated code.
+    resources : tuple[dict, ...]
+        Registers and spills of each kernel.
+    library, manifest : str
+        Files.
+    verdicts : tuple[Verdict, ...]
+        Outcomes of the checks that were run.
+    timing : Timing | None
+        If it was measured.
+    """
+
+    workload: str
+    target: str
+    schedule: str
+    layout: str
+    launches: tuple[dict[str, Any], ...]
+    shared_memory: tuple[dict[str, Any], ...]
+    shared_total: int
+    shared_limit: int
+    barriers: int
+    resources: tuple[dict[str, Any], ...]
+    library: str
+    manifest: str
+    verdicts: tuple[Verdict, ...] = ()
+    timing: Timing | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check failed."""
+        return all(each.status != "failed" for each in self.verdicts)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a value that `json` can write."""
+        return asdict(self) | {"ok": self.ok}
+
+
+def make_report(
+    compiled: Compiled, verdicts: Sequence[Verdict] = (), timing: Timing | None = None
+) -> KernelReport:
+    """Collect what is known about a compiled kernel.
+
+    Parameters
+    ----------
+    compiled : Compiled
+        The kernel.
+    verdicts : Sequence[Verdict]
+        From `crossfuse.compiler.check`, if it ran.
+    timing : Timing | None
+        From `crossfuse.compiler.measure`, if it ran.
+
+    Returns
+    -------
+    KernelReport
+        Plain values.
+    """
+    from crossfuse.compiler.sketch import sketch
+    from crossfuse.schedule.cluster_layout import cluster_layout
+
+    image, plan = compiled.lowered.image, compiled.lowered.shared_memory
+    return KernelReport(
+        workload=compiled.source.summary,
+        target=compiled.target.name,
+        schedule=sketch(compiled.schedule),
+        layout=cluster_layout(compiled.schedule).picture(),
+        launches=tuple(asdict(each) for each in image.launches),
+        shared_memory=tuple(asdict(each) for each in plan.placements),
+        shared_total=plan.total,
+        shared_limit=compiled.target.max_shared_bytes,
+        barriers=image.cuda.count("crossfuse_cluster_sync();"),
+        resources=tuple(asdict(each) for each in compiled.artefact.manifest.resources),
+        library=str(compiled.artefact.library),
+        manifest=str(compiled.artefact.manifest_path),
+        verdicts=tuple(verdicts),
+        timing=timing,
+    )
+

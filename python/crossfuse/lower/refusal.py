@@ -1,0 +1,63 @@
+"""Refusals of the lowering, and how they come back out of TVM.
+
+TVM's FFI rebuilds an exception that passes through it as a RuntimeError of the same text, and a
+pass runs inside it, as do the callbacks of a walk. So the last refusal is remembered.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from crossfuse import errors
+from crossfuse.errors import LoweringRefused, RefusedError
+
+_made = threading.local()
+
+
+def refuse(rule: str, where: str, *, found: object, limit: str, instead: str) -> RefusedError:
+    """Build a `LoweringRefused` to raise, and remember it; see `crossfuse.errors.refuse`."""
+    _made.last = errors.refuse(
+        LoweringRefused, rule, where, found=found, limit=limit, instead=instead
+    )
+    return _made.last
+
+
+@contextmanager
+def refusals(where: str) -> Iterator[None]:
+    """Raise a refusal of one of our passes as itself, and any other failure as a refusal.
+
+    Parameters
+    ----------
+    where : str
+        What is lowered, for the refusal of a function that TVM's own passes fail on.
+
+    Raises
+    ------
+    LoweringRefused
+        The original one, or one with TVM's message.
+    """
+    _made.last = None
+    try:
+        yield
+    except RefusedError:
+        raise
+    except Exception as error:
+        last = getattr(_made, "last", None)
+        if last is not None and str(last) in str(error):
+            raise last from None
+        raise refuse(
+            "lower",
+            where,
+            found=f"a failure of TVM: {_sentence(error)}",
+            limit="a function that TVM's passes and code generator take",
+            instead="change the schedule as the message says",
+        ) from error
+
+
+def _sentence(error: Exception) -> str:
+    """The telling line of a TVM error, without the rendered program and the stack."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = (line for line in lines if "Check failed" in line or "rror" in line)
+    return next(telling, lines[0] if lines else type(error).__name__).rstrip(".")

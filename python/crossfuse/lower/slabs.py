@@ -1,0 +1,91 @@
+"""What stands for a `shared.dsm` buffer while a kernel is lowered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.tree import row_major
+from crossfuse.schedule.markers import DSM_SCOPE
+
+#: Scope of the stand-in through which peers' slabs are addressed until loops are vectorised.
+PEERS_SCOPE = "shared.dsm"
+#: Elements between the slabs of two ranks in a stand-in: larger than any slab, a power of two, so
+#: that rank and offset are told apart again after flattening and vectorising.
+RANK_STRIDE = 1 << 22
+PEERS_SUFFIX = "_peers"
+
+
+class Slabs:
+    """The CTA's own slab and the stand-in for those of its peers, for each DSM buffer.
+
+    The own slab has the shape without the rank. The stand-in is addressed by (rank in the
+    cluster, row-major element); it has no memory, and `lower_dsm_access` removes it. The two are
+    told to belong together by their names, which are unique in the function.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        The function; DSM buffers are found in its blocks.
+    """
+
+    def __init__(self, func: Any) -> None:
+        buffers: list[Any] = list(func.params)
+        ir.walk(func.body, (ir.SBlock, lambda block: buffers.extend(block.alloc_buffers)))
+        mine = dict.fromkeys(each for each in buffers if _is_slab(each))
+        taken = {str(each.name) for each in buffers if each not in mine}
+        self._images: dict[Any, tuple[Any, Any]] = {}
+        for buffer in mine:
+            name = _unused(str(buffer.name), taken)
+            taken |= {name, name + PEERS_SUFFIX}
+            self._images[buffer] = (_own_slab(buffer, name), _stand_in(buffer, name))
+
+    def images(self, buffer: Any) -> list[Any]:
+        """The buffers to allocate instead of a DSM buffer."""
+        return list(self._images[buffer])
+
+    def own_element(self, buffer: Any, place: list[Any]) -> tuple[Any, list[Any]]:
+        """Buffer and indices of an element of the CTA's own slab."""
+        return self._images[buffer][0], place or [_zero()]
+
+    def peer_element(self, buffer: Any, rank: Any, place: list[Any]) -> tuple[Any, list[Any]]:
+        """Stand-in and indices of an element of the slab of `rank`, counted in the cluster."""
+        return self._images[buffer][1], [rank, row_major(place, list(buffer.ty.shape)[1:])]
+
+    def regions(self, region: Any) -> list[Any]:
+        """Regions that contain what a region of a DSM buffer has become."""
+        whole = ir.tvm.ir.Range.from_min_extent
+        return [
+            ir.tirx.BufferRegion(image, [whole(0, extent) for extent in image.ty.shape])
+            for image in self._images[region.source]
+        ]
+
+
+def _is_slab(variable: Any) -> bool:
+    return ir.is_buffer_var(variable) and variable.scope() == DSM_SCOPE
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    candidate, count = name, 0
+    while {candidate, candidate + PEERS_SUFFIX} & taken:
+        count += 1
+        candidate = f"{name}_{count}"
+    return candidate
+
+
+def _own_slab(buffer: Any, name: str) -> Any:
+    shape = list(buffer.ty.shape)[1:] or [1]
+    return ir.tirx.decl_buffer(
+        shape, buffer.ty.dtype, name, scope="shared.dyn", data_alignment=16, layout=None
+    )
+
+
+def _stand_in(buffer: Any, name: str) -> Any:
+    shape = [buffer.ty.shape[0], RANK_STRIDE]
+    return ir.tirx.decl_buffer(
+        shape, buffer.ty.dtype, name + PEERS_SUFFIX, scope=PEERS_SCOPE, layout=None
+    )
+
+
+def _zero() -> Any:
+    return ir.tirx.IntImm("int32", 0)

@@ -1,0 +1,217 @@
+"""Walking statements with what stands around them: loops, conditions, blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.schedule.markers import cluster_axis, thread_tag
+
+#: Calls through which memory is reached without a load or a store.
+_POINTERS = ("tirx.tvm_access_ptr", "tirx.buffer_data", "tirx.address_of")
+_READS, _WRITES = 1, 2
+
+
+@dataclass(frozen=True)
+class Site:
+    """A statement and what encloses it.
+
+    Attributes
+    ----------
+    node : Any
+        The statement; of a compound one, only what it evaluates itself is meant.
+    path : tuple
+        Enclosing statements, outermost first.
+    """
+
+    node: Any
+    path: tuple[Any, ...]
+
+    @property
+    def loops(self) -> tuple[Any, ...]:
+        """Enclosing loops, outermost first."""
+        return tuple(each for each in self.path if isinstance(each, ir.For))
+
+    @property
+    def conditions(self) -> tuple[Any, ...]:
+        """Conditions and predicates that are known to hold here."""
+        found: list[Any] = []
+        for each, inner in zip(self.path, (*self.path[1:], self.node), strict=True):
+            if isinstance(each, ir.SBlockRealize):
+                found.append(each.predicate)
+            elif isinstance(each, ir.IfThenElse) and not inner.same_as(each.else_case):
+                found.append(each.condition)
+        return tuple(found)
+
+    @property
+    def text(self) -> str:
+        """The statement as TVMScript, on one line."""
+        return text_of(self.node)
+
+
+@dataclass(frozen=True)
+class Access:
+    """One use of a buffer.
+
+    Attributes
+    ----------
+    buffer : Any
+        The buffer; of a view made by ``match_buffer``, the buffer it looks at.
+    indices : tuple | None
+        Where; None if a pointer or a view hides it.
+    read, write : bool
+        What may be done.
+    site : Site
+        The statement.
+    """
+
+    buffer: Any
+    indices: tuple[Any, ...] | None
+    read: bool
+    write: bool
+    site: Site
+
+    @property
+    def loops(self) -> tuple[Any, ...]:
+        """Enclosing loops, outermost first."""
+        return self.site.loops
+
+    def cluster_loop(self, axis: str) -> Any:
+        """The innermost enclosing loop bound to a cluster axis, or None."""
+        return coordinate_loop(self.loops, f"cluster.{axis}")
+
+
+def children(node: Any) -> list[Any]:
+    """Statements directly inside a statement."""
+    if isinstance(node, ir.SeqStmt):
+        return list(node.seq)
+    if isinstance(node, ir.SBlockRealize):
+        return [node.block]
+    if isinstance(node, ir.SBlock):
+        return [*([] if node.init is None else [node.init]), node.body]
+    if isinstance(node, ir.IfThenElse):
+        return [node.then_case, *([] if node.else_case is None else [node.else_case])]
+    body = getattr(node, "body", None)
+    return [] if body is None else [body]
+
+
+def evaluated(node: Any) -> list[Any]:
+    """Expressions that a statement evaluates itself, without the statements inside it."""
+    if isinstance(node, ir.BufferStore):
+        return [node.value, *node.indices]
+    if isinstance(node, ir.For):
+        return [node.min, node.extent, *([] if node.step is None else [node.step])]
+    if isinstance(node, ir.SBlockRealize):
+        return [*node.iter_values, node.predicate]
+    names = ("value", "condition", "data")
+    return [getattr(node, name) for name in names if getattr(node, name, None) is not None]
+
+
+def sites(body: Any) -> list[Site]:
+    """All statements below `body` that evaluate something, in program order."""
+    found: list[Site] = []
+
+    def visit(node: Any, path: tuple[Any, ...]) -> None:
+        if evaluated(node):
+            found.append(Site(node, path))
+        for child in children(node):
+            visit(child, (*path, node))
+
+    visit(body, ())
+    return found
+
+
+def accesses(body: Any) -> list[Access]:
+    """All uses of buffers below `body`, in program order."""
+    views = _views(body)
+    found: list[Access] = []
+    for site in sites(body):
+        for expression in evaluated(site.node):
+            _add_uses(found, views, site, expression)
+        if isinstance(site.node, ir.BufferStore):
+            found.append(_access(views, site, site.node.buffer, site.node.indices, _WRITES))
+    return found
+
+
+def coordinate_loop(loops: tuple[Any, ...], tag: str) -> Any:
+    """The innermost loop bound to a coordinate (``"blockIdx.x"``, ``"cluster.y"``), or None."""
+    return next((loop for loop in reversed(loops) if coordinate(loop) == tag), None)
+
+
+def coordinate(loop: Any) -> str:
+    """Coordinate that a loop is bound to, such as ``"cluster.x"``; empty for a plain loop."""
+    axis = cluster_axis(loop)
+    return thread_tag(loop) if axis is None else f"cluster.{axis}"
+
+
+def analyzer(loops: tuple[Any, ...]) -> Any:
+    """An analyzer that knows the ranges of loops."""
+    known = ir.sym.Analyzer()
+    for loop in loops:
+        known.bind(loop.loop_var, ir.tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+    return known
+
+
+def row_major(indices: list[Any], shape: Any) -> Any:
+    """Position of an index in a buffer of the given shape."""
+    offset: Any = ir.tirx.IntImm("int32", 0)
+    for index, extent in zip(indices, shape, strict=True):
+        offset = offset * extent + index
+    return offset
+
+
+def contains_cluster(node: Any) -> bool:
+    """Whether a cluster-bound loop stands at or below a statement."""
+    found: list[Any] = []
+    ir.walk(node, (ir.For, lambda loop: found.append(loop) if cluster_axis(loop) else None))
+    return bool(found)
+
+
+def text_of(node: Any) -> str:
+    """A statement as TVMScript, on one line."""
+    lines = [line.strip() for line in str(node.script()).strip().splitlines()]
+    return lines[0 if children(node) else -1]
+
+
+def _add_uses(found: list[Access], views: dict[Any, Any], site: Site, expression: Any) -> None:
+    pointed: list[Any] = []
+
+    def visit_call(call: Any) -> None:
+        if not isinstance(call.op, ir.Op) or call.op.name not in _POINTERS:
+            return
+        if call.op.name == "tirx.address_of":
+            if isinstance(call.args[0], ir.TensorLoad):
+                pointed.append(call.args[0])
+                found.append(_access(views, site, call.args[0].source, None, _READS | _WRITES))
+        elif call.op.name == "tirx.buffer_data":
+            found.append(_access(views, site, call.args[0], None, _READS | _WRITES))
+        elif ir.is_buffer_var(call.args[1]):
+            mask = ir.constant(call.args[4]) or _READS | _WRITES
+            found.append(_access(views, site, call.args[1], None, mask))
+
+    def visit_load(load: Any) -> None:
+        if not any(load.same_as(each) for each in pointed) and ir.is_buffer_var(load.source):
+            found.append(_access(views, site, load.source, load.indices, _READS))
+
+    ir.walk(expression, (ir.Call, visit_call))
+    ir.walk(expression, (ir.TensorLoad, visit_load))
+
+
+def _access(views: dict[Any, Any], site: Site, buffer: Any, indices: Any, mask: int) -> Access:
+    hidden = indices is None or buffer in views
+    where = None if hidden else tuple(indices)
+    return Access(views.get(buffer, buffer), where, bool(mask & _READS), bool(mask & _WRITES), site)
+
+
+def _views(body: Any) -> dict[Any, Any]:
+    """Views made by ``match_buffer``, each with the allocated buffer it looks at."""
+    views: dict[Any, Any] = {}
+
+    def visit(block: Any) -> None:
+        for match in block.match_buffers:
+            source = match.source.source
+            views[match.buffer] = views.get(source, source)
+
+    ir.walk(body, (ir.SBlock, visit))
+    return views

@@ -1,0 +1,116 @@
+"""Draws a `ClusterLayout` in text, at most 80 columns wide."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from crossfuse.schedule.cluster_layout import ClusterLayout, Slabs
+
+WIDTH = 80
+_ELIDED = "..."
+#: Characters of a shape in a box, so that two boxes and what is left out fit.
+_LONGEST = 24
+_MEANING = {
+    "scatter": "reduce-scatter: CTA r combines slice r of all {n} slabs",
+    "all-exchange": "all-exchange: every CTA combines all {n} slabs",
+    "ring": "ring: in step s, CTA r takes slab (r + s) mod {n}",
+    "all-gather": "all-gather: every CTA takes all {n} slabs in order",
+    "": "taken as its readers say",
+}
+#: Which way elements pass between neighbours. In a ring, CTA r takes from CTA r + 1.
+_ARROW = {"ring": " <-- "}
+_BOTH_WAYS = " <-> "
+
+
+def draw(layout: ClusterLayout) -> str:
+    """Draw who holds what and which way it passes.
+
+    Parameters
+    ----------
+    layout : ClusterLayout
+        What to draw.
+
+    Returns
+    -------
+    str
+        Lines of at most `WIDTH` columns, without a newline at the end.
+    """
+    if not layout.axes:
+        return "no clusters"
+    extents = " x ".join(f"{axis}={extent}" for axis, extent in layout.axes)
+    plural = "" if layout.size == 1 else "s"
+    lines = [f"cluster of {layout.size} CTA{plural} ({extents})"]
+    for slabs in layout.buffers:
+        lines += ["", *_caption(slabs, layout), "", *_row(slabs, len(layout.axes) > 1)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _caption(slabs: Slabs, layout: ClusterLayout) -> list[str]:
+    plural = "" if slabs.count == 1 else "s"
+    held = f"{slabs.name}: {slabs.count} slab{plural} of {_shape(slabs)} {slabs.dtype}, "
+    held += f"{slabs.size} bytes in a CTA"
+    if len(layout.axes) > 1:
+        held += f", one set along {slabs.axis} for each place on the other axes"
+    made = f"made by {_names(slabs.writers)}; taken by {_names(slabs.readers)}"
+    meaning = _MEANING[slabs.exchange].format(n=slabs.count)
+    if slabs.count == 1:
+        meaning = "one CTA, so nothing is exchanged"
+    return [*_wrapped(held), *_wrapped(made, "  "), *_wrapped(meaning, "  ")]
+
+
+def _row(slabs: Slabs, several_axes: bool) -> list[str]:
+    """One box a CTA, the middle left out where they do not fit."""
+    prefix = f"{slabs.axis}=" if several_axes else "CTA "
+    shape = _shape(slabs)
+    if len(shape) > _LONGEST:
+        shape = f"{slabs.size} bytes"
+    inner = max(len(f"slab {slabs.count - 1}"), len(shape), len(f"{prefix}{slabs.count - 1}"))
+    shown = _shown(slabs.count, inner + 4)
+    arrow = _ARROW.get(slabs.exchange, _BOTH_WAYS)
+    titles, rims, names, shapes = [], [], [], []
+    for rank in shown:
+        if rank is None:
+            titles.append(" " * len(_ELIDED))
+            rims.append(" " * len(_ELIDED))
+            names.append(_ELIDED)
+            shapes.append(" " * len(_ELIDED))
+        else:
+            titles.append(f"{prefix}{rank}".center(inner + 4))
+            rims.append("+" + "-" * (inner + 2) + "+")
+            names.append(f"| {f'slab {rank}'.center(inner)} |")
+            shapes.append(f"| {shape.center(inner)} |")
+    gap = " " * len(arrow)
+    body = [gap.join(titles), gap.join(rims), arrow.join(names), gap.join(shapes), gap.join(rims)]
+    lines = [f"  {line}" for line in body]
+    return lines + _return_path(slabs, len(body[0]))
+
+
+def _return_path(slabs: Slabs, width: int) -> list[str]:
+    """The way from the first CTA round to the last, which closes a ring."""
+    if slabs.exchange != "ring" or slabs.count < 3:
+        return []
+    return ["  " + " " * 3 + "|" + "_" * (width - 9) + "^"]
+
+
+def _shown(count: int, box: int) -> list[int | None]:
+    """Ranks to draw; None stands for those left out."""
+    room = WIDTH - 2 + len(_BOTH_WAYS)
+    fitting = room // (box + len(_BOTH_WAYS))
+    if count <= fitting:
+        return list(range(count))
+    fitting = max(2, (room - len(_ELIDED) - len(_BOTH_WAYS)) // (box + len(_BOTH_WAYS)))
+    return [*range(fitting - 1), None, count - 1]
+
+
+def _shape(slabs: Slabs) -> str:
+    return " x ".join(map(str, slabs.shape)) or "1"
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(names) or "no block"
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")

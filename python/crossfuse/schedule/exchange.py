@@ -1,0 +1,228 @@
+"""All-exchange of `dsm_reduce`: every CTA combines the whole tile."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.schedule.cluster_bind import cluster_bind
+from crossfuse.schedule.compaction import compacted
+from crossfuse.schedule.facts import (
+    bindings,
+    binds,
+    function,
+    name_of,
+    position,
+    read_index,
+    realize,
+    written_buffer,
+)
+from crossfuse.schedule.markers import MAX_CLUSTER, cluster_axis
+from crossfuse.schedule.reduction import Reduction
+from crossfuse.schedule.regions import declare_read
+from crossfuse.schedule.rehearsal import refusing
+
+
+def check_exchange(sch: Any, rule: str, block: Any, reduction: Reduction) -> None:
+    """Refuse what all-exchange cannot place.
+
+    Raises
+    ------
+    ScheduleRefused
+        If an output tile does not divide into slices, if an intermediate has no consumer in a
+        cluster-bound loop of the axis, or if the ranks' shares of its reduction differ.
+    """
+    if reduction.output:
+        _slice_factors(rule, reduction)
+        return
+    if _consumer_nest(sch, block, reduction.axis) is None:
+        raise refuse(
+            ScheduleRefused,
+            rule,
+            reduction.where,
+            found=f"no consumer in a loop bound to cluster axis {reduction.axis}",
+            limit="all-exchange leaves the tile with the CTAs that consume it",
+            instead="cluster_bind a loop of the consumer first, or use scatter=True",
+        )
+    _check_unmasked(sch, rule, block, reduction)
+    if not reduction.exact:
+        # compute_at drops the mask of the partial tiles and would read past the end.
+        raise refuse(
+            ScheduleRefused,
+            rule,
+            reduction.where,
+            found=f"{reduction.count} CTAs with unequal shares of the reduction",
+            limit="with scatter=False on an intermediate, splits that divide the reduction",
+            instead="choose a cluster size and inner splits that divide it, or use scatter=True",
+        )
+
+
+def _check_unmasked(sch: Any, rule: str, block: Any, reduction: Reduction) -> None:
+    """Refuse a consumer that masks iterations of its slice: TVM would combine a larger tile."""
+    consumer, nest = _consumer_nest(sch, block, reduction.axis)
+    loops, depth = position(sch, rule, consumer, nest)
+    inner = [sch.get(each).loop_var for each in loops[depth:]]
+    for term in _terms(realize(sch, consumer).predicate):
+        used = list(ir.variables(term))
+        if used and all(any(var.same_as(each) for each in inner) for var in used):
+            raise refuse(
+                ScheduleRefused,
+                rule,
+                f"{reduction.where}, consumer {name_of(sch, consumer)}",
+                found=f"a mask within the slice of a CTA: {term}",
+                limit="a consumer whose loops cover its slice exactly",
+                instead="call dsm_reduce before the consumer's slice is split for threads, or "
+                "split it by factors that divide it",
+            )
+
+
+def _terms(condition: Any) -> list[Any]:
+    if isinstance(condition, ir.tirx.And):
+        return _terms(condition.a) + _terms(condition.b)
+    return [condition]
+
+
+def exchange_output(sch: Any, block: Any, tile_loop: Any, reduction: Reduction) -> None:
+    """Let every CTA combine the whole tile of an output and store its own slice of it."""
+    store = sch.cache_write(block, 0, "shared")
+    if tile_loop is not None:
+        sch.reverse_compute_at(store, tile_loop, preserve_unit_loops=True)
+    inner = list(sch.get_loops(store))[reduction.depth :]
+    outer: list[Any] = []
+    for dimension, factor in _slice_factors("dsm_reduce", reduction).items():
+        part, inner[dimension] = sch.split(inner[dimension], [factor, None])
+        outer.append(part)
+    sch.reorder(*outer, *inner)
+    slices = sch.fuse(*outer) if len(outer) > 1 else outer[0]
+    if len(inner) > 1:
+        sch.fuse(*inner)
+    cluster_bind(sch, slices, reduction.axis)
+    _declare_whole_tile(sch, store, block, slices, reduction)
+    sch.compute_at(block, slices, preserve_unit_loops=True)
+
+
+def exchange_intermediate(
+    sch: Any, rule: str, partial: Any, block: Any, reduction: Reduction
+) -> None:
+    """Let every CTA combine the whole tile where its consumer runs."""
+    consumer, nest = _consumer_nest(sch, block, reduction.axis)
+    with refusing(
+        rule,
+        reduction.where,
+        limit="a tile that can be combined at the consumer's cluster-bound loop",
+        instead=f"bring all consumers of the block under loop '{sch.get(nest).loop_var.name}', "
+        "and bind their loops to threads afterwards",
+    ):
+        sch.set_scope(block, 0, "shared")
+        _declare_whole_tile(sch, consumer, block, nest, reduction)
+        sch.compute_at(block, nest, preserve_unit_loops=True)
+        loops, depth = position(sch, rule, consumer, nest)
+        if depth:
+            sch.compute_at(partial, loops[depth - 1], preserve_unit_loops=True)
+
+
+def check_whole_tile(sch: Any, rule: str, block: Any, reduction: Reduction) -> None:
+    """Refuse, after the change, a tile that TVM would place differently in each CTA.
+
+    Each CTA allocates what its loops need of the tile. Where slices begin in the middle of a row
+    TVM bounds that region by an expression of the rank, of the wrong size.
+    """
+    name = str(written_buffer(sch, block).name)
+    moved: list[str] = []
+
+    def visit(loop: Any) -> None:
+        if cluster_axis(loop) != reduction.axis or ir.constant(loop.extent) == 1:
+            return
+        stores: list[Any] = []
+        ir.walk(loop.body, (ir.BufferStore, stores.append))
+        for store in stores:
+            if str(store.buffer.name) == name and any(
+                binds(loop.loop_var, index) for index in store.indices
+            ):
+                moved.append(str(loop.loop_var.name))
+
+    ir.walk(compacted(function(sch, block)).body, (ir.For, visit))
+    if moved:
+        raise refuse(
+            ScheduleRefused,
+            rule,
+            reduction.where,
+            found=f"a tile whose place depends on loop '{moved[0]}'",
+            limit="the same tile in every CTA: slices that begin and end with a row or column",
+            instead="bind a part of one loop over rows or columns of the tile instead of a part "
+            "of a fused loop, or choose a tile with whole rows in each slice",
+        )
+
+
+def _slice_factors(rule: str, reduction: Reduction) -> dict[int, Any]:
+    """Into how many parts to cut each tile dimension, so that there is one box for each CTA.
+
+    One dimension where that divides, so that a sampled cluster size is the factor itself. Slices
+    that are no boxes would be bounded too loosely, see `check_whole_tile`.
+    """
+    extents, count = reduction.extents, reduction.count
+    for dimension, extent in enumerate(extents):
+        if extent % count == 0:
+            return {dimension: reduction.ranks}
+    factors: dict[int, Any] = {}
+    left = count
+    for dimension, extent in enumerate(extents):
+        if gcd(left, extent) > 1:
+            factors[dimension] = gcd(left, extent)
+            left //= gcd(left, extent)
+    if left == 1 and isinstance(reduction.ranks, int):
+        return factors
+    fitting = [n for n in range(1, MAX_CLUSTER + 1) if any(e % n == 0 for e in extents)]
+    raise refuse(
+        ScheduleRefused,
+        rule,
+        reduction.where,
+        found=f"a tile of {' x '.join(map(str, extents))} for {count} CTAs",
+        limit="with scatter=False, a tile that divides into one slice a CTA",
+        instead="choose a tile with an extent that the cluster size divides, a cluster size of "
+        f"{', '.join(map(str, fitting))}, or scatter=True",
+    )
+
+
+def _consumer_nest(sch: Any, block: Any, axis: str) -> Any:
+    """A consumer of `block` and its loop on a cluster axis, or None."""
+    for consumer in sch.get_consumers(block):
+        for loop in sch.get_loops(consumer):
+            if cluster_axis(sch.get(loop)) == axis:
+                return consumer, loop
+    return None
+
+
+def _declare_whole_tile(
+    sch: Any, consumer: Any, block: Any, nest: Any, reduction: Reduction
+) -> None:
+    """Let `consumer`, of which each CTA runs a slice, read the whole tile.
+
+    ``compute_at`` recomputes what the consumer reads; it would else combine just the slice.
+    """
+    buffer = written_buffer(sch, block)
+    index = read_index(sch, consumer, buffer)
+    iterators = bindings(sch, consumer)
+    region = sch.get(consumer).reads[index].region
+    axes: list[int] = []
+    for extent in region:
+        axis = next(
+            (i for i, (each, _) in enumerate(iterators) if each.var.same_as(extent.min)), None
+        )
+        if axis is None:
+            return
+        axes.append(axis)
+    variable = sch.get(nest).loop_var
+    if not any(binds(variable, iterators[axis][1]) for axis in axes):
+        return
+
+    def whole_tile(*variables: Any) -> list[tuple[Any, Any]]:
+        starts = [
+            variables[axis] // extent * extent
+            for axis, extent in zip(axes, reduction.tile, strict=True)
+        ]
+        return [(start, start + n) for start, n in zip(starts, reduction.tile, strict=True)]
+
+    declare_read(sch, consumer, index, whole_tile)

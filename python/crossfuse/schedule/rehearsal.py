@@ -1,0 +1,70 @@
+"""A primitive either does all of its work or leaves the schedule as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from crossfuse import _tvm as ir
+from crossfuse.errors import ScheduleRefused, refuse
+
+Facts = TypeVar("Facts")
+Result = TypeVar("Result")
+
+
+def rehearsed(
+    sch: Any,
+    read: Callable[[Any], Facts],
+    change: Callable[[Any, Facts], Result],
+    check: Callable[[Any, Facts, Result], None],
+) -> Result:
+    """Read and check facts, make a composite change and check its result: on a copy, then do it.
+
+    TVM has no way back from a recorded instruction, and records questions such as ``get_loops``
+    too, so what refuses half way has to refuse before the first of them. A copy shares all nodes
+    but those that change and keeps the random variables: the rehearsal costs what the change
+    costs.
+
+    Parameters
+    ----------
+    sch : tvm.s_tir.Schedule
+        Changed last, if nothing refused. The copy takes its seed from the schedule's random
+        state, which moves on by one step.
+    read : Callable
+        Gets the copy; returns what `change` needs to know, without random variables of the copy.
+    change : Callable
+        Gets the schedule to change and the facts.
+    check : Callable
+        Gets the changed copy, the facts and what `change` returned; raises to refuse.
+
+    Returns
+    -------
+    Any
+        What `change` returned for `sch`.
+    """
+    trial = sch.copy()
+    facts = read(trial)
+    check(trial, facts, change(trial, facts))
+    return change(sch, facts)
+
+
+@contextmanager
+def refusing(rule: str, where: str, *, limit: str, instead: str) -> Iterator[None]:
+    """Turn TVM's schedule errors into a refusal that says what to do instead."""
+    try:
+        yield
+    except ir.ScheduleError as error:
+        raise refuse(
+            ScheduleRefused, rule, where, found=reason(error), limit=limit, instead=instead
+        ) from error
+
+
+def reason(error: Exception) -> str:
+    """The sentence of a schedule error, without the rendered program."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in reversed(lines):
+        if line.startswith("Error message:"):
+            sentence = line.removeprefix("Error message:").removeprefix(" ScheduleError:")
+            return sentence.strip().rstrip(".")
+    return lines[-1] if lines else type(error).__name__

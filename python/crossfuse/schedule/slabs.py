@@ -1,0 +1,79 @@
+"""The `shared.dsm` buffers of a scheduled function, and the cluster axis that owns their slabs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.schedule.facts import binds, function
+from crossfuse.schedule.markers import DSM_SCOPE, cluster_axis
+
+
+@dataclass(frozen=True)
+class SlabUse:
+    """A block that touches a `shared.dsm` buffer.
+
+    Attributes
+    ----------
+    block : tvm.s_tir.SBlock
+        The block.
+    write : bool
+        Whether it writes the buffer; a block that writes it may read its own slab as well.
+    axes : tuple[str, ...]
+        Cluster axes whose loops the accessed rank is bound to.
+    """
+
+    block: Any
+    write: bool
+    axes: tuple[str, ...]
+
+
+def slab_uses(sch: Any) -> dict[Any, list[SlabUse]]:
+    """Find the uses of every `shared.dsm` buffer, in program order; records nothing.
+
+    Returns
+    -------
+    dict
+        Buffer to uses; a buffer that nothing uses has an empty list.
+    """
+    uses: dict[Any, list[SlabUse]] = {}
+    blocks: list[Any] = []
+
+    def allocate(block: Any) -> None:
+        blocks.append(block)
+        uses.update({each: [] for each in block.alloc_buffers if each.scope() == DSM_SCOPE})
+
+    ir.walk(function(sch).body, (ir.SBlock, allocate))
+    for block in blocks:
+        written = [each.source for each in block.writes]
+        for regions, write in ((block.writes, True), (block.reads, False)):
+            for region in regions:
+                again = not write and any(region.source.same_as(each) for each in written)
+                if region.source in uses and not again:
+                    axes = _rank_axes(sch, block, region.region[0].min)
+                    uses[region.source].append(SlabUse(block, write, axes))
+    return uses
+
+
+def slab_axis(uses: list[SlabUse]) -> str | None:
+    """The cluster axis whose CTAs own the slabs: that of the loop which fills them, or None."""
+    return next((axis for use in uses if use.write for axis in use.axes), None)
+
+
+def _rank_axes(sch: Any, block: Any, rank: Any) -> tuple[str, ...]:
+    """Cluster axes of the loops that drive a block's rank index."""
+    sref = sch.get_sref(block)
+    found: list[Any] = []
+    ir.walk(function(sch).body, (ir.SBlockRealize, found.append))
+    values = next(each.iter_values for each in found if each.block.same_as(block))
+    bound = dict(zip((each.var for each in block.iter_vars), values, strict=True))
+    expression = ir.substitute(rank, lambda var: bound.get(var, var))
+    axes: list[str] = []
+    sref = sref.parent
+    while sref is not None and isinstance(sref.stmt, ir.For):
+        axis = cluster_axis(sref.stmt)
+        if axis is not None and binds(sref.stmt.loop_var, expression):
+            axes.append(axis)
+        sref = sref.parent
+    return tuple(axes)

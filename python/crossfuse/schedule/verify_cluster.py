@@ -1,0 +1,103 @@
+"""`verify_cluster`: whether what a schedule says of clusters holds together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.schedule.cluster_extents import (
+    check_axis,
+    check_cluster,
+    check_extent,
+    check_same,
+)
+from crossfuse.schedule.facts import ClusterLoop, cluster_loops, function
+from crossfuse.schedule.markers import AXES, NAIVE_TAGS, thread_tag
+from crossfuse.schedule.slabs import slab_axis, slab_uses
+
+RULE = "verify_cluster"
+
+
+def verify_cluster(sch: Any) -> None:
+    """Check the cluster bindings and `shared.dsm` buffers of a schedule, at any time.
+
+    The primitives keep these rules; TVM's own, which may be mixed with them, know nothing of
+    clusters. Lowering checks the finished kernel again, and more closely.
+
+    Parameters
+    ----------
+    sch : tvm.s_tir.Schedule
+        The schedule; as a method, ``sch.verify_cluster()``. Nothing is recorded.
+
+    Raises
+    ------
+    ScheduleRefused
+        If a loop is bound to ``clusterCtaIdx`` directly, if cluster-bound loops of one axis
+        differ in extent or the cluster exceeds 16 CTAs, or if a `shared.dsm` buffer does not
+        have one slab for each CTA of an axis.
+
+    Examples
+    --------
+    >>> sch.bind(loop, "clusterCtaIdx.x")                                # doctest: +SKIP
+    >>> sch.verify_cluster()                                             # doctest: +SKIP
+    Traceback (most recent call last):
+    ScheduleRefused: verify_cluster: loop 'k_0': found a plain bind to clusterCtaIdx.x; ...
+    """
+    loops: list[Any] = []
+    ir.walk(function(sch).body, (ir.For, loops.append))
+    for loop in loops:
+        _check_tag(loop)
+    known = _check_loops(sch)
+    for buffer, uses in slab_uses(sch).items():
+        _check_slabs(buffer, slab_axis(uses), known)
+
+
+def _check_tag(loop: Any) -> None:
+    tag = thread_tag(loop)
+    if tag in NAIVE_TAGS:
+        raise refuse(
+            ScheduleRefused,
+            RULE,
+            f"loop '{loop.loop_var.name}'",
+            found=f"a plain bind to {tag}",
+            limit="TVM launches too few CTAs for it and gives each the shared tiles of all",
+            instead=f'call sch.cluster_bind(loop, axis="{tag[-1]}") in its place',
+        )
+
+
+def _check_loops(sch: Any) -> dict[str, ClusterLoop]:
+    """A loop for each cluster axis, of the extent that all loops on it have."""
+    known: dict[str, ClusterLoop] = {}
+    for loop in cluster_loops(function(sch)):
+        where = f"loop '{loop.name}'"
+        check_axis(RULE, where, loop.axis)
+        check_extent(RULE, where, loop.extent)
+        check_same(RULE, where, known, loop)
+    check_cluster(RULE, "function", known)
+    return known
+
+
+def _check_slabs(buffer: Any, axis: str | None, known: dict[str, ClusterLoop]) -> None:
+    where = f"buffer '{buffer.name}'"
+    bound = ", ".join(f"{name}={known[name].extent}" for name in AXES if name in known) or "none"
+    count = ir.constant(buffer.ty.shape[0])
+    if axis is None:
+        raise refuse(
+            ScheduleRefused,
+            RULE,
+            where,
+            found="no cluster-bound loop over its leading dimension where it is written",
+            limit=f"one slab for each CTA of a cluster axis (bound: {bound})",
+            instead="cluster_bind the loop that fills the slabs, or make the buffer with "
+            "dsm_reduce or dsm_shuffle",
+        )
+    if count != known[axis].extent:
+        raise refuse(
+            ScheduleRefused,
+            RULE,
+            where,
+            found=f"{buffer.ty.shape[0]} slabs on axis {axis}",
+            limit=f"one slab for each CTA of a cluster axis (bound: {bound})",
+            instead="give the buffer a leading dimension of the cluster's extent",
+        )

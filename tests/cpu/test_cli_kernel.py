@@ -1,0 +1,71 @@
+"""The commands that compile and check: output, JSON, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from crossfuse.cli import app
+
+SMALL = "gemm:M=16,K=64,N=32,dtype=float16"
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.output
+
+
+def test_emulate_says_what_passed() -> None:
+    code, text = run("emulate", SMALL, "--cluster", "4")
+    assert code == 0
+    assert "schedule, run on LLVM" in text
+    assert text.count("passed") == 3
+
+
+def test_emulate_json() -> None:
+    code, text = run("emulate", SMALL, "--cluster", "2", "--no-scatter", "--json")
+    found = json.loads(text)
+    assert code == 0
+    assert found["ok"] is True
+    assert found["launches"][0]["cluster"] == [2, 1, 1]
+    assert [each["status"] for each in found["verdicts"]] == ["passed"] * 3
+
+
+def test_emulate_refuses_what_would_take_hours() -> None:
+    code, text = run("emulate", "S3")
+    assert code == 2
+    assert "emulate the same workload with smaller M, K, N and L" in text
+
+
+def test_compile_writes_library_and_manifest(tmp_path: Path) -> None:
+    code, text = run("compile", SMALL, "-o", str(tmp_path), "--cluster", "4", "--json")
+    found = json.loads(text)
+    assert code == 0
+    assert Path(found["library"]).is_file()
+    assert json.loads(Path(found["manifest"]).read_text())["arch"] == "sm_90a"
+
+
+def test_compile_prints_the_budget(tmp_path: Path) -> None:
+    code, text = run("compile", SMALL, "-o", str(tmp_path), "--cluster", "4")
+    assert code == 0
+    assert "shared memory of a CTA:" in text
+    assert "who holds what" in text
+
+
+def test_bad_spec_is_refused_with_exit_code_2() -> None:
+    code, text = run("compile", "gemm:M=0,K=8,N=8")
+    assert code == 2
+    assert "Instead:" in text
+
+
+def test_demo_reports_every_check(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    code, text = run("demo", "-o", str(tmp_path), "--json")
+    found = json.loads(text)
+    assert code == 0
+    assert found["ok"] is True
+    assert [each["status"] for each in found["verdicts"]][:3] == ["passed"] * 3
+    assert "CTA 0" in found["layout"]
