@@ -95,14 +95,16 @@ class _Lowering:
 
     def _locate(self, slab: Any, index: Any) -> tuple[Any, Any, int]:
         """Own address, rank and number of elements of an access through the stand-in."""
+        known = ir.sym.Analyzer()
+        for variable, values in self.ranges:
+            known.bind(variable, values)
+        # Vectorising leaves sums of ramps and broadcasts; simplified, a contiguous one is a ramp.
+        index = known.simplify(index)
         base, lanes = index, 1
         if isinstance(index, ir.tirx.Ramp) and ir.constant(index.stride) == 1:
             base, lanes = index.base, int(index.lanes)
         elif ir.tvm.DataType(str(index.ty)).lanes != 1:
             raise _refuse(slab, index, "an access that is not contiguous")
-        known = ir.sym.Analyzer()
-        for variable, values in self.ranges:
-            known.bind(variable, values)
         stride = ir.tirx.const(RANK_STRIDE, str(base.ty))
         rank = known.simplify(ir.tirx.floordiv(base, stride))
         offset = known.simplify(ir.tirx.floormod(base, stride))
