@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,9 @@ def cases(quick: bool) -> list[Case]:
             for flag in (True, False):
                 text = f"gemm:M=64,K=240,N=64,dtype=float32,combine={combine}"
                 found.append(Case(text, cluster, {"scatter": flag}))
-    larger = ("G4", "G7", "S8") if quick else ("G2", "G3", "G4", "G6", "G7", "G9", "G10", "S2", "S8")
+    larger = (
+        ("G4", "G7", "S8") if quick else ("G2", "G3", "G4", "G6", "G7", "G9", "G10", "S2", "S8")
+    )
     from crossfuse.workload.suites import lookup
 
     for name in larger:
@@ -263,7 +265,9 @@ def main() -> None:
     rows = [record | results.get(record["case"], {}) for record in built]
     for row in rows:
         row.pop("library", None)
-    document = {"environment": environment() | ({"commit": options.commit} if options.commit else {})}
+    document = {
+        "environment": environment() | ({"commit": options.commit} if options.commit else {})
+    }
     document |= {"sanitizer": options.sanitizer or None, "cases": rows}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(document, indent=1) + "\n")

@@ -95,7 +95,9 @@ def test_unknown_source_is_refused() -> None:
 
 
 def test_cluster_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(ScheduleRefused, match=r"found cluster size 5; .*take one of 1, 2, 4, 8, 16"):
+    with pytest.raises(
+        ScheduleRefused, match=r"found cluster size 5; .*take one of 1, 2, 4, 8, 16"
+    ):
         crossfuse.compile(FFN, cluster=5)
 
 

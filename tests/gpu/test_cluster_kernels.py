@@ -64,7 +64,5 @@ def test_torch_module_on_its_stream(tmp_path: Path) -> None:
 
 
 def test_check_includes_the_gpu(tmp_path: Path) -> None:
-    compiled = crossfuse.compile(
-        "gemm:M=16,K=64,N=32,dtype=float16", cluster=4, directory=tmp_path
-    )
+    compiled = crossfuse.compile("gemm:M=16,K=64,N=32,dtype=float16", cluster=4, directory=tmp_path)
     assert [each.status for each in crossfuse.check(compiled)] == ["passed"] * 4

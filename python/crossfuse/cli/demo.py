@@ -25,7 +25,7 @@ def demo(
     """Import a small Llama-style FFN from PyTorch, fuse it, check it, and time it on a GPU."""
     import torch
 
-    from crossfuse.compiler import check, measure
+    from crossfuse.compiler import check, time_kernel
     from crossfuse.compiler import compile as compile_source
     from crossfuse.compiler.problem import make_problem
     from crossfuse.compiler.report import make_report
@@ -38,7 +38,7 @@ def demo(
     )
     found = check(compiled)
     try:
-        timing = measure(compiled, make_problem(compiled.source, compiled.schedule))
+        timing = time_kernel(compiled, make_problem(compiled.source, compiled.schedule))
     except EnvironmentRefused:
         timing = None
     report = make_report(compiled, found, timing)

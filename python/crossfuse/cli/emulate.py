@@ -57,7 +57,12 @@ def emulate(
         image = compiled.lowered.image
         launches = [asdict(each) for each in image.launches]
         print_json(
-            {"ok": ok, "workload": str(spec), "launches": launches, "verdicts": [*map(asdict, found)]}
+            {
+                "ok": ok,
+                "workload": str(spec),
+                "launches": launches,
+                "verdicts": [*map(asdict, found)],
+            }
         )
     else:
         print_rich(str(spec), verdicts(found))

@@ -26,9 +26,7 @@ Cluster = Annotated[
 ]
 Rows = Annotated[int, typer.Option(help="Rows of the output tile of a cluster; 0: choose.")]
 Ring = Annotated[bool, typer.Option(help="Chains: pass slices in ring order, or in rank order.")]
-Scatter = Annotated[
-    bool, typer.Option(help="Single products: reduce-scatter, or all-exchange.")
-]
+Scatter = Annotated[bool, typer.Option(help="Single products: reduce-scatter, or all-exchange.")]
 
 _STYLES = {"passed": "green", "failed": "red", "skipped": "yellow"}
 

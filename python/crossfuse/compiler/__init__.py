@@ -14,7 +14,7 @@ _HOME = {
     "Verdict": "checks",
     "check": "checks",
     "compile": "compiled",
-    "measure": "measure",
+    "time_kernel": "measure",
     "read_source": "source",
 }
 

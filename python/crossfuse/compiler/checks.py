@@ -106,7 +106,9 @@ def _resources(compiled: Compiled) -> str:
 
 def _on_gpu(compiled: Compiled, problem: Problem) -> str:
     """One run judged, the others compared with it bit by bit."""
-    arrays = [problem.inputs[each.name] for each in compiled.lowered.image.buffers if not each.output]
+    arrays = [
+        problem.inputs[each.name] for each in compiled.lowered.image.buffers if not each.output
+    ]
     first = compiled.kernel.run(*arrays)
     for _ in range(REPEATS - 1):
         if compiled.kernel.run(*arrays).tobytes() != first.tobytes():
@@ -127,5 +129,3 @@ def _on_gpu(compiled: Compiled, problem: Problem) -> str:
 def _accuracy(problem: Problem, outputs: Mapping[str, np.ndarray]) -> str:
     (output,) = outputs.values()
     return problem.judge(output)
-
-

@@ -88,7 +88,7 @@ class Compiled:
         return {}
 
 
-def compile(  # noqa: A001  (the name users expect)
+def compile(
     source: Any,
     *,
     example_inputs: Sequence[Any] | None = None,
@@ -200,5 +200,3 @@ def _trace(schedule: Any) -> str:
     from crossfuse.schedule.trace_json import trace_json
 
     return trace_json(schedule.trace)
-
-

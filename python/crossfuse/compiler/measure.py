@@ -41,7 +41,7 @@ class Timing:
     runs: int
 
 
-def measure(compiled: Compiled, problem: Problem) -> Timing:
+def time_kernel(compiled: Compiled, problem: Problem) -> Timing:
     """Time a kernel, and the torch module it came from, on the same inputs.
 
     Parameters

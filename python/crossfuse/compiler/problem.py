@@ -98,9 +98,7 @@ def _module_problem(source: Source, seed: int) -> Problem:
     return Problem(inputs, limits, source.summary)
 
 
-def _module_limits(
-    exact: np.ndarray, separate: np.ndarray, dtype: str, depth: int
-) -> Tolerance:
+def _module_limits(exact: np.ndarray, separate: np.ndarray, dtype: str, depth: int) -> Tolerance:
     """The rule for a computation of which only inputs and outputs are known.
 
     Errors are measured against the largest output: cancellation inside is not visible here.

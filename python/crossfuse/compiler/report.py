@@ -82,7 +82,7 @@ def make_report(
     verdicts : Sequence[Verdict]
         From `crossfuse.compiler.check`, if it ran.
     timing : Timing | None
-        From `crossfuse.compiler.measure`, if it ran.
+        From `crossfuse.compiler.time_kernel`, if it ran.
 
     Returns
     -------
@@ -109,4 +109,3 @@ def make_report(
         verdicts=tuple(verdicts),
         timing=timing,
     )
-

@@ -68,4 +68,6 @@ def _block(block: Any) -> str:
     reads = dict.fromkeys(str(each.source.name) for each in block.reads)
     writes = dict.fromkeys(str(each.source.name) for each in block.writes)
     sources = ", ".join(name for name in reads if name not in writes)
-    return f"{', '.join(writes)} <- {sources}" if sources else f"{', '.join(writes)} <- initial value"
+    return (
+        f"{', '.join(writes)} <- {sources}" if sources else f"{', '.join(writes)} <- initial value"
+    )

@@ -11,15 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from crossfuse import _tvm as ir
-from crossfuse.lower.kernel import ClusterKernel, own_rank
-from crossfuse.lower.refusal import refuse
-from crossfuse.lower.tree import Access, children, contains_cluster
+from crossfuse.lower.kernel import ClusterKernel
+from crossfuse.lower.nests import Branch, Item, Loop, Nest, Touch, conflict, read_nests
 from crossfuse.lower.uniform import Surroundings
-from crossfuse.schedule.markers import cluster_axis, thread_tag
-
-#: What a nest does to a buffer: (is it another CTA's slab, is it a write).
-Touch = tuple[bool, bool]
 
 
 @dataclass
@@ -58,6 +52,19 @@ class _State:
         self.last.clear()
         self.started = True
 
+    def needs_barrier(self, nest: Nest) -> str:
+        """Why a barrier must stand before a nest; empty if none must."""
+        for buffer, touches in nest.touched.items():
+            if conflict(self.pending.get(buffer, set()), touches):
+                return f"'{buffer.name}'"
+        return "peers must have started" if nest.is_remote and not self.started else ""
+
+    def add(self, nest: Nest) -> None:
+        for buffer, touches in nest.touched.items():
+            self.pending.setdefault(buffer, set()).update(touches)
+        if nest.is_remote:
+            self.last = {nest.outermost.loop_var: None}
+
 
 def plan_barriers(kernel: ClusterKernel) -> BarrierPlan:
     """Decide where the kernel needs cluster barriers.
@@ -78,124 +85,56 @@ def plan_barriers(kernel: ClusterKernel) -> BarrierPlan:
         If ranks of one nest depend on each other, or a barrier would stand where not all threads
         of the cluster come by.
     """
-    planner = _Planner(kernel)
+    items = read_nests(kernel)
+    before: dict[Any, str] = {}
+    _run(items, _State(), before)
+    # A barrier found in the second iteration of a loop may make one of the first unnecessary.
+    for variable in list(before):
+        others = {each: why for each, why in before.items() if each is not variable}
+        trial = dict(others)
+        _run(items, _State(), trial)
+        if len(trial) == len(others):
+            before = others
     state = _State()
-    planner.visit(kernel.body, state, ())
+    _run(items, state, before)
+    plan = BarrierPlan(before)
     if any(remote for touches in state.pending.values() for remote, _ in touches):
-        planner.plan.after.update(dict.fromkeys(state.last, "exit"))
-    return planner.plan
+        plan.after.update(dict.fromkeys(state.last, "exit"))
+    _check(items, plan, Surroundings(kernel))
+    return plan
 
 
-class _Planner:
-    def __init__(self, kernel: ClusterKernel) -> None:
-        self.kernel = kernel
-        self.plan = BarrierPlan()
-        self.surroundings = Surroundings(kernel)
-
-    def visit(self, node: Any, state: _State, path: tuple[Any, ...]) -> None:
-        if not contains_cluster(node):
-            return
-        inside = (*path, node)
-        if isinstance(node, ir.For):
-            self._loop(node, state, path)
-        elif isinstance(node, ir.IfThenElse):
-            other = state.copy()
-            self.visit(node.then_case, state, inside)
-            if node.else_case is not None:
-                self.visit(node.else_case, other, inside)
-            state.join(other)
+def _run(items: list[Item], state: _State, before: dict[Any, str]) -> None:
+    """Follow the program; put barriers where they are missing."""
+    for item in items:
+        if isinstance(item, Nest):
+            reason = state.needs_barrier(item)
+            if reason:
+                before.setdefault(item.loop.loop_var, reason)
+            if item.loop.loop_var in before:
+                state.barrier()
+            state.add(item)
+            _run(item.inside, state, before)
+        elif isinstance(item, Loop):
+            skipped = state.copy()
+            # Twice: what the end of one iteration leaves pending meets the start of the next.
+            _run(item.inside, state, before)
+            _run(item.inside, state, before)
+            if not item.is_executed:
+                state.join(skipped)
         else:
-            for child in children(node):
-                self.visit(child, state, inside)
-
-    def _loop(self, loop: Any, state: _State, path: tuple[Any, ...]) -> None:
-        axis = cluster_axis(loop)
-        if axis is not None:
-            self._nest(loop, axis, state, path)
-        if axis is not None or thread_tag(loop):
-            self.visit(loop.body, state, (*path, loop))
-            return
-        skipped = state.copy()
-        # Twice: what the end of one iteration leaves pending meets the start of the next.
-        self.visit(loop.body, state, (*path, loop))
-        self.visit(loop.body, state, (*path, loop))
-        if not ir.constant(loop.extent):
-            state.join(skipped)
-
-    def _nest(self, loop: Any, axis: str, state: _State, path: tuple[Any, ...]) -> None:
-        touched = self._touches(loop, axis)
-        remote = any(is_remote for each in touched.values() for is_remote, _ in each)
-        clash = next(
-            (b for b in touched if _conflict(state.pending.get(b, set()), touched[b])), None
-        )
-        if clash is not None or (remote and not state.started):
-            reason = f"'{clash.name}'" if clash is not None else "peers must have started"
-            self.surroundings.check(loop, path)
-            self.plan.before.setdefault(loop.loop_var, reason)
-            state.barrier()
-        for buffer, touches in touched.items():
-            state.pending.setdefault(buffer, set()).update(touches)
-        if remote:
-            anchor = _exit_anchor(loop, path)
-            self.surroundings.check(anchor, path[: _index(path, anchor)])
-            state.last = {anchor.loop_var: None}
-
-    def _touches(self, loop: Any, axis: str) -> dict[Any, set[Touch]]:
-        """What the nest does to the buffers whose slabs lie along its axis."""
-        touched: dict[Any, set[Touch]] = {}
-        pushes: dict[Any, list[Access]] = {}
-        for access in self.kernel.accesses:
-            own_loop = access.cluster_loop(axis)
-            if own_loop is None or not own_loop.loop_var.same_as(loop.loop_var):
-                continue
-            if self.kernel.buffers[access.buffer] == axis:
-                remote = not own_rank(access, axis)
-                touched.setdefault(access.buffer, set()).add((remote, access.write))
-                if remote and access.write:
-                    pushes.setdefault(access.buffer, []).append(access)
-        for buffer, touches in touched.items():
-            if any(_conflict({one}, touches - {one}) for one in touches):
-                raise _dependence(
-                    loop, buffer, "a nest that writes slabs and touches those of other ranks"
-                )
-            # One remote store writes distinct elements (that is verified); two might not, and
-            # threads of one CTA are not synchronised between them.
-            if len(pushes.get(buffer, ())) > 1:
-                text = "; ".join(each.site.text for each in pushes[buffer])
-                raise _dependence(loop, buffer, f"two stores to slabs of other ranks: {text}")
-        return touched
+            other = state.copy()
+            _run(item.then, state, before)
+            _run(item.otherwise, other, before)
+            state.join(other)
 
 
-def _dependence(loop: Any, buffer: Any, found: str) -> Exception:
-    return refuse(
-        "cluster-dependence",
-        f"loop '{loop.loop_var.name}', buffer '{buffer.name}'",
-        found=found,
-        limit="iterations of a cluster-bound loop are independent CTAs",
-        instead="put the exchange into a cluster-bound nest of its own, after the nest that fills "
-        "the slabs",
-    )
-
-
-def _conflict(earlier: set[Touch], later: set[Touch]) -> bool:
-    """Whether two sets of accesses to one buffer need the order of a cluster barrier."""
-    return any(
-        (remote or other_remote) and (write or other_write)
-        for remote, write in earlier
-        for other_remote, other_write in later
-    )
-
-
-def _exit_anchor(loop: Any, path: tuple[Any, ...]) -> Any:
-    """The loop after which a nest has run for the last time."""
-    for node in path:
-        if isinstance(node, ir.For) and not thread_tag(node) and cluster_axis(node) is None:
-            return node
-    return loop
-
-
-def _index(path: tuple[Any, ...], node: Any) -> int:
-    for index, each in enumerate(path):
-        if each.same_as(node):
-            return index
-    return len(path)
+def _check(items: list[Item], plan: BarrierPlan, surroundings: Surroundings) -> None:
+    """Refuse a plan with a barrier where not all threads of the cluster come by."""
+    for item in items:
+        if isinstance(item, Branch):
+            _check([*item.then, *item.otherwise], plan, surroundings)
+            continue
+        if item.loop.loop_var in plan.before or item.loop.loop_var in plan.after:
+            surroundings.check(item.loop, item.path)
+        _check(item.inside, plan, surroundings)

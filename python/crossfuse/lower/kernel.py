@@ -79,6 +79,19 @@ class Part:
         return ir.SeqStmt(list(self.statements)) if others else only
 
 
+def root_of(func: Any) -> Any:
+    """The root block of a function, as a statement; made where a function has no blocks."""
+    if isinstance(func.body, ir.SBlockRealize):
+        return func.body
+    return enclosed(func.body, (), "root")
+
+
+def enclosed(body: Any, allocated: tuple[Any, ...], name: str = "") -> Any:
+    """Statement: an opaque block around `body` that allocates buffers."""
+    block = ir.SBlock([], [], [], name, body, None, list(allocated), [], {})
+    return ir.SBlockRealize([], ir.tirx.IntImm("bool", 1), block)
+
+
 def kernel_parts(root: Any) -> tuple[Part, ...]:
     """Tell the kernels of a function apart.
 

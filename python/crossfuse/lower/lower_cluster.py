@@ -7,7 +7,15 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.barrier_plan import BarrierPlan, plan_barriers
 from crossfuse.lower.intrinsics import cluster_barrier
-from crossfuse.lower.kernel import ClusterKernel, Part, is_own, kernel_parts, read_kernel
+from crossfuse.lower.kernel import (
+    ClusterKernel,
+    Part,
+    enclosed,
+    is_own,
+    kernel_parts,
+    read_kernel,
+    root_of,
+)
 from crossfuse.lower.launch_clusters import cluster_extent
 from crossfuse.lower.passes import prim_func_pass
 from crossfuse.lower.rotate_ring import rotate_rings
@@ -54,7 +62,7 @@ def lower_cluster() -> Any:
         if not is_cluster_function(func):
             return func
         slabs = Slabs(func)
-        return ir.with_body(func, _lower_root(func.body, slabs)).with_attr(LOWERED, True)
+        return ir.with_body(func, _lower_root(root_of(func), slabs)).with_attr(LOWERED, True)
 
     return prim_func_pass("LowerCluster", transform)
 
@@ -80,16 +88,11 @@ def _lower_part(part: Part, slabs: Slabs) -> Any:
     if not kernel.cluster:
         return None
     # Buffers of the root block would otherwise stand outside the launch.
-    body = _enclose(part.body, part.buffers) if part.buffers else part.body
+    body = enclosed(part.body, part.buffers) if part.buffers else part.body
     kernel = read_kernel(rotate_rings(body))
     verify_kernel(kernel)
     plan = plan_barriers(kernel)
     return _Lowering(kernel, plan, slabs).run()
-
-
-def _enclose(body: Any, allocated: tuple[Any, ...]) -> Any:
-    block = ir.SBlock([], [], [], "", body, None, list(allocated), [], {})
-    return ir.SBlockRealize([], ir.tirx.IntImm("bool", 1), block)
 
 
 class _Lowering:
@@ -190,10 +193,11 @@ class _Lowering:
 
     def _launch(self, body: Any) -> Any:
         """Wrap the kernel in its grid: blockIdx counts CTAs, an attribute says how they group."""
-        for axis, extent in self.kernel.cluster.items():
+        sizes = [(axis, self.kernel.cluster[axis]) for axis in self.block_index]
+        for axis, extent in sizes:
             ctas = extent * self.kernel.grid.get(axis, 1)
             body = _thread_loop(f"blockIdx.{axis}", self.block_index[axis], ctas, body)
-        for axis, extent in self.kernel.cluster.items():
+        for axis, extent in sizes:
             body = cluster_extent(axis, extent, body)
         return body
 

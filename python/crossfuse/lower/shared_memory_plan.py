@@ -121,9 +121,9 @@ def size_in_bytes(buffer: Any) -> int:
 class _Intervals:
     """Numbers the stretches between cluster barriers, and finds in which a buffer is used.
 
-    `found` maps each allocated shared buffer to the first and last number. A barrier inside a
-    conditional separates nothing outside it, as it may not be executed; a loop with a barrier is
-    one stretch, as the end of an iteration runs into the start of the next.
+    `found` maps each allocated shared buffer to the first and last number. A loop with a barrier
+    is one stretch, as the end of an iteration runs into the start of the next. A barrier that may
+    not be executed, in a conditional or a loop of unknown extent, separates nothing outside.
     """
 
     def __init__(self, body: Any) -> None:
@@ -151,11 +151,10 @@ class _Intervals:
             self._touch(expression, start, start)
         for child in children(node):
             self._visit(child)
-        if self.now > start and isinstance(node, (ir.For, ir.tirx.While)):
+        if self.now > start and isinstance(node, (ir.For, ir.tirx.While, ir.IfThenElse)):
             self._touch(node, start, self.now)
-        elif self.now > start and isinstance(node, ir.IfThenElse):
-            self._touch(node, start, self.now)
-            self.now = start
+            if not _is_executed(node):
+                self.now = start
 
     def _alias(self, node: Any) -> None:
         """A view, or a pointer that was given a name, stands for the buffer it points to."""
@@ -174,6 +173,11 @@ class _Intervals:
                 buffer = self.owners[variable]
                 low, high = self.found.get(buffer, (first, last))
                 self.found[buffer] = (min(low, first), max(high, last))
+
+
+def _is_executed(node: Any) -> bool:
+    """Whether the body of a compound statement surely runs."""
+    return isinstance(node, ir.For) and (ir.constant(node.extent) or 0) > 0
 
 
 def _subjects(node: Any) -> list[Any]:

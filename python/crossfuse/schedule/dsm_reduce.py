@@ -91,6 +91,9 @@ def dsm_reduce(sch: Any, block: Any, loop: Any, *, scatter: bool = True, axis: s
     ``split``, ``reorder`` and `cluster_bind`, all recorded. Partial sums are combined in rank
     order, so results are bitwise repeatable.
 
+    A tile of sampled size cannot be declared to a trace: with ``scatter=False`` a CTA whose
+    consumer reads a slice then combines that slice only, which the consumer cannot tell.
+
     With ``scatter=True`` the slices of a tile that the ranks do not divide are masked; TVM gives
     no such mask to a block that is moved behind the combination, and the lowering refuses it.
     """

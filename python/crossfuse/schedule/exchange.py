@@ -89,15 +89,7 @@ def exchange_output(sch: Any, block: Any, tile_loop: Any, reduction: Reduction) 
     store = sch.cache_write(block, 0, "shared")
     if tile_loop is not None:
         sch.reverse_compute_at(store, tile_loop, preserve_unit_loops=True)
-    inner = list(sch.get_loops(store))[reduction.depth :]
-    outer: list[Any] = []
-    for dimension, factor in _slice_factors("dsm_reduce", reduction).items():
-        part, inner[dimension] = sch.split(inner[dimension], [factor, None])
-        outer.append(part)
-    sch.reorder(*outer, *inner)
-    slices = sch.fuse(*outer) if len(outer) > 1 else outer[0]
-    if len(inner) > 1:
-        sch.fuse(*inner)
+    slices = _slice(sch, list(sch.get_loops(store))[reduction.depth :], reduction)
     cluster_bind(sch, slices, reduction.axis)
     _declare_whole_tile(sch, store, block, slices, reduction)
     sch.compute_at(block, slices, preserve_unit_loops=True)
@@ -129,6 +121,8 @@ def check_whole_tile(sch: Any, rule: str, block: Any, reduction: Reduction) -> N
     Each CTA allocates what its loops need of the tile. Where slices begin in the middle of a row
     TVM bounds that region by an expression of the rank, of the wrong size.
     """
+    if reduction.sampled:
+        return
     name = str(written_buffer(sch, block).name)
     moved: list[str] = []
 
@@ -156,25 +150,43 @@ def check_whole_tile(sch: Any, rule: str, block: Any, reduction: Reduction) -> N
         )
 
 
-def _slice_factors(rule: str, reduction: Reduction) -> dict[int, Any]:
-    """Into how many parts to cut each tile dimension, so that there is one box for each CTA.
+def _slice(sch: Any, tile: list[Any], reduction: Reduction) -> Any:
+    """Split the loops of a tile into slices, one a CTA, and the elements of a slice."""
+    outer: list[Any] = []
+    for dimension, factor in _slice_factors("dsm_reduce", reduction).items():
+        if dimension is None:
+            tile = [sch.fuse(*tile)] if len(tile) > 1 else tile
+        part, tile[dimension or 0] = sch.split(tile[dimension or 0], [factor, None])
+        outer.append(part)
+    sch.reorder(*outer, *tile)
+    if len(tile) > 1:
+        sch.fuse(*tile)
+    return sch.fuse(*outer) if len(outer) > 1 else outer[0]
 
-    One dimension where that divides, so that a sampled cluster size is the factor itself. Slices
-    that are no boxes would be bounded too loosely, see `check_whole_tile`.
+
+def _slice_factors(rule: str, reduction: Reduction) -> dict[int | None, Any]:
+    """Into how many parts to cut each tile dimension, so that there is one slice for each CTA.
+
+    Slices are boxes, because TVM bounds others too loosely, see `check_whole_tile`. A tile of
+    sampled size is cut as one row of elements (dimension None), which every mutation can be.
     """
     extents, count = reduction.extents, reduction.count
-    for dimension, extent in enumerate(extents):
-        if extent % count == 0:
-            return {dimension: reduction.ranks}
-    factors: dict[int, Any] = {}
-    left = count
-    for dimension, extent in enumerate(extents):
-        if gcd(left, extent) > 1:
-            factors[dimension] = gcd(left, extent)
-            left //= gcd(left, extent)
-    if left == 1 and isinstance(reduction.ranks, int):
-        return factors
-    fitting = [n for n in range(1, MAX_CLUSTER + 1) if any(e % n == 0 for e in extents)]
+    if reduction.sampled and reduction.elements % count == 0:
+        return {None: reduction.ranks}
+    fitting = {
+        dimension: [n for n in range(1, MAX_CLUSTER + 1) if extent % n == 0]
+        for dimension, extent in enumerate(extents)
+    }
+    whole = [dimension for dimension, sizes in fitting.items() if count in sizes]
+    if whole and not reduction.sampled:
+        # Of a sampled cluster size, the dimension that most of the other sizes divide too.
+        fixed = isinstance(reduction.ranks, int)
+        best = whole[0] if fixed else max(whole, key=lambda each: len(fitting[each]))
+        return {best: reduction.ranks}
+    boxes = _boxes(extents, count)
+    if boxes and isinstance(reduction.ranks, int) and not reduction.sampled:
+        return boxes
+    sizes = sorted({size for each in fitting.values() for size in each})
     raise refuse(
         ScheduleRefused,
         rule,
@@ -182,8 +194,19 @@ def _slice_factors(rule: str, reduction: Reduction) -> dict[int, Any]:
         found=f"a tile of {' x '.join(map(str, extents))} for {count} CTAs",
         limit="with scatter=False, a tile that divides into one slice a CTA",
         instead="choose a tile with an extent that the cluster size divides, a cluster size of "
-        f"{', '.join(map(str, fitting))}, or scatter=True",
+        f"{', '.join(map(str, sizes))}, or scatter=True",
     )
+
+
+def _boxes(extents: tuple[int, ...], count: int) -> dict[int | None, Any]:
+    """Factors of several dimensions whose product is `count`; empty if there are none."""
+    factors: dict[int | None, Any] = {}
+    for dimension, extent in enumerate(extents):
+        part = gcd(count, extent)
+        if part > 1:
+            factors[dimension] = part
+            count //= part
+    return factors if count == 1 else {}
 
 
 def _consumer_nest(sch: Any, block: Any, axis: str) -> Any:
@@ -200,8 +223,11 @@ def _declare_whole_tile(
 ) -> None:
     """Let `consumer`, of which each CTA runs a slice, read the whole tile.
 
-    ``compute_at`` recomputes what the consumer reads; it would else combine just the slice.
+    ``compute_at`` recomputes what the consumer reads; it would else combine just the slice. That
+    is what it does for a tile of sampled size: a declared region cannot name random variables.
     """
+    if reduction.sampled:
+        return
     buffer = written_buffer(sch, block)
     index = read_index(sch, consumer, buffer)
     iterators = bindings(sch, consumer)
@@ -221,8 +247,8 @@ def _declare_whole_tile(
     def whole_tile(*variables: Any) -> list[tuple[Any, Any]]:
         starts = [
             variables[axis] // extent * extent
-            for axis, extent in zip(axes, reduction.tile, strict=True)
+            for axis, extent in zip(axes, reduction.extents, strict=True)
         ]
-        return [(start, start + n) for start, n in zip(starts, reduction.tile, strict=True)]
+        return [(start, start + n) for start, n in zip(starts, reduction.extents, strict=True)]
 
     declare_read(sch, consumer, index, whole_tile)

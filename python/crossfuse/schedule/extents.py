@@ -56,11 +56,12 @@ def symbolic_extent(sch: Any, rule: str, loop: Any) -> Any:
     return number
 
 
-def factor_or_number(sch: Any, loop: Any) -> Any:
-    """Extent of `loop` as the sampled factor it was made with, else as an int."""
+def is_sampled(sch: Any, loop: Any) -> bool:
+    """Whether the extent of `loop` is a sampled factor, or what such factors leave over."""
     output = _made_by_split(sch, loop)
-    factor = None if output is None else _factor(sch, output)
-    return factor if isinstance(factor, ir.Var) else constant_extent(sch, "extent", loop)
+    if output is None:
+        return False
+    return isinstance(_factor(sch, output), ir.Var) or _sampled(sch, output)
 
 
 def _made_by_split(sch: Any, loop: Any) -> Any:

@@ -23,7 +23,7 @@ from crossfuse.schedule.facts import (
     written_buffer,
 )
 from crossfuse.schedule.markers import MAX_CLUSTER
-from crossfuse.schedule.tiles import check_dtype, symbolic_tile, tile_extents
+from crossfuse.schedule.tiles import check_dtype, is_sampled_tile, tile_extents
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Reduction:
         CTAs, as a number.
     extents : tuple[int, ...]
         Of the tile, by dimension of the result.
-    tile : tuple[ExprRV | int, ...]
-        The same, as the trace knows them.
+    sampled : bool
+        Whether a mutation of the trace may change them.
     output : bool
         Whether the block writes a parameter of the function.
     exact : bool
@@ -58,7 +58,7 @@ class Reduction:
     ranks: Any
     count: int
     extents: tuple[int, ...]
-    tile: tuple[Any, ...]
+    sampled: bool
     output: bool
     exact: bool
 
@@ -94,7 +94,7 @@ def read_reduction(sch: Any, rule: str, block: Any, loop: Any, axis: str) -> Red
         ranks=symbolic_extent(sch, rule, loop),
         count=count,
         extents=tile_extents(sch, block, loop),
-        tile=symbolic_tile(sch, block, loop),
+        sampled=is_sampled_tile(sch, block, loop),
         output=_is_output(sch, block),
         exact=_is_exact(sch, block),
     )

@@ -66,5 +66,5 @@ def reason(error: Exception) -> str:
     for line in reversed(lines):
         if line.startswith("Error message:"):
             sentence = line.removeprefix("Error message:").removeprefix(" ScheduleError:")
-            return sentence.strip().rstrip(".")
-    return lines[-1] if lines else type(error).__name__
+            return sentence.strip().rstrip(".:")
+    return lines[-1].rstrip(".:") if lines else type(error).__name__

@@ -63,17 +63,19 @@ def slab_axis(uses: list[SlabUse]) -> str | None:
 
 def _rank_axes(sch: Any, block: Any, rank: Any) -> tuple[str, ...]:
     """Cluster axes of the loops that drive a block's rank index."""
-    sref = sch.get_sref(block)
     found: list[Any] = []
     ir.walk(function(sch).body, (ir.SBlockRealize, found.append))
     values = next(each.iter_values for each in found if each.block.same_as(block))
     bound = dict(zip((each.var for each in block.iter_vars), values, strict=True))
     expression = ir.substitute(rank, lambda var: bound.get(var, var))
+    expression = ir.sym.Analyzer().simplify(expression)
     axes: list[str] = []
-    sref = sref.parent
+    sref = sch.get_sref(block).parent
     while sref is not None and isinstance(sref.stmt, ir.For):
         axis = cluster_axis(sref.stmt)
-        if axis is not None and binds(sref.stmt.loop_var, expression):
+        # A loop over one CTA is no part of the index: simplification takes it out.
+        alone = ir.constant(expression) == 0 and ir.constant(sref.stmt.extent) == 1
+        if axis is not None and (alone or binds(sref.stmt.loop_var, expression)):
             axes.append(axis)
         sref = sref.parent
     return tuple(axes)

@@ -8,7 +8,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import MAX_SHARED_BYTES
-from crossfuse.schedule.extents import factor_or_number
+from crossfuse.schedule.extents import is_sampled
 from crossfuse.schedule.facts import binds, in_loops, position, span, written_buffer
 from crossfuse.schedule.markers import DSM_DTYPES
 
@@ -24,16 +24,14 @@ def tile_extents(sch: Any, block: Any, loop: Any) -> tuple[int, ...]:
     return tuple(span(start, inner) for start in written_starts(sch, block))
 
 
-def symbolic_tile(sch: Any, block: Any, loop: Any) -> tuple[Any, ...]:
-    """`tile_extents` with random variables where one sampled loop spans a dimension."""
-    loops = _inside(sch, block, loop)
-    tile: list[Any] = []
-    for start, extent in zip(
-        written_starts(sch, block), tile_extents(sch, block, loop), strict=True
-    ):
-        spanning = [each for each in loops if binds(sch.get(each).loop_var, start)]
-        tile.append(factor_or_number(sch, spanning[0]) if len(spanning) == 1 else extent)
-    return tuple(tile)
+def is_sampled_tile(sch: Any, block: Any, loop: Any) -> bool:
+    """Whether a mutation of the trace may change `tile_extents`."""
+    starts = written_starts(sch, block)
+    return any(
+        is_sampled(sch, each)
+        for each in _inside(sch, block, loop)
+        if any(binds(sch.get(each).loop_var, start) for start in starts)
+    )
 
 
 def _inside(sch: Any, block: Any, loop: Any) -> list[Any]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cpu.fuzz.gemm import GemmPlan
 from cpu.fuzz.gemm_plans import gemm_plans
-from cpu.fuzz.oracle import INPUTS, judge, journal
+from cpu.fuzz.oracle import INPUTS, journal, judge
 
 
 @given(gemm_plans(), st.sampled_from(INPUTS))

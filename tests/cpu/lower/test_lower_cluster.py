@@ -175,7 +175,7 @@ def test_slab_of_the_root_block_moves_into_its_kernel() -> None:
 def test_temporal_loop_gets_a_barrier_against_the_next_iteration() -> None:
     @T.prim_func(s_tir=True)
     def before(A: T.Buffer((5, 4), "int32"), B: T.Buffer((5, 4), "int32")):
-        for b in T.thread_binding(1, thread="blockIdx.x"):
+        for _b in T.thread_binding(1, thread="blockIdx.x"):
             with T.sblock(""):
                 P = T.sblock_alloc_buffer((4, 1), "int32", scope="shared.dsm")
                 for s in range(5):
@@ -258,7 +258,8 @@ def test_loop_variables_of_64_bits_get_a_rank_of_64_bits() -> None:
     @T.prim_func(s_tir=True)
     def before(B: T.Buffer((T.int64(4),), "int32")):
         for c in T.parallel(T.int64(4), annotations=X):
-            B[c] = 1
+            with T.sblock(""):
+                B[c] = 1
 
     @T.prim_func(s_tir=True)
     def expected(B: T.Buffer((T.int64(4),), "int32")):
@@ -269,7 +270,8 @@ def test_loop_variables_of_64_bits_get_a_rank_of_64_bits() -> None:
             4,
         )
         for x in T.thread_binding(4, thread="blockIdx.x"):
-            B[T.Cast("int64", x % 4)] = 1
+            with T.sblock(""):
+                B[T.Cast("int64", x % 4)] = 1
 
     assert_becomes(lower_cluster, before, expected)
 

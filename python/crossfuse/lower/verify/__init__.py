@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from crossfuse.lower.kernel import ClusterKernel, kernel_parts, read_kernel
+from crossfuse.lower.kernel import ClusterKernel, kernel_parts, read_kernel, root_of
 from crossfuse.lower.passes import prim_func_pass
 from crossfuse.lower.verify.distinct_stores import check_distinct_stores
 from crossfuse.lower.verify.global_memory import check_global_memory
@@ -43,7 +43,7 @@ def verify_ownership() -> Any:
     def transform(func: Any) -> Any:
         if not is_cluster_function(func):
             return func
-        for part in kernel_parts(func.body.block):
+        for part in kernel_parts(root_of(func).block):
             kernel = read_kernel(part.body, compacted=False)
             if kernel.cluster:
                 check_private_buffers(kernel, part)

@@ -41,18 +41,18 @@ def stores_are_distinct(
     """
     import numpy as np
 
-    extents = [ir.constant(loop.extent) for loop in (*parallel, *serial)]
-    starts = [ir.constant(loop.min) for loop in (*parallel, *serial)]
-    if None in extents or None in starts:
+    loops = (*parallel, *serial)
+    bounds = [(ir.constant(loop.min), ir.constant(loop.extent)) for loop in loops]
+    known = [(start, extent) for start, extent in bounds if start is not None and extent]
+    if len(known) < len(bounds):
         return False
-    shape = tuple(int(extent or 0) for extent in extents)
+    shape = tuple(extent for _, extent in known)
     if np.prod(shape, dtype=np.int64) > MAX_ITERATIONS:
         return False
     counters = np.indices(shape, dtype=np.int64, sparse=True)
-    loops = (*parallel, *serial)
     values = {
         loop.loop_var: counter + start
-        for loop, counter, start in zip(loops, counters, starts, strict=True)
+        for loop, counter, (start, _) in zip(loops, counters, known, strict=True)
     }
     try:
         executed = np.broadcast_to(_value(predicate, values), shape).astype(bool).ravel()

@@ -15,7 +15,7 @@ from crossfuse.schedule.facts import position
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.chain import Chain, read_chain
 from crossfuse.schedule.rules.staging import copy_by_threads, stage_operand, tile_columns
-from crossfuse.schedule.rules.tiles import Tiles, choose_tiles, largest_divisor
+from crossfuse.schedule.rules.tiles import Tiles, choose_tiles, staged_depth
 
 
 def schedule_ffn(func: Any, *, cluster: int, tiles: Tiles | None = None, ring: bool = True) -> Any:
@@ -100,15 +100,13 @@ def _second(sch: Any, chain: Chain, cluster: int, tiles: Tiles, ring: bool) -> N
 
 def _first(sch: Any, chain: Chain, tiles: Tiles) -> None:
     """The first products and what lies between: one slice of columns in each CTA."""
-    _, rank, *loops = sch.get_loops(chain.middle)
+    _, _, *loops = sch.get_loops(chain.middle)
     rows, columns = loops
     chunk, y, x, i, j = tile_columns(sch, rows, columns, tiles)
     sch.reorder(chunk, y, x, i, j)
     sch.bind(y, "threadIdx.y")
     sch.bind(x, "threadIdx.x")
-    # A short reduction is staged at once; a remainder is masked.
-    depth = min(64, chain.k) if chain.k % 64 else 64
-    depth = largest_divisor(chain.k, depth) if largest_divisor(chain.k, depth) >= 8 else depth
+    depth = staged_depth(chain.k)
     for product in chain.first:
         sch.set_scope(product, 0, "local")
         sch.compute_at(product, x, preserve_unit_loops=True)

@@ -12,7 +12,7 @@ from crossfuse.schedule.install import install
 from crossfuse.schedule.markers import MAX_CLUSTER
 from crossfuse.schedule.rules.chain import Chain, read_chain
 from crossfuse.schedule.rules.staging import stage_operand, tile_columns
-from crossfuse.schedule.rules.tiles import Tiles, choose_tiles, largest_divisor
+from crossfuse.schedule.rules.tiles import Tiles, choose_tiles, largest_divisor, staged_depth
 
 
 def schedule_split_k(
@@ -84,7 +84,7 @@ def _choose(given: Tiles, chain: Chain, cluster: int) -> Tiles:
             limit="threads that divide each CTA's share of the tile",
             instead="leave threads_x and threads_y out to have them chosen",
         )
-    depth = given.depth or min(64, -(-chain.k // cluster))
+    depth = given.depth or staged_depth(-(-chain.k // cluster))
     columns = width // threads_x
     tiles = Tiles(rows, threads_x, threads_y, columns, depth)
     return choose_tiles(tiles, rows=chain.m, widths=(width,), depth=depth)

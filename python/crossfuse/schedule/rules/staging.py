@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from crossfuse import _tvm as ir
 from crossfuse.schedule.facts import constant_extent
 from crossfuse.schedule.rules.tiles import Tiles
 
@@ -13,6 +14,9 @@ def stage_operand(sch: Any, block: Any, index: int, at: Any, tiles: Tiles, vecto
     stage = sch.cache_read(block, index, "shared.dyn", consumer_blocks=[block])
     sch.compute_at(stage, at, preserve_unit_loops=True)
     copy_by_threads(sch, stage, 2, tiles, vector)
+    # Rows one bank apart: threads that read one column of different rows do not collide.
+    word = max(1, 32 // int(ir.tvm.DataType(str(sch.get(stage).writes[0].source.ty.dtype)).bits))
+    sch.storage_align(stage, 0, axis=-2, factor=32 * word, offset=word)
     return stage
 
 

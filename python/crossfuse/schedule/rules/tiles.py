@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from crossfuse.errors import ScheduleRefused, refuse
 
@@ -39,6 +39,20 @@ def largest_divisor(number: int, limit: int) -> int:
     43
     """
     return max(each for each in range(1, max(1, min(number, limit)) + 1) if number % each == 0)
+
+
+def staged_depth(extent: int, limit: int = 64) -> int:
+    """Part of a reduction of `extent` to stage at a time: an exact divisor where one is useful.
+
+    A part that does not divide is masked, and TVM then stages the whole extent.
+
+    Examples
+    --------
+    >>> staged_depth(420), staged_depth(101)
+    (60, 64)
+    """
+    divisor = largest_divisor(extent, limit)
+    return divisor if divisor >= min(8, extent) else min(limit, extent)
 
 
 def choose_tiles(given: Tiles, *, rows: int, widths: tuple[int, ...], depth: int) -> Tiles:
@@ -78,11 +92,6 @@ def choose_tiles(given: Tiles, *, rows: int, widths: tuple[int, ...], depth: int
         _divides("columns of a CTA by threads_x * columns", threads_x * columns, width)
     _divides("staged depth", staged, depth)
     return chosen
-
-
-def scaled(tiles: Tiles, **changes: int) -> Tiles:
-    """Return `tiles` with the named fields replaced."""
-    return replace(tiles, **changes)
 
 
 def _gcd(numbers: tuple[int, ...]) -> int:

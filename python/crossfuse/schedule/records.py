@@ -1,0 +1,143 @@
+"""Opening a database of tuning records, with errors that name the file and the line.
+
+MetaSchedule's own constructor parses lines in threads: a broken one ends in an error without file
+or line, and a blank one ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from crossfuse.errors import ArtefactRefused, refuse
+from crossfuse.schedule.rehearsal import reason
+
+WORKLOADS = "database_workload.json"
+RECORDS = "database_tuning_record.json"
+
+
+def read_database(work_dir: str | Path) -> Any:
+    """Open the JSON database of a tuning session.
+
+    Parameters
+    ----------
+    work_dir : str | Path
+        The session's directory; files that it does not have yet are made.
+
+    Returns
+    -------
+    tvm.s_tir.meta_schedule.database.JSONDatabase
+        With all records; what is committed to it is appended to the files.
+
+    Raises
+    ------
+    ArtefactRefused
+        Naming the first line that is no record, or whose trace does not fit its workload.
+    """
+    from tvm.s_tir.meta_schedule.database import JSONDatabase
+
+    directory = Path(work_dir)
+    if not directory.is_dir():
+        raise refuse(
+            ArtefactRefused,
+            "database",
+            str(directory),
+            found="no such directory",
+            limit="the directory of a tuning session",
+            instead="make the directory, or pass the work_dir that the session was given",
+        )
+    workloads = _lines(directory / WORKLOADS)
+    records = _lines(directory / RECORDS)
+    try:
+        return JSONDatabase(work_dir=str(directory))
+    except RuntimeError:
+        _explain(directory, workloads, records)
+        raise
+
+
+def _lines(path: Path) -> list[list[Any]]:
+    """The lines of a file, each a JSON pair; none if there is no file."""
+    if not path.exists():
+        return []
+    return [
+        _pair(path, number, line)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+    ]
+
+
+def _pair(path: Path, number: int, line: str) -> list[Any]:
+    if not line.strip():
+        raise _refuse(path, number, "a blank line")
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise _refuse(path, number, f"broken JSON at column {error.colno} ({error.msg})") from error
+    if not isinstance(value, list) or len(value) != 2:
+        raise _refuse(path, number, "JSON that is no pair")
+    return value
+
+
+def _explain(directory: Path, workloads: list[list[Any]], records: list[list[Any]]) -> None:
+    """Parse line by line what could not be parsed as a whole, and refuse the first that fails."""
+    from tvm.s_tir.meta_schedule.database import TuningRecord, Workload
+
+    known = []
+    for number, pair in enumerate(workloads, 1):
+        try:
+            known.append(Workload.from_json(pair))
+        except Exception as error:  # TVM raises what the broken part happens to raise
+            raise _refuse(directory / WORKLOADS, number, f"no workload: {reason(error)}") from error
+    for number, (index, record) in enumerate(records, 1):
+        path = directory / RECORDS
+        if not isinstance(index, int) or not 0 <= index < len(known):
+            raise _refuse(path, number, f"workload {index} of {len(known)}")
+        unknown = _unknown_instruction(record)
+        if unknown:
+            raise _refuse(path, number, f"unknown instruction '{unknown}'")
+        try:
+            TuningRecord.from_json(record, known[index])
+        except Exception as error:
+            why = _mismatch(record, known[index]) or reason(error)
+            found = f"a record that does not fit workload {index}: {why}"
+            raise _refuse(path, number, found) from error
+
+
+def _unknown_instruction(record: Any) -> str:
+    """Name of the first instruction that this TVM does not have; empty if it has all."""
+    from tvm.s_tir.schedule import InstructionKind
+
+    try:
+        names = [str(instruction[0]) for instruction in record[0][0]]
+    except (IndexError, KeyError, TypeError):
+        return ""  # no trace at all; TVM says what it misses
+    for name in names:
+        try:
+            InstructionKind.get(name)
+        except Exception:  # TVM: a check of its registry
+            return name
+    return ""
+
+
+def _mismatch(record: Any, workload: Any) -> str:
+    """What a schedule says to a record's trace; TVM loads records without rendering it."""
+    from tvm.s_tir import Schedule
+    from tvm.s_tir.schedule import Trace
+
+    try:
+        Trace.apply_json_to_schedule(record[0], Schedule(workload.mod))
+    except Exception as error:
+        return reason(error)
+    return ""
+
+
+def _refuse(path: Path, number: int, found: str) -> Exception:
+    return refuse(
+        ArtefactRefused,
+        "database",
+        f"{path}, line {number}",
+        found=found,
+        limit="a line that this version of TVM and Crossfuse wrote",
+        instead="delete the line (of the workload table only the last one: records count its "
+        "lines), or tune again in another directory",
+    )
