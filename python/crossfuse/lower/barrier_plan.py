@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse.lower.kernel import ClusterKernel
-from crossfuse.lower.nests import Branch, Item, Loop, Nest, Touch, conflict, read_nests
+from crossfuse.lower.nests import Branch, Item, Nest, Touch, conflict, read_nests
 from crossfuse.lower.uniform import Surroundings
 
 
@@ -52,6 +52,11 @@ class _State:
         self.last.clear()
         self.started = True
 
+    @property
+    def is_exposed(self) -> bool:
+        """Whether a CTA that exits now may take memory with it that a peer still touches."""
+        return any(remote for touches in self.pending.values() for remote, _ in touches)
+
     def needs_barrier(self, nest: Nest) -> str:
         """Why a barrier must stand before a nest; empty if none must."""
         for buffer, touches in nest.touched.items():
@@ -86,47 +91,69 @@ def plan_barriers(kernel: ClusterKernel) -> BarrierPlan:
         of the cluster come by.
     """
     items = read_nests(kernel)
-    before: dict[Any, str] = {}
-    _run(items, _State(), before)
-    # A barrier found in the second iteration of a loop may make one of the first unnecessary.
-    for variable in list(before):
-        others = {each: why for each, why in before.items() if each is not variable}
-        trial = dict(others)
-        _run(items, _State(), trial)
-        if len(trial) == len(others):
-            before = others
-    state = _State()
-    _run(items, state, before)
-    plan = BarrierPlan(before)
-    if any(remote for touches in state.pending.values() for remote, _ in touches):
-        plan.after.update(dict.fromkeys(state.last, "exit"))
+    plan = BarrierPlan()
+    end = _follow(items, plan)
+    _thin(items, plan)
+    if end.is_exposed:
+        plan.after.update(dict.fromkeys(_follow(items, plan).last, "exit"))
+        _thin(items, plan)
     _check(items, plan, Surroundings(kernel))
     return plan
 
 
-def _run(items: list[Item], state: _State, before: dict[Any, str]) -> None:
-    """Follow the program; put barriers where they are missing."""
+def _follow(items: list[Item], plan: BarrierPlan) -> _State:
+    """Follow the program from its start, and put barriers where they are missing."""
+    state = _State()
+    _run(items, state, plan)
+    return state
+
+
+def _thin(items: list[Item], plan: BarrierPlan) -> None:
+    """Drop barriers that others make unnecessary.
+
+    A barrier found in the second iteration of a loop may do the work of one found in the first,
+    and one before the exit that of one before a nest that not all clusters run.
+    """
+    exposed = _follow(items, plan).is_exposed
+    for where in (plan.before, plan.after):
+        for variable, reason in list(where.items()):
+            del where[variable]
+            count = len(plan.before)
+            if _follow(items, plan).is_exposed > exposed or len(plan.before) > count:
+                for each in list(plan.before)[count:]:
+                    del plan.before[each]
+                where[variable] = reason
+
+
+def _run(items: list[Item], state: _State, plan: BarrierPlan) -> None:
     for item in items:
+        if isinstance(item, Branch):
+            other = state.copy()
+            _run(item.then, state, plan)
+            _run(item.otherwise, other, plan)
+            state.join(other)
+            continue
         if isinstance(item, Nest):
-            reason = state.needs_barrier(item)
-            if reason:
-                before.setdefault(item.loop.loop_var, reason)
-            if item.loop.loop_var in before:
-                state.barrier()
-            state.add(item)
-            _run(item.inside, state, before)
-        elif isinstance(item, Loop):
+            _enter(item, state, plan)
+            _run(item.inside, state, plan)
+        else:
             skipped = state.copy()
             # Twice: what the end of one iteration leaves pending meets the start of the next.
-            _run(item.inside, state, before)
-            _run(item.inside, state, before)
+            _run(item.inside, state, plan)
+            _run(item.inside, state, plan)
             if not item.is_executed:
                 state.join(skipped)
-        else:
-            other = state.copy()
-            _run(item.then, state, before)
-            _run(item.otherwise, other, before)
-            state.join(other)
+        if item.loop.loop_var in plan.after:
+            state.barrier()
+
+
+def _enter(nest: Nest, state: _State, plan: BarrierPlan) -> None:
+    reason = state.needs_barrier(nest)
+    if reason:
+        plan.before.setdefault(nest.loop.loop_var, reason)
+    if nest.loop.loop_var in plan.before:
+        state.barrier()
+    state.add(nest)
 
 
 def _check(items: list[Item], plan: BarrierPlan, surroundings: Surroundings) -> None:

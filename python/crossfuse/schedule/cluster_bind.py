@@ -13,7 +13,7 @@ from crossfuse.schedule.cluster_extents import (
     check_extent,
     check_not_within,
 )
-from crossfuse.schedule.facts import constant_extent, name_of
+from crossfuse.schedule.facts import binds, constant_extent, is_reduction, name_of
 from crossfuse.schedule.markers import CLUSTER_AXIS, cluster_axis, thread_tag
 from crossfuse.schedule.rehearsal import refusing
 
@@ -66,14 +66,14 @@ def cluster_bind(sch: Any, loop: Any, axis: str = "x") -> None:
     extent = constant_extent(sch, RULE, loop)
     check_extent(RULE, where, extent)
     _check_unbound(sch, loop, where)
+    _check_spatial(sch, loop, where)
     check_agreement(sch, RULE, where, loop, axis, extent)
     _check_nesting(sch, loop, where, axis)
     with refusing(
         RULE,
         where,
         limit="a data-parallel loop",
-        instead="bind a loop over output elements; for a reduction loop call dsm_reduce, which "
-        "makes one partial result a CTA and combines them",
+        instead="bind a loop whose iterations write different elements, and read none of them",
     ):
         sch.parallel(loop)
     sch.annotate(loop, CLUSTER_AXIS, axis)
@@ -92,6 +92,28 @@ def _check_unbound(sch: Any, loop: Any, where: str) -> None:
             found=f"a loop that is already {state}",
             limit="a serial loop",
             instead="split the loop and bind one of the parts",
+        )
+
+
+def _check_spatial(sch: Any, loop: Any, where: str) -> None:
+    node = sch.get(loop)
+    found: list[str] = []
+
+    def visit(realize: Any) -> None:
+        pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+        if any(is_reduction(each) and binds(node.loop_var, value) for each, value in pairs):
+            found.append(str(realize.block.name_hint))
+
+    ir.walk(node.body, (ir.SBlockRealize, visit))
+    if found:
+        raise refuse(
+            ScheduleRefused,
+            RULE,
+            where,
+            found=f"a reduction loop of block '{found[0]}'",
+            limit="a data-parallel loop",
+            instead="bind a loop over output elements; for a reduction loop call dsm_reduce, which "
+            "makes one partial result a CTA and combines them",
         )
 
 

@@ -62,6 +62,8 @@ def check_exchange(sch: Any, rule: str, block: Any, reduction: Reduction) -> Non
 def _check_unmasked(sch: Any, rule: str, block: Any, reduction: Reduction) -> None:
     """Refuse a consumer that masks iterations of its slice: TVM would combine a larger tile."""
     consumer, nest = _consumer_nest(sch, block, reduction.axis)
+    if reduction.sampled or not _sliced(sch, consumer, block, nest):
+        return
     loops, depth = position(sch, rule, consumer, nest)
     inner = [sch.get(each).loop_var for each in loops[depth:]]
     for term in _terms(realize(sch, consumer).predicate):
@@ -218,6 +220,21 @@ def _consumer_nest(sch: Any, block: Any, axis: str) -> Any:
     return None
 
 
+def _sliced(sch: Any, consumer: Any, block: Any, nest: Any) -> list[int]:
+    """Iteration variables of `consumer` that index the tile, if loop `nest` slices the tile."""
+    region = sch.get(consumer).reads[read_index(sch, consumer, written_buffer(sch, block))].region
+    iterators = bindings(sch, consumer)
+    axes = [
+        axis
+        for extent in region
+        for axis, (each, _) in enumerate(iterators)
+        if each.var.same_as(extent.min)
+    ]
+    variable = sch.get(nest).loop_var
+    sliced = any(binds(variable, iterators[axis][1]) for axis in axes)
+    return axes if sliced and len(axes) == len(region) else []
+
+
 def _declare_whole_tile(
     sch: Any, consumer: Any, block: Any, nest: Any, reduction: Reduction
 ) -> None:
@@ -226,23 +243,10 @@ def _declare_whole_tile(
     ``compute_at`` recomputes what the consumer reads; it would else combine just the slice. That
     is what it does for a tile of sampled size: a declared region cannot name random variables.
     """
-    if reduction.sampled:
+    axes = _sliced(sch, consumer, block, nest)
+    if reduction.sampled or not axes:
         return
-    buffer = written_buffer(sch, block)
-    index = read_index(sch, consumer, buffer)
-    iterators = bindings(sch, consumer)
-    region = sch.get(consumer).reads[index].region
-    axes: list[int] = []
-    for extent in region:
-        axis = next(
-            (i for i, (each, _) in enumerate(iterators) if each.var.same_as(extent.min)), None
-        )
-        if axis is None:
-            return
-        axes.append(axis)
-    variable = sch.get(nest).loop_var
-    if not any(binds(variable, iterators[axis][1]) for axis in axes):
-        return
+    index = read_index(sch, consumer, written_buffer(sch, block))
 
     def whole_tile(*variables: Any) -> list[tuple[Any, Any]]:
         starts = [

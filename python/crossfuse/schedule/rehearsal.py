@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -65,6 +66,9 @@ def reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     for line in reversed(lines):
         if line.startswith("Error message:"):
-            sentence = line.removeprefix("Error message:").removeprefix(" ScheduleError:")
-            return sentence.strip().rstrip(".:")
-    return lines[-1].rstrip(".:") if lines else type(error).__name__
+            line = line.removeprefix("Error message:").removeprefix(" ScheduleError:")
+            break
+    else:
+        line = lines[-1] if lines else type(error).__name__
+    # TVM's names of nodes point into the program that is left out.
+    return re.sub(r" (s_tir|tirx)\.\w+#\d+", "", line).strip().rstrip(".:")

@@ -10,6 +10,7 @@ from tvm.s_tir import Schedule
 from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.lower.extract import lower
+from crossfuse.schedule.facts import bindings, binds, is_reduction
 from crossfuse.workload import parse, prim_func
 
 THREADS = 2
@@ -67,11 +68,11 @@ def exchange_chain(func: Any, ranks: int) -> Any:
     sch = Schedule(func)
     first, second, out = (sch.get_sblock(name) for name in ("gemm0", "gemm1", "out"))
     sch.compute_inline(sch.get_sblock("hidden"))
-    nest, x = columns(sch, second, ranks)
+    nest = columns(sch, second, ranks)
     partial = _exchange(sch, first, ranks)
     fill(sch, partial, 2)
     combine(sch, first, 2)
-    finish(sch, second, out, nest, x)
+    finish(sch, second, out, nest)
     return sch
 
 
@@ -87,7 +88,7 @@ def shuffle(func: Any, ranks: int, *, ring: bool, parts: int = 1, rows_on_y: int
     """Slices in a ring or all gathered, in `parts` parts; rows over axis y if that is given."""
     sch = Schedule(func)
     hidden, second, out = (sch.get_sblock(name) for name in ("hidden", "gemm1", "out"))
-    nest, x = columns(sch, second, ranks, rows_on_y)
+    nest = columns(sch, second, ranks, rows_on_y)
     *_, k = sch.get_loops(second)
     step, rest = sch.split(k, [ranks, None])
     part, inner = sch.split(rest, [parts, None])
@@ -101,12 +102,12 @@ def shuffle(func: Any, ranks: int, *, ring: bool, parts: int = 1, rows_on_y: int
     sch.set_scope(first, 0, "local")
     sch.compute_at(first, sch.get_loops(hidden)[-1], preserve_unit_loops=True)
     sch.decompose_reduction(first, sch.get_loops(first)[-1])
-    finish(sch, second, out, nest, x, init=step)
+    finish(sch, second, out, nest, init=step)
     return sch
 
 
-def columns(sch: Any, product: Any, ranks: int, rows_on_y: int = 0) -> tuple[Any, Any]:
-    """Bind a part of a product's columns to the cluster; that loop and one over threads."""
+def columns(sch: Any, product: Any, ranks: int, rows_on_y: int = 0) -> Any:
+    """Bind a part of a product's columns to the cluster, and its tile to threads."""
     i, j, k = sch.get_loops(product)
     tile, row = sch.split(i, [None, ROWS])
     nest, column = sch.split(j, [ranks, None])
@@ -116,7 +117,8 @@ def columns(sch: Any, product: Any, ranks: int, rows_on_y: int = 0) -> tuple[Any
         sch.cluster_bind(y, "y")
     sch.bind(tile, "blockIdx.y")
     sch.cluster_bind(nest)
-    return nest, spread(sch, row, column)
+    spread(sch, row, column)
+    return nest
 
 
 def spread(sch: Any, *loops: Any) -> Any:
@@ -145,9 +147,8 @@ def combine(sch: Any, product: Any, depth: int) -> None:
     sch.decompose_reduction(product, ranks)
 
 
-def finish(sch: Any, product: Any, out: Any, nest: Any, x: Any, init: Any = None) -> None:
+def finish(sch: Any, product: Any, out: Any, nest: Any, init: Any = None) -> None:
     """Keep a product's sums on the chip and store them where its CTA is done with them."""
-    del x
     sch.set_scope(product, 0, "shared")
     sch.reverse_compute_at(out, nest, preserve_unit_loops=True)
     spread(sch, *list(sch.get_loops(out))[-2:])
@@ -155,21 +156,28 @@ def finish(sch: Any, product: Any, out: Any, nest: Any, x: Any, init: Any = None
 
 
 def _is_reduction(sch: Any, block: Any, loop: Any) -> bool:
-    from crossfuse.schedule.facts import bindings, binds, is_reduction
-
     variable = sch.get(loop).loop_var
     return any(is_reduction(v) for v, value in bindings(sch, block) if binds(variable, value))
 
 
-def check(func: Any, sch: Any, cluster: tuple[int, int, int]) -> None:
-    """Run the schedule on LLVM and its CUDA in the emulator, against the function as it was."""
+REDUCE = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
+
+
+def reference(values: dict[str, np.ndarray], combine: str) -> np.ndarray:
+    terms = values["A"][:, :, None].astype("f8") * values["B"][None]
+    result = REDUCE[combine](terms, axis=1)
+    return np.maximum(result, 0) @ values["D"] if "D" in values else result
+
+
+def check(func: Any, sch: Any, cluster: tuple[int, int, int], combine: str = "sum") -> None:
+    """Run the schedule on LLVM and its CUDA in the emulator, against numpy."""
     *operands, _ = func.params
     generator = np.random.default_rng(0)
     values = {
         str(each.name): generator.uniform(0.5, 1.5, [int(n) for n in each.ty.shape]).astype("f4")
         for each in operands
     }
-    expected = run_sequential(func, values).outputs["out"]
+    expected = reference(values, combine)
     sch.verify_cluster()
     report = run_sequential(sch, values)
     report.raise_if_wrong()

@@ -47,7 +47,13 @@ def schedule_ffn(func: Any, *, cluster: int, tiles: Tiles | None = None, ring: b
     chain = read_chain(sch)
     _check_cluster(chain, cluster)
     hidden, out = chain.n // cluster, chain.l // cluster
-    chosen = choose_tiles(tiles or Tiles(), rows=chain.m, widths=(hidden, out), depth=hidden)
+    chosen = choose_tiles(
+        tiles or Tiles(),
+        rows=chain.m,
+        widths=(hidden, out),
+        depth=hidden,
+        shared_bytes=lambda each: _shared_bytes(sch, chain, hidden, each),
+    )
     _second(sch, chain, cluster, chosen, ring)
     _first(sch, chain, chosen)
     return sch
@@ -75,6 +81,15 @@ def _check_cluster(chain: Chain, cluster: int) -> None:
         )
 
 
+def _shared_bytes(sch: Any, chain: Chain, hidden: int, tiles: Tiles) -> int:
+    """Shared memory of a CTA: its slab, and the operands of every product, none overlapping."""
+    size = _bytes(sch, chain.middle)
+    stages = (tiles.rows + tiles.width) * (
+        tiles.depth + len(chain.first) * staged_depth(chain.k)
+    )
+    return size * (tiles.rows * hidden + stages)
+
+
 def _second(sch: Any, chain: Chain, cluster: int, tiles: Tiles, ring: bool) -> None:
     """The second product: columns over the CTAs, slices of the intermediate staged from DSM."""
     block = chain.second
@@ -91,7 +106,7 @@ def _second(sch: Any, chain: Chain, cluster: int, tiles: Tiles, ring: bool) -> N
     sch.bind(x, "threadIdx.x")
     index = _read_index(sch, block, chain.middle)
     stage = sch.dsm_shuffle(chain.middle, block, index, outer, ring=ring)
-    copy_by_threads(sch, stage, 3, tiles, _lanes(sch, chain.middle))
+    copy_by_threads(sch, stage, 3, tiles, 16 // _bytes(sch, chain.middle))
     stage_operand(sch, block, 1 - index, outer, tiles)
     sch.set_scope(block, 0, "local")
     sch.reverse_compute_at(chain.epilogue, x, preserve_unit_loops=True)
@@ -125,7 +140,6 @@ def _read_index(sch: Any, consumer: Any, producer: Any) -> int:
     return next(i for i, each in enumerate(reads) if each.source.same_as(written))
 
 
-def _lanes(sch: Any, block: Any) -> int:
-    """Elements of the block's output in a 16-byte access."""
-    dtype = ir.tvm.DataType(str(sch.get(block).writes[0].source.ty.dtype))
-    return 16 // (int(dtype.bits) // 8)
+def _bytes(sch: Any, block: Any) -> int:
+    """Size of an element of the block's output."""
+    return int(ir.tvm.DataType(str(sch.get(block).writes[0].source.ty.dtype)).bits) // 8

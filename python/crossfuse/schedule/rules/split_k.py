@@ -12,7 +12,7 @@ from crossfuse.schedule.install import install
 from crossfuse.schedule.markers import MAX_CLUSTER
 from crossfuse.schedule.rules.chain import Chain, read_chain
 from crossfuse.schedule.rules.staging import stage_operand, tile_columns
-from crossfuse.schedule.rules.tiles import Tiles, choose_tiles, largest_divisor, staged_depth
+from crossfuse.schedule.rules.tiles import Tiles, check_tiles, largest_divisor, staged_depth
 
 
 def schedule_split_k(
@@ -53,15 +53,14 @@ def schedule_split_k(
             limit="one matrix product",
             instead="use the ffn rule",
         )
-    chosen = _choose(tiles or Tiles(), chain, cluster)
-    width = chosen.threads_x * chosen.columns
+    chosen = _choose(tiles or Tiles(), chain, cluster, scatter)
     sch_rule = _scatter if scatter else _all_exchange
-    sch_rule(sch, chain, cluster, width, chosen)
+    sch_rule(sch, chain, cluster, chosen)
     return sch
 
 
-def _choose(given: Tiles, chain: Chain, cluster: int) -> Tiles:
-    """Tiles whose rows divide over the CTAs, so that every thread of a slice has an element."""
+def _choose(given: Tiles, chain: Chain, cluster: int, scatter: bool) -> Tiles:
+    """Tiles that divide over the CTAs, so that every thread of a slice has an element."""
     if not 1 <= cluster <= MAX_CLUSTER:
         raise refuse(
             ScheduleRefused,
@@ -71,7 +70,7 @@ def _choose(given: Tiles, chain: Chain, cluster: int) -> Tiles:
             limit=f"1 to {MAX_CLUSTER} CTAs",
             instead=f"pass a cluster size of at most {MAX_CLUSTER}",
         )
-    rows, width = _tile_shape(given, chain, cluster)
+    rows, width = _tile_shape(given, chain, cluster, scatter)
     share = rows * width // cluster
     threads_x = given.threads_x or largest_divisor(gcd(width, share), 64)
     threads_y = given.threads_y or largest_divisor(gcd(rows, share // threads_x), 16)
@@ -85,36 +84,47 @@ def _choose(given: Tiles, chain: Chain, cluster: int) -> Tiles:
             instead="leave threads_x and threads_y out to have them chosen",
         )
     depth = given.depth or staged_depth(-(-chain.k // cluster))
-    columns = width // threads_x
-    tiles = Tiles(rows, threads_x, threads_y, columns, depth)
-    return choose_tiles(tiles, rows=chain.m, widths=(width,), depth=depth)
+    tiles = Tiles(rows, threads_x, threads_y, width // threads_x, depth)
+    check_tiles(tiles, widths=(width,), depth=depth)
+    return tiles
 
 
-def _tile_shape(given: Tiles, chain: Chain, cluster: int) -> tuple[int, int]:
-    """Rows and columns of a tile whose elements divide over the CTAs."""
+def _tile_shape(given: Tiles, chain: Chain, cluster: int, scatter: bool) -> tuple[int, int]:
+    """Rows and columns of a tile whose elements divide over the CTAs.
+
+    After an all-exchange each CTA stores whole rows or whole columns of the tile.
+    """
+
+    def divides(rows: int, width: int) -> bool:
+        parts = (rows * width,) if scatter else (rows, width)
+        return any(each % cluster == 0 for each in parts)
+
     rows = given.rows or min(16, chain.m)
-    width = min(64, chain.n)
-    if rows * width % cluster and not given.rows and chain.m >= cluster:
+    most = 64 if rows > 4 else 256
+    width = largest_divisor(chain.n, most)
+    width = width if 2 * width >= min(most, chain.n) else min(most, chain.n)
+    if not divides(rows, width) and not given.rows and chain.m >= cluster:
         rows = cluster * max(1, min(16, chain.m) // cluster)
-    if rows * width % cluster and chain.n >= cluster:
-        width = cluster * (width // cluster)
-    if rows * width % cluster or rows > chain.m:
+    if not divides(rows, width) and chain.n >= cluster:
+        width = cluster * max(1, width // cluster)
+    if not divides(rows, width) or rows > chain.m:
         raise refuse(
             ScheduleRefused,
             "tiles",
             f"product of {chain.m} rows and {chain.n} columns",
             found=f"a tile of {rows} x {width} elements for {cluster} CTAs",
-            limit="a tile within the product whose elements divide over the CTAs",
+            limit="a tile within the product whose elements divide over the CTAs"
+            + ("" if scatter else ", by rows or by columns"),
             instead="choose rows that the cluster size divides, or another cluster size",
         )
     return rows, width
 
 
-def _tile(sch: Any, block: Any, width: int, tiles: Tiles) -> tuple[Any, ...]:
+def _tile(sch: Any, block: Any, tiles: Tiles) -> tuple[Any, ...]:
     """Split the output loops of a block: tile loops outside, loops within the tile inside."""
     rows, columns, *rest = sch.get_loops(block)
     row_tile, row = sch.split(rows, [None, tiles.rows])
-    column_tile, column = sch.split(columns, [None, width])
+    column_tile, column = sch.split(columns, [None, tiles.width])
     sch.reorder(row_tile, column_tile, *rest, row, column)
     return row_tile, column_tile, row, column, *rest
 
@@ -124,9 +134,9 @@ def _bind_grid(sch: Any, row_tile: Any, column_tile: Any) -> None:
     sch.bind(column_tile, "blockIdx.x")
 
 
-def _scatter(sch: Any, chain: Chain, cluster: int, width: int, tiles: Tiles) -> None:
+def _scatter(sch: Any, chain: Chain, cluster: int, tiles: Tiles) -> None:
     (product,) = chain.first
-    row_tile, column_tile, row, column, depth = _tile(sch, product, width, tiles)
+    row_tile, column_tile, row, column, depth = _tile(sch, product, tiles)
     rank, rest = sch.split(depth, [cluster, None])
     sch.reorder(row_tile, column_tile, rank, rest, row, column)
     _bind_grid(sch, row_tile, column_tile)
@@ -142,16 +152,20 @@ def _scatter(sch: Any, chain: Chain, cluster: int, width: int, tiles: Tiles) -> 
     sch.decompose_reduction(product, ranks)
 
 
-def _all_exchange(sch: Any, chain: Chain, cluster: int, width: int, tiles: Tiles) -> None:
+def _all_exchange(sch: Any, chain: Chain, cluster: int, tiles: Tiles) -> None:
     (product,) = chain.first
-    row_tile, column_tile, row, column = _tile(sch, chain.epilogue, width, tiles)
+    row_tile, column_tile, row, column = _tile(sch, chain.epilogue, tiles)
     _bind_grid(sch, row_tile, column_tile)
-    nest, element = sch.split(sch.fuse(row, column), [cluster, None])
+    if tiles.rows % cluster == 0:
+        nest, row = sch.split(row, [cluster, None])
+    else:
+        nest, column = sch.split(column, [cluster, None])
+    sch.reorder(nest, row, column)
     sch.cluster_bind(nest)
-    _, y, x = sch.split(element, [None, tiles.threads_y, tiles.threads_x])
+    _, y, x = sch.split(sch.fuse(row, column), [None, tiles.threads_y, tiles.threads_x])
     sch.bind(y, "threadIdx.y")
     sch.bind(x, "threadIdx.x")
-    row_tile, column_tile, row, column, depth = _tile(sch, product, width, tiles)
+    row_tile, column_tile, row, column, depth = _tile(sch, product, tiles)
     rank, rest = sch.split(depth, [cluster, None])
     sch.reorder(row_tile, column_tile, rank, rest, row, column)
     partial = sch.dsm_reduce(product, rank, scatter=False)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from math import gcd
 
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.hardware import MAX_SHARED_BYTES
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,11 @@ class Tiles:
     columns: int = 0
     depth: int = 0
 
+    @property
+    def width(self) -> int:
+        """Columns that all threads compute at a time."""
+        return self.threads_x * self.columns
+
 
 def largest_divisor(number: int, limit: int) -> int:
     """Largest divisor of `number` that is at most `limit` (at least 1).
@@ -42,20 +50,32 @@ def largest_divisor(number: int, limit: int) -> int:
 
 
 def staged_depth(extent: int, limit: int = 64) -> int:
-    """Part of a reduction of `extent` to stage at a time: an exact divisor where one is useful.
+    """Part of a reduction of `extent` to stage at a time.
 
-    A part that does not divide is masked, and TVM then stages the whole extent.
+    A divisor that is a multiple of 8 elements, so that rows of the stage are copied 16 bytes at a
+    time; else the largest divisor. A part that does not divide is masked, and TVM then stages
+    the whole extent: only for short ones.
 
     Examples
     --------
-    >>> staged_depth(420), staged_depth(101)
-    (60, 64)
+    >>> staged_depth(768), staged_depth(688), staged_depth(420), staged_depth(101)
+    (64, 16, 60, 64)
     """
-    divisor = largest_divisor(extent, limit)
-    return divisor if divisor >= min(8, extent) else min(limit, extent)
+    vectors = [each for each in range(16, limit + 1, 8) if extent % each == 0]
+    divisor = vectors[-1] if vectors else largest_divisor(extent, limit)
+    if divisor >= min(8, extent) or extent > 8 * limit:
+        return divisor
+    return min(limit, extent)
 
 
-def choose_tiles(given: Tiles, *, rows: int, widths: tuple[int, ...], depth: int) -> Tiles:
+def choose_tiles(
+    given: Tiles,
+    *,
+    rows: int,
+    widths: tuple[int, ...],
+    depth: int,
+    shared_bytes: Callable[[Tiles], int],
+) -> Tiles:
     """Fill in what the caller left open.
 
     Parameters
@@ -68,6 +88,9 @@ def choose_tiles(given: Tiles, *, rows: int, widths: tuple[int, ...], depth: int
         Columns that one CTA computes in each of its nests; thread tiles divide all of them.
     depth : int
         Width of a slice of the intermediate (or the reduction's extent): staged parts divide it.
+    shared_bytes : Callable[[Tiles], int]
+        Shared memory that a CTA needs with given tiles, in bytes. Rows are halved, down to one,
+        until it fits; the lowering refuses what does not.
 
     Returns
     -------
@@ -79,25 +102,39 @@ def choose_tiles(given: Tiles, *, rows: int, widths: tuple[int, ...], depth: int
     ScheduleRefused
         If a given size does not divide what it must.
     """
-    tile_rows = given.rows or min(16, rows)
-    threads_y = given.threads_y or largest_divisor(tile_rows, 16)
-    common = _gcd(widths)
-    threads_x = given.threads_x or largest_divisor(common, 32 if threads_y <= 8 else 16)
-    columns = given.columns or largest_divisor(common // max(threads_x, 1), 4)
-    staged = given.depth or largest_divisor(depth, 64)
-    chosen = Tiles(tile_rows, threads_x, threads_y, columns, staged)
-    _positive(chosen)
-    _divides("rows by threads_y", threads_y, tile_rows)
-    for width in widths:
-        _divides("columns of a CTA by threads_x * columns", threads_x * columns, width)
-    _divides("staged depth", staged, depth)
+    tile_rows = min(16, rows)
+    chosen = _complete(given, tile_rows, gcd(*widths), depth)
+    while not given.rows and tile_rows > 1 and shared_bytes(chosen) > MAX_SHARED_BYTES:
+        tile_rows = -(-tile_rows // 2)
+        chosen = _complete(given, tile_rows, gcd(*widths), depth)
+    check_tiles(chosen, widths=widths, depth=depth)
     return chosen
 
 
-def _gcd(numbers: tuple[int, ...]) -> int:
-    from math import gcd
+def check_tiles(tiles: Tiles, *, widths: tuple[int, ...], depth: int) -> None:
+    """Refuse complete tiles of which one does not divide what it must.
 
-    return gcd(*numbers)
+    Raises
+    ------
+    ScheduleRefused
+        Naming the size and the divisors to choose from.
+    """
+    _positive(tiles)
+    _divides("rows by threads_y", tiles.threads_y, tiles.rows)
+    for width in widths:
+        _divides("columns of a CTA by threads_x * columns", tiles.width, width)
+    _divides("staged depth", tiles.depth, depth)
+
+
+def _complete(given: Tiles, rows: int, common: int, depth: int) -> Tiles:
+    """Threads for 256 columns and rows at most, a few of them next to each other."""
+    tile_rows = given.rows or rows
+    threads_y = given.threads_y or largest_divisor(tile_rows, 16)
+    limit = max(16, min(128, 256 // max(threads_y, 1)))
+    threads_x = given.threads_x or largest_divisor(common, limit)
+    most = max(1, min(4, 256 // max(threads_x, 1)))
+    columns = given.columns or largest_divisor(common // max(threads_x, 1), most)
+    return Tiles(tile_rows, threads_x, threads_y, columns, given.depth or staged_depth(depth))
 
 
 def _positive(tiles: Tiles) -> None:
