@@ -138,7 +138,9 @@ def _run(
     import numpy as np
 
     names = [str(each.name) for each in function.params]
-    given = arguments if isinstance(arguments, Mapping) else dict(zip(names, arguments, strict=False))
+    given = (
+        arguments if isinstance(arguments, Mapping) else dict(zip(names, arguments, strict=False))
+    )
     arrays = {}
     for parameter, name in zip(function.params, names, strict=True):
         shape = tuple(int(extent) for extent in parameter.ty.shape)

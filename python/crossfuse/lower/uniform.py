@@ -72,7 +72,7 @@ class Surroundings:
             return
         name, tag = node.loop_var.name, thread_tag(node)
         notes = [str(key) for key in node.annotations if str(key).startswith(_PIPELINE)]
-        if tag.startswith("vthread"):
+        if tag.startswith("vthread") and ir.constant(node.extent) != 1:
             raise _refuse(loop, f"virtual threads ({tag}) around the exchange", "unroll the loop")
         if int(node.kind) == int(ir.ForKind.VECTORIZED):
             raise _refuse(

@@ -22,7 +22,7 @@ def check_loop(sch: Any, rule: str, role: str, item: Any) -> None:
 
 def _check(sch: Any, rule: str, role: str, item: Any, kind: str, expected: type) -> None:
     if not isinstance(item, expected):
-        found = f"a {type(item).__name__}"
+        found = type(item).__name__
     else:
         found = _missing(sch, item, kind)
     if found:
@@ -31,9 +31,9 @@ def _check(sch: Any, rule: str, role: str, item: Any, kind: str, expected: type)
             rule,
             f"argument '{role}'",
             found=found,
-            limit=f"a {expected.__name__} of this schedule that still exists",
-            instead=f"take it anew from {_SOURCE[kind]}; primitives that rebuild loops end the "
-            "variables of the old ones",
+            limit=f"{expected.__name__} of a {kind} of this schedule that still exists",
+            instead=f"take it anew from {_SOURCE[kind]}; primitives that make loops or blocks anew "
+            "end the variables of the old ones",
         )
 
 

@@ -82,5 +82,3 @@ def _specs(draw: st.DrawFn, cluster: int, exchange: str) -> str:
 
 def _multiple(extent: int, cluster: int) -> int:
     return cluster * max(1, extent // cluster)
-
-

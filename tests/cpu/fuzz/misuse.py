@@ -55,7 +55,9 @@ class Call:
         block = blocks[self.block % len(blocks)]
         loops = list(sch.get_loops(block))
         if loops:
-            CALLS[self.name](_Target(sch, blocks, block, loops, self.loop % len(loops)), self.choice)
+            CALLS[self.name](
+                _Target(sch, blocks, block, loops, self.loop % len(loops)), self.choice
+            )
 
 
 @dataclass(frozen=True)

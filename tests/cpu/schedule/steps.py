@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import tvm
+import tvm_ffi
 from tvm.s_tir import Schedule
+
+from crossfuse.errors import ScheduleRefused
+
+#: Element types of slabs, as refusals list them.
+DTYPES = "float16, bfloat16, float32, int32, float8_e4m3fn, float8_e5m2"
 
 
 def assert_same(scheduled: Any, expected: Any) -> None:
@@ -43,3 +51,18 @@ def cluster_columns(sch: Any, block: Any, rows: int, ranks: Any, part: int = 2) 
     sch.reorder(tile, rank, step, rest, row, column, inner)
     sch.cluster_bind(rank)
     return {"tile": tile, "rank": rank, "slice": step, "part": rest}
+
+
+def refusal(sch: Any, call: Callable[[], Any]) -> str:
+    """The text of a refusal that recorded and changed nothing."""
+    instructions, module = len(sch.trace.insts), sch.mod
+    with pytest.raises(ScheduleRefused) as caught:
+        call()
+    assert len(sch.trace.insts) == instructions
+    assert sch.mod.same_as(module) or tvm_ffi.structural_equal(sch.mod, module)
+    return str(caught.value)
+
+
+def loops_of(func: Any, block: str = "C") -> tuple[Any, ...]:
+    sch = Schedule(func)
+    return sch, *sch.get_loops(sch.get_sblock(block))

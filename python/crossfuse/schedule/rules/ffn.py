@@ -83,11 +83,10 @@ def _check_cluster(chain: Chain, cluster: int) -> None:
 
 def _shared_bytes(sch: Any, chain: Chain, hidden: int, tiles: Tiles) -> int:
     """Shared memory of a CTA: its slab, and the operands of every product, none overlapping."""
-    size = _bytes(sch, chain.middle)
-    stages = (tiles.rows + tiles.width) * (
-        tiles.depth + len(chain.first) * staged_depth(chain.k)
-    )
-    return size * (tiles.rows * hidden + stages)
+    # Rows of a stage are padded by up to two elements.
+    depths = [tiles.depth, *(staged_depth(chain.k) for _ in chain.first)]
+    stages = sum((tiles.rows + tiles.width + 2) * (depth + 2) for depth in depths)
+    return _bytes(sch, chain.middle) * (tiles.rows * hidden + stages)
 
 
 def _second(sch: Any, chain: Chain, cluster: int, tiles: Tiles, ring: bool) -> None:
