@@ -21,10 +21,7 @@ def check_loop(sch: Any, rule: str, role: str, item: Any) -> None:
 
 
 def _check(sch: Any, rule: str, role: str, item: Any, kind: str, expected: type) -> None:
-    if not isinstance(item, expected):
-        found = type(item).__name__
-    else:
-        found = _missing(sch, item, kind)
+    found = type(item).__name__ if not isinstance(item, expected) else _missing(sch, item, kind)
     if found:
         raise refuse(
             ScheduleRefused,

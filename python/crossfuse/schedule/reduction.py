@@ -23,6 +23,7 @@ from crossfuse.schedule.facts import (
     written_buffer,
 )
 from crossfuse.schedule.markers import MAX_CLUSTER
+from crossfuse.schedule.shares import has_last_share
 from crossfuse.schedule.tiles import check_dtype, is_sampled_tile, tile_extents
 
 
@@ -87,6 +88,7 @@ def read_reduction(sch: Any, rule: str, block: Any, loop: Any, axis: str) -> Red
     check_not_within(rule, where, [sch.get(each) for each in loops[:depth]], axis)
     check_agreement(sch, rule, where, loop, axis, count)
     check_dtype(rule, where, written_buffer(sch, block))
+    _check_shares(sch, rule, where, block, loop, loops)
     return Reduction(
         where=where,
         axis=axis,
@@ -156,6 +158,19 @@ def _check_outside(sch: Any, rule: str, where: str, block: Any, outside: list[An
                 limit="loops over output elements outside the loop that becomes the rank",
                 instead="reorder the reduction loops so that this one is the outermost",
             )
+
+
+def _check_shares(sch: Any, rule: str, where: str, block: Any, loop: Any, loops: list[Any]) -> None:
+    nodes = [sch.get(each) for each in loops]
+    if not has_last_share(realize(sch, block).predicate, sch.get(loop), nodes):
+        raise refuse(
+            ScheduleRefused,
+            rule,
+            where,
+            found=f"no share of the reduction for the last of {sch.get(loop).extent} CTAs",
+            limit="an iteration for every CTA, which initialises its partial result",
+            instead="split the reduction loop by fewer CTAs, or by a number that divides it",
+        )
 
 
 def _is_output(sch: Any, block: Any) -> bool:

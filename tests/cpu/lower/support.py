@@ -71,9 +71,10 @@ def assert_becomes(make_pass: Callable[[], Any], before: Any, expected: Any) -> 
     tvm.ir.assert_structural_equal(got, wanted, map_free_vars=True)
 
 
-def kernels_of(image: KernelImage) -> str:
-    """The text of the kernels, without helpers."""
-    return image.cuda[image.cuda.index('extern "C" __global__') :]
+def kernels_in(text: str) -> str:
+    """The definitions of kernels in a text, without helpers and declarations."""
+    found = re.split(r'(?=extern "C" __global__)', text)[1:]
+    return "".join(each.strip() + "\n" for each in found if "{" in each)
 
 
 def steps(text: str, *marks: str) -> list[str]:
@@ -84,7 +85,7 @@ def steps(text: str, *marks: str) -> list[str]:
 
 def barriers(image: KernelImage) -> int:
     """Cluster barriers in the text of the kernels."""
-    return kernels_of(image).count(f"{BARRIER}();")
+    return kernels_in(image.cuda).count(f"{BARRIER}();")
 
 
 def inputs_of(image: KernelImage, seed: int = 0) -> dict[str, np.ndarray]:
