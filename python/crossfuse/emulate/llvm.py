@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 from crossfuse import _tvm as ir
 from crossfuse.errors import CheckFailed, refuse
 from crossfuse.lower.extract import only_function
+from crossfuse.lower.passes import prim_func_pass
 
 if TYPE_CHECKING:
     import numpy as np
 
+#: Annotation of loops whose iterations may run in any order.
+_FREE = "crossfuse.free_order"
 _PARALLEL = (int(ir.ForKind.PARALLEL), int(ir.ForKind.THREAD_BINDING))
 
 
@@ -35,25 +38,64 @@ def serialise(func: Any, *, backwards: bool = False) -> Any:
     Returns
     -------
     tvm.tirx.PrimFunc
-        Serial loops, buffers in global scope, no annotations.
+        Serial loops without blocks; buffers in global scope, as small as TVM makes them.
     """
     function = only_function(func)
     plain = _global_buffers(function.body)
 
     def serial(loop: Any, mutator: Any) -> Any:
+        annotations = {_FREE: True} if int(loop.kind) in _PARALLEL else {}
         loop = mutator.default_mutate(loop)
-        body = loop.body
-        if backwards and int(loop.kind) in _PARALLEL:
-            variable = loop.loop_var
-            last = loop.extent - 1 - variable
-            body = ir.substitute(body, lambda var: last if var.same_as(variable) else var)
-        return ir.for_like(loop, body, kind=ir.ForKind.SERIAL, thread_binding=None, annotations={})
+        return ir.for_like(
+            loop, loop.body, kind=ir.ForKind.SERIAL, thread_binding=None, annotations=annotations
+        )
 
     def unmarked(block: Any, mutator: Any) -> Any:
         return ir.block_like(mutator.default_mutate(block), annotations={})
 
     body = ir.mutate(function.body, (ir.For, serial), (ir.SBlock, unmarked))
-    return ir.with_body(function, ir.substitute(body, lambda var: plain.get(var, var)))
+    body = ir.substitute(body, lambda var: plain.get(var, var))
+    return _without_blocks(ir.with_body(function, body), backwards)
+
+
+def _without_blocks(function: Any, backwards: bool) -> Any:
+    """Lower blocks; turn free loops round where no pass derives sizes from them any more.
+
+    TVM's compaction takes too small a buffer where an index under a predicate runs backwards.
+    """
+    s = ir.s_tir.transform
+
+    def turn(func: Any) -> Any:
+        return ir.with_body(func, ir.mutate(func.body, (ir.For, _backwards)))
+
+    passes = [
+        s.CanonicalizeLoop(),
+        s.LowerInitBlock(),
+        s.PlanAndUpdateBufferAllocationLocation(),
+        s.ConvertBlocksToOpaque(),
+        s.CompactBufferAllocation(),
+        *([prim_func_pass("RunBackwards", turn)] if backwards else []),
+        s.LowerMatchBuffer(),
+        s.LowerOpaqueBlock(),
+    ]
+    module = ir.tvm.ir.IRModule({"main": function.with_attr("global_symbol", "main")})
+    return ir.tvm.ir.transform.Sequential(passes)(module)["main"]
+
+
+def _backwards(loop: Any, mutator: Any) -> Any:
+    loop = mutator.default_mutate(loop)
+    if _FREE not in loop.annotations or ir.constant(loop.extent) == 1:
+        return loop
+    variable = loop.loop_var
+    last = 2 * loop.min + loop.extent - 1 - variable
+    # TVM does not see through the bits of another type, which spares us what it makes of falling
+    # indices: (31 - i) // 32 becomes i // -32, another number.
+    dtype = ir.tvm.DataType(str(variable.ty))
+    bits = ir.tirx.reinterpret(f"float{dtype.bits}", last)
+    mirrored = ir.tirx.reinterpret(str(dtype), bits)
+    return ir.for_like(
+        loop, ir.substitute(loop.body, lambda var: mirrored if var.same_as(variable) else var)
+    )
 
 
 def _global_buffers(body: Any) -> dict[Any, Any]:
@@ -147,6 +189,7 @@ def _run(
         value = given.get(name)
         filled = np.zeros(shape, dtype=np.dtype(str(parameter.ty.dtype)))
         arrays[name] = ir.tvm.runtime.tensor(filled if value is None else value)
-    executable = ir.tvm.compile(serial.with_attr("global_symbol", "main"), target="llvm")
+    module = ir.tvm.ir.IRModule({"main": serial})
+    executable = ir.tvm.compile(module, target="llvm", tir_pipeline="default")
     executable["main"](*arrays.values())
     return {name: array.numpy() for name, array in arrays.items() if name not in given}

@@ -79,8 +79,20 @@ def _run_passes(function: Any, spec: Device, name: str) -> tuple[Any, SharedMemo
     config = ir.tvm.transform.PassContext.current().config
     sequential = ir.tvm.ir.transform.Sequential
     module = sequential(cluster_passes(config))(module)
+    _check_host(module[name])
     placements = _shared_memory(module)
     return sequential(host_passes())(module), placements
+
+
+def _check_host(function: Any) -> None:
+    """All stores are part of a kernel: an image has no host code."""
+    for site in sites(function.body):
+        launched = any(
+            isinstance(each, ir.AttrStmt) and str(each.attr_key) == "thread_extent"
+            for each in site.path
+        )
+        if isinstance(site.node, ir.BufferStore) and not launched:
+            raise _refuse_host(f"a store outside every kernel: {site.text}")
 
 
 def _generate(module: Any, kernels: list[tuple[str, Any]]) -> str:
@@ -129,7 +141,7 @@ def buffer_specs(function: Any) -> tuple[BufferSpec, ...]:
             raise refuse(
                 "lower",
                 f"parameter '{parameter.name}'",
-                found=str(parameter.ty),
+                found=_shape_text(parameter),
                 limit="buffers of constant shape",
                 instead="specialise the function to one shape first",
             )
@@ -137,6 +149,12 @@ def buffer_specs(function: Any) -> tuple[BufferSpec, ...]:
         name = str(parameter.name)
         specs.append(BufferSpec(name, fixed, str(parameter.ty.dtype), parameter in written))
     return tuple(specs)
+
+
+def _shape_text(parameter: Any) -> str:
+    if not ir.is_buffer_var(parameter):
+        return f"a parameter of type {parameter.ty}"
+    return f"shape ({', '.join(str(extent) for extent in parameter.ty.shape)})"
 
 
 def _check_bound(function: Any, name: str) -> None:
@@ -192,8 +210,8 @@ def _refuse_host(found: str) -> Exception:
         "lower",
         "host code",
         found=found,
-        limit="each kernel launched once, in program order",
-        instead="bind the outer loops to blockIdx, or move them inside the kernel",
+        limit="kernels alone, each launched once, in program order",
+        instead="bind the loops of every block to CTAs or threads",
     )
 
 

@@ -7,6 +7,7 @@ from importlib import resources
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.tree import is_call
 
 BARRIER = "crossfuse_cluster_sync"
 #: Unsigned type that carries the bits of an access, by its size in bytes.
@@ -47,23 +48,13 @@ def is_barrier(statement: Any) -> bool:
 
 def is_sync(statement: Any, scopes: tuple[str, ...] = ("shared", "shared.dyn")) -> bool:
     """Whether a statement synchronises the threads of a CTA for memory of the given scopes."""
-    value = statement.value if isinstance(statement, ir.Evaluate) else None
-    return (
-        isinstance(value, ir.Call)
-        and isinstance(value.op, ir.Op)
-        and value.op.name == "tirx.tvm_storage_sync"
-        and str(value.args[0].value) in scopes
-    )
+    value: Any = statement.value if isinstance(statement, ir.Evaluate) else None
+    return is_call(value, "tirx.tvm_storage_sync") and str(value.args[0].value) in scopes
 
 
 def is_helper_call(value: Any, name: str) -> bool:
     """Whether an expression calls the device helper `name`."""
-    return (
-        isinstance(value, ir.Call)
-        and isinstance(value.op, ir.Op)
-        and value.op.name == "tirx.cuda.func_call"
-        and str(value.args[0].value) == name
-    )
+    return is_call(value, "tirx.cuda.func_call") and str(value.args[0].value) == name
 
 
 def dsm_load(address: Any, rank: Any, dtype: str, lanes: int) -> Any:

@@ -104,16 +104,18 @@ class _Lowering:
         if isinstance(index, ir.tirx.Ramp) and ir.constant(index.stride) == 1:
             base, lanes = index.base, int(index.lanes)
         elif ir.tvm.DataType(str(index.ty)).lanes != 1:
-            raise _refuse(slab, index, "an access that is not contiguous")
+            raise _refuse(slab, f"an access that is not contiguous: {_in_slab(index, known)}")
         stride = ir.tirx.const(RANK_STRIDE, str(base.ty))
         rank = known.simplify(ir.tirx.floordiv(base, stride))
         offset = known.simplify(ir.tirx.floormod(base, stride))
         size = ir.tvm.DataType(str(slab.ty.dtype)).bits // 8 * lanes
         if size not in WORDS:
-            raise _refuse(slab, index, f"{lanes} elements of {size} bytes together")
+            raise _refuse(slab, f"{lanes} elements of {size} bytes together, from {offset}")
         modular = known.modular_set(offset)
         if gcd(int(modular.coeff), int(modular.base)) % lanes:
-            raise _refuse(slab, index, f"an offset {offset} that may be misaligned")
+            raise _refuse(
+                slab, f"{lanes} elements together, from {offset}, which may be misaligned"
+            )
         return ir.tirx.address_of(ir.tirx.BufferLoad(slab, [offset])), rank, lanes
 
 
@@ -121,10 +123,19 @@ def _range(start: Any, extent: Any) -> Any:
     return ir.tvm.ir.Range.from_min_extent(start, extent)
 
 
-def _refuse(slab: Any, index: Any, found: str) -> Exception:
+def _in_slab(index: Any, known: Any) -> str:
+    """A vector of elements of a slab, without the rank."""
+    if not isinstance(index, ir.tirx.Ramp):
+        return str(index)
+    stride = ir.tirx.const(RANK_STRIDE, str(index.base.ty))
+    start = known.simplify(ir.tirx.floormod(index.base, stride))
+    return f"{index.lanes} elements from {start} in steps of {index.stride}"
+
+
+def _refuse(slab: Any, found: str) -> Exception:
     return refuse(
         "dsm-vector",
-        f"buffer '{slab.name}', index {index}",
+        f"buffer '{slab.name}'",
         found=found,
         limit="one aligned, contiguous access of 1, 2, 4, 8 or 16 bytes",
         instead="split the vectorised loop by 16 bytes or less, with an extent that divides "

@@ -18,7 +18,7 @@ from crossfuse.lower.shared_memory_plan import (
     element_bits,
     plan_shared_memory,
 )
-from crossfuse.lower.tree import text_of
+from crossfuse.lower.tree import buffer_behind, is_call, text_of
 
 ARENA = "crossfuse_shared"
 #: Function attribute with the plan: buffer name -> offset, size, first and last interval.
@@ -171,21 +171,24 @@ class _Views:
     def _declare(self, node: Any, mutator: Any) -> Any:
         """A view of a buffer becomes one of the arena, moved by the same bytes."""
         data = node.data
-        if not _is_call(data, "tirx.buffer_data") or data.args[0] not in self.views:
+        if not is_call(data, "tirx.buffer_data") or data.args[0] not in self.views:
             return mutator.default_mutate(node)
         self.offsets[node.buffer] = self.offsets[data.args[0]]
         self.views[node.buffer] = self._view(node.buffer)
         return ir.DeclBuffer(self.views[node.buffer], data=self.arena.data)
 
     def _call(self, call: Any, mutator: Any) -> Any:
-        if _is_call(call, "tirx.tvm_access_ptr") and call.args[1] in self.views:
-            kind, buffer, offset, extent, mask = call.args
+        if is_call(call, "tirx.tvm_access_ptr") and buffer_behind(call.args[1]) in self.views:
+            kind, pointer, offset, extent, mask = call.args
+            buffer = buffer_behind(pointer)
             dtype = ir.tvm.DataType(str(kind.ty))
             shift = self.offsets[buffer] * 8 // int(dtype.bits * dtype.lanes)
             moved = _moved(mutator.mutate(offset), shift)
-            arguments = [kind, self.views[buffer], moved, mutator.mutate(extent), mask]
+            view = self.views[buffer]
+            source = view if pointer.same_as(buffer) else view.data
+            arguments = [kind, source, moved, mutator.mutate(extent), mask]
             return ir.Call(call.op, arguments, ret_ty=call.ty)
-        if _is_call(call, "tirx.buffer_data") and call.args[0] in self.views:
+        if is_call(call, "tirx.buffer_data") and call.args[0] in self.views:
             buffer = call.args[0]
             start = ir.tirx.BufferLoad(self.views[buffer], [self._shift(buffer)])
             return ir.tirx.address_of(start)
@@ -196,10 +199,6 @@ class _Views:
         if isinstance(node.node, ir.Var) and node.node in self.views:
             return ir.AttrStmt(self.views[node.node], node.attr_key, node.value, node.body)
         return node
-
-
-def _is_call(value: Any, name: str) -> bool:
-    return isinstance(value, ir.Call) and isinstance(value.op, ir.Op) and value.op.name == name
 
 
 def _moved(index: Any, elements: int) -> Any:

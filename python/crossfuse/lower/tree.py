@@ -8,8 +8,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.schedule.markers import cluster_axis, thread_tag
 
-#: Calls through which memory is reached without a load or a store.
-_POINTERS = ("tirx.tvm_access_ptr", "tirx.buffer_data", "tirx.address_of")
+#: Bits of the access mask of ``tvm_access_ptr``.
 _READS, _WRITES = 1, 2
 
 
@@ -174,27 +173,40 @@ def text_of(node: Any) -> str:
     return lines[0 if children(node) else -1]
 
 
+def buffer_behind(pointer: Any) -> Any:
+    """The buffer whose data a pointer expression is, or None."""
+    if is_call(pointer, "tirx.buffer_data"):
+        return buffer_behind(pointer.args[0])
+    return pointer if isinstance(pointer, ir.Var) and ir.is_buffer_var(pointer) else None
+
+
+def is_call(value: Any, name: str) -> bool:
+    """Whether an expression calls the operator `name`."""
+    return isinstance(value, ir.Call) and isinstance(value.op, ir.Op) and value.op.name == name
+
+
 def _add_uses(found: list[Access], views: dict[Any, Any], site: Site, expression: Any) -> None:
-    pointed: list[Any] = []
+    seen: list[Any] = []
 
     def visit_call(call: Any) -> None:
-        if not isinstance(call.op, ir.Op) or call.op.name not in _POINTERS:
-            return
-        if call.op.name == "tirx.address_of":
-            if isinstance(call.args[0], ir.TensorLoad):
-                pointed.append(call.args[0])
-                found.append(_access(views, site, call.args[0].source, None, _READS | _WRITES))
-        elif call.op.name == "tirx.buffer_data":
-            found.append(_access(views, site, call.args[0], None, _READS | _WRITES))
-        elif ir.is_buffer_var(call.args[1]):
+        if is_call(call, "tirx.address_of") and isinstance(call.args[0], ir.TensorLoad):
+            seen.append(call.args[0])
+            found.append(_access(views, site, call.args[0].source, None, _READS | _WRITES))
+        elif is_call(call, "tirx.tvm_access_ptr") and buffer_behind(call.args[1]) is not None:
+            seen.append(call.args[1])
             mask = ir.constant(call.args[4]) or _READS | _WRITES
-            found.append(_access(views, site, call.args[1], None, mask))
+            found.append(_access(views, site, buffer_behind(call.args[1]), None, mask))
+
+    def visit_data(call: Any) -> None:
+        if is_call(call, "tirx.buffer_data") and not any(call.same_as(each) for each in seen):
+            found.append(_access(views, site, call.args[0], None, _READS | _WRITES))
 
     def visit_load(load: Any) -> None:
-        if not any(load.same_as(each) for each in pointed) and ir.is_buffer_var(load.source):
+        if not any(load.same_as(each) for each in seen) and ir.is_buffer_var(load.source):
             found.append(_access(views, site, load.source, load.indices, _READS))
 
     ir.walk(expression, (ir.Call, visit_call))
+    ir.walk(expression, (ir.Call, visit_data))
     ir.walk(expression, (ir.TensorLoad, visit_load))
 
 

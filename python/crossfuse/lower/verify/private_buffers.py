@@ -33,8 +33,9 @@ def check_private_buffers(kernel: ClusterKernel, part: Part) -> None:
         Naming the buffer, the coordinate and a statement.
     """
     for buffer, outside in _allocations(part).items():
-        if buffer.scope() == "global":
-            continue
+        is_slab = buffer.scope() == DSM_SCOPE
+        if buffer.scope() == "global" or (is_slab and buffer not in kernel.buffers):
+            continue  # a buffer that is no slab of any axis is refused when its shape is known
         mine = [each for each in kernel.uses if each.buffer.same_as(buffer)]
         for tag in _shared_coordinates(kernel, buffer, mine, outside):
             stray = stray_access([_below(each, outside) for each in mine], tag)
@@ -65,7 +66,7 @@ def _shared_coordinates(
     for access in mine:
         if access.write:
             written |= extents(_below(access, outside).loops)
-    axis = kernel.buffers.get(buffer) if buffer.scope() == DSM_SCOPE else None
+    axis = kernel.buffers.get(buffer)
     by_thread = str(buffer.scope()) == "local" and not _is_allreduced(kernel, buffer)
     return [
         tag

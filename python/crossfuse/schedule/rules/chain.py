@@ -51,7 +51,10 @@ def read_chain(sch: Any) -> Chain:
     ScheduleRefused
         If the function is not one product or two with one elementwise block between them.
     """
-    (epilogue,) = sch.get_output_blocks("root")
+    outputs = list(sch.get_output_blocks("root"))
+    if len(outputs) != 1:
+        raise _refuse(sch, outputs[0], f"{len(outputs)} outputs")
+    (epilogue,) = outputs
     last = _producers(sch, epilogue)
     if len(last) != 1 or combiner(sch, last[0]) is None:
         raise _refuse(sch, epilogue, "an output that is not an elementwise function of one product")
@@ -65,7 +68,9 @@ def read_chain(sch: Any) -> Chain:
     if not first or any(combiner(sch, each) is None or _producers(sch, each) for each in first):
         raise _refuse(sch, before[0], "an intermediate that is not made of products of the inputs")
     m, n, k = _extents(sch, first[0])
-    _, width, _ = _extents(sch, last[0])
+    rows, width, depth = _extents(sch, last[0])
+    if any(_extents(sch, each) != (m, n, k) for each in first) or (rows, depth) != (m, n):
+        raise _refuse(sch, last[0], "products whose extents do not follow from one another")
     return Chain(tuple(first), before[0], last[0], epilogue, m, n, k, width)
 
 
@@ -75,9 +80,11 @@ def _producers(sch: Any, block: Any) -> list[Any]:
 
 def _extents(sch: Any, block: Any) -> tuple[int, int, int]:
     pairs = bindings(sch, block)
-    rows, columns = (int(var.dom.extent) for var, _ in pairs if not is_reduction(var))
-    (depth,) = (int(var.dom.extent) for var, _ in pairs if is_reduction(var))
-    return rows, columns, depth
+    spatial = [int(var.dom.extent) for var, _ in pairs if not is_reduction(var)]
+    reduced = [int(var.dom.extent) for var, _ in pairs if is_reduction(var)]
+    if (len(spatial), len(reduced)) != (2, 1):
+        raise _refuse(sch, block, f"a product over {len(spatial)} + {len(reduced)} loops")
+    return (*spatial, *reduced)
 
 
 def _refuse(sch: Any, block: Any, found: str) -> Exception:

@@ -53,19 +53,17 @@ def staged_depth(extent: int, limit: int = 64) -> int:
     """Part of a reduction of `extent` to stage at a time.
 
     A divisor that is a multiple of 8 elements, so that rows of the stage are copied 16 bytes at a
-    time; else the largest divisor. A part that does not divide is masked, and TVM then stages
-    the whole extent: only for short ones.
+    time; else the largest divisor, or all of a short reduction that has no useful one. Never a
+    part that leaves a remainder: TVM masks it and stages the whole extent nevertheless.
 
     Examples
     --------
     >>> staged_depth(768), staged_depth(688), staged_depth(420), staged_depth(101)
-    (64, 16, 60, 64)
+    (64, 16, 60, 101)
     """
     vectors = [each for each in range(16, limit + 1, 8) if extent % each == 0]
     divisor = vectors[-1] if vectors else largest_divisor(extent, limit)
-    if divisor >= min(8, extent) or extent > 8 * limit:
-        return divisor
-    return min(limit, extent)
+    return extent if divisor < 8 and extent <= 8 * limit else divisor
 
 
 def choose_tiles(
