@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.lower_cluster import was_lowered
-from crossfuse.lower.passes import prim_func_pass
+from crossfuse.lower.passes import prim_func_pass, was_lowered
 
 
 def storage_rewrite_elsewhere() -> Any:

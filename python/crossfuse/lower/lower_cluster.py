@@ -17,7 +17,7 @@ from crossfuse.lower.kernel import (
     root_of,
 )
 from crossfuse.lower.launch_clusters import cluster_extent
-from crossfuse.lower.passes import prim_func_pass
+from crossfuse.lower.passes import LOWERED, prim_func_pass
 from crossfuse.lower.rotate_ring import rotate_rings
 from crossfuse.lower.slabs import Slabs
 from crossfuse.lower.tree import coordinate_loop
@@ -29,14 +29,6 @@ from crossfuse.schedule.markers import (
     is_cluster_function,
     thread_tag,
 )
-
-#: Function attribute that tells the later passes that this one ran.
-LOWERED = "crossfuse.lowered"
-
-
-def was_lowered(func: Any) -> bool:
-    """Whether `lower_cluster` rewrote a function."""
-    return func.attrs is not None and LOWERED in func.attrs
 
 
 def lower_cluster() -> Any:

@@ -11,8 +11,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.intrinsics import WORDS, dsm_load, dsm_store
-from crossfuse.lower.lower_cluster import was_lowered
-from crossfuse.lower.passes import prim_func_pass
+from crossfuse.lower.passes import prim_func_pass, was_lowered
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.slabs import PEERS_SCOPE, PEERS_SUFFIX, RANK_STRIDE
 

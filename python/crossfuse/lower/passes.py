@@ -7,6 +7,14 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 
+#: Function attribute that tells the later passes that this one ran.
+LOWERED = "crossfuse.lowered"
+
+
+def was_lowered(func: Any) -> bool:
+    """Whether `lower_cluster` rewrote a function."""
+    return func.attrs is not None and LOWERED in func.attrs
+
 
 def prim_func_pass(name: str, transform: Callable[[Any], Any]) -> Any:
     """Make a TVM pass of a function from PrimFunc to PrimFunc.

@@ -17,7 +17,7 @@ from crossfuse.lower.launch_clusters import launch_clusters
 from crossfuse.lower.lower_cluster import lower_cluster
 from crossfuse.lower.lower_dsm_access import lower_dsm_access
 from crossfuse.lower.place_shared_memory import place_shared_memory
-from crossfuse.lower.verify import verify_ownership, verify_structure
+from crossfuse.lower.verify import verify_ownership, verify_structure, verify_vectors
 from crossfuse.schedule.markers import is_cluster_function
 
 Pipeline = tuple[Any, Callable[[], Any], Callable[[], Any]]
@@ -103,6 +103,7 @@ def cluster_passes(config: Any) -> list[Any]:
         s.LowerThreadAllreduce(),
         *when("tirx.use_async_copy", s.InjectPTXAsyncCopy()),
         *when("tirx.s_tir.ldg32", s.InjectPTXLDG32()),
+        verify_vectors(),
         drop_markers(),
         place_shared_memory(),
         launch_clusters(),

@@ -7,8 +7,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import MAX_SHARED_BYTES
 from crossfuse.lower.intrinsics import is_sync
-from crossfuse.lower.lower_cluster import was_lowered
-from crossfuse.lower.passes import prim_func_pass
+from crossfuse.lower.passes import prim_func_pass, was_lowered
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.shared_memory_plan import (
     ALIGNMENT,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse.lower.kernel import ClusterKernel, kernel_parts, read_kernel, root_of
-from crossfuse.lower.passes import prim_func_pass
+from crossfuse.lower.passes import prim_func_pass, was_lowered
 from crossfuse.lower.verify.distinct_stores import check_distinct_stores
 from crossfuse.lower.verify.global_memory import check_global_memory
 from crossfuse.lower.verify.limits import check_limits
 from crossfuse.lower.verify.private_buffers import check_private_buffers
 from crossfuse.lower.verify.structure import check_structure
+from crossfuse.lower.verify.vectors import check_vectors
 from crossfuse.schedule.markers import is_cluster_function
 
 
@@ -51,6 +52,23 @@ def verify_ownership() -> Any:
         return func
 
     return prim_func_pass("VerifyOwnership", transform)
+
+
+def verify_vectors() -> Any:
+    """Pass: check that every vector has a CUDA type, where nothing is rewritten any more.
+
+    Returns
+    -------
+    tvm.ir.transform.Pass
+        A PrimFunc pass that changes nothing; functions without our marks are not looked at.
+    """
+
+    def transform(func: Any) -> Any:
+        if was_lowered(func):
+            check_vectors(func)
+        return func
+
+    return prim_func_pass("VerifyVectors", transform)
 
 
 def verify_kernel(kernel: ClusterKernel) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import children
-from crossfuse.schedule.markers import NAIVE_TAGS, cluster_axis, thread_tag
+from crossfuse.schedule.markers import AXES, NAIVE_TAGS, cluster_axis, thread_tag
 
 
 def check_structure(func: Any) -> None:
@@ -39,6 +39,14 @@ def _visit(node: Any, bound: dict[str, Any]) -> None:
                 f'sch.bind(loop, "{tag}")',
             )
         if axis is not None:
+            if axis not in AXES:
+                raise refuse(
+                    "cluster-binding",
+                    f"loop '{node.loop_var.name}'",
+                    found=f"the annotation of an axis '{axis}'",
+                    limit=f"axes {', '.join(AXES)}",
+                    instead='call sch.cluster_bind(loop, axis="x") instead of sch.annotate',
+                )
             if axis in bound:
                 raise refuse(
                     "cluster-binding",

@@ -84,7 +84,7 @@ def _extents(sch: Any, block: Any) -> tuple[int, int, int]:
     reduced = [int(var.dom.extent) for var, _ in pairs if is_reduction(var)]
     if (len(spatial), len(reduced)) != (2, 1):
         raise _refuse(sch, block, f"a product over {len(spatial)} + {len(reduced)} loops")
-    return (*spatial, *reduced)
+    return spatial[0], spatial[1], reduced[0]
 
 
 def _refuse(sch: Any, block: Any, found: str) -> Exception:
