@@ -33,6 +33,23 @@ CASES: dict[str, tuple[Any, str, str]] = {
         "cluster-binding: loop 'my_loop': found a plain bind to clusterCtaIdx.y",
         'call sch.cluster_bind(loop, axis="y") instead of sch.bind(loop, "clusterCtaIdx.y")',
     ),
+    "unknown axis": (
+        r.unknown_axis,
+        "cluster-binding: loop 'c': found the annotation of an axis 'w'; limit: axes x, y, z",
+        'call sch.cluster_bind(loop, axis="x") instead of sch.annotate',
+    ),
+    "gathered vector": (
+        r.gathered_vector,
+        "vectors: statement B[blockIdx_x * 8:blockIdx_x * 8 + 8] = "
+        "A[T.Ramp(blockIdx_x * 24, 3, 8)]: found a vector of 8 elements that lie apart in memory",
+        "vectorise by 4 or less",
+    ),
+    "scattered fp8": (
+        r.scattered_fp8,
+        "vectors: statement B[blockIdx_x * 6:blockIdx_x * 6 + 6:3] = "
+        "A[T.Ramp(blockIdx_x * 2, 1, 2)]: found a vector of 2 elements that lie apart in memory",
+        "leave the loop serial",
+    ),
     "nested axis": (
         r.nested_axis,
         "cluster-binding: loop 'inner': found loop 'outer' of cluster axis x around it",

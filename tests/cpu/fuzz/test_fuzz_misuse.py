@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
 from cpu.fuzz.misuse import MisusePlan, WildPlan, misuse_plans, wild_plans
 from cpu.fuzz.oracle import journal, judge
+
+# All examples together; the nightly profile has hundreds.
+pytestmark = pytest.mark.timeout(3600)
 
 
 @given(st.one_of(misuse_plans(), wild_plans()))

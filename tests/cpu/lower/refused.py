@@ -226,3 +226,29 @@ def while_around(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "float32")):
                 for z in T.parallel(4, annotations=X):
                     B[z] = P[3 - z]
                 N[0] = N[0] + 1
+
+
+@T.prim_func(s_tir=True)
+def unknown_axis(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "float32")):
+    for c in T.parallel(4, annotations={"crossfuse.cluster_axis": "w"}):
+        with T.sblock("copy"):
+            vc = T.axis.spatial(4, c)
+            B[vc] = A[vc]
+
+
+@T.prim_func(s_tir=True)
+def gathered_vector(A: T.Buffer((4, 8, 3), "float16"), B: T.Buffer((4, 8), "float16")):
+    for c in T.parallel(4, annotations=X):
+        for e in T.vectorized(8):
+            with T.sblock("copy"):
+                vc, ve = T.axis.remap("SS", [c, e])
+                B[vc, ve] = A[vc, ve, 0]
+
+
+@T.prim_func(s_tir=True)
+def scattered_fp8(A: T.Buffer((4, 2), "float8_e4m3fn"), B: T.Buffer((4, 2, 3), "float8_e4m3fn")):
+    for c in T.parallel(4, annotations=X):
+        for e in T.vectorized(2):
+            with T.sblock("copy"):
+                vc, ve = T.axis.remap("SS", [c, e])
+                B[vc, ve, 0] = A[vc, ve]

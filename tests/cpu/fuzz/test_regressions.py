@@ -1,0 +1,65 @@
+"""Generated schedules that went wrong once, with what must become of them now."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cpu.fuzz.chain import ChainPlan
+from cpu.fuzz.layouts import Staging, Threads
+from cpu.fuzz.misuse import Call, MisusePlan, WildPlan
+from cpu.fuzz.oracle import judge
+
+ONE = Threads(y=1, x=1, flat=True, strided=False)
+NOTHING = Staging(operands=(), scope="shared", depth=1, vector=1, spread=True)
+CHAIN = ChainPlan(
+    text="gemm_chain:M=4,K=4,N=4,L=4,dtype=float16,weights=kn,act=relu",
+    cluster=1,
+    axis="x",
+    exchange="shuffle",
+    rows=0,
+    grid="blockIdx.x",
+    ring=False,
+    at="slice",
+    accumulate="local",
+    second=ONE,
+    first=replace(ONE, flat=False),
+    stage_second=NOTHING,
+    stage_first=NOTHING,
+    vector=1,
+    first_at="thread",
+    decompose="early",
+)
+PLANS = {
+    # A vector of eight indices, each computed: the generated text did not compile.
+    "indices of a stage of short rows": (
+        replace(CHAIN, stage_first=Staging((0,), "shared", 2, 8, True)),
+        "vectors",
+    ),
+    "a stage of a column": (
+        replace(
+            CHAIN,
+            text="gemm_chain:M=1,K=2,N=8,L=4,dtype=float16,weights=nk,act=relu",
+            stage_first=Staging((1,), "shared", 1, 8, True),
+        ),
+        "vectors",
+    ),
+    # An annotation made by hand with an axis that no cluster has: a KeyError.
+    "a cluster axis that does not exist": (
+        WildPlan(
+            "gemm:M=6,K=5,N=9,dtype=float16,weights=nk,combine=max",
+            False,
+            (Call("forge", block=0, loop=0, choice=1),),
+        ),
+        "cluster-binding",
+    ),
+    "a chain as it should be": (CHAIN, ""),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_verdict(name: str) -> None:
+    plan, rule = PLANS[name]
+    assert isinstance(plan, (ChainPlan, MisusePlan, WildPlan))
+    assert judge(plan.spec, plan.build).rule == rule
