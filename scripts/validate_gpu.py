@@ -42,6 +42,20 @@ class Case:
         return f"{self.spec}|cluster={self.cluster}{flags}"
 
 
+def small_cases() -> list[Case]:
+    """Every family and cluster size, as small as it gets: a sanitizer is 100 times slower."""
+    found: list[Case] = []
+    for cluster in SIZES:
+        for flag in (True, False):
+            for combine in ("sum", "max"):
+                text = f"gemm:M=8,K={4 * cluster},N={2 * cluster},dtype=bfloat16,combine={combine}"
+                found.append(Case(text, cluster, {"scatter": flag}))
+            for family in ("gated_ffn", "gemm_chain"):
+                text = f"{family}:M=3,K=8,N={4 * cluster},L={4 * cluster},dtype=bfloat16,act=silu"
+                found.append(Case(text, cluster, {"ring": flag}))
+    return found
+
+
 def cases(quick: bool) -> list[Case]:
     """The matrix: every family, cluster size, combiner and dtype; then some larger shapes."""
     found: list[Case] = []
@@ -242,6 +256,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=8, help="parallel builds")
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--quick", action="store_true", help="a smaller matrix")
+    parser.add_argument("--small", action="store_true", help="small shapes, for a sanitizer")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--commit", default="", help="recorded where there is no git")
     parser.add_argument("--sanitizer", default="", help="a compute-sanitizer tool to run under")
@@ -250,7 +265,8 @@ def main() -> None:
     if options.worker:
         worker(options.worker, options.repeats)
         return
-    chosen = [case for case in cases(options.quick) if options.only in case.name]
+    matrix = small_cases() if options.small else cases(options.quick)
+    chosen = [case for case in matrix if options.only in case.name]
     scratch = tempfile.mkdtemp()
     with ProcessPoolExecutor(options.jobs) as pool:
         folders = [f"{scratch}/{index}" for index in range(len(chosen))]
