@@ -1,16 +1,19 @@
-"""The pass that removes CTA-wide synchronisations which a cluster barrier makes redundant."""
+"""The pass that removes what other passes needed to see, and synchronisations twice in a row."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.distrust_equal_indices import trust_again
 from crossfuse.lower.intrinsics import is_barrier, is_sync
-from crossfuse.lower.passes import prim_func_pass
+from crossfuse.lower.passes import prim_func_pass, was_lowered
 
 
 def drop_markers() -> Any:
     """Pass: drop ``__syncthreads`` beside a cluster barrier, which is one for the CTA too.
+
+    Indices that were hidden from `ThreadSync` are given back.
 
     Returns
     -------
@@ -19,6 +22,7 @@ def drop_markers() -> Any:
     """
 
     def transform(func: Any) -> Any:
+        func = trust_again(func) if was_lowered(func) else func
         return ir.with_body(func, ir.mutate(func.body, (ir.SeqStmt, _sequence)))
 
     return prim_func_pass("DropMarkers", transform)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.distrust_equal_indices import distrust_equal_indices
 from crossfuse.lower.drop_markers import drop_markers
 from crossfuse.lower.keep_slabs import storage_rewrite_elsewhere
 from crossfuse.lower.launch_clusters import launch_clusters
@@ -96,6 +97,7 @@ def cluster_passes(config: Any) -> list[Any]:
         x.VerifyMemory(),
         x.AnnotateEntryFunc(),
         # Threads: synchronisation, then shared memory.
+        distrust_equal_indices(),
         s.ThreadSync("shared"),
         s.ThreadSync("shared.dyn"),
         s.ThreadSync("warp"),

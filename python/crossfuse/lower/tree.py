@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from crossfuse.schedule.markers import cluster_axis, thread_tag
 
 #: Bits of the access mask of ``tvm_access_ptr``.
 _READS, _WRITES = 1, 2
+_SOURCE = re.compile(r', source_code="(?:[^"\\]|\\.)*"')
 
 
 @dataclass(frozen=True)
@@ -168,9 +170,9 @@ def contains_cluster(node: Any) -> bool:
 
 
 def text_of(node: Any) -> str:
-    """A statement as TVMScript, on one line."""
+    """A statement as TVMScript, on one line, without the source text of helpers that it calls."""
     lines = [line.strip() for line in str(node.script()).strip().splitlines()]
-    return lines[0 if children(node) else -1]
+    return _SOURCE.sub("", lines[0 if children(node) else -1])
 
 
 def buffer_behind(pointer: Any) -> Any:

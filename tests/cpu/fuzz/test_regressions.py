@@ -54,6 +54,34 @@ PLANS = {
         ),
         "cluster-binding",
     ),
+    # Threads with threadIdx.y = 1 read what others stored at the same index: no __syncthreads.
+    "a stage of fewer elements than threads": (
+        MisusePlan(
+            replace(
+                CHAIN,
+                text="gemm_chain:M=2,K=16,N=16,L=32,dtype=float16,weights=kn,act=relu",
+                cluster=16,
+                exchange="gather",
+                second=Threads(2, 2, False, False),
+                first=Threads(2, 2, False, False),
+                stage_second=Staging((0,), "shared", 1, 1, True),
+            ),
+            (Call("bind", block=0, loop=0, choice=0),),
+        ),
+        "",
+    ),
+    # A refusal that quoted the source text of a helper.
+    "a refusal of an access to a slab": (
+        replace(
+            CHAIN,
+            text="gemm_chain:M=8,K=1,N=12,L=4,dtype=float16,weights=kn,act=relu",
+            cluster=4,
+            at="all",
+            second=replace(ONE, flat=False),
+            vector=8,
+        ),
+        "vectors",
+    ),
     "a chain as it should be": (CHAIN, ""),
 }
 

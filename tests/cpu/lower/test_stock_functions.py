@@ -207,6 +207,7 @@ def test_pass_list_is_that_of_stock_tvm_and_ours(monkeypatch: pytest.MonkeyPatch
         "crossfuse.LowerCluster",
         "crossfuse.LowerDsmAccess",
         "crossfuse.StorageRewriteElsewhere",
+        "crossfuse.DistrustEqualIndices",
         "crossfuse.VerifyVectors",
         "crossfuse.DropMarkers",
         "crossfuse.PlaceSharedMemory",
