@@ -50,6 +50,12 @@ CASES: dict[str, tuple[Any, str, str]] = {
         "A[T.Ramp(blockIdx_x * 2, 1, 2)]: found a vector of 2 elements that lie apart in memory",
         "leave the loop serial",
     ),
+    "some virtual threads": (
+        r.some_virtual_threads,
+        "virtual-threads: buffer 'R', statement R_1[c, e] = R_1[c, e] + A[c, e]: found a store "
+        "outside vthread.x, which other statements of the kernel have",
+        "bind a loop around every statement to vthread.x, or leave them serial",
+    ),
     "nested axis": (
         r.nested_axis,
         "cluster-binding: loop 'inner': found loop 'outer' of cluster axis x around it",

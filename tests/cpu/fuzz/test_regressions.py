@@ -82,6 +82,11 @@ PLANS = {
         ),
         "vectors",
     ),
+    # TVM draws a virtual thread around the whole kernel: sums were taken several times.
+    "an initialisation in virtual threads": (
+        MisusePlan(replace(CHAIN, first_at="cta"), (Call("bind", block=0, loop=9, choice=5),)),
+        "virtual-threads",
+    ),
     "a chain as it should be": (CHAIN, ""),
 }
 

@@ -252,3 +252,21 @@ def scattered_fp8(A: T.Buffer((4, 2), "float8_e4m3fn"), B: T.Buffer((4, 2, 3), "
             with T.sblock("copy"):
                 vc, ve = T.axis.remap("SS", [c, e])
                 B[vc, ve, 0] = A[vc, ve]
+
+
+@T.prim_func(s_tir=True)
+def some_virtual_threads(A: T.Buffer((4, 2), "float32"), B: T.Buffer((4, 2), "float32")):
+    R = T.sblock_alloc_buffer((4, 2), "float32", scope="shared")
+    for c in T.parallel(4, annotations=X):
+        for v in T.thread_binding(2, thread="vthread.x"):
+            with T.sblock("clear"):
+                vc, vv = T.axis.remap("SS", [c, v])
+                R[vc, vv] = T.float32(0)
+        for e in range(2):
+            with T.sblock("add"):
+                vc, ve = T.axis.remap("SS", [c, e])
+                R[vc, ve] = R[vc, ve] + A[vc, ve]
+        for e in range(2):
+            with T.sblock("out"):
+                vc, ve = T.axis.remap("SS", [c, e])
+                B[vc, ve] = R[vc, ve]

@@ -12,6 +12,7 @@ from crossfuse.lower.verify.limits import check_limits
 from crossfuse.lower.verify.private_buffers import check_private_buffers
 from crossfuse.lower.verify.structure import check_structure
 from crossfuse.lower.verify.vectors import check_vectors
+from crossfuse.lower.verify.virtual_threads import check_virtual_threads
 from crossfuse.schedule.markers import is_cluster_function
 
 
@@ -47,6 +48,7 @@ def verify_ownership() -> Any:
         for part in kernel_parts(root_of(func).block):
             kernel = read_kernel(part.body, compacted=False)
             if kernel.cluster:
+                check_virtual_threads(kernel)
                 check_private_buffers(kernel, part)
                 check_global_memory(kernel)
         return func
