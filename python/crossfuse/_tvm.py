@@ -6,7 +6,8 @@ a compiler import it; `crossfuse` itself does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tvm
@@ -142,3 +143,15 @@ def constant(expression: Any) -> int | None:
     if isinstance(expression, int):
         return expression
     return int(expression.value) if isinstance(expression, tirx.IntImm) else None
+
+
+def terms(condition: Any) -> list[Any]:
+    """Conditions that hold together where `condition` does."""
+    if isinstance(condition, tirx.And):
+        return terms(condition.a) + terms(condition.b)
+    return [condition]
+
+
+def conjunction(conditions: Iterable[Any]) -> Any:
+    """The condition that holds where all of `conditions` do."""
+    return functools.reduce(tirx.And, conditions, tirx.IntImm("bool", 1))

@@ -1,15 +1,18 @@
 """Keeps TVM's `ThreadSync` from taking equal indices for one thread.
 
-`ThreadSync` leaves out a ``__syncthreads`` where a store and a load of shared memory have the same
-index: it takes them for the same thread. That holds only if no two threads share an index::
+`ThreadSync` leaves out a ``__syncthreads`` where two accesses of shared memory have the same index:
+it takes them for the same thread. That holds only if no two threads share an index::
 
     for k in range(16):
         if threadIdx.y < 1:
             S[threadIdx.x] = D[k, threadIdx.x]
         acc += S[threadIdx.x]          # with threadIdx.y = 1: another thread stored it
 
-Where threads share an index, loads get it by way of another type, which `ThreadSync` does not see
-through; `trust_again` takes that away.
+Where threads share an index, each store and the loads get it by detours of another length through
+another type, which `ThreadSync` does not see through. It also looks only at a store and a load,
+never at two stores, so that of several stores each reads what it overwrites. `trust_again` takes
+all that away. One store alone needs none of it: `verify.distinct_stores` has it that one thread
+stores an element.
 """
 
 from __future__ import annotations
@@ -17,13 +20,15 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.meeting_stores import is_shared, meeting_stores
 from crossfuse.lower.passes import prim_func_pass, was_lowered
 
 _DETOUR = "int64"
+_IF_THEN_ELSE = "prim.if_then_else"
 
 
 def distrust_equal_indices() -> Any:
-    """Pass: hide indices of loads of shared memory that several threads have, before `ThreadSync`.
+    """Pass: hide indices of shared memory that several threads have, before `ThreadSync`.
 
     Returns
     -------
@@ -38,7 +43,7 @@ def distrust_equal_indices() -> Any:
 
 
 def trust_again(func: Any) -> Any:
-    """Give loads their indices back.
+    """Give accesses their indices back.
 
     Parameters
     ----------
@@ -48,25 +53,36 @@ def trust_again(func: Any) -> Any:
     Returns
     -------
     tvm.tirx.PrimFunc
-        The same loads as before `distrust_equal_indices`.
+        The same accesses as before `distrust_equal_indices`.
     """
 
-    def plain(load: Any, mutator: Any) -> Any:
-        load = mutator.default_mutate(load)
-        if not _is_shared(load.source):
-            return load
-        return ir.tirx.BufferLoad(load.source, [_seen(each) for each in load.indices])
+    def load(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if not is_shared(node.source):
+            return node
+        return ir.tirx.BufferLoad(node.source, [_seen(each) for each in node.indices])
 
-    return ir.with_body(func, ir.mutate(func.body, (ir.TensorLoad, plain)))
+    def store(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if not is_shared(node.buffer):
+            return node
+        value = _without_load(node.value)
+        return ir.BufferStore(node.buffer, value, [_seen(each) for each in node.indices])
+
+    return ir.with_body(func, ir.mutate(func.body, (ir.TensorLoad, load), (ir.BufferStore, store)))
 
 
 class _Hiding:
     def __init__(self) -> None:
         self.threads: dict[Any, int] = {}
+        self.meeting: list[Any] = []
 
     def run(self, body: Any) -> Any:
         ir.walk(body, (ir.AttrStmt, self._enter))
-        return ir.mutate(body, (ir.TensorLoad, self._load)) if self.threads else body
+        if not self.threads:
+            return body
+        self.meeting = meeting_stores(body, self.threads)
+        return ir.mutate(body, (ir.TensorLoad, self._load), (ir.BufferStore, self._store))
 
     def _enter(self, node: Any) -> None:
         if node.attr_key != "thread_extent" or not node.node.thread_tag.startswith("threadIdx"):
@@ -75,11 +91,20 @@ class _Hiding:
         if extent is not None and extent > 1:
             self.threads[node.node.var] = int(extent)
 
-    def _load(self, load: Any, mutator: Any) -> Any:
-        load = mutator.default_mutate(load)
-        if not _is_shared(load.source) or self._is_of_one_thread(load.indices):
-            return load
-        return ir.tirx.BufferLoad(load.source, [_hidden(each) for each in load.indices])
+    def _load(self, node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if not is_shared(node.source) or self._is_of_one_thread(node.indices):
+            return node
+        # More detours than any store.
+        return _load_of(node.source, node.indices, len(self.meeting) + 1)
+
+    def _store(self, node: Any, mutator: Any) -> Any:
+        order = [i for i, each in enumerate(self.meeting, 1) if each.same_as(node)]
+        node = mutator.default_mutate(node)
+        if not order:
+            return node
+        load = _load_of(node.buffer, node.indices, order[0])
+        return ir.BufferStore(node.buffer, _with_load(node.value, load), load.indices)
 
     def _is_of_one_thread(self, indices: Any) -> bool:
         """Whether no two threads have this index: it is linear, with steps wide enough."""
@@ -101,20 +126,36 @@ class _Hiding:
         return True
 
 
-def _is_shared(buffer: Any) -> bool:
-    return ir.is_buffer_var(buffer) and str(buffer.scope()) in ("shared", "shared.dyn")
+def _load_of(buffer: Any, indices: Any, detours: int) -> Any:
+    return ir.tirx.BufferLoad(buffer, [_hidden(each, detours) for each in indices])
 
 
-def _hidden(index: Any) -> Any:
+def _hidden(index: Any, detours: int) -> Any:
     if isinstance(index, ir.tirx.Ramp):
-        return ir.tirx.Ramp(_hidden(index.base), index.stride, index.lanes)
+        return ir.tirx.Ramp(_hidden(index.base, detours), index.stride, index.lanes)
     if ir.tvm.DataType(str(index.ty)).lanes != 1:
         return index
-    return ir.tirx.Cast(str(index.ty), ir.tirx.Cast(_DETOUR, index))
+    for _ in range(detours):
+        index = ir.tirx.Cast(str(index.ty), ir.tirx.Cast(_DETOUR, index))
+    return index
 
 
 def _seen(index: Any) -> Any:
     if isinstance(index, ir.tirx.Ramp):
         return ir.tirx.Ramp(_seen(index.base), index.stride, index.lanes)
     inner = index.value if isinstance(index, ir.tirx.Cast) else None
-    return inner.value if isinstance(inner, ir.tirx.Cast) and str(inner.ty) == _DETOUR else index
+    if isinstance(inner, ir.tirx.Cast) and str(ir.tvm.DataType(str(inner.ty))) == _DETOUR:
+        return _seen(inner.value)
+    return index
+
+
+def _with_load(value: Any, load: Any) -> Any:
+    always = ir.tirx.const(True, "bool")
+    return ir.Call(ir.Op.get(_IF_THEN_ELSE), [always, value, load], ret_ty=value.ty)
+
+
+def _without_load(value: Any) -> Any:
+    if not isinstance(value, ir.Call) or not value.op.same_as(ir.Op.get(_IF_THEN_ELSE)):
+        return value
+    condition, kept, _ = value.args
+    return kept if ir.constant(condition) == 1 else value

@@ -14,6 +14,7 @@ from crossfuse.lower.place_shared_memory import SHARED_MEMORY, check_budget
 from crossfuse.lower.refusal import refusals, refuse
 from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan, size_in_bytes
 from crossfuse.lower.tree import accesses, coordinate, sites
+from crossfuse.lower.verify.structure import check_structure
 
 ENTRY = "main"
 
@@ -62,6 +63,7 @@ def lower(func: Any, target: str | Device = "nvidia-h100", *, name: str = ENTRY)
     buffers = buffer_specs(function)
     _check_bound(function, name)
     with refusals(f"function '{name}'"):
+        check_structure(function)
         module, placements = _run_passes(function, spec, name)
         kernels = _kernels(module)
         cuda = _generate(module, kernels)

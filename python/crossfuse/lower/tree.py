@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,6 +153,11 @@ def analyzer(loops: tuple[Any, ...]) -> Any:
     for loop in loops:
         known.bind(loop.loop_var, ir.tvm.ir.Range.from_min_extent(loop.min, loop.extent))
     return known
+
+
+def bounds(loops: Iterable[Any]) -> dict[Any, tuple[int | None, int | None]]:
+    """First value and extent of each loop's variable, None where not constant."""
+    return {each.loop_var: (ir.constant(each.min), ir.constant(each.extent)) for each in loops}
 
 
 def row_major(indices: list[Any], shape: Any) -> Any:

@@ -66,7 +66,7 @@ def _check_unmasked(sch: Any, rule: str, block: Any, reduction: Reduction) -> No
         return
     loops, depth = position(sch, rule, consumer, nest)
     inner = [sch.get(each).loop_var for each in loops[depth:]]
-    for term in _terms(realize(sch, consumer).predicate):
+    for term in ir.terms(realize(sch, consumer).predicate):
         used = list(ir.variables(term))
         if used and all(any(var.same_as(each) for each in inner) for var in used):
             raise refuse(
@@ -78,12 +78,6 @@ def _check_unmasked(sch: Any, rule: str, block: Any, reduction: Reduction) -> No
                 instead="call dsm_reduce before the consumer's slice is split for threads, or "
                 "split it by factors that divide it",
             )
-
-
-def _terms(condition: Any) -> list[Any]:
-    if isinstance(condition, ir.tirx.And):
-        return _terms(condition.a) + _terms(condition.b)
-    return [condition]
 
 
 def exchange_output(sch: Any, block: Any, tile_loop: Any, reduction: Reduction) -> None:

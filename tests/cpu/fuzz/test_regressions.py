@@ -87,6 +87,15 @@ PLANS = {
         MisusePlan(replace(CHAIN, first_at="cta"), (Call("bind", block=0, loop=9, choice=5),)),
         "virtual-threads",
     ),
+    # Both loops became the one threadIdx.x: only the diagonal was computed.
+    "two loops bound to the same threads": (
+        WildPlan(
+            "gemm:M=4,K=8,N=8,dtype=float32",
+            True,
+            (Call("bind", block=0, loop=0, choice=0), Call("bind", block=0, loop=1, choice=0)),
+        ),
+        "thread-binding",
+    ),
     "a chain as it should be": (CHAIN, ""),
 }
 

@@ -237,24 +237,6 @@ def unknown_axis(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "float32")):
 
 
 @T.prim_func(s_tir=True)
-def gathered_vector(A: T.Buffer((4, 8, 3), "float16"), B: T.Buffer((4, 8), "float16")):
-    for c in T.parallel(4, annotations=X):
-        for e in T.vectorized(8):
-            with T.sblock("copy"):
-                vc, ve = T.axis.remap("SS", [c, e])
-                B[vc, ve] = A[vc, ve, 0]
-
-
-@T.prim_func(s_tir=True)
-def scattered_fp8(A: T.Buffer((4, 2), "float8_e4m3fn"), B: T.Buffer((4, 2, 3), "float8_e4m3fn")):
-    for c in T.parallel(4, annotations=X):
-        for e in T.vectorized(2):
-            with T.sblock("copy"):
-                vc, ve = T.axis.remap("SS", [c, e])
-                B[vc, ve, 0] = A[vc, ve]
-
-
-@T.prim_func(s_tir=True)
 def some_virtual_threads(A: T.Buffer((4, 2), "float32"), B: T.Buffer((4, 2), "float32")):
     R = T.sblock_alloc_buffer((4, 2), "float32", scope="shared")
     for c in T.parallel(4, annotations=X):
@@ -270,3 +252,23 @@ def some_virtual_threads(A: T.Buffer((4, 2), "float32"), B: T.Buffer((4, 2), "fl
             with T.sblock("out"):
                 vc, ve = T.axis.remap("SS", [c, e])
                 B[vc, ve] = R[vc, ve]
+
+
+@T.prim_func(s_tir=True)
+def diagonal(A: T.Buffer((4, 4), "float32"), B: T.Buffer((4, 4), "float32")):
+    for c in T.parallel(1, annotations=X):
+        for outer in T.thread_binding(4, thread="threadIdx.x"):
+            for inner in T.thread_binding(4, thread="threadIdx.x"):
+                with T.sblock("copy"):
+                    vi, vj = T.axis.spatial(4, outer + c), T.axis.spatial(4, inner)
+                    B[vi, vj] = A[vi, vj]
+
+
+@T.prim_func(s_tir=True)
+def unequal_threads(A: T.Buffer((2, 4), "float32"), B: T.Buffer((2, 4), "float32")):
+    for c in T.parallel(2, annotations=X):
+        for wide in T.thread_binding(2, thread="threadIdx.x"):
+            for inner in T.thread_binding(4, thread="threadIdx.x"):
+                with T.sblock("copy"):
+                    vi, vj = T.axis.spatial(2, c + wide - wide), T.axis.spatial(4, inner)
+                    B[vi, vj] = A[vi, vj]

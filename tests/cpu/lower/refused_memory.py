@@ -251,39 +251,6 @@ def double_buffered() -> Any:
     return sch
 
 
-def vectorised_outside() -> Any:
-    """A vectorised loop around an exchange."""
-    sch = ir.Schedule(temporal)
-    loop = sch.get_loops(sch.get_sblock("read"))[0]
-
-    def vectorised(node: Any, mutator: Any) -> Any:
-        kind = ir.ForKind.VECTORIZED if str(node.loop_var.name) == name else None
-        node = mutator.default_mutate(node)
-        return node if kind is None else ir.for_like(node, node.body, kind=kind)
-
-    name = str(sch.get(loop).loop_var.name)
-    func = sch.mod["main"]
-    return ir.with_body(func, ir.mutate(func.body, (ir.For, vectorised)))
-
-
-def vectors(lanes: int, *, stride: int = 1, start: int = 0) -> Any:
-    """Reads of a peer's slab by vectors, perhaps with a stride or from an odd start."""
-
-    @T.prim_func(s_tir=True)
-    def func(A: T.Buffer((4, 128), "float32"), B: T.Buffer((4, 128), "float32")):
-        for b in T.thread_binding(1, thread="blockIdx.x"):
-            with T.sblock("tile"):
-                P = T.sblock_alloc_buffer((4, 128), "float32", scope="shared.dsm")
-                for c in T.parallel(4, annotations=X):
-                    for e in range(128):
-                        P[c, e] = A[c + b, e]
-                for z in T.parallel(4, annotations=X):
-                    for v in T.vectorized(lanes):
-                        B[z, v] = P[3 - z, v * stride + start]
-
-    return func
-
-
 def thread_reduction() -> Any:
     """A reduction over a number of threads that no warp shuffle serves."""
     a = te.placeholder((4, 96), "float32", "A")

@@ -12,8 +12,8 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.kernel import ClusterKernel
 from crossfuse.lower.refusal import refuse
-from crossfuse.lower.tree import Access, analyzer, coordinate
-from crossfuse.lower.verify.enumerate_stores import stores_are_distinct
+from crossfuse.lower.stored_elements import stored_elements
+from crossfuse.lower.tree import Access, analyzer, bounds, coordinate
 from crossfuse.schedule.markers import DSM_SCOPE
 
 _TRUE = ir.tirx.IntImm("bool", 1)
@@ -59,15 +59,13 @@ def _check_store(access: Access, shared_by: tuple[str, ...], everywhere: dict[st
     for loop in parallel:
         if not any(var.same_as(loop.loop_var) for var in used):
             raise _refuse(access, f"a store that loop '{_name(loop)}' repeats")
-    predicate = _TRUE
-    for condition in access.site.conditions:
-        predicate = ir.tirx.And(predicate, condition)
-    condition = known.simplify(predicate)
+    condition = known.simplify(ir.conjunction(access.site.conditions))
     serial = [each for each in loops if any(var.same_as(each.loop_var) for var in used)]
     serial = [each for each in serial if not any(each.same_as(one) for one in parallel)]
-    if not _injective(indices, _ranges(loops, indices), condition) and not stores_are_distinct(
-        indices, parallel, serial, _without_foreign(condition, loops)
-    ):
+    if _injective(indices, _ranges(loops, indices), condition):
+        return
+    stored = stored_elements(indices, bounds(parallel), bounds(serial), [condition])
+    if stored is None or stored.of_several_actors().size:
         raise _refuse(access, "parallel iterations that may store to one element")
 
 
@@ -101,18 +99,12 @@ def _fixed(conditions: tuple[Any, ...]) -> dict[Any, Any]:
     """Variables that a condition pins to one value, such as ``threadIdx.x == 0``."""
     found: dict[Any, Any] = {}
     for condition in conditions:
-        for term in _terms(condition):
+        for term in ir.terms(condition):
             if not isinstance(term, ir.tirx.EQ) or not isinstance(term.a, ir.Var):
                 continue
             if ir.constant(term.b) is not None:
                 found[term.a] = term.b
     return found
-
-
-def _terms(condition: Any) -> list[Any]:
-    if isinstance(condition, ir.tirx.And):
-        return _terms(condition.a) + _terms(condition.b)
-    return [condition]
 
 
 def _variables(indices: list[Any]) -> list[Any]:
@@ -127,19 +119,6 @@ def _ranges(loops: list[Any], indices: list[Any]) -> dict[Any, Any]:
         for loop in loops
         if any(var.same_as(loop.loop_var) for var in used)
     }
-
-
-def _without_foreign(condition: Any, loops: list[Any]) -> Any:
-    """The terms of a condition that the loops alone decide; fewer terms allow more stores."""
-    kept = [
-        term
-        for term in _terms(condition)
-        if all(any(var.same_as(loop.loop_var) for loop in loops) for var in ir.variables(term))
-    ]
-    predicate = _TRUE
-    for term in kept:
-        predicate = ir.tirx.And(predicate, term)
-    return predicate
 
 
 def _injective(indices: list[Any], ranges: dict[Any, Any], predicate: Any) -> bool:

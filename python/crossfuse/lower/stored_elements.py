@@ -1,0 +1,158 @@
+"""Which elements a store writes and who does it, by enumeration.
+
+TVM's affine analysis proves most stores distinct and gives up on some that are. Extents are
+constant, so what it cannot prove is counted.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from crossfuse import _tvm as ir
+
+if TYPE_CHECKING:
+    import numpy as np
+
+#: Variables of loops, each with its first value and its extent; None where that is not constant.
+Bounds = Mapping[Any, tuple[int | None, int | None]]
+
+#: Iterations that are enumerated at most.
+MAX_ITERATIONS = 1 << 22
+
+
+@dataclass(frozen=True)
+class StoredElements:
+    """What a store writes.
+
+    Attributes
+    ----------
+    elements : numpy.ndarray
+        Index of an element by column.
+    actors : numpy.ndarray
+        Number of the parallel iteration that stores it.
+    """
+
+    elements: np.ndarray
+    actors: np.ndarray
+
+    @staticmethod
+    def joined(stores: Sequence[StoredElements]) -> StoredElements:
+        """What several stores of the same parallel loops write."""
+        import numpy as np
+
+        return StoredElements(
+            np.concatenate([each.elements for each in stores], axis=1),
+            np.concatenate([each.actors for each in stores]),
+        )
+
+    def of_several_actors(self) -> np.ndarray:
+        """Elements that different parallel iterations store, by column."""
+        import numpy as np
+
+        order = np.lexsort((self.actors, *self.elements))
+        elements, actors = self.elements[:, order], self.actors[order]
+        same = (np.diff(elements, axis=1) == 0).all(axis=0)
+        return elements[:, 1:][:, same & (np.diff(actors) != 0)]
+
+
+def stored_elements(
+    indices: Sequence[Any],
+    parallel: Bounds,
+    serial: Bounds,
+    conditions: Iterable[Any],
+) -> StoredElements | None:
+    """Enumerate what a store writes.
+
+    Parameters
+    ----------
+    indices : Sequence
+        Index expressions of the store.
+    parallel, serial : Mapping
+        Variables of loops with their first value and extent: of those bound to CTAs or threads,
+        and of others.
+    conditions : Iterable
+        Conditions under which the store is executed. Those of other variables are left out: more
+        may be found than is stored.
+
+    Returns
+    -------
+    StoredElements | None
+        None where there are too many iterations or no constant number of them, or an expression
+        has a node that this does not evaluate.
+    """
+    import numpy as np
+
+    loops = {**parallel, **serial}
+    starts = [start for start, _ in loops.values() if start is not None]
+    shape = tuple(extent for _, extent in loops.values() if extent)
+    if len(starts) < len(loops) or len(shape) < len(loops):
+        return None
+    if np.prod(shape, dtype=np.int64) > MAX_ITERATIONS:
+        return None
+    counters = np.indices(shape, dtype=np.int64, sparse=True)
+    values = {
+        variable: counter + start
+        for variable, start, counter in zip(loops, starts, counters, strict=True)
+    }
+    try:
+        executed = np.broadcast_to(_value(_decided(conditions, loops), values), shape)
+        columns = [np.broadcast_to(_value(each, values), shape).ravel() for each in indices]
+    except _Unknown:
+        return None
+    executed = executed.astype(bool).ravel()
+    width = int(np.prod(shape[: len(parallel)], dtype=np.int64))
+    actors = np.repeat(np.arange(width), executed.size // max(width, 1))
+    return StoredElements(np.stack(columns)[:, executed], actors[executed])
+
+
+def _decided(conditions: Iterable[Any], loops: Bounds) -> Any:
+    """The terms that variables of the loops decide."""
+    return ir.conjunction(
+        term
+        for condition in conditions
+        for term in ir.terms(condition)
+        if all(var in loops for var in ir.variables(term))
+    )
+
+
+class _Unknown(Exception):
+    """An expression that is not evaluated here."""
+
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "FloorDiv": operator.floordiv,
+    "FloorMod": operator.mod,
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+    "EQ": operator.eq,
+    "NE": operator.ne,
+    "And": operator.and_,
+    "Or": operator.or_,
+}
+
+
+def _value(expression: Any, values: Mapping[Any, Any]) -> Any:
+    import numpy as np
+
+    number = ir.constant(expression)
+    if number is not None:
+        return np.int64(number)
+    if isinstance(expression, ir.Var):
+        if expression not in values:
+            raise _Unknown
+        return values[expression]
+    kind = type(expression).__name__
+    if kind in ("Min", "Max"):
+        pick = np.minimum if kind == "Min" else np.maximum
+        return pick(_value(expression.a, values), _value(expression.b, values))
+    if kind in _BINARY:
+        return _BINARY[kind](_value(expression.a, values), _value(expression.b, values))
+    raise _Unknown
