@@ -37,20 +37,29 @@ def cluster_passes(config: Any) -> list[Any]:
     list[tvm.ir.transform.Pass]
         Ours are no-ops on functions without our marks.
     """
-    s, x = ir.s_tir.transform, ir.tirx.transform
+    options = _Options(config)
+    return [*_block_passes(), *_loop_passes(options), *_kernel_passes(options)]
 
-    def option(name: str) -> bool:
-        return bool(config.get(name, False))
 
-    def when(name: str, *passes: Any) -> list[Any]:
-        return list(passes) if option(name) else []
+class _Options:
+    def __init__(self, config: Any) -> None:
+        self.config = config
 
-    def unless(name: str, *passes: Any) -> list[Any]:
-        return [] if option(name) else list(passes)
+    def has(self, name: str) -> bool:
+        return bool(self.config.get(name, False))
 
+    def when(self, name: str, *passes: Any) -> list[Any]:
+        return list(passes) if self.has(name) else []
+
+    def unless(self, name: str, *passes: Any) -> list[Any]:
+        return [] if self.has(name) else list(passes)
+
+
+def _block_passes() -> list[Any]:
+    """Blocks: buffers get their places and exact shapes, clusters their CTAs and slabs."""
+    s = ir.s_tir.transform
     return [
         verify_structure(),
-        # Blocks: find buffers' places and exact shapes.
         s.CanonicalizeLoop(),
         s.LowerCrossThreadReduction(),
         s.LowerInitBlock(),
@@ -70,41 +79,53 @@ def cluster_passes(config: Any) -> list[Any]:
         s.InjectSoftwarePipeline(),
         s.TransformMmaBufferLayout(),
         s.LowerOpaqueBlock(),
-        # Flat buffers: vectors, then scalar clean-up.
+    ]
+
+
+def _loop_passes(options: _Options) -> list[Any]:
+    """Loops over flat buffers: vectors, accesses to peers' slabs, then scalar clean-up."""
+    s, x = ir.s_tir.transform, ir.tirx.transform
+    return [
         x.FlattenBuffer(),
         x.BF16ComputeLegalize(),
         x.NarrowDataType(32),
         s.LoopPartition(),
-        x.VectorizeLoop(not option("tirx.disable_vectorize")),
+        x.VectorizeLoop(not options.has("tirx.disable_vectorize")),
         lower_dsm_access(),
         s.InjectVirtualThread(),
         s.InjectDoubleBuffer(),
-        *unless("tirx.disable_storage_rewrite", storage_rewrite_elsewhere()),
-        *when("tirx.use_async_copy", s.LowerAsyncDMA()),
+        *options.unless("tirx.disable_storage_rewrite", storage_rewrite_elsewhere()),
+        *options.when("tirx.use_async_copy", s.LowerAsyncDMA()),
         s.HoistIfThenElse(),
         x.UnrollLoop(),
         s.RenormalizeSplitPattern(),
         x.StmtSimplify(),
         x.RemoveNoOp(),
         s.RewriteUnsafeSelect(),
-        *when("tirx.instrument_bound_checkers", s.InstrumentBoundCheckers()),
-        *when("tirx.s_tir.ldg32", s.InjectPTXLDG32(True)),
-        *unless("tirx.disable_cse_tir", x.CommonSubexprElim()),
-        *when("tirx.instrument_lwp", s.InstrumentProfileIntrinsics()),
+        *options.when("tirx.instrument_bound_checkers", s.InstrumentBoundCheckers()),
+        *options.when("tirx.s_tir.ldg32", s.InjectPTXLDG32(True)),
+        *options.unless("tirx.disable_cse_tir", x.CommonSubexprElim()),
+        *options.when("tirx.instrument_lwp", s.InstrumentProfileIntrinsics()),
+    ]
+
+
+def _kernel_passes(options: _Options) -> list[Any]:
+    """Kernels: threads synchronise, shared memory gets its offsets, launches their clusters."""
+    s, x = ir.s_tir.transform, ir.tirx.transform
+    return [
         x.FP8ComputeLegalize(),
         s.VerifyVTCMLimit(),
         s.LowerVtcmAlloc(),
         x.VerifyMemory(),
         x.AnnotateEntryFunc(),
-        # Threads: synchronisation, then shared memory.
         distrust_equal_indices(),
         s.ThreadSync("shared"),
         s.ThreadSync("shared.dyn"),
         s.ThreadSync("warp"),
         s.InferFragment(),
         s.LowerThreadAllreduce(),
-        *when("tirx.use_async_copy", s.InjectPTXAsyncCopy()),
-        *when("tirx.s_tir.ldg32", s.InjectPTXLDG32()),
+        *options.when("tirx.use_async_copy", s.InjectPTXAsyncCopy()),
+        *options.when("tirx.s_tir.ldg32", s.InjectPTXLDG32()),
         verify_vectors(),
         drop_markers(),
         place_shared_memory(),

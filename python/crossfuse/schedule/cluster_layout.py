@@ -1,87 +1,16 @@
-"""`cluster_layout`: what a schedule keeps in which CTA of a cluster, as values and as a picture."""
+"""`cluster_layout`: reads off a schedule what it keeps in which CTA of a cluster."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.schedule.cluster_picture import draw
+from crossfuse.schedule.cluster_picture import ClusterLayout, Slabs
 from crossfuse.schedule.compaction import compacted
-from crossfuse.schedule.facts import ClusterLoop, cluster_loops, function
+from crossfuse.schedule.facts import cluster_loops, function
 from crossfuse.schedule.markers import AXES, DSM_REDUCE, DSM_SCOPE, DSM_SHUFFLE
 from crossfuse.schedule.slabs import SlabUse, slab_axis, slab_uses
-
-
-@dataclass(frozen=True)
-class Slabs:
-    """A buffer of which each CTA along a cluster axis holds one slab.
-
-    Attributes
-    ----------
-    name : str
-        Of the buffer.
-    dtype : str
-        Of its elements.
-    axis : str
-        Cluster axis; "" if no cluster-bound loop fills the slabs.
-    count : int
-        Slabs.
-    shape : tuple[int, ...]
-        Of one slab, as it is allocated in a CTA's shared memory.
-    size : int
-        Bytes of one slab.
-    writers, readers : tuple[str, ...]
-        Names of the blocks that fill the slabs and of those that take from them.
-    exchange : str
-        "scatter" or "all-exchange" of `dsm_reduce`, "ring" or "all-gather" of `dsm_shuffle`, ""
-        if the readers say nothing.
-    """
-
-    name: str
-    dtype: str
-    axis: str
-    count: int
-    shape: tuple[int, ...]
-    size: int
-    writers: tuple[str, ...]
-    readers: tuple[str, ...]
-    exchange: str
-
-
-@dataclass(frozen=True)
-class ClusterLayout:
-    """Clusters of a scheduled function.
-
-    Attributes
-    ----------
-    axes : tuple[tuple[str, int], ...]
-        Cluster axes in use with their extents, x first; empty without clusters.
-    loops : tuple[ClusterLoop, ...]
-        The loops bound to them, in program order.
-    buffers : tuple[Slabs, ...]
-        Buffers that are spread over CTAs, in program order.
-    """
-
-    axes: tuple[tuple[str, int], ...]
-    loops: tuple[ClusterLoop, ...]
-    buffers: tuple[Slabs, ...]
-
-    @property
-    def size(self) -> int:
-        """CTAs in a cluster; 1 without clusters."""
-        return prod(extent for _, extent in self.axes)
-
-    def picture(self) -> str:
-        """Draw in text who holds what and which way it passes, at most 80 columns wide.
-
-        Returns
-        -------
-        str
-            A row of boxes for each buffer, one box a CTA; of many CTAs the middle is left out.
-        """
-        return draw(self)
 
 
 def cluster_layout(sch: Any) -> ClusterLayout:

@@ -1,12 +1,12 @@
-"""Draws a `ClusterLayout` in text, at most 80 columns wide."""
+"""Who holds what in a cluster, as values and as a picture in text."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import prod
 from textwrap import wrap
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from crossfuse.schedule.cluster_layout import ClusterLayout, Slabs
+from crossfuse.schedule.facts import ClusterLoop
 
 WIDTH = 80
 _ELIDED = "..."
@@ -24,19 +24,77 @@ _ARROW = {"ring": " <-- "}
 _BOTH_WAYS = " <-> "
 
 
-def draw(layout: ClusterLayout) -> str:
-    """Draw who holds what and which way it passes.
+@dataclass(frozen=True)
+class Slabs:
+    """A buffer of which each CTA along a cluster axis holds one slab.
 
-    Parameters
+    Attributes
     ----------
-    layout : ClusterLayout
-        What to draw.
-
-    Returns
-    -------
-    str
-        Lines of at most `WIDTH` columns, without a newline at the end.
+    name : str
+        Of the buffer.
+    dtype : str
+        Of its elements.
+    axis : str
+        Cluster axis; "" if no cluster-bound loop fills the slabs.
+    count : int
+        Slabs.
+    shape : tuple[int, ...]
+        Of one slab, as it is allocated in a CTA's shared memory.
+    size : int
+        Bytes of one slab.
+    writers, readers : tuple[str, ...]
+        Names of the blocks that fill the slabs and of those that take from them.
+    exchange : str
+        "scatter" or "all-exchange" of `dsm_reduce`, "ring" or "all-gather" of `dsm_shuffle`, ""
+        if the readers say nothing.
     """
+
+    name: str
+    dtype: str
+    axis: str
+    count: int
+    shape: tuple[int, ...]
+    size: int
+    writers: tuple[str, ...]
+    readers: tuple[str, ...]
+    exchange: str
+
+
+@dataclass(frozen=True)
+class ClusterLayout:
+    """Clusters of a scheduled function.
+
+    Attributes
+    ----------
+    axes : tuple[tuple[str, int], ...]
+        Cluster axes in use with their extents, x first; empty without clusters.
+    loops : tuple[ClusterLoop, ...]
+        The loops bound to them, in program order.
+    buffers : tuple[Slabs, ...]
+        Buffers that are spread over CTAs, in program order.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    loops: tuple[ClusterLoop, ...]
+    buffers: tuple[Slabs, ...]
+
+    @property
+    def size(self) -> int:
+        """CTAs in a cluster; 1 without clusters."""
+        return prod(extent for _, extent in self.axes)
+
+    def picture(self) -> str:
+        """Draw in text who holds what and which way it passes, at most 80 columns wide.
+
+        Returns
+        -------
+        str
+            A row of boxes for each buffer, one box a CTA; of many CTAs the middle is left out.
+        """
+        return _draw(self)
+
+
+def _draw(layout: ClusterLayout) -> str:
     if not layout.axes:
         return "no clusters"
     extents = " x ".join(f"{axis}={extent}" for axis, extent in layout.axes)

@@ -12,7 +12,7 @@ from tvm.s_tir import Schedule
 from cpu.schedule.kernels import matmul, mlp, scaled_matmul
 from cpu.schedule.sampled import CASES, sampled
 from cpu.schedule.steps import cluster_columns, split_reduction
-from crossfuse.schedule.cluster_layout import ClusterLayout, Slabs
+from crossfuse.schedule.cluster_picture import ClusterLayout, Slabs
 from crossfuse.schedule.facts import ClusterLoop
 
 
