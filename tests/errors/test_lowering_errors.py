@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 
 from cpu.lower import refused as r
 from cpu.lower.kernels import pull, split_k, two_kernels
-from cpu.lower.support import X
+from cpu.macros import X
 from crossfuse import _tvm as ir
 from crossfuse.errors import LoweringRefused
 from crossfuse.hardware import device, tvm_target

@@ -6,7 +6,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from cpu.lower.support import X, Y
+from cpu.macros import X, Y
 from crossfuse import _tvm as ir
 from crossfuse.schedule.rules.ffn import schedule_ffn
 from crossfuse.schedule.rules.split_k import schedule_split_k

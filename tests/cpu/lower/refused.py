@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from cpu.lower.support import X, Y
+from cpu.macros import X, Y
 
 
 @T.prim_func(s_tir=True)

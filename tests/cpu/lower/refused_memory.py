@@ -8,7 +8,7 @@ from tvm import te
 from tvm.script import tirx as T
 
 from cpu.lower.kernels import temporal
-from cpu.lower.support import X, Y
+from cpu.macros import X, Y
 from crossfuse import _tvm as ir
 from crossfuse.schedule.rules.ffn import schedule_ffn
 from crossfuse.workload import parse, prim_func

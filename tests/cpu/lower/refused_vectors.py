@@ -7,7 +7,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from cpu.lower.kernels import temporal
-from cpu.lower.support import X
+from cpu.macros import X
 from crossfuse import _tvm as ir
 
 

@@ -19,9 +19,6 @@ from crossfuse.lower.extract import Lowered, lower, only_function
 from crossfuse.lower.image import KernelImage
 from crossfuse.lower.pipeline import cluster_passes
 
-X = {"crossfuse.cluster_axis": "x"}
-Y = {"crossfuse.cluster_axis": "y"}
-Z = {"crossfuse.cluster_axis": "z"}
 BARRIER = "crossfuse_cluster_sync"
 
 register()

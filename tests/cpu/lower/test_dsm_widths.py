@@ -10,7 +10,8 @@ import pytest
 import tvm
 from tvm.script import tirx as T
 
-from cpu.lower.support import X, checked, inputs_of, kernels_in
+from cpu.lower.support import checked, inputs_of, kernels_in
+from cpu.macros import X
 from crossfuse.emulate.cuda import emulate
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from cpu.lower.support import X, Y, Z, apply, assert_becomes
+from cpu.lower.support import apply, assert_becomes
+from cpu.macros import X, Y, Z, cluster_barrier
 from crossfuse import _tvm as ir
 from crossfuse.lower.lower_cluster import lower_cluster
 
@@ -35,13 +36,9 @@ def test_grid_axis_is_scaled_by_the_cluster_on_it() -> None:
                     P = T.sblock_alloc_buffer((32,), "float32", scope="shared.dyn", align=16)
                     P_peers = T.sblock_alloc_buffer((4, 4194304), "float32", scope="shared.dsm")
                     P[t] = A[x // 4, x % 4, t]
-                    T.tvm_storage_sync("shared")
-                    T.tvm_storage_sync("shared.dyn")
-                    T.cuda.func_call("crossfuse_cluster_sync", source_code="")
+                    cluster_barrier()
                     B[x // 4, x % 4, t] = P_peers[(x % 4 + 1) % 4, t] + P[t]
-                    T.tvm_storage_sync("shared")
-                    T.tvm_storage_sync("shared.dyn")
-                    T.cuda.func_call("crossfuse_cluster_sync", source_code="")
+                    cluster_barrier()
 
     assert_becomes(lower_cluster, before, expected)
 
@@ -77,14 +74,10 @@ def test_ranks_of_two_axes_count_x_fastest() -> None:
                     Q = T.sblock_alloc_buffer((3, 4194304), "float32", scope="shared.dsm")
                     for t in range(32):
                         P[t] = A[y // 2, y % 2, x % 3, t]
-                    T.tvm_storage_sync("shared")
-                    T.tvm_storage_sync("shared.dyn")
-                    T.cuda.func_call("crossfuse_cluster_sync", source_code="")
+                    cluster_barrier()
                     for t in range(32):
                         B[y // 2, y % 2, x % 3, t] = Q[y % 2 * 3 + (x % 3 + 1) % 3, t]
-                    T.tvm_storage_sync("shared")
-                    T.tvm_storage_sync("shared.dyn")
-                    T.cuda.func_call("crossfuse_cluster_sync", source_code="")
+                    cluster_barrier()
 
     assert_becomes(lower_cluster, before, expected)
 
@@ -121,13 +114,9 @@ def test_rank_along_the_middle_of_three_axes() -> None:
                     with T.sblock(""):
                         P = T.sblock_alloc_buffer((1,), "int32", scope="shared.dyn", align=16)
                         Q = T.sblock_alloc_buffer((3, 4194304), "int32", scope="shared.dsm")
-                        T.tvm_storage_sync("shared")
-                        T.tvm_storage_sync("shared.dyn")
-                        T.cuda.func_call("crossfuse_cluster_sync", source_code="")
+                        cluster_barrier()
                         Q[(z % 2 * 3 + (y % 3 + 1) % 3) * 2 + x % 2, 0] = A[z % 2, y % 3, x % 2]
-                        T.tvm_storage_sync("shared")
-                        T.tvm_storage_sync("shared.dyn")
-                        T.cuda.func_call("crossfuse_cluster_sync", source_code="")
+                        cluster_barrier()
                         B[z % 2, y % 3, x % 2] = P[0]
 
     assert_becomes(lower_cluster, before, expected)
@@ -161,13 +150,9 @@ def test_slab_of_the_root_block_moves_into_its_kernel() -> None:
                     P = T.sblock_alloc_buffer((1,), "int32", scope="shared.dyn", align=16)
                     Q = T.sblock_alloc_buffer((4, 4194304), "int32", scope="shared.dsm")
                     P[0] = A[x % 4]
-                    T.tvm_storage_sync("shared")
-                    T.tvm_storage_sync("shared.dyn")
-                    T.cuda.func_call("crossfuse_cluster_sync", source_code="")
+                    cluster_barrier()
                     B[x % 4] = Q[3 - x % 4, 0]
-                    T.tvm_storage_sync("shared")
-                    T.tvm_storage_sync("shared.dyn")
-                    T.cuda.func_call("crossfuse_cluster_sync", source_code="")
+                    cluster_barrier()
 
     assert_becomes(lower_cluster, before, expected)
 
@@ -197,17 +182,11 @@ def test_temporal_loop_gets_a_barrier_against_the_next_iteration() -> None:
                 P = T.sblock_alloc_buffer((1,), "int32", scope="shared.dyn", align=16)
                 Q = T.sblock_alloc_buffer((4, 4194304), "int32", scope="shared.dsm")
                 for s in range(5):
-                    T.tvm_storage_sync("shared")
-                    T.tvm_storage_sync("shared.dyn")
-                    T.cuda.func_call("crossfuse_cluster_sync", source_code="")
+                    cluster_barrier()
                     P[0] = A[s, x % 4]
-                    T.tvm_storage_sync("shared")
-                    T.tvm_storage_sync("shared.dyn")
-                    T.cuda.func_call("crossfuse_cluster_sync", source_code="")
+                    cluster_barrier()
                     B[s, x % 4] = Q[3 - x % 4, 0]
-                T.tvm_storage_sync("shared")
-                T.tvm_storage_sync("shared.dyn")
-                T.cuda.func_call("crossfuse_cluster_sync", source_code="")
+                cluster_barrier()
 
     assert_becomes(lower_cluster, before, expected)
 
@@ -241,13 +220,9 @@ def test_exchange_of_some_clusters_keeps_its_barriers_inside_the_condition() -> 
                 Q = T.sblock_alloc_buffer((4, 4194304), "int32", scope="shared.dsm")
                 P[0] = A[x // 4, x % 4]
                 if x // 4 < 5:
-                    T.tvm_storage_sync("shared")
-                    T.tvm_storage_sync("shared.dyn")
-                    T.cuda.func_call("crossfuse_cluster_sync", source_code="")
+                    cluster_barrier()
                     B[x // 4, x % 4] = Q[3 - x % 4, 0]
-                    T.tvm_storage_sync("shared")
-                    T.tvm_storage_sync("shared.dyn")
-                    T.cuda.func_call("crossfuse_cluster_sync", source_code="")
+                    cluster_barrier()
                 else:
                     B[x // 4, x % 4] = P[0]
 

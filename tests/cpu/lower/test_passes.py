@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tvm.script import tirx as T
 
-from cpu.lower.support import X, apply, assert_becomes
+from cpu.lower.support import apply, assert_becomes
+from cpu.macros import X
 from crossfuse.errors import LoweringRefused
 from crossfuse.lower.drop_markers import drop_markers
 from crossfuse.lower.launch_clusters import launch_clusters

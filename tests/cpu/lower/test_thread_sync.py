@@ -6,7 +6,8 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from cpu.lower.support import X, checked, kernels_in
+from cpu.lower.support import checked, kernels_in
+from cpu.macros import X
 
 
 def syncs(func: Any) -> int:

@@ -8,7 +8,8 @@ import pytest
 from tvm.script import tirx as T
 
 from cpu.lower.kernels import chain, split_k
-from cpu.lower.support import X, Y, Z, after, barriers, checked, kernels_in
+from cpu.lower.support import after, barriers, checked, kernels_in
+from cpu.macros import X, Y, Z
 from crossfuse.lower.extract import lower
 from crossfuse.schedule.rules.ffn import schedule_ffn
 from crossfuse.schedule.rules.tiles import Tiles

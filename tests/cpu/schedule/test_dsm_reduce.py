@@ -8,8 +8,51 @@ import pytest
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
+from cpu.macros import X
 from cpu.schedule.kernels import chain, matmul, row_sums, scaled_matmul, transposed
 from cpu.schedule.steps import assert_same, cluster_columns, split_reduction
+
+
+@T.macro
+def partial_products(A, B, P, i_0):
+    """Each CTA's share of the reduction, the reduction outside the tile."""
+    for k_0 in T.parallel(4, annotations=X):
+        for k_1, i_1, j in T.grid(8, 4, 8):
+            with T.sblock("C_rf"):
+                rank = T.axis.spatial(4, k_0)
+                vi = T.axis.spatial(8, i_0 * 4 + i_1)
+                vj, vk = T.axis.remap("SR", [j, k_1])
+                with T.init():
+                    P[rank, vi, vj] = T.float32(0)
+                P[rank, vi, vj] = P[rank, vi, vj] + A[vi, rank * 8 + vk] * B[rank * 8 + vk, vj]
+
+
+@T.macro
+def partial_product_of_each_element(A, B, P, i_0, columns):
+    """Each CTA's share of the reduction, as TVM moves it to another block's tile."""
+    for k_0 in T.parallel(4, annotations=X):
+        for i_1, j, k_1 in T.grid(4, columns, 8):
+            with T.sblock("C_rf"):
+                rank = T.axis.spatial(4, k_0)
+                vi = T.axis.spatial(8, i_0 * 4 + i_1)
+                vj, vk = T.axis.remap("SR", [j, k_1])
+                with T.init():
+                    P[rank, vi, vj] = T.float32(0)
+                P[rank, vi, vj] = P[rank, vi, vj] + A[vi, rank * 8 + vk] * B[rank * 8 + vk, vj]
+
+
+@T.macro
+def whole_tile(P, C, i_0, columns):
+    """All shares combined by every CTA."""
+    for r, i_1, j in T.grid(4, 4, columns):
+        with T.sblock("C"):
+            rank = T.axis.reduce(4, r)
+            vi = T.axis.spatial(8, i_0 * 4 + i_1)
+            vj = T.axis.spatial(columns, j)
+            T.sblock_attr({"crossfuse.dsm_reduce": "all-exchange"})
+            with T.init():
+                C[vi, vj] = T.float32(0)
+            C[vi, vj] = C[vi, vj] + P[rank, vi, vj]
 
 
 @T.prim_func(s_tir=True)
@@ -20,16 +63,8 @@ def scattered(
 ):
     P = T.sblock_alloc_buffer((4, 8, 8), scope="shared.dsm")
     for i_0 in range(2):
-        for k_0 in T.parallel(4, annotations={"crossfuse.cluster_axis": "x"}):
-            for k_1, i_1, j in T.grid(8, 4, 8):
-                with T.sblock("C_rf"):
-                    rank = T.axis.spatial(4, k_0)
-                    vi = T.axis.spatial(8, i_0 * 4 + i_1)
-                    vj, vk = T.axis.remap("SR", [j, k_1])
-                    with T.init():
-                        P[rank, vi, vj] = T.float32(0)
-                    P[rank, vi, vj] = P[rank, vi, vj] + A[vi, rank * 8 + vk] * B[rank * 8 + vk, vj]
-        for z in T.parallel(4, annotations={"crossfuse.cluster_axis": "x"}):
+        partial_products(A, B, P, i_0)
+        for z in T.parallel(4, annotations=X):
             for e, r in T.grid(8, 4):
                 with T.sblock("C"):
                     rank = T.axis.reduce(4, r)
@@ -50,25 +85,9 @@ def exchanged_output(
     P = T.sblock_alloc_buffer((4, 8, 8), scope="shared.dsm")
     S = T.sblock_alloc_buffer((8, 8), scope="shared")
     for i_0 in range(2):
-        for k_0 in T.parallel(4, annotations={"crossfuse.cluster_axis": "x"}):
-            for k_1, i_1, j in T.grid(8, 4, 8):
-                with T.sblock("C_rf"):
-                    rank = T.axis.spatial(4, k_0)
-                    vi = T.axis.spatial(8, i_0 * 4 + i_1)
-                    vj, vk = T.axis.remap("SR", [j, k_1])
-                    with T.init():
-                        P[rank, vi, vj] = T.float32(0)
-                    P[rank, vi, vj] = P[rank, vi, vj] + A[vi, rank * 8 + vk] * B[rank * 8 + vk, vj]
-        for z in T.parallel(4, annotations={"crossfuse.cluster_axis": "x"}):
-            for r, i_1, j in T.grid(4, 4, 8):
-                with T.sblock("C"):
-                    rank = T.axis.reduce(4, r)
-                    vi = T.axis.spatial(8, i_0 * 4 + i_1)
-                    vj = T.axis.spatial(8, j)
-                    T.sblock_attr({"crossfuse.dsm_reduce": "all-exchange"})
-                    with T.init():
-                        S[vi, vj] = T.float32(0)
-                    S[vi, vj] = S[vi, vj] + P[rank, vi, vj]
+        partial_products(A, B, P, i_0)
+        for z in T.parallel(4, annotations=X):
+            whole_tile(P, S, i_0, 8)
             for e in range(8):
                 with T.sblock("C_shared"):
                     vi = T.axis.spatial(8, i_0 * 4 + z)
@@ -88,25 +107,9 @@ def exchanged_for_slices(
     C = T.sblock_alloc_buffer((8, 8), scope="shared")
     P = T.sblock_alloc_buffer((4, 8, 8), scope="shared.dsm")
     for i_0 in range(2):
-        for k_0 in T.parallel(4, annotations={"crossfuse.cluster_axis": "x"}):
-            for i_1, j, k_1 in T.grid(4, 8, 8):
-                with T.sblock("C_rf"):
-                    rank = T.axis.spatial(4, k_0)
-                    vi = T.axis.spatial(8, i_0 * 4 + i_1)
-                    vj, vk = T.axis.remap("SR", [j, k_1])
-                    with T.init():
-                        P[rank, vi, vj] = T.float32(0)
-                    P[rank, vi, vj] = P[rank, vi, vj] + A[vi, rank * 8 + vk] * B[rank * 8 + vk, vj]
-        for i_1 in T.parallel(4, annotations={"crossfuse.cluster_axis": "x"}):
-            for r, i, j in T.grid(4, 4, 8):
-                with T.sblock("C"):
-                    rank = T.axis.reduce(4, r)
-                    vi = T.axis.spatial(8, i_0 * 4 + i)
-                    vj = T.axis.spatial(8, j)
-                    T.sblock_attr({"crossfuse.dsm_reduce": "all-exchange"})
-                    with T.init():
-                        C[vi, vj] = T.float32(0)
-                    C[vi, vj] = C[vi, vj] + P[rank, vi, vj]
+        partial_product_of_each_element(A, B, P, i_0, 8)
+        for i_1 in T.parallel(4, annotations=X):
+            whole_tile(P, C, i_0, 8)
             for j in range(8):
                 with T.sblock("D"):
                     vi = T.axis.spatial(8, i_0 * 4 + i_1)
@@ -127,25 +130,9 @@ def exchanged_for_chain(
     C = T.sblock_alloc_buffer((8, 16), scope="shared")
     P = T.sblock_alloc_buffer((4, 8, 16), scope="shared.dsm")
     for i_0 in range(2):
-        for k_0 in T.parallel(4, annotations={"crossfuse.cluster_axis": "x"}):
-            for i_1, j, k_1 in T.grid(4, 16, 8):
-                with T.sblock("C_rf"):
-                    rank = T.axis.spatial(4, k_0)
-                    vi = T.axis.spatial(8, i_0 * 4 + i_1)
-                    vj, vk = T.axis.remap("SR", [j, k_1])
-                    with T.init():
-                        P[rank, vi, vj] = T.float32(0)
-                    P[rank, vi, vj] = P[rank, vi, vj] + A[vi, rank * 8 + vk] * B[rank * 8 + vk, vj]
-        for j_0 in T.parallel(4, annotations={"crossfuse.cluster_axis": "x"}):
-            for r, i_1, j in T.grid(4, 4, 16):
-                with T.sblock("C"):
-                    rank = T.axis.reduce(4, r)
-                    vi = T.axis.spatial(8, i_0 * 4 + i_1)
-                    vj = T.axis.spatial(16, j)
-                    T.sblock_attr({"crossfuse.dsm_reduce": "all-exchange"})
-                    with T.init():
-                        C[vi, vj] = T.float32(0)
-                    C[vi, vj] = C[vi, vj] + P[rank, vi, vj]
+        partial_product_of_each_element(A, B, P, i_0, 16)
+        for j_0 in T.parallel(4, annotations=X):
+            whole_tile(P, C, i_0, 16)
             for k_0, k_1, i_1, j_1, k_2 in T.grid(4, 2, 4, 2, 2):
                 with T.sblock("E"):
                     vi = T.axis.spatial(8, i_0 * 4 + i_1)

@@ -7,26 +7,33 @@ from typing import Any
 from tvm.s_tir import Schedule
 from tvm.script import tirx as T
 
+from cpu.macros import X
 from cpu.schedule.kernels import mlp
 from cpu.schedule.steps import assert_same, cluster_columns
 
 
+@T.macro
+def slices_of_each_cta(A, H, i_0):
+    """What the producer does: each CTA fills its slab."""
+    for c in T.parallel(4, annotations=X):
+        for i_1, f in T.grid(4, 4):
+            with T.sblock("H"):
+                vi = T.axis.spatial(8, i_0 * 4 + i_1)
+                vf = T.axis.spatial(16, c * 4 + f)
+                H[vf // 4, vi, vf % 4] = T.max(A[vi, vf], T.float32(0))
+
+
 @T.prim_func(s_tir=True)
 def ring(
-    X: T.Buffer((8, 16), "float32"),
+    A: T.Buffer((8, 16), "float32"),
     W: T.Buffer((8, 16), "float32"),
     Y: T.Buffer((8, 8), "float32"),
 ):
     H = T.sblock_alloc_buffer((4, 8, 4), scope="shared.dsm")
     S = T.sblock_alloc_buffer((4, 8, 4), scope="shared.dyn")
     for i_0 in range(2):
-        for c in T.parallel(4, annotations={"crossfuse.cluster_axis": "x"}):
-            for i_1, f in T.grid(4, 4):
-                with T.sblock("H"):
-                    vi = T.axis.spatial(8, i_0 * 4 + i_1)
-                    vf = T.axis.spatial(16, c * 4 + f)
-                    H[vf // 4, vi, vf % 4] = T.max(X[vi, vf], T.float32(0))
-        for z in T.parallel(4, annotations={"crossfuse.cluster_axis": "x"}):
+        slices_of_each_cta(A, H, i_0)
+        for z in T.parallel(4, annotations=X):
             for r in range(4):
                 for one, i_1, f in T.grid(1, 4, 4):
                     with T.sblock("H_stage"):
@@ -47,20 +54,15 @@ def ring(
 
 @T.prim_func(s_tir=True)
 def all_gather(
-    X: T.Buffer((8, 16), "float32"),
+    A: T.Buffer((8, 16), "float32"),
     W: T.Buffer((8, 16), "float32"),
     Y: T.Buffer((8, 8), "float32"),
 ):
     H = T.sblock_alloc_buffer((4, 8, 4), scope="shared.dsm")
     S = T.sblock_alloc_buffer((4, 8, 4), scope="shared.dyn")
     for i_0 in range(2):
-        for c in T.parallel(4, annotations={"crossfuse.cluster_axis": "x"}):
-            for i_1, f in T.grid(4, 4):
-                with T.sblock("H"):
-                    vi = T.axis.spatial(8, i_0 * 4 + i_1)
-                    vf = T.axis.spatial(16, c * 4 + f)
-                    H[vf // 4, vi, vf % 4] = T.max(X[vi, vf], T.float32(0))
-        for z in T.parallel(4, annotations={"crossfuse.cluster_axis": "x"}):
+        slices_of_each_cta(A, H, i_0)
+        for z in T.parallel(4, annotations=X):
             for r, i_1, f in T.grid(4, 4, 4):
                 with T.sblock("H_stage"):
                     v0 = T.axis.spatial(4, r)
@@ -80,20 +82,15 @@ def all_gather(
 
 @T.prim_func(s_tir=True)
 def ring_of_parts(
-    X: T.Buffer((8, 16), "float32"),
+    A: T.Buffer((8, 16), "float32"),
     W: T.Buffer((8, 16), "float32"),
     Y: T.Buffer((8, 8), "float32"),
 ):
     H = T.sblock_alloc_buffer((4, 8, 4), scope="shared.dsm")
     S = T.sblock_alloc_buffer((4, 8, 4), scope="shared.dyn")
     for i_0 in range(2):
-        for c in T.parallel(4, annotations={"crossfuse.cluster_axis": "x"}):
-            for i_1, f in T.grid(4, 4):
-                with T.sblock("H"):
-                    vi = T.axis.spatial(8, i_0 * 4 + i_1)
-                    vf = T.axis.spatial(16, c * 4 + f)
-                    H[vf // 4, vi, vf % 4] = T.max(X[vi, vf], T.float32(0))
-        for z in T.parallel(4, annotations={"crossfuse.cluster_axis": "x"}):
+        slices_of_each_cta(A, H, i_0)
+        for z in T.parallel(4, annotations=X):
             for r, k_1 in T.grid(4, 2):
                 for one, i_1, f in T.grid(1, 4, 2):
                     with T.sblock("H_stage"):
