@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cpu.fuzz.chain import ChainPlan
+from cpu.fuzz.gemm import GemmPlan
 from cpu.fuzz.layouts import Staging, Threads
 from cpu.fuzz.misuse import Call, MisusePlan, WildPlan
 from cpu.fuzz.oracle import judge
@@ -95,6 +96,28 @@ PLANS = {
             (Call("bind", block=0, loop=0, choice=0), Call("bind", block=0, loop=1, choice=0)),
         ),
         "thread-binding",
+    ),
+    # LLVM vectorised the sequential run into reads past the operands.
+    "a bfloat16 product of few columns": (
+        GemmPlan(
+            text="gemm:M=5,K=12,N=8,dtype=bfloat16,weights=kn,combine=sum",
+            direct=False,
+            cluster=4,
+            axis="x",
+            scatter=False,
+            slices="j",
+            tile=(5, 4),
+            outside=(("i", "blockIdx.z"), ("j", "blockIdx.y")),
+            rank_part="outer",
+            inner="ijk",
+            threads=ONE,
+            accumulate="local",
+            staging=NOTHING,
+            combine_scope="",
+            epilogue_at="thread",
+            decompose="pc",
+        ),
+        "",
     ),
     "a chain as it should be": (CHAIN, ""),
 }
