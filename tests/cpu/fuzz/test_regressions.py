@@ -126,5 +126,5 @@ PLANS = {
 @pytest.mark.parametrize("name", PLANS)
 def test_verdict(name: str) -> None:
     plan, rule = PLANS[name]
-    assert isinstance(plan, (ChainPlan, MisusePlan, WildPlan))
+    assert isinstance(plan, (GemmPlan, ChainPlan, MisusePlan, WildPlan))
     assert judge(plan.spec, plan.build).rule == rule
