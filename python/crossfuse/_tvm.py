@@ -17,6 +17,8 @@ from tvm.backend.cuda.op import cuda_func_call
 from tvm.ir import Call, IRModule, Op, TensorLoad, Var
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 from tvm.s_tir.schedule import ExprRV, Instruction, LoopRV, SBlockRV, ScheduleError
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as script
 from tvm.tirx import (
     AllocBuffer,
     AttrStmt,
@@ -44,6 +46,7 @@ __all__ = [
     "ExprRV",
     "For",
     "ForKind",
+    "IRBuilder",
     "IRModule",
     "IfThenElse",
     "Instruction",
@@ -62,6 +65,7 @@ __all__ = [
     "cuda_func_call",
     "is_buffer_var",
     "s_tir",
+    "script",
     "sym",
     "tirx",
     "tvm",
@@ -154,4 +158,5 @@ def terms(condition: Any) -> list[Any]:
 
 def conjunction(conditions: Iterable[Any]) -> Any:
     """The condition that holds where all of `conditions` do."""
-    return functools.reduce(tirx.And, conditions, tirx.IntImm("bool", 1))
+    parts = list(conditions)
+    return functools.reduce(tirx.And, parts) if parts else tirx.IntImm("bool", 1)

@@ -33,6 +33,34 @@ class BufferSpec:
 
 
 @dataclass(frozen=True)
+class TensorMap:
+    """A TMA descriptor that a kernel takes by value: how a box of a buffer is copied.
+
+    Attributes
+    ----------
+    name : str
+        Name of the kernel's parameter.
+    buffer : str
+        Name of the `BufferSpec` in global memory.
+    extents : tuple[int, ...]
+        Of the buffer, innermost dimension first, in elements.
+    strides : tuple[int, ...]
+        Of every dimension but the innermost, in bytes; multiples of 16.
+    box : tuple[int, ...]
+        Extents of what one copy moves, innermost first, at most 256 each.
+    swizzle : int
+        Bytes that one swizzle pattern spans in shared memory: 0, 32, 64 or 128.
+    """
+
+    name: str
+    buffer: str
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel launch. `grid` counts CTAs (not clusters), as CUDA does.
 
@@ -45,7 +73,9 @@ class Launch:
     dynamic_shared_bytes : int
         Dynamic shared memory of one CTA, in bytes.
     arguments : tuple[str, ...]
-        Names of the `BufferSpec` in the order of the kernel's pointer parameters.
+        Names of the `BufferSpec` or `TensorMap` in the order of the kernel's parameters.
+    tensor_maps : tuple[TensorMap, ...]
+        Descriptors among the arguments.
     """
 
     symbol: str
@@ -54,6 +84,7 @@ class Launch:
     cluster: Dim3
     dynamic_shared_bytes: int
     arguments: tuple[str, ...]
+    tensor_maps: tuple[TensorMap, ...] = ()
 
     @property
     def cluster_size(self) -> int:

@@ -19,6 +19,10 @@ DSM_REDUCE = "crossfuse.dsm_reduce"
 #: Block annotation of `dsm_shuffle` on the staging block: "ring" or "all-gather".
 DSM_SHUFFLE = "crossfuse.dsm_shuffle"
 
+#: Loop annotation: the loop runs as a pipeline of asynchronous tile loads and wgmma; the value is
+#: the number of stages in shared memory, 0 for as many as fit.
+STAGES = "crossfuse.stages"
+
 AXES = ("x", "y", "z")
 #: Thread tags whose launch TVM gets wrong; `cluster_bind` is the cure.
 NAIVE_TAGS = tuple(f"clusterCtaIdx.{axis}" for axis in AXES)

@@ -1,0 +1,96 @@
+"""Where a thread stands: CTA, cluster, warpgroup, lane, and the tile it works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.plan import WARPGROUP, KernelPlan
+from crossfuse.lower.hopper.statements import let
+from crossfuse.lower.hopper.tile_program import Place
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Coordinates of a thread.
+
+    Attributes
+    ----------
+    rank : Any
+        Of the CTA in its cluster.
+    cluster : Any
+        Index of the cluster.
+    warpgroup, thread : Any
+        Warpgroup in the CTA, and thread in the warpgroup.
+    places : dict
+        Values of the cluster's places, by variable.
+    """
+
+    rank: Any
+    cluster: Any
+    warpgroup: Any
+    thread: Any
+    places: dict[Any, Any]
+
+    @property
+    def lane(self) -> Any:
+        """Of the thread in its warp."""
+        return self.thread % 32
+
+    @property
+    def warp(self) -> Any:
+        """Of the thread in its warpgroup."""
+        return self.thread // 32
+
+
+def declare_coordinates(plan: KernelPlan) -> Coordinates:
+    """Declare the launch and name its coordinates."""
+    program = plan.program
+    rank = ir.script.cta_id_in_cluster([program.cluster_size])
+    cluster = ir.script.cluster_id([plan.clusters])
+    warpgroup = ir.script.warpgroup_id([plan.consumers + 1])
+    thread = ir.script.thread_id_in_wg([WARPGROUP])
+    names = {"rank": rank, "cluster": cluster, "warpgroup": warpgroup, "thread": thread}
+    for name, variable in names.items():
+        ir.IRBuilder.name(name, variable)
+    return Coordinates(rank, cluster, warpgroup, thread, _unravel(program.cluster, rank))
+
+
+def grid_places(plan: KernelPlan, tile: Any) -> dict[Any, Any]:
+    """Values of the grid's places for a tile's number."""
+    return _unravel(plan.program.grid, tile)
+
+
+def at(expression: Any, *values: dict[Any, Any]) -> Any:
+    """An expression with values for its variables."""
+    known = {var: value for each in values for var, value in each.items()}
+    replace: Callable[[Any], Any] = lambda var: known.get(var, var)  # noqa: E731
+    return ir.sym.Analyzer().simplify(ir.substitute(expression, replace))
+
+
+def strides(places: tuple[Place, ...]) -> dict[Any, int]:
+    """How far apart neighbours along each place are in the linear order, innermost first."""
+    stride, found = 1, {}
+    for place in reversed(places):
+        found[place.var] = stride
+        stride *= place.extent
+    return found
+
+
+def _unravel(places: tuple[Place, ...], linear: Any) -> dict[Any, Any]:
+    steps = strides(places)
+    values: dict[Any, Any] = {}
+    for place in places:
+        outermost = place is places[0]
+        index = linear // steps[place.var]
+        index = index if outermost else index % place.extent
+        value = let(str(place.var.name), index) if place.extent > 1 else 0
+        values[place.var] = _as(value, place.var)
+    return values
+
+
+def _as(value: Any, var: Any) -> Any:
+    dtype = str(var.ty)
+    return ir.tirx.IntImm(dtype, value) if isinstance(value, int) else value.astype(dtype)

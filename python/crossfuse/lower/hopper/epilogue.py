@@ -1,0 +1,187 @@
+"""From accumulators to the output: the epilogue's expression in registers, then the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.coordinates import Coordinates, at
+from crossfuse.lower.hopper.operand import item_bytes
+from crossfuse.lower.hopper.plan import WARPGROUP, WARPGROUP_ROWS, KernelPlan
+from crossfuse.lower.hopper.statements import let, registers, run, when
+
+_TMA_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
+#: Boxes of a warpgroup that alternate, so that one is filled while the other is copied.
+_BOXES = 2
+#: PTX conversions of two float32 into one register, by element type.
+_PACK = {"bfloat16": "bf16x2", "float16": "f16x2"}
+
+
+class Epilogue:
+    """The epilogue of one multiplying warpgroup.
+
+    Parameters
+    ----------
+    plan : KernelPlan
+        The kernel.
+    where : Coordinates
+        Of this thread.
+    warpgroup : Any
+        Index of the multiplying warpgroup.
+    accumulators : Any
+        Its registers.
+    boxes : Any
+        Function from a byte offset to an address among the boxes in shared memory.
+    descriptor : Any
+        Tensor map of the output; None without boxes.
+    """
+
+    def __init__(
+        self,
+        plan: KernelPlan,
+        where: Coordinates,
+        warpgroup: Any,
+        accumulators: Any,
+        boxes: Any,
+        descriptor: Any,
+    ) -> None:
+        self.plan = plan
+        self.where = where
+        self.warpgroup = warpgroup
+        self.accumulators = accumulators
+        self.boxes = boxes
+        self.descriptor = descriptor
+
+    def store(self, values: Mapping[Any, Any]) -> None:
+        """Store the tile at the place that `values` tell."""
+        row, column = (at(each, dict(values)) for each in self.plan.program.store.tile.origin)
+        row = let("row", row + self.warpgroup * WARPGROUP_ROWS)
+        column = let("column", column)
+        if self.plan.store.map is None:
+            self._store_elements(row, column)
+        else:
+            self._store_boxes(row, column)
+
+    def finish(self) -> None:
+        """Wait until all boxes have left shared memory."""
+        if self.plan.store.map is not None:
+            with when(self.where.thread == 0):
+                run(ir.script.ptx.cp.async_.bulk.wait_group(0))
+
+    def _element(self, row: Any, column: Any, index: int) -> Any:
+        """The epilogue's value for one accumulator, in the output's type.
+
+        Accumulator ``4 j + 2 h + q`` of a thread is element (warp * 16 + lane / 4 + 8 h,
+        8 j + 2 (lane % 4) + q) of the tile. PTX ISA, wgmma, register fragments for D.
+        """
+        store = self.plan.program.store
+        block, half, pair = index // 4, index // 2 % 2, index % 2
+        i = row + (self.where.warp * 16 + self.where.lane // 4 + 8 * half)
+        j = column + (block * 8 + self.where.lane % 4 * 2 + pair)
+        return self._evaluated(store, i, j, index), i, j
+
+    def _evaluated(self, store: Any, i: Any, j: Any, index: int) -> Any:
+        def load(node: Any, mutator: Any) -> Any:
+            if node.source.same_as(self.plan.program.contraction.accumulator):
+                return self.accumulators[index]
+            node = mutator.default_mutate(node)
+            return self._guarded(node, i, j)
+
+        value = ir.mutate(store.value, (ir.TensorLoad, load))
+        known = {store.row: i, store.column: j}
+        return ir.substitute(value, lambda var: known.get(var, var))
+
+    def _guarded(self, load: Any, i: Any, j: Any) -> Any:
+        """A load of a further operand; nothing is read beyond the output's own extents."""
+        inside = self._inside(i, j)
+        if inside is None:
+            return load
+        zero = ir.tirx.const(0, str(load.ty))
+        return ir.tirx.if_then_else(inside, load, zero)
+
+    def _inside(self, i: Any, j: Any) -> Any:
+        """Whether an element belongs to the output; None if every one of a tile does."""
+        tile = self.plan.program.store.tile
+        (rows, columns), (height, width) = tile.extents, tile.shape
+        terms = [
+            index < extent
+            for index, extent, step in ((i, rows, height), (j, columns, width))
+            if extent % step
+        ]
+        return ir.conjunction(terms) if terms else None
+
+    def _store_elements(self, row: Any, column: Any) -> None:
+        output = self.plan.program.store.tile.buffer
+        for index in range(self.plan.accumulators):
+            value, i, j = self._element(row, column, index)
+            inside = self._inside(i, j)
+            if inside is None:
+                ir.script.buffer_store(output, value, [i, j])
+                continue
+            with when(inside):
+                ir.script.buffer_store(output, value, [i, j])
+
+    def _store_boxes(self, row: Any, column: Any) -> None:
+        """Boxes of 64 rows: registers, swizzled shared memory, TMA."""
+        width = self.plan.store.box_columns
+        size = WARPGROUP_ROWS * width * 2
+        packed = registers("packed", 4, "uint32")
+        for number in range(self.plan.columns // width):
+            slot = self.warpgroup * _BOXES + number % _BOXES
+            base = let("box", slot * size)
+            with when(self.where.thread == 0):
+                run(ir.script.ptx.cp.async_.bulk.wait_group.read(_BOXES - 1))
+            self._meet()
+            for group in range(width // 16):
+                self._pack(packed, row, column, number * width + group * 16)
+                self._scatter(packed, base, group)
+            run(ir.script.ptx.fence.proxy.async_.shared__cta())
+            self._meet()
+            with when(self.where.thread == 0):
+                call = ir.script.ptx[_TMA_STORE]
+                address = ir.script.address_of(self.descriptor)
+                run(call(address, column + number * width, row, self.boxes(base)))
+                run(ir.script.ptx.cp.async_.bulk.commit_group())
+
+    def _pack(self, packed: Any, row: Any, column: Any, first: int) -> None:
+        """Sixteen columns in the order of stmatrix: two blocks of 8, each with both halves."""
+        dtype = self.plan.program.store.tile.dtype
+        convert = getattr(ir.script.ptx.cvt.rn, _PACK[dtype]).f32
+        for register in range(4):
+            index = first // 2 + register * 2
+            low, _, _ = self._element(row, column, index)
+            high, _, _ = self._element(row, column, index + 1)
+            run(convert(packed[register], _as_float(high), _as_float(low)))
+
+    def _scatter(self, packed: Any, base: Any, group: int) -> None:
+        """Store four 8 x 8 matrices; rows are swizzled as the tensor map says."""
+        pitch = self.plan.store.box_columns * 2
+        lane, warp = self.where.lane, self.where.warp
+        row = warp * 16 + lane % 16
+        chunk = group * 2 + lane // 16
+        pattern = row * pitch // WARPGROUP % (pitch // 16)
+        run(
+            ir.script.ptx.stmatrix.sync.aligned.m8n8.x4.shared.b16(
+                self.boxes(base + row * pitch + (chunk ^ pattern) * 16),
+                *[packed[register] for register in range(4)],
+            )
+        )
+
+    def _meet(self) -> None:
+        """The threads of this warpgroup meet; barrier 0 is that of the whole CTA."""
+        barrier = ir.script.Cast("uint32", 1 + self.warpgroup)
+        run(ir.script.ptx.bar.sync(barrier, ir.script.uint32(WARPGROUP)))
+
+
+def _as_float(value: Any) -> Any:
+    """The float32 that is rounded to the output's type by the conversion of a pair."""
+    if isinstance(value, ir.tirx.Cast) and str(value.value.ty) == "float32":
+        return value.value
+    return value.astype("float32")
+
+
+def box_bytes(plan: KernelPlan) -> int:
+    """Bytes of one box of the output."""
+    tile = plan.program.store.tile
+    return WARPGROUP_ROWS * plan.store.box_columns * item_bytes(tile.dtype)

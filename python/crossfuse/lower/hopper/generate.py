@@ -1,0 +1,81 @@
+"""From a tile program to a kernel image: the second way down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.hardware import Device, tvm_target
+from crossfuse.lower.hopper.kernel import emit_kernel, tensor_maps
+from crossfuse.lower.hopper.plan import KernelPlan, plan_kernel
+from crossfuse.lower.hopper.recover import recover
+from crossfuse.lower.image import BufferSpec, KernelImage, Launch
+from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan
+
+
+def generate(
+    func: Any, buffers: tuple[BufferSpec, ...], device: Device, name: str
+) -> tuple[KernelImage, SharedMemoryPlan]:
+    """Lower a scheduled tile program.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        A function with a pipelined loop, see `recover`.
+    buffers : tuple[BufferSpec, ...]
+        Its parameters.
+    device : Device
+        What to lower for.
+    name : str
+        Name of the compiled function.
+
+    Returns
+    -------
+    tuple[KernelImage, SharedMemoryPlan]
+        Generated CUDA with its launch, and what lies where in shared memory.
+
+    Raises
+    ------
+    LoweringRefused
+        If tensor cores or TMA cannot take the tiles.
+    """
+    plan = plan_kernel(recover(func), device)
+    symbol, kernel = _device_function(emit_kernel(plan, name), device, name)
+    launch = _launch(plan, symbol, kernel)
+    image = KernelImage(name, _cuda(symbol, kernel), buffers, (launch,))
+    regions = plan.arena.regions
+    placements = tuple(Placement(each.name, each.offset, each.size, 0, 0) for each in regions)
+    return image, SharedMemoryPlan(placements, plan.arena.size)
+
+
+def _device_function(func: Any, device: Device, name: str) -> tuple[str, Any]:
+    module = ir.IRModule({name: func.with_attr("global_symbol", name)})
+    module = ir.tirx.transform.BindTarget(tvm_target(device))(module)
+    pipeline, _, _ = ir.tirx.get_tir_pipeline("tirx")
+    module = pipeline(module)
+    ((var, kernel),) = [
+        each
+        for each in module.functions.items()
+        if "tirx.kernel_launch_params" in (each[1].attrs or {})
+    ]
+    return str(var.name_hint), kernel
+
+
+def _cuda(symbol: str, kernel: Any) -> str:
+    _, _, finalize = ir.tirx.get_tir_pipeline("tirx")
+    module = finalize()(ir.IRModule({symbol: kernel}))
+    generate_text = ir.tvm.get_global_func("target.build.cuda")
+    return str(generate_text(module, kernel.attrs["target"]).inspect_source())
+
+
+def _launch(plan: KernelPlan, symbol: str, kernel: Any) -> Launch:
+    size = plan.program.cluster_size
+    return Launch(
+        symbol,
+        (plan.clusters * size, 1, 1),
+        (plan.threads, 1, 1),
+        (size, 1, 1),
+        plan.arena.size,
+        tuple(str(each.name).removesuffix("_ptr") for each in kernel.params),
+        tensor_maps(plan),
+    )

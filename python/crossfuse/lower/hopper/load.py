@@ -1,0 +1,98 @@
+"""The loading role: one thread keeps the ring full by TMA."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.coordinates import Coordinates, at, strides
+from crossfuse.lower.hopper.operand import Operand
+from crossfuse.lower.hopper.plan import KernelPlan
+from crossfuse.lower.hopper.statements import run
+
+_TMA = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+
+
+def load_tile(
+    plan: KernelPlan,
+    operand: Operand,
+    descriptor: Any,
+    where: Coordinates,
+    values: Mapping[Any, Any],
+    stage: Any,
+    barrier: Any,
+) -> None:
+    """Load this CTA's part of an operand's tile, for all CTAs that share it.
+
+    Parameters
+    ----------
+    plan : KernelPlan
+        The kernel.
+    operand : Operand
+        What is loaded.
+    descriptor : Any
+        The tensor map parameter.
+    where : Coordinates
+        Of this thread.
+    values : Mapping
+        Values of all variables of the tile's origin.
+    stage : Any
+        Address in shared memory of the stage's tile.
+    barrier : Any
+        Completed by the bytes, in each receiving CTA.
+    """
+    row, column = (at(each, dict(values)) for each in operand.tile.origin)
+    part = _part(operand, where)
+    size = operand.size // operand.sharers
+    rows = operand.map.box[1]
+    for copy in range(operand.copies):
+        offset = part * size + copy * operand.box_bytes
+        if operand.k_major:
+            coordinates = (column, row + part * (operand.copies * rows) + copy * rows)
+        else:
+            box = part * operand.copies + copy
+            coordinates = (column + box * operand.map.box[0], row)
+        _copy(plan, operand, descriptor, where, coordinates, stage(offset), barrier)
+
+
+def _copy(
+    plan: KernelPlan,
+    operand: Operand,
+    descriptor: Any,
+    where: Coordinates,
+    coordinates: tuple[Any, Any],
+    destination: Any,
+    barrier: Any,
+) -> None:
+    address = ir.script.address_of(descriptor)
+    if operand.sharers == 1:
+        run(ir.script.ptx[_TMA](destination, address, *coordinates, barrier))
+        return
+    mask = _mask(plan, operand, where)
+    call = ir.script.ptx[_TMA + ".multicast::cluster"]
+    run(call(destination, address, *coordinates, barrier, mask))
+
+
+def _part(operand: Operand, where: Coordinates) -> Any:
+    """Which part of the tile this CTA loads: its place among the sharers."""
+    part: Any = 0
+    for place in operand.shared_by:
+        part = part * place.extent + where.places[place.var]
+    return part
+
+
+def _mask(plan: KernelPlan, operand: Operand, where: Coordinates) -> Any:
+    """Ranks of the sharers, as bits."""
+    steps = strides(plan.program.cluster)
+    moves = [
+        [value * steps[place.var] for value in range(place.extent)] for place in operand.shared_by
+    ]
+    pattern = sum(1 << sum(combination) for combination in product(*moves))
+    first = where.rank
+    for place in operand.shared_by:
+        first = first - where.places[place.var] * steps[place.var]
+    if plan.program.cluster_size == operand.sharers:
+        return ir.script.uint16(pattern)
+    return ir.script.Cast("uint16", ir.script.int32(pattern) << first)

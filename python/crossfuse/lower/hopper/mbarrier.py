@@ -1,0 +1,54 @@
+"""Barriers in shared memory that count arrivals and bytes (PTX ISA, mbarrier)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.statements import run
+
+
+def initialise(barrier: Any, arrivals: int) -> None:
+    """Set a barrier up for phases of so many arrivals."""
+    run(ir.script.ptx.mbarrier.init.shared.b64(barrier, ir.script.uint32(arrivals)))
+
+
+def publish_initialised() -> None:
+    """Make initialised barriers visible to the cluster and to TMA; a cluster barrier follows."""
+    run(ir.script.ptx.fence.mbarrier_init.release.cluster())
+
+
+def wait(barrier: Any, parity: Any) -> None:
+    """Wait until the phase of this parity is complete."""
+    run(ir.script.cuda.mbarrier_wait(barrier, parity))
+
+
+def expect(barrier: Any, size: int) -> None:
+    """Arrive, and announce the bytes that will arrive in this phase."""
+    arrive = ir.script.ptx.mbarrier.arrive.expect_tx.shared.b64
+    run(arrive(barrier, ir.script.uint32(size)))
+
+
+def arrive(barrier: Any) -> None:
+    """Arrive at a barrier of this CTA."""
+    run(ir.script.ptx.mbarrier.arrive.shared.b64(barrier))
+
+
+def arrive_remote(address: Any) -> None:
+    """Arrive at a barrier of any CTA of the cluster, by its cluster address."""
+    run(ir.script.ptx.mbarrier.arrive.shared__cluster.b64(address))
+
+
+def cluster_address(destination: Any, pointer: Any, rank: Any) -> None:
+    """Store where `pointer` of this CTA lies in the CTA of a rank."""
+    shared = ir.script.cuda.cvta_generic_to_shared(pointer)
+    run(ir.script.ptx.mapa.shared__cluster.u32(destination, shared, ir.script.Cast("uint32", rank)))
+
+
+def meet_cluster(size: int) -> None:
+    """All threads of the cluster (of the CTA, if it is alone) meet."""
+    if size == 1:
+        run(ir.script.cuda.cta_sync())
+        return
+    run(ir.script.ptx.barrier.cluster.arrive.release.aligned())
+    run(ir.script.ptx.barrier.cluster.wait.acquire.aligned())

@@ -1,0 +1,148 @@
+"""How a tile of an operand lies in a stage, and who loads which part of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.tile_program import Place, Tile, TileProgram
+from crossfuse.lower.image import TensorMap
+from crossfuse.lower.refusal import refuse
+
+#: Bytes of a row of a box: one pattern of the 128-byte swizzle. PTX ISA, tensor swizzling modes.
+ROW_BYTES = 128
+#: Rows of a box at most. PTX ISA, cp.async.bulk.tensor.
+MAX_BOX = 256
+#: Multiple of bytes that strides of a tensor map must be.
+PITCH = 16
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tile of a product's operand in shared memory.
+
+    The tile is cut into boxes of 128 bytes width along its inner dimension. A K-major operand has
+    one box in a stage; one that is stored as [k, n] has one for every 64 columns, each with the
+    rows of the whole stage.
+
+    Attributes
+    ----------
+    tile : Tile
+        What is loaded.
+    map : TensorMap
+        Descriptor of one copy.
+    k_major : bool
+        Whether the reduction is the inner dimension.
+    boxes : int
+        Boxes of a stage.
+    size : int
+        Bytes of a stage.
+    shared_by : tuple[Place, ...]
+        Places in the cluster whose CTAs want the same tile: each loads its part for all of them.
+    """
+
+    tile: Tile
+    map: TensorMap
+    k_major: bool
+    boxes: int
+    size: int
+    shared_by: tuple[Place, ...]
+
+    @property
+    def sharers(self) -> int:
+        """CTAs that want the same tile."""
+        return prod(each.extent for each in self.shared_by)
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes that one copy moves."""
+        return prod(self.map.box) * item_bytes(self.tile.dtype)
+
+    @property
+    def copies(self) -> int:
+        """Copies that one CTA issues in a step."""
+        return self.size // (self.box_bytes * self.sharers)
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of an element."""
+    return int(ir.tvm.DataType(dtype).bits) // 8
+
+
+def make_operand(program: TileProgram, tile: Tile, *, k_major: bool) -> Operand:
+    """Decide how a tile is loaded.
+
+    Raises
+    ------
+    LoweringRefused
+        If TMA or wgmma cannot take the tensor as it is stored.
+    """
+    item = item_bytes(tile.dtype)
+    width = ROW_BYTES // item
+    rows, columns = tile.shape
+    if k_major and columns != width:
+        raise _refuse(
+            tile,
+            f"{columns} elements of the reduction in a step",
+            f"{width} elements ({ROW_BYTES} bytes)",
+            f"split the reduction by {width}",
+        )
+    if not k_major and item != 2:
+        raise _refuse(
+            tile,
+            f"a {tile.dtype} operand stored as [k, n]",
+            "operands of 8 bits stored as [n, k]",
+            "transpose the weight once, or use a 16-bit type",
+        )
+    boxes = 1 if k_major else -(-columns // width)
+    shared_by = _sharing(program, tile)
+    sharers = prod(each.extent for each in shared_by)
+    # Parts of a multicast start on a swizzle pattern of eight rows, or are whole boxes.
+    divisible = rows % (8 * sharers) == 0 if k_major else boxes % sharers == 0
+    if not divisible:
+        shared_by, sharers = (), 1
+    box_rows = rows // sharers if k_major else rows
+    while box_rows > MAX_BOX:
+        box_rows //= 2
+    return Operand(
+        tile,
+        tensor_map(tile, (width, box_rows), ROW_BYTES),
+        k_major,
+        boxes,
+        boxes * rows * ROW_BYTES,
+        shared_by,
+    )
+
+
+def tensor_map(tile: Tile, box: tuple[int, int], swizzle: int) -> TensorMap:
+    """Descriptor of copies of a row-major matrix.
+
+    Raises
+    ------
+    LoweringRefused
+        If its rows do not start on multiples of 16 bytes.
+    """
+    rows, columns = tile.extents
+    pitch = columns * item_bytes(tile.dtype)
+    if pitch % PITCH:
+        raise _refuse(
+            tile,
+            f"rows of {pitch} bytes",
+            f"rows of a multiple of {PITCH} bytes, which TMA copies",
+            "pad the rows, or leave the stages out for the general lowering",
+        )
+    name = str(tile.buffer.name)
+    return TensorMap(f"{name}_map", name, (columns, rows), (pitch,), box, swizzle)
+
+
+def _sharing(program: TileProgram, tile: Tile) -> tuple[Place, ...]:
+    """Places of the cluster that the tile's origin does not depend on."""
+    used = {var for index in tile.origin for var in ir.variables(index)}
+    return tuple(each for each in program.cluster if each.extent > 1 and each.var not in used)
+
+
+def _refuse(tile: Tile, found: str, limit: str, instead: str) -> Exception:
+    return refuse(
+        "tile-operand", f"tensor '{tile.buffer.name}'", found=found, limit=limit, instead=instead
+    )

@@ -1,0 +1,209 @@
+"""Decides everything that a kernel needs to know, before any of it is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crossfuse.hardware import Device
+from crossfuse.lower.hopper.arena import Arena
+from crossfuse.lower.hopper.operand import Operand, item_bytes, make_operand, tensor_map
+from crossfuse.lower.hopper.tile_program import TileProgram
+from crossfuse.lower.image import TensorMap
+from crossfuse.lower.refusal import refuse
+
+#: Rows that a warpgroup multiplies: M of every wgmma.
+WARPGROUP_ROWS = 64
+#: Threads of a warpgroup.
+WARPGROUP = 128
+#: Element types of operands, with the type's name in PTX and the k of its wgmma.
+OPERAND_TYPES = {
+    "float16": ("f16", 16),
+    "bfloat16": ("bf16", 16),
+    "float8_e4m3fn": ("e4m3", 32),
+    "float8_e5m2": ("e5m2", 32),
+}
+#: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
+#: others; 0 leaves them as launched. Together at most 64 Ki a CTA.
+REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
+#: Accumulators of a thread that leave room for addresses and the epilogue.
+_MAX_ACCUMULATORS = {1: 128, 2: 128, 3: 96}
+_MAX_STAGES = 12
+_ALIGNMENT = 1024
+
+
+@dataclass(frozen=True)
+class StorePlan:
+    """How a tile leaves registers.
+
+    Attributes
+    ----------
+    map : TensorMap | None
+        Boxes of 64 rows, staged in shared memory and stored by TMA; None stores elements directly.
+    box_columns : int
+        Columns of a box.
+    """
+
+    map: TensorMap | None
+    box_columns: int
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """A kernel's decisions.
+
+    Attributes
+    ----------
+    program : TileProgram
+        What it computes.
+    left, right : Operand
+        How operands are loaded.
+    store : StorePlan
+        How the result is stored.
+    consumers : int
+        Warpgroups that multiply; one more loads.
+    stages : int
+        Of the ring.
+    arena : Arena
+        Shared memory: ``left``, ``right``, ``boxes`` (if stored by TMA), ``barriers``.
+    clusters : int
+        Clusters launched; each goes through tiles ``c, c + clusters, ...``.
+    """
+
+    program: TileProgram
+    left: Operand
+    right: Operand
+    store: StorePlan
+    consumers: int
+    stages: int
+    arena: Arena
+    clusters: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return WARPGROUP * (self.consumers + 1)
+
+    @property
+    def columns(self) -> int:
+        """Columns of the tile: N of the wgmma."""
+        return self.program.contraction.columns
+
+    @property
+    def accumulators(self) -> int:
+        """Float32 registers of the tile in a thread."""
+        return self.columns // 2
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that arrive in a stage."""
+        return self.left.size + self.right.size
+
+    @property
+    def is_multicast(self) -> bool:
+        """Whether CTAs load for each other."""
+        return max(self.left.sharers, self.right.sharers) > 1
+
+
+def plan_kernel(program: TileProgram, device: Device) -> KernelPlan:
+    """Plan a kernel.
+
+    Parameters
+    ----------
+    program : TileProgram
+        From `recover`.
+    device : Device
+        Its shared memory and SMs.
+
+    Returns
+    -------
+    KernelPlan
+        For `kernel`.
+
+    Raises
+    ------
+    LoweringRefused
+        If tensor cores or TMA cannot take the tiles.
+    """
+    contraction = program.contraction
+    _check_types(program)
+    consumers = _consumers(program)
+    left = make_operand(program, contraction.left, k_major=True)
+    right = make_operand(program, contraction.right, k_major=not contraction.right_is_transposed)
+    store = _plan_store(program)
+    boxes = 0 if store.map is None else 2 * consumers * WARPGROUP_ROWS * store.map.swizzle
+    stages, arena = _plan_stages(program, left, right, boxes, device)
+    clusters = min(program.tiles, max(1, device.sms // program.cluster_size))
+    return KernelPlan(program, left, right, store, consumers, stages, arena, clusters)
+
+
+def _check_types(program: TileProgram) -> None:
+    left, right = program.contraction.left.dtype, program.contraction.right.dtype
+    if left not in OPERAND_TYPES or OPERAND_TYPES[left][1] != OPERAND_TYPES.get(right, ("", 0))[1]:
+        raise refuse(
+            "tile-operand",
+            f"product of '{program.contraction.accumulator.name}'",
+            found=f"operands of {left} and {right}",
+            limit=f"two of {', '.join(OPERAND_TYPES)} of one width",
+            instead="convert the operands, or leave the stages out for the general lowering",
+        )
+    if left != right and "float8" not in left:
+        raise refuse(
+            "tile-operand",
+            f"product of '{program.contraction.accumulator.name}'",
+            found=f"operands of {left} and {right}",
+            limit="operands of one 16-bit type",
+            instead="convert one of them",
+        )
+
+
+def _consumers(program: TileProgram) -> int:
+    rows, columns = program.contraction.rows, program.contraction.columns
+    consumers = rows // WARPGROUP_ROWS
+    most = 2 * _MAX_ACCUMULATORS.get(consumers, 0)
+    if rows % WARPGROUP_ROWS or consumers not in REGISTERS or columns % 8 or columns > most:
+        raise refuse(
+            "tile-shape",
+            f"product of '{program.contraction.accumulator.name}'",
+            found=f"a tile of {rows} x {columns}",
+            limit="64 or 128 rows with columns in multiples of 8 up to 256, or 192 rows with up "
+            "to 192 columns",
+            instead="split rows and columns by other factors",
+        )
+    return consumers
+
+
+def _plan_store(program: TileProgram) -> StorePlan:
+    """By TMA where elements are 16 bits wide and rows of the output can be copied."""
+    tile = program.store.tile
+    pitch = tile.extents[1] * item_bytes(tile.dtype)
+    width = next((each for each in (64, 32, 16) if tile.shape[1] % each == 0), 0)
+    if item_bytes(tile.dtype) != 2 or pitch % 16 or not width:
+        return StorePlan(None, 8)
+    return StorePlan(tensor_map(tile, (width, WARPGROUP_ROWS), 2 * width), width)
+
+
+def _plan_stages(
+    program: TileProgram, left: Operand, right: Operand, boxes: int, device: Device
+) -> tuple[int, Arena]:
+    """As many stages as fit, or as many as were asked for."""
+    wanted = program.contraction.stages
+
+    def arena(stages: int) -> Arena:
+        regions = Arena().with_region("left", stages * left.size, _ALIGNMENT)
+        regions = regions.with_region("right", stages * right.size, _ALIGNMENT)
+        if boxes:
+            regions = regions.with_region("boxes", boxes, _ALIGNMENT)
+        return regions.with_region("barriers", 16 * stages, 8)
+
+    options = [wanted] if wanted else list(range(_MAX_STAGES, 1, -1))
+    for stages in options:
+        if arena(stages).size <= device.max_shared_bytes:
+            return stages, arena(stages)
+    least = arena(options[-1])
+    raise refuse(
+        "shared-memory",
+        "kernel",
+        found=f"{least.size} bytes for {options[-1]} stages of {left.size + right.size} bytes",
+        limit=f"{device.max_shared_bytes} bytes on {device.name}",
+        instead="use fewer stages or smaller tiles",
+    )

@@ -1,0 +1,80 @@
+"""Writing TIRx statements: the few forms that the parts are made of.
+
+Everything here adds to the function that `crossfuse._tvm.IRBuilder` is building.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from crossfuse import _tvm as ir
+
+
+@contextmanager
+def when(condition: Any) -> Iterator[None]:
+    """Statements that are executed if a condition holds."""
+    with ir.script.If(condition), ir.script.Then():
+        yield
+
+
+@contextmanager
+def branches(condition: Any) -> Iterator[tuple[Any, Any]]:
+    """Two contexts, for the statements of either case."""
+    with ir.script.If(condition):
+        yield ir.script.Then(), ir.script.Else()
+
+
+def run(call: Any) -> None:
+    """A statement that is a call."""
+    ir.script.evaluate(call)
+
+
+def let(name: str, value: Any) -> Any:
+    """Name a value that does not change."""
+    if ir.constant(value) is not None:
+        return value
+    variable = ir.script.bind(value)
+    ir.IRBuilder.name(name, variable)
+    return variable
+
+
+def registers(name: str, count: int, dtype: str) -> Any:
+    """A buffer in registers of each thread."""
+    buffer = ir.script.alloc_local((count,), dtype)
+    ir.IRBuilder.name(name, buffer)
+    return buffer
+
+
+class Variable:
+    """A variable in a register of each thread.
+
+    Parameters
+    ----------
+    name : str
+        Of the variable.
+    dtype : str
+        Its type.
+    value : Any
+        Its first value; None leaves it undefined.
+    """
+
+    def __init__(self, name: str, dtype: str, value: Any = None) -> None:
+        self.buffer = registers(name, 1, dtype)
+        if value is not None:
+            self.set(value)
+
+    @property
+    def value(self) -> Any:
+        """What it holds."""
+        return self.buffer[0]
+
+    def set(self, value: Any) -> None:
+        """Assign."""
+        ir.script.buffer_store(self.buffer, value, [0])
+
+    @property
+    def address(self) -> Any:
+        """Its address, for calls that write it."""
+        return ir.script.address_of(self.buffer[0])

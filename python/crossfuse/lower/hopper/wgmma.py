@@ -1,0 +1,102 @@
+"""Tiles multiplied by a warpgroup, asynchronously, out of shared memory (PTX ISA, wgmma)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.operand import ROW_BYTES, Operand
+from crossfuse.lower.hopper.plan import OPERAND_TYPES, WARPGROUP_ROWS, KernelPlan
+from crossfuse.lower.hopper.statements import Variable, registers, run
+
+#: Bytes of eight rows of a swizzled tile: one repeat of the pattern.
+_PATTERN = 8 * ROW_BYTES
+#: Code of the 128-byte swizzle for `encode_matrix_descriptor`.
+_SWIZZLE_128 = 3
+
+
+class Multiplier:
+    """One warpgroup's product: 64 rows of the left tile by all of the right one.
+
+    Parameters
+    ----------
+    plan : KernelPlan
+        The kernel.
+    left, right : Any
+        Functions from a byte offset to an address in the ring's tiles.
+    warpgroup : Any
+        Index of the multiplying warpgroup.
+    """
+
+    def __init__(self, plan: KernelPlan, left: Any, right: Any, warpgroup: Any) -> None:
+        self.plan = plan
+        self.accumulators = registers("accumulators", plan.accumulators, "float32")
+        rows = WARPGROUP_ROWS * ROW_BYTES
+        self._left = _descriptor("left_tile", left(warpgroup * rows), plan.left)
+        self._right = _descriptor("right_tile", right(0), plan.right)
+        name, self._k = OPERAND_TYPES[plan.left.tile.dtype]
+        other = OPERAND_TYPES[plan.right.tile.dtype][0]
+        self._call = ir.script.ptx[
+            f"wgmma.mma_async.sync.aligned.m64n{plan.columns}k{self._k}.f32.{name}.{other}"
+        ]
+        # Only 16-bit types may have operands that are not K-major.
+        self._layouts = () if self._k == 32 else (0, 0 if plan.right.k_major else 1)
+
+    def start(self, stage: Any, first: Any) -> None:
+        """Multiply the tiles of a stage; `first` clears what was accumulated before."""
+        self.hold()
+        run(ir.script.ptx.wgmma.fence.sync.aligned())
+        for part in range(self.plan.program.contraction.depth // self._k):
+            keep = ir.script.Cast("uint32", ir.script.Not(first)) if part == 0 else 1
+            run(
+                self._call(
+                    *[self.accumulators[i] for i in range(self.plan.accumulators)],
+                    self._left.value + _words(stage * self.plan.left.size, part, self.plan.left),
+                    self._right.value + _words(stage * self.plan.right.size, part, self.plan.right),
+                    ir.script.ptx.pred(ir.script.Cast("uint32", keep)),
+                    1,
+                    1,
+                    *self._layouts,
+                )
+            )
+        run(ir.script.ptx.wgmma.commit_group.sync.aligned())
+
+    def wait(self, pending: int) -> None:
+        """Wait until at most `pending` stages are still being multiplied."""
+        run(ir.script.ptx.wgmma.wait_group.sync.aligned(pending))
+        if pending == 0:
+            self.hold()
+
+    def hold(self) -> None:
+        """Keep the compiler from moving the accumulators across this place."""
+        count = self.plan.accumulators
+        name = f"crossfuse_hold_{count}"
+        source = (
+            f"__device__ __forceinline__ void {name}(float* registers) {{\n#pragma unroll\n"
+            f"  for (int i = 0; i < {count}; ++i) "
+            'asm volatile("" : "+f"(registers[i]) :: "memory");\n}\n'
+        )
+        run(ir.cuda_func_call(name, self.accumulators.data, source_code=source))
+
+
+def _descriptor(name: str, address: Any, operand: Operand) -> Variable:
+    """Matrix descriptor of an operand's first stage.
+
+    K-major tiles repeat every 8 rows (the leading offset has no meaning there). Tiles stored as
+    [k, n] repeat every 8 rows of k and, by the leading offset, every 64 columns.
+    """
+    descriptor = Variable(name, "uint64")
+    leading = 1 if operand.k_major else operand.tile.shape[0] * ROW_BYTES // 16
+    run(
+        ir.script.cuda.wgmma.encode_matrix_descriptor(
+            descriptor.address, address, leading, _PATTERN // 16, _SWIZZLE_128
+        )
+    )
+    return descriptor
+
+
+def _words(stage_offset: Any, part: int, operand: Operand) -> Any:
+    """Offset of a step along k within a stage, in the descriptor's units of 16 bytes."""
+    # 32 bytes of a row hold the k of one wgmma; stored as [k, n], it is 16 rows.
+    step = 32 if operand.k_major else 16 * ROW_BYTES
+    return ir.script.Cast("uint64", stage_offset // 16 + part * step // 16)
