@@ -247,7 +247,7 @@ def test_a_manifest_of_another_format(copy: Path) -> None:
         ("{", "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column"),
         ("[]", "TypeError: list indices must be integers or slices, not str"),
         ("{}", "KeyError: 'format_version'"),
-        ('{"format_version": 1}', "KeyError: 'name'"),
+        ('{"format_version": 2}', "KeyError: 'name'"),
         ("\udcff", "JSONDecodeError: "),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse._autoload import register
 from crossfuse.hardware import Device, device, tvm_target
+from crossfuse.lower.hopper import generate, is_tile_program
 from crossfuse.lower.image import BufferSpec, Dim3, KernelImage, Launch
 from crossfuse.lower.pipeline import cluster_passes, host_passes
 from crossfuse.lower.place_shared_memory import SHARED_MEMORY, check_budget
@@ -64,6 +65,10 @@ def lower(func: Any, target: str | Device = "nvidia-h100", *, name: str = ENTRY)
     _check_bound(function, name)
     with refusals(f"function '{name}'"):
         check_structure(function)
+        if is_tile_program(function):
+            image, placements = generate(function, buffers, spec, name)
+            _check_device(image, placements, spec)
+            return Lowered(image, placements)
         module, placements = _run_passes(function, spec, name)
         kernels = _kernels(module)
         cuda = _generate(module, kernels)

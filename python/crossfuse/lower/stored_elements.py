@@ -92,11 +92,7 @@ def stored_elements(
         return None
     if np.prod(shape, dtype=np.int64) > MAX_ITERATIONS:
         return None
-    counters = np.indices(shape, dtype=np.int64, sparse=True)
-    values = {
-        variable: counter + start
-        for variable, start, counter in zip(loops, starts, counters, strict=True)
-    }
+    values = _counters(loops, starts, shape)
     try:
         executed = np.broadcast_to(_value(_decided(conditions, loops), values), shape)
         columns = [np.broadcast_to(_value(each, values), shape).ravel() for each in indices]
@@ -106,6 +102,52 @@ def stored_elements(
     width = int(np.prod(shape[: len(parallel)], dtype=np.int64))
     actors = np.repeat(np.arange(width), executed.size // max(width, 1))
     return StoredElements(np.stack(columns)[:, executed], actors[executed])
+
+
+def implies(premise: Any, conclusion: Any, loops: Bounds) -> bool:
+    """Whether a condition holds wherever another does, by enumeration.
+
+    Parameters
+    ----------
+    premise, conclusion : Any
+        Conditions in variables of loops.
+    loops : Mapping
+        Variables with their first value and extent.
+
+    Returns
+    -------
+    bool
+        False also where that cannot be enumerated.
+    """
+    import numpy as np
+
+    used = {var for each in (premise, conclusion) for var in ir.variables(each)}
+    known = {var: bound for var, bound in loops.items() if var in used}
+    starts = [start for start, _ in known.values() if start is not None]
+    shape = tuple(extent for _, extent in known.values() if extent)
+    if len(known) < len(used) or len(starts) < len(known) or len(shape) < len(known):
+        return False
+    if np.prod(shape, dtype=np.int64) > MAX_ITERATIONS:
+        return False
+    values = _counters(known, starts, shape)
+    try:
+        holds, wanted = _value(premise, values), _value(conclusion, values)
+    except _Unknown:
+        return False
+    return bool(np.all(np.logical_not(holds) | wanted))
+
+
+def _counters(
+    variables: Iterable[Any], starts: Sequence[int], shape: tuple[int, ...]
+) -> dict[Any, Any]:
+    """Values of each variable over all iterations, to be broadcast against each other."""
+    import numpy as np
+
+    counters = np.indices(shape, dtype=np.int64, sparse=True)
+    return {
+        variable: counter + start
+        for variable, start, counter in zip(variables, starts, counters, strict=True)
+    }
 
 
 def _decided(conditions: Iterable[Any], loops: Bounds) -> Any:

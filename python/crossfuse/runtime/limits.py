@@ -78,13 +78,13 @@ def check_resources(image: KernelImage, cubin: Cubin, device: Device) -> None:
 
 def _check_launch(image: KernelImage, launch: Launch, device: Device) -> None:
     where = f"kernel {launch.symbol!r} of {image.name}"
-    known = {buffer.name for buffer in image.buffers}
+    known = {each.name for each in image.buffers} | {each.name for each in launch.tensor_maps}
     if unknown := [name for name in launch.arguments if name not in known]:
         raise _refused(
             "image-arguments",
             where,
             ", ".join(unknown),
-            "names of buffers: " + ", ".join(sorted(known)),
+            "names of buffers and tensor maps: " + ", ".join(sorted(known)),
             "add the missing buffers to the image",
         )
     extents = (*launch.grid, *launch.block, *launch.cluster)

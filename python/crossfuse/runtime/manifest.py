@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
-from crossfuse.lower.image import BufferSpec, Launch
+from crossfuse.lower.image import BufferSpec, Launch, TensorMap
 from crossfuse.runtime.cubin import ResourceUsage
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised whenever a reader of the older format would misread the newer."""
 
 
@@ -135,4 +135,10 @@ def unreadable(
 
 def _launch(row: dict[str, Any]) -> Launch:
     tuples = {key: tuple(row[key]) for key in ("grid", "block", "cluster", "arguments")}
-    return Launch(**(row | tuples))
+    maps = tuple(map(_tensor_map, row["tensor_maps"]))
+    return Launch(**(row | tuples | {"tensor_maps": maps}))
+
+
+def _tensor_map(row: dict[str, Any]) -> TensorMap:
+    tuples = {key: tuple(row[key]) for key in ("extents", "strides", "box")}
+    return TensorMap(**(row | tuples))

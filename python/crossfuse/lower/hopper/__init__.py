@@ -4,3 +4,8 @@ The data's way: `recover` reads a `TileProgram` off the scheduled function, `pla
 everything that the kernel needs to know, `kernel` composes the parts (ring, loads, wgmma,
 epilogue), `generate` prints CUDA.
 """
+
+from crossfuse.lower.hopper.generate import generate
+from crossfuse.lower.hopper.recover import is_tile_program
+
+__all__ = ["generate", "is_tile_program"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.tile_program import Contraction, Place, Store, Tile, TileProgram
 from crossfuse.lower.refusal import refuse
-from crossfuse.lower.tree import analyzer, children, coordinate
+from crossfuse.lower.stored_elements import implies
+from crossfuse.lower.tree import analyzer, bounds, children, coordinate
 from crossfuse.schedule.markers import STAGES
 
 
@@ -38,7 +39,7 @@ def recover(func: Any) -> TileProgram:
     LoweringRefused
         Naming the block or loop that has another form.
     """
-    places, parts = _places(func.body.block.body)
+    outer, parts = _outer_loops(func.body.block.body)
     loops = [each for each in parts if isinstance(each, ir.For) and _stages(each)]
     others = [each for each in parts if not any(each.same_as(loop) for loop in loops)]
     if len(loops) != 1 or len(others) != 1:
@@ -47,10 +48,10 @@ def recover(func: Any) -> TileProgram:
             f"{len(loops)} loops with stages and {len(others)} other nests in a CTA",
             "one pipelined loop, then the store of its product",
         )
-    contraction = _contraction(loops[0])
-    store = _store(_nest(others[0]), contraction)
-    _check_alignment(contraction, store)
-    return TileProgram(tuple(places), contraction, store, tuple(func.params))
+    contraction = _contraction(loops[0], outer)
+    store = _store(_nest(others[0], outer), contraction)
+    places = tuple(Place(coordinate(each), each.loop_var, int(each.extent)) for each in outer)
+    return TileProgram(places, contraction, store, tuple(func.params))
 
 
 def _stages(loop: Any) -> bool:
@@ -59,10 +60,16 @@ def _stages(loop: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Nest:
-    """A block with the loops of its tile."""
+    """A block with the loops of its tile, and those around them."""
 
+    around: tuple[Any, ...]
     loops: tuple[Any, ...]
     realize: Any
+
+    @property
+    def known(self) -> Any:
+        """An analyzer that knows the ranges of all loops."""
+        return analyzer((*self.around, *self.loops))
 
     @property
     def block(self) -> Any:
@@ -81,7 +88,7 @@ class _Nest:
 
     def tile(self, buffer: Any, indices: Any) -> Tile:
         """The box that the nest's loops go through."""
-        known = analyzer(self.loops)
+        known = self.known
         origin: list[Any] = []
         shape: list[int] = []
         for index in indices:
@@ -89,7 +96,7 @@ class _Nest:
             first = ir.substitute(placed, self._at_start)
             moved = [loop for loop in self.loops if _occurs(loop.loop_var, placed)]
             rest = known.simplify(placed - first)
-            if len(moved) > 1 or (moved and not rest.same_as(moved[0].loop_var)):
+            if len(moved) > 1 or (moved and not known.can_prove_equal(rest, moved[0].loop_var)):
                 raise _refuse(
                     f"{self.where}, buffer '{buffer.name}'",
                     f"index {placed}",
@@ -109,19 +116,14 @@ class _Nest:
         return zero if any(var.same_as(loop.loop_var) for loop in self.loops) else var
 
     def _check_predicate(self, buffer: Any) -> None:
-        """Only what lies outside the block's domain may be left out: tails of the tensors."""
-        known = analyzer(self.loops)
-        limits = [
-            (known.simplify(value), known.simplify(each.dom.extent))
+        """The block runs for every element of its domain: only tails of tensors are left out."""
+        loops = bounds((*self.around, *self.loops))
+        inside = [
+            value < each.dom.extent
             for each, value in zip(self.block.iter_vars, self.realize.iter_values, strict=True)
         ]
-        for term in ir.terms(known.simplify(self.realize.predicate)):
-            if ir.constant(term) == 1:
-                continue
-            tail = isinstance(term, ir.tirx.LT) and any(
-                known.can_prove_equal(term.a - term.b, value - extent) for value, extent in limits
-            )
-            if not tail:
+        for term in ir.terms(self.realize.predicate):
+            if ir.constant(term) != 1 and not any(implies(each, term, loops) for each in inside):
                 raise _refuse(
                     f"{self.where}, buffer '{buffer.name}'",
                     f"the condition {term}",
@@ -129,24 +131,23 @@ class _Nest:
                 )
 
 
-def _places(node: Any) -> tuple[list[Place], list[Any]]:
+def _outer_loops(node: Any) -> tuple[tuple[Any, ...], list[Any]]:
     """Bound loops from the outside, and what stands inside them."""
-    places: list[Place] = []
+    loops: list[Any] = []
     while isinstance(node, ir.For) and not _stages(node):
-        extent = ir.constant(node.extent)
         tag = coordinate(node)
-        if not tag.startswith(("blockIdx.", "cluster.")) or extent is None:
+        if not tag.startswith(("blockIdx.", "cluster.")) or ir.constant(node.extent) is None:
             raise _refuse(
                 f"loop '{node.loop_var.name}'",
                 f"a loop bound to {tag}" if tag else "a serial loop around the pipelined one",
                 "loops of constant extent over the grid and the cluster",
             )
-        places.append(Place(tag, node.loop_var, extent))
+        loops.append(node)
         node = node.body
-    return places, list(node.seq) if isinstance(node, ir.SeqStmt) else [node]
+    return tuple(loops), list(node.seq) if isinstance(node, ir.SeqStmt) else [node]
 
 
-def _nest(node: Any) -> _Nest:
+def _nest(node: Any, around: tuple[Any, ...]) -> _Nest:
     loops: list[Any] = []
     while isinstance(node, ir.For):
         if int(node.kind) != int(ir.ForKind.SERIAL) or ir.constant(node.extent) is None:
@@ -159,12 +160,13 @@ def _nest(node: Any) -> _Nest:
         node = node.body
     if not isinstance(node, ir.SBlockRealize):
         raise _refuse("function", f"{len(children(node))} statements in a nest", "one block a nest")
-    return _Nest(tuple(loops), node)
+    return _Nest(around, tuple(loops), node)
 
 
-def _contraction(loop: Any) -> Contraction:
+def _contraction(loop: Any, outer: tuple[Any, ...]) -> Contraction:
     body = loop.body
-    nests = [_nest(each) for each in (list(body.seq) if isinstance(body, ir.SeqStmt) else [body])]
+    parts = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+    nests = [_nest(each, (*outer, loop)) for each in parts]
     steps, stages = ir.constant(loop.extent), ir.constant(loop.annotations[STAGES])
     if len(nests) != 3 or steps is None or stages is None or ir.constant(loop.min) != 0:
         raise _refuse(
@@ -178,10 +180,11 @@ def _contraction(loop: Any) -> Contraction:
     accumulator = product.block.body.buffer
     for operand in (left, right):
         tile = loads.get(operand.buffer)
-        if tile is None or not _same_box(tile, operand):
+        if tile is None or not _covers(tile, operand, product.known):
             raise _refuse(
                 product.where, f"operand '{operand.buffer.name}'", "tiles that the same step loads"
             )
+        loads[operand.buffer] = replace(tile, shape=operand.shape)
     return Contraction(
         loop.loop_var,
         steps,
@@ -291,27 +294,31 @@ def _store(nest: _Nest, contraction: Contraction) -> Store:
             raise _refuse(
                 nest.where, f"a load of '{load.source.name}'", "the accumulator and parameters"
             )
-    return Store(nest.tile(body.buffer, body.indices), row, column, body.value)
-
-
-def _check_alignment(contraction: Contraction, store: Store) -> None:
-    """The stored tile is the product's."""
-    known = ir.sym.Analyzer()
-    columns = contraction.right.origin[1 if contraction.right_is_transposed else 0]
-    wanted = (contraction.left.origin[0], columns)
-    same = all(known.can_prove_equal(a, b) for a, b in zip(wanted, store.tile.origin, strict=True))
-    if not same or store.tile.shape != (contraction.rows, contraction.columns):
+    tile = nest.tile(body.buffer, body.indices)
+    wanted = _product_tile(contraction, body.buffer)
+    if not _covers(tile, wanted, nest.known):
         raise _refuse(
-            f"store of '{store.tile.buffer.name}'",
-            f"a tile of {store.tile.shape} from {list(store.tile.origin)}",
-            f"the product's, {(contraction.rows, contraction.columns)} from {list(wanted)}",
+            f"store of '{tile.buffer.name}'",
+            f"a tile of {tile.shape} from {list(tile.origin)}",
+            f"the product's, {wanted.shape} from {list(wanted.origin)}",
         )
+    return Store(replace(tile, shape=wanted.shape), row, column, body.value)
 
 
-def _same_box(a: Tile, b: Tile) -> bool:
-    known = ir.sym.Analyzer()
-    return a.shape == b.shape and all(
-        known.can_prove_equal(x, y) for x, y in zip(a.origin, b.origin, strict=True)
+def _product_tile(contraction: Contraction, buffer: Any) -> Tile:
+    """What a contraction computes, as a tile of the output."""
+    columns = contraction.right.origin[1 if contraction.right_is_transposed else 0]
+    origin = (contraction.left.origin[0], columns)
+    return Tile(buffer, origin, (contraction.rows, contraction.columns))
+
+
+def _covers(tile: Tile, wanted: Tile, known: Any) -> bool:
+    """Whether a tile is the wanted one, but for what lies outside its tensor."""
+    return all(
+        known.can_prove_equal(a, b) and (has == size or (has == extent and size > extent))
+        for a, b, has, size, extent in zip(
+            tile.origin, wanted.origin, tile.shape, wanted.shape, tile.extents, strict=True
+        )
     )
 
 

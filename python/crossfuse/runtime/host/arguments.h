@@ -23,12 +23,24 @@ struct Buffer {
   bool output;
 };
 
+// A TMA descriptor that a kernel takes by value, see crossfuse.lower.image.TensorMap.
+struct TensorMap {
+  int buffer;
+  int data_type, rank;
+  const uint64_t* extents;
+  const uint64_t* strides;
+  const uint32_t* box;
+  int swizzle;
+};
+
 struct Launch {
   const char* symbol;
   Dim3 grid, block, cluster;
   unsigned shared_bytes;
-  const int* arguments;  // indices of buffers, in the order of the kernel's parameters
+  // In the order of the kernel's parameters: the index of a buffer, or of tensor map i as -1 - i.
+  const int* arguments;
   int argument_count;
+  const TensorMap* tensor_maps;
 };
 
 struct Program {

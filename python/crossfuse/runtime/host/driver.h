@@ -48,6 +48,11 @@ struct LaunchConfig {
 };
 static_assert(sizeof(LaunchConfig) == 56, "CUlaunchConfig");
 
+// CUtensorMap: opaque, 64-byte aligned.
+struct alignas(64) EncodedMap {
+  uint64_t words[16];
+};
+
 constexpr int kAttributeComputeMajor = 75;
 constexpr int kAttributeComputeMinor = 76;
 constexpr int kFunctionMaxDynamicShared = 8;
@@ -73,6 +78,9 @@ constexpr Status kErrorNoDevice = 100;
   X(cuFuncSetAttribute, (void*, int, int))                            \
   X(cuOccupancyMaxActiveClusters, (int*, void*, const LaunchConfig*)) \
   X(cuLaunchKernelEx, (const LaunchConfig*, void*, void**, void**))   \
+  X(cuTensorMapEncodeTiled,                                           \
+    (EncodedMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*, \
+     const uint32_t*, int, int, int, int))                            \
   X(cuMemAlloc_v2, (DevicePointer*, size_t))                          \
   X(cuMemFree_v2, (DevicePointer))                                    \
   X(cuMemcpyHtoD_v2, (DevicePointer, const void*, size_t))            \

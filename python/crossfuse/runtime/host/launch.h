@@ -126,17 +126,41 @@ inline void check_fit(const Program& program, const Loaded& loaded, int index) {
          "compile with a smaller cluster, fewer threads or less shared memory");
 }
 
+// CUtensorMapL2promotion: lines are fetched by 128 bytes.
+constexpr int kPromote128 = 2;
+
+inline EncodedMap encode(const TensorMap& map, void* data) {
+  EncodedMap encoded;
+  const uint32_t steps[] = {1, 1, 1, 1, 1};
+  check(driver().cuTensorMapEncodeTiled(&encoded, map.data_type, map.rank, data, map.extents,
+                                        map.strides, map.box, steps, /*interleave=*/0, map.swizzle,
+                                        kPromote128, /*fill=*/0),
+        "cuTensorMapEncodeTiled");
+  return encoded;
+}
+
 // Launches all kernels of the program; `data` holds the device address of each buffer.
 inline void launch_all(const Program& program, const Loaded& loaded, std::vector<void*> data,
                        void* stream) {
   for (int i = 0; i < program.launch_count; ++i) check_fit(program, loaded, i);
   ContextScope scope(loaded.context);
   std::vector<void*> parameters;
+  std::vector<EncodedMap> maps;
   for (int i = 0; i < program.launch_count; ++i) {
     const Launch& launch = program.launches[i];
     parameters.clear();
-    for (int j = 0; j < launch.argument_count; ++j)
-      parameters.push_back(&data[launch.arguments[j]]);
+    maps.clear();
+    maps.reserve(launch.argument_count);  // no growth, which would move what parameters point to
+    for (int j = 0; j < launch.argument_count; ++j) {
+      const int index = launch.arguments[j];
+      if (index >= 0) {
+        parameters.push_back(&data[index]);
+        continue;
+      }
+      const TensorMap& map = launch.tensor_maps[-1 - index];
+      maps.push_back(encode(map, data[map.buffer]));
+      parameters.push_back(&maps.back());
+    }
     LaunchAttribute attribute;
     LaunchConfig config = launch_config(launch, &attribute, stream);
     // A grid without clusters keeps the plain launch, which every driver path knows.
