@@ -64,7 +64,8 @@ def check_image(image: KernelImage) -> None:
 
 
 def _check_launch(image: KernelImage, launch: Launch, names: list[str]) -> None:
-    unknown = [name for name in launch.arguments if name not in names]
+    maps = [each.name for each in launch.tensor_maps]
+    unknown = [name for name in launch.arguments if name not in (*names, *maps)]
     threads = int(np.prod(launch.block))
     where = f"launch of {launch.symbol}"
     if unknown:

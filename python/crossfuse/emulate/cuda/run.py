@@ -121,8 +121,15 @@ def _write_job(
         kernel = translation.symbols.index(launch.symbol)
         numbers = [kernel, *launch.grid, *launch.block, *launch.cluster]
         numbers += [launch.dynamic_shared_bytes, len(launch.arguments)]
-        numbers += [position[name] for name in launch.arguments]
-        lines.append(" ".join(map(str, numbers)))
+        maps = [each.name for each in launch.tensor_maps]
+        numbers += [
+            -1 - maps.index(name) if name in maps else position[name] for name in launch.arguments
+        ]
+        lines.append(" ".join(map(str, (*numbers, len(maps)))))
+        for each in launch.tensor_maps:
+            item = numpy_dtype(image.buffers[position[each.buffer]].dtype).itemsize
+            row = (*each.extents, *each.strides, *each.box, each.swizzle, item)
+            lines.append(" ".join(map(str, (position[each.buffer], *row))))
     (directory / "job.txt").write_text("\n".join(lines) + "\n")
 
 

@@ -8,6 +8,14 @@ struct CrossfuseIndex {
 struct CrossfuseWide {
   unsigned long long low, high;
 };
+// A TMA descriptor of a matrix; the name is the one that generated text has for it.
+struct CUtensorMap {
+  void* base;
+  unsigned long long extents[2], pitch;  // innermost first; bytes from row to row
+  unsigned box[2], swizzle, item;
+  int buffer;
+};
+enum CrossfuseElement : int { CROSSFUSE_F16, CROSSFUSE_BF16, CROSSFUSE_E4M3, CROSSFUSE_E5M2 };
 struct CrossfuseKernel {
   const char* symbol;
   void (*call)(void* const* pointers);
@@ -50,6 +58,24 @@ unsigned crossfuse_emulate_shared_address(const void* pointer);
 unsigned crossfuse_emulate_map_rank(unsigned address, unsigned rank);
 CrossfuseWide crossfuse_emulate_remote_load(unsigned address, unsigned bytes);
 void crossfuse_emulate_remote_store(unsigned address, unsigned bytes, CrossfuseWide value);
+
+void crossfuse_emulate_mbarrier_init(unsigned address, unsigned count);
+void crossfuse_emulate_mbarrier_arrive(unsigned address, unsigned count, unsigned bytes);
+void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity);
+// `ranks` are the receiving CTAs as bits, or -1 for this CTA alone.
+void crossfuse_emulate_tma_load(unsigned destination, const void* map, int x, int y,
+                                unsigned barrier, int ranks);
+void crossfuse_emulate_tma_store(const void* map, int x, int y, unsigned source);
+void crossfuse_emulate_bulk_commit();
+void crossfuse_emulate_bulk_wait(unsigned pending);
+void crossfuse_emulate_fence_async();
+void crossfuse_emulate_named_barrier(unsigned id, unsigned threads);
+void crossfuse_emulate_store_matrices(unsigned address, const unsigned* registers, unsigned count);
+void crossfuse_emulate_wgmma(float* const* registers, unsigned n, unsigned k, int left_type,
+                             int right_type, int right_is_transposed, unsigned long long left,
+                             unsigned long long right, unsigned keep);
+void crossfuse_emulate_wgmma_commit();
+void crossfuse_emulate_wgmma_wait(unsigned pending);
 
 // Notes a read-modify-write of `bytes` at `pointer`; the caller then does it.
 void crossfuse_emulate_atomic(void* pointer, unsigned bytes);

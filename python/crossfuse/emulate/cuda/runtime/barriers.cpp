@@ -1,6 +1,7 @@
 // CTA barriers, cluster barriers, and the explanation when nothing can run.
 #include <algorithm>
 
+#include "async.h"
 #include "findings.h"
 #include "schedule.h"
 
@@ -22,6 +23,7 @@ void cta_barrier(Site site) {
   Cta& cta = *self.cta;
   if (++cta.at_barrier < cta.threads.size()) return block(Wait::kCta, site);
   cta.at_barrier = 0;
+  publish_stores(cta.threads);
   uint16_t acquired = 0;
   for (const Thread* thread : cta.threads) {
     acquired = std::max(acquired, thread->acquired);
@@ -80,6 +82,10 @@ std::string standing(const Thread& thread) {
     case Wait::kFinished: return "has finished";
     case Wait::kCta: return format("waits at __syncthreads number %u", thread.cta_epoch + 1);
     case Wait::kCluster: return format("waits at cluster barrier number %u", thread.waited + 1);
+    case Wait::kPhase: return standing_at_barrier(thread);
+    case Wait::kNamed: return "waits at a named barrier";
+    case Wait::kCopies: return "waits for its copies";
+    case Wait::kProducts: return "waits for its warpgroup to issue a product";
     default: return "waits at a warp-wide operation";
   }
 }

@@ -43,6 +43,15 @@ Launch read_launch(FILE* file) {
   for (int& argument : launch.arguments) {
     if (fscanf(file, "%d", &argument) != 1) fail("bad job: arguments");
   }
+  unsigned maps = 0;
+  if (fscanf(file, "%u", &maps) != 1) fail("bad job: maps");
+  launch.maps.resize(maps);
+  for (CUtensorMap& map : launch.maps) {
+    if (fscanf(file, "%d %llu %llu %llu %u %u %u %u", &map.buffer, &map.extents[0], &map.extents[1],
+               &map.pitch, &map.box[0], &map.box[1], &map.swizzle, &map.item) != 8) {
+      fail("bad job: map");
+    }
+  }
   if (crossfuse_kernels[launch.kernel].pointers != count) fail("argument count");
   return launch;
 }

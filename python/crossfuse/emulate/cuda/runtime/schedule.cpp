@@ -5,6 +5,7 @@
 #include <memory>
 #include <ucontext.h>
 
+#include "async.h"
 #include "memory.h"
 
 namespace emu {
@@ -99,10 +100,20 @@ void start_cluster(uint32_t linear) {
       thread->cta_epoch = thread->warp_epoch = 0;
       thread->arrived = thread->waited = thread->acquired = 0;
       memset(thread->seen, 0, sizeof thread->seen);
+      thread->bulk_groups = 0;
+      thread->products = 0;
+      thread->product_groups.clear();
+      thread->stored.clear();
+      thread->fenced.clear();
       thread->block_index = block;
       device.ready.push_back(thread);
     }
   }
+  clear_barriers();
+  clear_copies();
+  clear_products();
+  clear_visibility();
+  clear_named_barriers();
   poison_windows();
 }
 
@@ -129,12 +140,17 @@ void check_exits() {
 void run_cluster() {
   std::vector<Thread*> round;
   while (device.live) {
-    if (device.ready.empty() && !answer_active_masks()) explain_standstill();
+    bool stuck = device.ready.empty();
+    advance_copies(stuck);
+    if (device.ready.empty() && stuck && !advance_copies(true) && !answer_active_masks()) {
+      explain_standstill();
+    }
     round.swap(device.ready);
     std::shuffle(round.begin(), round.end(), random_source);
     for (Thread* thread : round) resume(*thread);
     round.clear();
   }
+  check_copies_at_end();
   check_exits();
 }
 }  // namespace
@@ -144,6 +160,12 @@ void block(Wait wait, Site site) {
   thread.wait = wait;
   thread.wait_site = site;
   if (_setjmp(thread.context) == 0) _longjmp(scheduler, 1);
+}
+
+void pause(Site site) {
+  if (random_source() % 4) return;
+  device.ready.push_back(device.current);
+  block(Wait::kNone, site);
 }
 
 void wake(Thread& thread) {
@@ -160,7 +182,15 @@ void run_launch(const Launch& launch, const CrossfuseKernel& which) {
   device.dynamic_offset = 0;
   device.shared_end = kWindowStart;
   pointers.clear();
-  for (int index : launch.arguments) pointers.push_back(buffers[index].region.base);
+  for (int index : launch.arguments) {
+    if (index >= 0) {
+      pointers.push_back(buffers[index].region.base);
+      continue;
+    }
+    CUtensorMap& map = device.launch.maps[-1 - index];
+    map.base = buffers[map.buffer].region.base;
+    pointers.push_back(&map);
+  }
 
   std::vector<Thread> threads(launch.ctas() * launch.threads());
   device.ctas.assign(launch.ctas(), Cta());

@@ -11,6 +11,8 @@ extern std::mt19937_64 random_source;
 // Leaves the current fiber until `wake`; `wait` and the site say why, for reports.
 void block(Wait wait, Site site);
 void wake(Thread& thread);
+// Lets others run now and then, where hardware would too.
+void pause(Site site);
 // Runs all clusters of a launch, in random order.
 void run_launch(const Launch& launch, const CrossfuseKernel& kernel);
 // Gives lanes that ask for the active mask their answer once nobody else in the warp can run.

@@ -55,7 +55,9 @@ struct SharedArray {
   bool placed = false;
 };
 
-enum class Wait : uint8_t { kNone, kCta, kCluster, kWarp, kActiveMask, kFinished };
+enum class Wait : uint8_t {
+  kNone, kCta, kCluster, kWarp, kActiveMask, kPhase, kNamed, kCopies, kProducts, kFinished
+};
 
 struct Cta;
 struct Warp;
@@ -77,6 +79,13 @@ struct Thread {
   CrossfuseIndex thread_index{}, block_index{}, cta_in_cluster{};
   Cta* cta = nullptr;
   Warp* warp = nullptr;
+  // Of what runs beside the threads (async.h).
+  size_t barrier = 0;       // offset of the mbarrier it waits at
+  unsigned parity = 0;      // of the phase it waits for
+  unsigned bulk_groups = 0;  // committed groups of copies
+  size_t products = 0;      // issued products
+  std::vector<size_t> product_groups;  // products issued before each commit
+  std::vector<std::pair<size_t, size_t>> stored, fenced;  // ordinary stores not yet published
 };
 
 // Lanes that meet in one warp-wide operation. Values are double buffered: a lane that is a step
@@ -118,7 +127,8 @@ struct Launch {
   int kernel = 0;
   CrossfuseIndex grid{}, block{}, cluster{};
   size_t dynamic_bytes = 0;
-  std::vector<int> arguments;
+  std::vector<int> arguments;  // index of a buffer, or of tensor map i as -1 - i
+  std::vector<CUtensorMap> maps;
   unsigned threads() const { return block.x * block.y * block.z; }
   unsigned ctas() const { return cluster.x * cluster.y * cluster.z; }
 };

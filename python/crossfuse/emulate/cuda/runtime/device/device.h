@@ -103,9 +103,17 @@ CROSSFUSE_LEAF void crossfuse_ptx_store_b128(unsigned address, uint4 bits) {
 }
 
 // ---- the launcher's side: a kernel is called with the pointers of its arguments
+template <class Argument>
+__attribute__((no_sanitize("thread"), noinline)) Argument crossfuse_argument(void* pointer) {
+  if constexpr (std::is_pointer_v<Argument>) {
+    return static_cast<Argument>(pointer);
+  } else {
+    return *static_cast<const Argument*>(pointer);  // a tensor map, taken by value
+  }
+}
 template <class... Pointers, std::size_t... Index>
 __attribute__((no_sanitize("thread"))) void crossfuse_call(void (*kernel)(Pointers...), void* const* pointers, std::index_sequence<Index...>) {
-  kernel(static_cast<Pointers>(pointers[Index])...);
+  kernel(crossfuse_argument<std::decay_t<Pointers>>(pointers[Index])...);
 }
 template <class... Pointers>
 constexpr unsigned crossfuse_count(void (*)(Pointers...)) {
@@ -119,4 +127,5 @@ constexpr unsigned crossfuse_count(void (*)(Pointers...)) {
    crossfuse_count(&kernel)}
 
 #include "intrinsics.h"
+#include "ptx.h"
 #include "warp.h"

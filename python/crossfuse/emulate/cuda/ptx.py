@@ -1,0 +1,185 @@
+"""Inline PTX of generated text as calls of the emulator.
+
+TVM wraps each instruction in a helper with one ``asm`` statement. The statement is taken apart and
+its instruction looked up; operands stay as they are, so that helpers keep their C++ types.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+#: Makes a C++ expression of a matched instruction and its operands.
+Translator = Callable[[re.Match[str], list[str]], str]
+
+_START = re.compile(r"\basm\s*(?:volatile)?\s*\(")
+_TEXT = re.compile(r'\s*((?:"(?:[^"\\]|\\.)*"\s*)+)')
+_LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_OPERAND = re.compile(r'"[=+&]*\w+"\s*\(')
+
+_NOTHING = "((void)0)"
+_ELEMENTS = {"f16": "F16", "bf16": "BF16", "e4m3": "E4M3", "e5m2": "E5M2"}
+_FORMATS = {"bf16x2": "Bfloat16", "f16x2": "Half"}
+
+
+def translate_asm(text: str, unknown: Callable[[str], Exception]) -> str:
+    """Replace every ``asm`` statement.
+
+    Parameters
+    ----------
+    text : str
+        Generated text, special registers and cluster barriers already replaced.
+    unknown : Callable[[str], Exception]
+        Makes the error for an instruction that is not known.
+
+    Returns
+    -------
+    str
+        Text of as many lines.
+    """
+    parts: list[str] = []
+    position = 0
+    for start in _START.finditer(text):
+        if start.start() < position:
+            continue
+        end = _closing(text, start.end())
+        statement = text[start.start() : end + 1]
+        call = _translate(text[start.end() : end], unknown)
+        parts += [text[position : start.start()], call, "\n" * statement.count("\n")]
+        position = end + 1
+    return "".join([*parts, text[position:]])
+
+
+def _translate(body: str, unknown: Callable[[str], Exception]) -> str:
+    match = _TEXT.match(body)
+    if match is None:
+        raise unknown(body.strip())
+    text = "".join(_LITERAL.findall(match[1])).replace("\\n", " ").replace("\\t", " ")
+    instruction = " ".join(text.split()).strip("{} ")
+    operands = _operands(body[match.end() :])
+    for pattern, translator in _INSTRUCTIONS:
+        found = pattern.fullmatch(instruction)
+        if found:
+            return translator(found, operands)
+    raise unknown(instruction)
+
+
+def _operands(text: str) -> list[str]:
+    """Expressions of outputs and inputs, in the order of their numbers."""
+    found: list[str] = []
+    position = 0
+    while match := _OPERAND.search(text, position):
+        end = _closing(text, match.end())
+        found.append(text[match.end() : end].strip())
+        position = end + 1
+    return found
+
+
+def _closing(text: str, position: int) -> int:
+    """Index of the parenthesis that closes the one before `position`."""
+    depth, quoted = 1, False
+    while True:
+        character = text[position]
+        if character == "\\" and quoted:
+            position += 1
+        elif character == '"':
+            quoted = not quoted
+        elif not quoted:
+            depth += {"(": 1, ")": -1}.get(character, 0)
+            if depth == 0:
+                return position
+        position += 1
+
+
+def _call(name: str, *extra: str) -> Translator:
+    """A call with all operands, then `extra`."""
+    return lambda _, operands: f"crossfuse_emulate_{name}({', '.join([*operands, *extra])})"
+
+
+def _numbered(name: str) -> Translator:
+    """A call with the number in the instruction."""
+    return lambda match, _: f"crossfuse_emulate_{name}({match[1]})"
+
+
+def _arrive(match: re.Match[str], operands: list[str]) -> str:
+    count = operands[1] if len(operands) > 1 else "1"
+    return f"crossfuse_emulate_mbarrier_arrive({operands[0]}, {count}, 0)"
+
+
+def _expect(_: re.Match[str], operands: list[str]) -> str:
+    return f"crossfuse_emulate_mbarrier_arrive({operands[0]}, 1, {operands[1]})"
+
+
+def _load(match: re.Match[str], operands: list[str]) -> str:
+    ranks = operands[5] if match["multicast"] else "-1"
+    return f"crossfuse_emulate_tma_load({', '.join(operands[:5])}, {ranks})"
+
+
+def _multiply(match: re.Match[str], operands: list[str]) -> str:
+    count = int(match["n"]) // 2
+    registers = ", ".join(f"&({each})" for each in operands[:count])
+    left, right, keep = operands[count : count + 3]
+    types = ", ".join(f"CROSSFUSE_{_ELEMENTS[match[side]]}" for side in ("left", "right"))
+    transposed = match["transposed"] or "0"
+    return (
+        f"{{ float* registers_[] = {{{registers}}}; crossfuse_emulate_wgmma(registers_, "
+        f"{match['n']}, {match['k']}, {types}, {transposed}, {left}, {right}, {keep}); }}"
+    )
+
+
+def _matrices(match: re.Match[str], operands: list[str]) -> str:
+    registers = ", ".join(operands[1:])
+    return (
+        f"{{ unsigned registers_[] = {{{registers}}}; "
+        f"crossfuse_emulate_store_matrices({operands[0]}, registers_, {match[1]}); }}"
+    )
+
+
+def _pack(match: re.Match[str], operands: list[str]) -> str:
+    kind = f"crossfuse_emulated::{_FORMATS[match[1]]}"
+    return f"{operands[0]} = crossfuse_ptx_pack<{kind}>({operands[1]}, {operands[2]})"
+
+
+_ACCUMULATORS = r"\{[%\d, ]*\}"
+_INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
+    (re.compile(pattern), translator)
+    for pattern, translator in (
+        (r"|setmaxnreg\..*|fence\.mbarrier_init\..*|wgmma\.fence\..*", lambda *_: _NOTHING),
+        (r"fence\.proxy\.async.*", _call("fence_async")),
+        (r"bar\.sync %0, %1;", _call("named_barrier")),
+        (
+            r"mapa\.shared::cluster\.u32 %0, %1, %2;",
+            lambda _, each: f"{each[0]} = crossfuse_emulate_map_rank({each[1]}, {each[2]})",
+        ),
+        (r"mbarrier\.init\.shared\.b64 \[%0\], %1;", _call("mbarrier_init")),
+        (r"mbarrier\.arrive\.expect_tx\.shared\.b64 _, \[%0\], %1;", _expect),
+        (r"mbarrier\.arrive\.shared(?:::cluster)?\.b64 _, \[%0\](?:, %1)?;", _arrive),
+        (
+            r"\.reg \.pred P1; .*mbarrier\.try_wait\.parity.*",
+            lambda _, each: f"crossfuse_emulate_mbarrier_wait({each[0]}, {each[1]})",
+        ),
+        (
+            r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global\.mbarrier::complete_tx::bytes"
+            r"(?P<multicast>\.multicast::cluster)? \[%0\], \[%1, \{%2, %3\}\], \[%4\](?:, %5)?;",
+            _load,
+        ),
+        (
+            r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta\.tile\.bulk_group "
+            r"\[%0, \{%1, %2\}\], \[%3\];",
+            _call("tma_store"),
+        ),
+        (r"cp\.async\.bulk\.commit_group;", _call("bulk_commit")),
+        (r"cp\.async\.bulk\.wait_group(?:\.read)? (\d+);", _numbered("bulk_wait")),
+        (r"cvt\.rn\.(bf16x2|f16x2)\.f32 %0, %1, %2;", _pack),
+        (r"stmatrix\.sync\.aligned\.m8n8\.x(\d)\.shared\.b16 \[%0\], .*", _matrices),
+        (r"wgmma\.commit_group\.sync\.aligned;", _call("wgmma_commit")),
+        (r"wgmma\.wait_group\.sync\.aligned (\d+);", _numbered("wgmma_wait")),
+        (
+            r"\.reg \.pred \w+; setp\.ne\.b32 \w+, %\d+, 0; wgmma\.mma_async\.sync\.aligned\."
+            r"m64n(?P<n>\d+)k(?P<k>\d+)\.f32\.(?P<left>\w+)\.(?P<right>\w+) "
+            + _ACCUMULATORS
+            + r", %\d+, %\d+, \w+, 1, 1(?:, 0, (?P<transposed>[01]))?;",
+            _multiply,
+        ),
+    )
+]

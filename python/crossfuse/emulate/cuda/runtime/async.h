@@ -1,0 +1,52 @@
+// What runs beside the threads: mbarriers, TMA, wgmma, named barriers, and the proxy fences between
+// ordinary stores and TMA.
+#pragma once
+#include <map>
+
+#include "state.h"
+
+namespace emu {
+
+// Bytes [begin, end) of the shared memory window of a CTA of the running cluster.
+struct Span {
+  unsigned rank = 0;
+  size_t begin = 0, end = 0;
+  bool meets(const Span& other) const {
+    return rank == other.rank && begin < other.end && other.begin < end;
+  }
+};
+
+// A window offset and the CTA it lies in, of a shared address. False: a refused address.
+bool locate(unsigned address, unsigned& rank, size_t& offset);
+// Notes that this thread reaches into another CTA (peer-not-started, early-exit).
+void note_peer(unsigned rank, size_t offset, Site site);
+
+// ---- mbarriers
+void complete_bytes(unsigned rank, size_t offset, long bytes, Site site);
+// What a thread waits for, for reports.
+std::string standing_at_barrier(const Thread& thread);
+void clear_barriers();
+
+// ---- copies in flight
+// Lets some copies finish; all that can if `forced`. False if none was in flight.
+bool advance_copies(bool forced);
+void check_copies_at_end();
+// The statement of a copy that writes (or reads) these bytes now, or kNoSite.
+Site copy_into(const Span& span);
+Site copy_out_of(const Span& span);
+void clear_copies();
+
+// ---- products in flight
+Site product_reads(const Span& span);
+void clear_products();
+
+// ---- ordinary stores that TMA or wgmma will read
+void note_generic_store(size_t offset, size_t bytes);
+// All threads of a barrier have met: what they fenced is visible to the async proxy.
+void publish_stores(const std::vector<Thread*>& threads);
+void check_visible(const Span& span, Site site, const char* reader);
+void clear_visibility();
+
+void clear_named_barriers();
+
+}  // namespace emu

@@ -1,0 +1,203 @@
+// TMA: copies between global and shared memory that finish some time after they are issued.
+#include <algorithm>
+#include <cstring>
+
+#include "async.h"
+#include "schedule.h"
+#include "shadow.h"
+
+namespace emu {
+
+namespace {
+struct Copy {
+  CUtensorMap map{};
+  int x = 0, y = 0;
+  Span shared;
+  size_t barrier = 0;  // of a load
+  bool is_load = true;
+  Site site = kNoSite;
+  Thread* owner = nullptr;  // of a store
+  unsigned group = 0;       // of the owner's commits
+  unsigned delay = 0;
+};
+std::vector<Copy> copies;
+
+// The swizzle of TMA and wgmma: bits 4.. of an address are mixed with bits 7..
+size_t swizzled(size_t address, unsigned span) {
+  size_t mask = span / 16 ? span / 16 - 1 : 0;
+  return address ^ ((address >> 7 & mask) << 4);
+}
+
+uint8_t* element(const Copy& copy, unsigned row, unsigned column) {
+  long x = long(copy.x) + column, y = long(copy.y) + row;
+  const CUtensorMap& map = copy.map;
+  if (x < 0 || y < 0 || x >= long(map.extents[0]) || y >= long(map.extents[1])) return nullptr;
+  return static_cast<uint8_t*>(map.base) + size_t(y) * map.pitch + size_t(x) * map.item;
+}
+
+void move(const Copy& copy) {
+  const CUtensorMap& map = copy.map;
+  uint8_t* window = window_of(copy.shared.rank);
+  for (unsigned row = 0; row < map.box[1]; ++row) {
+    for (unsigned column = 0; column < map.box[0]; ++column) {
+      size_t at = copy.shared.begin + (size_t(row) * map.box[0] + column) * map.item;
+      uint8_t* shared = window + swizzled(at, map.swizzle);
+      uint8_t* global = element(copy, row, column);
+      if (copy.is_load && global) memcpy(shared, global, map.item);
+      if (copy.is_load && !global) memset(shared, 0, map.item);
+      if (!copy.is_load && global) memcpy(global, shared, map.item);
+    }
+  }
+}
+
+// The thread that issued a store answers for it.
+void note_stored(const Copy& copy) {
+  device.current = copy.owner;
+  long width = std::min(long(copy.map.box[0]), long(copy.map.extents[0]) - copy.x);
+  for (unsigned row = 0; row < copy.map.box[1] && width > 0; ++row) {
+    uint8_t* first = element(copy, row, 0);
+    if (first) access(first, size_t(width) * copy.map.item, Mode::kWrite, copy.site);
+  }
+  device.current = nullptr;
+}
+
+void finish(size_t index) {
+  Copy copy = copies[index];
+  copies.erase(copies.begin() + static_cast<long>(index));
+  move(copy);
+  if (!copy.is_load) note_stored(copy);
+  if (copy.is_load) {
+    complete_bytes(copy.shared.rank, copy.barrier, long(copy.shared.end - copy.shared.begin),
+                   copy.site);
+  } else if (copy.owner->wait == Wait::kCopies) {
+    wake(*copy.owner);
+  }
+}
+
+void check_target(const Copy& copy, const char* verb) {
+  if (!find_shared(copy.shared.begin, copy.shared.end - copy.shared.begin) &&
+      is_news("out-of-bounds", copy.site, kNoSite)) {
+    report({"out-of-bounds", shared_place(copy.shared.begin), copy.site, kNoSite, current_cta(),
+            current_thread(),
+            format("a copy %s %zu bytes", verb, copy.shared.end - copy.shared.begin)});
+    stop();
+  }
+  if (copy.shared.begin % 128 && is_news("misaligned", copy.site, kNoSite)) {
+    report({"misaligned", shared_place(copy.shared.begin), copy.site, kNoSite, current_cta(),
+            current_thread(), "a copy by TMA needs an alignment of 128 bytes in shared memory"});
+  }
+}
+
+void conflict(const Copy& copy, Site other, const char* what) {
+  if (other == kNoSite || !is_news("async-race", other, copy.site)) return;
+  report({"async-race", shared_place(copy.shared.begin), other, copy.site, current_cta(),
+          current_thread(), what});
+}
+
+unsigned groups_in_flight(const Thread& thread) {
+  std::vector<unsigned> groups;
+  for (const Copy& copy : copies) {
+    if (copy.owner == &thread && copy.group <= thread.bulk_groups) groups.push_back(copy.group);
+  }
+  std::sort(groups.begin(), groups.end());
+  return static_cast<unsigned>(std::unique(groups.begin(), groups.end()) - groups.begin());
+}
+}  // namespace
+
+bool advance_copies(bool forced) {
+  if (copies.empty()) return false;
+  for (size_t i = 0; i < copies.size();) {
+    if (!forced && copies[i].delay) {
+      --copies[i++].delay;
+    } else {
+      finish(i);
+      if (forced) return true;
+    }
+  }
+  return true;
+}
+
+Site copy_into(const Span& span) {
+  for (const Copy& copy : copies) {
+    if (copy.is_load && copy.shared.meets(span)) return copy.site;
+  }
+  return kNoSite;
+}
+
+Site copy_out_of(const Span& span) {
+  for (const Copy& copy : copies) {
+    if (!copy.is_load && copy.shared.meets(span)) return copy.site;
+  }
+  return kNoSite;
+}
+
+void check_copies_at_end() {
+  for (const Copy& copy : copies) {
+    if (!is_news("early-exit", copy.site, kNoSite)) continue;
+    report({"early-exit", shared_place(copy.shared.begin), copy.site, kNoSite,
+            static_cast<int>(device.ctas[copy.shared.rank].linear), -1,
+            "the CTA has exited while this copy was in flight"});
+  }
+}
+
+void clear_copies() { copies.clear(); }
+
+}  // namespace emu
+
+extern "C" {
+void crossfuse_emulate_tma_load(unsigned destination, const void* map, int x, int y,
+                                unsigned barrier, int ranks) {
+  using namespace emu;
+  Copy copy;
+  copy.site = CROSSFUSE_SITE;
+  copy.map = *static_cast<const CUtensorMap*>(map);
+  copy.x = x;
+  copy.y = y;
+  unsigned rank = 0;
+  size_t offset = 0;
+  if (!locate(destination, rank, offset) || !locate(barrier, rank, copy.barrier)) return;
+  size_t bytes = size_t(copy.map.box[0]) * copy.map.box[1] * copy.map.item;
+  unsigned mask = ranks < 0 ? 1u << rank : static_cast<unsigned>(ranks);
+  for (unsigned target = 0; target < device.launch.ctas(); ++target) {
+    if (!(mask >> target & 1)) continue;
+    copy.shared = {target, offset, offset + bytes};
+    copy.delay = static_cast<unsigned>(random_source() % 6);
+    check_target(copy, "writes");
+    note_peer(target, offset, copy.site);
+    conflict(copy, copy_into(copy.shared), "two copies write these bytes at once");
+    conflict(copy, copy_out_of(copy.shared), "a copy writes what another still reads");
+    conflict(copy, product_reads(copy.shared), "a copy writes a tile that is still being multiplied");
+    copies.push_back(copy);
+  }
+}
+
+void crossfuse_emulate_tma_store(const void* map, int x, int y, unsigned source) {
+  using namespace emu;
+  Thread& self = *device.current;
+  Copy copy;
+  copy.site = CROSSFUSE_SITE;
+  copy.map = *static_cast<const CUtensorMap*>(map);
+  copy.x = x;
+  copy.y = y;
+  copy.is_load = false;
+  unsigned rank = 0;
+  size_t offset = 0;
+  if (!locate(source, rank, offset)) return;
+  size_t bytes = size_t(copy.map.box[0]) * copy.map.box[1] * copy.map.item;
+  copy.shared = {rank, offset, offset + bytes};
+  copy.owner = &self;
+  copy.group = self.bulk_groups + 1;
+  copy.delay = static_cast<unsigned>(random_source() % 6);
+  check_target(copy, "reads");
+  check_visible(copy.shared, copy.site, "a copy by TMA");
+  copies.push_back(copy);
+}
+
+void crossfuse_emulate_bulk_commit() { ++emu::device.current->bulk_groups; }
+
+void crossfuse_emulate_bulk_wait(unsigned pending) {
+  while (emu::groups_in_flight(*emu::device.current) > pending) {
+    emu::block(emu::Wait::kCopies, CROSSFUSE_SITE);
+  }
+}
+}

@@ -1,0 +1,118 @@
+// Barriers in shared memory that count arrivals and bytes.
+#include <map>
+
+#include "async.h"
+#include "schedule.h"
+#include "shadow.h"
+
+namespace emu {
+
+namespace {
+struct Mbarrier {
+  uint64_t phase = 0;  // phases that are complete
+  long expected = 0, pending = 0, bytes = 0;
+  Site site = kNoSite;
+};
+using Key = std::pair<unsigned, size_t>;
+std::map<Key, Mbarrier> mbarriers;
+
+Mbarrier* find(unsigned rank, size_t offset, Site site) {
+  auto found = mbarriers.find({rank, offset});
+  if (found != mbarriers.end()) return &found->second;
+  if (is_news("mbarrier", site, kNoSite)) {
+    report({"mbarrier", shared_place(offset), site, kNoSite, current_cta(), current_thread(),
+            "no barrier was initialised here"});
+  }
+  return nullptr;
+}
+
+void wake_waiting(const Key& key, const Mbarrier& barrier) {
+  for (Cta& cta : device.ctas) {
+    if (cta.rank != key.first) continue;
+    for (Thread* thread : cta.threads) {
+      bool waits = thread->wait == Wait::kPhase && thread->barrier == key.second;
+      if (waits && (barrier.phase & 1) != thread->parity) wake(*thread);
+    }
+  }
+}
+
+void complete_if_due(const Key& key, Mbarrier& barrier) {
+  if (barrier.pending != 0 || barrier.bytes != 0) return;
+  ++barrier.phase;
+  barrier.pending = barrier.expected;
+  wake_waiting(key, barrier);
+}
+
+void arrive(unsigned address, unsigned count, unsigned bytes, Site site) {
+  unsigned rank = 0;
+  size_t offset = 0;
+  if (!locate(address, rank, offset)) return;
+  note_peer(rank, offset, site);
+  Mbarrier* barrier = find(rank, offset, site);
+  if (!barrier) return;
+  barrier->site = site;
+  barrier->bytes += bytes;
+  barrier->pending -= count;
+  if (barrier->pending < 0 && is_news("mbarrier", site, kNoSite)) {
+    report({"mbarrier", shared_place(offset), site, kNoSite, current_cta(), current_thread(),
+            format("an arrival too many: this phase expects %ld", barrier->expected)});
+    stop();
+  }
+  complete_if_due({rank, offset}, *barrier);
+}
+}  // namespace
+
+bool locate(unsigned address, unsigned& rank, size_t& offset) {
+  rank = address >> kWindowBits;
+  offset = address & ((1u << kWindowBits) - 1);
+  return rank < device.launch.ctas();
+}
+
+void complete_bytes(unsigned rank, size_t offset, long bytes, Site site) {
+  Mbarrier* barrier = find(rank, offset, site);
+  if (!barrier) return;
+  barrier->bytes -= bytes;
+  complete_if_due({rank, offset}, *barrier);
+}
+
+std::string standing_at_barrier(const Thread& thread) {
+  const Mbarrier& barrier = mbarriers[{thread.cta->rank, thread.barrier}];
+  return format("waits for phase %u of the mbarrier at byte %zu, which lacks %ld arrivals and %ld "
+                "bytes",
+                thread.parity, thread.barrier - device.arrays[0].offset, barrier.pending,
+                barrier.bytes);
+}
+
+void clear_barriers() { mbarriers.clear(); }
+
+}  // namespace emu
+
+extern "C" {
+void crossfuse_emulate_mbarrier_init(unsigned address, unsigned count) {
+  unsigned rank = 0;
+  size_t offset = 0;
+  if (!emu::locate(address, rank, offset)) return;
+  emu::Mbarrier& barrier = emu::mbarriers[{rank, offset}];
+  barrier = emu::Mbarrier();
+  barrier.expected = barrier.pending = count;
+}
+
+void crossfuse_emulate_mbarrier_arrive(unsigned address, unsigned count, unsigned bytes) {
+  emu::arrive(address, count, bytes, CROSSFUSE_SITE);
+  emu::pause(CROSSFUSE_SITE);
+}
+
+void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity) {
+  using namespace emu;
+  Site site = CROSSFUSE_SITE;
+  unsigned rank = 0;
+  size_t offset = 0;
+  if (!locate(address, rank, offset)) return;
+  Mbarrier* barrier = find(rank, offset, site);
+  if (!barrier || (barrier->phase & 1) != (parity & 1)) return;
+  Thread& self = *device.current;
+  self.barrier = offset;
+  self.parity = parity & 1;
+  block(Wait::kPhase, site);
+}
+}

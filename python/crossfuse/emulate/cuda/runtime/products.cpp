@@ -1,0 +1,226 @@
+// wgmma: products of tiles in shared memory, done by a warpgroup some time after they are issued.
+#include <cstring>
+#include <deque>
+#include <memory>
+
+#include "async.h"
+#include "device/small_float.h"
+#include "schedule.h"
+#include "shadow.h"
+
+namespace emu {
+
+namespace {
+constexpr unsigned kWarpgroup = 128;
+
+// A matrix descriptor: PTX ISA, "matrix descriptor format" of wgmma.
+struct Descriptor {
+  size_t start, leading, stride;
+  unsigned layout;  // 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes
+  explicit Descriptor(uint64_t bits)
+      : start((bits & 0x3FFF) << 4),
+        leading((bits >> 16 & 0x3FFF) << 4),
+        stride((bits >> 32 & 0x3FFF) << 4),
+        layout(static_cast<unsigned>(bits >> 62)) {}
+};
+
+struct Shape {
+  unsigned n, k;
+  int left, right;   // element types, as in CrossfuseElement
+  int right_is_transposed;
+};
+
+struct Product {
+  Shape shape{};
+  uint64_t left = 0, right = 0;
+  bool keep = false;
+  std::vector<float*> registers[kWarpgroup];
+  unsigned issued = 0;
+  Site site = kNoSite;
+  Span reads[2];
+  bool done = false;
+};
+
+struct Warpgroup {
+  std::deque<Product> products;
+  size_t first = 0;  // number of the first one that is kept
+  Product& at(size_t number) { return products[number - first]; }
+};
+std::map<std::pair<unsigned, unsigned>, Warpgroup> warpgroups;
+
+Warpgroup& mine() {
+  const Thread& self = *device.current;
+  return warpgroups[{self.cta->rank, self.index() / kWarpgroup}];
+}
+
+unsigned bytes_of(int element) { return element < 2 ? 2 : 1; }
+
+float decoded(const uint8_t* at, int element) {
+  using namespace crossfuse_emulated;
+  uint16_t wide = 0;
+  memcpy(&wide, at, bytes_of(element));
+  switch (element) {
+    case CROSSFUSE_F16: return decode<Half>(wide);
+    case CROSSFUSE_BF16: return decode<Bfloat16>(wide);
+    case CROSSFUSE_E4M3: return decode<E4m3>(static_cast<uint8_t>(wide));
+    default: return decode<E5m2>(static_cast<uint8_t>(wide));
+  }
+}
+
+size_t swizzle(size_t address, unsigned layout) {
+  constexpr size_t masks[] = {0, 7, 3, 1};
+  return address ^ ((address >> 7 & masks[layout]) << 4);
+}
+
+// Where element (row, k) of an operand lies in the window.
+size_t place(const Descriptor& tile, unsigned row, unsigned k, unsigned bytes, bool transposed) {
+  size_t at;
+  if (transposed) {
+    unsigned group = 128 / bytes;
+    at = row / group * tile.leading + k / 8 * tile.stride + k % 8 * 128 + row % group * bytes;
+  } else if (tile.layout == 0) {
+    unsigned group = 16 / bytes;
+    at = row / 8 * tile.stride + k / group * tile.leading + row % 8 * 16 + k % group * bytes;
+  } else {
+    at = row / 8 * tile.stride + row % 8 * (128u >> (tile.layout - 1)) + k * bytes;
+  }
+  return swizzle(tile.start + at, tile.layout);
+}
+
+Span span_of(uint64_t bits, unsigned rows, unsigned k, int element, bool transposed) {
+  Descriptor tile(bits);
+  unsigned bytes = bytes_of(element);
+  Span span{device.current->cta->rank, ~size_t(0), 0};
+  for (unsigned row = 0; row < rows; ++row) {
+    for (unsigned i = 0; i < k; i += 8) {
+      size_t at = place(tile, row, i, bytes, transposed);
+      span.begin = std::min(span.begin, at);
+      span.end = std::max(span.end, at + bytes);
+    }
+  }
+  return span;
+}
+
+void multiply(Product& product, unsigned rank) {
+  const uint8_t* window = window_of(rank);
+  const Shape& shape = product.shape;
+  Descriptor left(product.left), right(product.right);
+  std::vector<float> b(size_t(shape.n) * shape.k), a(size_t(64) * shape.k);
+  for (unsigned row = 0; row < 64; ++row) {
+    for (unsigned k = 0; k < shape.k; ++k) {
+      size_t at = place(left, row, k, bytes_of(shape.left), false);
+      a[row * shape.k + k] = decoded(window + at, shape.left);
+    }
+  }
+  for (unsigned row = 0; row < shape.n; ++row) {
+    for (unsigned k = 0; k < shape.k; ++k) {
+      size_t at = place(right, row, k, bytes_of(shape.right), shape.right_is_transposed);
+      b[row * shape.k + k] = decoded(window + at, shape.right);
+    }
+  }
+  for (unsigned thread = 0; thread < kWarpgroup; ++thread) {
+    unsigned lane = thread % kWarp;
+    for (unsigned index = 0; index < shape.n / 2; ++index) {
+      unsigned row = thread / kWarp * 16 + lane / 4 + index / 2 % 2 * 8;
+      unsigned column = index / 4 * 8 + lane % 4 * 2 + index % 2;
+      float sum = product.keep ? *product.registers[thread][index] : 0.0f;
+      for (unsigned k = 0; k < shape.k; ++k) {
+        sum += a[row * shape.k + k] * b[column * shape.k + k];
+      }
+      *product.registers[thread][index] = sum;
+    }
+  }
+  product.done = true;
+}
+
+void check_reads(Product& product) {
+  const char* names[] = {"a product reads the left tile while a copy writes it",
+                         "a product reads the right tile while a copy writes it"};
+  for (int side = 0; side < 2; ++side) {
+    Site writer = copy_into(product.reads[side]);
+    if (writer == kNoSite || !is_news("async-race", writer, product.site)) continue;
+    report({"async-race", shared_place(product.reads[side].begin), writer, product.site,
+            current_cta(), current_thread(), names[side]});
+  }
+}
+
+void wake_warpgroup() {
+  const Thread& self = *device.current;
+  for (Thread* thread : self.cta->threads) {
+    bool same = thread->index() / kWarpgroup == self.index() / kWarpgroup;
+    if (same && thread->wait == Wait::kProducts) wake(*thread);
+  }
+}
+}  // namespace
+
+Site product_reads(const Span& span) {
+  for (auto& [key, group] : warpgroups) {
+    for (const Product& product : group.products) {
+      if (product.done) continue;
+      if (product.reads[0].meets(span) || product.reads[1].meets(span)) return product.site;
+    }
+  }
+  return kNoSite;
+}
+
+void clear_products() { warpgroups.clear(); }
+
+}  // namespace emu
+
+extern "C" {
+void crossfuse_emulate_wgmma(float* const* registers, unsigned n, unsigned k, int left_type,
+                             int right_type, int right_is_transposed, unsigned long long left,
+                             unsigned long long right, unsigned keep) {
+  using namespace emu;
+  Thread& self = *device.current;
+  Warpgroup& group = mine();
+  size_t number = self.products++;
+  if (number - group.first >= group.products.size()) {
+    group.products.emplace_back();
+    Product& made = group.products.back();
+    made.shape = {n, k, left_type, right_type, right_is_transposed};
+    made.left = left;
+    made.right = right;
+    made.keep = keep != 0;
+    made.site = CROSSFUSE_SITE;
+    made.reads[0] = span_of(left, 64, k, left_type, false);
+    made.reads[1] = span_of(right, n, k, right_type, right_is_transposed != 0);
+  }
+  Product& product = group.at(number);
+  bool same = product.left == left && product.right == right && product.shape.n == n;
+  if (!same && is_news("barrier-divergence", CROSSFUSE_SITE, product.site)) {
+    report({"barrier-divergence", {}, CROSSFUSE_SITE, product.site, current_cta(),
+            current_thread(), "threads of a warpgroup issue different products"});
+  }
+  check_reads(product);
+  product.registers[self.index() % kWarpgroup].assign(registers, registers + n / 2);
+  ++product.issued;
+  if (product.issued == kWarpgroup) wake_warpgroup();
+}
+
+void crossfuse_emulate_wgmma_commit() {
+  emu::Thread& self = *emu::device.current;
+  self.product_groups.push_back(self.products);
+  emu::pause(CROSSFUSE_SITE);
+}
+
+void crossfuse_emulate_wgmma_wait(unsigned pending) {
+  using namespace emu;
+  Thread& self = *device.current;
+  if (self.product_groups.size() <= pending) return;
+  size_t until = self.product_groups[self.product_groups.size() - 1 - pending];
+  Warpgroup& group = mine();
+  for (size_t number = group.first; number < until; ++number) {
+    // All four warps of a warpgroup work on a product.
+    while (number >= group.first && group.at(number).issued < kWarpgroup) {
+      block(Wait::kProducts, CROSSFUSE_SITE);
+    }
+    if (number < group.first) continue;
+    if (!group.at(number).done) multiply(group.at(number), self.cta->rank);
+  }
+  while (!group.products.empty() && group.products.front().done && group.first + 8 < until) {
+    group.products.pop_front();
+    ++group.first;
+  }
+}
+}

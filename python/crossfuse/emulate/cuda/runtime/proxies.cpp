@@ -1,0 +1,122 @@
+// Named barriers, matrices stored by a warp, and what of ordinary stores TMA can see.
+#include <algorithm>
+#include <cstring>
+
+#include "async.h"
+#include "schedule.h"
+#include "shadow.h"
+
+namespace emu {
+
+namespace {
+// Of each word of shared memory: what became of the last ordinary store to it.
+enum Visibility : uint8_t { kUntouched, kStored, kFenced, kVisible };
+std::map<unsigned, std::vector<uint8_t>> visibility;
+
+std::vector<uint8_t>& words_of(unsigned rank) {
+  std::vector<uint8_t>& words = visibility[rank];
+  words.resize(device.shared_end / 4 + 1, kUntouched);
+  return words;
+}
+
+void raise(Thread& thread, std::vector<std::pair<size_t, size_t>>& stores, Visibility from,
+           Visibility to) {
+  std::vector<uint8_t>& words = words_of(thread.cta->rank);
+  for (auto [begin, end] : stores) {
+    for (size_t word = begin / 4; word < (end + 3) / 4; ++word) {
+      if (words[word] == from) words[word] = to;
+    }
+  }
+}
+
+struct NamedBarrier {
+  std::vector<Thread*> threads;
+};
+std::map<std::pair<unsigned, unsigned>, NamedBarrier> named;
+}  // namespace
+
+void note_peer(unsigned rank, size_t offset, Site site) { note_remote(device.ctas[rank], offset, site); }
+
+void note_generic_store(size_t offset, size_t bytes) {
+  Thread& self = *device.current;
+  std::vector<uint8_t>& words = words_of(self.cta->rank);
+  for (size_t word = offset / 4; word < (offset + bytes + 3) / 4; ++word) words[word] = kStored;
+  self.stored.push_back({offset, offset + bytes});
+}
+
+void publish_stores(const std::vector<Thread*>& threads) {
+  for (Thread* thread : threads) {
+    raise(*thread, thread->fenced, kFenced, kVisible);
+    thread->fenced.clear();
+  }
+}
+
+void check_visible(const Span& span, Site site, const char* reader) {
+  const char* reasons[] = {"that nothing was stored to",
+                           "whose store no fence.proxy.async follows",
+                           "whose store no barrier orders before it"};
+  std::vector<uint8_t>& words = words_of(span.rank);
+  for (size_t word = span.begin / 4; word < span.end / 4; ++word) {
+    if (words[word] == kVisible) continue;
+    if (!is_news("async-race", site, kNoSite)) return;
+    report({"async-race", shared_place(word * 4), site, kNoSite, current_cta(), current_thread(),
+            format("%s reads bytes %s", reader, reasons[words[word]])});
+    return;
+  }
+}
+
+void clear_visibility() { visibility.clear(); }
+void clear_named_barriers() { named.clear(); }
+
+}  // namespace emu
+
+extern "C" {
+void crossfuse_emulate_fence_async() {
+  emu::Thread& self = *emu::device.current;
+  emu::raise(self, self.stored, emu::kStored, emu::kFenced);
+  self.fenced.insert(self.fenced.end(), self.stored.begin(), self.stored.end());
+  self.stored.clear();
+}
+
+void crossfuse_emulate_named_barrier(unsigned id, unsigned threads) {
+  using namespace emu;
+  Thread& self = *device.current;
+  NamedBarrier& barrier = named[{self.cta->rank, id}];
+  barrier.threads.push_back(&self);
+  if (barrier.threads.size() < threads) return block(Wait::kNamed, CROSSFUSE_SITE);
+  std::vector<Thread*> met;
+  met.swap(barrier.threads);
+  uint16_t acquired = 0;
+  for (const Thread* thread : met) acquired = std::max(acquired, thread->acquired);
+  publish_stores(met);
+  for (Thread* thread : met) {
+    thread->acquired = acquired;
+    if (thread != &self) wake(*thread);
+  }
+}
+
+// Lane l names row l % 8 of matrix l / 8; each lane holds two elements of every matrix.
+void crossfuse_emulate_store_matrices(unsigned address, const unsigned* registers, unsigned count) {
+  using namespace emu;
+  Site site = CROSSFUSE_SITE;
+  Thread& self = *device.current;
+  uint64_t rows[kWarp];
+  for (unsigned lane = 0; lane < kWarp; ++lane) {
+    rows[lane] = crossfuse_emulate_warp_shuffle(~0u, address, lane);
+  }
+  for (unsigned matrix = 0; matrix < count; ++matrix) {
+    unsigned rank = 0;
+    size_t offset = 0;
+    if (!locate(static_cast<unsigned>(rows[matrix * 8 + self.lane / 4]), rank, offset)) return;
+    offset += self.lane % 4 * 4;
+    Site reader = copy_out_of({rank, offset, offset + 4});
+    if (reader != kNoSite && is_news("async-race", reader, site)) {
+      report({"async-race", shared_place(offset), reader, site, current_cta(), current_thread(),
+              "a store overwrites what a copy still reads"});
+    }
+    if (!remote_access(rank, offset, 4, Mode::kWrite, site)) return;
+    memcpy(window_of(rank) + offset, &registers[matrix], 4);
+    note_generic_store(offset, 4);
+  }
+}
+}
