@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from crossfuse.emulate.cuda.faults import (
+    change_argument,
+    drop_call,
     early_exit,
     recycle_slab,
     remove_cluster_barrier,
@@ -15,6 +17,8 @@ __all__ = [
     "KINDS",
     "EmulationReport",
     "Finding",
+    "change_argument",
+    "drop_call",
     "early_exit",
     "emulate",
     "recycle_slab",

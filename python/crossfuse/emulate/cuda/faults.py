@@ -44,11 +44,76 @@ def remove_cluster_barrier(image: KernelImage, index: int = 0) -> KernelImage:
     CheckFailed
         If there is no such barrier.
     """
-    spans = _calls(image.cuda, re.compile(rf"\b{_BARRIER}\s*\("))
-    if not -len(spans) <= index < len(spans):
-        raise _nothing(image, f"{len(spans)} calls of {_BARRIER}", f"one with index {index}")
-    start, end = spans[index]
+    return drop_call(image, _BARRIER, index)
+
+
+def drop_call(image: KernelImage, name: str, index: int = 0) -> KernelImage:
+    """Remove one call from the kernels of an image.
+
+    Parameters
+    ----------
+    image : KernelImage
+        A lowered function.
+    name : str
+        Regular expression for the name of the called function.
+    index : int
+        Which call, in the order of the text; negative counts from the last.
+
+    Returns
+    -------
+    KernelImage
+        With the faulty text.
+
+    Raises
+    ------
+    CheckFailed
+        If there is no such call.
+    """
+    start, end = _find_call(image, name, index)
     return _replace(image, start, end, "(void)0")
+
+
+def change_argument(
+    image: KernelImage, name: str, position: int, by: str, index: int = 0
+) -> KernelImage:
+    """Change one argument of one call.
+
+    Parameters
+    ----------
+    image : KernelImage
+        A lowered function.
+    name : str
+        Regular expression for the name of the called function.
+    position : int
+        Which argument.
+    by : str
+        What takes its place; ``{}`` stands for what was there.
+    index : int
+        Which call, in the order of the text; negative counts from the last.
+
+    Returns
+    -------
+    KernelImage
+        With the faulty text.
+
+    Raises
+    ------
+    CheckFailed
+        If there is no such call or argument.
+    """
+    span = _find_call(image, name, index)
+    arguments = _arguments(image.cuda, *span)
+    if not -len(arguments) <= position < len(arguments):
+        raise _nothing(image, f"{len(arguments)} arguments", f"one with index {position}")
+    start, end = arguments[position]
+    return _replace(image, start, end, by.format(f"({image.cuda[start:end].strip()})"))
+
+
+def _find_call(image: KernelImage, name: str, index: int) -> tuple[int, int]:
+    spans = _calls(image.cuda, re.compile(rf"\b{name}\s*\("))
+    if not -len(spans) <= index < len(spans):
+        raise _nothing(image, f"{len(spans)} calls of {name}", f"one with index {index}")
+    return spans[index]
 
 
 def early_exit(image: KernelImage) -> KernelImage:

@@ -22,15 +22,16 @@ _ELEMENTS = {"f16": "F16", "bf16": "BF16", "e4m3": "E4M3", "e5m2": "E5M2"}
 _FORMATS = {"bf16x2": "Bfloat16", "f16x2": "Half"}
 
 
-def translate_asm(text: str, unknown: Callable[[str], Exception]) -> str:
-    """Replace every ``asm`` statement.
+def translate_asm(text: str) -> str:
+    """Replace every ``asm`` statement whose instruction is known.
+
+    Others stay: some stand in parts that the preprocessor takes out, and the C++ compiler names
+    those that do not.
 
     Parameters
     ----------
     text : str
         Generated text, special registers and cluster barriers already replaced.
-    unknown : Callable[[str], Exception]
-        Makes the error for an instruction that is not known.
 
     Returns
     -------
@@ -44,16 +45,18 @@ def translate_asm(text: str, unknown: Callable[[str], Exception]) -> str:
             continue
         end = _closing(text, start.end())
         statement = text[start.start() : end + 1]
-        call = _translate(text[start.end() : end], unknown)
+        call = _translate(text[start.end() : end])
+        if call is None:
+            continue
         parts += [text[position : start.start()], call, "\n" * statement.count("\n")]
         position = end + 1
     return "".join([*parts, text[position:]])
 
 
-def _translate(body: str, unknown: Callable[[str], Exception]) -> str:
+def _translate(body: str) -> str | None:
     match = _TEXT.match(body)
     if match is None:
-        raise unknown(body.strip())
+        return None
     text = "".join(_LITERAL.findall(match[1])).replace("\\n", " ").replace("\\t", " ")
     instruction = " ".join(text.split()).strip("{} ")
     operands = _operands(body[match.end() :])
@@ -61,7 +64,7 @@ def _translate(body: str, unknown: Callable[[str], Exception]) -> str:
         found = pattern.fullmatch(instruction)
         if found:
             return translator(found, operands)
-    raise unknown(instruction)
+    return None
 
 
 def _operands(text: str) -> list[str]:

@@ -130,8 +130,10 @@ class Epilogue:
         for number in range(self.plan.columns // width):
             slot = self.warpgroup * _BOXES + number % _BOXES
             base = let("box", slot * size)
+            # An odd number of boxes ends with the slot that the next tile begins with.
+            again = number == 0 and self.plan.columns // width % _BOXES
             with when(self.where.thread == 0):
-                run(ir.script.ptx.cp.async_.bulk.wait_group.read(_BOXES - 1))
+                run(ir.script.ptx.cp.async_.bulk.wait_group.read(0 if again else _BOXES - 1))
             self._meet()
             for group in range(width // 16):
                 self._pack(packed, row, column, number * width + group * 16)

@@ -114,6 +114,29 @@ void report_divergence(const Cta& cta, const Thread& waiting, const Thread& othe
                  other.index(), standing(other).c_str())});
 }
 
+// Roles of a pipeline wait for different things; what each lacks tells the story.
+bool report_pipeline() {
+  std::vector<std::string> told;
+  const Thread* first = nullptr;
+  bool pipeline = false;
+  std::string detail;
+  for (const Cta& cta : device.ctas) {
+    for (const Thread* thread : cta.threads) {
+      if (thread->wait == Wait::kFinished) continue;
+      pipeline |= thread->wait == Wait::kPhase || thread->wait == Wait::kProducts;
+      std::string line = format("CTA rank %u ", cta.rank) + standing(*thread);
+      if (std::find(told.begin(), told.end(), line) != told.end()) continue;
+      told.push_back(line);
+      if (!first) first = thread;
+      if (told.size() <= 4) detail += format("%sthread %u of ", told.size() > 1 ? "; " : "", thread->index()) + line;
+    }
+  }
+  if (!pipeline) return false;
+  report({"deadlock", {}, first->wait_site, kNoSite, static_cast<int>(first->cta->linear),
+          static_cast<int>(first->index()), detail});
+  return true;
+}
+
 void report_deadlock() {
   const Thread* waiting = nullptr;
   for (const Cta& cta : device.ctas) {
@@ -138,6 +161,7 @@ void report_deadlock() {
 }  // namespace
 
 void explain_standstill() {
+  if (report_pipeline()) stop();
   bool diverged = false;
   for (const Cta& cta : device.ctas) {
     const Thread* waiting = nullptr;

@@ -28,6 +28,12 @@ size_t swizzled(size_t address, unsigned span) {
   return address ^ ((address >> 7 & mask) << 4);
 }
 
+// Rounds of the scheduler that a copy takes: mostly few, now and then very many.
+unsigned delay() {
+  uint64_t number = random_source();
+  return static_cast<unsigned>(number % 4 ? number / 4 % 6 : number / 4 % 64);
+}
+
 uint8_t* element(const Copy& copy, unsigned row, unsigned column) {
   long x = long(copy.x) + column, y = long(copy.y) + row;
   const CUtensorMap& map = copy.map;
@@ -94,13 +100,12 @@ void conflict(const Copy& copy, Site other, const char* what) {
           current_thread(), what});
 }
 
-unsigned groups_in_flight(const Thread& thread) {
-  std::vector<unsigned> groups;
+// Whether a copy of all but the `pending` latest groups of a thread is in flight.
+bool in_flight(const Thread& thread, unsigned pending) {
   for (const Copy& copy : copies) {
-    if (copy.owner == &thread && copy.group <= thread.bulk_groups) groups.push_back(copy.group);
+    if (copy.owner == &thread && copy.group + pending <= thread.bulk_groups) return true;
   }
-  std::sort(groups.begin(), groups.end());
-  return static_cast<unsigned>(std::unique(groups.begin(), groups.end()) - groups.begin());
+  return false;
 }
 }  // namespace
 
@@ -161,7 +166,7 @@ void crossfuse_emulate_tma_load(unsigned destination, const void* map, int x, in
   for (unsigned target = 0; target < device.launch.ctas(); ++target) {
     if (!(mask >> target & 1)) continue;
     copy.shared = {target, offset, offset + bytes};
-    copy.delay = static_cast<unsigned>(random_source() % 6);
+    copy.delay = delay();
     check_target(copy, "writes");
     note_peer(target, offset, copy.site);
     conflict(copy, copy_into(copy.shared), "two copies write these bytes at once");
@@ -187,7 +192,7 @@ void crossfuse_emulate_tma_store(const void* map, int x, int y, unsigned source)
   copy.shared = {rank, offset, offset + bytes};
   copy.owner = &self;
   copy.group = self.bulk_groups + 1;
-  copy.delay = static_cast<unsigned>(random_source() % 6);
+  copy.delay = delay();
   check_target(copy, "reads");
   check_visible(copy.shared, copy.site, "a copy by TMA");
   copies.push_back(copy);
@@ -196,7 +201,7 @@ void crossfuse_emulate_tma_store(const void* map, int x, int y, unsigned source)
 void crossfuse_emulate_bulk_commit() { ++emu::device.current->bulk_groups; }
 
 void crossfuse_emulate_bulk_wait(unsigned pending) {
-  while (emu::groups_in_flight(*emu::device.current) > pending) {
+  while (emu::in_flight(*emu::device.current, pending)) {
     emu::block(emu::Wait::kCopies, CROSSFUSE_SITE);
   }
 }

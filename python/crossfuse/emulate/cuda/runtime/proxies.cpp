@@ -100,10 +100,7 @@ void crossfuse_emulate_store_matrices(unsigned address, const unsigned* register
   using namespace emu;
   Site site = CROSSFUSE_SITE;
   Thread& self = *device.current;
-  uint64_t rows[kWarp];
-  for (unsigned lane = 0; lane < kWarp; ++lane) {
-    rows[lane] = crossfuse_emulate_warp_shuffle(~0u, address, lane);
-  }
+  const uint64_t* rows = meet(~0u, address, site);
   for (unsigned matrix = 0; matrix < count; ++matrix) {
     unsigned rank = 0;
     size_t offset = 0;

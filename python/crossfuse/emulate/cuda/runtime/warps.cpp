@@ -44,8 +44,8 @@ void complete(Warp& warp, Meeting& meeting) {
   meeting.parity ^= 1;
 }
 
-// Meets the lanes of `mask` and returns their values, indexed by lane; lanes outside the mask read
-// as all ones, which no correct kernel uses.
+}  // namespace
+
 const uint64_t* meet(unsigned mask, uint64_t value, Site site) {
   Thread& self = *device.current;
   Warp& warp = *self.warp;
@@ -67,8 +67,6 @@ const uint64_t* meet(unsigned mask, uint64_t value, Site site) {
   }
   return values;
 }
-
-}  // namespace
 
 void free_meetings(Warp& warp) {
   for (Meeting* meeting : warp.meetings) delete meeting;
