@@ -138,6 +138,23 @@ def _matrices(match: re.Match[str], operands: list[str]) -> str:
     )
 
 
+def _push(_: re.Match[str], operands: list[str]) -> str:
+    address, *values, barrier = operands
+    return (
+        f"{{ float values_[] = {{{', '.join(values)}}}; "
+        f"crossfuse_emulate_store_async({address}, values_, {4 * len(values)}, {barrier}); }}"
+    )
+
+
+def _fetch(_: re.Match[str], operands: list[str]) -> str:
+    *targets, address = operands
+    values = "; ".join(f"{each} = values_[{i}]" for i, each in enumerate(targets))
+    return (
+        f"{{ float values_[4]; crossfuse_emulate_load_shared({address}, values_, "
+        f"{4 * len(targets)}); {values}; }}"
+    )
+
+
 def _pack(match: re.Match[str], operands: list[str]) -> str:
     kind = f"crossfuse_emulated::{_FORMATS[match[1]]}"
     return f"{operands[0]} = crossfuse_ptx_pack<{kind}>({operands[1]}, {operands[2]})"
@@ -173,6 +190,12 @@ _INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         ),
         (r"cp\.async\.bulk\.commit_group;", _call("bulk_commit")),
         (r"cp\.async\.bulk\.wait_group(?:\.read)? (\d+);", _numbered("bulk_wait")),
+        (
+            r"st\.async\.(?:weak\.)?shared::cluster\.mbarrier::complete_tx::bytes\.v[24]\.f32 "
+            r"\[%0\], \{[%\d, ]*\}, \[%\d\];",
+            _push,
+        ),
+        (r"ld\.shared\.v[24]\.f32 \{[%\d, ]*\}, \[%\d\];", _fetch),
         (r"cvt\.rn\.(bf16x2|f16x2)\.f32 %0, %1, %2;", _pack),
         (r"stmatrix\.sync\.aligned\.m8n8\.x(\d)\.shared\.b16 \[%0\], .*", _matrices),
         (r"wgmma\.commit_group\.sync\.aligned;", _call("wgmma_commit")),

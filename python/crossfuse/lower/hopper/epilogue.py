@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -53,13 +54,21 @@ class Epilogue:
         self.boxes = boxes
         self.descriptor = descriptor
 
-    def store(self, values: Mapping[Any, Any]) -> None:
-        """Store the tile at the place that `values` tell."""
+    def store(self, values: Mapping[Any, Any], owns: Callable[[int], Any] | None = None) -> None:
+        """Store the tile at the place that `values` tell.
+
+        Parameters
+        ----------
+        values : Mapping
+            Values of the variables of the tile's origin.
+        owns : Callable | None
+            Whether this thread stores an accumulator, by its index; None if it stores all.
+        """
         row, column = (at(each, dict(values)) for each in self.plan.program.store.tile.origin)
         row = let("row", row + self.warpgroup * WARPGROUP_ROWS)
         column = let("column", column)
         if self.plan.store.map is None:
-            self._store_elements(row, column)
+            self._store_elements(row, column, owns)
         else:
             self._store_boxes(row, column)
 
@@ -83,8 +92,9 @@ class Epilogue:
 
     def _evaluated(self, store: Any, i: Any, j: Any, index: int) -> Any:
         def load(node: Any, mutator: Any) -> Any:
-            if node.source.same_as(self.plan.program.contraction.accumulator):
-                return self.accumulators[index]
+            for number, buffer in enumerate(self.plan.program.results):
+                if node.source.same_as(buffer):
+                    return self.accumulators[number * self.plan.accumulators + index]
             node = mutator.default_mutate(node)
             return self._guarded(node, i, j)
 
@@ -111,15 +121,14 @@ class Epilogue:
         ]
         return ir.conjunction(terms) if terms else None
 
-    def _store_elements(self, row: Any, column: Any) -> None:
+    def _store_elements(self, row: Any, column: Any, owns: Callable[[int], Any] | None) -> None:
         output = self.plan.program.store.tile.buffer
         for index in range(self.plan.accumulators):
             value, i, j = self._element(row, column, index)
             inside = self._inside(i, j)
-            if inside is None:
-                ir.script.buffer_store(output, value, [i, j])
-                continue
-            with when(inside):
+            terms = [] if inside is None else [inside]
+            terms += [] if owns is None else [owns(index)]
+            with when(ir.conjunction(terms)) if terms else nullcontext():
                 ir.script.buffer_store(output, value, [i, j])
 
     def _store_boxes(self, row: Any, column: Any) -> None:

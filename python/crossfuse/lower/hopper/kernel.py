@@ -11,8 +11,9 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates, declare_coordinates, grid_places
 from crossfuse.lower.hopper.epilogue import Epilogue
+from crossfuse.lower.hopper.exchange import SplitReduction, initialise_exchange
 from crossfuse.lower.hopper.load import load_tile
-from crossfuse.lower.hopper.plan import REGISTERS, KernelPlan
+from crossfuse.lower.hopper.plan import REGISTERS, KernelPlan, operand_names
 from crossfuse.lower.hopper.ring import Cursor, Release, Ring
 from crossfuse.lower.hopper.statements import Variable, branches, run, when
 from crossfuse.lower.hopper.wgmma import Multiplier
@@ -29,6 +30,7 @@ class _Body:
     maps: dict[str, Any]
     memory: Any
     ring: Ring
+    received: Any
 
     def region(self, name: str) -> Callable[[Any], Any]:
         """A function from an offset in a region to an address."""
@@ -72,7 +74,7 @@ def _parameter(buffer: Any) -> Any:
 def tensor_maps(plan: KernelPlan) -> tuple[Any, ...]:
     """Descriptors that the kernel takes."""
     stored = () if plan.store.map is None else (plan.store.map,)
-    return (plan.left.map, plan.right.map, *stored)
+    return (*(each.map for each in plan.operands), *stored)
 
 
 def _emit_body(plan: KernelPlan, maps: dict[str, Any]) -> None:
@@ -88,11 +90,16 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any]) -> None:
     )
     ir.IRBuilder.name("barriers", barriers)
     ring = Ring(plan.stages, barriers)
-    body = _Body(plan, where, maps, memory, ring)
+    received = None
+    if plan.program.exchange is not None:
+        received = memory.ptr_to([plan.arena["received_barrier"].offset])
+    body = _Body(plan, where, maps, memory, ring, received)
     size = plan.program.cluster_size
     releases = plan.consumers * (size if plan.is_multicast else 1)
     with when(ir.script.And(where.warpgroup == 0, where.thread == 0)):
         ring.initialise(releases)
+        if received is not None:
+            initialise_exchange(plan, received)
         mbarrier.publish_initialised()
     mbarrier.meet_cluster(size)
     with branches(where.warpgroup == 0) as (loading, multiplying):
@@ -114,7 +121,8 @@ def _emit_loading(body: _Body) -> None:
             values = places | step
             cursor.wait_empty()
             full = cursor.expect(plan.stage_bytes)
-            for name, operand in (("left", plan.left), ("right", plan.right)):
+            names = operand_names(len(plan.operands))
+            for name, operand in zip(names, plan.operands, strict=True):
                 address = body.region(name)
                 start = cursor.stage * operand.size
                 load_tile(
@@ -133,7 +141,8 @@ def _emit_multiplying(body: _Body) -> None:
     plan, where = body.plan, body.where
     _set_registers(plan, "inc", REGISTERS[plan.consumers][1])
     warpgroup = where.warpgroup - 1
-    multiplier = Multiplier(plan, body.region("left"), body.region("right"), warpgroup)
+    regions = [body.region(each) for each in operand_names(len(plan.operands))]
+    multiplier = Multiplier(plan, regions, warpgroup)
     stored = plan.store.map
     epilogue = Epilogue(
         plan,
@@ -157,7 +166,14 @@ def _emit_multiplying(body: _Body) -> None:
             cursor.advance()
         multiplier.wait(pending=0)
         release(cursor.previous)
-        epilogue.store(places)
+        if plan.program.exchange is None:
+            epilogue.store(places)
+        else:
+            reduction = SplitReduction(
+                plan, where, warpgroup, body.region("received"), body.received
+            )
+            reduction.combine(multiplier.accumulators)
+            epilogue.store(places, reduction.owns)
     epilogue.finish()
 
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from crossfuse.hardware import Device
 from crossfuse.lower.hopper.arena import Arena
 from crossfuse.lower.hopper.operand import Operand, item_bytes, make_operand, tensor_map
-from crossfuse.lower.hopper.tile_program import TileProgram
+from crossfuse.lower.hopper.tile_program import Product, TileProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
 
 #: Rows that a warpgroup multiplies: M of every wgmma.
 WARPGROUP_ROWS = 64
+#: Rows of a warpgroup's tile that each of its warps holds.
+WARP_ROWS = 16
 #: Threads of a warpgroup.
 WARPGROUP = 128
 #: Element types of operands, with the type's name in PTX and the k of its wgmma.
@@ -55,8 +57,10 @@ class KernelPlan:
     ----------
     program : TileProgram
         What it computes.
-    left, right : Operand
-        How operands are loaded.
+    left : Operand
+        How the left tile is loaded.
+    rights : tuple[Operand, ...]
+        How each product's right tile is loaded.
     store : StorePlan
         How the result is stored.
     consumers : int
@@ -64,14 +68,15 @@ class KernelPlan:
     stages : int
         Of the ring.
     arena : Arena
-        Shared memory: ``left``, ``right``, ``boxes`` (if stored by TMA), ``barriers``.
+        Shared memory: ``left``, ``right0`` and so on, ``boxes`` (if stored by TMA), ``received``
+        (if the reduction is split), ``barriers``.
     clusters : int
         Clusters launched; each goes through tiles ``c, c + clusters, ...``.
     """
 
     program: TileProgram
     left: Operand
-    right: Operand
+    rights: tuple[Operand, ...]
     store: StorePlan
     consumers: int
     stages: int
@@ -90,18 +95,34 @@ class KernelPlan:
 
     @property
     def accumulators(self) -> int:
-        """Float32 registers of the tile in a thread."""
+        """Float32 registers of one product's tile in a thread."""
         return self.columns // 2
 
     @property
     def stage_bytes(self) -> int:
         """Bytes that arrive in a stage."""
-        return self.left.size + self.right.size
+        return sum(each.size for each in self.operands)
 
     @property
     def is_multicast(self) -> bool:
         """Whether CTAs load for each other."""
-        return max(self.left.sharers, self.right.sharers) > 1
+        return max(each.sharers for each in self.operands) > 1
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Everything that is loaded."""
+        return (self.left, *self.rights)
+
+    @property
+    def slice_bytes(self) -> int:
+        """Bytes of the partial sums that one CTA sends to another; 0 without an exchange."""
+        exchange = self.program.exchange
+        return 0 if exchange is None else _sent_bytes(self.program, self.consumers)
+
+
+def operand_names(count: int) -> tuple[str, ...]:
+    """Names of the regions of the left operand and of each right one."""
+    return ("left", *(f"right{index}" for index in range(count - 1)))
 
 
 def plan_kernel(program: TileProgram, device: Device) -> KernelPlan:
@@ -125,23 +146,70 @@ def plan_kernel(program: TileProgram, device: Device) -> KernelPlan:
         If tensor cores or TMA cannot take the tiles.
     """
     contraction = program.contraction
-    _check_types(program)
+    for product in contraction.products:
+        _check_types(contraction.left.dtype, product)
     consumers = _consumers(program)
     left = make_operand(program, contraction.left, k_major=True)
-    right = make_operand(program, contraction.right, k_major=not contraction.right_is_transposed)
+    rights = tuple(
+        make_operand(program, each.right, k_major=not each.is_transposed)
+        for each in contraction.products
+    )
     store = _plan_store(program)
-    boxes = 0 if store.map is None else 2 * consumers * WARPGROUP_ROWS * store.map.swizzle
-    stages, arena = _plan_stages(program, left, right, boxes, device)
+    arena = Arena()
+    if store.map is not None:
+        boxes = 2 * consumers * WARPGROUP_ROWS * store.map.swizzle
+        arena = arena.with_region("boxes", boxes, _ALIGNMENT)
+    if program.exchange is not None:
+        arena = _with_receive(program, consumers, arena)
+    stages, arena = _plan_stages(program, (left, *rights), arena, device)
     clusters = min(program.tiles, max(1, device.sms // program.cluster_size))
-    return KernelPlan(program, left, right, store, consumers, stages, arena, clusters)
+    if program.exchange is not None:
+        # What peers send has one place: a cluster computes one tile.
+        clusters = program.tiles
+    return KernelPlan(program, left, rights, store, consumers, stages, arena, clusters)
 
 
-def _check_types(program: TileProgram) -> None:
-    left, right = program.contraction.left.dtype, program.contraction.right.dtype
+def has_whole_warps(program: TileProgram, consumers: int) -> bool:
+    """Whether each slice of a split reduction is the rows of whole warps of a full tile."""
+    exchange = program.exchange
+    assert exchange is not None
+    rows = exchange.rows * exchange.place.extent
+    full = rows == consumers * WARPGROUP_ROWS and exchange.width == program.contraction.columns
+    return full and exchange.rows % WARP_ROWS == 0
+
+
+def _sent_bytes(program: TileProgram, consumers: int) -> int:
+    """Bytes of one CTA's slice, as another CTA sends it."""
+    exchange = program.exchange
+    assert exchange is not None
+    if has_whole_warps(program, consumers):
+        return exchange.rows * program.contraction.columns * 4
+    return exchange.elements * 4
+
+
+def _with_receive(program: TileProgram, consumers: int, arena: Arena) -> Arena:
+    """Room for what the other CTAs send of this one's slice, and its barrier."""
+    exchange = program.exchange
+    assert exchange is not None
+    if exchange.elements % 2 or exchange.width % 2:
+        raise refuse(
+            "tile-exchange",
+            f"axis {exchange.place.tag}",
+            found=f"slices of {exchange.elements} elements of rows of {exchange.width}",
+            limit="even numbers: registers hold pairs of a row",
+            instead="split the reduction over fewer CTAs, or take another tile",
+        )
+    size = (exchange.place.extent - 1) * _sent_bytes(program, consumers)
+    arena = arena.with_region("received", size, _ALIGNMENT)
+    return arena.with_region("received_barrier", 8, 8)
+
+
+def _check_types(left: str, product: Product) -> None:
+    right = product.right.dtype
     if left not in OPERAND_TYPES or OPERAND_TYPES[left][1] != OPERAND_TYPES.get(right, ("", 0))[1]:
         raise refuse(
             "tile-operand",
-            f"product of '{program.contraction.accumulator.name}'",
+            f"product of '{product.accumulator.name}'",
             found=f"operands of {left} and {right}",
             limit=f"two of {', '.join(OPERAND_TYPES)} of one width",
             instead="convert the operands, or leave the stages out for the general lowering",
@@ -149,7 +217,7 @@ def _check_types(program: TileProgram) -> None:
     if left != right and "float8" not in left:
         raise refuse(
             "tile-operand",
-            f"product of '{program.contraction.accumulator.name}'",
+            f"product of '{product.accumulator.name}'",
             found=f"operands of {left} and {right}",
             limit="operands of one 16-bit type",
             instead="convert one of them",
@@ -159,11 +227,11 @@ def _check_types(program: TileProgram) -> None:
 def _consumers(program: TileProgram) -> int:
     rows, columns = program.contraction.rows, program.contraction.columns
     consumers = rows // WARPGROUP_ROWS
-    most = 2 * _MAX_ACCUMULATORS.get(consumers, 0)
+    most = 2 * _MAX_ACCUMULATORS.get(consumers, 0) // len(program.contraction.products)
     if rows % WARPGROUP_ROWS or consumers not in REGISTERS or columns % 8 or columns > most:
         raise refuse(
             "tile-shape",
-            f"product of '{program.contraction.accumulator.name}'",
+            f"product of '{program.contraction.products[0].accumulator.name}'",
             found=f"a tile of {rows} x {columns}",
             limit="64 or 128 rows with columns in multiples of 8 up to 256, or 192 rows with up "
             "to 192 columns",
@@ -177,22 +245,21 @@ def _plan_store(program: TileProgram) -> StorePlan:
     tile = program.store.tile
     pitch = tile.extents[1] * item_bytes(tile.dtype)
     width = next((each for each in (64, 32, 16) if tile.shape[1] % each == 0), 0)
-    if item_bytes(tile.dtype) != 2 or pitch % 16 or not width:
+    if item_bytes(tile.dtype) != 2 or pitch % 16 or not width or program.exchange is not None:
         return StorePlan(None, 8)
     return StorePlan(tensor_map(tile, (width, WARPGROUP_ROWS), 2 * width), width)
 
 
 def _plan_stages(
-    program: TileProgram, left: Operand, right: Operand, boxes: int, device: Device
+    program: TileProgram, operands: tuple[Operand, ...], rest: Arena, device: Device
 ) -> tuple[int, Arena]:
     """As many stages as fit, or as many as were asked for."""
     wanted = program.contraction.stages
 
     def arena(stages: int) -> Arena:
-        regions = Arena().with_region("left", stages * left.size, _ALIGNMENT)
-        regions = regions.with_region("right", stages * right.size, _ALIGNMENT)
-        if boxes:
-            regions = regions.with_region("boxes", boxes, _ALIGNMENT)
+        regions = rest
+        for name, operand in zip(operand_names(len(operands)), operands, strict=True):
+            regions = regions.with_region(name, stages * operand.size, _ALIGNMENT)
         return regions.with_region("barriers", 16 * stages, 8)
 
     options = [wanted] if wanted else list(range(_MAX_STAGES, 1, -1))
@@ -203,7 +270,8 @@ def _plan_stages(
     raise refuse(
         "shared-memory",
         "kernel",
-        found=f"{least.size} bytes for {options[-1]} stages of {left.size + right.size} bytes",
+        found=f"{least.size} bytes for {options[-1]} stages of "
+        f"{sum(each.size for each in operands)} bytes",
         limit=f"{device.max_shared_bytes} bytes on {device.name}",
         instead="use fewer stages or smaller tiles",
     )

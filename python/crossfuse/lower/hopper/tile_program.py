@@ -60,8 +60,32 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class Product:
+    """One product of a contraction: ``accumulator[m, n] += left[m, k] * right[n, k]``.
+
+    Attributes
+    ----------
+    right : Tile
+        What is loaded in each step.
+    is_transposed : bool
+        Whether the right tile is stored as [k, n] rather than [n, k].
+    accumulator : Any
+        The float32 buffer in registers.
+    """
+
+    right: Tile
+    is_transposed: bool
+    accumulator: Any
+
+    @property
+    def columns(self) -> int:
+        """Columns of the product's tile."""
+        return self.right.shape[1 if self.is_transposed else 0]
+
+
+@dataclass(frozen=True)
 class Contraction:
-    """A loop that multiplies tiles: ``accumulator[m, n] += left[m, k] * right[n, k]``.
+    """A loop that multiplies tiles, once or several times by the same left one.
 
     Attributes
     ----------
@@ -71,36 +95,66 @@ class Contraction:
         Its extent.
     stages : int
         Stages of the pipeline; 0 for as many as fit.
-    left, right : Tile
-        What is loaded in each step.
-    right_is_transposed : bool
-        Whether the right tile is stored as [k, n] rather than [n, k].
-    accumulator : Any
-        The float32 buffer in registers.
+    left : Tile
+        The left tile, loaded in each step.
+    products : tuple[Product, ...]
+        What it is multiplied by.
     """
 
     step: Any
     steps: int
     stages: int
     left: Tile
-    right: Tile
-    right_is_transposed: bool
-    accumulator: Any
+    products: tuple[Product, ...]
 
     @property
     def rows(self) -> int:
-        """Rows of the product's tile."""
+        """Rows of the products' tiles."""
         return self.left.shape[0]
 
     @property
     def columns(self) -> int:
-        """Columns of the product's tile."""
-        return self.right.shape[1 if self.right_is_transposed else 0]
+        """Columns of each product's tile."""
+        return self.products[0].columns
 
     @property
     def depth(self) -> int:
         """Elements of the reduction in a step."""
         return self.left.shape[1]
+
+    def result(self, buffer: Any) -> Tile:
+        """What a product computes, as a tile of `buffer`."""
+        product = self.products[0]
+        columns = product.right.origin[1 if product.is_transposed else 0]
+        return Tile(buffer, (self.left.origin[0], columns), (self.rows, self.columns))
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A reduction that is split over a cluster: each CTA combines a slice of all partial tiles.
+
+    Attributes
+    ----------
+    place : Place
+        The cluster axis.
+    elements : int
+        Of a slice; CTA r combines elements ``r * elements`` to ``(r + 1) * elements`` of the tile,
+        counted row by row.
+    width : int
+        Columns of the tile; fewer than the product's if the tensor has fewer.
+    combined : Any
+        The buffer that the epilogue reads.
+    """
+
+    place: Place
+    elements: int
+    width: int
+    combined: Any
+
+    @property
+    def rows(self) -> int:
+        """Rows of a slice; 0 if slices are no whole rows."""
+        return 0 if self.elements % self.width else self.elements // self.width
 
 
 @dataclass(frozen=True)
@@ -110,7 +164,7 @@ class Store:
     Attributes
     ----------
     tile : Tile
-        Where it goes.
+        Where it goes: the whole tile of the product.
     row, column : tvm.ir.Var
         Variables that `value` is written in: the element's index in the tensor.
     value : Any
@@ -125,14 +179,16 @@ class Store:
 
 @dataclass(frozen=True)
 class TileProgram:
-    """A kernel: for each place, one contraction and the store of its result.
+    """A kernel: for each place, one contraction and the store of its results.
 
     Attributes
     ----------
     places : tuple[Place, ...]
         Coordinates of CTAs, outermost first.
     contraction : Contraction
-        The product.
+        The products.
+    exchange : Exchange | None
+        If their reduction is split over the cluster.
     store : Store
         Its epilogue.
     parameters : tuple
@@ -141,6 +197,7 @@ class TileProgram:
 
     places: tuple[Place, ...]
     contraction: Contraction
+    exchange: Exchange | None
     store: Store
     parameters: tuple[Any, ...]
 
@@ -153,7 +210,11 @@ class TileProgram:
         loop, store = self.contraction, self.store
         return replace(
             self,
-            contraction=replace(loop, left=tile(loop.left), right=tile(loop.right)),
+            contraction=replace(
+                loop,
+                left=tile(loop.left),
+                products=tuple(replace(each, right=tile(each.right)) for each in loop.products),
+            ),
             store=replace(
                 store,
                 tile=tile(store.tile),
@@ -161,6 +222,13 @@ class TileProgram:
             ),
             parameters=tuple(images[each] for each in self.parameters),
         )
+
+    @property
+    def results(self) -> tuple[Any, ...]:
+        """Buffers in registers that the epilogue reads, in the order of the products."""
+        if self.exchange is not None:
+            return (self.exchange.combined,)
+        return tuple(each.accumulator for each in self.contraction.products)
 
     @property
     def grid(self) -> tuple[Place, ...]:

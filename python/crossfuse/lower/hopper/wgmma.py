@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -16,31 +17,32 @@ _SWIZZLE_128 = 3
 
 
 class Multiplier:
-    """One warpgroup's product: 64 rows of the left tile by all of the right one.
+    """One warpgroup's products: 64 rows of the left tile by all of each right one.
 
     Parameters
     ----------
     plan : KernelPlan
         The kernel.
-    left, right : Any
-        Functions from a byte offset to an address in the ring's tiles.
+    regions : Sequence
+        Functions from a byte offset to an address in the left tile's and each right tile's stages.
     warpgroup : Any
         Index of the multiplying warpgroup.
     """
 
-    def __init__(self, plan: KernelPlan, left: Any, right: Any, warpgroup: Any) -> None:
+    def __init__(
+        self, plan: KernelPlan, regions: Sequence[Callable[[Any], Any]], warpgroup: Any
+    ) -> None:
         self.plan = plan
-        self.accumulators = registers("accumulators", plan.accumulators, "float32")
+        self.count = plan.accumulators * len(plan.rights)
+        self.accumulators = registers("accumulators", self.count, "float32")
+        left, *rights = regions
         rows = WARPGROUP_ROWS * ROW_BYTES
         self._left = _descriptor("left_tile", left(warpgroup * rows), plan.left)
-        self._right = _descriptor("right_tile", right(0), plan.right)
-        name, self._k = OPERAND_TYPES[plan.left.tile.dtype]
-        other = OPERAND_TYPES[plan.right.tile.dtype][0]
-        self._call = ir.script.ptx[
-            f"wgmma.mma_async.sync.aligned.m64n{plan.columns}k{self._k}.f32.{name}.{other}"
+        self._rights = [
+            _descriptor("right_tile", region(0), operand)
+            for region, operand in zip(rights, plan.rights, strict=True)
         ]
-        # Only 16-bit types may have operands that are not K-major.
-        self._layouts = () if self._k == 32 else (0, 0 if plan.right.k_major else 1)
+        self._k = OPERAND_TYPES[plan.left.tile.dtype][1]
 
     def start(self, stage: Any, first: Any) -> None:
         """Multiply the tiles of a stage; `first` clears what was accumulated before."""
@@ -48,18 +50,31 @@ class Multiplier:
         run(ir.script.ptx.wgmma.fence.sync.aligned())
         for part in range(self.plan.program.contraction.depth // self._k):
             keep = ir.script.Cast("uint32", ir.script.Not(first)) if part == 0 else 1
-            run(
-                self._call(
-                    *[self.accumulators[i] for i in range(self.plan.accumulators)],
-                    self._left.value + _words(stage * self.plan.left.size, part, self.plan.left),
-                    self._right.value + _words(stage * self.plan.right.size, part, self.plan.right),
-                    ir.script.ptx.pred(ir.script.Cast("uint32", keep)),
-                    1,
-                    1,
-                    *self._layouts,
-                )
-            )
+            for number in range(len(self._rights)):
+                self._multiply(number, stage, part, ir.script.Cast("uint32", keep))
         run(ir.script.ptx.wgmma.commit_group.sync.aligned())
+
+    def _multiply(self, number: int, stage: Any, part: int, keep: Any) -> None:
+        """One wgmma."""
+        plan, right = self.plan, self.plan.rights[number]
+        types = [OPERAND_TYPES[each.tile.dtype][0] for each in (plan.left, right)]
+        call = ir.script.ptx[
+            f"wgmma.mma_async.sync.aligned.m64n{plan.columns}k{self._k}.f32.{types[0]}.{types[1]}"
+        ]
+        # Only 16-bit types may have operands that are not K-major.
+        layouts = () if self._k == 32 else (0, 0 if right.k_major else 1)
+        first = number * plan.accumulators
+        run(
+            call(
+                *[self.accumulators[first + i] for i in range(plan.accumulators)],
+                self._left.value + _words(stage * plan.left.size, part, plan.left),
+                self._rights[number].value + _words(stage * right.size, part, right),
+                ir.script.ptx.pred(keep),
+                1,
+                1,
+                *layouts,
+            )
+        )
 
     def wait(self, pending: int) -> None:
         """Wait until at most `pending` stages are still being multiplied."""
@@ -69,7 +84,7 @@ class Multiplier:
 
     def hold(self) -> None:
         """Keep the compiler from moving the accumulators across this place."""
-        count = self.plan.accumulators
+        count = self.count
         name = f"crossfuse_hold_{count}"
         source = (
             f"__device__ __forceinline__ void {name}(float* registers) {{\n#pragma unroll\n"

@@ -25,7 +25,9 @@ class TensorTiles:
     depth : int
         Elements of the reduction in a stage.
     cluster : int
-        CTAs of a cluster, stacked along the rows.
+        CTAs of a cluster, stacked along the rows; 1 if the reduction is split.
+    split : int
+        CTAs of a cluster that each sum a part of the reduction.
     stages : int
         Stages in shared memory; 0 leaves it to the lowering, which takes as many as fit.
     """
@@ -34,6 +36,7 @@ class TensorTiles:
     columns: int = 0
     depth: int = 0
     cluster: int = 0
+    split: int = 1
     stages: int = 0
 
     def complete(self, sch: Any, chain: Chain) -> TensorTiles:
@@ -41,7 +44,7 @@ class TensorTiles:
         (product,) = chain.first
         dtype = ir.tvm.DataType(str(sch.get(product).reads[0].source.ty.dtype))
         rows = self.rows or (128 if chain.m > 64 else 64)
-        several = chain.m > rows
+        several = chain.m > rows and self.split == 1
         return replace(
             self,
             rows=rows,

@@ -61,11 +61,42 @@ def schedule_tiled_gemm(func: Any, *, tiles: TensorTiles | None = None) -> Any:
         )
     (product,) = chain.first
     chosen = (tiles or TensorTiles()).complete(sch, chain)
+    if chosen.split > 1:
+        _split(sch, product, chain, chosen)
+        return sch
     rank = _bind_tiles(sch, product, chain, chosen)
     _pipeline(sch, product, chosen)
     sch.set_scope(product, 0, "local")
     sch.reverse_compute_at(chain.epilogue, rank, preserve_unit_loops=True)
     return sch
+
+
+def _split(sch: Any, product: Any, chain: Chain, tiles: TensorTiles) -> None:
+    """Each CTA sums a part of the reduction, then combines and stores rows of the tile."""
+    if chain.k % (tiles.split * tiles.depth) or tiles.cluster != 1:
+        raise refuse(
+            ScheduleRefused,
+            "tiles",
+            f"tiled_gemm, {name_of(sch, product)}",
+            found=f"a reduction of {chain.k} split over {tiles.split} CTAs, in steps of "
+            f"{tiles.depth}, in a cluster with {tiles.cluster} rows of tiles",
+            limit="parts of whole steps, and one row of tiles",
+            instead="choose a split that divides the steps, and cluster=1",
+        )
+    i, j, k = sch.get_loops(product)
+    row_tile, row = sch.split(i, [None, tiles.rows])
+    column_tile, column = sch.split(j, [None, tiles.columns])
+    rank, step, depth = sch.split(k, [tiles.split, None, tiles.depth])
+    sch.reorder(column_tile, row_tile, rank, step, row, column, depth)
+    sch.bind(sch.fuse(column_tile, row_tile), "blockIdx.x")
+    partial = sch.dsm_reduce(product, rank)
+    store = sch.cache_write(partial, 0, "local")
+    _, rank, *_ = sch.get_loops(partial)
+    sch.reverse_compute_at(store, rank, preserve_unit_loops=True)
+    _pipeline(sch, partial, tiles)
+    sch.set_scope(product, 0, "local")
+    _, slices, *_ = sch.get_loops(product)
+    sch.reverse_compute_at(chain.epilogue, slices, preserve_unit_loops=True)
 
 
 def _bind_tiles(sch: Any, product: Any, chain: Chain, tiles: TensorTiles) -> Any:

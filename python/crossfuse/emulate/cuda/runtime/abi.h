@@ -66,6 +66,10 @@ void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity);
 void crossfuse_emulate_tma_load(unsigned destination, const void* map, int x, int y,
                                 unsigned barrier, int ranks);
 void crossfuse_emulate_tma_store(const void* map, int x, int y, unsigned source);
+// Stores that complete bytes of an mbarrier, both in the same CTA; and reads of what they stored.
+void crossfuse_emulate_store_async(unsigned address, const void* values, unsigned bytes,
+                                   unsigned barrier);
+void crossfuse_emulate_load_shared(unsigned address, void* values, unsigned bytes);
 void crossfuse_emulate_bulk_commit();
 void crossfuse_emulate_bulk_wait(unsigned pending);
 void crossfuse_emulate_fence_async();

@@ -18,6 +18,7 @@ struct Copy {
   Site site = kNoSite;
   Thread* owner = nullptr;  // of a store
   unsigned group = 0;       // of the owner's commits
+  std::vector<uint8_t> values;  // of an asynchronous store, instead of a map
   unsigned delay = 0;
 };
 std::vector<Copy> copies;
@@ -42,6 +43,10 @@ uint8_t* element(const Copy& copy, unsigned row, unsigned column) {
 }
 
 void move(const Copy& copy) {
+  if (!copy.values.empty()) {
+    memcpy(window_of(copy.shared.rank) + copy.shared.begin, copy.values.data(), copy.values.size());
+    return;
+  }
   const CUtensorMap& map = copy.map;
   uint8_t* window = window_of(copy.shared.rank);
   for (unsigned row = 0; row < map.box[1]; ++row) {
@@ -196,6 +201,46 @@ void crossfuse_emulate_tma_store(const void* map, int x, int y, unsigned source)
   check_target(copy, "reads");
   check_visible(copy.shared, copy.site, "a copy by TMA");
   copies.push_back(copy);
+}
+
+void crossfuse_emulate_store_async(unsigned address, const void* values, unsigned bytes,
+                                   unsigned barrier) {
+  using namespace emu;
+  Copy copy;
+  copy.site = CROSSFUSE_SITE;
+  unsigned rank = 0, other = 0;
+  size_t offset = 0;
+  if (!locate(address, rank, offset) || !locate(barrier, other, copy.barrier)) return;
+  if (other != rank && is_news("mbarrier", copy.site, kNoSite)) {
+    report({"mbarrier", shared_place(offset), copy.site, kNoSite, current_cta(), current_thread(),
+            "an asynchronous store completes a barrier of another CTA than it stores to"});
+  }
+  const uint8_t* bytes_of_values = static_cast<const uint8_t*>(values);
+  copy.values.assign(bytes_of_values, bytes_of_values + bytes);
+  copy.shared = {rank, offset, offset + bytes};
+  copy.delay = delay();
+  note_peer(rank, offset, copy.site);
+  if (!find_shared(offset, bytes) && is_news("out-of-bounds", copy.site, kNoSite)) {
+    report({"out-of-bounds", shared_place(offset), copy.site, kNoSite, current_cta(),
+            current_thread(), format("stores %u bytes", bytes)});
+    return;
+  }
+  conflict(copy, copy_into(copy.shared), "two stores write these bytes at once");
+  copies.push_back(copy);
+}
+
+void crossfuse_emulate_load_shared(unsigned address, void* values, unsigned bytes) {
+  using namespace emu;
+  Site site = CROSSFUSE_SITE;
+  unsigned rank = 0;
+  size_t offset = 0;
+  if (!locate(address, rank, offset)) return;
+  Site writer = copy_into({rank, offset, offset + bytes});
+  if (writer != kNoSite && is_news("async-race", writer, site)) {
+    report({"async-race", shared_place(offset), writer, site, current_cta(), current_thread(),
+            "reads what is still being stored"});
+  }
+  memcpy(values, window_of(rank) + offset, bytes);
 }
 
 void crossfuse_emulate_bulk_commit() { ++emu::device.current->bulk_groups; }

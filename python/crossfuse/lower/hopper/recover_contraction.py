@@ -1,0 +1,193 @@
+"""Reads a pipelined loop: the tiles it loads and the product it accumulates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program, tile_nest
+from crossfuse.lower.hopper.tile_program import Contraction, Product, Tile
+from crossfuse.schedule.markers import STAGES
+
+
+def read_contraction(loop: Any, outer: tuple[Any, ...]) -> Contraction:
+    """Read one pipelined loop.
+
+    Parameters
+    ----------
+    loop : tvm.tirx.For
+        The loop with stages.
+    outer : tuple
+        Loops around it.
+
+    Returns
+    -------
+    Contraction
+        With one product.
+
+    Raises
+    ------
+    LoweringRefused
+        If its body is not two loads and a product of what they load.
+    """
+    body = loop.body
+    parts = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+    nests = [tile_nest(each, (*outer, loop)) for each in parts]
+    steps, stages = ir.constant(loop.extent), ir.constant(loop.annotations[STAGES])
+    if len(nests) != 3 or steps is None or stages is None or ir.constant(loop.min) != 0:
+        raise refuse_program(
+            f"loop '{loop.loop_var.name}'",
+            f"{len(nests)} nests in {loop.extent} steps",
+            "two loads and a product in a constant number of steps",
+        )
+    *copies, product = nests
+    loads = dict(_load(each) for each in copies)
+    left, right, transposed = _operands(product)
+    for operand in (left, right):
+        tile = loads.get(operand.buffer)
+        if tile is None or not covers(tile, operand, product.known):
+            raise refuse_program(
+                product.where, f"operand '{operand.buffer.name}'", "tiles that the same step loads"
+            )
+        loads[operand.buffer] = replace(tile, shape=operand.shape)
+    made = Product(loads[right.buffer], transposed, product.block.body.buffer)
+    return Contraction(loop.loop_var, steps, stages, loads[left.buffer], (made,))
+
+
+def merge(contractions: list[Contraction]) -> Contraction:
+    """Several loops that load the same left tiles, as one that loads them once.
+
+    Raises
+    ------
+    LoweringRefused
+        If their steps, left tiles or shapes differ.
+    """
+    first, *others = contractions
+    known = ir.sym.Analyzer()
+    products = list(first.products)
+    for other in others:
+        moved = _on_step(other, first.step)
+        same = (
+            other.steps == first.steps
+            and moved.left.buffer.same_as(first.left.buffer)
+            and covers(moved.left, first.left, known)
+            and moved.columns == first.columns
+        )
+        if not same:
+            raise refuse_program(
+                f"loop '{other.step.name}'",
+                f"{other.steps} steps of tiles of '{other.left.buffer.name}'",
+                f"the {first.steps} steps and left tiles of loop '{first.step.name}', so that both "
+                "are loaded once",
+            )
+        products += moved.products
+    return replace(first, products=tuple(products), stages=max(c.stages for c in contractions))
+
+
+def covers(tile: Tile, wanted: Tile, known: Any) -> bool:
+    """Whether a tile is the wanted one, but for what lies outside its tensor."""
+    return all(
+        known.can_prove_equal(a, b) and (has == size or (has == extent and size > extent))
+        for a, b, has, size, extent in zip(
+            tile.origin, wanted.origin, tile.shape, wanted.shape, tile.extents, strict=True
+        )
+    )
+
+
+def _on_step(contraction: Contraction, step: Any) -> Contraction:
+    """The same loop with another variable."""
+
+    def moved(tile: Tile) -> Tile:
+        origin = tuple(
+            ir.substitute(each, lambda var: step if var.same_as(contraction.step) else var)
+            for each in tile.origin
+        )
+        return replace(tile, origin=origin)
+
+    products = tuple(replace(each, right=moved(each.right)) for each in contraction.products)
+    return replace(contraction, step=step, left=moved(contraction.left), products=products)
+
+
+def _load(nest: TileNest) -> tuple[Any, Tile]:
+    """The staging buffer and what it holds."""
+    body = nest.block.body
+    plain = (
+        isinstance(body, ir.BufferStore)
+        and isinstance(body.value, ir.TensorLoad)
+        and str(body.buffer.scope()).startswith("shared")
+        and str(body.value.source.scope()) == "global"
+        and len(body.indices) == len(body.value.indices)
+        and all(a.same_as(b) for a, b in zip(body.indices, body.value.indices, strict=True))
+    )
+    if not plain:
+        raise refuse_program(
+            nest.where, "a statement that is no plain copy", "copies from global to shared memory"
+        )
+    return body.buffer, nest.tile(body.value.source, body.value.indices)
+
+
+def _operands(nest: TileNest) -> tuple[Tile, Tile, bool]:
+    """Left and right operand of a product block, and whether the right one is [k, n]."""
+    body, block = nest.block.body, nest.block
+    if len(nest.loops) != 3 or not isinstance(body, ir.BufferStore) or len(body.indices) < 2:
+        raise refuse_program(nest.where, "no product of matrices", "three loops over a tile")
+    row, column = (nest.moved(each) for each in body.indices[-2:])
+    layouts = {}
+    for factor in _factors(body):
+        layouts[_layout(nest, factor, row, column)] = factor
+    left, plain, transposed = (layouts.get(each) for each in ("left", "right", "transposed"))
+    right = plain if plain is not None else transposed
+    zero = block.init is not None and _is_zero(block.init.value)
+    if left is None or right is None or not zero or not _accumulates(body):
+        raise refuse_program(
+            nest.where, f"the statement {body.value}", "C[i, j] + A[i, k] * B[j, k], from zero"
+        )
+    nest.check_predicate(body.buffer)
+    return (
+        nest.tile(left.source, left.indices),
+        nest.tile(right.source, right.indices),
+        plain is None,
+    )
+
+
+def _layout(nest: TileNest, factor: Any, row: Any, column: Any) -> str:
+    """Which operand a factor is, by the loops that its indices follow."""
+    if len(factor.indices) != 2 or row is None or column is None:
+        return ""
+    loops = [nest.moved(each) for each in factor.indices]
+
+    def is_reduction(loop: Any) -> bool:
+        return loop is not None and not loop.same_as(row) and not loop.same_as(column)
+
+    if loops[0] is not None and loops[0].same_as(row) and is_reduction(loops[1]):
+        return "left"
+    if loops[0] is not None and loops[0].same_as(column) and is_reduction(loops[1]):
+        return "right"
+    if loops[1] is not None and loops[1].same_as(column) and is_reduction(loops[0]):
+        return "transposed"
+    return ""
+
+
+def _factors(body: Any) -> list[Any]:
+    """The two loads that ``C + cast(A) * cast(B)`` multiplies."""
+    value = body.value
+    term = value.b if isinstance(value, ir.tirx.Add) else None
+    if not isinstance(term, ir.tirx.Mul):
+        return []
+    factors = [each.value if isinstance(each, ir.tirx.Cast) else each for each in (term.a, term.b)]
+    return [each for each in factors if isinstance(each, ir.TensorLoad)]
+
+
+def _accumulates(body: Any) -> bool:
+    """Whether the statement adds to the element that it stores."""
+    first = body.value.a if isinstance(body.value, ir.tirx.Add) else None
+    return (
+        isinstance(first, ir.TensorLoad)
+        and first.source.same_as(body.buffer)
+        and all(a.same_as(b) for a, b in zip(first.indices, body.indices, strict=True))
+    )
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, ir.tirx.FloatImm) and float(value.value) == 0

@@ -1,0 +1,64 @@
+"""Reads the epilogue of a tile program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.recover_contraction import covers
+from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program
+from crossfuse.lower.hopper.tile_program import Store, Tile
+
+
+def read_store(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) -> Store:
+    """Read an elementwise store of accumulators.
+
+    Parameters
+    ----------
+    nest : TileNest
+        The nest.
+    accumulators : tuple
+        Buffers in registers that it may read.
+    wanted : Tile
+        What they hold, on any buffer.
+
+    Returns
+    -------
+    Store
+        The store of the same tile.
+    """
+    body = nest.block.body
+    plain = isinstance(body, ir.BufferStore) and len(body.indices) == 2
+    if not plain or nest.block.init is not None:
+        raise refuse_program(
+            nest.where, "no elementwise store of a matrix", "out[i, j] = f(C[i, j], ...)"
+        )
+    row, column = body.indices
+    _check_loads(nest, accumulators, row, column)
+    tile = nest.tile(body.buffer, body.indices)
+    if not covers(tile, replace(wanted, buffer=tile.buffer), nest.known):
+        raise refuse_program(
+            f"store of '{tile.buffer.name}'",
+            f"a tile of {tile.shape} from {list(tile.origin)}",
+            f"the product's, {wanted.shape} from {list(wanted.origin)}",
+        )
+    return Store(replace(tile, shape=wanted.shape), row, column, body.value)
+
+
+def _check_loads(nest: TileNest, accumulators: tuple[Any, ...], row: Any, column: Any) -> None:
+    loads: list[Any] = []
+    ir.walk(nest.block.body.value, (ir.TensorLoad, loads.append))
+    for load in loads:
+        ours = any(load.source.same_as(each) for each in accumulators)
+        here = len(load.indices) == 2 and all(
+            a.same_as(b) for a, b in zip(load.indices, (row, column), strict=True)
+        )
+        if ours and not here:
+            raise refuse_program(
+                nest.where, f"the accumulator at {list(load.indices)}", "the element that is stored"
+            )
+        if not ours and str(load.source.scope()) != "global":
+            raise refuse_program(
+                nest.where, f"a load of '{load.source.name}'", "the accumulator and parameters"
+            )
