@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 import crossfuse
+from crossfuse.cli.bench import bench
 from crossfuse.cli.compile import compile_workload
 from crossfuse.cli.demo import demo
 from crossfuse.cli.doctor import doctor
@@ -49,6 +50,7 @@ app.command("doctor")(doctor)
 app.command("compile")(compile_workload)
 app.command("emulate")(emulate)
 app.command("demo")(demo)
+app.command("bench")(bench)
 
 
 def main() -> None:

@@ -1,0 +1,79 @@
+"""The machine that a measurement needs, and a record of the one that it ran on."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from crossfuse.doctor.gpu import find_gpus
+from crossfuse.errors import EnvironmentRefused, refuse
+
+_HOPPER = (9, 0)
+_FIELDS = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu"
+
+
+def require_gpu() -> None:
+    """Refuse a machine on which nothing can be measured.
+
+    Raises
+    ------
+    EnvironmentRefused
+        Without torch or a Hopper GPU.
+    """
+    gpus = find_gpus()
+    if not any(each.capability == _HOPPER for each in gpus):
+        names = ("{} ({}.{})".format(each.name, *each.capability) for each in gpus)
+        found = ", ".join(names) or "no CUDA device"
+    elif find_spec("torch") is None:
+        found = "no torch"
+    else:
+        return
+    raise refuse(
+        EnvironmentRefused,
+        "bench",
+        "this machine",
+        found=found,
+        limit="torch and a GPU of compute capability 9.0",
+        instead="run the command on such a machine; --dry-run lists jobs and floors on any",
+    )
+
+
+def record() -> dict[str, Any]:
+    """Device, clocks, versions, commit.
+
+    Returns
+    -------
+    dict[str, Any]
+        ``gpu``: what nvidia-smi says; ``versions``: what `crossfuse doctor` found, by check;
+        ``crossfuse``, ``commit`` and ``date``.
+    """
+    from crossfuse.doctor import collect
+
+    report = collect()
+    query = _output(["nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader"])
+    first = query.partition("\n")[0]
+    return {
+        "gpu": dict(zip(_FIELDS.split(","), first.split(", "), strict=False)) if first else {},
+        "versions": {each.name: each.found for each in report.checks},
+        "crossfuse": report.version,
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _commit() -> str:
+    """Commit of the checkout that the package runs from; unknown where it is installed."""
+    here = str(Path(__file__).parent)
+    return _output(["git", "-C", here, "rev-parse", "HEAD"]) or "unknown"
+
+
+def _output(command: list[str]) -> str:
+    """Standard output of a command; nothing where it is missing or fails."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return result.stdout.strip() if result.returncode == 0 else ""

@@ -1,0 +1,156 @@
+"""What is measured, and what came of it, as plain values that travel between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+OURS = "ours"
+#: Name and meaning of every way to compute a workload.
+VARIANTS = {
+    OURS: "the fused kernel",
+    "unfused": "our own kernels, one for each product",
+    "eager": "PyTorch eager (cuBLAS), weights of gate and up concatenated",
+    "eager-apart": "PyTorch eager (cuBLAS), weights of gate and up apart",
+    "compile": "torch.compile, default mode: the baseline of the paper's protocol",
+    "autotune": "torch.compile, max-autotune-no-cudagraphs",
+}
+L2 = {
+    "cold": "weights not in the L2 cache",
+    "hot": "one set of weights, left in the L2 cache where it fits",
+}
+PROTOCOLS = {
+    "graph": "replayed from a CUDA graph",
+    "stream": "launched one by one, no CUDA graph: the paper's protocol",
+}
+#: ``refused`` is an answer; the last four are faults.
+STATUSES = ("ok", "refused", "wrong", "failed", "crashed", "timeout")
+REPEATS = 15
+CALLS = 16
+
+
+@dataclass(frozen=True)
+class Job:
+    """One measurement.
+
+    Attributes
+    ----------
+    spec : str
+        Text of the workload, see `crossfuse.workload.parse`.
+    variant, l2, protocol : str
+        Keys of `VARIANTS`, `L2` and `PROTOCOLS`.
+    repeats : int
+        Times of which the median is taken.
+    calls : int
+        Computations between two timestamps at most, one after another and cold each on weights of
+        its own: one graph holds them, and a time is divided by their number.
+    """
+
+    spec: str
+    variant: str
+    l2: str = "cold"
+    protocol: str = "graph"
+    repeats: int = REPEATS
+    calls: int = CALLS
+
+    def to_json(self) -> dict[str, Any]:
+        """As a value that `json` can write."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Job:
+        """Read what `to_json` wrote."""
+        return Job(**value)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a job found.
+
+    Attributes
+    ----------
+    status : str
+        One of `STATUSES`.
+    message : str
+        What was run, or why there is no time.
+    microseconds, minimum : float | None
+        Median and least time of one computation.
+    worst_before, worst_after : float | None
+        Largest error of an element over what the float64 rule allows there, before and after the
+        measurement; at most 1. None where the rule was broken or nothing ran.
+    copies, calls : int
+        Sets of weights, and computations between two timestamps.
+    seconds : float
+        Wall time of the whole job, filled in by who waited for it.
+    """
+
+    status: str
+    message: str = ""
+    microseconds: float | None = None
+    minimum: float | None = None
+    worst_before: float | None = None
+    worst_after: float | None = None
+    copies: int = 0
+    calls: int = 0
+    seconds: float = 0.0
+
+    @property
+    def fault(self) -> bool:
+        """Whether something broke: neither a time nor a refusal came of the job."""
+        return self.status not in ("ok", "refused")
+
+    def to_json(self) -> dict[str, Any]:
+        """As a value that `json` can write."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Timing:
+        """Read what `to_json` wrote."""
+        return Timing(**value)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A job and where it belongs in a table.
+
+    Attributes
+    ----------
+    label : str
+        The workload as it was asked for, without its rows.
+    rows : int
+        Extent M.
+    floor : float
+        Microseconds, see `crossfuse.bench.floor`.
+    job : Job
+        What to run.
+    """
+
+    label: str
+    rows: int
+    floor: float
+    job: Job
+
+    def to_json(self) -> dict[str, Any]:
+        """As a value that `json` can write."""
+        head = {"workload": self.label, "M": self.rows, "floor_microseconds": self.floor}
+        return head | {"job": self.job.to_json()}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A planned job and its outcome."""
+
+    planned: Planned
+    timing: Timing
+
+    @property
+    def ratio(self) -> float | None:
+        """Time over floor."""
+        time = self.timing.microseconds
+        return None if time is None else time / self.planned.floor
+
+    def to_json(self) -> dict[str, Any]:
+        """As a value that `json` can write."""
+        rest = {"time_over_floor": self.ratio, "timing": self.timing.to_json()}
+        return self.planned.to_json() | rest

@@ -1,0 +1,171 @@
+"""From the words of a command line to jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from crossfuse.bench.floor import floor
+from crossfuse.bench.job import CALLS, L2, PROTOCOLS, REPEATS, VARIANTS, Job, Planned
+from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.workload.dtypes import closest
+from crossfuse.workload.spec import KINDS, WorkloadSpec, split
+from crossfuse.workload.suites import ids, resolve
+
+#: Names of suites; those that are not lowered yet are refused workload by workload.
+SUITES = ("gemm_chain", "gated_ffn", "conv_chain", "cascade")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How every workload is measured.
+
+    Attributes
+    ----------
+    variants, l2, protocols : tuple[str, ...]
+        Keys of `VARIANTS`, `L2` and `PROTOCOLS` of `crossfuse.bench.job`.
+    repeats, calls : int
+        See `crossfuse.bench.job.Job`.
+    """
+
+    variants: tuple[str, ...]
+    l2: tuple[str, ...] = ("cold",)
+    protocols: tuple[str, ...] = ("graph",)
+    repeats: int = REPEATS
+    calls: int = CALLS
+
+
+def setting(variants: str, l2: str, protocols: str, repeats: int, calls: int) -> Setting:
+    """Read the options that say how to measure.
+
+    Parameters
+    ----------
+    variants, l2, protocols : str
+        Names separated by commas.
+    repeats, calls : int
+        See `crossfuse.bench.job.Job`.
+
+    Returns
+    -------
+    Setting
+        The same as values.
+
+    Raises
+    ------
+    WorkloadRefused
+        For an unknown name, with the closest known one.
+    """
+    return Setting(
+        _names("--variants", variants, VARIANTS),
+        _names("--l2", l2, L2),
+        _names("--protocol", protocols, PROTOCOLS),
+        repeats,
+        calls,
+    )
+
+
+def plan(workloads: Sequence[str], rows: str, how: Setting) -> tuple[Planned, ...]:
+    """List the jobs of a run, those of one workload next to each other.
+
+    Parameters
+    ----------
+    workloads : Sequence[str]
+        Ids (``S3``, ``S3:dtype=float16``), names of suites (``gated_ffn``) and texts of specs.
+    rows : str
+        Values for M separated by commas; empty takes those of the workloads.
+    how : Setting
+        What to measure of each.
+
+    Returns
+    -------
+    tuple[Planned, ...]
+        Without repetitions.
+
+    Raises
+    ------
+    WorkloadRefused
+        For workloads and rows that are none.
+    """
+    found: dict[Job, Planned] = {}
+    for label, spec in select(workloads, _rows(rows)):
+        least = floor(spec).microseconds
+        for l2 in how.l2:
+            for protocol in how.protocols:
+                for variant in how.variants:
+                    job = Job(str(spec), variant, l2, protocol, how.repeats, how.calls)
+                    found.setdefault(job, Planned(label, spec.M, least, job))
+    return tuple(found.values())
+
+
+def select(workloads: Iterable[str], rows: Sequence[int]) -> list[tuple[str, WorkloadSpec]]:
+    """Resolve workloads and spread them over rows.
+
+    Parameters
+    ----------
+    workloads : Iterable[str]
+        See `plan`.
+    rows : Sequence[int]
+        Values for M; empty keeps those of the workloads.
+
+    Returns
+    -------
+    list[tuple[str, WorkloadSpec]]
+        What to call each, rows apart, and its spec.
+
+    Raises
+    ------
+    WorkloadRefused
+        See `plan`.
+    """
+    found = []
+    for text in workloads:
+        for name in ids(text.strip()) if text.strip() in SUITES else (text,):
+            spec = resolve(name)
+            specs = [replace(spec, M=each) for each in rows] or [spec]
+            found += [(_label(name), each) for each in specs]
+    return found
+
+
+def _label(text: str) -> str:
+    """The workload as written, without its rows and default type."""
+    head, options = split(text)
+    plain = {"M": None, "dtype": "bfloat16"} if head in KINDS else {"M": None}
+    kept = [
+        f"{key}={value}"
+        for key, value in options.items()
+        if key not in plain or plain[key] not in (None, value)
+    ]
+    return ":".join([head, ",".join(kept)] if kept else [head])
+
+
+def _rows(text: str) -> tuple[int, ...]:
+    words = _words(text)
+    if all(word.isascii() and word.isdecimal() for word in words):
+        return tuple(map(int, words))
+    raise refuse(
+        WorkloadRefused,
+        "bench",
+        "--m",
+        found=repr(text),
+        limit="positive integers separated by commas",
+        instead="write --m 1,16,64,128, say",
+    )
+
+
+def _names(option: str, text: str, known: Iterable[str]) -> tuple[str, ...]:
+    words = _words(text)
+    for word in words or ("",):
+        if word not in known:
+            raise refuse(
+                WorkloadRefused,
+                "bench",
+                option,
+                found=repr(word),
+                limit="names separated by commas, of " + ", ".join(known),
+                instead=closest(word, known, "choose some of these"),
+            )
+    return tuple(dict.fromkeys(words))
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]

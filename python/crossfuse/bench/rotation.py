@@ -1,0 +1,57 @@
+"""Which set of weights each call reads, so that the L2 cache is as cold or hot as it is said."""
+
+from __future__ import annotations
+
+#: The sets together exceed this: five times the L2 cache of an H200.
+COLD_BYTES = 300 * 10**6
+#: More sets than this are not made; tiny weights rely on what is read between the repeats.
+MOST_COPIES = 1024
+
+
+def copies_needed(size: int, calls: int, l2: str) -> int:
+    """Sets of weights to make.
+
+    Parameters
+    ----------
+    size : int
+        Bytes of one set.
+    calls : int
+        Calls between two timestamps at most.
+    l2 : str
+        ``"cold"`` or ``"hot"``.
+
+    Returns
+    -------
+    int
+        One for a hot cache. Else enough to exceed `COLD_BYTES`, and where that is more than
+        `calls`, a multiple of it, so that no call reads a set twice in a row of calls.
+    """
+    if l2 == "hot":
+        return 1
+    enough = COLD_BYTES // size + 1
+    if enough <= calls:
+        return enough
+    return min(-(-enough // calls), max(1, MOST_COPIES // calls)) * calls
+
+
+def groups(copies: int, calls: int, l2: str) -> tuple[tuple[int, ...], ...]:
+    """Indices of the sets that are used between two timestamps.
+
+    Parameters
+    ----------
+    copies : int
+        From `copies_needed`.
+    calls, l2
+        As there.
+
+    Returns
+    -------
+    tuple[tuple[int, ...], ...]
+        Used in turn. One group of the same set again and again for a hot cache.
+    """
+    if l2 == "hot":
+        return ((0,) * calls,)
+    length = min(calls, copies)
+    return tuple(
+        tuple(range(first, first + length)) for first in range(0, copies - length + 1, length)
+    )

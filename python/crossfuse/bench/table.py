@@ -1,0 +1,173 @@
+"""Rows for a person to read: what is planned, and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from crossfuse.bench.compare import Comparison, compare, mean_speedup, place
+from crossfuse.bench.job import L2, OURS, PROTOCOLS, Planned, Row
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+_HEADING = {"graph": "", "stream": "\nno graph"}
+_CAPTION = (
+    "ours over best: time of the fastest baseline over ours, below 1 where we lose; "
+    "!: a baseline less accurate than the float64 rule allows"
+)
+
+
+def planned_table(planned: Sequence[Planned]) -> Table:
+    """What would be measured.
+
+    Parameters
+    ----------
+    planned : Sequence[Planned]
+        The jobs.
+
+    Returns
+    -------
+    Table
+        One line a job, with its floor.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"{len(planned)} jobs", title_justify="left")
+    for heading in ("workload", "M", "floor us", "variant", "L2", "protocol"):
+        table.add_column(heading, overflow="fold")
+    for each in planned:
+        job = each.job
+        numbers = (str(each.rows), f"{each.floor:.2f}")
+        table.add_row(Text(each.label), *numbers, job.variant, job.l2, job.protocol)
+    return table
+
+
+def report(rows: Sequence[Row]) -> list[RenderableType]:
+    """What was found.
+
+    Parameters
+    ----------
+    rows : Sequence[Row]
+        Outcomes.
+
+    Returns
+    -------
+    list[RenderableType]
+        A table for each state of the cache, then a line for each row without a sound time.
+    """
+    states = dict.fromkeys(row.planned.job.l2 for row in rows)
+    parts: list[RenderableType] = [
+        _table(l2, [row for row in rows if row.planned.job.l2 == l2]) for l2 in states
+    ]
+    return [*parts, *_summary(rows), *_notes(rows)]
+
+
+def _table(l2: str, rows: Sequence[Row]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    kinds = list(dict.fromkeys((r.planned.job.protocol, r.planned.job.variant) for r in rows))
+    protocols = list(dict.fromkeys(protocol for protocol, _ in kinds))
+    table = Table(title=_title(l2, protocols), title_justify="left", caption=_CAPTION)
+    table.caption_justify = "left"
+    for heading in ("workload", "M", "floor"):
+        table.add_column(heading, overflow="fold")
+    for protocol in protocols:
+        for heading in (*(name for each, name in kinds if each == protocol), "ours over best"):
+            table.add_column(heading + _HEADING[protocol], overflow="fold")
+    compared = compare(rows)
+    cells = {(r.planned.label, r.planned.rows, *_kind(r)): r for r in rows}
+    shapes = {(r.planned.label, r.planned.rows): r.planned.floor for r in rows}
+    for (label, count), floor in shapes.items():
+        line = [Text(label), Text(str(count)), Text(f"{floor:.2f}")]
+        for protocol in protocols:
+            own = [kind for kind in kinds if kind[0] == protocol]
+            line += [_cell(cells.get((label, count, *kind))) for kind in own]
+            line.append(_verdict(compared.get((label, count, l2, protocol))))
+        table.add_row(*line)
+    return table
+
+
+def _title(l2: str, protocols: Iterable[str]) -> str:
+    how = "; ".join(PROTOCOLS[each] for each in protocols)
+    return f"microseconds and time over floor; {l2} L2: {L2[l2]}; {how}"
+
+
+def _kind(row: Row) -> tuple[str, str]:
+    return row.planned.job.protocol, row.planned.job.variant
+
+
+def _cell(row: Row | None) -> Text:
+    """Time and its ratio to the floor; a mark where a baseline is less accurate than the rule."""
+    from rich.text import Text
+
+    if row is None:
+        return Text("")
+    if row.timing.microseconds is None or row.ratio is None:
+        return Text(row.timing.status, style="red" if row.timing.fault else "yellow")
+    mark = "!" if row.timing.fault else ""
+    return Text(f"{row.timing.microseconds:.2f}{mark} {row.ratio:.2f}x")
+
+
+def _verdict(found: Comparison | None) -> Text:
+    from rich.text import Text
+
+    if found is None:
+        return Text("")
+    style = "green" if found.speedup >= 1 else "red"
+    return Text(f"{found.speedup:.2f}x {found.baseline}", style=style)
+
+
+def _summary(rows: Sequence[Row]) -> list[RenderableType]:
+    """Mean speed-up and number of losses at each setting."""
+    settings: dict[tuple[str, str], list[Comparison]] = {}
+    for each in compare(rows).values():
+        settings.setdefault((each.l2, each.protocol), []).append(each)
+    lines: list[RenderableType] = []
+    for (l2, protocol), found in settings.items():
+        lost = sum(each.speedup < 1 for each in found)
+        lines.append(
+            f"{l2} L2, {protocol}: {OURS} over the best baseline {mean_speedup(found):.2f}x "
+            f"(geometric mean of {len(found)}), slower on {lost}"
+        )
+    return lines
+
+
+def _notes(rows: Iterable[Row]) -> list[RenderableType]:
+    from rich.text import Text
+
+    notes: list[RenderableType] = []
+    for row in rows:
+        if row.timing.status != "ok":
+            label, count, l2, protocol = place(row)
+            head = f"{label} M={count} {row.planned.job.variant} ({l2}, {protocol})"
+            notes.append(Text(f"{head}: {row.timing.status}: {row.timing.message}"))
+    return notes
+
+
+def progress(row: Row, number: int, total: int) -> str:
+    """One line for a row that has just come in.
+
+    Parameters
+    ----------
+    row : Row
+        The outcome.
+    number, total : int
+        Its place among the jobs.
+
+    Returns
+    -------
+    str
+        Such as ``[3/40] S3 M=16 eager (cold, graph): 107.22 us, 1.19x floor, 9.1 s``.
+    """
+    label, count, l2, protocol = place(row)
+    head = f"[{number}/{total}] {label} M={count} {row.planned.job.variant} ({l2}, {protocol})"
+    time = row.timing.microseconds
+    found = row.timing.status
+    if time is not None:
+        found = f"{time:.2f} us, {row.ratio:.2f}x floor"
+    return f"{head}: {found}, {row.timing.seconds:.1f} s"

@@ -1,0 +1,134 @@
+"""Times between CUDA events, with the weights rotated and the L2 cache as it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from crossfuse.bench.job import Job
+from crossfuse.bench.rotation import groups
+
+#: Read before each cold measurement; reads leave nothing behind that has to be written back.
+FLUSH_BYTES = 256 * 2**20
+WARMUPS = 3
+#: Calls before each hot measurement at least.
+HEATING_CALLS = 16
+
+
+@dataclass(frozen=True)
+class Step:
+    """The calls between two timestamps.
+
+    Attributes
+    ----------
+    run : Callable
+        Does them all; gives the output of the last.
+    calls : int
+        How many there are.
+    """
+
+    run: Callable[[], Any]
+    calls: int
+
+
+def steps(job: Job, bound: Sequence[Callable[[], Any]]) -> list[Step]:
+    """Arrange computations into what is timed.
+
+    Parameters
+    ----------
+    job : Job
+        Says protocol, cache and how many calls a step has.
+    bound : Sequence[Callable]
+        The computation on each set of weights; each has been called before.
+
+    Returns
+    -------
+    list[Step]
+        To be taken in turn.
+    """
+    used = groups(len(bound), job.calls, job.l2)[: WARMUPS + job.repeats]
+    chosen = [[bound[index] for index in group] for group in used]
+    if job.protocol == "stream":
+        return [Step(_in_order(group), len(group)) for group in chosen]
+    import torch
+
+    pool = torch.cuda.graph_pool_handle()
+    return [Step(_captured(group, pool), len(group)) for group in chosen]
+
+
+def _in_order(group: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    def run() -> Any:
+        output = None
+        for call in group:
+            output = call()
+        return output
+
+    return run
+
+
+def _captured(group: Sequence[Callable[[], Any]], pool: Any) -> Callable[[], Any]:
+    """A graph of the calls; only the last output is kept, so that the others share memory."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        output = _in_order(group)()
+
+    def run() -> Any:
+        graph.replay()
+        return output
+
+    return run
+
+
+def measure(job: Job, timed: Sequence[Step], device: str = "cuda") -> list[float]:
+    """Time the steps in turn.
+
+    Parameters
+    ----------
+    job : Job
+        Says protocol, cache and repeats.
+    timed : Sequence[Step]
+        From `steps`.
+    device : str
+        Where the buffer is that flushes the cache.
+
+    Returns
+    -------
+    list[float]
+        Microseconds of one call, as many as the job has repeats.
+    """
+    import torch
+
+    flush = _flush(device) if job.l2 == "cold" else None
+    times = []
+    for index in range(WARMUPS + job.repeats):
+        step = timed[index % len(timed)]
+        # Also keeps the GPU busy while the graph is being launched, which is not to be timed.
+        if flush is not None:
+            flush()
+        else:
+            _heat(step)
+        if job.protocol == "stream":
+            # Launching is part of what this protocol times: begin with an idle GPU.
+            torch.cuda.synchronize()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        step.run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / step.calls)
+    return times[WARMUPS:]
+
+
+def _heat(step: Step) -> None:
+    for _ in range(max(1, HEATING_CALLS // step.calls)):
+        step.run()
+
+
+def _flush(device: str) -> Callable[[], Any]:
+    import torch
+
+    buffer = torch.zeros(FLUSH_BYTES // 4, dtype=torch.float32, device=device)
+    return lambda: buffer.sum()

@@ -1,0 +1,138 @@
+"""One job in this process: ``python -m crossfuse.bench.worker [FOLDER]``.
+
+Reads a job as JSON from standard input and writes its timing as JSON to standard output; whatever
+else is printed goes to standard error. References are kept in FOLDER between processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from crossfuse.bench.job import OURS, Job, Timing
+from crossfuse.errors import RefusedError
+
+if TYPE_CHECKING:
+    from crossfuse.bench.problem import Problem
+    from crossfuse.bench.variants import Variant
+
+_LONGEST = 600
+
+
+def main() -> None:
+    """Run the job on standard input."""
+    answer = _own_stdout()
+    job = Job.from_json(json.load(sys.stdin))
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    json.dump(run(job, folder).to_json(), answer)
+    answer.close()
+
+
+def run(job: Job, folder: Path | None = None) -> Timing:
+    """Measure a job; whatever goes wrong in Python is an answer too.
+
+    Parameters
+    ----------
+    job : Job
+        What to measure.
+    folder : pathlib.Path | None
+        See `crossfuse.bench.problem.make_problem`.
+
+    Returns
+    -------
+    Timing
+        ``refused`` where there is no such kernel or no GPU, ``failed`` for any other exception.
+    """
+    from crossfuse.bench.environment import require_gpu
+
+    try:
+        require_gpu()
+        return measure_job(job, folder)
+    except RefusedError as error:
+        return Timing("refused", str(error))
+    except Exception as error:
+        return Timing("failed", f"{type(error).__name__}: {error}"[:_LONGEST])
+
+
+def measure_job(job: Job, folder: Path | None = None, device: str = "cuda") -> Timing:
+    """Check, time, and check again.
+
+    Parameters
+    ----------
+    job, folder
+        See `run`.
+    device : str
+        Where the tensors are.
+
+    Returns
+    -------
+    Timing
+        ``wrong`` where a check failed: a wrong kernel of ours has no time then, a baseline keeps
+        the one that it has.
+    """
+    import torch
+
+    from crossfuse.bench.problem import make_problem
+    from crossfuse.bench.variants import make
+    from crossfuse.workload.spec import parse
+
+    spec = parse(job.spec)
+    with torch.no_grad():
+        variant = make(job.variant, spec, device)
+        return _measure(job, variant, make_problem(spec, folder), device)
+
+
+def _measure(job: Job, variant: Variant, problem: Problem, device: str) -> Timing:
+    from crossfuse.bench.timing import measure, steps
+
+    bound = _bind(job, variant, problem, device)
+    worst, message = problem.judge(bound[0]())
+    if message and job.variant == OURS:
+        return Timing("wrong", message, copies=len(bound))
+    timed = steps(job, bound)
+    times = measure(job, timed, device)
+    # Nothing of an earlier run may be taken for the result of the last one.
+    timed[-1].run().fill_(float("nan"))
+    after, late = problem.judge(timed[-1].run())
+    message = message or late
+    timing = Timing(
+        "wrong" if message else "ok",
+        message or variant.note,
+        worst_before=worst,
+        worst_after=after,
+        copies=len(bound),
+        calls=timed[0].calls,
+    )
+    if message and job.variant == OURS:
+        return timing
+    return replace(timing, microseconds=statistics.median(times), minimum=min(times))
+
+
+def _bind(job: Job, variant: Variant, problem: Problem, device: str) -> list[Any]:
+    """The computation on as many sets of weights as the job needs."""
+    from crossfuse.bench.floor import weight_bytes
+    from crossfuse.bench.rotation import copies_needed
+    from crossfuse.compiler.weights import to_torch
+
+    a, *weights = (to_torch(array).to(device) for array in problem.inputs.values())
+    names = list(problem.inputs)[1:]
+    copies = copies_needed(weight_bytes(problem.spec), job.calls, job.l2)
+    by_name = dict(zip(names, weights, strict=True))
+    return [variant.bind(a, variant.pack(by_name)) for _ in range(copies)]
+
+
+def _own_stdout() -> TextIO:
+    """Keep standard output for the answer and send what libraries print to standard error."""
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    sys.stdout.flush()
+    os.dup2(2, 1)
+    return answer
+
+
+if __name__ == "__main__":
+    main()

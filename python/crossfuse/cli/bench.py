@@ -1,0 +1,112 @@
+"""``crossfuse bench``: kernels and baselines timed in one run, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from crossfuse.cli.output import JsonFlag, print_json, print_rich
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from crossfuse.bench.job import Planned, Row
+
+_Workloads = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="WORKLOAD...",
+        help="Packaged ids such as S3, suites (gemm_chain, gated_ffn), or specs such as "
+        "gated_ffn:M=16,K=256,N=512,L=256.",
+    ),
+]
+_Variants = Annotated[
+    str,
+    typer.Option(help="Of ours, unfused, eager, eager-apart, compile, autotune."),
+]
+_L2 = Annotated[str, typer.Option(help="State of the cache: cold, hot, or cold,hot.")]
+_Protocol = Annotated[
+    str,
+    typer.Option(help="graph, stream (no CUDA graph, the paper's protocol), or graph,stream."),
+]
+_Calls = Annotated[
+    int, typer.Option(min=1, help="Computations between two timestamps, each on other weights.")
+]
+
+
+def bench(
+    workloads: _Workloads,
+    m: Annotated[str, typer.Option("--m", help="Rows, such as 1,16,64,128.")] = "",
+    variants: _Variants = "ours,eager,eager-apart,compile,autotune",
+    l2: _L2 = "cold",
+    protocol: _Protocol = "graph",
+    repeats: Annotated[int, typer.Option(min=1, help="Of which the median is taken.")] = 15,
+    calls: _Calls = 16,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for each job.")] = 120.0,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--plot", help="Picture of time over floor to write.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print jobs and floors; needs no GPU.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Time our kernel and its baselines in one run; exit code 1 if a job is wrong or breaks."""
+    from crossfuse.bench.plan import plan, setting
+
+    jobs = plan(workloads, m, setting(variants, l2, protocol, repeats, calls))
+    if dry_run:
+        _show_plan(jobs, as_json)
+        return
+    rows, found = _measure(jobs, timeout, out, picture)
+    if as_json:
+        print_json(found)
+    else:
+        from crossfuse.bench.table import report
+
+        print_rich(*report(rows))
+    if not found["ok"]:
+        raise typer.Exit(1)
+
+
+def _show_plan(jobs: Sequence[Planned], as_json: bool) -> None:
+    from crossfuse.bench.table import planned_table
+
+    if as_json:
+        print_json({"jobs": [each.to_json() for each in jobs]})
+    else:
+        print_rich(planned_table(jobs))
+
+
+def _measure(
+    jobs: Sequence[Planned], timeout: float, out: Path | None, picture: Path | None
+) -> tuple[Sequence[Row], dict[str, Any]]:
+    """Run the jobs; the file is written anew after each, so that none is lost."""
+    from crossfuse.bench.compare import document
+    from crossfuse.bench.environment import record, require_gpu
+    from crossfuse.bench.plot import plot, require_matplotlib
+    from crossfuse.bench.run import run
+    from crossfuse.bench.table import progress
+    from crossfuse.runtime.files import write_atomically
+
+    require_gpu()
+    if picture is not None:
+        require_matplotlib()
+    environment = record()
+    rows: list[Row] = []
+
+    def keep(row: Row) -> None:
+        rows.append(row)
+        typer.echo(progress(row, len(rows), len(jobs)), err=True)
+        if out is not None:
+            text = json.dumps(document(rows, environment), indent=1) + "\n"
+            write_atomically(out, text.encode())
+
+    run(jobs, timeout, report=keep)
+    if picture is not None:
+        plot(rows, picture)
+    return rows, document(rows, environment)

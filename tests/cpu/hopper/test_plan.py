@@ -1,0 +1,237 @@
+"""What is decided for a tile program before any of its kernel is written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import pytest
+
+from crossfuse.errors import LoweringRefused
+from crossfuse.hardware import device
+from crossfuse.lower.extract import only_function
+from crossfuse.lower.hopper.arena import Arena
+from crossfuse.lower.hopper.kernel import tensor_maps
+from crossfuse.lower.hopper.plan import KernelPlan, plan_kernel
+from crossfuse.lower.hopper.recover import recover
+from crossfuse.lower.image import TensorMap
+from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
+from crossfuse.workload import parse, prim_func
+
+H100 = device("nvidia-h100")
+LARGE = "M=4096,N=4096,K=4096,dtype=bfloat16"
+
+
+def planned(text: str, on: Any = H100, **tiles: int) -> KernelPlan:
+    func = prim_func(parse(f"gemm:{text}"))
+    return plan_kernel(
+        recover(only_function(schedule_tiled_gemm(func, tiles=TensorTiles(**tiles)))), on
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "consumers", "threads"),
+    [(64, 256, 1, 256), (64, 8, 1, 256), (128, 256, 2, 384), (192, 192, 3, 512)],
+)
+def test_a_warpgroup_for_64_rows(rows: int, columns: int, consumers: int, threads: int) -> None:
+    plan = planned(f"{LARGE},weights=nk", rows=rows, columns=columns)
+    assert (plan.consumers, plan.threads) == (consumers, threads)
+    assert (plan.columns, plan.accumulators) == (columns, columns // 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "out", "stages"),
+    [
+        (128, 256, "bfloat16", 4),  # 48 KiB a stage, 32 KiB of boxes
+        (128, 256, "float32", 4),
+        (128, 128, "bfloat16", 6),
+        (64, 256, "bfloat16", 5),
+        (192, 192, "bfloat16", 3),
+        (64, 64, "bfloat16", 12),  # as many as there are at most
+        (64, 8, "bfloat16", 12),
+    ],
+)
+def test_as_many_stages_as_fit(rows: int, columns: int, out: str, stages: int) -> None:
+    plan = planned(f"{LARGE},out={out},weights=nk", rows=rows, columns=columns)
+    assert plan.stages == stages
+    assert plan.stage_bytes == (rows + columns) * 128
+    assert plan.arena.size <= H100.max_shared_bytes == 232448
+    if stages < 12:
+        assert plan.arena.size + plan.stage_bytes > H100.max_shared_bytes
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_stages_that_were_asked_for(stages: int) -> None:
+    plan = planned(f"{LARGE},weights=nk", stages=stages)
+    assert plan.stages == stages
+    assert plan.arena["left"].size == stages * 128 * 128
+    assert plan.arena["barriers"].size == 16 * stages
+
+
+def test_a_device_with_less_shared_memory() -> None:
+    half = replace(H100, name="half", max_shared_bytes=131200)
+    assert planned(f"{LARGE},weights=nk", half).stages == 2
+    less = replace(half, max_shared_bytes=131072)
+    with pytest.raises(LoweringRefused) as caught:
+        planned(f"{LARGE},weights=nk", less)
+    assert str(caught.value).startswith(
+        "shared-memory: kernel: found 131104 bytes for 2 stages of 49152 bytes; limit: 131072 "
+        "bytes on half."
+    )
+
+
+@pytest.mark.parametrize("weights", ["nk", "kn"])
+@pytest.mark.parametrize("out", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        {},
+        {"rows": 64, "columns": 72},
+        {"rows": 192, "columns": 184, "cluster": 4},
+        {"rows": 128, "columns": 8, "stages": 7},
+        {"rows": 64, "columns": 48, "cluster": 1, "stages": 1},
+    ],
+)
+def test_regions_of_shared_memory(tiles: dict[str, int], out: str, weights: str) -> None:
+    plan = planned(f"{LARGE},out={out},weights={weights}", **tiles)
+    regions = plan.arena.regions
+    boxes = ["boxes"] if plan.store.map is not None else []
+    assert {each.name for each in regions} == {"left", "right0", "barriers", *boxes}
+    assert regions[0].offset == 0
+    for region, following in pairwise(regions):
+        assert region.end <= following.offset
+    assert plan.arena.size == regions[-1].end <= H100.max_shared_bytes
+    # Swizzle patterns start on multiples of their size, in every stage and every box.
+    assert all(each.offset % 1024 == 0 for each in regions if each.name != "barriers")
+    (right,) = plan.rights
+    assert plan.left.size % 1024 == right.size % 1024 == 0
+    assert plan.arena["barriers"].offset % 8 == 0
+    assert plan.arena["left"].size == plan.stages * plan.left.size
+    assert plan.arena["right0"].size == plan.stages * right.size
+    assert plan.arena["barriers"].size == 2 * 8 * plan.stages
+    if plan.store.map is not None:
+        box = 64 * plan.store.box_columns * 2
+        assert plan.arena["boxes"].size == 2 * plan.consumers * box
+        assert box % 1024 == 0
+
+
+def test_an_arena_aligns_its_regions() -> None:
+    arena = Arena().with_region("a", 5, 8).with_region("b", 3, 1024).with_region("c", 16, 8)
+    assert [(each.name, each.offset, each.end) for each in arena.regions] == [
+        ("a", 0, 5),
+        ("b", 1024, 1027),
+        ("c", 1032, 1048),
+    ]
+    assert (Arena().size, arena.size, arena["b"].size) == (0, 1048, 3)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "weights", "sharers", "box", "copies"),
+    [
+        ({"cluster": 1}, "nk", 1, (64, 256), 1),
+        ({"cluster": 2}, "nk", 2, (64, 128), 1),
+        ({"cluster": 4}, "nk", 4, (64, 64), 1),
+        ({"cluster": 4, "columns": 96}, "nk", 4, (64, 24), 1),
+        # Parts of 20 rows would not start on a pattern of 8: everybody loads everything.
+        ({"cluster": 4, "columns": 80}, "nk", 1, (64, 80), 1),
+        ({"cluster": 2, "columns": 8}, "nk", 1, (64, 8), 1),
+        # As [k, n], a part is whole boxes of 64 columns.
+        ({"cluster": 1}, "kn", 1, (64, 64), 4),
+        ({"cluster": 2}, "kn", 2, (64, 64), 2),
+        ({"cluster": 4}, "kn", 4, (64, 64), 1),
+        ({"cluster": 2, "columns": 192}, "kn", 1, (64, 64), 3),
+        ({"cluster": 2, "columns": 64}, "kn", 1, (64, 64), 1),
+        ({"cluster": 4, "columns": 200}, "kn", 4, (64, 64), 1),
+    ],
+)
+def test_ctas_of_a_cluster_share_the_right_operand(
+    tiles: dict[str, int], weights: str, sharers: int, box: tuple[int, int], copies: int
+) -> None:
+    plan = planned(f"{LARGE},weights={weights}", **tiles)
+    (right,) = plan.rights
+    assert plan.left.sharers == 1
+    assert (right.sharers, right.map.box, right.copies) == (sharers, box, copies)
+    assert [each.tag for each in right.shared_by] == (["cluster.x"] if sharers > 1 else [])
+    assert plan.is_multicast == (sharers > 1)
+    assert right.k_major == (weights == "nk")
+    assert right.copies * right.sharers * right.box_bytes == right.size
+    assert right.box_bytes == prod(box) * 2
+
+
+def test_the_left_operand_is_loaded_whole() -> None:
+    plan = planned(f"{LARGE},weights=nk", rows=192, columns=64, cluster=4)
+    assert (plan.left.map.box, plan.left.copies, plan.left.boxes) == ((64, 192), 1, 1)
+    assert plan.left.size == 192 * 128
+
+
+def test_tensor_maps_are_of_the_stored_tensors() -> None:
+    plan = planned("M=200,N=136,K=80,dtype=float16,weights=kn", columns=128, cluster=1)
+    assert tensor_maps(plan) == (
+        TensorMap("A_map", "A", (80, 200), (160,), (64, 128), 128),
+        TensorMap("B_map", "B", (136, 80), (272,), (64, 64), 128),
+        TensorMap("out_map", "out", (136, 200), (272,), (64, 64), 128),
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_rows_of_fp8_have_128_elements(dtype: str) -> None:
+    plan = planned(f"M=256,N=256,K=512,dtype={dtype},out=float16,weights=nk")
+    assert plan.left.map == TensorMap("A_map", "A", (512, 256), (512,), (128, 128), 128)
+    assert plan.rights[0].map == TensorMap("B_map", "B", (512, 256), (512,), (128, 128), 128)
+    assert plan.stage_bytes == (128 + 256) * 128
+
+
+@pytest.mark.parametrize(
+    ("text", "tiles", "clusters"),
+    [
+        (LARGE, {"cluster": 1}, 132),
+        (LARGE, {"cluster": 2}, 66),
+        (LARGE, {"cluster": 4}, 33),
+        (LARGE, {"cluster": 8}, 16),
+        (LARGE, {"cluster": 16}, 8),
+        ("M=512,N=512,K=64,dtype=bfloat16", {}, 4),
+        ("M=64,N=64,K=64,dtype=bfloat16", {}, 1),
+        ("M=8448,N=256,K=64,dtype=bfloat16", {"cluster": 1}, 66),
+        ("M=8449,N=512,K=64,dtype=bfloat16", {"cluster": 1}, 132),
+    ],
+)
+def test_clusters_that_fit_the_device(text: str, tiles: dict[str, int], clusters: int) -> None:
+    plan = planned(f"{text},weights=nk", **tiles)
+    assert plan.clusters == clusters
+    assert plan.clusters == min(plan.program.tiles, 132 // plan.program.cluster_size)
+    few = planned(f"{text},weights=nk", replace(H100, sms=1), **tiles)
+    assert few.clusters == 1
+
+
+@pytest.mark.parametrize(
+    ("width", "columns", "box", "swizzle"),
+    [(256, 256, 64, 128), (192, 192, 64, 128), (96, 96, 32, 64), (48, 48, 16, 32)],
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_stores_by_tma(width: int, columns: int, box: int, swizzle: int, dtype: str) -> None:
+    plan = planned(f"M=128,N={width},K=64,dtype={dtype},weights=nk", columns=columns)
+    wanted = TensorMap("out_map", "out", (width, 128), (2 * width,), (box, 64), swizzle)
+    assert plan.store.map == wanted
+    assert plan.store.box_columns == box
+    assert tensor_maps(plan)[2] == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "tiles"),
+    [
+        ("M=128,N=256,K=64,dtype=bfloat16,out=float32", {}),
+        ("M=128,N=256,K=128,dtype=float8_e4m3fn", {}),
+        ("M=128,N=100,K=64,dtype=bfloat16", {}),  # rows of 200 bytes
+        ("M=128,N=63,K=64,dtype=bfloat16", {}),
+        ("M=128,N=24,K=64,dtype=bfloat16", {}),  # no box of 16 columns
+        ("M=128,N=256,K=64,dtype=bfloat16", {"columns": 72}),
+    ],
+)
+def test_stores_of_single_elements(text: str, tiles: dict[str, int]) -> None:
+    plan = planned(f"{text},weights=nk", **tiles)
+    assert plan.store.map is None
+    assert len(tensor_maps(plan)) == 2
+    assert "boxes" not in [each.name for each in plan.arena.regions]

@@ -1,0 +1,180 @@
+"""Variants and the measuring loop on torch's CPU, with clocks and graphs that are stand-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from crossfuse.bench import environment, rotation, timing, variants, worker
+from crossfuse.bench.job import Job
+from crossfuse.bench.problem import make_problem
+from crossfuse.errors import Refusal, WorkloadRefused
+from crossfuse.workload import parse
+
+torch = pytest.importorskip("torch")
+
+SPECS = (
+    "gated_ffn:M=8,K=64,N=96,L=32,act=silu",
+    "gated_ffn:M=8,K=64,N=96,L=32,dtype=float16,act=gelu_tanh,weights=kn",
+    "gemm_chain:M=4,K=32,N=64,L=16,act=relu",
+    "gemm_chain:M=4,K=32,N=64,L=16,dtype=float32,weights=nk",
+    "gemm:M=4,K=32,N=64",
+    "gemm:M=4,K=32,N=64,act=max(x,0)*2",
+)
+SMALL = SPECS[0]
+
+
+class FakeEvent:
+    """Reads a counter that every event advances by a millisecond."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = FakeEvent.now
+        FakeEvent.now += 1.0
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return end.at - self.at
+
+
+class FakeGraph:
+    """A graph that does nothing when it is replayed, as a broken capture would."""
+
+    replays = 0
+
+    def replay(self) -> None:
+        FakeGraph.replays += 1
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def capture(graph: FakeGraph, pool: object) -> Iterator[None]:
+        yield
+
+    fake = SimpleNamespace(
+        Event=FakeEvent,
+        CUDAGraph=FakeGraph,
+        graph=capture,
+        graph_pool_handle=object,
+        synchronize=lambda: None,
+        is_available=lambda: False,
+    )
+    monkeypatch.setattr(torch, "cuda", fake)
+    monkeypatch.setattr(timing, "FLUSH_BYTES", 4096)
+    monkeypatch.setattr(rotation, "COLD_BYTES", 200_000)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("name", ["eager", "eager-apart"])
+@pytest.mark.parametrize("l2", ["cold", "hot"])
+def test_torch_variants_compute_the_workload(cuda: None, spec: str, name: str, l2: str) -> None:
+    job = Job(spec, name, l2, "stream", repeats=4, calls=2)
+    found = worker.measure_job(job, device="cpu")
+    assert found.status == "ok"
+    assert found.worst_before is not None
+    assert found.worst_before == found.worst_after <= 1
+    # The stand-in clock says 1 ms between two events, whatever lies between them.
+    assert found.microseconds == found.minimum == 1000 / found.calls
+    assert found.calls == 2
+    assert (found.copies == 1) == (l2 == "hot")
+
+
+def test_every_set_of_weights_is_used_in_turn(cuda: None) -> None:
+    used: list[int] = []
+    bound = [lambda index=index: used.append(index) for index in range(6)]
+    job = Job(SMALL, "eager", "cold", "stream", repeats=1, calls=2)
+    timed = timing.steps(job, bound)
+    timing.measure(job, timed, "cpu")
+    assert used == [0, 1, 2, 3, 4, 5, 0, 1]
+
+
+def test_hot_runs_the_same_set_before_the_clock_starts(cuda: None) -> None:
+    used: list[int] = []
+    job = Job(SMALL, "eager", "hot", "stream", repeats=1, calls=2)
+    timing.measure(job, timing.steps(job, [lambda: used.append(0)]), "cpu")
+    assert len(used) == (timing.WARMUPS + 1) * (timing.HEATING_CALLS + 2)
+
+
+def test_only_graphs_that_are_replayed_are_captured(cuda: None) -> None:
+    job = Job(SMALL, "eager", "cold", "graph", repeats=2, calls=1)
+    timed = timing.steps(job, [lambda: None] * 100)
+    assert len(timed) == timing.WARMUPS + 2
+
+
+def test_graph_that_computes_nothing_is_found_out(cuda: None) -> None:
+    before = FakeGraph.replays
+    found = worker.measure_job(Job(SMALL, "eager", repeats=2, calls=2), device="cpu")
+    assert FakeGraph.replays > before
+    assert found.status == "wrong"
+    assert found.worst_before is not None
+    assert found.worst_after is None
+    assert "nan" in found.message
+    assert found.microseconds is not None  # a baseline keeps its time
+
+
+def test_wrong_kernel_of_ours_gets_no_time(cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = variants.eager(parse(SMALL), together=False)
+    wrong = variants.Variant(plain.pack, lambda a, *w: plain.call(a, *w) * 1.5)
+    monkeypatch.setattr(variants, "_fused", lambda spec, device: wrong)
+    found = worker.measure_job(Job(SMALL, "ours", protocol="stream"), device="cpu")
+    assert found.status == "wrong"
+    assert found.microseconds is None
+    assert "element-error" in found.message
+
+
+def test_limits_are_kept_between_the_variants_of_a_workload(tmp_path: Path) -> None:
+    spec = parse(SMALL)
+    fresh = make_problem(spec, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+    again, none = make_problem(spec, tmp_path), make_problem(spec)
+    for each in (again, none):
+        assert (each.limits.reference == fresh.limits.reference).all()
+        assert (each.limits.absolute == fresh.limits.absolute).all()
+        assert each.limits.unfused.dtype == fresh.limits.unfused.dtype
+        assert each.limits.unfused.tobytes() == fresh.limits.unfused.tobytes()
+        assert each.limits.norm == fresh.limits.norm
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("eager", "gemm:M=4,K=32,N=64,combine=max"),
+        ("compile", "gemm:M=4,K=32,N=64,out=float32"),
+        ("autotune", "gemm:M=4,K=32,N=64,dtype=float8_e4m3fn"),
+        ("unfused", "gemm:M=4,K=32,N=64"),
+    ],
+)
+def test_baselines_that_do_not_exist_are_refused(name: str, spec: str) -> None:
+    with pytest.raises(WorkloadRefused):
+        variants.make(name, parse(spec))
+
+
+def test_refusal_of_a_kernel_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = Refusal("compile", "here", "17", "16", "take 16")
+
+    def refuses(*arguments: object) -> None:
+        raise WorkloadRefused(refusal)
+
+    monkeypatch.setattr(environment, "require_gpu", lambda: None)
+    monkeypatch.setattr(worker, "measure_job", refuses)
+    found = worker.run(Job(SMALL, "ours"))
+    assert (found.status, found.message) == ("refused", str(refusal))
+
+
+def test_compiled_variants_wrap_the_concatenated_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(torch, "compile", lambda call, **options: seen.append(options) or call)
+    for name in ("compile", "autotune"):
+        made = variants.make(name, parse(SMALL))
+        gate = torch.zeros(96, 64)
+        both, _ = made.pack({"B_gate": gate, "B_up": gate, "D": torch.zeros(32, 96)})
+        assert both.shape == (192, 64)
+    assert [each["mode"] for each in seen] == [None, "max-autotune-no-cudagraphs"]

@@ -1,0 +1,158 @@
+"""A job that hangs, dies or babbles becomes a row; the worker process itself answers in JSON."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from crossfuse.bench import environment, worker
+from crossfuse.bench.job import Job, Planned, Timing
+from crossfuse.bench.run import WORKER, run, run_job
+from crossfuse.doctor.gpu import Gpu, find_gpus
+from crossfuse.errors import EnvironmentRefused
+
+JOB = Job("gemm:M=8,K=16,N=32", "eager")
+HOPPER = Gpu("NVIDIA H100", (9, 0), (13, 0))
+
+
+def fake(program: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", program)
+
+
+ECHO = """
+import json, sys
+job = json.load(sys.stdin)
+print(json.dumps({"status": "ok", "message": job["variant"], "microseconds": 3.0}))
+"""
+# Answers for eager; anything else ends as its name says.
+MOODY = """
+import json, os, signal, sys, time
+variant = json.load(sys.stdin)["variant"]
+if variant == "ours":
+    time.sleep(60)
+if variant == "compile":
+    sys.exit("the GPU fell off [the bus]")
+if variant == "autotune":
+    os.kill(os.getpid(), signal.SIGSEGV)
+print(json.dumps({"status": "ok"}))
+"""
+# A worker with a child that would live on; the child's id is the job's spec file.
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(child.pid, file=open({path!r}, "w"), flush=True)
+time.sleep(60)
+"""
+
+
+def test_answer_of_the_worker_is_the_timing() -> None:
+    timing = run_job(JOB, 30, fake(ECHO))
+    assert timing == Timing("ok", "eager", 3.0, seconds=timing.seconds)
+    assert 0 < timing.seconds < 30
+
+
+def test_bad_jobs_do_not_stop_the_others() -> None:
+    variants = ("ours", "compile", "autotune", "eager")
+    planned = [Planned("gemm", 8, 1.0, Job(JOB.spec, each)) for each in variants]
+    seen = []
+    rows = run(planned, 2, report=seen.append, command=fake(MOODY))
+    assert [row.timing.status for row in rows] == ["timeout", "crashed", "crashed", "ok"]
+    assert list(rows) == seen
+    assert rows[0].timing.message == "no answer in 2 s"
+    assert rows[1].timing.message == "exit code 1 without an answer. the GPU fell off [the bus]"
+    assert rows[2].timing.message == "signal 11 without an answer."
+
+
+def test_timeout_kills_the_children_too(tmp_path: Path) -> None:
+    note = tmp_path / "child"
+    assert run_job(JOB, 3, fake(PARENT.format(path=str(note)))).status == "timeout"
+    child = int(note.read_text())
+    for _ in range(100):
+        if not _alive(child):
+            return
+        time.sleep(0.05)
+    pytest.fail("the child lives on")
+
+
+def _alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_worker_that_does_not_start_is_a_row(tmp_path: Path) -> None:
+    timing = run_job(JOB, 5, (str(tmp_path / "nothing"),))
+    assert timing.status == "crashed"
+    assert timing.message.startswith("the worker does not start")
+
+
+@pytest.mark.parametrize("answer", ["[]", "{", '{"status": "ok", "color": "red"}', "null"])
+def test_nonsense_is_no_answer(answer: str) -> None:
+    assert run_job(JOB, 30, fake(f"print({answer!r})")).status == "crashed"
+
+
+@pytest.mark.skipif(bool(find_gpus()), reason="there is a GPU")
+def test_real_worker_says_that_there_is_no_gpu(tmp_path: Path) -> None:
+    timing = run_job(JOB, 60, (*WORKER, str(tmp_path)))
+    assert timing.status == "refused"
+    assert "found no CUDA device" in timing.message
+
+
+def test_prints_of_libraries_do_not_reach_the_answer(tmp_path: Path) -> None:
+    program = (
+        "import os\n"
+        "from crossfuse.bench import worker\n"
+        "def run(job, folder):\n"
+        "    print('AUTOTUNE mm'); os.system('echo from a child')\n"
+        "    return worker.Timing('ok', job.variant)\n"
+        "worker.run = run\n"
+        "worker.main()\n"
+    )
+    assert run_job(JOB, 60, fake(program)).message == "eager"
+
+
+def test_exceptions_of_a_job_are_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(job: Job, folder: Path | None) -> Timing:
+        raise ValueError("no such kernel image")
+
+    monkeypatch.setattr(environment, "require_gpu", lambda: None)
+    monkeypatch.setattr(worker, "measure_job", broken)
+    assert worker.run(JOB) == Timing("failed", "ValueError: no such kernel image")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "torch", "found"),
+    [
+        ((), True, "no CUDA device"),
+        ((Gpu("NVIDIA A100", (8, 0), (13, 0)),), True, "NVIDIA A100 (8.0)"),
+        ((HOPPER,), False, "no torch"),
+    ],
+)
+def test_machine_without_what_it_takes_is_refused(
+    monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, ...], torch: bool, found: str
+) -> None:
+    monkeypatch.setattr(environment, "find_gpus", lambda: gpus)
+    monkeypatch.setattr(environment, "find_spec", lambda name: object() if torch else None)
+    with pytest.raises(EnvironmentRefused) as caught:
+        environment.require_gpu()
+    assert caught.value.refusal.found == found
+
+
+def test_machine_with_hopper_and_torch_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "find_gpus", lambda: (HOPPER,))
+    monkeypatch.setattr(environment, "find_spec", lambda name: object())
+    environment.require_gpu()
+
+
+def test_record_has_versions_and_commit() -> None:
+    found = environment.record()
+    assert found["crossfuse"]
+    assert {"python", "nvcc", "torch", "gpu"} <= set(found["versions"])
+    assert len(found["commit"]) == 40 or found["commit"] == "unknown"
+    assert os.linesep not in found["commit"]

@@ -1,0 +1,100 @@
+"""Tables, comparisons and pictures of given rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from crossfuse.bench.compare import compare, document, mean_speedup
+from crossfuse.bench.job import Job, Planned, Row, Timing
+from crossfuse.bench.plot import plot
+from crossfuse.bench.table import report
+
+
+def row(variant: str, timing: Timing, *, label: str = "S8", protocol: str = "graph") -> Row:
+    job = Job("gemm:M=16,K=16,N=32", variant, protocol=protocol)
+    return Row(Planned(label, 16, 5.0, job), timing)
+
+
+def took(microseconds: float, status: str = "ok") -> Timing:
+    return Timing(status, "", microseconds, microseconds)
+
+
+ROWS = (
+    row("ours", took(20.0)),
+    row("eager", took(15.0)),
+    row("autotune", took(10.0)),
+    row("ours", took(6.0), label="G1"),
+    row("eager", took(12.0), label="G1"),
+    row("autotune", Timing("crashed", "signal 11 [core]"), label="G1"),
+)
+
+
+def text(rows: tuple[Row, ...], width: int = 160) -> str:
+    from rich.console import Console
+
+    console = Console(width=width, highlight=False)
+    with console.capture() as capture:
+        for part in report(rows):
+            console.print(part)
+    return capture.get()
+
+
+def test_losses_and_wins_are_shown_as_they_are() -> None:
+    lines = text(ROWS).splitlines()
+    (s8,) = (line for line in lines if "S8" in line)
+    (g1,) = (line for line in lines if "G1" in line and "crashed" in line and "│" in line)
+    assert "20.00 4.00x" in s8
+    assert "0.50x autotune" in s8
+    assert "2.00x eager" in g1
+    summary = "ours over the best baseline 1.00x (geometric mean of 2), slower on 1"
+    assert any(summary in line for line in lines)
+
+
+def test_reasons_are_below_the_table_and_not_markup() -> None:
+    assert "G1 M=16 autotune (cold, graph): crashed: signal 11 [core]" in text(ROWS)
+
+
+def test_protocol_of_the_paper_is_a_labelled_column() -> None:
+    found = text((*ROWS[:3], row("ours", took(40.0), protocol="stream")))
+    assert "no graph" in found
+    assert "launched one by one, no CUDA graph: the paper's protocol" in " ".join(found.split())
+    assert "40.00 8.00x" in found
+
+
+def test_times_fold_in_a_narrow_terminal_and_are_not_cut() -> None:
+    found = text(ROWS, width=60)
+    assert "20.00" in found
+    assert "…" not in found
+
+
+def test_wrong_kernel_of_ours_is_not_compared() -> None:
+    rows = (row("ours", Timing("wrong", "far off")), row("eager", took(15.0)))
+    assert compare(rows) == {}
+    assert "wrong" in text(rows)
+    assert not document(rows, {})["ok"]
+
+
+def test_inaccurate_baseline_is_marked_and_still_counts() -> None:
+    rows = (row("ours", took(10.0)), row("eager", took(15.0, "wrong")))
+    (found,) = compare(rows).values()
+    assert found.speedup == 1.5
+    assert "15.00! 3.00x" in text(rows)
+
+
+def test_refusal_is_no_fault() -> None:
+    rows = (row("ours", Timing("refused", "no schedule fits")), row("eager", took(15.0)))
+    assert document(rows, {})["ok"]
+    assert "refused" in text(rows)
+
+
+def test_mean_of_nothing_is_nothing() -> None:
+    assert mean_speedup([]) is None
+
+
+def test_picture_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "new" / "bench.png"
+    plot((*ROWS, row("ours", took(40.0), protocol="stream")), path)
+    assert path.read_bytes().startswith(b"\x89PNG")
