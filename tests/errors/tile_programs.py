@@ -221,15 +221,13 @@ def load_twice(A, S, k):
 
 @T.macro
 def load_two_blocks(A, S, k):
-    for i in range(64):
-        for d in range(64):
-            with T.sblock("load"):
-                vi, vk = T.axis.spatial(64, i), T.axis.spatial(128, k * 64 + d)
-                S[vi, vk] = A[vi, vk]
-        for d in range(64):
-            with T.sblock("again"):
-                vi, vk = T.axis.spatial(64, i), T.axis.spatial(128, k * 64 + d)
-                S[vi, vk] = A[vi, vk]
+    for i, d in T.grid(64, 64):
+        with T.sblock("load"):
+            vi, vk = T.axis.spatial(64, i), T.axis.spatial(128, k * 64 + d)
+            S[vi, vk] = A[vi, vk]
+        with T.sblock("again"):
+            vi, vk = T.axis.spatial(64, i), T.axis.spatial(128, k * 64 + d)
+            S[vi, vk] = A[vi, vk]
 
 
 @T.macro(hygienic=False)

@@ -248,7 +248,7 @@ def _launch(symbol: str, kernel: Any) -> Launch:
 
 def _check_image(image: KernelImage) -> None:
     """Kernels get the function's buffers and nothing else."""
-    names = [buffer.name for buffer in image.buffers]
+    names = [buffer.name for buffer in image.memory]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise refuse(

@@ -106,9 +106,17 @@ class KernelImage:
         Arguments in the order of the function's parameters.
     launches : tuple[Launch, ...]
         Launches in program order.
+    workspaces : tuple[BufferSpec, ...]
+        Intermediates between the launches, which the runtime allocates for each call.
     """
 
     name: str
     cuda: str
     buffers: tuple[BufferSpec, ...]
     launches: tuple[Launch, ...]
+    workspaces: tuple[BufferSpec, ...] = ()
+
+    @property
+    def memory(self) -> tuple[BufferSpec, ...]:
+        """Everything in global memory: arguments, then workspaces."""
+        return (*self.buffers, *self.workspaces)

@@ -69,11 +69,13 @@ namespace {{
 const crossfuse::Buffer buffers[] = {{
 {buffers}
 }};
+{workspaces}
 const crossfuse::Launch launches[] = {{
 {launches}
 }};
 const crossfuse::Program program{{
-    "{name}", "{arch}", {major}, {minor}, buffers, {buffer_count}, launches, {launch_count},
+    "{name}", "{arch}", {major}, {minor}, buffers, {buffer_count}, {workspace_table},
+    {workspace_count}, launches, {launch_count},
     crossfuse_cubin, crossfuse_cubin_end, crossfuse_manifest, crossfuse_manifest_end}};
 }}  // namespace
 
@@ -115,16 +117,20 @@ def generate_launcher(image: KernelImage, arch: str) -> str:
         )
     tables = [
         f"const int64_t shape_{position}[] = {{{_join(buffer.shape)}}};"
-        for position, buffer in enumerate(image.buffers)
+        for position, buffer in enumerate(image.memory)
         if buffer.shape
     ] + [row for item in enumerate(image.launches) for row in _launch_tables(image, *item)]
+    rows = [_buffer_row(image.name, *item) for item in enumerate(image.memory)]
     return _TEMPLATE.format(
         name=image.name,
         arch=arch,
         major=match[1],
         minor=match[2],
         tables="\n".join(tables),
-        buffers="\n".join(_buffer_row(image.name, *item) for item in enumerate(image.buffers)),
+        buffers="\n".join(rows[: len(image.buffers)]),
+        workspaces=_workspace_table(rows[len(image.buffers) :]),
+        workspace_table="workspaces" if image.workspaces else "nullptr",
+        workspace_count=len(image.workspaces),
         launches="\n".join(_launch_row(*item) for item in enumerate(image.launches)),
         buffer_count=len(image.buffers),
         launch_count=len(image.launches),
@@ -207,9 +213,13 @@ def _buffer_row(function: str, position: int, buffer: BufferSpec) -> str:
     )
 
 
+def _workspace_table(rows: list[str]) -> str:
+    return "\n".join(["const crossfuse::Buffer workspaces[] = {", *rows, "};"]) if rows else ""
+
+
 def _launch_tables(image: KernelImage, position: int, launch: Launch) -> list[str]:
     """Arguments of a launch, and the descriptors among them."""
-    buffers = [buffer.name for buffer in image.buffers]
+    buffers = [buffer.name for buffer in image.memory]
     maps = [each.name for each in launch.tensor_maps]
     indices = [
         -1 - maps.index(name) if name in maps else buffers.index(name) for name in launch.arguments
@@ -224,7 +234,7 @@ def _launch_tables(image: KernelImage, position: int, launch: Launch) -> list[st
             f"const uint32_t box_{suffix}[] = {{{_join(each.box)}}};",
         ]
         buffer = buffers.index(each.buffer)
-        kind = TENSOR_MAP_TYPES[image.buffers[buffer].dtype]
+        kind = TENSOR_MAP_TYPES[image.memory[buffer].dtype]
         rows.append(
             f"    {{{buffer}, {kind}, {len(each.extents)}, extents_{suffix}, strides_{suffix}, "
             f"box_{suffix}, {TENSOR_MAP_SWIZZLES.index(each.swizzle)}}},"

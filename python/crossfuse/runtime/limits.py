@@ -32,7 +32,7 @@ def check_image(image: KernelImage, device: Device) -> None:
     LoweringRefused
         Naming the launch, the value found and the limit.
     """
-    names = [buffer.name for buffer in image.buffers]
+    names = [buffer.name for buffer in image.memory]
     for name in (image.name, *names, *(launch.symbol for launch in image.launches)):
         if not _IDENTIFIER.fullmatch(name):
             raise _refused("image-name", image.name, repr(name), "a C identifier", "rename it")
@@ -78,7 +78,7 @@ def check_resources(image: KernelImage, cubin: Cubin, device: Device) -> None:
 
 def _check_launch(image: KernelImage, launch: Launch, device: Device) -> None:
     where = f"kernel {launch.symbol!r} of {image.name}"
-    known = {each.name for each in image.buffers} | {each.name for each in launch.tensor_maps}
+    known = {each.name for each in image.memory} | {each.name for each in launch.tensor_maps}
     if unknown := [name for name in launch.arguments if name not in known]:
         raise _refused(
             "image-arguments",

@@ -28,7 +28,7 @@ LARGE = "M=4096,N=4096,K=4096,dtype=bfloat16"
 def planned(text: str, on: Any = H100, **tiles: int) -> KernelPlan:
     func = prim_func(parse(f"gemm:{text}"))
     return plan_kernel(
-        recover(only_function(schedule_tiled_gemm(func, tiles=TensorTiles(**tiles)))), on
+        recover(only_function(schedule_tiled_gemm(func, tiles=TensorTiles(**tiles))))[0], on
     )
 
 

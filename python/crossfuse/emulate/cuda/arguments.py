@@ -54,7 +54,7 @@ def check_image(image: KernelImage) -> None:
         If buffers share a name, a launch names an unknown buffer, its grid is not whole clusters,
         or a CTA or cluster is too large.
     """
-    names = [buffer.name for buffer in image.buffers]
+    names = [buffer.name for buffer in image.memory]
     if len(set(names)) < len(names):
         raise _contradiction(image, f"buffers {', '.join(names)}", "distinct names")
     if not image.launches:

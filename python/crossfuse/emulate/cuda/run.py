@@ -108,10 +108,10 @@ def _write_job(
     inputs: Mapping[str, np.ndarray],
     settings: tuple[int, ...],
 ) -> None:
-    position = {buffer.name: index for index, buffer in enumerate(image.buffers)}
-    words = [*settings, len(image.buffers), len(image.launches)]
+    position = {buffer.name: index for index, buffer in enumerate(image.memory)}
+    words = [*settings, len(image.memory), len(image.launches)]
     lines = [" ".join(map(str, words))]
-    for index, buffer in enumerate(image.buffers):
+    for index, buffer in enumerate(image.memory):
         item = numpy_dtype(buffer.dtype).itemsize
         elements = int(np.prod(buffer.shape, dtype=np.int64))
         lines.append(f"{int(buffer.output)} {elements * item} {item}")
@@ -127,7 +127,7 @@ def _write_job(
         ]
         lines.append(" ".join(map(str, (*numbers, len(maps)))))
         for each in launch.tensor_maps:
-            item = numpy_dtype(image.buffers[position[each.buffer]].dtype).itemsize
+            item = numpy_dtype(image.memory[position[each.buffer]].dtype).itemsize
             row = (*each.extents, *each.strides, *each.box, each.swizzle, item)
             lines.append(" ".join(map(str, (position[each.buffer], *row))))
     (directory / "job.txt").write_text("\n".join(lines) + "\n")
@@ -214,7 +214,7 @@ def _findings(
 def _place(record: dict[str, Any], image: KernelImage) -> tuple[str, int]:
     offset = record["offset"]
     if record["argument"] >= 0:
-        buffer = image.buffers[record["argument"]]
+        buffer = image.memory[record["argument"]]
         return buffer.name, offset // numpy_dtype(buffer.dtype).itemsize
     if record["shared"]:
         return record["shared"], offset

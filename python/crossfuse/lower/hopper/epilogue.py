@@ -9,14 +9,12 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.operand import item_bytes
-from crossfuse.lower.hopper.plan import WARPGROUP, WARPGROUP_ROWS, KernelPlan
+from crossfuse.lower.hopper.plan import PACKED_TYPES, WARPGROUP, WARPGROUP_ROWS, KernelPlan
 from crossfuse.lower.hopper.statements import let, registers, run, when
 
 _TMA_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
 #: Boxes of a warpgroup that alternate, so that one is filled while the other is copied.
 _BOXES = 2
-#: PTX conversions of two float32 into one register, by element type.
-_PACK = {"bfloat16": "bf16x2", "float16": "f16x2"}
 
 
 class Epilogue:
@@ -112,12 +110,11 @@ class Epilogue:
 
     def _inside(self, i: Any, j: Any) -> Any:
         """Whether an element belongs to the output; None if every one of a tile does."""
-        tile = self.plan.program.store.tile
-        (rows, columns), (height, width) = tile.extents, tile.shape
+        rows, columns = self.plan.program.store.tile.extents
         terms = [
             index < extent
-            for index, extent, step in ((i, rows, height), (j, columns, width))
-            if extent % step
+            for index, extent, tail in zip((i, j), (rows, columns), self.plan.tails, strict=True)
+            if tail
         ]
         return ir.conjunction(terms) if terms else None
 
@@ -158,7 +155,7 @@ class Epilogue:
     def _pack(self, packed: Any, row: Any, column: Any, first: int) -> None:
         """Sixteen columns in the order of stmatrix: two blocks of 8, each with both halves."""
         dtype = self.plan.program.store.tile.dtype
-        convert = getattr(ir.script.ptx.cvt.rn, _PACK[dtype]).f32
+        convert = getattr(ir.script.ptx.cvt.rn, PACKED_TYPES[dtype]).f32
         for register in range(4):
             index = first // 2 + register * 2
             low, _, _ = self._element(row, column, index)

@@ -8,7 +8,7 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, tvm_target
 from crossfuse.lower.hopper.kernel import emit_kernel, tensor_maps
 from crossfuse.lower.hopper.plan import KernelPlan, plan_kernel
-from crossfuse.lower.hopper.recover import recover
+from crossfuse.lower.hopper.recover import recover, workspaces
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch
 from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan
 
@@ -39,13 +39,30 @@ def generate(
     LoweringRefused
         If tensor cores or TMA cannot take the tiles.
     """
-    plan = plan_kernel(recover(func), device)
-    symbol, kernel = _device_function(emit_kernel(plan, name), device, name)
-    launch = _launch(plan, symbol, kernel)
-    image = KernelImage(name, _cuda(symbol, kernel), buffers, (launch,))
-    regions = plan.arena.regions
-    placements = tuple(Placement(each.name, each.offset, each.size, 0, 0) for each in regions)
-    return image, SharedMemoryPlan(placements, plan.arena.size)
+    plans = [plan_kernel(each, device) for each in recover(func)]
+    kernels: list[tuple[str, Any]] = []
+    for number, plan in enumerate(plans):
+        of = name if len(plans) == 1 else f"{name}_{number}"
+        kernels.append(_device_function(emit_kernel(plan, of), device, of))
+    launches = tuple(
+        _launch(plan, symbol, kernel) for plan, (symbol, kernel) in zip(plans, kernels, strict=True)
+    )
+    spaces = tuple(
+        BufferSpec(str(each.name), tuple(int(n) for n in each.ty.shape), str(each.ty.dtype), True)
+        for each in workspaces(func)
+    )
+    image = KernelImage(name, _cuda(kernels), buffers, launches, spaces)
+    return image, _shared_memory(plans)
+
+
+def _shared_memory(plans: list[KernelPlan]) -> SharedMemoryPlan:
+    """Regions of all kernels."""
+    placements = [
+        Placement(region.name, region.offset, region.size, number, number)
+        for number, plan in enumerate(plans)
+        for region in plan.arena.regions
+    ]
+    return SharedMemoryPlan(tuple(placements), max(plan.arena.size for plan in plans))
 
 
 def _device_function(func: Any, device: Device, name: str) -> tuple[str, Any]:
@@ -61,11 +78,12 @@ def _device_function(func: Any, device: Device, name: str) -> tuple[str, Any]:
     return str(var.name_hint), kernel
 
 
-def _cuda(symbol: str, kernel: Any) -> str:
+def _cuda(kernels: list[tuple[str, Any]]) -> str:
+    """CUDA text of all kernels, with the helpers that they share."""
     _, _, finalize = ir.tirx.get_tir_pipeline("tirx")
-    module = finalize()(ir.IRModule({symbol: kernel}))
+    module = finalize()(ir.IRModule(dict(kernels)))
     generate_text = ir.tvm.get_global_func("target.build.cuda")
-    return str(generate_text(module, kernel.attrs["target"]).inspect_source())
+    return str(generate_text(module, kernels[0][1].attrs["target"]).inspect_source())
 
 
 def _launch(plan: KernelPlan, symbol: str, kernel: Any) -> Launch:

@@ -24,6 +24,8 @@ OPERAND_TYPES = {
     "float8_e4m3fn": ("e4m3", 32),
     "float8_e5m2": ("e5m2", 32),
 }
+#: Types of which two are converted into one register, by what PTX calls the pair.
+PACKED_TYPES = {"bfloat16": "bf16x2", "float16": "f16x2"}
 #: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
 #: others; 0 leaves them as launched. Together at most 64 Ki a CTA.
 REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
@@ -72,6 +74,8 @@ class KernelPlan:
         (if the reduction is split), ``barriers``.
     clusters : int
         Clusters launched; each goes through tiles ``c, c + clusters, ...``.
+    tails : tuple[bool, bool]
+        Whether tiles of the output reach beyond its rows, and beyond its columns.
     """
 
     program: TileProgram
@@ -82,6 +86,7 @@ class KernelPlan:
     stages: int
     arena: Arena
     clusters: int
+    tails: tuple[bool, bool]
 
     @property
     def threads(self) -> int:
@@ -166,7 +171,8 @@ def plan_kernel(program: TileProgram, device: Device) -> KernelPlan:
     if program.exchange is not None:
         # What peers send has one place: a cluster computes one tile.
         clusters = program.tiles
-    return KernelPlan(program, left, rights, store, consumers, stages, arena, clusters)
+    tails = (program.has_tail(0), program.has_tail(1))
+    return KernelPlan(program, left, rights, store, consumers, stages, arena, clusters, tails)
 
 
 def has_whole_warps(program: TileProgram, consumers: int) -> bool:
@@ -245,7 +251,8 @@ def _plan_store(program: TileProgram) -> StorePlan:
     tile = program.store.tile
     pitch = tile.extents[1] * item_bytes(tile.dtype)
     width = next((each for each in (64, 32, 16) if tile.shape[1] % each == 0), 0)
-    if item_bytes(tile.dtype) != 2 or pitch % 16 or not width or program.exchange is not None:
+    packed = tile.dtype in PACKED_TYPES
+    if not packed or pitch % 16 or not width or program.exchange is not None:
         return StorePlan(None, 8)
     return StorePlan(tensor_map(tile, (width, WARPGROUP_ROWS), 2 * width), width)
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.recover_contraction import merge, read_contraction
+from crossfuse.lower.hopper.recover_contraction import check_reduction, merge, read_contraction
 from crossfuse.lower.hopper.recover_exchange import read_exchange, slice_tile
 from crossfuse.lower.hopper.recover_store import read_store
-from crossfuse.lower.hopper.tile_nest import refuse_program, tile_nest
-from crossfuse.lower.hopper.tile_program import Place, TileProgram
+from crossfuse.lower.hopper.tile_nest import check_start, refuse_program, tile_nest
+from crossfuse.lower.hopper.tile_program import Contraction, Place, TileProgram
 from crossfuse.lower.tree import coordinate
 from crossfuse.schedule.markers import STAGES
 
@@ -24,29 +24,43 @@ def is_tile_program(func: Any) -> bool:
     return bool(found)
 
 
-def recover(func: Any) -> TileProgram:
-    """Read the tile program of a scheduled function.
+def recover(func: Any) -> tuple[TileProgram, ...]:
+    """Read the tile programs of a scheduled function, one for each kernel.
 
     Parameters
     ----------
     func : tvm.tirx.PrimFunc
-        Loops over places, inside them loops with stages (two loads and a product of tiles each)
-        and the store of the products; between them, if the reduction is split over the cluster,
-        the two nests of `dsm_reduce`. Each block has one loop for each of its dimensions.
+        Nests one after another, each of loops over places, inside them loops with stages (two
+        loads and a product of tiles each) and the store of the products; between them, if the
+        reduction is split over the cluster, the two nests of `dsm_reduce`. Each block has one loop
+        for each of its dimensions.
 
     Returns
     -------
-    TileProgram
-        Its tiles.
+    tuple[TileProgram, ...]
+        In program order.
 
     Raises
     ------
     LoweringRefused
         Naming the block or loop that has another form.
     """
-    outer, parts = _outer_loops(func.body.block.body)
+    body = func.body.block.body
+    nests = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+    memory = (*func.params, *workspaces(func))
+    return tuple(_recover_nest(each, memory) for each in nests)
+
+
+def workspaces(func: Any) -> tuple[Any, ...]:
+    """Intermediates in global memory, which one kernel stores and a later one loads."""
+    buffers = func.body.block.alloc_buffers
+    return tuple(each for each in buffers if str(each.scope()) == "global")
+
+
+def _recover_nest(node: Any, memory: tuple[Any, ...]) -> TileProgram:
+    outer, parts = _outer_loops(node)
     if len(parts) == 2 and all(_is_bound(each) for each in parts):
-        return _recover_split(func, outer, parts)
+        return _recover_split(memory, outer, parts)
     loops = [each for each in parts if isinstance(each, ir.For) and _stages(each)]
     others = [each for each in parts if not any(each.same_as(loop) for loop in loops)]
     if not loops or len(others) != 1:
@@ -56,13 +70,21 @@ def recover(func: Any) -> TileProgram:
             "pipelined loops, then the store of their products",
         )
     contraction = merge([read_contraction(each, outer) for each in loops])
+    check_reduction(contraction, 0, 1)
     accumulators = tuple(each.accumulator for each in contraction.products)
     nest = tile_nest(others[0], outer)
     store = read_store(nest, accumulators, contraction.result(contraction.left.buffer))
-    return TileProgram(_places(outer), contraction, None, store, tuple(func.params))
+    contraction = _with_rows(contraction, store.tile.shape[0])
+    return TileProgram(_places(outer), contraction, None, store, memory)
 
 
-def _recover_split(func: Any, outer: _Loops, parts: list[Any]) -> TileProgram:
+def _with_rows(contraction: Contraction, rows: int) -> Contraction:
+    """The contraction of as many rows as its store has: TVM leaves out what no tensor has."""
+    left = replace(contraction.left, shape=(rows, contraction.depth))
+    return replace(contraction, left=left)
+
+
+def _recover_split(memory: tuple[Any, ...], outer: _Loops, parts: list[Any]) -> TileProgram:
     """A nest over the ranks that makes partial sums, and one that combines and stores slices."""
     (making, made), (taking, taken) = (_outer_loops(each) for each in parts)
     loops = [each for each in made if isinstance(each, ir.For) and _stages(each)]
@@ -74,6 +96,7 @@ def _recover_split(func: Any, outer: _Loops, parts: list[Any]) -> TileProgram:
         )
     contraction = read_contraction(loops[0], (*outer, *making))
     place, slice_var = _places(making)[0], taking[0].loop_var
+    check_reduction(contraction, place.var, place.extent)
     copy = tile_nest(made[1], (*outer, *making))
     combine = tile_nest(taken[0], (*outer, *taking))
     exchange = read_exchange(copy, combine, contraction, place, slice_var)
@@ -83,7 +106,7 @@ def _recover_split(func: Any, outer: _Loops, parts: list[Any]) -> TileProgram:
     places = _places((*outer, *making))
     # The epilogue counts rows from the tile's first one.
     store = replace(store, tile=replace(store.tile, origin=whole.origin, shape=whole.shape))
-    return TileProgram(places, contraction, exchange, store, tuple(func.params))
+    return TileProgram(places, contraction, exchange, store, memory)
 
 
 def _is_bound(node: Any) -> bool:
@@ -109,6 +132,7 @@ def _outer_loops(node: Any) -> tuple[tuple[Any, ...], list[Any]]:
                 f"a loop bound to {tag}" if tag else "a serial loop around the pipelined one",
                 "loops of constant extent over the grid and the cluster",
             )
+        check_start(node)
         loops.append(node)
         node = node.body
     return tuple(loops), list(node.seq) if isinstance(node, ir.SeqStmt) else [node]

@@ -52,7 +52,78 @@ def read_contraction(loop: Any, outer: tuple[Any, ...]) -> Contraction:
             )
         loads[operand.buffer] = replace(tile, shape=operand.shape)
     made = Product(loads[right.buffer], transposed, product.block.body.buffer)
-    return Contraction(loop.loop_var, steps, stages, loads[left.buffer], (made,))
+    contraction = Contraction(loop.loop_var, steps, stages, loads[left.buffer], (made,))
+    _check_accumulator(product, contraction)
+    _check_steps(product, contraction)
+    return contraction
+
+
+def _check_accumulator(nest: TileNest, contraction: Contraction) -> None:
+    """Sums are float32 in registers, each at the place of its row and column, and start at zero."""
+    body, init = nest.block.body, nest.block.init
+    kind = (str(body.buffer.scope()), str(body.buffer.ty.dtype))
+    if kind != ("local", "float32"):
+        raise refuse_program(
+            nest.where, f"sums of {kind[1]} in scope {kind[0]}", "float32 in scope local"
+        )
+    tile = nest.tile(body.buffer, body.indices[-2:])
+    wanted = contraction.result(body.buffer)
+    same = all(
+        nest.known.can_prove_equal(a, b) for a, b in zip(tile.origin, wanted.origin, strict=True)
+    )
+    if not same or not _same_indices(init.indices, body.indices):
+        raise refuse_program(
+            nest.where,
+            f"sums at {[nest.placed(each) for each in body.indices]}",
+            "sums at the row of A and the column of B, from zero at the same place",
+        )
+
+
+def _check_steps(nest: TileNest, contraction: Contraction) -> None:
+    """Step s multiplies elements s * depth and on of both operands."""
+    product = contraction.products[0]
+    left = contraction.left.origin[1]
+    right = product.right.origin[0 if product.is_transposed else 1]
+    first = first_of_reduction(contraction)
+    known, depth = nest.known, contraction.depth
+    regular = known.can_prove_equal(left, first + contraction.step * depth)
+    if not regular or not known.can_prove_equal(left, right):
+        raise refuse_program(
+            nest.where,
+            f"elements {left} of A and {right} of B in step '{contraction.step.name}'",
+            f"the {depth} elements of that step, of both",
+        )
+
+
+def first_of_reduction(contraction: Contraction) -> Any:
+    """Where the reduction of a contraction begins."""
+    step = contraction.step
+    index = contraction.left.origin[1]
+    zero = ir.tirx.IntImm(str(step.ty), 0)
+    return ir.substitute(index, lambda var: zero if var.same_as(step) else var)
+
+
+def check_reduction(contraction: Contraction, share: Any, parts: int) -> None:
+    """Refuse a loop that sums anything but its share of the reduction.
+
+    Parameters
+    ----------
+    contraction : Contraction
+        The loop.
+    share : Any
+        Which part it sums: 0, or the rank in the cluster.
+    parts : int
+        How many there are.
+    """
+    known = ir.sym.Analyzer()
+    elements = contraction.steps * contraction.depth
+    first, extent = first_of_reduction(contraction), contraction.left.extents[1]
+    if not known.can_prove_equal(first, share * elements) or elements * parts < extent:
+        raise refuse_program(
+            f"loop '{contraction.step.name}'",
+            f"{elements} elements of the reduction from {first}",
+            f"all {extent}" if parts == 1 else f"part {share} of {parts} of all {extent}",
+        )
 
 
 def merge(contractions: list[Contraction]) -> Contraction:
@@ -72,7 +143,7 @@ def merge(contractions: list[Contraction]) -> Contraction:
             other.steps == first.steps
             and moved.left.buffer.same_as(first.left.buffer)
             and covers(moved.left, first.left, known)
-            and moved.columns == first.columns
+            and covers(moved.result(first.left.buffer), first.result(first.left.buffer), known)
         )
         if not same:
             raise refuse_program(
@@ -86,9 +157,9 @@ def merge(contractions: list[Contraction]) -> Contraction:
 
 
 def covers(tile: Tile, wanted: Tile, known: Any) -> bool:
-    """Whether a tile is the wanted one, but for what lies outside its tensor."""
+    """Whether two tiles are the same, but for what lies outside their tensor."""
     return all(
-        known.can_prove_equal(a, b) and (has == size or (has == extent and size > extent))
+        known.can_prove_equal(a, b) and (has == size or min(has, size) == extent)
         for a, b, has, size, extent in zip(
             tile.origin, wanted.origin, tile.shape, wanted.shape, tile.extents, strict=True
         )
@@ -185,8 +256,12 @@ def _accumulates(body: Any) -> bool:
     return (
         isinstance(first, ir.TensorLoad)
         and first.source.same_as(body.buffer)
-        and all(a.same_as(b) for a, b in zip(first.indices, body.indices, strict=True))
+        and _same_indices(first.indices, body.indices)
     )
+
+
+def _same_indices(one: Any, other: Any) -> bool:
+    return len(one) == len(other) and all(a.same_as(b) for a, b in zip(one, other, strict=True))
 
 
 def _is_zero(value: Any) -> bool:

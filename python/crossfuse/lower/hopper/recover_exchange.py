@@ -34,6 +34,9 @@ def read_exchange(
         Which rows each CTA combines, and into which buffer.
     """
     (product,) = contraction.products
+    rank = copy.placed(copy.block.body.indices[0])
+    if not copy.known.can_prove_equal(rank, place.var):
+        raise refuse_program(copy.where, f"slab {rank}", f"the slab of CTA {place.var}")
     slab, width = _slab(copy, product.accumulator, contraction)
     elements = _slice(combine, slab, contraction, place, slice_var, width)
     return Exchange(place, elements, width, combine.block.body.buffer)

@@ -43,7 +43,8 @@ def read_store(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) -> S
             f"a tile of {tile.shape} from {list(tile.origin)}",
             f"the product's, {wanted.shape} from {list(wanted.origin)}",
         )
-    return Store(replace(tile, shape=wanted.shape), row, column, body.value)
+    shape = (max(tile.shape[0], wanted.shape[0]), wanted.shape[1])
+    return Store(replace(tile, shape=shape), row, column, body.value)
 
 
 def _check_loads(nest: TileNest, accumulators: tuple[Any, ...], row: Any, column: Any) -> None:

@@ -118,6 +118,7 @@ def tile_nest(node: Any, around: tuple[Any, ...]) -> TileNest:
                 f"a loop of the tile that is bound or has extent {node.extent}",
                 "serial loops of constant extent: the lowering divides a tile over threads",
             )
+        check_start(node)
         loops.append(node)
         node = node.body
     if not isinstance(node, ir.SBlockRealize):
@@ -125,6 +126,14 @@ def tile_nest(node: Any, around: tuple[Any, ...]) -> TileNest:
             "function", f"{len(children(node))} statements in a nest", "one block a nest"
         )
     return TileNest(around, tuple(loops), node)
+
+
+def check_start(loop: Any) -> None:
+    """Refuse a loop that does not count from 0."""
+    if ir.constant(loop.min) != 0:
+        raise refuse_program(
+            f"loop '{loop.loop_var.name}'", f"a loop that starts at {loop.min}", "loops from 0"
+        )
 
 
 def _occurs(var: Any, expression: Any) -> bool:

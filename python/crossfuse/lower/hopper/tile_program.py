@@ -192,7 +192,7 @@ class TileProgram:
     store : Store
         Its epilogue.
     parameters : tuple
-        Parameters of the function, in order.
+        Everything in global memory: parameters of the function, then intermediates.
     """
 
     places: tuple[Place, ...]
@@ -222,6 +222,15 @@ class TileProgram:
             ),
             parameters=tuple(images[each] for each in self.parameters),
         )
+
+    def has_tail(self, dimension: int) -> bool:
+        """Whether tiles of the output may reach beyond it: rows are 0, columns 1."""
+        tile = self.store.tile
+        known = ir.sym.Analyzer()
+        for place in self.places:
+            known.bind(place.var, ir.tvm.ir.Range(0, place.extent))
+        end = tile.origin[dimension] + tile.shape[dimension]
+        return not known.can_prove(end <= tile.extents[dimension])
 
     @property
     def results(self) -> tuple[Any, ...]:

@@ -49,6 +49,8 @@ struct Program {
   int compute_major, compute_minor;
   const Buffer* buffers;
   int buffer_count;
+  const Buffer* workspaces;  // their indices follow those of the buffers
+  int workspace_count;
   const Launch* launches;
   int launch_count;
   const char* cubin;

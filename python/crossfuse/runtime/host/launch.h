@@ -170,11 +170,47 @@ inline void launch_all(const Program& program, const Loaded& loaded, std::vector
   }
 }
 
+// Workspaces of one call, from the allocator of the caller's framework: it frees them in the order
+// of the stream, and a graph that is being captured keeps them.
+class Workspaces {
+ public:
+  ~Workspaces() {
+    for (TVMFFIObjectHandle handle : handles_) TVMFFIObjectDecRef(handle);
+  }
+  void* add(const Program& program, const Buffer& buffer, int device_id) {
+    std::vector<int64_t> shape(buffer.shape, buffer.shape + buffer.rank);
+    DLTensor prototype{};
+    prototype.device = {kDLCUDA, device_id};
+    prototype.ndim = buffer.rank;
+    prototype.dtype = buffer.dtype;
+    prototype.shape = shape.data();
+    TVMFFIObjectHandle handle = nullptr;
+    if (TVMFFIEnvTensorAlloc(&prototype, &handle) != 0) {
+      TVMFFIObjectHandle error = nullptr;
+      TVMFFIErrorMoveFromRaised(&error);
+      if (error != nullptr) TVMFFIObjectDecRef(error);
+      refuse("RuntimeError", "workspace", program.name,
+             "no allocator for the workspace '" + std::string(buffer.name) + "'",
+             "a caller whose framework allocates for it",
+             "call it with torch tensors, or with numpy arrays");
+    }
+    handles_.push_back(handle);
+    return TVMFFITensorGetDLTensorPtr(handle)->data;
+  }
+
+ private:
+  std::vector<TVMFFIObjectHandle> handles_;
+};
+
 inline void call_on_device(const Program& program, const TVMFFIAny* values, int count) {
   const auto tensors = check_arguments(program, values, count, kDLCUDA);
   const int device_id = tensors.empty() ? 0 : tensors[0]->device.device_id;
   std::vector<void*> data;
   for (const DLTensor* tensor : tensors) data.push_back(data_of(tensor));
+  Workspaces workspaces;
+  for (int i = 0; i < program.workspace_count; ++i) {
+    data.push_back(workspaces.add(program, program.workspaces[i], device_id));
+  }
   launch_all(program, loaded_on(program, device_id), std::move(data),
              TVMFFIEnvGetStream(kDLCUDA, device_id));
 }
@@ -185,6 +221,7 @@ class DeviceCopies {
   ~DeviceCopies() {
     for (DevicePointer pointer : pointers_) driver().cuMemFree_v2(pointer);
   }
+  // Without a source the memory is left as it is.
   void* add(const Buffer& buffer, const char* source) {
     const size_t bytes = static_cast<size_t>(bytes_of(buffer));
     const std::string of = std::string(" of argument '") + buffer.name + "'";
@@ -192,7 +229,7 @@ class DeviceCopies {
     check(driver().cuMemAlloc_v2(&pointer, bytes),
           "cuMemAlloc of " + std::to_string(bytes) + " bytes" + of, "free memory on the GPU");
     pointers_.push_back(pointer);
-    check(driver().cuMemcpyHtoD_v2(pointer, source, bytes), "cuMemcpyHtoD" + of);
+    if (source) check(driver().cuMemcpyHtoD_v2(pointer, source, bytes), "cuMemcpyHtoD" + of);
     return reinterpret_cast<void*>(pointer);
   }
 
@@ -214,6 +251,9 @@ inline void call_on_host(const Program& program, const TVMFFIAny* values, int co
   std::vector<void*> data;
   for (int i = 0; i < program.buffer_count; ++i) {
     data.push_back(copies.add(program.buffers[i], data_of(tensors[i])));
+  }
+  for (int i = 0; i < program.workspace_count; ++i) {
+    data.push_back(copies.add(program.workspaces[i], nullptr));
   }
   launch_all(program, loaded, data, nullptr);
   for (int i = 0; i < program.buffer_count; ++i) {

@@ -10,6 +10,8 @@ from crossfuse.schedule.rules.chain import Chain
 
 #: Bytes of a row of a tile in shared memory: what one swizzle pattern spans.
 _ROW_BYTES = 128
+#: CTAs that a kernel for few rows is spread over: what clusters of 4 leave of 132 SMs.
+_CTAS = 120
 
 
 @dataclass(frozen=True)
@@ -41,17 +43,40 @@ class TensorTiles:
 
     def complete(self, sch: Any, chain: Chain) -> TensorTiles:
         """Fill in what the caller left open."""
-        (product,) = chain.first
-        dtype = ir.tvm.DataType(str(sch.get(product).reads[0].source.ty.dtype))
         rows = self.rows or (128 if chain.m > 64 else 64)
         several = chain.m > rows and self.split == 1
         return replace(
             self,
             rows=rows,
             columns=self.columns or _columns(chain.n),
-            depth=self.depth or _ROW_BYTES * 8 // int(dtype.bits),
+            depth=self.depth or row_bytes_depth(sch, chain.first[0]),
             cluster=self.cluster or (2 if several else 1),
         )
+
+    def of_first(self, sch: Any, chain: Chain) -> TensorTiles:
+        """Fill in the tiles of a chain's first products: clusters along the columns."""
+        most = 256 // len(chain.first)
+        rows = self.rows or (128 if chain.m > 64 else 64)
+        depth = row_bytes_depth(sch, chain.first[0])
+        cluster = self.cluster or next(n for n in (4, 2, 1) if chain.n % (n * depth) == 0 or n == 1)
+        share = -(-chain.n // (_CTAS // cluster * cluster))
+        columns = self.columns or min(most, -(-share // 8) * 8)
+        return replace(self, rows=rows, columns=columns, cluster=cluster, depth=depth)
+
+    def of_second(self, sch: Any, chain: Chain, cluster: int) -> TensorTiles:
+        """Fill in the tiles of a chain's second product: its reduction split over a cluster."""
+        rows = self.rows or (128 if chain.m > 64 else 64)
+        depth = row_bytes_depth(sch, chain.second)
+        split = self.split if self.split > 1 else cluster
+        share = -(-chain.l // max(1, _CTAS // split))
+        columns = self.columns or min(256, -(-share // 16) * 16)
+        return replace(self, rows=rows, columns=columns, cluster=1, split=split, depth=depth)
+
+
+def row_bytes_depth(sch: Any, product: Any) -> int:
+    """Elements of a product's left operand that fill a row of a tile."""
+    dtype = ir.tvm.DataType(str(sch.get(product).reads[0].source.ty.dtype))
+    return _ROW_BYTES * 8 // int(dtype.bits)
 
 
 def _columns(width: int) -> int:

@@ -8,8 +8,8 @@ from crossfuse import _tvm as ir
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.install import install
-from crossfuse.schedule.markers import STAGES
 from crossfuse.schedule.rules.chain import Chain, read_chain
+from crossfuse.schedule.rules.pipelined import bind_split, pipeline
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 
 #: Tiles of one column of the output that neighbouring clusters compute at the same time, so that
@@ -62,41 +62,13 @@ def schedule_tiled_gemm(func: Any, *, tiles: TensorTiles | None = None) -> Any:
     (product,) = chain.first
     chosen = (tiles or TensorTiles()).complete(sch, chain)
     if chosen.split > 1:
-        _split(sch, product, chain, chosen)
+        bind_split(sch, product, chain.epilogue, chosen)
         return sch
     rank = _bind_tiles(sch, product, chain, chosen)
-    _pipeline(sch, product, chosen)
+    pipeline(sch, product, chosen.stages)
     sch.set_scope(product, 0, "local")
     sch.reverse_compute_at(chain.epilogue, rank, preserve_unit_loops=True)
     return sch
-
-
-def _split(sch: Any, product: Any, chain: Chain, tiles: TensorTiles) -> None:
-    """Each CTA sums a part of the reduction, then combines and stores rows of the tile."""
-    if chain.k % (tiles.split * tiles.depth) or tiles.cluster != 1:
-        raise refuse(
-            ScheduleRefused,
-            "tiles",
-            f"tiled_gemm, {name_of(sch, product)}",
-            found=f"a reduction of {chain.k} split over {tiles.split} CTAs, in steps of "
-            f"{tiles.depth}, in a cluster with {tiles.cluster} rows of tiles",
-            limit="parts of whole steps, and one row of tiles",
-            instead="choose a split that divides the steps, and cluster=1",
-        )
-    i, j, k = sch.get_loops(product)
-    row_tile, row = sch.split(i, [None, tiles.rows])
-    column_tile, column = sch.split(j, [None, tiles.columns])
-    rank, step, depth = sch.split(k, [tiles.split, None, tiles.depth])
-    sch.reorder(column_tile, row_tile, rank, step, row, column, depth)
-    sch.bind(sch.fuse(column_tile, row_tile), "blockIdx.x")
-    partial = sch.dsm_reduce(product, rank)
-    store = sch.cache_write(partial, 0, "local")
-    _, rank, *_ = sch.get_loops(partial)
-    sch.reverse_compute_at(store, rank, preserve_unit_loops=True)
-    _pipeline(sch, partial, tiles)
-    sch.set_scope(product, 0, "local")
-    _, slices, *_ = sch.get_loops(product)
-    sch.reverse_compute_at(chain.epilogue, slices, preserve_unit_loops=True)
 
 
 def _bind_tiles(sch: Any, product: Any, chain: Chain, tiles: TensorTiles) -> Any:
@@ -113,12 +85,3 @@ def _bind_tiles(sch: Any, product: Any, chain: Chain, tiles: TensorTiles) -> Any
     sch.bind(sch.fuse(outer, column_tile, inner), "blockIdx.x")
     sch.cluster_bind(rank)
     return rank
-
-
-def _pipeline(sch: Any, product: Any, tiles: TensorTiles) -> None:
-    """Stage both operands in the reduction loop and mark it."""
-    *_, step, _, _, _ = sch.get_loops(product)
-    for index in (0, 1):
-        stage = sch.cache_read(product, index, "shared.dyn")
-        sch.compute_at(stage, step, preserve_unit_loops=True)
-    sch.annotate(step, STAGES, tiles.stages)

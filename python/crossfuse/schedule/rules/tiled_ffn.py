@@ -1,0 +1,83 @@
+"""Rule for two products on tensor cores, gated or not, one kernel each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.schedule.facts import name_of
+from crossfuse.schedule.install import install
+from crossfuse.schedule.rules.chain import Chain, read_chain
+from crossfuse.schedule.rules.pipelined import bind_split, pipeline
+from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
+
+
+def schedule_tiled_ffn(
+    func: Any, *, first: TensorTiles | None = None, second: TensorTiles | None = None
+) -> Any:
+    """Schedule a chain of two products for the Hopper pipeline, in two kernels.
+
+    The intermediate stays in global memory, where the second kernel finds it in L2::
+
+        for t in blockIdx.x:                                 # a tile of the intermediate
+            for c in cluster x:                              # columns; all share the tile of A
+                for k0 in range(K / 64):                     # crossfuse.stages
+                    gate[tile] += A B_gate; up[tile] += A B_up
+                hidden[tile] = silu(gate) * up
+        for t in blockIdx.x:                                 # a tile of the output
+            for r in cluster x:                              # a part of the reduction
+                ...                                          # as `schedule_tiled_gemm` splits it
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        A canonical chain, see `crossfuse.workload.prim_func`.
+    first, second : TensorTiles | None
+        Tile extents of either kernel; what is left out is chosen.
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+        The schedule, with its trace.
+
+    Raises
+    ------
+    ScheduleRefused
+        If the function is no chain of two products.
+    """
+    install()
+    sch = ir.Schedule(func)
+    chain = read_chain(sch)
+    if chain.second is None:
+        raise refuse(
+            ScheduleRefused,
+            "rule",
+            f"tiled_ffn, {name_of(sch, chain.first[0])}",
+            found="a single product",
+            limit="a chain of two products",
+            instead="use schedule_tiled_gemm",
+        )
+    tiles = (first or TensorTiles()).of_first(sch, chain)
+    _first(sch, chain, tiles)
+    # An axis has one extent in a function: both kernels have clusters of one size.
+    chosen = (second or TensorTiles()).of_second(sch, chain, tiles.cluster)
+    bind_split(sch, chain.second, chain.epilogue, chosen)
+    return sch
+
+
+def _first(sch: Any, chain: Chain, tiles: TensorTiles) -> None:
+    """The intermediate: all first products of a tile in one nest, then their expression."""
+    rows, columns = sch.get_loops(chain.middle)
+    row_tile, row = sch.split(rows, [None, tiles.rows])
+    column_tile, rank, column = sch.split(columns, [None, tiles.cluster, tiles.columns])
+    sch.reorder(column_tile, row_tile, rank, row, column)
+    sch.bind(sch.fuse(column_tile, row_tile), "blockIdx.x")
+    sch.cluster_bind(rank)
+    for product in chain.first:
+        sch.compute_at(product, rank, preserve_unit_loops=True)
+        *_, i, j, k = sch.get_loops(product)
+        step, depth = sch.split(k, [None, row_bytes_depth(sch, product)])
+        sch.reorder(step, i, j, depth)
+        sch.set_scope(product, 0, "local")
+        pipeline(sch, product, tiles.stages)
