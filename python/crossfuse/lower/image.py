@@ -76,6 +76,9 @@ class Launch:
         Names of the `BufferSpec` or `TensorMap` in the order of the kernel's parameters.
     tensor_maps : tuple[TensorMap, ...]
         Descriptors among the arguments.
+    early : bool
+        Whether it may start before the launch before it is over (programmatic dependent launch);
+        the kernel itself waits where it depends on that launch.
     """
 
     symbol: str
@@ -85,6 +88,7 @@ class Launch:
     dynamic_shared_bytes: int
     arguments: tuple[str, ...]
     tensor_maps: tuple[TensorMap, ...] = ()
+    early: bool = False
 
     @property
     def cluster_size(self) -> int:

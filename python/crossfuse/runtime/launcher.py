@@ -251,5 +251,5 @@ def _launch_row(position: int, launch: Launch) -> str:
     geometry = ", ".join(map(_dim3, (launch.grid, launch.block, launch.cluster)))
     return (
         f'    {{"{launch.symbol}", {geometry}, {launch.dynamic_shared_bytes}, '
-        f"{table}, {len(launch.arguments)}, {maps}}},"
+        f"{table}, {len(launch.arguments)}, {maps}, {str(launch.early).lower()}}},"
     )

@@ -155,6 +155,10 @@ def _fetch(_: re.Match[str], operands: list[str]) -> str:
     )
 
 
+def _store_word(_: re.Match[str], operands: list[str]) -> str:
+    return f"*(unsigned*)({operands[0]}) = {operands[1]}"
+
+
 def _pack(match: re.Match[str], operands: list[str]) -> str:
     kind = f"crossfuse_emulated::{_FORMATS[match[1]]}"
     return f"{operands[0]} = crossfuse_ptx_pack<{kind}>({operands[1]}, {operands[2]})"
@@ -164,7 +168,10 @@ _ACCUMULATORS = r"\{[%\d, ]*\}"
 _INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
     (re.compile(pattern), translator)
     for pattern, translator in (
-        (r"|setmaxnreg\..*|fence\.mbarrier_init\..*|wgmma\.fence\..*", lambda *_: _NOTHING),
+        (
+            r"|setmaxnreg\..*|fence\.mbarrier_init\..*|wgmma\.fence\..*|griddepcontrol\..*",
+            lambda *_: _NOTHING,
+        ),
         (r"fence\.proxy\.async.*", _call("fence_async")),
         (r"bar\.sync %0, %1;", _call("named_barrier")),
         (
@@ -195,6 +202,7 @@ _INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             r"\[%0\], \{[%\d, ]*\}, \[%\d\];",
             _push,
         ),
+        (r"st\.global\.u32 \[%0\], %1;", _store_word),
         (r"ld\.shared\.v[24]\.f32 \{[%\d, ]*\}, \[%\d\];", _fetch),
         (r"cvt\.rn\.(bf16x2|f16x2)\.f32 %0, %1, %2;", _pack),
         (r"stmatrix\.sync\.aligned\.m8n8\.x(\d)\.shared\.b16 \[%0\], .*", _matrices),

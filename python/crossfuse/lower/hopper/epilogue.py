@@ -119,14 +119,21 @@ class Epilogue:
         return ir.conjunction(terms) if terms else None
 
     def _store_elements(self, row: Any, column: Any, owns: Callable[[int], Any] | None) -> None:
-        output = self.plan.program.store.tile.buffer
-        for index in range(self.plan.accumulators):
+        tile = self.plan.program.store.tile
+        # Two neighbours share a register where every row has whole pairs.
+        pairs = tile.dtype in PACKED_TYPES and tile.extents[1] % 2 == 0
+        packed = registers("pair", 1, "uint32") if pairs else None
+        for index in range(0, self.plan.accumulators, 2 if pairs else 1):
             value, i, j = self._element(row, column, index)
             inside = self._inside(i, j)
             terms = [] if inside is None else [inside]
             terms += [] if owns is None else [owns(index)]
             with when(ir.conjunction(terms)) if terms else nullcontext():
-                ir.script.buffer_store(output, value, [i, j])
+                if packed is None:
+                    ir.script.buffer_store(tile.buffer, value, [i, j])
+                    continue
+                self._pack_pair(packed, 0, row, column, index)
+                run(ir.script.ptx["st.global.u32"](tile.buffer.ptr_to([i, j]), packed[0]))
 
     def _store_boxes(self, row: Any, column: Any) -> None:
         """Boxes of 64 rows: registers, swizzled shared memory, TMA."""
@@ -154,13 +161,16 @@ class Epilogue:
 
     def _pack(self, packed: Any, row: Any, column: Any, first: int) -> None:
         """Sixteen columns in the order of stmatrix: two blocks of 8, each with both halves."""
+        for register in range(4):
+            self._pack_pair(packed, register, row, column, first // 2 + register * 2)
+
+    def _pack_pair(self, packed: Any, register: int, row: Any, column: Any, index: int) -> None:
+        """Two neighbours of a row in one register."""
         dtype = self.plan.program.store.tile.dtype
         convert = getattr(ir.script.ptx.cvt.rn, PACKED_TYPES[dtype]).f32
-        for register in range(4):
-            index = first // 2 + register * 2
-            low, _, _ = self._element(row, column, index)
-            high, _, _ = self._element(row, column, index + 1)
-            run(convert(packed[register], _as_float(high), _as_float(low)))
+        low, _, _ = self._element(row, column, index)
+        high, _, _ = self._element(row, column, index + 1)
+        run(convert(packed[register], _as_float(high), _as_float(low)))
 
     def _scatter(self, packed: Any, base: Any, group: int) -> None:
         """Store four 8 x 8 matrices; rows are swizzled as the tensor map says."""

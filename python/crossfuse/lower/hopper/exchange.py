@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -59,75 +60,122 @@ class SplitReduction:
         self.warp = let("warp_of_tile", warpgroup * _WARPS + where.warp)
         self.buffer = buffer
         self.barrier = barrier
-        self.whole_warps = has_whole_warps(plan.program, plan.consumers)
-        parts = range(0, plan.accumulators, 4 if self.whole_warps else 2)
-        self.parts = [_Part(self, index) for index in parts]
+        self.count = 4 if has_whole_warps(plan.program, plan.consumers) else 2
+        self.parts = self._parts()
+
+    def _parts(self) -> list[_Part]:
+        """Neighbouring accumulators with one owner, each with its place in the owner's slice."""
+        if self.count == 4:
+            return self._parts_of_warps()
+        rows = [
+            let("row_of_tile", self.warp * WARP_ROWS + self.where.lane // 4 + 8 * half)
+            for half in (0, 1)
+        ]
+        if not self.exchange.rows:
+            return [
+                self._part_of_pair(rows, first) for first in range(0, self.plan.accumulators, 2)
+            ]
+        # A row has one owner: what depends on it is computed once.
+        owners = [self._owner_of_row(row) for row in rows]
+        starts = [let("start", row % self.exchange.rows * self.exchange.width * 4) for row in rows]
+        parts = []
+        for first in range(0, self.plan.accumulators, 2):
+            half = first // 2 % 2
+            column = first // 4 * 8 + self.where.lane % 4 * 2
+            parts.append(_Part(first, owners[half], starts[half] + column * 4, self._has(column)))
+        return parts
+
+    def _parts_of_warps(self) -> list[_Part]:
+        """Blocks of eight columns, in the layout of the fragments."""
+        warps = self.exchange.rows // WARP_ROWS
+        blocks = self.plan.accumulators // 4
+        owner = self._owner(let("owner", self.warp // warps))
+        start = let("start", self.warp % warps * (blocks * 32 * 16) + self.where.lane * 16)
+        return [_Part(4 * block, owner, start + block * (32 * 16), None) for block in range(blocks)]
+
+    def _part_of_pair(self, rows: list[Any], first: int) -> _Part:
+        """Two accumulators of a row that several CTAs share."""
+        column = first // 4 * 8 + self.where.lane % 4 * 2
+        position = rows[first // 2 % 2] * self.exchange.width + column
+        inside = position < self.exchange.elements * self.size
+        known = self._has(column)
+        inside = inside if known is None else ir.script.And(known, inside)
+        owner = ir.script.Select(inside, position // self.exchange.elements, -1)
+        return _Part(first, self._owner(owner), position % self.exchange.elements * 4, None)
+
+    def _has(self, column: Any) -> Any:
+        """Whether the tensor has a column of the tile; None if it has all."""
+        full = self.exchange.width >= self.plan.columns
+        return None if full else column < self.exchange.width
+
+    def _owner_of_row(self, row: Any) -> _Owner:
+        inside = row < self.exchange.rows * self.size
+        return self._owner(let("owner", ir.script.Select(inside, row // self.exchange.rows, -1)))
+
+    def _owner(self, rank: Any) -> _Owner:
+        return _Owner(self, rank)
 
     def combine(self, accumulators: Any) -> None:
         """Send what others combine, wait for what they send, and add it."""
-        target, barrier = Variable("target", "uint32"), Variable("arrival", "uint32")
         for part in self.parts:
-            part.push(accumulators, target, barrier)
+            with when(part.condition(part.owner.is_other)):
+                self._push(part, accumulators)
         mbarrier.wait(self.barrier, 0)
-        received = registers("received", 4, "float32")
+        received = registers("received", self.count, "float32")
         for slot in range(self.size - 1):
             for part in self.parts:
-                part.add(accumulators, slot, received)
+                with when(part.condition(part.owner.is_self)):
+                    self._add(part, accumulators, slot, received)
 
     def owns(self, index: int) -> Any:
         """Whether an accumulator belongs to this CTA's slice."""
-        per_part = 4 if self.whole_warps else 2
-        return self.parts[index // per_part].owner == self.rank
+        part = self.parts[index // self.count]
+        return part.condition(part.owner.is_self)
+
+    def _push(self, part: _Part, accumulators: Any) -> None:
+        call = ir.script.ptx.st_async.shared__cluster.mbarrier__complete_tx__bytes
+        call = call.v4.f32 if self.count == 4 else call.v2.f32
+        values = [accumulators[part.first + i] for i in range(self.count)]
+        place = part.owner.buffer + ir.script.Cast("uint32", part.offset)
+        run(call(place, *values, part.owner.barrier))
+
+    def _add(self, part: _Part, accumulators: Any, slot: int, received: Any) -> None:
+        address = self.buffer(slot * self.plan.slice_bytes + part.offset)
+        load = ir.script.ptx[f"ld.shared.v{self.count}.f32"]
+        run(load(*[received[i] for i in range(self.count)], address))
+        for i in range(self.count):
+            total = accumulators[part.first + i] + received[i]
+            ir.script.buffer_store(accumulators, total, [part.first + i])
 
 
+class _Owner:
+    """The CTA that combines a part: its rank, and where this CTA's share goes in it."""
+
+    def __init__(self, reduction: SplitReduction, rank: Any) -> None:
+        size, mine = reduction.size, reduction.rank
+        self.is_self = rank == mine
+        self.is_other = ir.script.And(rank != mine, rank >= 0)
+        # Whoever has no owner sends nothing: any rank will do for its addresses.
+        known = ir.script.max(rank, 0)
+        target, arrival = Variable("target", "uint32"), Variable("arrival", "uint32")
+        linear = reduction.where.rank + (known - mine)
+        mbarrier.cluster_address(target.value, reduction.buffer(0), linear)
+        mbarrier.cluster_address(arrival.value, reduction.barrier, linear)
+        slot = (mine - known - 1 + size) % size
+        offset = ir.script.Cast("uint32", slot * reduction.plan.slice_bytes)
+        target.set(target.value + offset)
+        self.buffer, self.barrier = target.value, arrival.value
+
+
+@dataclass(frozen=True)
 class _Part:
-    """Neighbouring accumulators of one owner: four of a block of 8 columns, or two of a row."""
+    """Neighbouring accumulators: the first one, their owner, and their offset in its slice."""
 
-    def __init__(self, reduction: SplitReduction, first: int) -> None:
-        self.reduction = reduction
-        self.first = first
-        exchange, where = reduction.exchange, reduction.where
-        if reduction.whole_warps:
-            warps = exchange.rows // WARP_ROWS
-            blocks = reduction.plan.accumulators // 4
-            self.owner = reduction.warp // warps
-            start = reduction.warp % warps * (blocks * 32 * 16) + first // 4 * (32 * 16)
-            self.offset = start + where.lane * 16
-            self.count = 4
-            return
-        row = reduction.warp * WARP_ROWS + where.lane // 4 + 8 * (first // 2 % 2)
-        column = first // 4 * 8 + where.lane % 4 * 2
-        position = row * exchange.width + column
-        # Outside the tensor nobody owns it.
-        inside = ir.script.And(
-            column < exchange.width, position < exchange.elements * reduction.size
-        )
-        self.owner = ir.script.Select(inside, position // exchange.elements, -1)
-        self.offset = position % exchange.elements * 4
-        self.count = 2
+    first: int
+    owner: _Owner
+    offset: Any
+    exists: Any
 
-    def push(self, accumulators: Any, target: Variable, barrier: Variable) -> None:
-        """Send to the owner, if that is another CTA."""
-        reduction = self.reduction
-        others = ir.script.And(self.owner != reduction.rank, self.owner >= 0)
-        with when(others):
-            rank = reduction.where.rank + (self.owner - reduction.rank)
-            mbarrier.cluster_address(target.value, reduction.buffer(0), rank)
-            mbarrier.cluster_address(barrier.value, reduction.barrier, rank)
-            slot = (reduction.rank - self.owner - 1 + reduction.size) % reduction.size
-            place = slot * reduction.plan.slice_bytes + self.offset
-            call = ir.script.ptx.st_async.shared__cluster.mbarrier__complete_tx__bytes
-            call = call.v4.f32 if self.count == 4 else call.v2.f32
-            values = [accumulators[self.first + i] for i in range(self.count)]
-            run(call(target.value + ir.script.Cast("uint32", place), *values, barrier.value))
-
-    def add(self, accumulators: Any, slot: int, received: Any) -> None:
-        """Add what the CTA of a slot sent, if this one is the owner."""
-        reduction = self.reduction
-        with when(self.owner == reduction.rank):
-            address = reduction.buffer(slot * reduction.plan.slice_bytes + self.offset)
-            load = ir.script.ptx[f"ld.shared.v{self.count}.f32"]
-            run(load(*[received[i] for i in range(self.count)], address))
-            for i in range(self.count):
-                total = accumulators[self.first + i] + received[i]
-                ir.script.buffer_store(accumulators, total, [self.first + i])
+    def condition(self, owned: Any) -> Any:
+        """A condition on the owner, for accumulators that the tensor has."""
+        return owned if self.exists is None else ir.script.And(owned, self.exists)

@@ -96,4 +96,5 @@ def _launch(plan: KernelPlan, symbol: str, kernel: Any) -> Launch:
         plan.arena.size,
         tuple(str(each.name).removesuffix("_ptr") for each in kernel.params),
         tensor_maps(plan),
+        plan.early,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,6 +102,9 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any]) -> None:
             initialise_exchange(plan, received)
         mbarrier.publish_initialised()
     mbarrier.meet_cluster(size)
+    if not plan.early:
+        # The next kernel may be launched; it waits for the end of this one where it needs it.
+        run(ir.script.ptx.griddepcontrol.launch_dependents())
     with branches(where.warpgroup == 0) as (loading, multiplying):
         with loading:
             _emit_loading(body)
@@ -115,26 +118,54 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any]) -> None:
 def _emit_loading(body: _Body) -> None:
     plan = body.plan
     _set_registers(plan, "dec", REGISTERS[plan.consumers][0])
+    everything = range(len(plan.operands))
+    rights = everything[1:]
     with when(body.where.thread == 0):
         cursor = Cursor(body.ring)
-        with _each_tile(body) as places, _each_step(plan) as (step, _):
+        ahead = _load_ahead(body, rights) if plan.early else 0
+        with _each_tile(body) as places, _each_step(plan) as (step, number):
             values = places | step
-            cursor.wait_empty()
-            full = cursor.expect(plan.stage_bytes)
-            names = operand_names(len(plan.operands))
-            for name, operand in zip(names, plan.operands, strict=True):
-                address = body.region(name)
-                start = cursor.stage * operand.size
-                load_tile(
-                    plan,
-                    operand,
-                    body.maps[operand.map.name],
-                    body.where,
-                    values,
-                    lambda offset, address=address, start=start: address(start + offset),
-                    full,
-                )
+            with when(number >= ahead) if ahead else nullcontext():
+                cursor.wait_empty()
+                full = cursor.expect(plan.stage_bytes)
+                _load(body, cursor.stage, values, rights if ahead else everything, full)
+            if ahead:
+                _load(body, cursor.stage, values, everything[:1], body.ring.full(cursor.stage))
             cursor.advance()
+
+
+def _load_ahead(body: _Body, rights: range) -> int:
+    """Load right tiles while the kernel before may still run, then wait for it.
+
+    Returns how many steps have theirs.
+    """
+    plan = body.plan
+    places = body.where.places | grid_places(plan, body.where.cluster)
+    ahead = min(plan.stages, plan.program.contraction.steps)
+    for number in range(ahead):
+        mbarrier.expect(body.ring.full(number), plan.stage_bytes)
+        step = {plan.program.contraction.step: ir.script.int32(number)}
+        _load(body, number, places | step, rights, body.ring.full(number))
+    run(ir.script.ptx.griddepcontrol.wait())
+    return ahead
+
+
+def _load(body: _Body, stage: Any, values: dict[Any, Any], which: range, full: Any) -> None:
+    """Load tiles of some operands into a stage."""
+    plan = body.plan
+    names = operand_names(len(plan.operands))
+    for index in which:
+        operand = plan.operands[index]
+        address, start = body.region(names[index]), stage * operand.size
+        load_tile(
+            plan,
+            operand,
+            body.maps[operand.map.name],
+            body.where,
+            values,
+            lambda offset, address=address, start=start: address(start + offset),
+            full,
+        )
 
 
 def _emit_multiplying(body: _Body) -> None:

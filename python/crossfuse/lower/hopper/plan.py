@@ -76,6 +76,9 @@ class KernelPlan:
         Clusters launched; each goes through tiles ``c, c + clusters, ...``.
     tails : tuple[bool, bool]
         Whether tiles of the output reach beyond its rows, and beyond its columns.
+    early : bool
+        Whether it starts before the kernel that makes its left operand is over: right tiles are
+        loaded meanwhile.
     """
 
     program: TileProgram
@@ -87,6 +90,7 @@ class KernelPlan:
     arena: Arena
     clusters: int
     tails: tuple[bool, bool]
+    early: bool = False
 
     @property
     def threads(self) -> int:
@@ -172,7 +176,10 @@ def plan_kernel(program: TileProgram, device: Device) -> KernelPlan:
         # What peers send has one place: a cluster computes one tile.
         clusters = program.tiles
     tails = (program.has_tail(0), program.has_tail(1))
-    return KernelPlan(program, left, rights, store, consumers, stages, arena, clusters, tails)
+    early = program.follows and clusters == program.tiles
+    return KernelPlan(
+        program, left, rights, store, consumers, stages, arena, clusters, tails, early
+    )
 
 
 def has_whole_warps(program: TileProgram, consumers: int) -> bool:

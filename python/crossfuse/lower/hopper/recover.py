@@ -47,8 +47,18 @@ def recover(func: Any) -> tuple[TileProgram, ...]:
     """
     body = func.body.block.body
     nests = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
-    memory = (*func.params, *workspaces(func))
-    return tuple(_recover_nest(each, memory) for each in nests)
+    made = workspaces(func)
+    memory = (*func.params, *made)
+    programs = [_recover_nest(each, memory) for each in nests]
+    return tuple(replace(each, follows=_follows(each, made)) for each in programs)
+
+
+def _follows(program: TileProgram, made: tuple[Any, ...]) -> bool:
+    """Whether only the left operand is an intermediate."""
+    loads: list[Any] = [each.right.buffer for each in program.contraction.products]
+    ir.walk(program.store.value, (ir.TensorLoad, lambda load: loads.append(load.source)))
+    others = any(load.same_as(each) for load in loads for each in made)
+    return not others and any(program.contraction.left.buffer.same_as(each) for each in made)
 
 
 def workspaces(func: Any) -> tuple[Any, ...]:

@@ -193,6 +193,8 @@ class TileProgram:
         Its epilogue.
     parameters : tuple
         Everything in global memory: parameters of the function, then intermediates.
+    follows : bool
+        Whether its left operand, and nothing else that it loads, is an intermediate.
     """
 
     places: tuple[Place, ...]
@@ -200,6 +202,7 @@ class TileProgram:
     exchange: Exchange | None
     store: Store
     parameters: tuple[Any, ...]
+    follows: bool = False
 
     def with_parameters(self, images: Mapping[Any, Any]) -> TileProgram:
         """Return the program on other buffers than the function's parameters."""

@@ -41,6 +41,7 @@ struct Launch {
   const int* arguments;
   int argument_count;
   const TensorMap* tensor_maps;
+  bool early;  // may start before the launch before it is over
 };
 
 struct Program {

@@ -35,6 +35,7 @@ struct LaunchAttribute {
     struct {
       unsigned x, y, z;
     } cluster;
+    int programmatic;
     char bytes[64];
   } value;
 };
@@ -58,6 +59,7 @@ constexpr int kAttributeComputeMinor = 76;
 constexpr int kFunctionMaxDynamicShared = 8;
 constexpr int kFunctionNonPortableCluster = 14;
 constexpr int kLaunchClusterDimension = 4;
+constexpr int kLaunchProgrammatic = 6;
 constexpr int kCaptureRelaxed = 2;
 constexpr Status kErrorNoDevice = 100;
 

@@ -21,16 +21,31 @@ struct Loaded {
   std::vector<int> clusters;     // per launch: clusters the device holds at once
 };
 
-inline LaunchConfig launch_config(const Launch& launch, LaunchAttribute* cluster, void* stream) {
-  *cluster = LaunchAttribute{};
-  cluster->id = kLaunchClusterDimension;
-  cluster->value.cluster = {launch.cluster.x, launch.cluster.y, launch.cluster.z};
-  return {launch.grid.x,  launch.grid.y,       launch.grid.z, launch.block.x, launch.block.y,
-          launch.block.z, launch.shared_bytes, stream,        cluster,        1};
-}
+// Attributes of a launch; `LaunchConfig` points to them.
+struct LaunchAttributes {
+  LaunchAttribute items[2] = {};
+  unsigned count = 0;
+};
 
 inline unsigned cluster_size(const Launch& launch) {
   return launch.cluster.x * launch.cluster.y * launch.cluster.z;
+}
+
+inline LaunchConfig launch_config(const Launch& launch, LaunchAttributes* attributes,
+                                  void* stream) {
+  // A grid without clusters keeps the plain launch, which every driver path knows.
+  if (cluster_size(launch) > 1) {
+    LaunchAttribute& cluster = attributes->items[attributes->count++];
+    cluster.id = kLaunchClusterDimension;
+    cluster.value.cluster = {launch.cluster.x, launch.cluster.y, launch.cluster.z};
+  }
+  if (launch.early) {
+    LaunchAttribute& early = attributes->items[attributes->count++];
+    early.id = kLaunchProgrammatic;
+    early.value.programmatic = 1;
+  }
+  return {launch.grid.x,  launch.grid.y,       launch.grid.z, launch.block.x,    launch.block.y,
+          launch.block.z, launch.shared_bytes, stream,        attributes->items, attributes->count};
 }
 
 // Refuses a device that the cubin was not compiled for, and returns its name.
@@ -93,8 +108,8 @@ inline std::unique_ptr<Loaded> load_on(const Program& program, int device_id) {
   check(status, std::string("cuModuleLoadData of ") + program.name, "update the NVIDIA driver");
   for (int i = 0; i < program.launch_count; ++i) {
     const Launch& launch = program.launches[i];
-    LaunchAttribute attribute;
-    const LaunchConfig config = launch_config(launch, &attribute, nullptr);
+    LaunchAttributes attributes;
+    const LaunchConfig config = launch_config(launch, &attributes, nullptr);
     int clusters = 0;
     loaded->functions.push_back(prepare_function(launch, module));
     check(driver().cuOccupancyMaxActiveClusters(&clusters, loaded->functions.back(), &config),
@@ -161,10 +176,8 @@ inline void launch_all(const Program& program, const Loaded& loaded, std::vector
       maps.push_back(encode(map, data[map.buffer]));
       parameters.push_back(&maps.back());
     }
-    LaunchAttribute attribute;
-    LaunchConfig config = launch_config(launch, &attribute, stream);
-    // A grid without clusters keeps the plain launch, which every driver path knows.
-    if (cluster_size(launch) == 1) config.attribute_count = 0;
+    LaunchAttributes attributes;
+    const LaunchConfig config = launch_config(launch, &attributes, stream);
     check(driver().cuLaunchKernelEx(&config, loaded.functions[i], parameters.data(), nullptr),
           std::string("cuLaunchKernelEx of kernel '") + launch.symbol + "' on " + loaded.device);
   }
