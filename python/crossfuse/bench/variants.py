@@ -171,7 +171,7 @@ def _kernel(spec: WorkloadSpec, device: str) -> tuple[Any, Any, str]:
 
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     target = "nvidia-h200" if "H200" in name else "nvidia-h100"
-    compiled = compile_source(spec, target=target)
+    compiled = compile_source(spec, target=target, rule="tensor")
     launches = [
         f"{each.symbol} grid {'x'.join(map(str, each.grid))} "
         f"cluster {'x'.join(map(str, each.cluster))}"

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from crossfuse.cli.kernel import Cluster, Ring, Rows, Scatter, Target, Workload, options, render
+from crossfuse.cli.kernel import (
+    Cluster,
+    Ring,
+    Rows,
+    Rule,
+    Scatter,
+    Target,
+    Workload,
+    options,
+    render,
+)
 from crossfuse.cli.output import JsonFlag, print_json, print_rich
 
 
@@ -21,6 +31,7 @@ def compile_workload(
     rows: Rows = 0,
     ring: Ring = True,
     scatter: Scatter = True,
+    rule: Rule = "threads",
     as_json: JsonFlag = False,
 ) -> None:
     """Compile a workload into a shared library with its cubin, and a manifest beside it."""
@@ -28,7 +39,7 @@ def compile_workload(
     from crossfuse.compiler.report import make_report
 
     compiled = compile_source(
-        workload, target=target, directory=output, **options(cluster, rows, ring, scatter)
+        workload, target=target, directory=output, **options(cluster, rows, ring, scatter, rule)
     )
     report = make_report(compiled)
     if as_json:

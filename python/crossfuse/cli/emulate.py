@@ -11,6 +11,7 @@ from crossfuse.cli.kernel import (
     Cluster,
     Ring,
     Rows,
+    Rule,
     Scatter,
     Target,
     Workload,
@@ -31,6 +32,7 @@ def emulate(
     rows: Rows = 0,
     ring: Ring = True,
     scatter: Scatter = True,
+    rule: Rule = "threads",
     seed: Annotated[int, typer.Option(help="Of inputs and thread orders.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
@@ -50,7 +52,7 @@ def emulate(
             instead="emulate the same workload with smaller M, K, N and L: the kernel has the "
             "same structure",
         )
-    compiled = compile_source(spec, target=target, **options(cluster, rows, ring, scatter))
+    compiled = compile_source(spec, target=target, **options(cluster, rows, ring, scatter, rule))
     found = check(compiled, seed=seed, gpu=False)
     ok = all(each.status != "failed" for each in found)
     if as_json:

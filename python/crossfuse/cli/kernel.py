@@ -26,12 +26,21 @@ Cluster = Annotated[
 ]
 Rows = Annotated[int, typer.Option(help="Rows of the output tile of a cluster; 0: choose.")]
 Ring = Annotated[bool, typer.Option(help="Chains: pass slices in ring order, or in rank order.")]
+Rule = Annotated[
+    str,
+    typer.Option(
+        help="threads: one kernel that passes slices through DSM; tensor: kernels with TMA and "
+        "wgmma, one for each product."
+    ),
+]
 Scatter = Annotated[bool, typer.Option(help="Single products: reduce-scatter, or all-exchange.")]
 
 _STYLES = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
 
-def options(cluster: int, rows: int, ring: bool, scatter: bool) -> dict[str, Any]:
+def options(
+    cluster: int, rows: int, ring: bool, scatter: bool, rule: str = "threads"
+) -> dict[str, Any]:
     """Keyword arguments of `crossfuse.compile` for the shared options."""
     from crossfuse.schedule.rules.tiles import Tiles
 
@@ -40,6 +49,7 @@ def options(cluster: int, rows: int, ring: bool, scatter: bool) -> dict[str, Any
         "tiles": Tiles(rows=rows),
         "ring": ring,
         "scatter": scatter,
+        "rule": rule,
     }
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Tried in order where the caller leaves the cluster size open: portable sizes first.
 CLUSTER_SIZES = (8, 4, 16, 2, 7, 6, 5, 3, 1)
+#: Ways of scheduling a canonical function.
+RULES = ("threads", "tensor")
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ def compile(
     tiles: Tiles | None = None,
     ring: bool = True,
     scatter: bool = True,
+    rule: str = "threads",
     directory: str | Path | None = None,
     name: str = "main",
 ) -> Compiled:
@@ -118,6 +121,10 @@ def compile(
         Chains: pass slices in ring order, see `dsm_shuffle`.
     scatter : bool
         Single products: reduce-scatter or all-exchange, see `dsm_reduce`.
+    rule : str
+        ``"threads"``: one kernel of ordinary instructions that passes slices through DSM.
+        ``"tensor"``: kernels of the Hopper pipeline (TMA, wgmma), one for each product; `ring`,
+        `scatter` and `tiles` do not matter.
     directory : str | Path | None
         Where ``<name>.so`` and ``<name>.json`` go; None makes a temporary directory.
     name : str
@@ -147,11 +154,17 @@ def compile(
 
     read = read_source(source, example_inputs)
     spec = device(target)
+    _check_rule(rule)
     sizes = CLUSTER_SIZES if cluster is None and read.schedule is None else (cluster or 1,)
+    if rule == "tensor" and cluster is None:
+        sizes = (0,)
     refusals: list[RefusedError] = []
     for size in sizes:
         try:
-            schedule = read.schedule or _by_rule(read.func, size, tiles, ring, scatter)
+            if read.schedule is None and rule == "tensor":
+                schedule = _by_tensor_rule(read.func, size)
+            else:
+                schedule = read.schedule or _by_rule(read.func, size, tiles, ring, scatter)
             lowered = lower(schedule, spec, name=name)
         except (ScheduleRefused, LoweringRefused) as error:
             refusals.append(error)
@@ -178,6 +191,32 @@ def _by_rule(func: Any, cluster: int, tiles: Tiles | None, ring: bool, scatter: 
     if read_chain(ir.Schedule(func)).second is None:
         return schedule_split_k(func, cluster=cluster, tiles=tiles, scatter=scatter)
     return schedule_ffn(func, cluster=cluster, tiles=tiles, ring=ring)
+
+
+def _check_rule(rule: str) -> None:
+    if rule not in RULES:
+        raise refuse(
+            ScheduleRefused,
+            "compile",
+            "rule",
+            found=repr(rule),
+            limit=", ".join(map(repr, RULES)),
+            instead="name one of these rules, or pass a schedule",
+        )
+
+
+def _by_tensor_rule(func: Any, cluster: int) -> Any:
+    """Schedule a canonical function for the Hopper pipeline; a cluster of 0 is chosen."""
+    from crossfuse import _tvm as ir
+    from crossfuse.schedule.rules.chain import read_chain
+    from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+    from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
+    from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
+
+    tiles = TensorTiles(cluster=cluster)
+    if read_chain(ir.Schedule(func)).second is None:
+        return schedule_tiled_gemm(func, tiles=tiles)
+    return schedule_tiled_ffn(func, first=tiles)
 
 
 def _none_fits(source: Source, refusals: list[RefusedError]) -> RefusedError:

@@ -80,7 +80,7 @@ def _recover_nest(node: Any, memory: tuple[Any, ...]) -> TileProgram:
             "pipelined loops, then the store of their products",
         )
     contraction = merge([read_contraction(each, outer) for each in loops])
-    check_reduction(contraction, 0, 1)
+    check_reduction(contraction, None)
     accumulators = tuple(each.accumulator for each in contraction.products)
     nest = tile_nest(others[0], outer)
     store = read_store(nest, accumulators, contraction.result(contraction.left.buffer))
@@ -106,7 +106,7 @@ def _recover_split(memory: tuple[Any, ...], outer: _Loops, parts: list[Any]) -> 
         )
     contraction = read_contraction(loops[0], (*outer, *making))
     place, slice_var = _places(making)[0], taking[0].loop_var
-    check_reduction(contraction, place.var, place.extent)
+    check_reduction(contraction, place)
     copy = tile_nest(made[1], (*outer, *making))
     combine = tile_nest(taken[0], (*outer, *taking))
     exchange = read_exchange(copy, combine, contraction, place, slice_var)

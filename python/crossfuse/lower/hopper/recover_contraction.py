@@ -7,7 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program, tile_nest
-from crossfuse.lower.hopper.tile_program import Contraction, Product, Tile
+from crossfuse.lower.hopper.tile_program import Contraction, Place, Product, Tile
 from crossfuse.schedule.markers import STAGES
 
 
@@ -103,19 +103,20 @@ def first_of_reduction(contraction: Contraction) -> Any:
     return ir.substitute(index, lambda var: zero if var.same_as(step) else var)
 
 
-def check_reduction(contraction: Contraction, share: Any, parts: int) -> None:
+def check_reduction(contraction: Contraction, place: Place | None) -> None:
     """Refuse a loop that sums anything but its share of the reduction.
 
     Parameters
     ----------
     contraction : Contraction
         The loop.
-    share : Any
-        Which part it sums: 0, or the rank in the cluster.
-    parts : int
-        How many there are.
+    place : Place | None
+        The cluster axis whose CTAs each sum a part; None if each sums all.
     """
     known = ir.sym.Analyzer()
+    share, parts = (0, 1) if place is None else (place.var, place.extent)
+    if place is not None:
+        known.bind(place.var, ir.tvm.ir.Range(0, place.extent))
     elements = contraction.steps * contraction.depth
     first, extent = first_of_reduction(contraction), contraction.left.extents[1]
     if not known.can_prove_equal(first, share * elements) or elements * parts < extent:

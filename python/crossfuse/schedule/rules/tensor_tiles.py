@@ -58,7 +58,7 @@ class TensorTiles:
         most = 256 // len(chain.first)
         rows = self.rows or (128 if chain.m > 64 else 64)
         depth = row_bytes_depth(sch, chain.first[0])
-        cluster = self.cluster or next(n for n in (4, 2, 1) if chain.n % (n * depth) == 0 or n == 1)
+        cluster = self.cluster or _split_of_second(chain, rows, depth)
         share = -(-chain.n // (_CTAS // cluster * cluster))
         columns = self.columns or min(most, -(-share // 8) * 8)
         return replace(self, rows=rows, columns=columns, cluster=cluster, depth=depth)
@@ -71,6 +71,16 @@ class TensorTiles:
         share = -(-chain.l // max(1, _CTAS // split))
         columns = self.columns or min(256, -(-share // 16) * 16)
         return replace(self, rows=rows, columns=columns, cluster=1, split=split, depth=depth)
+
+
+def _split_of_second(chain: Chain, rows: int, depth: int) -> int:
+    """CTAs over which the second product's reduction and the rows of its tile divide."""
+
+    def divides(size: int) -> bool:
+        whole_rows = chain.m >= rows or chain.m % size == 0
+        return chain.n % (size * depth) == 0 and (whole_rows or chain.m == 1)
+
+    return next(size for size in (4, 2, 1) if size == 1 or divides(size))
 
 
 def row_bytes_depth(sch: Any, product: Any) -> int:

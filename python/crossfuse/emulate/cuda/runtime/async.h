@@ -26,6 +26,8 @@ void complete_bytes(unsigned rank, size_t offset, long bytes, Site site);
 // What a thread waits for, for reports.
 std::string standing_at_barrier(const Thread& thread);
 void clear_barriers();
+// Bytes that were announced or arrived in vain.
+void check_barriers_at_end();
 
 // ---- copies in flight
 // Lets some copies finish; all that can if `forced`. False if none was in flight.

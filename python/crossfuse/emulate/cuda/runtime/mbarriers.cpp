@@ -83,6 +83,16 @@ std::string standing_at_barrier(const Thread& thread) {
                 barrier.bytes);
 }
 
+void check_barriers_at_end() {
+  for (auto& [key, barrier] : mbarriers) {
+    if (barrier.bytes == 0 || !is_news("mbarrier", barrier.site, kNoSite)) continue;
+    report({"mbarrier", shared_place(key.second), barrier.site, kNoSite,
+            static_cast<int>(device.ctas[key.first].linear), -1,
+            format("at the end %ld bytes are announced that did not arrive (or, below zero, arrived "
+                   "without being announced)", barrier.bytes)});
+  }
+}
+
 void clear_barriers() { mbarriers.clear(); }
 
 }  // namespace emu

@@ -151,6 +151,7 @@ void run_cluster() {
     round.clear();
   }
   check_copies_at_end();
+  check_barriers_at_end();
   check_exits();
 }
 }  // namespace

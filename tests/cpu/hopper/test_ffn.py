@@ -1,0 +1,79 @@
+"""Chains and gated FFNs of pipelined kernels, by both checkers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import crossfuse
+from crossfuse.emulate.cuda import emulate
+from crossfuse.emulate.llvm import run_sequential
+from crossfuse.errors import ScheduleRefused
+from crossfuse.lower.extract import lower
+from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
+from crossfuse.workload import adversarial_inputs, check, parse, prim_func, random_inputs
+
+CASES = {
+    "gated": ("gated_ffn:M=64,K=128,N=256,L=128,dtype=bfloat16", {}),
+    "gated, a few rows": ("gated_ffn:M=16,K=128,N=256,L=128,dtype=bfloat16", {"columns": 64}),
+    "gated, one row": ("gated_ffn:M=1,K=64,N=256,L=64,dtype=float16", {}),
+    "gated, tails": ("gated_ffn:M=100,K=136,N=384,L=72,dtype=bfloat16", {"cluster": 2}),
+    "gated, [k, n]": ("gated_ffn:M=64,K=96,N=256,L=80,dtype=bfloat16,weights=kn", {}),
+    "chain": ("gemm_chain:M=128,K=96,N=256,L=80,dtype=float16,act=gelu", {}),
+    "chain of many steps": ("gemm_chain:M=64,K=64,N=1024,L=64,dtype=bfloat16,act=relu", {}),
+}
+
+
+def scheduled(text: str, tiles: dict[str, int]) -> Any:
+    return schedule_tiled_ffn(prim_func(parse(text)), first=TensorTiles(**tiles))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_checkers_pass(name: str) -> None:
+    text, tiles = CASES[name]
+    spec, schedule = parse(text), scheduled(text, tiles)
+    inputs = random_inputs(spec)
+    report = emulate(lower(schedule).image, inputs)
+    report.raise_if_wrong()
+    check(spec, inputs, report.outputs["out"])
+    sequential = run_sequential(schedule, inputs)
+    sequential.raise_if_wrong()
+    check(spec, inputs, sequential.outputs["out"])
+
+
+def test_adversarial_inputs() -> None:
+    spec = parse("gated_ffn:M=33,K=72,N=256,L=72,dtype=float16")
+    image = lower(scheduled(str(spec), {})).image
+    for _, inputs in adversarial_inputs(spec):
+        report = emulate(image, inputs, orders=1)
+        report.raise_if_wrong()
+        check(spec, inputs, report.outputs["out"])
+
+
+def test_the_left_tile_of_gate_and_up_is_loaded_once() -> None:
+    image = lower(scheduled(CASES["gated"][0], {"columns": 64, "cluster": 2})).image
+    first, second = image.launches
+    assert [each.buffer for each in first.tensor_maps] == ["A", "B_gate", "B_up", "hidden"]
+    assert [each.name for each in image.workspaces] == ["hidden"]
+    assert (first.early, second.early) == (False, True)
+    assert "griddepcontrol.wait" in image.cuda
+    assert "griddepcontrol.launch_dependents" in image.cuda
+
+
+def test_a_single_product_is_refused() -> None:
+    with pytest.raises(ScheduleRefused) as caught:
+        schedule_tiled_ffn(prim_func(parse("gemm:M=64,N=64,K=64,dtype=float16")))
+    assert str(caught.value).startswith(
+        "rule: tiled_ffn, block 'gemm0': found a single product; limit: a chain of two products."
+    )
+
+
+def test_compile_takes_the_rule(tmp_path: Any) -> None:
+    spec = "gated_ffn:M=16,K=64,N=256,L=64,dtype=bfloat16"
+    compiled = crossfuse.compile(spec, rule="tensor", directory=tmp_path)
+    assert len(compiled.lowered.image.launches) == 2
+    assert [each.status for each in crossfuse.check(compiled, gpu=False)] == ["passed"] * 3
+    with pytest.raises(ScheduleRefused, match="compile: rule: found 'fast'; limit: 'threads'"):
+        crossfuse.compile(spec, rule="fast", directory=tmp_path)

@@ -1,0 +1,94 @@
+"""Kernels of the Hopper pipeline on a GPU: 100 equal runs, the numeric rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import crossfuse
+from crossfuse import workload
+from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
+from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
+from gpu.test_cluster_kernels import run_repeatedly
+
+GEMMS = {
+    "tiles": ("M=512,N=512,K=512,dtype=bfloat16,weights=nk", {}),
+    "float16, [k, n]": ("M=512,N=512,K=512,dtype=float16", {}),
+    "tails": ("M=333,N=264,K=200,dtype=bfloat16", {}),
+    "float32 output beyond the rows": (
+        "M=192,N=16,K=64,dtype=bfloat16,out=float32,weights=nk",
+        {"rows": 64, "cluster": 2},
+    ),
+    "three warpgroups": (
+        "M=384,N=192,K=256,dtype=bfloat16,weights=nk",
+        {"rows": 192, "columns": 96},
+    ),
+    "cluster of 4": ("M=1024,N=256,K=512,dtype=bfloat16,weights=nk", {"cluster": 4}),
+    "e4m3": ("M=256,N=256,K=512,dtype=float8_e4m3fn,weights=nk,out=bfloat16", {}),
+    "e5m2": ("M=256,N=256,K=512,dtype=float8_e5m2,weights=nk,out=bfloat16", {}),
+    "split over 2": ("M=128,N=256,K=1024,dtype=bfloat16,weights=nk", {"split": 2}),
+    "split over 4": ("M=64,N=256,K=1024,dtype=bfloat16,weights=nk", {"split": 4}),
+    "split over 8": ("M=128,N=256,K=1024,dtype=float16,weights=nk", {"split": 8, "columns": 64}),
+    "split over 16": ("M=64,N=256,K=2048,dtype=bfloat16,weights=nk", {"split": 16, "columns": 64}),
+    "split, a few rows": ("M=16,N=256,K=1024,dtype=bfloat16,weights=nk", {"split": 4}),
+    "split, one row": ("M=1,N=256,K=1024,dtype=bfloat16,weights=nk", {"split": 4, "columns": 64}),
+}
+FFNS = (
+    "gated_ffn:M=128,K=512,N=1024,L=512,dtype=bfloat16",
+    "gated_ffn:M=16,K=512,N=1024,L=512,dtype=float16",
+    "gated_ffn:M=100,K=136,N=768,L=72,dtype=bfloat16",
+    "gated_ffn:M=1,K=256,N=1024,L=256,dtype=bfloat16",
+    "gemm_chain:M=128,K=768,N=3072,L=768,dtype=bfloat16,act=gelu",
+    "gemm_chain:M=64,K=256,N=1024,L=256,dtype=float16,act=relu,weights=kn",
+)
+
+
+@pytest.mark.parametrize("name", GEMMS)
+def test_product(name: str, tmp_path: Path) -> None:
+    text, tiles = GEMMS[name]
+    spec = workload.parse(f"gemm:{text}")
+    schedule = schedule_tiled_gemm(workload.prim_func(spec), tiles=TensorTiles(**tiles))
+    run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
+
+
+@pytest.mark.parametrize("text", FFNS)
+def test_two_kernels(text: str, tmp_path: Path) -> None:
+    spec = workload.parse(text)
+    schedule = schedule_tiled_ffn(workload.prim_func(spec))
+    run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
+
+
+def test_graphs_on_two_streams(tmp_path: Path) -> None:
+    """Each graph has a workspace of its own."""
+    torch = pytest.importorskip("torch")
+    spec = workload.parse(FFNS[0])
+    kernel = crossfuse.compile(spec, rule="tensor", directory=tmp_path).kernel
+
+    def inputs(seed: int) -> list[Any]:
+        generator = torch.Generator(device="cuda").manual_seed(seed)
+        shapes = [each.shape for each in kernel.buffers if not each.output]
+        return [
+            torch.randn(shape, generator=generator, device="cuda").to(torch.bfloat16) / 16
+            for shape in shapes
+        ]
+
+    given = [inputs(seed) for seed in (1, 2)]
+    due = [kernel.run(*each) for each in given]
+    outputs = [torch.zeros_like(each) for each in due]
+    torch.cuda.synchronize()
+    graphs, streams = [], [torch.cuda.Stream() for _ in given]
+    for each, output in zip(given, outputs, strict=True):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(4):
+                kernel(*each, output)
+        graphs.append(graph)
+    for _ in range(50):
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(outputs, due, strict=True))
