@@ -226,31 +226,10 @@ def _pump(stream: Any, lines: queue.Queue[str | None]) -> None:
     lines.put(None)
 
 
-def environment() -> dict[str, Any]:
-    """Device, clocks, versions, commit."""
-    import torch
-
-    fields = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu"
-    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
-    git = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
-    import crossfuse
-
-    return {
-        "gpu": dict(zip(fields.split(","), _output(query).strip().split(", "), strict=False)),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "crossfuse": crossfuse.__version__,
-        "commit": git.stdout.strip() or "unknown",
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
-def _output(command: list[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True).stdout
-
-
 def main() -> None:
     """Build, run, write."""
+    from crossfuse.bench.environment import record
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("validation.json"))
     parser.add_argument("--jobs", type=int, default=8, help="parallel builds")
@@ -281,9 +260,7 @@ def main() -> None:
     rows = [record | results.get(record["case"], {}) for record in built]
     for row in rows:
         row.pop("library", None)
-    document = {
-        "environment": environment() | ({"commit": options.commit} if options.commit else {})
-    }
+    document = {"environment": record() | ({"commit": options.commit} if options.commit else {})}
     document |= {"sanitizer": options.sanitizer or None, "cases": rows}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(document, indent=1) + "\n")

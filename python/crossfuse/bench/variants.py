@@ -85,9 +85,9 @@ def eager(spec: WorkloadSpec, *, together: bool) -> Variant:
     """
     import torch
 
-    from crossfuse.workload.torch_modules import _activation
+    from crossfuse.workload.torch_modules import activation
 
-    act = (lambda x: x) if spec.act == "identity" else _activation(spec.act)
+    act = (lambda x: x) if spec.act == "identity" else activation(spec.act)
     by_rows = spec.weights == "nk"
     product = torch.nn.functional.linear if by_rows else torch.matmul
 

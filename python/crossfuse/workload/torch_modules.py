@@ -82,7 +82,7 @@ def chain_module(
     """
     import torch
 
-    activation = _activation(act)
+    function = activation(act)
 
     class Chain(torch.nn.Module):
         def __init__(self) -> None:
@@ -91,12 +91,12 @@ def chain_module(
             self.project = torch.nn.Linear(intermediate, hidden, bias=bias)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.project(activation(self.expand(x)))
+            return self.project(function(self.expand(x)))
 
     return _seeded(Chain, dtype, seed)
 
 
-def _activation(act: str) -> Any:
+def activation(act: str) -> Any:
     """Torch's own function where it has one, so that the graph is that of a real model."""
     import torch
 
