@@ -236,7 +236,7 @@ def test_a_manifest_of_another_library(copy: Path) -> None:
 def test_a_manifest_of_another_format(copy: Path) -> None:
     edit(copy, format_version=99)
     assert message(ArtefactRefused, lambda: load(copy)) == (
-        f"manifest: {copy.with_suffix('.json')}: found format version 99; limit: format version 1. "
+        f"manifest: {copy.with_suffix('.json')}: found format version 99; limit: format version 2. "
         "Instead: build the library again with the installed crossfuse."
     )
 

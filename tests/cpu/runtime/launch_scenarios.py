@@ -76,6 +76,7 @@ def main() -> None:
         "add": attempt(add),
         "add again": attempt(add),
         "add twice": attempt(lambda: kernel("add_twice").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
+        "tiled": attempt(lambda: kernel("tiled").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
         "fault": attempt(add, fail="cuMemcpyDtoH_v2"),
         "cluster 4": attempt(lambda: total(4)),
         "cluster 16": attempt(lambda: total(16)),

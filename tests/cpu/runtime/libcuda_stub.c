@@ -132,6 +132,17 @@ int cuLaunchKernelEx(const config* launch, void* function, void** arguments, voi
   memcpy(*(void**)arguments[parameters - 1], &written, sizeof(written));
   return result("cuLaunchKernelEx");
 }
+int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address,
+                           const unsigned long long* extents, const unsigned long long* strides,
+                           const unsigned* box, const unsigned* steps, int interleave, int swizzle,
+                           int promotion, int fill) {
+  (void)steps, (void)interleave, (void)promotion, (void)fill;
+  memcpy(map, &address, sizeof(address)); /* where a launch writes */
+  note("{\"call\": \"encode\", \"type\": %d, \"rank\": %u, \"extents\": [%llu, %llu], "
+       "\"pitch\": %llu, \"box\": [%u, %u], \"swizzle\": %d}",
+       type, rank, extents[0], extents[1], strides[0], box[0], box[1], swizzle);
+  return result("cuTensorMapEncodeTiled");
+}
 int cuMemAlloc_v2(pointer* address, size_t bytes) {
   *address = (pointer)(size_t)malloc(bytes);
   note("{\"call\": \"allocate\", \"bytes\": %zu}", bytes);

@@ -79,8 +79,8 @@ def test_the_launcher_spells_every_type_and_shape() -> None:
     position = [buffer.name for buffer in buffers].index("b_bfloat16")
     assert f'{{"b_bfloat16", shape_{position}, 1, {{4, 16, 1}}, false}},' in text
     assert '{"scalar", nullptr, 0, {2, 32, 1}, true},' in text
-    assert '{"k", {8, 2, 1}, {32, 4, 1}, {4, 1, 1}, 1024, arguments_0, 2},' in text
-    assert '{"empty", {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 0, nullptr, 0},' in text
+    assert '{"k", {8, 2, 1}, {32, 4, 1}, {4, 1, 1}, 1024, arguments_0, 2, nullptr, false},' in text
+    assert '{"empty", {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 0, nullptr, 0, nullptr, false},' in text
     assert f"arguments_0[] = {{{len(buffers)}, {position}}};" in text
     assert '"all_types", "sm_90a", 9, 0, buffers' in text
 

@@ -13,10 +13,20 @@ from typing import Any
 import pytest
 
 from cpu.runtime.images import cluster_sum, vector_add
+from crossfuse.lower.image import BufferSpec, KernelImage, TensorMap
 from crossfuse.runtime import build_library, find_host_compiler
 
 HERE = Path(__file__).parent
 MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER, CLUSTER_DIMENSION = 8, 14, 4
+PROGRAMMATIC = 6
+
+
+def tiled(add: KernelImage) -> KernelImage:
+    """A second launch that starts early, on a workspace and a tensor map of the output."""
+    box = TensorMap("C_map", "C", (128, 4), (512,), (32, 4), 128)
+    early = replace(add.launches[0], arguments=("W", "C_map"), tensor_maps=(box,), early=True)
+    space = BufferSpec("W", (4, 128), "float32", True)
+    return replace(add, name="tiled", launches=(*add.launches, early), workspaces=(space,))
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     add = vector_add()
     narrow = replace(add.launches[0], grid=(2, 1, 1))
     twice = replace(add, name="add_twice", launches=(*add.launches, narrow))
-    for image in (add, twice, cluster_sum(4), cluster_sum(16, shared_bytes=200_000)):
+    for image in (add, twice, tiled(add), cluster_sum(4), cluster_sum(16, shared_bytes=200_000)):
         build_library(image, folder)
     stub = ["-shared", "-fPIC", "-x", "c", HERE / "libcuda_stub.c", "-o", folder / "libcuda.so.1"]
     subprocess.run([find_host_compiler(), *stub], check=True)
@@ -68,6 +78,21 @@ def test_a_library_is_loaded_once(results: dict[str, Any]) -> None:
 def test_launches_keep_their_order(results: dict[str, Any]) -> None:
     grids = [launch["grid"] for launch in calls(results["add twice"], "launch")]
     assert grids == [[4, 1, 1], [2, 1, 1]]
+
+
+def test_workspaces_tensor_maps_and_early_launches(results: dict[str, Any]) -> None:
+    outcome = results["tiled"]
+    assert outcome["value"] == 7.0
+    first, second = calls(outcome, "launch")
+    assert (first["attributes"], second["attributes"], second["id"]) == (0, 1, PROGRAMMATIC)
+    assert [each["bytes"] for each in calls(outcome, "allocate")] == [2048] * 4
+    assert len(calls(outcome, "free")) == 4
+    assert calls(outcome, "encode") == [
+        {
+            **{"call": "encode", "type": 7, "rank": 2, "extents": [128, 4], "pitch": 512},
+            **{"box": [32, 4], "swizzle": 3},
+        }
+    ]
 
 
 def test_a_portable_cluster(results: dict[str, Any]) -> None:

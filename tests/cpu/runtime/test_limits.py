@@ -53,7 +53,7 @@ def changed(**changes: Any) -> KernelImage:
         (
             changed(arguments=("X", "Z")),
             "image-arguments: kernel 'sum_kernel' of cluster_sum_4: found Z; limit: names of "
-            "buffers: X, Y. Instead: add the missing buffers to the image.",
+            "buffers and tensor maps: X, Y. Instead: add the missing buffers to the image.",
         ),
         (
             changed(dynamic_shared_bytes=232449),

@@ -31,10 +31,10 @@ inline unsigned cluster_size(const Launch& launch) {
   return launch.cluster.x * launch.cluster.y * launch.cluster.z;
 }
 
-inline LaunchConfig launch_config(const Launch& launch, LaunchAttributes* attributes,
-                                  void* stream) {
+inline LaunchConfig launch_config(const Launch& launch, LaunchAttributes* attributes, void* stream,
+                                  bool always_clusters = false) {
   // A grid without clusters keeps the plain launch, which every driver path knows.
-  if (cluster_size(launch) > 1) {
+  if (always_clusters || cluster_size(launch) > 1) {
     LaunchAttribute& cluster = attributes->items[attributes->count++];
     cluster.id = kLaunchClusterDimension;
     cluster.value.cluster = {launch.cluster.x, launch.cluster.y, launch.cluster.z};
@@ -109,7 +109,7 @@ inline std::unique_ptr<Loaded> load_on(const Program& program, int device_id) {
   for (int i = 0; i < program.launch_count; ++i) {
     const Launch& launch = program.launches[i];
     LaunchAttributes attributes;
-    const LaunchConfig config = launch_config(launch, &attributes, nullptr);
+    const LaunchConfig config = launch_config(launch, &attributes, nullptr, true);
     int clusters = 0;
     loaded->functions.push_back(prepare_function(launch, module));
     check(driver().cuOccupancyMaxActiveClusters(&clusters, loaded->functions.back(), &config),
