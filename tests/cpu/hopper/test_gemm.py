@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from crossfuse.emulate.cuda import emulate
-from crossfuse.emulate.llvm import run_sequential
+from cpu.hopper.checkers import emulated, passed
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
-from crossfuse.workload import adversarial_inputs, check, parse, prim_func, random_inputs
+from crossfuse.workload import adversarial_inputs, parse, prim_func, random_inputs
 
 CASES = {
     "one tile": ("gemm:M=64,N=64,K=64,dtype=bfloat16,weights=nk", {}),
@@ -53,25 +52,14 @@ def scheduled(text: str, tiles: dict[str, int]) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_both_checkers_pass(name: str) -> None:
     text, tiles = CASES[name]
-    spec, schedule = parse(text), scheduled(text, tiles)
-    inputs = random_inputs(spec)
-    report = emulate(lower(schedule).image, inputs)
-    report.raise_if_wrong()
-    check(spec, inputs, report.outputs["out"])
-    if "float8" in spec.dtype:
-        return  # TVM's conversions on the CPU take small numbers of 8 bits for zero
-    sequential = run_sequential(schedule, inputs)
-    sequential.raise_if_wrong()
-    check(spec, inputs, sequential.outputs["out"])
+    passed(parse(text), scheduled(text, tiles))
 
 
 def test_adversarial_inputs() -> None:
     text = "gemm:M=70,N=72,K=136,dtype=float16,weights=nk"
     image = lower(scheduled(text, {})).image
     for _, inputs in adversarial_inputs(parse(text)):
-        report = emulate(image, inputs, orders=1)
-        report.raise_if_wrong()
-        check(parse(text), inputs, report.outputs["out"])
+        emulated(parse(text), image, dict(inputs), orders=1)
 
 
 def test_several_tiles_for_each_cluster() -> None:
@@ -79,7 +67,4 @@ def test_several_tiles_for_each_cluster() -> None:
     small = replace(device("nvidia-h100"), sms=4)
     image = lower(scheduled(str(spec), {"columns": 64}), small).image
     assert image.launches[0].grid == (4, 1, 1)
-    inputs = random_inputs(spec)
-    report = emulate(image, inputs)
-    report.raise_if_wrong()
-    check(spec, inputs, report.outputs["out"])
+    emulated(spec, image, random_inputs(spec))

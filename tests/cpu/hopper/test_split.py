@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from cpu.hopper.checkers import passed
 from crossfuse.emulate.cuda import change_argument, drop_call, emulate
-from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import ScheduleRefused
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
-from crossfuse.workload import check, parse, prim_func, random_inputs
+from crossfuse.workload import parse, prim_func, random_inputs
 
 CASES = {
     "whole warps, 4": ("M=64,N=128,K=512,dtype=bfloat16,weights=nk", {"split": 4, "columns": 64}),
@@ -41,18 +41,8 @@ def scheduled(text: str, tiles: dict[str, int]) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_both_checkers_pass(name: str) -> None:
     text, tiles = CASES[name]
-    spec, schedule = parse(f"gemm:{text}"), scheduled(text, tiles)
-    inputs = random_inputs(spec)
-    image = lower(schedule).image
+    image = passed(parse(f"gemm:{text}"), scheduled(text, tiles))
     assert image.launches[0].cluster == (tiles["split"], 1, 1)
-    report = emulate(image, inputs)
-    report.raise_if_wrong()
-    check(spec, inputs, report.outputs["out"])
-    if "float8" in spec.dtype:
-        return  # TVM's conversions on the CPU take small numbers of 8 bits for zero
-    sequential = run_sequential(schedule, inputs)
-    sequential.raise_if_wrong()
-    check(spec, inputs, sequential.outputs["out"])
 
 
 @cache

@@ -19,6 +19,8 @@ KINDS = (
     "early-exit",
     "peer-not-started",
     "deadlock",
+    "async-race",
+    "mbarrier",
     "barrier-divergence",
     "bad-rank",
     "misaligned",

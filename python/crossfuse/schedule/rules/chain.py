@@ -74,6 +74,27 @@ def read_chain(sch: Any) -> Chain:
     return Chain(tuple(first), before[0], last[0], epilogue, m, n, k, width)
 
 
+def read_product(sch: Any, rule: str) -> Chain:
+    """Find the blocks of a canonical function of one product.
+
+    Raises
+    ------
+    ScheduleRefused
+        If there are two, in the name of `rule`.
+    """
+    chain = read_chain(sch)
+    if chain.second is not None:
+        raise refuse(
+            ScheduleRefused,
+            "rule",
+            f"{rule}, {name_of(sch, chain.second)}",
+            found="a chain of two products",
+            limit="one matrix product",
+            instead="use the ffn rule",
+        )
+    return chain
+
+
 def _producers(sch: Any, block: Any) -> list[Any]:
     return list(sch.get_producers(block))
 

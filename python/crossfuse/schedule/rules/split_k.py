@@ -7,10 +7,9 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.install import install
 from crossfuse.schedule.markers import MAX_CLUSTER
-from crossfuse.schedule.rules.chain import Chain, read_chain
+from crossfuse.schedule.rules.chain import Chain, read_product
 from crossfuse.schedule.rules.staging import stage_operand, tile_columns
 from crossfuse.schedule.rules.tiles import Tiles, check_tiles, largest_divisor, staged_depth
 
@@ -43,16 +42,7 @@ def schedule_split_k(
     """
     install()
     sch = ir.Schedule(func)
-    chain = read_chain(sch)
-    if chain.second is not None:
-        raise refuse(
-            ScheduleRefused,
-            "rule",
-            f"split_k, {name_of(sch, chain.second)}",
-            found="a chain of two products",
-            limit="one matrix product",
-            instead="use the ffn rule",
-        )
+    chain = read_product(sch, "split_k")
     chosen = _choose(tiles or Tiles(), chain, cluster, scatter)
     sch_rule = _scatter if scatter else _all_exchange
     sch_rule(sch, chain, cluster, chosen)

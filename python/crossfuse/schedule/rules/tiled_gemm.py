@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.install import install
-from crossfuse.schedule.rules.chain import Chain, read_chain
+from crossfuse.schedule.rules.chain import Chain, read_product
 from crossfuse.schedule.rules.pipelined import bind_split, pipeline
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 
@@ -49,16 +47,7 @@ def schedule_tiled_gemm(func: Any, *, tiles: TensorTiles | None = None) -> Any:
     """
     install()
     sch = ir.Schedule(func)
-    chain = read_chain(sch)
-    if chain.second is not None:
-        raise refuse(
-            ScheduleRefused,
-            "rule",
-            f"tiled_gemm, {name_of(sch, chain.second)}",
-            found="a chain of two products",
-            limit="one matrix product",
-            instead="use the ffn rule",
-        )
+    chain = read_product(sch, "tiled_gemm")
     (product,) = chain.first
     chosen = (tiles or TensorTiles()).complete(sch, chain)
     if chosen.split > 1:

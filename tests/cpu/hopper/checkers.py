@@ -1,0 +1,33 @@
+"""Both checkers on a schedule of the Hopper pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse.emulate.cuda import emulate
+from crossfuse.emulate.llvm import run_sequential
+from crossfuse.lower.extract import lower
+from crossfuse.lower.image import KernelImage
+from crossfuse.workload import WorkloadSpec, check, random_inputs
+
+
+def passed(spec: WorkloadSpec, schedule: Any) -> KernelImage:
+    """Run a schedule and its kernels; both must be clean and right."""
+    inputs = random_inputs(spec)
+    image = lower(schedule).image
+    emulated(spec, image, inputs)
+    if "float8" in spec.dtype:
+        return image  # TVM's conversions on the CPU take small numbers of 8 bits for zero
+    sequential = run_sequential(schedule, inputs)
+    sequential.raise_if_wrong()
+    check(spec, inputs, sequential.outputs["out"])
+    return image
+
+
+def emulated(
+    spec: WorkloadSpec, image: KernelImage, inputs: dict[str, Any], orders: int = 2
+) -> None:
+    """Run kernels on given inputs."""
+    report = emulate(image, inputs, orders=orders)
+    report.raise_if_wrong()
+    check(spec, inputs, report.outputs["out"])
