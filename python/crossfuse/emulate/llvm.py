@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
+from crossfuse.emulate.widen import widen
 from crossfuse.errors import CheckFailed, refuse
 from crossfuse.lower.extract import only_function
 from crossfuse.lower.passes import prim_func_pass
@@ -45,7 +46,7 @@ def serialise(func: Any, *, backwards: bool = False) -> Any:
     tvm.tirx.PrimFunc
         Serial loops without blocks; buffers in global scope, as small as TVM makes them.
     """
-    function = only_function(func)
+    function = widen(only_function(func))
     plain = _global_buffers(function.body)
 
     def serial(loop: Any, mutator: Any) -> Any:
@@ -188,14 +189,24 @@ def _run(
     given = (
         arguments if isinstance(arguments, Mapping) else dict(zip(names, arguments, strict=False))
     )
+    wide = {
+        name: np.dtype("float32")
+        for name, parameter, image in zip(names, function.params, serial.params, strict=True)
+        if str(image.ty.dtype) != str(parameter.ty.dtype)
+    }
     arrays = {}
     for parameter, name in zip(function.params, names, strict=True):
         shape = tuple(int(extent) for extent in parameter.ty.shape)
         value = given.get(name)
         filled = np.zeros(shape, dtype=np.dtype(str(parameter.ty.dtype)))
-        arrays[name] = ir.tvm.runtime.tensor(filled if value is None else value)
+        array = filled if value is None else value
+        arrays[name] = ir.tvm.runtime.tensor(array.astype(wide[name]) if name in wide else array)
     module = ir.tvm.ir.IRModule({"main": serial})
     with ir.tvm.transform.PassContext(disabled_pass=_DISABLED):
         executable = ir.tvm.compile(module, ir.tvm.target.Target(_TARGET), tir_pipeline="default")
     executable["main"](*arrays.values())
-    return {name: array.numpy() for name, array in arrays.items() if name not in given}
+    return {
+        name: array.numpy().astype(np.dtype(str(parameter.ty.dtype)))
+        for parameter, (name, array) in zip(function.params, arrays.items(), strict=True)
+        if name not in given
+    }

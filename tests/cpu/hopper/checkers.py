@@ -16,8 +16,6 @@ def passed(spec: WorkloadSpec, schedule: Any) -> KernelImage:
     inputs = random_inputs(spec)
     image = lower(schedule).image
     emulated(spec, image, inputs)
-    if "float8" in spec.dtype:
-        return image  # TVM's conversions on the CPU take small numbers of 8 bits for zero
     sequential = run_sequential(schedule, inputs)
     sequential.raise_if_wrong()
     check(spec, inputs, sequential.outputs["out"])
