@@ -54,9 +54,11 @@ def program(
     last: Any = store,
     *,
     dtypes: tuple[str, str] = ("float16", "float16"),
+    sums: tuple[str, str] = ("float32", "local"),
 ) -> Any:
-    """``E = A B^T`` by two steps of one tile, of the given parts."""
+    """``E = A B^T`` by two steps of one tile, of the given parts; sums of a type in a scope."""
     first, second = dtypes
+    kind, scope = sums
 
     @T.prim_func(s_tir=True)
     def func(
@@ -66,7 +68,7 @@ def program(
     ):
         P = T.sblock_alloc_buffer((64, 128), first, scope="shared.dyn")
         Q = T.sblock_alloc_buffer((64, 128), second, scope="shared.dyn")
-        C = T.sblock_alloc_buffer((64, 64), "float32", scope="local")
+        C = T.sblock_alloc_buffer((64, 64), kind, scope=scope)
         for _b in T.thread_binding(1, thread="blockIdx.x"):
             for k in T.serial(2, annotations=STAGES):
                 left(A, P, k)

@@ -41,6 +41,10 @@ CASES = {
     "a few rows": ("gemm:M=3,N=128,K=136,dtype=bfloat16,weights=nk", {}),
     "a column of boxes of 16": ("gemm:M=64,N=16,K=64,dtype=bfloat16,weights=nk", {}),
     "boxes of 32": ("gemm:M=64,N=96,K=64,dtype=bfloat16,weights=nk", {"columns": 96}),
+    "tiles beyond the last row": (
+        "gemm:M=192,N=16,K=64,dtype=bfloat16,weights=nk,out=float32",
+        {"rows": 64, "cluster": 2},
+    ),
     "odd width": ("gemm:M=70,N=37,K=72,dtype=bfloat16,weights=nk", {}),
 }
 
