@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import LoweringRefused
+from crossfuse.errors import LoweringRefused, Refusal
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.plan import plan_kernel
@@ -209,19 +210,25 @@ def function_of(made: Any) -> Any:
     return only_function(made if isinstance(made, ir.PrimFunc) else made())
 
 
+def refused(func: Any, step: Callable[[], Any], text: str) -> Refusal:
+    """The refusal of one step, which the whole lowering must give too."""
+    with pytest.raises(LoweringRefused) as caught:
+        step()
+    refusal = caught.value.refusal
+    assert str(refusal).startswith(text)
+    assert refusal.limit
+    with pytest.raises(LoweringRefused) as lowered:
+        lower(func)
+    assert lowered.value.refusal == refusal
+    return refusal
+
+
 @pytest.mark.parametrize("case", PROGRAMS)
 def test_other_forms_of_programs(case: str) -> None:
     made, text = PROGRAMS[case]
     func = function_of(made)
-    with pytest.raises(LoweringRefused) as caught:
-        recover(func)
-    refusal = caught.value.refusal
-    assert str(refusal).startswith(f"tile-program: {text}")
-    assert refusal.limit
+    refusal = refused(func, lambda: recover(func), f"tile-program: {text}")
     assert AS_THE_RULES in refusal.instead and UNSTAGED in refusal.instead
-    with pytest.raises(LoweringRefused) as lowered:
-        lower(func)
-    assert lowered.value.refusal == refusal
 
 
 @pytest.mark.parametrize("case", PLANS)
@@ -229,15 +236,8 @@ def test_tiles_that_the_hardware_does_not_take(case: str) -> None:
     made, text, cure = PLANS[case]
     func = function_of(made)
     (program,) = recover(func)
-    with pytest.raises(LoweringRefused) as caught:
-        plan_kernel(program, device("nvidia-h100"))
-    refusal = caught.value.refusal
-    assert str(refusal).startswith(text)
-    assert refusal.limit
+    refusal = refused(func, lambda: plan_kernel(program, device("nvidia-h100")), text)
     assert cure in refusal.instead
-    with pytest.raises(LoweringRefused) as lowered:
-        lower(func)
-    assert lowered.value.refusal == refusal
 
 
 def test_the_parts_are_right_together() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -149,35 +149,57 @@ def compile(
     >>> kernel.lowered.image.launches[0].cluster
     (4, 1, 1)
     """
-    from crossfuse.lower.extract import lower
     from crossfuse.runtime import build_library
 
     read = read_source(source, example_inputs)
     spec = device(target)
     _check_rule(rule)
-    sizes = CLUSTER_SIZES if cluster is None and read.schedule is None else (cluster or 1,)
-    if rule == "tensor" and cluster is None:
-        sizes = (0,)
+
+    def schedule_for(size: int) -> Any:
+        if read.schedule is not None:
+            return read.schedule
+        if rule == "tensor":
+            return _by_tensor_rule(read.func, size)
+        return _by_rule(read.func, size, tiles, ring, scatter)
+
+    sizes = _sizes(read, cluster, rule)
+    schedule, lowered = _first_that_fits(read, sizes, schedule_for, spec, name)
+    artefact = build_library(
+        lowered.image,
+        directory if directory is not None else mkdtemp(prefix="crossfuse-"),
+        device=spec,
+        metadata={"source": read.summary, "cluster": lowered.image.launches[0].cluster_size},
+        schedule_trace=_trace(schedule),
+    )
+    return Compiled(read, schedule, lowered, artefact, spec)
+
+
+def _sizes(read: Source, cluster: int | None, rule: str) -> tuple[int, ...]:
+    """Cluster sizes to try, in order; 0 leaves the size to the rule."""
+    if cluster is not None:
+        return (cluster or 1,)
+    if rule == "tensor":
+        return (0,)
+    return CLUSTER_SIZES if read.schedule is None else (1,)
+
+
+def _first_that_fits(
+    read: Source,
+    sizes: Sequence[int],
+    schedule_for: Callable[[int], Any],
+    spec: Device,
+    name: str,
+) -> tuple[Any, Lowered]:
+    """Schedule and lower with the first cluster size that gives a correct kernel."""
+    from crossfuse.lower.extract import lower
+
     refusals: list[RefusedError] = []
     for size in sizes:
         try:
-            if read.schedule is None and rule == "tensor":
-                schedule = _by_tensor_rule(read.func, size)
-            else:
-                schedule = read.schedule or _by_rule(read.func, size, tiles, ring, scatter)
-            lowered = lower(schedule, spec, name=name)
+            schedule = schedule_for(size)
+            return schedule, lower(schedule, spec, name=name)
         except (ScheduleRefused, LoweringRefused) as error:
             refusals.append(error)
-            continue
-        trace = _trace(schedule)
-        artefact = build_library(
-            lowered.image,
-            directory if directory is not None else mkdtemp(prefix="crossfuse-"),
-            device=spec,
-            metadata={"source": read.summary, "cluster": lowered.image.launches[0].cluster_size},
-            schedule_trace=trace,
-        )
-        return Compiled(read, schedule, lowered, artefact, spec)
     raise _none_fits(read, refusals)
 
 

@@ -13,7 +13,7 @@ from crossfuse.errors import CheckFailed, RefusedError, refuse
 from crossfuse.lower.image import KernelImage
 
 _BARRIER = "crossfuse_cluster_sync"
-_REMOTE = re.compile(r"\bcrossfuse_dsm_(?:load|store)_b\d+\s*\(")
+_REMOTE = r"crossfuse_dsm_(?:load|store)_b\d+"
 _DYNAMIC = re.compile(r"extern\s+__shared__[^;]*?(\w+)\s*\[\s*\]\s*;")
 _ITEM_BYTES = {
     **dict.fromkeys(("char", "signed char", "uchar", "unsigned char", "bool"), 1),
@@ -101,7 +101,10 @@ def change_argument(
     CheckFailed
         If there is no such call or argument.
     """
-    span = _find_call(image, name, index)
+    return _change(image, _find_call(image, name, index), position, by)
+
+
+def _change(image: KernelImage, span: tuple[int, int], position: int, by: str) -> KernelImage:
     arguments = _arguments(image.cuda, *span)
     if not -len(arguments) <= position < len(arguments):
         raise _nothing(image, f"{len(arguments)} arguments", f"one with index {position}")
@@ -109,10 +112,13 @@ def change_argument(
     return _replace(image, start, end, by.format(f"({image.cuda[start:end].strip()})"))
 
 
-def _find_call(image: KernelImage, name: str, index: int) -> tuple[int, int]:
+def _find_call(
+    image: KernelImage, name: str, index: int, what: str | None = None
+) -> tuple[int, int]:
     spans = _calls(image.cuda, re.compile(rf"\b{name}\s*\("))
     if not -len(spans) <= index < len(spans):
-        raise _nothing(image, f"{len(spans)} calls of {name}", f"one with index {index}")
+        found = f"{len(spans)} {what or f'calls of {name}'}"
+        raise _nothing(image, found, f"one with index {index}")
     return spans[index]
 
 
@@ -160,18 +166,11 @@ def wrong_rank(image: KernelImage, index: int = 0, *, wrap: bool = False) -> Ker
     CheckFailed
         If there is no such remote access.
     """
-    spans = _calls(image.cuda, _REMOTE)
-    if not -len(spans) <= index < len(spans):
-        found = f"{len(spans)} remote accesses (crossfuse_dsm_load_* and crossfuse_dsm_store_*)"
-        raise _nothing(image, found, f"one with index {index}")
-    call_start, call_end = spans[index]
-    arguments = _arguments(image.cuda, call_start, call_end)
-    if len(arguments) < 2:
-        raise _nothing(image, image.cuda[call_start:call_end], "a call with a rank")
-    start, end = arguments[1]
-    rank = f"(({image.cuda[start:end].strip()}) + 1)"
+    what = "remote accesses (crossfuse_dsm_load_* and crossfuse_dsm_store_*)"
+    span = _find_call(image, _REMOTE, index, what)
     size = max(launch.cluster_size for launch in image.launches)
-    return _replace(image, start, end, f" {rank} % {size}" if wrap else f" {rank}")
+    rank = f" ({{}} + 1) % {size}" if wrap else " ({} + 1)"
+    return _change(image, span, 1, rank)
 
 
 def recycle_slab(image: KernelImage, buffer: tuple[int, int], onto: int) -> KernelImage:
