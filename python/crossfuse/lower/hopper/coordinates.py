@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +65,10 @@ def grid_places(plan: KernelPlan, tile: Any) -> dict[Any, Any]:
 def at(expression: Any, *values: dict[Any, Any]) -> Any:
     """An expression with values for its variables."""
     known = {var: value for each in values for var, value in each.items()}
-    replace: Callable[[Any], Any] = lambda var: known.get(var, var)  # noqa: E731
+
+    def replace(var: Any) -> Any:
+        return known.get(var, var)
+
     return ir.sym.Analyzer().simplify(ir.substitute(expression, replace))
 
 
