@@ -79,6 +79,9 @@ class Launch:
     early : bool
         Whether it may start before the launch before it is over (programmatic dependent launch);
         the kernel itself waits where it depends on that launch.
+    cooperative : bool
+        Whether all CTAs of the grid run at the same time: they wait for each other through global
+        memory. The driver refuses a launch of more than fit.
     """
 
     symbol: str
@@ -89,6 +92,7 @@ class Launch:
     arguments: tuple[str, ...]
     tensor_maps: tuple[TensorMap, ...] = ()
     early: bool = False
+    cooperative: bool = False
 
     @property
     def cluster_size(self) -> int:
@@ -112,6 +116,9 @@ class KernelImage:
         Launches in program order.
     workspaces : tuple[BufferSpec, ...]
         Intermediates between the launches, which the runtime allocates for each call.
+    state : tuple[BufferSpec, ...]
+        What is zero before the first launch and kept from one to the next, such as flags. Launches
+        that may run at the same time have memory of their own for it.
     """
 
     name: str
@@ -119,8 +126,9 @@ class KernelImage:
     buffers: tuple[BufferSpec, ...]
     launches: tuple[Launch, ...]
     workspaces: tuple[BufferSpec, ...] = ()
+    state: tuple[BufferSpec, ...] = ()
 
     @property
     def memory(self) -> tuple[BufferSpec, ...]:
-        """Everything in global memory: arguments, then workspaces."""
-        return (*self.buffers, *self.workspaces)
+        """Everything in global memory: arguments, then workspaces, then state."""
+        return (*self.buffers, *self.workspaces, *self.state)
