@@ -235,7 +235,7 @@ def test_other_forms_of_programs(case: str) -> None:
 def test_tiles_that_the_hardware_does_not_take(case: str) -> None:
     made, text, cure = PLANS[case]
     func = function_of(made)
-    (program,) = recover(func)
+    ((program,),) = recover(func)
     refusal = refused(func, lambda: plan_kernel(program, device("nvidia-h100")), text)
     assert cure in refusal.instead
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 CLUSTER_SIZES = (8, 4, 16, 2, 7, 6, 5, 3, 1)
 #: Ways of scheduling a canonical function.
 RULES = ("threads", "tensor")
+#: Where the intermediate of a chain lives between its products, for the rule "tensor".
+PLACEMENTS = ("auto", "l2", "global")
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ def compile(
     ring: bool = True,
     scatter: bool = True,
     rule: str = "threads",
+    placement: str = "auto",
     directory: str | Path | None = None,
     name: str = "main",
 ) -> Compiled:
@@ -123,8 +126,12 @@ def compile(
         Single products: reduce-scatter or all-exchange, see `dsm_reduce`.
     rule : str
         ``"threads"``: one kernel of ordinary instructions that passes slices through DSM.
-        ``"tensor"``: kernels of the Hopper pipeline (TMA, wgmma), one for each product; `ring`,
-        `scatter` and `tiles` do not matter.
+        ``"tensor"``: kernels of the Hopper pipeline (TMA, wgmma); `ring`, `scatter` and `tiles` do
+        not matter.
+    placement : str
+        Rule ``"tensor"``: where the intermediate of a chain lives. ``"l2"``: one persistent kernel
+        that all CTAs run at the same time, see `grid_stage`. ``"global"``: one kernel for each
+        product. ``"auto"``: the first of these that fits.
     directory : str | Path | None
         Where ``<name>.so`` and ``<name>.json`` go; None makes a temporary directory.
     name : str
@@ -153,17 +160,16 @@ def compile(
 
     read = read_source(source, example_inputs)
     spec = device(target)
-    _check_rule(rule)
-
-    def schedule_for(size: int) -> Any:
-        if read.schedule is not None:
-            return read.schedule
-        if rule == "tensor":
-            return _by_tensor_rule(read.func, size)
-        return _by_rule(read.func, size, tiles, ring, scatter)
-
-    sizes = _sizes(read, cluster, rule)
-    schedule, lowered = _first_that_fits(read, sizes, schedule_for, spec, name)
+    _check_known("rule", rule, RULES)
+    _check_known("placement", placement, PLACEMENTS)
+    if read.schedule is not None:
+        options = [lambda: read.schedule]
+    elif rule == "tensor":
+        options = _by_tensor_rule(read.func, cluster or 0, placement)
+    else:
+        sizes = CLUSTER_SIZES if cluster is None else (cluster or 1,)
+        options = [partial(_by_rule, read.func, each, tiles, ring, scatter) for each in sizes]
+    schedule, lowered = _first_that_fits(read, options, spec, name)
     artefact = build_library(
         lowered.image,
         directory if directory is not None else mkdtemp(prefix="crossfuse-"),
@@ -174,29 +180,19 @@ def compile(
     return Compiled(read, schedule, lowered, artefact, spec)
 
 
-def _sizes(read: Source, cluster: int | None, rule: str) -> tuple[int, ...]:
-    """Cluster sizes to try, in order; 0 leaves the size to the rule."""
-    if cluster is not None:
-        return (cluster or 1,)
-    if rule == "tensor":
-        return (0,)
-    return CLUSTER_SIZES if read.schedule is None else (1,)
-
-
 def _first_that_fits(
     read: Source,
-    sizes: Sequence[int],
-    schedule_for: Callable[[int], Any],
+    options: Sequence[Callable[[], Any]],
     spec: Device,
     name: str,
 ) -> tuple[Any, Lowered]:
-    """Schedule and lower with the first cluster size that gives a correct kernel."""
+    """Schedule and lower in the first way that gives a correct kernel."""
     from crossfuse.lower.extract import lower
 
     refusals: list[RefusedError] = []
-    for size in sizes:
+    for option in options:
         try:
-            schedule = schedule_for(size)
+            schedule = option()
             return schedule, lower(schedule, spec, name=name)
         except (ScheduleRefused, LoweringRefused) as error:
             refusals.append(error)
@@ -215,20 +211,20 @@ def _by_rule(func: Any, cluster: int, tiles: Tiles | None, ring: bool, scatter: 
     return schedule_ffn(func, cluster=cluster, tiles=tiles, ring=ring)
 
 
-def _check_rule(rule: str) -> None:
-    if rule not in RULES:
+def _check_known(what: str, found: str, known: tuple[str, ...]) -> None:
+    if found not in known:
         raise refuse(
             ScheduleRefused,
             "compile",
-            "rule",
-            found=repr(rule),
-            limit=", ".join(map(repr, RULES)),
-            instead="name one of these rules, or pass a schedule",
+            what,
+            found=repr(found),
+            limit=", ".join(map(repr, known)),
+            instead=f"name one of these {what}s, or pass a schedule",
         )
 
 
-def _by_tensor_rule(func: Any, cluster: int) -> Any:
-    """Schedule a canonical function for the Hopper pipeline; a cluster of 0 is chosen."""
+def _by_tensor_rule(func: Any, cluster: int, placement: str) -> list[Callable[[], Any]]:
+    """Ways to schedule a canonical function for the Hopper pipeline; a cluster of 0 is chosen."""
     from crossfuse import _tvm as ir
     from crossfuse.schedule.rules.chain import read_chain
     from crossfuse.schedule.rules.tensor_tiles import TensorTiles
@@ -237,8 +233,9 @@ def _by_tensor_rule(func: Any, cluster: int) -> Any:
 
     tiles = TensorTiles(cluster=cluster)
     if read_chain(ir.Schedule(func)).second is None:
-        return schedule_tiled_gemm(func, tiles=tiles)
-    return schedule_tiled_ffn(func, first=tiles)
+        return [partial(schedule_tiled_gemm, func, tiles=tiles)]
+    places = ("l2", "global") if placement == "auto" else (placement,)
+    return [partial(schedule_tiled_ffn, func, first=tiles, staged=each == "l2") for each in places]
 
 
 def _none_fits(source: Source, refusals: list[RefusedError]) -> RefusedError:

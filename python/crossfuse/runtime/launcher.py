@@ -70,12 +70,13 @@ const crossfuse::Buffer buffers[] = {{
 {buffers}
 }};
 {workspaces}
+{state}
 const crossfuse::Launch launches[] = {{
 {launches}
 }};
 const crossfuse::Program program{{
     "{name}", "{arch}", {major}, {minor}, buffers, {buffer_count}, {workspace_table},
-    {workspace_count}, launches, {launch_count},
+    {workspace_count}, {state_table}, {state_count}, launches, {launch_count},
     crossfuse_cubin, crossfuse_cubin_end, crossfuse_manifest, crossfuse_manifest_end}};
 }}  // namespace
 
@@ -121,6 +122,7 @@ def generate_launcher(image: KernelImage, arch: str) -> str:
         if buffer.shape
     ] + [row for item in enumerate(image.launches) for row in _launch_tables(image, *item)]
     rows = [_buffer_row(image.name, *item) for item in enumerate(image.memory)]
+    kept = len(image.buffers) + len(image.workspaces)
     return _TEMPLATE.format(
         name=image.name,
         arch=arch,
@@ -128,9 +130,12 @@ def generate_launcher(image: KernelImage, arch: str) -> str:
         minor=match[2],
         tables="\n".join(tables),
         buffers="\n".join(rows[: len(image.buffers)]),
-        workspaces=_workspace_table(rows[len(image.buffers) :]),
+        workspaces=_buffer_table("workspaces", rows[len(image.buffers) : kept]),
         workspace_table="workspaces" if image.workspaces else "nullptr",
         workspace_count=len(image.workspaces),
+        state=_buffer_table("state", rows[kept:]),
+        state_table="state" if image.state else "nullptr",
+        state_count=len(image.state),
         launches="\n".join(_launch_row(*item) for item in enumerate(image.launches)),
         buffer_count=len(image.buffers),
         launch_count=len(image.launches),
@@ -213,8 +218,8 @@ def _buffer_row(function: str, position: int, buffer: BufferSpec) -> str:
     )
 
 
-def _workspace_table(rows: list[str]) -> str:
-    return "\n".join(["const crossfuse::Buffer workspaces[] = {", *rows, "};"]) if rows else ""
+def _buffer_table(name: str, rows: list[str]) -> str:
+    return "\n".join([f"const crossfuse::Buffer {name}[] = {{", *rows, "};"]) if rows else ""
 
 
 def _launch_tables(image: KernelImage, position: int, launch: Launch) -> list[str]:
@@ -248,8 +253,9 @@ def _launch_tables(image: KernelImage, position: int, launch: Launch) -> list[st
 def _launch_row(position: int, launch: Launch) -> str:
     table = f"arguments_{position}" if launch.arguments else "nullptr"
     maps = f"maps_{position}" if launch.tensor_maps else "nullptr"
+    flags = ", ".join(str(each).lower() for each in (launch.early, launch.cooperative))
     geometry = ", ".join(map(_dim3, (launch.grid, launch.block, launch.cluster)))
     return (
         f'    {{"{launch.symbol}", {geometry}, {launch.dynamic_shared_bytes}, '
-        f"{table}, {len(launch.arguments)}, {maps}, {str(launch.early).lower()}}},"
+        f"{table}, {len(launch.arguments)}, {maps}, {flags}}},"
     )

@@ -14,6 +14,7 @@ PRIMITIVES = {
     "cluster_bind": "crossfuse.schedule.cluster_bind",
     "dsm_reduce": "crossfuse.schedule.dsm_reduce",
     "dsm_shuffle": "crossfuse.schedule.dsm_shuffle",
+    "grid_stage": "crossfuse.schedule.grid_stage",
     "verify_cluster": "crossfuse.schedule.verify_cluster",
     "cluster_layout": "crossfuse.schedule.cluster_layout",
 }

@@ -23,6 +23,9 @@ DSM_SHUFFLE = "crossfuse.dsm_shuffle"
 #: the number of stages in shared memory, 0 for as many as fit.
 STAGES = "crossfuse.stages"
 
+#: Block annotation of `grid_stage`: what the block stores is loaded by a later nest of one kernel.
+GRID_STAGE = "crossfuse.grid_stage"
+
 AXES = ("x", "y", "z")
 #: Thread tags whose launch TVM gets wrong; `cluster_bind` is the cure.
 NAIVE_TAGS = tuple(f"clusterCtaIdx.{axis}" for axis in AXES)

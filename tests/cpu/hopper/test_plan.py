@@ -13,7 +13,6 @@ from crossfuse.errors import LoweringRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import only_function
 from crossfuse.lower.hopper.arena import Arena
-from crossfuse.lower.hopper.kernel import tensor_maps
 from crossfuse.lower.hopper.plan import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.recover import recover
 from crossfuse.lower.image import TensorMap
@@ -169,7 +168,7 @@ def test_the_left_operand_is_loaded_whole() -> None:
 
 def test_tensor_maps_are_of_the_stored_tensors() -> None:
     plan = planned("M=200,N=136,K=80,dtype=float16,weights=kn", columns=128, cluster=1)
-    assert tensor_maps(plan) == (
+    assert plan.tensor_maps == (
         TensorMap("A_map", "A", (80, 200), (160,), (64, 128), 128),
         TensorMap("B_map", "B", (136, 80), (272,), (64, 64), 128),
         TensorMap("out_map", "out", (136, 200), (272,), (64, 64), 128),
@@ -216,7 +215,7 @@ def test_stores_by_tma(width: int, columns: int, box: int, swizzle: int, dtype: 
     wanted = TensorMap("out_map", "out", (width, 128), (2 * width,), (box, 64), swizzle)
     assert plan.store.map == wanted
     assert plan.store.box_columns == box
-    assert tensor_maps(plan)[2] == wanted
+    assert plan.tensor_maps[2] == wanted
 
 
 @pytest.mark.parametrize(
@@ -233,5 +232,5 @@ def test_stores_by_tma(width: int, columns: int, box: int, swizzle: int, dtype: 
 def test_stores_of_single_elements(text: str, tiles: dict[str, int]) -> None:
     plan = planned(f"{text},weights=nk", **tiles)
     assert plan.store.map is None
-    assert len(tensor_maps(plan)) == 2
+    assert len(plan.tensor_maps) == 2
     assert "boxes" not in [each.name for each in plan.arena.regions]

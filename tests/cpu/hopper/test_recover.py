@@ -23,7 +23,7 @@ def scheduled(text: str, **tiles: int) -> Any:
 
 
 def recovered(text: str, **tiles: int) -> TileProgram:
-    return recover(only_function(scheduled(text, **tiles)))[0]
+    return recover(only_function(scheduled(text, **tiles)))[0][0]
 
 
 def assert_equal(program: TileProgram, found: Any, wanted: tuple[Any, ...]) -> None:
@@ -92,7 +92,7 @@ def test_tiles_of_a_product(cluster: int, weights: str) -> None:
 
 def test_buffers_are_the_parameters() -> None:
     func = only_function(scheduled("M=64,N=96,K=128,dtype=float16,weights=nk"))
-    (program,) = recover(func)
+    ((program,),) = recover(func)
     loop = program.contraction
     a, b, out = func.params
     assert loop.left.buffer.same_as(a)
@@ -156,7 +156,7 @@ def test_stages_are_those_of_the_annotation() -> None:
 @pytest.mark.parametrize("out", ["float16", "float32"])
 def test_store_keeps_the_expression(act: str, out: str) -> None:
     func = only_function(scheduled(f"M=64,N=64,K=64,dtype=float16,act={act},out={out}"))
-    store = recover(func)[0].store
+    store = recover(func)[0][0].store
     found: list[Any] = []
     ir.walk(func.body, (ir.SBlock, found.append))
     (block,) = (each for each in found if str(each.name_hint) == "out")

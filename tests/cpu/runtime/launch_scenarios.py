@@ -53,6 +53,11 @@ def total(size: int, device: int = 0) -> float:
     return float(kernel(f"cluster_sum_{size}").run(ones, device=device)[0, 0, 0])
 
 
+def grid(**options: Any) -> float:
+    zeros = np.zeros((4, 128), np.float32)
+    return float(kernel("whole_grid", check_device=False).run(zeros, zeros, **options)[0, 0])
+
+
 def on_stream() -> None:
     arrays = [on_gpu(aligned((4, 128)), device=1) for _ in "ABC"]
     with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:1"), STREAM):
@@ -77,6 +82,11 @@ def main() -> None:
         "add again": attempt(add),
         "add twice": attempt(lambda: kernel("add_twice").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
         "tiled": attempt(lambda: kernel("tiled").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
+        "grid": attempt(grid),
+        "grid again": attempt(grid),
+        "grid, captured": attempt(grid, capturing=1),
+        "grid, captured again": attempt(grid, capturing=1),
+        "grid, no room": attempt(lambda: grid(device=1), clusters=3, devices=2),
         "fault": attempt(add, fail="cuMemcpyDtoH_v2"),
         "cluster 4": attempt(lambda: total(4)),
         "cluster 16": attempt(lambda: total(16)),

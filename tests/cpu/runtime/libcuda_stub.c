@@ -123,12 +123,12 @@ int cuLaunchKernelEx(const config* launch, void* function, void** arguments, voi
   (void)function, (void)extra;
   note("{\"call\": \"launch\", \"grid\": [%u, %u, %u], \"block\": [%u, %u, %u], \"shared\": %u, "
        "\"stream\": %zu, \"attributes\": %u, \"id\": %d, \"cluster\": [%u, %u, %u], "
-       "\"context\": %zu}",
+       "\"context\": %zu, \"second\": %zu}",
        launch->grid[0], launch->grid[1], launch->grid[2], launch->block[0], launch->block[1],
        launch->block[2], launch->shared, (size_t)launch->stream, launch->count,
        launch->count ? launch->attributes[0].id : 0, launch->count ? launch->attributes[0].x : 0,
        launch->count ? launch->attributes[0].y : 0, launch->count ? launch->attributes[0].z : 0,
-       (size_t)current);
+       (size_t)current, parameters > 1 ? *(size_t*)arguments[1] : 0);
   memcpy(*(void**)arguments[parameters - 1], &written, sizeof(written));
   return result("cuLaunchKernelEx");
 }
@@ -160,4 +160,25 @@ int cuMemcpyHtoD_v2(pointer target, const void* source, size_t bytes) {
 int cuMemcpyDtoH_v2(void* target, pointer source, size_t bytes) {
   memcpy(target, (void*)(size_t)source, bytes);
   return result("cuMemcpyDtoH_v2");
+}
+int cuMemsetD8Async(pointer address, unsigned char value, size_t bytes, void* stream) {
+  memset((void*)(size_t)address, value, bytes);
+  note("{\"call\": \"clear\", \"bytes\": %zu, \"own stream\": %s}", bytes,
+       stream == (void*)0x40 ? "true" : "false");
+  return 0;
+}
+int cuStreamCreate(void** stream, unsigned flags) {
+  *stream = (void*)0x40;
+  return flags == 1 ? 0 : 1;
+}
+int cuStreamDestroy_v2(void* stream) { return stream == (void*)0x40 ? 0 : 1; }
+int cuStreamSynchronize(void* stream) { return stream == (void*)0x40 ? 0 : 1; }
+int cuStreamIsCapturing(void* stream, int* capturing) {
+  (void)stream;
+  *capturing = setting("STUB_CAPTURING", 0);
+  return 0;
+}
+int cuStreamGetId(void* stream, unsigned long long* id) {
+  *id = (size_t)stream + 1;
+  return 0;
 }

@@ -18,7 +18,7 @@ from crossfuse.runtime import build_library, find_host_compiler
 
 HERE = Path(__file__).parent
 MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER, CLUSTER_DIMENSION = 8, 14, 4
-PROGRAMMATIC = 6
+PROGRAMMATIC, COOPERATIVE = 6, 2
 
 
 def tiled(add: KernelImage) -> KernelImage:
@@ -29,6 +29,13 @@ def tiled(add: KernelImage) -> KernelImage:
     return replace(add, name="tiled", launches=(*add.launches, early), workspaces=(space,))
 
 
+def whole_grid(add: KernelImage) -> KernelImage:
+    """A launch whose CTAs wait for each other, with flags that are kept."""
+    launch = replace(add.launches[0], arguments=("A", "flags", "C"), cooperative=True)
+    flags = BufferSpec("flags", (100,), "uint32", True)
+    return replace(add, name="whole_grid", launches=(launch,), state=(flags,))
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Outcome of every call of launch_scenarios.py."""
@@ -36,7 +43,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     add = vector_add()
     narrow = replace(add.launches[0], grid=(2, 1, 1))
     twice = replace(add, name="add_twice", launches=(*add.launches, narrow))
-    for image in (add, twice, tiled(add), cluster_sum(4), cluster_sum(16, shared_bytes=200_000)):
+    sums = (cluster_sum(4), cluster_sum(16, shared_bytes=200_000))
+    for image in (add, twice, tiled(add), whole_grid(add), *sums):
         build_library(image, folder)
     stub = ["-shared", "-fPIC", "-x", "c", HERE / "libcuda_stub.c", "-o", folder / "libcuda.so.1"]
     subprocess.run([find_host_compiler(), *stub], check=True)
@@ -93,6 +101,33 @@ def test_workspaces_tensor_maps_and_early_launches(results: dict[str, Any]) -> N
             **{"box": [32, 4], "swizzle": 3},
         }
     ]
+
+
+def test_a_whole_grid_is_launched_together(results: dict[str, Any]) -> None:
+    (launch,) = calls(results["grid"], "launch")
+    assert (launch["attributes"], launch["id"], launch["cluster"][0]) == (1, COOPERATIVE, 1)
+    refused = results["grid, no room"]
+    assert refused["text"] == (
+        "cluster-fit: kernel 'add_kernel' on Stub GPU 1 (cuda:1): found room for 3 clusters of 1 "
+        "CTAs of 128 threads and 0 bytes of dynamic shared memory; limit: 4 clusters that run at "
+        "the same time. Instead: compile without grid_stage, as two kernels, or for this device."
+    )
+    assert calls(refused, "launch") == []
+
+
+def test_state_is_zero_at_first_and_kept(results: dict[str, Any]) -> None:
+    """64 pieces of 512 bytes at once, cleared on a stream of their own; 3 more for the call."""
+    assert calls(results["grid"], "clear") == [
+        {"call": "clear", "bytes": 64 * 512, "own stream": True}
+    ]
+    for name in ("grid again", "grid, captured"):
+        assert calls(results[name], "clear") == []
+    first, again, captured, later = (
+        calls(results[name], "launch")[0]["second"]
+        for name in ("grid", "grid again", "grid, captured", "grid, captured again")
+    )
+    assert first == again
+    assert len({first, captured, later}) == 3
 
 
 def test_a_portable_cluster(results: dict[str, Any]) -> None:

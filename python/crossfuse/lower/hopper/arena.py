@@ -29,12 +29,12 @@ class Region:
 
 @dataclass(frozen=True)
 class Arena:
-    """Regions one after another.
+    """Regions one after another, and some in the place of others.
 
     Attributes
     ----------
     regions : tuple[Region, ...]
-        In ascending order.
+        In the order in which they were added.
     """
 
     regions: tuple[Region, ...] = ()
@@ -42,7 +42,10 @@ class Arena:
     @property
     def size(self) -> int:
         """Bytes of all regions."""
-        return self.regions[-1].end if self.regions else 0
+        return max((each.end for each in self.regions), default=0)
+
+    def __contains__(self, name: str) -> bool:
+        return any(each.name == name for each in self.regions)
 
     def __getitem__(self, name: str) -> Region:
         return next(each for each in self.regions if each.name == name)
@@ -61,3 +64,17 @@ class Arena:
         """
         offset = -(-self.size // alignment) * alignment
         return Arena((*self.regions, Region(name, offset, size)))
+
+    def with_alias(self, name: str, other: str, size: int) -> Arena:
+        """Return an arena with a region that begins where another does, at another time.
+
+        Parameters
+        ----------
+        name : str
+            What it holds.
+        other : str
+            Region that is not used any more then.
+        size : int
+            Bytes, at most those of the other one.
+        """
+        return Arena((*self.regions, Region(name, self[other].offset, size)))

@@ -8,7 +8,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.plan import WARPGROUP, KernelPlan
 from crossfuse.lower.hopper.statements import let
-from crossfuse.lower.hopper.tile_program import Place
+from crossfuse.lower.hopper.tile_program import Place, TileProgram
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Coordinates:
     warpgroup, thread : Any
         Warpgroup in the CTA, and thread in the warpgroup.
     places : dict
-        Values of the cluster's places, by variable.
+        Values of the cluster's places of all phases, by variable.
     """
 
     rank: Any
@@ -46,20 +46,22 @@ class Coordinates:
 
 def declare_coordinates(plan: KernelPlan) -> Coordinates:
     """Declare the launch and name its coordinates."""
-    program = plan.program
-    rank = ir.script.cta_id_in_cluster([program.cluster_size])
+    rank = ir.script.cta_id_in_cluster([plan.cluster_size])
     cluster = ir.script.cluster_id([plan.clusters])
     warpgroup = ir.script.warpgroup_id([plan.consumers + 1])
     thread = ir.script.thread_id_in_wg([WARPGROUP])
     names = {"rank": rank, "cluster": cluster, "warpgroup": warpgroup, "thread": thread}
     for name, variable in names.items():
         ir.IRBuilder.name(name, variable)
-    return Coordinates(rank, cluster, warpgroup, thread, _unravel(program.cluster, rank))
+    places: dict[Any, Any] = {}
+    for phase in plan.phases:
+        places |= _unravel(phase.program.cluster, rank)
+    return Coordinates(rank, cluster, warpgroup, thread, places)
 
 
-def grid_places(plan: KernelPlan, tile: Any) -> dict[Any, Any]:
+def grid_places(program: TileProgram, tile: Any) -> dict[Any, Any]:
     """Values of the grid's places for a tile's number."""
-    return _unravel(plan.program.grid, tile)
+    return _unravel(program.grid, tile)
 
 
 def at(expression: Any, *values: dict[Any, Any]) -> Any:

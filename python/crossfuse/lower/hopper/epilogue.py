@@ -8,8 +8,9 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates, at
-from crossfuse.lower.hopper.operand import item_bytes
-from crossfuse.lower.hopper.plan import PACKED_TYPES, WARPGROUP, WARPGROUP_ROWS, KernelPlan
+from crossfuse.lower.hopper.flags import FlagWriter
+from crossfuse.lower.hopper.phase import PACKED_TYPES, WARPGROUP_ROWS, PhasePlan
+from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.statements import let, registers, run, when
 
 _TMA_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
@@ -22,8 +23,8 @@ class Epilogue:
 
     Parameters
     ----------
-    plan : KernelPlan
-        The kernel.
+    plan : PhasePlan
+        The phase.
     where : Coordinates
         Of this thread.
     warpgroup : Any
@@ -38,7 +39,7 @@ class Epilogue:
 
     def __init__(
         self,
-        plan: KernelPlan,
+        plan: PhasePlan,
         where: Coordinates,
         warpgroup: Any,
         accumulators: Any,
@@ -52,7 +53,12 @@ class Epilogue:
         self.boxes = boxes
         self.descriptor = descriptor
 
-    def store(self, values: Mapping[Any, Any], owns: Callable[[int], Any] | None = None) -> None:
+    def store(
+        self,
+        values: Mapping[Any, Any],
+        owns: Callable[[int], Any] | None = None,
+        writer: FlagWriter | None = None,
+    ) -> None:
         """Store the tile at the place that `values` tell.
 
         Parameters
@@ -61,14 +67,30 @@ class Epilogue:
             Values of the variables of the tile's origin.
         owns : Callable | None
             Whether this thread stores an accumulator, by its index; None if it stores all.
+        writer : FlagWriter | None
+            Tells others once it is stored.
         """
         row, column = (at(each, dict(values)) for each in self.plan.program.store.tile.origin)
+        first = let("first_row", row)
         row = let("row", row + self.warpgroup * WARPGROUP_ROWS)
         column = let("column", column)
         if self.plan.store.map is None:
             self._store_elements(row, column, owns)
         else:
             self._store_boxes(row, column)
+        if writer is not None:
+            self._publish(writer, first, column)
+
+    def _publish(self, writer: FlagWriter, row: Any, column: Any) -> None:
+        """Raise the flag of the tile when all of this warpgroup's part has been written."""
+        if self.plan.store.map is None:
+            # What each thread stored is to be read by TMA.
+            run(ir.script.ptx.fence.proxy.async_())
+            self._meet()
+        with when(self.where.thread == 0):
+            if self.plan.store.map is not None:
+                run(ir.script.ptx.cp.async_.bulk.wait_group(0))
+            writer.raise_flag(row, column)
 
     def finish(self) -> None:
         """Wait until all boxes have left shared memory."""
@@ -197,9 +219,3 @@ def _as_float(value: Any) -> Any:
     if isinstance(value, ir.tirx.Cast) and str(value.value.ty) == "float32":
         return value.value
     return value.astype("float32")
-
-
-def box_bytes(plan: KernelPlan) -> int:
-    """Bytes of one box of the output."""
-    tile = plan.program.store.tile
-    return WARPGROUP_ROWS * plan.store.box_columns * item_bytes(tile.dtype)

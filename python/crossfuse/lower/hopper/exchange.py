@@ -8,18 +8,35 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates
-from crossfuse.lower.hopper.plan import WARP_ROWS, WARPGROUP_ROWS, KernelPlan, has_whole_warps
+from crossfuse.lower.hopper.phase import WARP_ROWS, WARPGROUP_ROWS, PhasePlan
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
 
 _WARPS = WARPGROUP_ROWS // WARP_ROWS
 
 
-def initialise_exchange(plan: KernelPlan, barrier: Any) -> None:
-    """Set up the barrier that completes when all partial sums have arrived."""
-    exchange = plan.program.exchange
-    assert exchange is not None
-    mbarrier.initialise(barrier, 1)
-    mbarrier.expect(barrier, (exchange.place.extent - 1) * plan.slice_bytes)
+@dataclass(frozen=True)
+class ExchangeBarriers:
+    """Barriers of an exchange.
+
+    Attributes
+    ----------
+    free : Any
+        Address of the one that completes when no CTA of the cluster needs its tiles any more.
+    received : Any
+        Address of the one that all partial sums complete.
+    """
+
+    free: Any
+    received: Any
+
+    def initialise(self, plan: PhasePlan) -> None:
+        """Set both up."""
+        exchange = plan.program.exchange
+        assert exchange is not None
+        size = exchange.place.extent
+        mbarrier.initialise(self.free, size * plan.consumers)
+        mbarrier.initialise(self.received, 1)
+        mbarrier.expect(self.received, (size - 1) * plan.slice_bytes)
 
 
 class SplitReduction:
@@ -27,7 +44,8 @@ class SplitReduction:
 
     PTX has no float32 addition into remote shared memory. So each thread pushes the registers that
     belong to another CTA's slice into that CTA's receive buffer, and each CTA adds what it received
-    to its own registers, in the order of the ranks behind it::
+    to its own registers, in the order of the ranks behind it. The buffer lies where right tiles
+    were, so nobody sends before all CTAs have multiplied theirs::
 
         before                 push                        after
         CTA 0: p00 p01         CTA 0 <-- p10               CTA 0: p00 + p10
@@ -35,20 +53,25 @@ class SplitReduction:
 
     Parameters
     ----------
-    plan : KernelPlan
-        The kernel.
+    plan : PhasePlan
+        The phase.
     where : Coordinates
         Of this thread.
     warpgroup : Any
         Index of the multiplying warpgroup.
     buffer : Any
         Function from a byte offset to an address in the receive buffer.
-    barrier : Any
-        Address of the barrier that its bytes complete.
+    barriers : ExchangeBarriers
+        Of the exchange.
     """
 
     def __init__(
-        self, plan: KernelPlan, where: Coordinates, warpgroup: Any, buffer: Any, barrier: Any
+        self,
+        plan: PhasePlan,
+        where: Coordinates,
+        warpgroup: Any,
+        buffer: Any,
+        barriers: ExchangeBarriers,
     ) -> None:
         exchange = plan.program.exchange
         assert exchange is not None
@@ -59,8 +82,8 @@ class SplitReduction:
         self.rank = where.places[exchange.place.var]
         self.warp = let("warp_of_tile", warpgroup * _WARPS + where.warp)
         self.buffer = buffer
-        self.barrier = barrier
-        self.count = 4 if has_whole_warps(plan.program, plan.consumers) else 2
+        self.barriers = barriers
+        self.count = 4 if plan.has_whole_warps else 2
         self.parts = self._parts()
 
     def _parts(self) -> list[_Part]:
@@ -117,15 +140,25 @@ class SplitReduction:
 
     def combine(self, accumulators: Any) -> None:
         """Send what others combine, wait for what they send, and add it."""
+        self._announce()
         for part in self.parts:
             with when(part.condition(part.owner.is_other)):
                 self._push(part, accumulators)
-        mbarrier.wait(self.barrier, 0)
+        mbarrier.wait_cluster(self.barriers.received, 0)
         received = registers("received", self.count, "float32")
         for slot in range(self.size - 1):
             for part in self.parts:
                 with when(part.condition(part.owner.is_self)):
                     self._add(part, accumulators, slot, received)
+
+    def _announce(self) -> None:
+        """Tell all CTAs that this warpgroup has multiplied its tiles, and wait for theirs."""
+        thread = self.where.thread
+        with when(thread < self.size):
+            address = Variable("free_in_cluster", "uint32")
+            mbarrier.cluster_address(address.value, self.barriers.free, thread)
+            mbarrier.arrive_remote(address.value)
+        mbarrier.wait(self.barriers.free, 0)
 
     def owns(self, index: int) -> Any:
         """Whether an accumulator belongs to this CTA's slice."""
@@ -160,7 +193,7 @@ class _Owner:
         target, arrival = Variable("target", "uint32"), Variable("arrival", "uint32")
         linear = reduction.where.rank + (known - mine)
         mbarrier.cluster_address(target.value, reduction.buffer(0), linear)
-        mbarrier.cluster_address(arrival.value, reduction.barrier, linear)
+        mbarrier.cluster_address(arrival.value, reduction.barriers.received, linear)
         slot = (mine - known - 1 + size) % size
         offset = ir.script.Cast("uint32", slot * reduction.plan.slice_bytes)
         target.set(target.value + offset)

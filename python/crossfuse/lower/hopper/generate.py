@@ -6,7 +6,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, tvm_target
-from crossfuse.lower.hopper.kernel import emit_kernel, tensor_maps
+from crossfuse.lower.hopper.kernel import emit_kernel
 from crossfuse.lower.hopper.plan import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.recover import recover, workspaces
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch
@@ -51,7 +51,8 @@ def generate(
         BufferSpec(str(each.name), tuple(int(n) for n in each.ty.shape), str(each.ty.dtype), True)
         for each in workspaces(func)
     )
-    image = KernelImage(name, _cuda(kernels), buffers, launches, spaces)
+    kept = tuple(each for plan in plans for each in plan.state)
+    image = KernelImage(name, _cuda(kernels), buffers, launches, spaces, kept)
     return image, _shared_memory(plans)
 
 
@@ -87,7 +88,7 @@ def _cuda(kernels: list[tuple[str, Any]]) -> str:
 
 
 def _launch(plan: KernelPlan, symbol: str, kernel: Any) -> Launch:
-    size = plan.program.cluster_size
+    size = plan.cluster_size
     return Launch(
         symbol,
         (plan.clusters * size, 1, 1),
@@ -95,6 +96,7 @@ def _launch(plan: KernelPlan, symbol: str, kernel: Any) -> Launch:
         (size, 1, 1),
         plan.arena.size,
         tuple(str(each.name).removesuffix("_ptr") for each in kernel.params),
-        tensor_maps(plan),
+        plan.tensor_maps,
         plan.early,
+        plan.is_persistent,
     )

@@ -9,14 +9,14 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates, at, strides
 from crossfuse.lower.hopper.operand import Operand
-from crossfuse.lower.hopper.plan import KernelPlan
 from crossfuse.lower.hopper.statements import run
+from crossfuse.lower.hopper.tile_program import TileProgram
 
 _TMA = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
 def load_tile(
-    plan: KernelPlan,
+    program: TileProgram,
     operand: Operand,
     descriptor: Any,
     where: Coordinates,
@@ -28,8 +28,8 @@ def load_tile(
 
     Parameters
     ----------
-    plan : KernelPlan
-        The kernel.
+    program : TileProgram
+        The phase.
     operand : Operand
         What is loaded.
     descriptor : Any
@@ -54,11 +54,11 @@ def load_tile(
         else:
             box = part * operand.copies + copy
             coordinates = (column + box * operand.map.box[0], row)
-        _copy(plan, operand, descriptor, where, coordinates, stage(offset), barrier)
+        _copy(program, operand, descriptor, where, coordinates, stage(offset), barrier)
 
 
 def _copy(
-    plan: KernelPlan,
+    program: TileProgram,
     operand: Operand,
     descriptor: Any,
     where: Coordinates,
@@ -70,7 +70,7 @@ def _copy(
     if operand.sharers == 1:
         run(ir.script.ptx[_TMA](destination, address, *coordinates, barrier))
         return
-    mask = _mask(plan, operand, where)
+    mask = _mask(program, operand, where)
     call = ir.script.ptx[_TMA + ".multicast::cluster"]
     run(call(destination, address, *coordinates, barrier, mask))
 
@@ -83,9 +83,9 @@ def _part(operand: Operand, where: Coordinates) -> Any:
     return part
 
 
-def _mask(plan: KernelPlan, operand: Operand, where: Coordinates) -> Any:
+def _mask(program: TileProgram, operand: Operand, where: Coordinates) -> Any:
     """Ranks of the sharers, as bits."""
-    steps = strides(plan.program.cluster)
+    steps = strides(program.cluster)
     moves = [
         [value * steps[place.var] for value in range(place.extent)] for place in operand.shared_by
     ]
@@ -93,6 +93,6 @@ def _mask(plan: KernelPlan, operand: Operand, where: Coordinates) -> Any:
     first = where.rank
     for place in operand.shared_by:
         first = first - where.places[place.var] * steps[place.var]
-    if plan.program.cluster_size == operand.sharers:
+    if program.cluster_size == operand.sharers:
         return ir.script.uint16(pattern)
     return ir.script.Cast("uint16", ir.script.int32(pattern) << first)

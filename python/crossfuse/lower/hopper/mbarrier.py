@@ -29,9 +29,15 @@ def expect(barrier: Any, size: int) -> None:
     run(arrive(barrier, ir.script.uint32(size)))
 
 
-def arrive(barrier: Any) -> None:
-    """Arrive at a barrier of this CTA."""
-    run(ir.script.ptx.mbarrier.arrive.shared.b64(barrier))
+def wait_cluster(barrier: Any, parity: Any) -> None:
+    """Wait until the phase of this parity is complete, and see what other CTAs stored before."""
+    run(ir.script.cuda.mbarrier_wait_acquire_cluster(barrier, parity))
+
+
+def arrive(barrier: Any, count: int = 1) -> None:
+    """Arrive at a barrier of this CTA, once or as if several did."""
+    call = ir.script.ptx.mbarrier.arrive.shared.b64
+    run(call(barrier) if count == 1 else call(barrier, ir.script.uint32(count)))
 
 
 def arrive_remote(address: Any) -> None:

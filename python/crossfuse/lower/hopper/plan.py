@@ -2,53 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from crossfuse.hardware import Device
 from crossfuse.lower.hopper.arena import Arena
-from crossfuse.lower.hopper.operand import Operand, item_bytes, make_operand, tensor_map
-from crossfuse.lower.hopper.tile_program import Product, TileProgram
-from crossfuse.lower.image import TensorMap
+from crossfuse.lower.hopper.flags import Flags, state
+from crossfuse.lower.hopper.phase import WARPGROUP_ROWS, PhasePlan, plan_phase
+from crossfuse.lower.hopper.tile_program import TileProgram
+from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
 
-#: Rows that a warpgroup multiplies: M of every wgmma.
-WARPGROUP_ROWS = 64
-#: Rows of a warpgroup's tile that each of its warps holds.
-WARP_ROWS = 16
 #: Threads of a warpgroup.
 WARPGROUP = 128
-#: Element types of operands, with the type's name in PTX and the k of its wgmma.
-OPERAND_TYPES = {
-    "float16": ("f16", 16),
-    "bfloat16": ("bf16", 16),
-    "float8_e4m3fn": ("e4m3", 32),
-    "float8_e5m2": ("e5m2", 32),
-}
-#: Types of which two are converted into one register, by what PTX calls the pair.
-PACKED_TYPES = {"bfloat16": "bf16x2", "float16": "f16x2"}
 #: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
 #: others; 0 leaves them as launched. Together at most 64 Ki a CTA.
 REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
-#: Accumulators of a thread that leave room for addresses and the epilogue.
-_MAX_ACCUMULATORS = {1: 128, 2: 128, 3: 96}
 _MAX_STAGES = 12
+#: Stages of left tiles that cover the latency of L2, from which they mostly come.
+_LEFT_STAGES = 4
 _ALIGNMENT = 1024
 
 
 @dataclass(frozen=True)
-class StorePlan:
-    """How a tile leaves registers.
+class RingPlan:
+    """A ring of stages that all phases go round.
 
     Attributes
     ----------
-    map : TensorMap | None
-        Boxes of 64 rows, staged in shared memory and stored by TMA; None stores elements directly.
-    box_columns : int
-        Columns of a box.
+    stages : int
+        Number of stages.
+    pitch : int
+        Bytes from one to the next: the most that any phase loads in a step.
+    sharers : int
+        CTAs that fill stages of one another in some phase: the cluster, or 1.
     """
 
-    map: TensorMap | None
-    box_columns: int
+    stages: int
+    pitch: int
+    sharers: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of all stages."""
+        return self.stages * self.pitch
 
 
 @dataclass(frozen=True)
@@ -57,40 +53,31 @@ class KernelPlan:
 
     Attributes
     ----------
-    program : TileProgram
-        What it computes.
-    left : Operand
-        How the left tile is loaded.
-    rights : tuple[Operand, ...]
-        How each product's right tile is loaded.
-    store : StorePlan
-        How the result is stored.
-    consumers : int
-        Warpgroups that multiply; one more loads.
-    stages : int
-        Of the ring.
+    phases : tuple[PhasePlan, ...]
+        What it computes, one after another. Phases after the first wait for flags of earlier ones.
+    left, right : RingPlan
+        Rings of left tiles, and of the right tiles of all products.
     arena : Arena
-        Shared memory: ``left``, ``right0`` and so on, ``boxes`` (if stored by TMA), ``received``
-        (if the reduction is split), ``barriers``.
+        Shared memory: ``left``, ``right``, ``boxes`` (if stored by TMA), ``received`` (if a
+        reduction is split), ``barriers``. What is received lies where right tiles were.
     clusters : int
-        Clusters launched; each goes through tiles ``c, c + clusters, ...``.
-    tails : tuple[bool, bool]
-        Whether tiles of the output reach beyond its rows, and beyond its columns.
+        Clusters launched; each goes through tiles ``c, c + clusters, ...`` of a phase.
     early : bool
         Whether it starts before the kernel that makes its left operand is over: right tiles are
         loaded meanwhile.
     """
 
-    program: TileProgram
-    left: Operand
-    rights: tuple[Operand, ...]
-    store: StorePlan
-    consumers: int
-    stages: int
+    phases: tuple[PhasePlan, ...]
+    left: RingPlan
+    right: RingPlan
     arena: Arena
     clusters: int
-    tails: tuple[bool, bool]
     early: bool = False
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply; one more loads."""
+        return self.phases[0].consumers
 
     @property
     def threads(self) -> int:
@@ -98,49 +85,53 @@ class KernelPlan:
         return WARPGROUP * (self.consumers + 1)
 
     @property
-    def columns(self) -> int:
-        """Columns of the tile: N of the wgmma."""
-        return self.program.contraction.columns
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return self.phases[0].program.cluster_size
 
     @property
     def accumulators(self) -> int:
-        """Float32 registers of one product's tile in a thread."""
-        return self.columns // 2
+        """Float32 registers that the widest phase sums in."""
+        return max(each.accumulators * len(each.rights) for each in self.phases)
 
     @property
-    def stage_bytes(self) -> int:
-        """Bytes that arrive in a stage."""
-        return sum(each.size for each in self.operands)
+    def flags(self) -> tuple[Flags, ...]:
+        """Flags of all phases, in the order in which they lie in memory."""
+        return tuple(each.raises for each in self.phases if each.raises is not None)
 
     @property
-    def is_multicast(self) -> bool:
-        """Whether CTAs load for each other."""
-        return max(each.sharers for each in self.operands) > 1
+    def is_persistent(self) -> bool:
+        """Whether CTAs wait for one another, so that all have to run at the same time."""
+        return bool(self.flags)
 
     @property
-    def operands(self) -> tuple[Operand, ...]:
-        """Everything that is loaded."""
-        return (self.left, *self.rights)
+    def flag_count(self) -> int:
+        """Flags of all phases."""
+        return sum(each.count for each in self.flags)
+
+    def first_flag(self, flags: Flags) -> int:
+        """Where the flags of a phase begin."""
+        return sum(each.count for each in self.flags[: self.flags.index(flags)])
 
     @property
-    def slice_bytes(self) -> int:
-        """Bytes of the partial sums that one CTA sends to another; 0 without an exchange."""
-        exchange = self.program.exchange
-        return 0 if exchange is None else _sent_bytes(self.program, self.consumers)
+    def state(self) -> tuple[BufferSpec, ...]:
+        """What the kernel keeps from launch to launch."""
+        ctas = self.clusters * self.cluster_size
+        return (state(self.flag_count, ctas),) if self.is_persistent else ()
+
+    @property
+    def tensor_maps(self) -> tuple[TensorMap, ...]:
+        """Descriptors that the kernel takes, each once."""
+        return tuple(dict.fromkeys(map_ for each in self.phases for map_ in each.tensor_maps))
 
 
-def operand_names(count: int) -> tuple[str, ...]:
-    """Names of the regions of the left operand and of each right one."""
-    return ("left", *(f"right{index}" for index in range(count - 1)))
-
-
-def plan_kernel(program: TileProgram, device: Device) -> KernelPlan:
+def plan_kernel(programs: tuple[TileProgram, ...], device: Device) -> KernelPlan:
     """Plan a kernel.
 
     Parameters
     ----------
-    program : TileProgram
-        From `recover`.
+    programs : tuple[TileProgram, ...]
+        Its phases, from `recover`.
     device : Device
         Its shared memory and SMs.
 
@@ -152,140 +143,128 @@ def plan_kernel(program: TileProgram, device: Device) -> KernelPlan:
     Raises
     ------
     LoweringRefused
-        If tensor cores or TMA cannot take the tiles.
+        If tensor cores or TMA cannot take the tiles, or phases do not fit together.
     """
-    contraction = program.contraction
-    for product in contraction.products:
-        _check_types(contraction.left.dtype, product)
-    consumers = _consumers(program)
-    left = make_operand(program, contraction.left, k_major=True)
-    rights = tuple(
-        make_operand(program, each.right, k_major=not each.is_transposed)
-        for each in contraction.products
-    )
-    store = _plan_store(program)
-    arena = Arena()
-    if store.map is not None:
-        boxes = 2 * consumers * WARPGROUP_ROWS * store.map.swizzle
-        arena = arena.with_region("boxes", boxes, _ALIGNMENT)
-    if program.exchange is not None:
-        arena = _with_receive(program, consumers, arena)
-    stages, arena = _plan_stages(program, (left, *rights), arena, device)
-    clusters = min(program.tiles, max(1, device.sms // program.cluster_size))
-    if program.exchange is not None:
-        # What peers send has one place: a cluster computes one tile.
-        clusters = program.tiles
-    tails = (program.has_tail(0), program.has_tail(1))
-    early = program.follows and clusters == program.tiles
-    return KernelPlan(
-        program, left, rights, store, consumers, stages, arena, clusters, tails, early
-    )
+    phases = _phases(programs)
+    clusters = _clusters(phases, device)
+    left, right, arena = _rings(phases, device)
+    first = phases[0].program
+    early = len(phases) == 1 and first.follows and clusters == first.tiles
+    return KernelPlan(phases, left, right, arena, clusters, early)
 
 
-def has_whole_warps(program: TileProgram, consumers: int) -> bool:
-    """Whether each slice of a split reduction is the rows of whole warps of a full tile."""
-    exchange = program.exchange
-    assert exchange is not None
-    rows = exchange.rows * exchange.place.extent
-    full = rows == consumers * WARPGROUP_ROWS and exchange.width == program.contraction.columns
-    return full and exchange.rows % WARP_ROWS == 0
+def _phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
+    phases: list[PhasePlan] = []
+    for program in programs:
+        left = program.contraction.left
+        made = [each.raises for each in phases if each.raises is not None]
+        flags = next((each for each in made if each.buffer.same_as(left.buffer)), None)
+        if flags is not None:
+            flags.check_reader(left, program.analyzer)
+        phases.append(plan_phase(program, flags))
+    first, *others = phases
+    for phase in others:
+        found = (phase.consumers, phase.program.cluster_size)
+        if found != (first.consumers, first.program.cluster_size):
+            raise refuse(
+                "grid-stage",
+                "phases of one kernel",
+                found=f"tiles of {WARPGROUP_ROWS * phase.consumers} rows in clusters of {found[1]}",
+                limit=f"{WARPGROUP_ROWS * first.consumers} rows in clusters of "
+                f"{first.program.cluster_size}, as in the first phase",
+                instead="give all phases tiles of the same rows and one cluster size",
+            )
+    return _with_distinct_maps(tuple(phases))
 
 
-def _sent_bytes(program: TileProgram, consumers: int) -> int:
-    """Bytes of one CTA's slice, as another CTA sends it."""
-    exchange = program.exchange
-    assert exchange is not None
-    if has_whole_warps(program, consumers):
-        return exchange.rows * program.contraction.columns * 4
-    return exchange.elements * 4
+def _with_distinct_maps(phases: tuple[PhasePlan, ...]) -> tuple[PhasePlan, ...]:
+    """Descriptors of one tensor with different boxes get names of their own."""
+    names: dict[TensorMap, str] = {}
+
+    def named(map_: TensorMap) -> TensorMap:
+        if map_ not in names:
+            taken = sum(each.name == map_.name for each in names)
+            names[map_] = f"{map_.name}{taken}" if taken else map_.name
+        return replace(map_, name=names[map_])
+
+    def renamed(phase: PhasePlan) -> PhasePlan:
+        left, *rights = (replace(each, map=named(each.map)) for each in phase.operands)
+        store = phase.store
+        if store.map is not None:
+            store = replace(store, map=named(store.map))
+        return replace(phase, left=left, rights=tuple(rights), store=store)
+
+    return tuple(map(renamed, phases))
 
 
-def _with_receive(program: TileProgram, consumers: int, arena: Arena) -> Arena:
-    """Room for what the other CTAs send of this one's slice, and its barrier."""
-    exchange = program.exchange
-    assert exchange is not None
-    if exchange.elements % 2 or exchange.width % 2:
+def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:
+    """Clusters that find room; as many as tiles where a cluster has to compute just one."""
+    room = device.resident_clusters(phases[0].program.cluster_size)
+    clusters = min(room, max(each.program.tiles for each in phases))
+    split = [each.program for each in phases if each.program.exchange is not None]
+    # What peers send has one place: a cluster computes one tile.
+    needed = max((each.tiles for each in split), default=clusters)
+    if len(phases) > 1 and needed > room:
         raise refuse(
-            "tile-exchange",
-            f"axis {exchange.place.tag}",
-            found=f"slices of {exchange.elements} elements of rows of {exchange.width}",
-            limit="even numbers: registers hold pairs of a row",
-            instead="split the reduction over fewer CTAs, or take another tile",
+            "grid-stage",
+            f"clusters of {phases[0].program.cluster_size} on {device.name}",
+            found=f"{needed} tiles of a split reduction",
+            limit=f"{room} clusters that run at the same time, each with one tile",
+            instead="take wider tiles, or leave grid_stage out",
         )
-    size = (exchange.place.extent - 1) * _sent_bytes(program, consumers)
-    arena = arena.with_region("received", size, _ALIGNMENT)
-    return arena.with_region("received_barrier", 8, 8)
+    return max(clusters, needed)
 
 
-def _check_types(left: str, product: Product) -> None:
-    right = product.right.dtype
-    if left not in OPERAND_TYPES or OPERAND_TYPES[left][1] != OPERAND_TYPES.get(right, ("", 0))[1]:
-        raise refuse(
-            "tile-operand",
-            f"product of '{product.accumulator.name}'",
-            found=f"operands of {left} and {right}",
-            limit=f"two of {', '.join(OPERAND_TYPES)} of one width",
-            instead="convert the operands, or leave the stages out for the general lowering",
-        )
-    if left != right and "float8" not in left:
-        raise refuse(
-            "tile-operand",
-            f"product of '{product.accumulator.name}'",
-            found=f"operands of {left} and {right}",
-            limit="operands of one 16-bit type",
-            instead="convert one of them",
-        )
-
-
-def _consumers(program: TileProgram) -> int:
-    rows, columns = program.contraction.rows, program.contraction.columns
-    consumers = rows // WARPGROUP_ROWS
-    most = 2 * _MAX_ACCUMULATORS.get(consumers, 0) // len(program.contraction.products)
-    if rows % WARPGROUP_ROWS or consumers not in REGISTERS or columns % 8 or columns > most:
-        raise refuse(
-            "tile-shape",
-            f"product of '{program.contraction.products[0].accumulator.name}'",
-            found=f"a tile of {rows} x {columns}",
-            limit="64 or 128 rows with columns in multiples of 8 up to 256, or 192 rows with up "
-            "to 192 columns",
-            instead="split rows and columns by other factors",
-        )
-    return consumers
-
-
-def _plan_store(program: TileProgram) -> StorePlan:
-    """By TMA where elements are 16 bits wide and rows of the output can be copied."""
-    tile = program.store.tile
-    pitch = tile.extents[1] * item_bytes(tile.dtype)
-    width = next((each for each in (64, 32, 16) if tile.shape[1] % each == 0), 0)
-    packed = tile.dtype in PACKED_TYPES
-    if not packed or pitch % 16 or not width or program.exchange is not None:
-        return StorePlan(None, 8)
-    return StorePlan(tensor_map(tile, (width, WARPGROUP_ROWS), 2 * width), width)
-
-
-def _plan_stages(
-    program: TileProgram, operands: tuple[Operand, ...], rest: Arena, device: Device
-) -> tuple[int, Arena]:
+def _rings(
+    phases: tuple[PhasePlan, ...], device: Device
+) -> tuple[RingPlan, RingPlan, Arena]:
     """As many stages as fit, or as many as were asked for."""
-    wanted = program.contraction.stages
-
-    def arena(stages: int) -> Arena:
-        regions = rest
-        for name, operand in zip(operand_names(len(operands)), operands, strict=True):
-            regions = regions.with_region(name, stages * operand.size, _ALIGNMENT)
-        return regions.with_region("barriers", 16 * stages, 8)
-
+    left, right = _ring(phases, slice(0, 1)), _ring(phases, slice(1, None))
+    wanted = max(each.program.contraction.stages for each in phases)
     options = [wanted] if wanted else list(range(_MAX_STAGES, 1, -1))
     for stages in options:
-        if arena(stages).size <= device.max_shared_bytes:
-            return stages, arena(stages)
-    least = arena(options[-1])
+        # Right tiles come from far away: left ones get what these leave, if it is enough.
+        fewest = stages if wanted else min(stages, _LEFT_STAGES)
+        for fewer in range(stages, fewest - 1, -1):
+            rings = replace(left, stages=fewer), replace(right, stages=stages)
+            arena = _arena(phases, *rings)
+            if arena.size <= device.max_shared_bytes:
+                return (*rings, arena)
+    least = _arena(phases, *rings)
     raise refuse(
         "shared-memory",
         "kernel",
-        found=f"{least.size} bytes for {options[-1]} stages of "
-        f"{sum(each.size for each in operands)} bytes",
+        found=f"{least.size} bytes for {options[-1]} stages of {left.pitch + right.pitch} bytes",
         limit=f"{device.max_shared_bytes} bytes on {device.name}",
         instead="use fewer stages or smaller tiles",
     )
+
+
+def _ring(phases: tuple[PhasePlan, ...], which: slice) -> RingPlan:
+    """The ring of some operands of all phases, without its stages."""
+    loaded = [each.operands[which] for each in phases]
+    pitch = max(sum(operand.size for operand in each) for each in loaded)
+    shared = any(operand.sharers > 1 for each in loaded for operand in each)
+    return RingPlan(0, pitch, phases[0].program.cluster_size if shared else 1)
+
+
+def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Arena:
+    """Where everything lies; what peers send takes the place of right tiles that are used up."""
+    received = max((_received_bytes(each) for each in phases), default=0)
+    arena = Arena()
+    boxes = [each.store.map.swizzle for each in phases if each.store.map is not None]
+    if boxes:
+        size = 2 * phases[0].consumers * WARPGROUP_ROWS * max(boxes)
+        arena = arena.with_region("boxes", size, _ALIGNMENT)
+    arena = arena.with_region("left", left.size, _ALIGNMENT)
+    arena = arena.with_region("right", max(right.size, received), _ALIGNMENT)
+    if received:
+        arena = arena.with_alias("received", "right", received)
+        arena = arena.with_region("exchange_barriers", 16, 8)
+    return arena.with_region("barriers", 16 * (left.stages + right.stages), 8)
+
+
+def _received_bytes(phase: PhasePlan) -> int:
+    """What the other CTAs of the cluster send to one."""
+    exchange = phase.program.exchange
+    return 0 if exchange is None else (exchange.place.extent - 1) * phase.slice_bytes

@@ -12,7 +12,7 @@ from crossfuse.lower.hopper.recover_store import read_store
 from crossfuse.lower.hopper.tile_nest import check_start, refuse_program, tile_nest
 from crossfuse.lower.hopper.tile_program import Contraction, Place, TileProgram
 from crossfuse.lower.tree import coordinate
-from crossfuse.schedule.markers import STAGES
+from crossfuse.schedule.markers import GRID_STAGE, STAGES
 
 _Loops = tuple[Any, ...]
 
@@ -24,8 +24,8 @@ def is_tile_program(func: Any) -> bool:
     return bool(found)
 
 
-def recover(func: Any) -> tuple[TileProgram, ...]:
-    """Read the tile programs of a scheduled function, one for each kernel.
+def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
+    """Read the tile programs of a scheduled function, kernel by kernel.
 
     Parameters
     ----------
@@ -37,8 +37,9 @@ def recover(func: Any) -> tuple[TileProgram, ...]:
 
     Returns
     -------
-    tuple[TileProgram, ...]
-        In program order.
+    tuple[tuple[TileProgram, ...], ...]
+        Phases of each kernel, in program order: nests that are joined by `grid_stage` are phases of
+        one kernel, every other nest is a kernel.
 
     Raises
     ------
@@ -50,15 +51,57 @@ def recover(func: Any) -> tuple[TileProgram, ...]:
     made = workspaces(func)
     memory = (*func.params, *made)
     programs = [_recover_nest(each, memory) for each in nests]
-    return tuple(replace(each, follows=_follows(each, made)) for each in programs)
+    programs = [replace(each, follows=_follows(each, made)) for each in programs]
+    return tuple(map(tuple, _kernels(programs)))
+
+
+def _kernels(programs: list[TileProgram]) -> list[list[TileProgram]]:
+    """Programs that pass an intermediate on within a kernel, together."""
+    kernels: list[list[TileProgram]] = []
+    open_until = -1
+    for index, program in enumerate(programs):
+        if index > open_until:
+            kernels.append([])
+        kernels[-1].append(program)
+        _check_phase(program, kernels[-1][:-1])
+        if program.staged:
+            made = program.store.tile.buffer
+            readers = [n for n, each in enumerate(programs) if _loads(each, made)]
+            open_until = max(open_until, *readers, index)
+    return kernels
+
+
+def _loads(program: TileProgram, buffer: Any) -> bool:
+    return any(each.same_as(buffer) for each in _loaded(program))
+
+
+def _loaded(program: TileProgram) -> list[Any]:
+    """Buffers that a program loads, that of the left operand first."""
+    contraction = program.contraction
+    loaded = [contraction.left.buffer, *(each.right.buffer for each in contraction.products)]
+    ir.walk(program.store.value, (ir.TensorLoad, lambda load: loaded.append(load.source)))
+    return loaded
+
+
+def _check_phase(program: TileProgram, before: list[TileProgram]) -> None:
+    """Phases of a kernel pass on left operands alone, those that are marked."""
+    _, *others = _loaded(program)
+    for each in before:
+        made = each.store.tile.buffer
+        as_left = program.contraction.left.buffer.same_as(made)
+        if any(other.same_as(made) for other in others) or (as_left and not each.staged):
+            raise refuse_program(
+                f"tensor '{made.name}'",
+                "an intermediate that a later phase of the same kernel loads",
+                "left operands of a product that grid_stage was called for",
+            )
 
 
 def _follows(program: TileProgram, made: tuple[Any, ...]) -> bool:
     """Whether only the left operand is an intermediate."""
-    loads: list[Any] = [each.right.buffer for each in program.contraction.products]
-    ir.walk(program.store.value, (ir.TensorLoad, lambda load: loads.append(load.source)))
+    left, *loads = _loaded(program)
     others = any(load.same_as(each) for load in loads for each in made)
-    return not others and any(program.contraction.left.buffer.same_as(each) for each in made)
+    return not others and any(left.same_as(each) for each in made)
 
 
 def workspaces(func: Any) -> tuple[Any, ...]:
@@ -85,7 +128,8 @@ def _recover_nest(node: Any, memory: tuple[Any, ...]) -> TileProgram:
     nest = tile_nest(others[0], outer)
     store = read_store(nest, accumulators, contraction.result(contraction.left.buffer))
     contraction = _with_rows(contraction, store.tile.shape[0])
-    return TileProgram(_places(outer), contraction, None, store, memory)
+    staged = GRID_STAGE in nest.block.annotations
+    return TileProgram(_places(outer), contraction, None, store, memory, staged=staged)
 
 
 def _with_rows(contraction: Contraction, rows: int) -> Contraction:
@@ -112,11 +156,13 @@ def _recover_split(memory: tuple[Any, ...], outer: _Loops, parts: list[Any]) -> 
     exchange = read_exchange(copy, combine, contraction, place, slice_var)
     whole = contraction.result(contraction.left.buffer)
     part = slice_tile(exchange, whole, slice_var)
-    store = read_store(tile_nest(taken[1], (*outer, *taking)), (exchange.combined,), part)
+    nest = tile_nest(taken[1], (*outer, *taking))
+    store = read_store(nest, (exchange.combined,), part)
     places = _places((*outer, *making))
     # The epilogue counts rows from the tile's first one.
     store = replace(store, tile=replace(store.tile, origin=whole.origin, shape=whole.shape))
-    return TileProgram(places, contraction, exchange, store, memory)
+    staged = GRID_STAGE in nest.block.annotations
+    return TileProgram(places, contraction, exchange, store, memory, staged=staged)
 
 
 def _is_bound(node: Any) -> bool:

@@ -42,7 +42,7 @@ class Ring:
 
 
 class Cursor:
-    """One role's way round a ring: it carries stage and phase, so that no one else counts.
+    """One role's way round a ring: it carries stage and parity, so that no one else counts.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Cursor:
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
         self._stage = Variable("stage", "int32", 0)
-        self._phase = Variable("phase", "int32", 0)
+        self._parity = Variable("parity", "int32", 0)
 
     @property
     def stage(self) -> Any:
@@ -68,11 +68,11 @@ class Cursor:
 
     def wait_full(self) -> None:
         """Wait until the stage has been filled."""
-        mbarrier.wait(self.ring.full(self.stage), self._phase.value)
+        mbarrier.wait(self.ring.full(self.stage), self._parity.value)
 
     def wait_empty(self) -> None:
         """Wait until the stage may be overwritten. The first time round it is empty at once."""
-        mbarrier.wait(self.ring.empty(self.stage), self._phase.value ^ 1)
+        mbarrier.wait(self.ring.empty(self.stage), self._parity.value ^ 1)
 
     def expect(self, size: int) -> Any:
         """Announce the bytes of the stage; returns the barrier that they complete."""
@@ -84,7 +84,7 @@ class Cursor:
         self._stage.set(self.stage + 1)
         with when(self.stage == self.ring.stages):
             self._stage.set(0)
-            self._phase.set(self._phase.value ^ 1)
+            self._parity.set(self._parity.value ^ 1)
 
 
 class Release:
@@ -96,25 +96,34 @@ class Release:
         The ring.
     thread : Any
         Index of the thread in its warpgroup.
-    cluster : int
-        CTAs that fill stages of this one: the whole cluster if any load is multicast, else 1.
+    sharers : int
+        CTAs that fill stages of one another in some phase: the whole cluster, or 1.
     """
 
-    def __init__(self, ring: Ring, thread: Any, cluster: int) -> None:
+    def __init__(self, ring: Ring, thread: Any, sharers: int) -> None:
         self.ring = ring
         self.thread = thread
-        self.cluster = cluster
-        if cluster > 1:
+        self.sharers = sharers
+        if sharers > 1:
             self.remote = Variable("empty_in_cluster", "uint32")
-            rank = let("release_rank", thread % cluster)
+            rank = let("release_rank", thread % sharers)
             mbarrier.cluster_address(self.remote.value, ring.empty(0), rank)
 
-    def __call__(self, stage: Any) -> None:
-        """Say that this warpgroup has read a stage."""
-        if self.cluster == 1:
+    def __call__(self, stage: Any, *, shared: bool) -> None:
+        """Say that this warpgroup has read a stage.
+
+        Parameters
+        ----------
+        stage : Any
+            Its number.
+        shared : bool
+            Whether all CTAs fill it in this phase. If only this one does, it counts for all: the
+            barrier waits for as many arrivals in every phase.
+        """
+        if not shared:
             with when(self.thread == 0):
-                mbarrier.arrive(self.ring.empty(stage))
+                mbarrier.arrive(self.ring.empty(stage), self.sharers)
             return
-        with when(self.thread < self.cluster):
+        with when(self.thread < self.sharers):
             offset = ir.script.Cast("uint32", stage * 8)
             mbarrier.arrive_remote(self.remote.value + offset)

@@ -195,6 +195,8 @@ class TileProgram:
         Everything in global memory: parameters of the function, then intermediates.
     follows : bool
         Whether its left operand, and nothing else that it loads, is an intermediate.
+    staged : bool
+        Whether what it stores is loaded by a later phase of the same kernel, see `grid_stage`.
     """
 
     places: tuple[Place, ...]
@@ -203,6 +205,7 @@ class TileProgram:
     store: Store
     parameters: tuple[Any, ...]
     follows: bool = False
+    staged: bool = False
 
     def with_parameters(self, images: Mapping[Any, Any]) -> TileProgram:
         """Return the program on other buffers than the function's parameters."""
@@ -229,11 +232,16 @@ class TileProgram:
     def has_tail(self, dimension: int) -> bool:
         """Whether tiles of the output may reach beyond it: rows are 0, columns 1."""
         tile = self.store.tile
+        end = tile.origin[dimension] + tile.shape[dimension]
+        return not self.analyzer.can_prove(end <= tile.extents[dimension])
+
+    @property
+    def analyzer(self) -> Any:
+        """An analyzer that knows the ranges of all places."""
         known = ir.sym.Analyzer()
         for place in self.places:
             known.bind(place.var, ir.tvm.ir.Range(0, place.extent))
-        end = tile.origin[dimension] + tile.shape[dimension]
-        return not known.can_prove(end <= tile.extents[dimension])
+        return known
 
     @property
     def results(self) -> tuple[Any, ...]:

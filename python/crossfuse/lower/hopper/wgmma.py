@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.operand import ROW_BYTES, Operand
-from crossfuse.lower.hopper.plan import OPERAND_TYPES, WARPGROUP_ROWS, KernelPlan
-from crossfuse.lower.hopper.statements import Variable, registers, run
+from crossfuse.lower.hopper.phase import OPERAND_TYPES, WARPGROUP_ROWS, PhasePlan
+from crossfuse.lower.hopper.plan import RingPlan
+from crossfuse.lower.hopper.statements import Variable, run
 
 #: Bytes of eight rows of a swizzled tile: one repeat of the pattern.
 _PATTERN = 8 * ROW_BYTES
@@ -21,40 +22,53 @@ class Multiplier:
 
     Parameters
     ----------
-    plan : KernelPlan
-        The kernel.
-    regions : Sequence
-        Functions from a byte offset to an address in the left tile's and each right tile's stages.
+    plan : PhasePlan
+        The phase.
+    rings : tuple[RingPlan, RingPlan]
+        Of left and of right tiles.
+    regions : tuple[Callable, Callable]
+        Functions from a byte offset to an address in these rings.
     warpgroup : Any
         Index of the multiplying warpgroup.
+    accumulators : Any
+        Registers of all phases; this one uses the first.
     """
 
     def __init__(
-        self, plan: KernelPlan, regions: Sequence[Callable[[Any], Any]], warpgroup: Any
+        self,
+        plan: PhasePlan,
+        rings: tuple[RingPlan, RingPlan],
+        regions: tuple[Callable[[Any], Any], Callable[[Any], Any]],
+        warpgroup: Any,
+        accumulators: Any,
     ) -> None:
         self.plan = plan
-        self.count = plan.accumulators * len(plan.rights)
-        self.accumulators = registers("accumulators", self.count, "float32")
-        left, *rights = regions
+        self.rings = rings
+        self.accumulators = accumulators
+        left, right = regions
         rows = WARPGROUP_ROWS * ROW_BYTES
         self._left = _descriptor("left_tile", left(warpgroup * rows), plan.left)
-        self._rights = [
-            _descriptor("right_tile", region(0), operand)
-            for region, operand in zip(rights, plan.rights, strict=True)
-        ]
+        self._rights = []
+        start = 0
+        for operand in plan.rights:
+            self._rights.append(_descriptor("right_tile", right(start), operand))
+            start += operand.size
         self._k = OPERAND_TYPES[plan.left.tile.dtype][1]
 
-    def start(self, stage: Any, first: Any) -> None:
-        """Multiply the tiles of a stage; `first` clears what was accumulated before."""
+    def start(self, left: Any, right: Any, first: Any) -> None:
+        """Multiply the tiles of two stages; `first` clears what was accumulated before."""
         self.hold()
         run(ir.script.ptx.wgmma.fence.sync.aligned())
+        offsets = [
+            stage * ring.pitch for stage, ring in zip((left, right), self.rings, strict=True)
+        ]
         for part in range(self.plan.program.contraction.depth // self._k):
             keep = ir.script.Cast("uint32", ir.script.Not(first)) if part == 0 else 1
             for number in range(len(self._rights)):
-                self._multiply(number, stage, part, ir.script.Cast("uint32", keep))
+                self._multiply(number, offsets, part, ir.script.Cast("uint32", keep))
         run(ir.script.ptx.wgmma.commit_group.sync.aligned())
 
-    def _multiply(self, number: int, stage: Any, part: int, keep: Any) -> None:
+    def _multiply(self, number: int, offsets: list[Any], part: int, keep: Any) -> None:
         """One wgmma."""
         plan, right = self.plan, self.plan.rights[number]
         types = [OPERAND_TYPES[each.tile.dtype][0] for each in (plan.left, right)]
@@ -67,8 +81,8 @@ class Multiplier:
         run(
             call(
                 *[self.accumulators[first + i] for i in range(plan.accumulators)],
-                self._left.value + _words(stage * plan.left.size, part, plan.left),
-                self._rights[number].value + _words(stage * right.size, part, right),
+                self._left.value + _words(offsets[0], part, plan.left),
+                self._rights[number].value + _words(offsets[1], part, right),
                 ir.script.ptx.pred(keep),
                 1,
                 1,
@@ -84,7 +98,8 @@ class Multiplier:
 
     def hold(self) -> None:
         """Keep the compiler from moving the accumulators across this place."""
-        count = self.count
+        plan = self.plan
+        count = plan.accumulators * len(plan.rights)
         name = f"crossfuse_hold_{count}"
         source = (
             f"__device__ __forceinline__ void {name}(float* registers) {{\n#pragma unroll\n"

@@ -42,6 +42,7 @@ struct Launch {
   int argument_count;
   const TensorMap* tensor_maps;
   bool early;  // may start before the launch before it is over
+  bool cooperative;  // all CTAs run at the same time
 };
 
 struct Program {
@@ -52,6 +53,8 @@ struct Program {
   int buffer_count;
   const Buffer* workspaces;  // their indices follow those of the buffers
   int workspace_count;
+  const Buffer* state;  // their indices follow those of the workspaces
+  int state_count;
   const Launch* launches;
   int launch_count;
   const char* cubin;

@@ -36,6 +36,7 @@ struct LaunchAttribute {
       unsigned x, y, z;
     } cluster;
     int programmatic;
+    int cooperative;
     char bytes[64];
   } value;
 };
@@ -58,9 +59,11 @@ constexpr int kAttributeComputeMajor = 75;
 constexpr int kAttributeComputeMinor = 76;
 constexpr int kFunctionMaxDynamicShared = 8;
 constexpr int kFunctionNonPortableCluster = 14;
+constexpr int kLaunchCooperative = 2;
 constexpr int kLaunchClusterDimension = 4;
 constexpr int kLaunchProgrammatic = 6;
 constexpr int kCaptureRelaxed = 2;
+constexpr unsigned kStreamNonBlocking = 1;
 constexpr Status kErrorNoDevice = 100;
 
 #define CROSSFUSE_DRIVER_API(X)                                       \
@@ -85,6 +88,12 @@ constexpr Status kErrorNoDevice = 100;
      const uint32_t*, int, int, int, int))                            \
   X(cuMemAlloc_v2, (DevicePointer*, size_t))                          \
   X(cuMemFree_v2, (DevicePointer))                                    \
+  X(cuMemsetD8Async, (DevicePointer, unsigned char, size_t, void*))   \
+  X(cuStreamCreate, (void**, unsigned))                               \
+  X(cuStreamDestroy_v2, (void*))                                      \
+  X(cuStreamSynchronize, (void*))                                     \
+  X(cuStreamIsCapturing, (void*, int*))                               \
+  X(cuStreamGetId, (void*, unsigned long long*))                      \
   X(cuMemcpyHtoD_v2, (DevicePointer, const void*, size_t))            \
   X(cuMemcpyDtoH_v2, (void*, DevicePointer, size_t))
 

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "arguments.h"
+#include "state.h"
 
 namespace crossfuse {
 
@@ -19,11 +20,12 @@ struct Loaded {
   std::string device;
   std::vector<void*> functions;  // per launch
   std::vector<int> clusters;     // per launch: clusters the device holds at once
+  mutable StateMemory state;
 };
 
 // Attributes of a launch; `LaunchConfig` points to them.
 struct LaunchAttributes {
-  LaunchAttribute items[2] = {};
+  LaunchAttribute items[3] = {};
   unsigned count = 0;
 };
 
@@ -43,6 +45,11 @@ inline LaunchConfig launch_config(const Launch& launch, LaunchAttributes* attrib
     LaunchAttribute& early = attributes->items[attributes->count++];
     early.id = kLaunchProgrammatic;
     early.value.programmatic = 1;
+  }
+  if (launch.cooperative) {
+    LaunchAttribute& cooperative = attributes->items[attributes->count++];
+    cooperative.id = kLaunchCooperative;
+    cooperative.value.cooperative = 1;
   }
   return {launch.grid.x,  launch.grid.y,       launch.grid.z, launch.block.x,    launch.block.y,
           launch.block.z, launch.shared_bytes, stream,        attributes->items, attributes->count};
@@ -130,15 +137,21 @@ inline const Loaded& loaded_on(const Program& program, int device_id) {
 }
 
 inline void check_fit(const Program& program, const Loaded& loaded, int index) {
-  if (loaded.clusters[index] >= 1) return;
   const Launch& launch = program.launches[index];
+  const int room = loaded.clusters[index];
+  const unsigned needed =
+      launch.cooperative ? launch.grid.x * launch.grid.y * launch.grid.z / cluster_size(launch) : 1;
+  if (room >= static_cast<int>(needed)) return;
   refuse("RuntimeError", "cluster-fit",
          std::string("kernel '") + launch.symbol + "' on " + loaded.device,
-         "room for no cluster of " + std::to_string(cluster_size(launch)) + " CTAs of " +
+         "room for " + (room ? std::to_string(room) + " clusters" : std::string("no cluster")) +
+             " of " + std::to_string(cluster_size(launch)) + " CTAs of " +
              std::to_string(launch.block.x * launch.block.y * launch.block.z) + " threads and " +
              std::to_string(launch.shared_bytes) + " bytes of dynamic shared memory",
-         "at least 1 cluster on the device",
-         "compile with a smaller cluster, fewer threads or less shared memory");
+         launch.cooperative ? std::to_string(needed) + " clusters that run at the same time"
+                            : "at least 1 cluster on the device",
+         launch.cooperative ? "compile without grid_stage, as two kernels, or for this device"
+                            : "compile with a smaller cluster, fewer threads or less shared memory");
 }
 
 // CUtensorMapL2promotion: lines are fetched by 128 bytes.
@@ -154,11 +167,26 @@ inline EncodedMap encode(const TensorMap& map, void* data) {
   return encoded;
 }
 
+// Adds the addresses of what the program keeps from launch to launch: one piece holds all of it.
+inline void add_state(const Program& program, const Loaded& loaded, void* stream,
+                      std::vector<void*>* data) {
+  if (program.state_count == 0) return;
+  std::vector<size_t> offsets;
+  size_t bytes = 0;
+  for (int i = 0; i < program.state_count; ++i) {
+    offsets.push_back(bytes);
+    bytes += (static_cast<size_t>(bytes_of(program.state[i])) + 15) / 16 * 16;
+  }
+  char* piece = loaded.state.piece(bytes, stream);
+  for (size_t offset : offsets) data->push_back(piece + offset);
+}
+
 // Launches all kernels of the program; `data` holds the device address of each buffer.
 inline void launch_all(const Program& program, const Loaded& loaded, std::vector<void*> data,
                        void* stream) {
   for (int i = 0; i < program.launch_count; ++i) check_fit(program, loaded, i);
   ContextScope scope(loaded.context);
+  add_state(program, loaded, stream, &data);
   std::vector<void*> parameters;
   std::vector<EncodedMap> maps;
   for (int i = 0; i < program.launch_count; ++i) {

@@ -1,4 +1,4 @@
-"""Rule for two products on tensor cores, gated or not, one kernel each."""
+"""Rule for two products on tensor cores, gated or not, in one kernel or one each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
 
 
 def schedule_tiled_ffn(
-    func: Any, *, first: TensorTiles | None = None, second: TensorTiles | None = None
+    func: Any,
+    *,
+    first: TensorTiles | None = None,
+    second: TensorTiles | None = None,
+    staged: bool = True,
 ) -> Any:
-    """Schedule a chain of two products for the Hopper pipeline, in two kernels.
+    """Schedule a chain of two products for the Hopper pipeline, in two phases.
 
-    The intermediate stays in global memory, where the second kernel finds it in L2::
+    The intermediate goes through global memory, where the second phase finds it in L2::
 
         for t in blockIdx.x:                                 # a tile of the intermediate
             for c in cluster x:                              # columns; all share the tile of A
@@ -34,7 +38,9 @@ def schedule_tiled_ffn(
     func : tvm.tirx.PrimFunc
         A canonical chain, see `crossfuse.workload.prim_func`.
     first, second : TensorTiles | None
-        Tile extents of either kernel; what is left out is chosen.
+        Tile extents of either phase; what is left out is chosen.
+    staged : bool
+        Whether both phases are one persistent kernel, see `grid_stage`; else they are two.
 
     Returns
     -------
@@ -63,6 +69,8 @@ def schedule_tiled_ffn(
     # An axis has one extent in a function: both kernels have clusters of one size.
     chosen = (second or TensorTiles()).of_second(sch, chain, tiles.cluster)
     bind_split(sch, chain.second, chain.epilogue, chosen)
+    if staged:
+        sch.grid_stage(chain.middle)
     return sch
 
 

@@ -1,0 +1,78 @@
+"""What all roles of a kernel share, and the loops that they all go through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.coordinates import Coordinates, grid_places
+from crossfuse.lower.hopper.exchange import ExchangeBarriers
+from crossfuse.lower.hopper.phase import PhasePlan
+from crossfuse.lower.hopper.plan import KernelPlan
+from crossfuse.lower.hopper.ring import Ring
+from crossfuse.lower.hopper.statements import Variable, when
+
+
+@dataclass(frozen=True)
+class Body:
+    """What a kernel's roles work with.
+
+    Attributes
+    ----------
+    plan : KernelPlan
+        Its decisions.
+    where : Coordinates
+        Of the thread.
+    maps : dict
+        Tensor map parameters by name.
+    memory : Any
+        Shared memory, as bytes.
+    left, right : Ring
+        Barriers of left and right tiles.
+    exchange : ExchangeBarriers | None
+        If a reduction is split over the cluster.
+    flags : Any
+        Buffer of flags in global memory; None if no phase follows another.
+    """
+
+    plan: KernelPlan
+    where: Coordinates
+    maps: dict[str, Any]
+    memory: Any
+    left: Ring
+    right: Ring
+    exchange: ExchangeBarriers | None
+    flags: Any
+
+    def region(self, name: str) -> Callable[[Any], Any]:
+        """A function from an offset in a region to an address."""
+        start = self.plan.arena[name].offset
+        return lambda offset: self.memory.ptr_to([start + offset])
+
+    @contextmanager
+    def each_tile(self, phase: PhasePlan) -> Iterator[dict[Any, Any]]:
+        """Statements for each tile of this cluster; yields the values of all places."""
+        clusters, tiles = self.plan.clusters, phase.program.tiles
+        cluster, places = self.where.cluster, self.where.places
+        if clusters == tiles:
+            yield places | grid_places(phase.program, cluster)
+        elif clusters > tiles:
+            with when(cluster < tiles):
+                yield places | grid_places(phase.program, cluster)
+        else:
+            tile = Variable("tile", "int32", cluster)
+            with ir.script.While(tile.value < tiles):
+                yield places | grid_places(phase.program, tile.value)
+                tile.set(tile.value + clusters)
+
+
+@contextmanager
+def each_step(phase: PhasePlan) -> Iterator[tuple[dict[Any, Any], Any]]:
+    """Statements for each step of the reduction; yields the step variable's value, and number."""
+    contraction = phase.program.contraction
+    with ir.script.serial(0, contraction.steps) as number:
+        ir.IRBuilder.name("step", number)
+        yield {contraction.step: number}, number

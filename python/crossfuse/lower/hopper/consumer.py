@@ -1,0 +1,100 @@
+"""The multiplying role: products of what is in the rings, then what becomes of their sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse.lower.hopper.body import Body, each_step
+from crossfuse.lower.hopper.epilogue import Epilogue
+from crossfuse.lower.hopper.exchange import SplitReduction
+from crossfuse.lower.hopper.flags import FlagWriter
+from crossfuse.lower.hopper.operand import Operand
+from crossfuse.lower.hopper.phase import PhasePlan
+from crossfuse.lower.hopper.ring import Cursor, Release
+from crossfuse.lower.hopper.statements import registers, when
+from crossfuse.lower.hopper.wgmma import Multiplier
+
+
+def emit_multiplying(body: Body) -> None:
+    """Write a warpgroup that multiplies."""
+    plan, where = body.plan, body.where
+    warpgroup = where.warpgroup - 1
+    accumulators = registers("accumulators", plan.accumulators, "float32")
+    rings = [_Side(body, "left"), _Side(body, "right")]
+    for phase in plan.phases:
+        multiplier = Multiplier(
+            phase,
+            (plan.left, plan.right),
+            (body.region("left"), body.region("right")),
+            warpgroup,
+            accumulators,
+        )
+        epilogue = _epilogue(body, phase, warpgroup, accumulators)
+        with body.each_tile(phase) as places:
+            _multiply(phase, multiplier, rings)
+            _store(body, phase, warpgroup, epilogue, places)
+        epilogue.finish()
+
+
+class _Side:
+    """A ring as a multiplying warpgroup sees it."""
+
+    def __init__(self, body: Body, name: str) -> None:
+        ring, plan = (
+            (body.left, body.plan.left) if name == "left" else (body.right, body.plan.right)
+        )
+        self.name = name
+        self.cursor = Cursor(ring)
+        self._release = Release(ring, body.where.thread, plan.sharers)
+
+    def release_previous(self, phase: PhasePlan) -> None:
+        """Hand the stage behind the cursor back."""
+        operands: tuple[Operand, ...] = (phase.left,) if self.name == "left" else phase.rights
+        shared = any(each.sharers > 1 for each in operands)
+        self._release(self.cursor.previous, shared=shared)
+
+
+def _multiply(phase: PhasePlan, multiplier: Multiplier, rings: list[_Side]) -> None:
+    """All steps of a tile; a stage is handed back when the next one's products are under way."""
+    with each_step(phase) as (_, number):
+        for ring in rings:
+            ring.cursor.wait_full()
+        multiplier.start(*[ring.cursor.stage for ring in rings], number == 0)
+        multiplier.wait(pending=1)
+        with when(number > 0):
+            for ring in rings:
+                ring.release_previous(phase)
+        for ring in rings:
+            ring.cursor.advance()
+    multiplier.wait(pending=0)
+    for ring in rings:
+        ring.release_previous(phase)
+
+
+def _epilogue(body: Body, phase: PhasePlan, warpgroup: Any, accumulators: Any) -> Epilogue:
+    stored = phase.store.map
+    return Epilogue(
+        phase,
+        body.where,
+        warpgroup,
+        accumulators,
+        None if stored is None else body.region("boxes"),
+        None if stored is None else body.maps[stored.name],
+    )
+
+
+def _store(
+    body: Body, phase: PhasePlan, warpgroup: Any, epilogue: Epilogue, places: dict[Any, Any]
+) -> None:
+    if phase.program.exchange is not None and body.exchange is not None:
+        reduction = SplitReduction(
+            phase, body.where, warpgroup, body.region("received"), body.exchange
+        )
+        reduction.combine(epilogue.accumulators)
+        epilogue.store(places, reduction.owns)
+        return
+    flags = phase.raises
+    writer = None
+    if flags is not None:
+        writer = FlagWriter(flags, body.flags, body.plan.first_flag(flags))
+    epilogue.store(places, None, writer)

@@ -1,0 +1,219 @@
+"""Flags in global memory: which tiles of an intermediate have been stored, in this launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.statements import Variable, let, run, when
+from crossfuse.lower.hopper.tile_program import Tile, TileProgram
+from crossfuse.lower.image import BufferSpec
+from crossfuse.lower.refusal import refuse
+
+#: Name of the buffer with the flags of all phases, then the number of launches that each CTA has
+#: seen. Nothing is ever cleared: flags count on from launch to launch.
+FLAGS = "crossfuse_flags"
+
+
+@dataclass(frozen=True)
+class Flags:
+    """A counter for each tile of a tensor.
+
+    Attributes
+    ----------
+    buffer : Any
+        The tensor.
+    rows, columns : int
+        Extents of its tiles.
+    down, across : int
+        Tiles along the rows and along the columns.
+    raisers : int
+        Warpgroups that store a part of a tile; each counts once.
+    """
+
+    buffer: Any
+    rows: int
+    columns: int
+    down: int
+    across: int
+    raisers: int
+
+    @property
+    def count(self) -> int:
+        """Number of flags."""
+        return self.down * self.across
+
+    @staticmethod
+    def of(program: TileProgram, raisers: int) -> Flags:
+        """Flags of the tiles that a program stores.
+
+        Raises
+        ------
+        LoweringRefused
+            If tiles do not start on multiples of their extents.
+        """
+        tile = program.store.tile
+        down, across = (
+            -(-extent // size) for extent, size in zip(tile.extents, tile.shape, strict=True)
+        )
+        known = program.analyzer
+        for origin, size in zip(tile.origin, tile.shape, strict=True):
+            if not known.can_prove_equal(ir.tirx.floormod(origin, size), 0):
+                raise _refuse(tile, f"tiles of {size} from {origin}", "tiles side by side")
+        if program.exchange is not None:
+            raise _refuse(tile, "sums of several CTAs", "tiles that one CTA computes")
+        return Flags(tile.buffer, *tile.shape, down, across, raisers)
+
+    def check_reader(self, tile: Tile, known: Any) -> None:
+        """Refuse a left tile that needs more than one row of flags."""
+        aligned = known.can_prove_equal(ir.tirx.floormod(tile.origin[0], self.rows), 0)
+        if not aligned or tile.shape[0] > self.rows:
+            raise _refuse(
+                tile, f"tiles of {tile.shape[0]} rows", f"tiles within the {self.rows} rows of a tile "
+                "that is stored"
+            )
+
+
+def state(count: int, ctas: int) -> BufferSpec:
+    """The buffer of `count` flags and of the launches that each CTA has seen."""
+    return BufferSpec(FLAGS, (count + ctas,), "uint32", True)
+
+
+def _refuse(tile: Tile, found: str, limit: str) -> Exception:
+    return refuse(
+        "grid-stage",
+        f"tensor '{tile.buffer.name}'",
+        found=found,
+        limit=limit,
+        instead="give both phases tiles of the same rows, or leave grid_stage out: the intermediate "
+        "then passes from one kernel to the next",
+    )
+
+
+class FlagWriter:
+    """Tells other CTAs that a warpgroup has stored its part of a tile.
+
+    Parameters
+    ----------
+    flags : Flags
+        Of the tensor.
+    memory : Any
+        Buffer of all flags.
+    first : int
+        Where those of the tensor begin.
+    """
+
+    def __init__(self, flags: Flags, memory: Any, first: int) -> None:
+        self.flags = flags
+        self.memory = memory
+        self.first = first
+
+    def raise_flag(self, row: Any, column: Any) -> None:
+        """Count this warpgroup at the flag of the tile that starts there; one thread calls it.
+
+        The thread waited for its own bulk stores, and met the others after theirs. What they wrote
+        through either proxy is visible to whoever acquires the flag.
+        """
+        flags = self.flags
+        index = row // flags.rows * flags.across + column // flags.columns
+        # A cluster may compute tiles beyond the tensor, which nobody waits for.
+        inside = ir.conjunction(
+            [
+                column < int(flags.buffer.ty.shape[1]),
+                row < int(flags.buffer.ty.shape[0]),
+            ]
+        )
+        with when(inside):
+            run(
+                ir.cuda_func_call(
+                    "crossfuse_raise_flag",
+                    self.memory.ptr_to([self.first + index]),
+                    source_code=_RAISE,
+                )
+            )
+
+
+class FlagReader:
+    """Waits for the tiles of a row, in the order of its columns. A whole warp calls it.
+
+    Parameters
+    ----------
+    flags : Flags
+        Of the tensor.
+    memory : Any
+        Buffer of all flags.
+    first : int
+        Where those of the tensor begin.
+    launch : Any
+        Number of launches before this one.
+    """
+
+    def __init__(self, flags: Flags, memory: Any, first: int, launch: Any) -> None:
+        self.flags = flags
+        self.memory = memory
+        self.first = first
+        raised = ir.script.uint32(flags.raisers)
+        self.target = let("flag_target", (launch + ir.script.uint32(1)) * raised)
+        self.ready = Variable("ready", "int32")
+
+    def start(self, row: Any, column: Any) -> None:
+        """Begin with the tile that holds an element."""
+        flags = self.flags
+        self._row = let("flag_row", self.first + row // flags.rows * flags.across)
+        self.ready.set(column // flags.columns)
+
+    def wait(self, column: Any) -> None:
+        """Wait for all tiles up to the one that holds an element of a column."""
+        flags = self.flags
+        last = ir.script.min(column // flags.columns, flags.across - 1)
+        with when(self.ready.value <= last):
+            self.ready.set(
+                ir.cuda_func_call(
+                    "crossfuse_await_flags",
+                    self.memory.ptr_to([self._row]),
+                    self.ready.value,
+                    last,
+                    ir.script.int32(flags.across),
+                    self.target,
+                    source_code=_AWAIT,
+                    return_type="int32",
+                )
+            )
+
+
+# Bulk stores are writes of the asynchronous proxy and TMA loads its reads: a proxy fence on either
+# side of the flag (PTX ISA, memory consistency model, proxies).
+_RAISE = """\
+__device__ __forceinline__ void crossfuse_raise_flag(void* flag) {
+  asm volatile("fence.proxy.async;" ::: "memory");
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" :: "l"(flag), "r"(1) : "memory");
+}
+"""
+
+# Lanes look at neighbouring flags, so that one round trip to L2 tells of many tiles.
+_AWAIT = """\
+__device__ __forceinline__ int crossfuse_await_flags(const void* flags, int ready, int last,
+                                                     int count, unsigned target) {
+  while (ready <= last) {
+    const int mine = ready + (threadIdx.x & 31);
+    const unsigned* flag = (const unsigned*)flags + mine;
+    bool raised = mine >= count;
+    unsigned missing = 0;
+    int known = ready;
+    do {
+      if (!raised) {
+        unsigned seen;
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+        raised = seen == target;
+      }
+      missing = __ballot_sync(0xffffffffu, !raised);
+      known = ready + (missing ? __ffs(missing) - 1 : 32);
+    } while (missing && known <= last);
+    ready = known;
+  }
+  __syncwarp();
+  asm volatile("fence.proxy.async;" ::: "memory");
+  return ready < count ? ready : count;
+}
+"""

@@ -1,0 +1,219 @@
+"""One phase of a kernel: a tile program, with how its tiles are loaded, multiplied and stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crossfuse.lower.hopper.flags import Flags
+from crossfuse.lower.hopper.operand import Operand, item_bytes, make_operand, tensor_map
+from crossfuse.lower.hopper.tile_program import Product, TileProgram
+from crossfuse.lower.image import TensorMap
+from crossfuse.lower.refusal import refuse
+
+#: Rows that a warpgroup multiplies: M of every wgmma.
+WARPGROUP_ROWS = 64
+#: Rows of a warpgroup's tile that each of its warps holds.
+WARP_ROWS = 16
+#: Element types of operands, with the type's name in PTX and the k of its wgmma.
+OPERAND_TYPES = {
+    "float16": ("f16", 16),
+    "bfloat16": ("bf16", 16),
+    "float8_e4m3fn": ("e4m3", 32),
+    "float8_e5m2": ("e5m2", 32),
+}
+#: Types of which two are converted into one register, by what PTX calls the pair.
+PACKED_TYPES = {"bfloat16": "bf16x2", "float16": "f16x2"}
+#: Accumulators of a thread that leave room for addresses and the epilogue, by the number of
+#: multiplying warpgroups.
+_MAX_ACCUMULATORS = {1: 128, 2: 128, 3: 96}
+
+
+@dataclass(frozen=True)
+class StorePlan:
+    """How a tile leaves registers.
+
+    Attributes
+    ----------
+    map : TensorMap | None
+        Boxes of 64 rows, staged in shared memory and stored by TMA; None stores elements directly.
+    box_columns : int
+        Columns of a box.
+    """
+
+    map: TensorMap | None
+    box_columns: int
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """Decisions about one tile program.
+
+    Attributes
+    ----------
+    program : TileProgram
+        What it computes.
+    left : Operand
+        How the left tile is loaded.
+    rights : tuple[Operand, ...]
+        How each product's right tile is loaded.
+    store : StorePlan
+        How the result is stored.
+    consumers : int
+        Warpgroups that multiply.
+    tails : tuple[bool, bool]
+        Whether tiles of the output reach beyond its rows, and beyond its columns.
+    raises : Flags | None
+        What tells other CTAs that a tile is stored, if they load it in a later phase.
+    awaits : Flags | None
+        Flags of the tiles that make up the left operand, if an earlier phase stores it.
+    """
+
+    program: TileProgram
+    left: Operand
+    rights: tuple[Operand, ...]
+    store: StorePlan
+    consumers: int
+    tails: tuple[bool, bool]
+    raises: Flags | None = None
+    awaits: Flags | None = None
+
+    @property
+    def columns(self) -> int:
+        """Columns of the tile: N of the wgmma."""
+        return self.program.contraction.columns
+
+    @property
+    def accumulators(self) -> int:
+        """Float32 registers of one product's tile in a thread."""
+        return self.columns // 2
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Everything that is loaded."""
+        return (self.left, *self.rights)
+
+    @property
+    def tensor_maps(self) -> tuple[TensorMap, ...]:
+        """Descriptors of its loads and of its store."""
+        stored = () if self.store.map is None else (self.store.map,)
+        return (*(each.map for each in self.operands), *stored)
+
+    @property
+    def slice_bytes(self) -> int:
+        """Bytes of the partial sums that one CTA sends to another; 0 without an exchange."""
+        exchange = self.program.exchange
+        if exchange is None:
+            return 0
+        if self.has_whole_warps:
+            return exchange.rows * self.columns * 4
+        return exchange.elements * 4
+
+    @property
+    def has_whole_warps(self) -> bool:
+        """Whether each slice of a split reduction is the rows of whole warps of a full tile."""
+        exchange = self.program.exchange
+        assert exchange is not None
+        rows = exchange.rows * exchange.place.extent
+        full = rows == self.consumers * WARPGROUP_ROWS and exchange.width == self.columns
+        return full and exchange.rows % WARP_ROWS == 0
+
+
+def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
+    """Plan a phase.
+
+    Parameters
+    ----------
+    program : TileProgram
+        From `recover`.
+    awaits : Flags | None
+        What an earlier phase raises for its left operand.
+
+    Returns
+    -------
+    PhasePlan
+        For `plan_kernel`.
+
+    Raises
+    ------
+    LoweringRefused
+        If tensor cores or TMA cannot take the tiles.
+    """
+    contraction = program.contraction
+    for product in contraction.products:
+        _check_types(contraction.left.dtype, product)
+    consumers = _consumers(program)
+    if program.exchange is not None:
+        _check_slices(program)
+    return PhasePlan(
+        program,
+        make_operand(program, contraction.left, k_major=True),
+        tuple(
+            make_operand(program, each.right, k_major=not each.is_transposed)
+            for each in contraction.products
+        ),
+        _plan_store(program),
+        consumers,
+        (program.has_tail(0), program.has_tail(1)),
+        Flags.of(program, consumers) if program.staged else None,
+        awaits,
+    )
+
+
+def _check_slices(program: TileProgram) -> None:
+    exchange = program.exchange
+    assert exchange is not None
+    if exchange.elements % 2 or exchange.width % 2:
+        raise refuse(
+            "tile-exchange",
+            f"axis {exchange.place.tag}",
+            found=f"slices of {exchange.elements} elements of rows of {exchange.width}",
+            limit="even numbers: registers hold pairs of a row",
+            instead="split the reduction over fewer CTAs, or take another tile",
+        )
+
+
+def _check_types(left: str, product: Product) -> None:
+    right = product.right.dtype
+    if left not in OPERAND_TYPES or OPERAND_TYPES[left][1] != OPERAND_TYPES.get(right, ("", 0))[1]:
+        raise refuse(
+            "tile-operand",
+            f"product of '{product.accumulator.name}'",
+            found=f"operands of {left} and {right}",
+            limit=f"two of {', '.join(OPERAND_TYPES)} of one width",
+            instead="convert the operands, or leave the stages out for the general lowering",
+        )
+    if left != right and "float8" not in left:
+        raise refuse(
+            "tile-operand",
+            f"product of '{product.accumulator.name}'",
+            found=f"operands of {left} and {right}",
+            limit="operands of one 16-bit type",
+            instead="convert one of them",
+        )
+
+
+def _consumers(program: TileProgram) -> int:
+    rows, columns = program.contraction.rows, program.contraction.columns
+    consumers = rows // WARPGROUP_ROWS
+    most = 2 * _MAX_ACCUMULATORS.get(consumers, 0) // len(program.contraction.products)
+    if rows % WARPGROUP_ROWS or consumers not in _MAX_ACCUMULATORS or columns % 8 or columns > most:
+        raise refuse(
+            "tile-shape",
+            f"product of '{program.contraction.products[0].accumulator.name}'",
+            found=f"a tile of {rows} x {columns}",
+            limit="64 or 128 rows with columns in multiples of 8 up to 256, or 192 rows with up "
+            "to 192 columns",
+            instead="split rows and columns by other factors",
+        )
+    return consumers
+
+
+def _plan_store(program: TileProgram) -> StorePlan:
+    """By TMA where elements are 16 bits wide and rows of the output can be copied."""
+    tile = program.store.tile
+    pitch = tile.extents[1] * item_bytes(tile.dtype)
+    width = next((each for each in (64, 32, 16) if tile.shape[1] % each == 0), 0)
+    packed = tile.dtype in PACKED_TYPES
+    if not packed or pitch % 16 or not width or program.exchange is not None:
+        return StorePlan(None, 8)
+    return StorePlan(tensor_map(tile, (width, WARPGROUP_ROWS), 2 * width), width)

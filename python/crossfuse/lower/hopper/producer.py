@@ -1,0 +1,109 @@
+"""The loading roles: one thread keeps the ring of right tiles full, another that of left tiles.
+
+Right tiles are weights, which nobody waits for: their thread runs ahead into the next phase while
+left tiles wait for the kernel before, or for flags of the phase before.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.body import Body, each_step
+from crossfuse.lower.hopper.coordinates import at
+from crossfuse.lower.hopper.flags import FlagReader
+from crossfuse.lower.hopper.load import load_tile
+from crossfuse.lower.hopper.operand import Operand
+from crossfuse.lower.hopper.phase import PhasePlan
+from crossfuse.lower.hopper.recover_contraction import first_of_reduction
+from crossfuse.lower.hopper.ring import Cursor
+from crossfuse.lower.hopper.statements import let, run, when
+
+
+def emit_loading(body: Body) -> None:
+    """Write the warpgroup that loads."""
+    thread = body.where.thread
+    with when(thread == 0):
+        _emit_rights(body)
+    # Flags are looked at by a whole warp.
+    with when(body.where.warp == 1 if body.plan.is_persistent else thread == 32):
+        _emit_lefts(body)
+
+
+def _emit_rights(body: Body) -> None:
+    cursor = Cursor(body.right)
+    for phase in body.plan.phases:
+        with body.each_tile(phase) as places, each_step(phase) as (step, _):
+            _fill(body, phase, "right", cursor, phase.rights, places | step)
+            cursor.advance()
+
+
+def _emit_lefts(body: Body) -> None:
+    plan = body.plan
+    if plan.early:
+        run(ir.script.ptx.griddepcontrol.wait())
+    launch = _launches_before(body) if plan.is_persistent else None
+    cursor = Cursor(body.left)
+    for phase in plan.phases:
+        reader = _reader(body, phase, launch)
+        with body.each_tile(phase) as places:
+            if reader is not None:
+                first = first_of_reduction(phase.program.contraction)
+                reader.start(at(phase.left.tile.origin[0], places), at(first, places))
+            with each_step(phase) as (step, _):
+                if reader is not None:
+                    last = phase.left.tile.origin[1] + (phase.left.tile.shape[1] - 1)
+                    reader.wait(at(last, places, step))
+                with when(body.where.lane == 0) if plan.is_persistent else nullcontext():
+                    _fill(body, phase, "left", cursor, (phase.left,), places | step)
+                cursor.advance()
+    if plan.is_persistent:
+        with when(body.where.lane == 0):
+            ir.script.buffer_store(body.flags, launch + ir.script.uint32(1), [_own_count(body)])
+
+
+def _fill(
+    body: Body,
+    phase: PhasePlan,
+    name: str,
+    cursor: Cursor,
+    operands: tuple[Operand, ...],
+    values: dict[Any, Any],
+) -> None:
+    """Load tiles into the next stage of a ring, once everybody has read what it holds."""
+    ring = body.plan.left if name == "left" else body.plan.right
+    address = body.region(name)
+    cursor.wait_empty()
+    full = cursor.expect(sum(each.size for each in operands))
+    start = 0
+    for operand in operands:
+        first = cursor.stage * ring.pitch + start
+        load_tile(
+            phase.program,
+            operand,
+            body.maps[operand.map.name],
+            body.where,
+            values,
+            lambda offset, first=first: address(first + offset),
+            full,
+        )
+        start += operand.size
+
+
+def _own_count(body: Body) -> Any:
+    """Where this CTA counts the launches that it has seen."""
+    cta = body.where.cluster * body.plan.cluster_size + body.where.rank
+    return body.plan.flag_count + cta
+
+
+def _launches_before(body: Body) -> Any:
+    """How often the kernel ran before on these flags: nothing is cleared between launches."""
+    return let("launches_before", body.flags[_own_count(body)])
+
+
+def _reader(body: Body, phase: PhasePlan, launch: Any) -> FlagReader | None:
+    flags = phase.awaits
+    if flags is None:
+        return None
+    return FlagReader(flags, body.flags, body.plan.first_flag(flags), launch)

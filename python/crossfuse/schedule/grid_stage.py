@@ -1,0 +1,74 @@
+"""`grid_stage`: an intermediate stays in L2 while the CTAs of one kernel go on to load it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.schedule.arguments import check_block
+from crossfuse.schedule.facts import name_of
+from crossfuse.schedule.markers import GRID_STAGE
+
+RULE = "grid_stage"
+
+
+def grid_stage(sch: Any, block: Any) -> None:
+    """Keep what a block stores in L2 for later nests of the same kernel.
+
+    Before, two nests over the grid, which are two kernels::
+
+        for t in thread_binding(29, "blockIdx.x"):      # kernel 0
+            hidden[tile t] = ...
+        for t in thread_binding(29, "blockIdx.x"):      # kernel 1
+            out[tile t] = ... hidden[any tile] ...
+
+    After ``sch.grid_stage(block)`` of the block that stores ``hidden``, one persistent kernel::
+
+        for t in thread_binding(29, "blockIdx.x"):      # phase 0
+            hidden[tile t] = ...                        # crossfuse.grid_stage = 1
+            flags[t] raised                             # release, once the tile is stored
+        for t in thread_binding(29, "blockIdx.x"):      # phase 1: its weights are loaded already
+            flags of the tiles it needs awaited         # acquire
+            out[tile t] = ... hidden[any tile] ...
+
+    The function is the same sequential program: flags are made by the lowering. All CTAs have to
+    run at the same time; the launch is cooperative, and is refused where they do not fit.
+    Recorded as ``annotate``, so a trace replays it in stock TVM.
+
+    Parameters
+    ----------
+    sch : tvm.s_tir.Schedule
+        The schedule; as a method, ``sch.grid_stage(block)``.
+    block : SBlockRV
+        The block that stores an intermediate in global memory.
+
+    Raises
+    ------
+    ScheduleRefused
+        If the block stores an output, or an intermediate that is not in global memory or that no
+        other block loads.
+    """
+    check_block(sch, RULE, "block", block)
+    where = name_of(sch, block)
+    written = [each.source for each in sch.get(block).writes]
+    made = {str(each.name) for each in written if str(each.scope()) == "global"}
+    outputs = [sch.get(each).name_hint for each in sch.get_output_blocks("root")]
+    if len(made) != 1 or str(sch.get(block).name_hint) in map(str, outputs):
+        scopes = ", ".join(f"'{each.name}' in scope {each.scope()}" for each in written)
+        is_output = " of the function" if made else ""
+        raise _refuse(where, f"a block that stores {scopes}, an output{is_output}" if made else
+                      f"a block that stores {scopes}")
+    if not list(sch.get_consumers(block)):
+        raise _refuse(where, f"'{made.pop()}', which no other block loads")
+    sch.annotate(block, GRID_STAGE, 1)
+
+
+def _refuse(where: str, found: str) -> Exception:
+    return refuse(
+        ScheduleRefused,
+        RULE,
+        where,
+        found=found,
+        limit="an intermediate in global memory that a later nest loads",
+        instead="call it for the block that stores the intermediate, before its scope is changed",
+    )
