@@ -90,11 +90,10 @@ def _store(
         reduction = SplitReduction(
             phase, body.where, warpgroup, body.region("received"), body.exchange
         )
-        reduction.combine(epilogue.accumulators)
-        epilogue.store(places, reduction.owns)
+        reduction.combine(epilogue.accumulators, places)
         return
     flags = phase.raises
     writer = None
     if flags is not None:
         writer = FlagWriter(flags, body.flags, body.plan.first_flag(flags))
-    epilogue.store(places, None, writer)
+    epilogue.store(places, writer)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Mapping
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates, at
+from crossfuse.lower.hopper.elements import Elements
 from crossfuse.lower.hopper.flags import FlagWriter
-from crossfuse.lower.hopper.phase import PACKED_TYPES, WARPGROUP_ROWS, PhasePlan
+from crossfuse.lower.hopper.phase import WARPGROUP_ROWS, PhasePlan
 from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.statements import let, registers, run, when
 
@@ -52,11 +52,11 @@ class Epilogue:
         self.accumulators = accumulators
         self.boxes = boxes
         self.descriptor = descriptor
+        self.elements = Elements(plan)
 
     def store(
         self,
         values: Mapping[Any, Any],
-        owns: Callable[[int], Any] | None = None,
         writer: FlagWriter | None = None,
     ) -> None:
         """Store the tile at the place that `values` tell.
@@ -65,8 +65,6 @@ class Epilogue:
         ----------
         values : Mapping
             Values of the variables of the tile's origin.
-        owns : Callable | None
-            Whether this thread stores an accumulator, by its index; None if it stores all.
         writer : FlagWriter | None
             Tells others once it is stored.
         """
@@ -75,7 +73,7 @@ class Epilogue:
         row = let("row", row + self.warpgroup * WARPGROUP_ROWS)
         column = let("column", column)
         if self.plan.store.map is None:
-            self._store_elements(row, column, owns)
+            self._store_elements(row, column)
         else:
             self._store_boxes(row, column)
         if writer is not None:
@@ -98,64 +96,27 @@ class Epilogue:
             with when(self.where.thread == 0):
                 run(ir.script.ptx.cp.async_.bulk.wait_group(0))
 
-    def _element(self, row: Any, column: Any, index: int) -> Any:
-        """The epilogue's value for one accumulator, in the output's type.
+    def _place(self, row: Any, column: Any, index: int) -> tuple[Any, Any]:
+        """Where an accumulator belongs.
 
         Accumulator ``4 j + 2 h + q`` of a thread is element (warp * 16 + lane / 4 + 8 h,
         8 j + 2 (lane % 4) + q) of the tile. PTX ISA, wgmma, register fragments for D.
         """
-        store = self.plan.program.store
         block, half, pair = index // 4, index // 2 % 2, index % 2
         i = row + (self.where.warp * 16 + self.where.lane // 4 + 8 * half)
-        j = column + (block * 8 + self.where.lane % 4 * 2 + pair)
-        return self._evaluated(store, i, j, index), i, j
+        return i, column + (block * 8 + self.where.lane % 4 * 2 + pair)
 
-    def _evaluated(self, store: Any, i: Any, j: Any, index: int) -> Any:
-        def load(node: Any, mutator: Any) -> Any:
-            for number, buffer in enumerate(self.plan.program.results):
-                if node.source.same_as(buffer):
-                    return self.accumulators[number * self.plan.accumulators + index]
-            node = mutator.default_mutate(node)
-            return self._guarded(node, i, j)
+    def _sums(self, index: int) -> tuple[Any, ...]:
+        """An accumulator of each product."""
+        count = self.plan.accumulators
+        return tuple(
+            self.accumulators[number * count + index] for number in range(len(self.plan.rights))
+        )
 
-        value = ir.mutate(store.value, (ir.TensorLoad, load))
-        known = {store.row: i, store.column: j}
-        return ir.substitute(value, lambda var: known.get(var, var))
-
-    def _guarded(self, load: Any, i: Any, j: Any) -> Any:
-        """A load of a further operand; nothing is read beyond the output's own extents."""
-        inside = self._inside(i, j)
-        if inside is None:
-            return load
-        zero = ir.tirx.const(0, str(load.ty))
-        return ir.tirx.if_then_else(inside, load, zero)
-
-    def _inside(self, i: Any, j: Any) -> Any:
-        """Whether an element belongs to the output; None if every one of a tile does."""
-        rows, columns = self.plan.program.store.tile.extents
-        terms = [
-            index < extent
-            for index, extent, tail in zip((i, j), (rows, columns), self.plan.tails, strict=True)
-            if tail
-        ]
-        return ir.conjunction(terms) if terms else None
-
-    def _store_elements(self, row: Any, column: Any, owns: Callable[[int], Any] | None) -> None:
-        tile = self.plan.program.store.tile
-        # Two neighbours share a register where every row has whole pairs.
-        pairs = tile.dtype in PACKED_TYPES and tile.extents[1] % 2 == 0
-        packed = registers("pair", 1, "uint32") if pairs else None
-        for index in range(0, self.plan.accumulators, 2 if pairs else 1):
-            value, i, j = self._element(row, column, index)
-            inside = self._inside(i, j)
-            terms = [] if inside is None else [inside]
-            terms += [] if owns is None else [owns(index)]
-            with when(ir.conjunction(terms)) if terms else nullcontext():
-                if packed is None:
-                    ir.script.buffer_store(tile.buffer, value, [i, j])
-                    continue
-                self._pack_pair(packed, 0, row, column, index)
-                run(ir.script.ptx["st.global.u32"](tile.buffer.ptr_to([i, j]), packed[0]))
+    def _store_elements(self, row: Any, column: Any) -> None:
+        for index in range(0, self.plan.accumulators, 2):
+            i, j = self._place(row, column, index)
+            self.elements.store_pair(i, j, self._sums(index), self._sums(index + 1))
 
     def _store_boxes(self, row: Any, column: Any) -> None:
         """Boxes of 64 rows: registers, swizzled shared memory, TMA."""
@@ -184,15 +145,9 @@ class Epilogue:
     def _pack(self, packed: Any, row: Any, column: Any, first: int) -> None:
         """Sixteen columns in the order of stmatrix: two blocks of 8, each with both halves."""
         for register in range(4):
-            self._pack_pair(packed, register, row, column, first // 2 + register * 2)
-
-    def _pack_pair(self, packed: Any, register: int, row: Any, column: Any, index: int) -> None:
-        """Two neighbours of a row in one register."""
-        dtype = self.plan.program.store.tile.dtype
-        convert = getattr(ir.script.ptx.cvt.rn, PACKED_TYPES[dtype]).f32
-        low, _, _ = self._element(row, column, index)
-        high, _, _ = self._element(row, column, index + 1)
-        run(convert(packed[register], _as_float(high), _as_float(low)))
+            index = first // 2 + register * 2
+            i, j = self._place(row, column, index)
+            self.elements.pack(packed[register], i, j, self._sums(index), self._sums(index + 1))
 
     def _scatter(self, packed: Any, base: Any, group: int) -> None:
         """Store four 8 x 8 matrices; rows are swizzled as the tensor map says."""
@@ -212,10 +167,3 @@ class Epilogue:
         """The threads of this warpgroup meet; barrier 0 is that of the whole CTA."""
         barrier = ir.script.Cast("uint32", 1 + self.warpgroup)
         run(ir.script.ptx.bar.sync(barrier, ir.script.uint32(WARPGROUP)))
-
-
-def _as_float(value: Any) -> Any:
-    """The float32 that is rounded to the output's type by the conversion of a pair."""
-    if isinstance(value, ir.tirx.Cast) and str(value.value.ty) == "float32":
-        return value.value
-    return value.astype("float32")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.coordinates import Coordinates
+from crossfuse.lower.hopper.coordinates import Coordinates, at
+from crossfuse.lower.hopper.elements import Elements
 from crossfuse.lower.hopper.phase import WARP_ROWS, WARPGROUP_ROWS, PhasePlan
+from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
 
 _WARPS = WARPGROUP_ROWS // WARP_ROWS
@@ -36,20 +40,20 @@ class ExchangeBarriers:
         size = exchange.place.extent
         mbarrier.initialise(self.free, size * plan.consumers)
         mbarrier.initialise(self.received, 1)
-        mbarrier.expect(self.received, (size - 1) * plan.slice_bytes)
+        mbarrier.expect(self.received, size * plan.slice_bytes)
 
 
 class SplitReduction:
     """Push-and-add reduce-scatter of one warpgroup's accumulators.
 
-    PTX has no float32 addition into remote shared memory. So each thread pushes the registers that
-    belong to another CTA's slice into that CTA's receive buffer, and each CTA adds what it received
-    to its own registers, in the order of the ranks behind it. The buffer lies where right tiles
-    were, so nobody sends before all CTAs have multiplied theirs::
+    PTX has no float32 addition into remote shared memory. So each thread pushes its registers into
+    the receive buffer of the CTA whose slice they belong to, its own too, and all threads of a CTA
+    add what has been received, in the order of the ranks. The buffer lies where right tiles were,
+    so nobody sends before all CTAs have multiplied theirs::
 
         before                 push                        after
-        CTA 0: p00 p01         CTA 0 <-- p10               CTA 0: p00 + p10
-        CTA 1: p10 p11         CTA 1 <-- p01               CTA 1:           p11 + p01
+        CTA 0: p00 p01         CTA 0 <-- p00, p10          CTA 0: p00 + p10
+        CTA 1: p10 p11         CTA 1 <-- p01, p11          CTA 1:           p01 + p11
 
     Parameters
     ----------
@@ -84,6 +88,8 @@ class SplitReduction:
         self.buffer = buffer
         self.barriers = barriers
         self.count = 4 if plan.has_whole_warps else 2
+        self.warpgroup = warpgroup
+        self.elements = Elements(plan)
         self.parts = self._parts()
 
     def _parts(self) -> list[_Part]:
@@ -99,71 +105,108 @@ class SplitReduction:
                 self._part_of_pair(rows, first) for first in range(0, self.plan.accumulators, 2)
             ]
         # A row has one owner: what depends on it is computed once.
-        owners = [self._owner_of_row(row) for row in rows]
-        starts = [let("start", row % self.exchange.rows * self.exchange.width * 4) for row in rows]
+        height = self.exchange.rows
+        inside = [let("inside", row < height * self.size) for row in rows]
+        owners = [_Owner(self, self._known(row // height)) for row in rows]
+        starts = [let("start", row % height * self.exchange.width * 4) for row in rows]
         parts = []
         for first in range(0, self.plan.accumulators, 2):
             half = first // 2 % 2
             column = first // 4 * 8 + self.where.lane % 4 * 2
-            parts.append(_Part(first, owners[half], starts[half] + column * 4, self._has(column)))
+            exists = self._exists(inside[half], column)
+            parts.append(_Part(first, owners[half], starts[half] + column * 4, exists))
         return parts
 
     def _parts_of_warps(self) -> list[_Part]:
         """Blocks of eight columns, in the layout of the fragments."""
         warps = self.exchange.rows // WARP_ROWS
         blocks = self.plan.accumulators // 4
-        owner = self._owner(let("owner", self.warp // warps))
+        owner = _Owner(self, let("owner", self.warp // warps))
         start = let("start", self.warp % warps * (blocks * 32 * 16) + self.where.lane * 16)
         return [_Part(4 * block, owner, start + block * (32 * 16), None) for block in range(blocks)]
 
     def _part_of_pair(self, rows: list[Any], first: int) -> _Part:
         """Two accumulators of a row that several CTAs share."""
         column = first // 4 * 8 + self.where.lane % 4 * 2
+        elements = self.exchange.elements
         position = rows[first // 2 % 2] * self.exchange.width + column
-        inside = position < self.exchange.elements * self.size
-        known = self._has(column)
-        inside = inside if known is None else ir.script.And(known, inside)
-        owner = ir.script.Select(inside, position // self.exchange.elements, -1)
-        return _Part(first, self._owner(owner), position % self.exchange.elements * 4, None)
+        exists = self._exists(position < elements * self.size, column)
+        owner = _Owner(self, self._known(position // elements))
+        return _Part(first, owner, position % elements * 4, exists)
 
-    def _has(self, column: Any) -> Any:
-        """Whether the tensor has a column of the tile; None if it has all."""
-        full = self.exchange.width >= self.plan.columns
-        return None if full else column < self.exchange.width
+    def _known(self, rank: Any) -> Any:
+        """A rank of the cluster: whoever has no owner sends nothing, so any will do."""
+        return ir.script.min(rank, self.size - 1)
 
-    def _owner_of_row(self, row: Any) -> _Owner:
-        inside = row < self.exchange.rows * self.size
-        return self._owner(let("owner", ir.script.Select(inside, row // self.exchange.rows, -1)))
+    def _exists(self, inside: Any, column: Any) -> Any:
+        """Whether the tensor has an element of the tile."""
+        if self.exchange.width >= self.plan.columns:
+            return inside
+        return ir.script.And(inside, column < self.exchange.width)
 
-    def _owner(self, rank: Any) -> _Owner:
-        return _Owner(self, rank)
+    def combine(self, accumulators: Any, values: Mapping[Any, Any]) -> None:
+        """Send partial sums to their owners; add and store the slice that this CTA owns.
 
-    def combine(self, accumulators: Any) -> None:
-        """Send what others combine, wait for what they send, and add it."""
+        Parameters
+        ----------
+        accumulators : Any
+            Registers with the partial sums.
+        values : Mapping
+            Values of the variables of the tile's origin.
+        """
         self._announce()
         for part in self.parts:
-            with when(part.condition(part.owner.is_other)):
+            with when(part.exists) if part.exists is not None else nullcontext():
                 self._push(part, accumulators)
         mbarrier.wait_cluster(self.barriers.received, 0)
+        origin = self.plan.program.store.tile.origin
+        row, column = (let("first", at(each, dict(values))) for each in origin)
+        total = registers("total", self.count, "float32")
         received = registers("received", self.count, "float32")
-        for slot in range(self.size - 1):
-            for part in self.parts:
-                with when(part.condition(part.owner.is_self)):
-                    self._add(part, accumulators, slot, received)
+        threads = self.plan.consumers * WARPGROUP
+        units = self.plan.slice_bytes // (4 * self.count)
+        me = let("thread_of_tile", self.warpgroup * WARPGROUP + self.where.thread)
+        with ir.script.serial(0, -(-units // threads)) as turn:
+            ir.IRBuilder.name("turn", turn)
+            unit = let("unit", turn * threads + me)
+            with when(unit < units) if units % threads else nullcontext():
+                self._add(unit, total, received)
+                self._store(unit, row, column, total)
+
+    def _add(self, unit: Any, total: Any, received: Any) -> None:
+        """Add what all CTAs sent of a unit: as many neighbours as a push has."""
+        for slot in range(self.size):
+            address = self.buffer(slot * self.plan.slice_bytes + unit * (4 * self.count))
+            load = ir.script.ptx[f"ld.shared.v{self.count}.f32"]
+            target = received if slot else total
+            run(load(*[target[i] for i in range(self.count)], address))
+            for i in range(self.count) if slot else ():
+                ir.script.buffer_store(total, total[i] + received[i], [i])
+
+    def _store(self, unit: Any, row: Any, column: Any, total: Any) -> None:
+        """Store the elements of a unit."""
+        if self.count == 4:
+            blocks = self.plan.accumulators // 4
+            lane, block, warp = unit % 32, unit // 32 % blocks, unit // 32 // blocks
+            i = row + self.rank * self.exchange.rows + warp * WARP_ROWS + lane // 4
+            j = column + block * 8 + lane % 4 * 2
+            for half in (0, 1):
+                sums = [(total[2 * half + q],) for q in (0, 1)]
+                self.elements.store_pair(i + 8 * half, j, *sums)
+            return
+        position = let("position", self.rank * self.exchange.elements + unit * 2)
+        i, j = row + position // self.exchange.width, column + position % self.exchange.width
+        self.elements.store_pair(i, j, (total[0],), (total[1],))
 
     def _announce(self) -> None:
         """Tell all CTAs that this warpgroup has multiplied its tiles, and wait for theirs."""
         thread = self.where.thread
         with when(thread < self.size):
             address = Variable("free_in_cluster", "uint32")
-            mbarrier.cluster_address(address.value, self.barriers.free, thread)
+            rank = self.where.rank - self.rank + thread
+            mbarrier.cluster_address(address.value, self.barriers.free, rank)
             mbarrier.arrive_remote(address.value)
         mbarrier.wait(self.barriers.free, 0)
-
-    def owns(self, index: int) -> Any:
-        """Whether an accumulator belongs to this CTA's slice."""
-        part = self.parts[index // self.count]
-        return part.condition(part.owner.is_self)
 
     def _push(self, part: _Part, accumulators: Any) -> None:
         call = ir.script.ptx.st_async.shared__cluster.mbarrier__complete_tx__bytes
@@ -172,43 +215,28 @@ class SplitReduction:
         place = part.owner.buffer + ir.script.Cast("uint32", part.offset)
         run(call(place, *values, part.owner.barrier))
 
-    def _add(self, part: _Part, accumulators: Any, slot: int, received: Any) -> None:
-        address = self.buffer(slot * self.plan.slice_bytes + part.offset)
-        load = ir.script.ptx[f"ld.shared.v{self.count}.f32"]
-        run(load(*[received[i] for i in range(self.count)], address))
-        for i in range(self.count):
-            total = accumulators[part.first + i] + received[i]
-            ir.script.buffer_store(accumulators, total, [part.first + i])
-
 
 class _Owner:
-    """The CTA that combines a part: its rank, and where this CTA's share goes in it."""
+    """The CTA that combines a part, and where this CTA's share goes in its buffer."""
 
     def __init__(self, reduction: SplitReduction, rank: Any) -> None:
-        size, mine = reduction.size, reduction.rank
-        self.is_self = rank == mine
-        self.is_other = ir.script.And(rank != mine, rank >= 0)
-        # Whoever has no owner sends nothing: any rank will do for its addresses.
-        known = ir.script.max(rank, 0)
         target, arrival = Variable("target", "uint32"), Variable("arrival", "uint32")
-        linear = reduction.where.rank + (known - mine)
+        linear = reduction.where.rank + (rank - reduction.rank)
         mbarrier.cluster_address(target.value, reduction.buffer(0), linear)
         mbarrier.cluster_address(arrival.value, reduction.barriers.received, linear)
-        slot = (mine - known - 1 + size) % size
-        offset = ir.script.Cast("uint32", slot * reduction.plan.slice_bytes)
+        offset = ir.script.Cast("uint32", reduction.rank * reduction.plan.slice_bytes)
         target.set(target.value + offset)
         self.buffer, self.barrier = target.value, arrival.value
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Neighbouring accumulators: the first one, their owner, and their offset in its slice."""
+    """Neighbouring accumulators: the first one, their owner, and their offset in its slice.
+
+    `exists` is a condition where not all threads have such elements, else None.
+    """
 
     first: int
     owner: _Owner
     offset: Any
     exists: Any
-
-    def condition(self, owned: Any) -> Any:
-        """A condition on the owner, for accumulators that the tensor has."""
-        return owned if self.exists is None else ir.script.And(owned, self.exists)

@@ -265,6 +265,6 @@ def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Ar
 
 
 def _received_bytes(phase: PhasePlan) -> int:
-    """What the other CTAs of the cluster send to one."""
+    """What the CTAs of the cluster send to one."""
     exchange = phase.program.exchange
-    return 0 if exchange is None else (exchange.place.extent - 1) * phase.slice_bytes
+    return 0 if exchange is None else exchange.place.extent * phase.slice_bytes

@@ -1,0 +1,137 @@
+"""Elements of a phase's output: what the epilogue makes of their sums, and plain stores of them."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.phase import PACKED_TYPES, PhasePlan
+from crossfuse.lower.hopper.statements import registers, run, when
+
+#: Output types that hide the error of CUDA's fast exponential and division, about 1e-5.
+_FAST_TYPES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+_FAST_EXP = """\
+__device__ __forceinline__ float crossfuse_fast_exp(float x) { return __expf(x); }
+"""
+_FAST_DIVIDE = """\
+__device__ __forceinline__ float crossfuse_fast_divide(float x, float y) {
+  return __fdividef(x, y);
+}
+"""
+
+
+class Elements:
+    """The elements of one phase's output.
+
+    Parameters
+    ----------
+    plan : PhasePlan
+        The phase.
+    """
+
+    def __init__(self, plan: PhasePlan) -> None:
+        self.plan = plan
+        self.tile = plan.program.store.tile
+        # Two neighbours share a register where every row has whole pairs.
+        self.pairs = self.tile.dtype in PACKED_TYPES and self.tile.extents[1] % 2 == 0
+        self._pair: Any = None
+
+    def value(self, i: Any, j: Any, sums: tuple[Any, ...]) -> Any:
+        """The epilogue's value for element (i, j), given the sum of each product."""
+        store, results = self.plan.program.store, self.plan.program.results
+
+        def load(node: Any, mutator: Any) -> Any:
+            for buffer, each in zip(results, sums, strict=True):
+                if node.source.same_as(buffer):
+                    return each
+            return self._guarded(mutator.default_mutate(node), i, j)
+
+        value = ir.mutate(store.value, (ir.TensorLoad, load))
+        if self.tile.dtype in _FAST_TYPES:
+            value = _fast(value)
+        known = {store.row: i, store.column: j}
+        return ir.substitute(value, lambda var: known.get(var, var))
+
+    def inside(self, i: Any, j: Any) -> list[Any]:
+        """Conditions that an element belongs to the output; none if every one of a tile does."""
+        return [
+            index < extent
+            for index, extent, tail in zip((i, j), self.tile.extents, self.plan.tails, strict=True)
+            if tail
+        ]
+
+    def pack(self, target: Any, i: Any, j: Any, low: tuple[Any, ...], high: tuple[Any, ...]) -> None:
+        """Two neighbours of a row in one register."""
+        convert = getattr(ir.script.ptx.cvt.rn, PACKED_TYPES[self.tile.dtype]).f32
+        values = [self.value(i, j, low), self.value(i, j + 1, high)]
+        run(convert(target, _as_float(values[1]), _as_float(values[0])))
+
+    def store_pair(
+        self,
+        i: Any,
+        j: Any,
+        low: tuple[Any, ...],
+        high: tuple[Any, ...],
+        conditions: tuple[Any, ...] = (),
+    ) -> None:
+        """Store elements (i, j) and (i, j + 1), each if it belongs to the output."""
+        if not self.pairs:
+            for column, sums in ((j, low), (j + 1, high)):
+                with _when_all([*conditions, *self.inside(i, column)]):
+                    ir.script.buffer_store(
+                        self.tile.buffer, self.value(i, column, sums), [i, column]
+                    )
+            return
+        if self._pair is None:
+            self._pair = registers("pair", 1, "uint32")
+        with _when_all([*conditions, *self.inside(i, j)]):
+            self.pack(self._pair[0], i, j, low, high)
+            run(ir.script.ptx["st.global.u32"](self.tile.buffer.ptr_to([i, j]), self._pair[0]))
+
+    def _guarded(self, load: Any, i: Any, j: Any) -> Any:
+        """A load of a further operand; nothing is read beyond the output's own extents."""
+        terms = self.inside(i, j)
+        if not terms:
+            return load
+        zero = ir.tirx.const(0, str(load.ty))
+        return ir.tirx.if_then_else(ir.conjunction(terms), load, zero)
+
+
+def _when_all(conditions: list[Any]) -> Any:
+    return when(ir.conjunction(conditions)) if conditions else nullcontext()
+
+
+def _fast(value: Any) -> Any:
+    """The same expression with CUDA's fast exponential and division of float32."""
+
+    def call(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if not isinstance(node.op, ir.Op) or str(node.op.name) != "tirx.exp":
+            return node
+        if str(node.ty) != "float32":
+            return node
+        return ir.cuda_func_call(
+            "crossfuse_fast_exp", node.args[0], source_code=_FAST_EXP, return_type="float32"
+        )
+
+    def divide(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if str(node.ty) != "float32":
+            return node
+        return ir.cuda_func_call(
+            "crossfuse_fast_divide",
+            node.a,
+            node.b,
+            source_code=_FAST_DIVIDE,
+            return_type="float32",
+        )
+
+    return ir.mutate(value, (ir.Call, call), (ir.tirx.Div, divide))
+
+
+def _as_float(value: Any) -> Any:
+    """The float32 that is rounded to the output's type by the conversion of a pair."""
+    if isinstance(value, ir.tirx.Cast) and str(value.value.ty) == "float32":
+        return value.value
+    return value.astype("float32")
