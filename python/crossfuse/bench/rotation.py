@@ -51,7 +51,9 @@ def groups(copies: int, calls: int, l2: str) -> tuple[tuple[int, ...], ...]:
     """
     if l2 == "hot":
         return ((0,) * calls,)
-    length = min(calls, copies)
+    if copies <= calls:
+        # A set comes again after all others, which do not fit the cache.
+        return (tuple(number % copies for number in range(calls)),)
     return tuple(
-        tuple(range(first, first + length)) for first in range(0, copies - length + 1, length)
+        tuple(range(first, first + calls)) for first in range(0, copies - calls + 1, calls)
     )

@@ -25,19 +25,21 @@ CASES = {
 }
 
 
-def scheduled(text: str, tiles: dict[str, int]) -> Any:
-    return schedule_tiled_ffn(prim_func(parse(text)), first=TensorTiles(**tiles))
+def scheduled(text: str, tiles: dict[str, int], staged: bool = False) -> Any:
+    return schedule_tiled_ffn(prim_func(parse(text)), first=TensorTiles(**tiles), staged=staged)
 
 
+@pytest.mark.parametrize("staged", [False, True], ids=["two kernels", "one kernel"])
 @pytest.mark.parametrize("name", CASES)
-def test_both_checkers_pass(name: str) -> None:
+def test_both_checkers_pass(name: str, staged: bool) -> None:
     text, tiles = CASES[name]
-    passed(parse(text), scheduled(text, tiles))
+    passed(parse(text), scheduled(text, tiles, staged))
 
 
-def test_adversarial_inputs() -> None:
+@pytest.mark.parametrize("staged", [False, True], ids=["two kernels", "one kernel"])
+def test_adversarial_inputs(staged: bool) -> None:
     spec = parse("gated_ffn:M=33,K=72,N=256,L=72,dtype=float16")
-    image = lower(scheduled(str(spec), {})).image
+    image = lower(scheduled(str(spec), {}, staged)).image
     for _, inputs in adversarial_inputs(spec):
         emulated(spec, image, dict(inputs), orders=1)
 
@@ -62,8 +64,11 @@ def test_a_single_product_is_refused() -> None:
 
 def test_compile_takes_the_rule(tmp_path: Any) -> None:
     spec = "gated_ffn:M=16,K=64,N=256,L=64,dtype=bfloat16"
+    apart = crossfuse.compile(spec, rule="tensor", placement="global", directory=tmp_path)
+    assert len(apart.lowered.image.launches) == 2
     compiled = crossfuse.compile(spec, rule="tensor", directory=tmp_path)
-    assert len(compiled.lowered.image.launches) == 2
+    (launch,) = compiled.lowered.image.launches
+    assert launch.cooperative
     assert [each.status for each in crossfuse.check(compiled, gpu=False)] == ["passed"] * 3
     with pytest.raises(ScheduleRefused, match="compile: rule: found 'fast'; limit: 'threads'"):
         crossfuse.compile(spec, rule="fast", directory=tmp_path)

@@ -66,7 +66,7 @@ FAULTS = {
         "mbarrier",
     ),
     "too few bytes are waited for": (
-        lambda: change_argument(right(), EXPECT, 1, "{} - 512", 0),
+        lambda: change_argument(right(), EXPECT, 1, "{} - 512", -1),
         "async-race",
     ),
     "nobody waits": (lambda: drop_call(right(), WAIT, -1), "async-race"),

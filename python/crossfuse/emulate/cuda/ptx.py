@@ -189,7 +189,7 @@ _INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
     (re.compile(pattern), translator)
     for pattern, translator in (
         (
-            r"|setmaxnreg\..*|fence\.mbarrier_init\..*|wgmma\.fence\..*|griddepcontrol\..*",
+            r"|setmaxnreg\..*|prefetch\.tensormap.*|fence\.mbarrier_init\..*|wgmma\.fence\..*|griddepcontrol\..*",
             lambda *_: _NOTHING,
         ),
         (r"fence\.proxy\.async.*", _call("fence_async")),
@@ -207,7 +207,8 @@ _INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         ),
         (
             r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global\.mbarrier::complete_tx::bytes"
-            r"(?P<multicast>\.multicast::cluster)? \[%0\], \[%1, \{%2, %3\}\], \[%4\](?:, %5)?;",
+            r"(?P<multicast>\.multicast::cluster)?(?:\.L2::cache_hint)? "
+            r"\[%0\], \[%1, \{%2, %3\}\], \[%4\](?:, %5)?(?:, %6)?;",
             _load,
         ),
         (

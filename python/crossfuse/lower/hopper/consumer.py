@@ -8,7 +8,7 @@ from crossfuse.lower.hopper.body import Body, each_step
 from crossfuse.lower.hopper.epilogue import Epilogue
 from crossfuse.lower.hopper.exchange import SplitReduction
 from crossfuse.lower.hopper.flags import FlagWriter
-from crossfuse.lower.hopper.operand import Operand
+from crossfuse.lower.hopper.load import sharing_rank
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.ring import Cursor, Release
 from crossfuse.lower.hopper.statements import registers, when
@@ -40,35 +40,42 @@ class _Side:
     """A ring as a multiplying warpgroup sees it."""
 
     def __init__(self, body: Body, name: str) -> None:
-        ring, plan = (
+        self.body = body
+        self.name = name
+        self.ring, self.plan = (
             (body.left, body.plan.left) if name == "left" else (body.right, body.plan.right)
         )
-        self.name = name
-        self.cursor = Cursor(ring)
-        self._release = Release(ring, body.where.thread, plan.sharers)
+        self.cursor = Cursor(self.ring)
 
-    def release_previous(self, phase: PhasePlan) -> None:
-        """Hand the stage behind the cursor back."""
-        operands: tuple[Operand, ...] = (phase.left,) if self.name == "left" else phase.rights
-        shared = any(each.sharers > 1 for each in operands)
-        self._release(self.cursor.previous, shared=shared)
+    def release(self, phase: PhasePlan) -> Release:
+        """How stages are handed back in a phase: to those who fill them."""
+        operands = (phase.left,) if self.name == "left" else phase.rights
+        most = max(operands, key=lambda each: each.sharers)
+        where = self.body.where
+        rank = sharing_rank(phase.program, most, where, where.thread % most.sharers)
+        weight = self.plan.sharers // most.sharers
+        return Release(self.ring, where.thread, (most.sharers, rank), weight)
 
 
 def _multiply(phase: PhasePlan, multiplier: Multiplier, rings: list[_Side]) -> None:
     """All steps of a tile; a stage is handed back when the next one's products are under way."""
+    releases = [ring.release(phase) for ring in rings]
+
+    def hand_back() -> None:
+        for ring, release in zip(rings, releases, strict=True):
+            release(ring.cursor.previous)
+
     with each_step(phase) as (_, number):
         for ring in rings:
             ring.cursor.wait_full()
         multiplier.start(*[ring.cursor.stage for ring in rings], number == 0)
         multiplier.wait(pending=1)
         with when(number > 0):
-            for ring in rings:
-                ring.release_previous(phase)
+            hand_back()
         for ring in rings:
             ring.cursor.advance()
     multiplier.wait(pending=0)
-    for ring in rings:
-        ring.release_previous(phase)
+    hand_back()
 
 
 def _epilogue(body: Body, phase: PhasePlan, warpgroup: Any, accumulators: Any) -> Epilogue:

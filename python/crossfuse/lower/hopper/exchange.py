@@ -40,7 +40,6 @@ class ExchangeBarriers:
         size = exchange.place.extent
         mbarrier.initialise(self.free, size * plan.consumers)
         mbarrier.initialise(self.received, 1)
-        mbarrier.expect(self.received, size * plan.slice_bytes)
 
 
 class SplitReduction:
@@ -201,6 +200,9 @@ class SplitReduction:
     def _announce(self) -> None:
         """Tell all CTAs that this warpgroup has multiplied its tiles, and wait for theirs."""
         thread = self.where.thread
+        with when(ir.script.And(self.warpgroup == 0, thread == 0)):
+            # Nothing arrives before this thread too has said that the buffer is free.
+            mbarrier.expect(self.barriers.received, self.size * self.plan.slice_bytes)
         with when(thread < self.size):
             address = Variable("free_in_cluster", "uint32")
             rank = self.where.rank - self.rank + thread

@@ -17,6 +17,13 @@ from crossfuse.lower.hopper.producer import emit_loading
 from crossfuse.lower.hopper.ring import Ring
 from crossfuse.lower.hopper.statements import branches, run, when
 
+_WARP = 32
+# Descriptors are parameters: a generic address, which the instruction takes.
+_FETCH_DESCRIPTOR = """\
+__device__ __forceinline__ void crossfuse_fetch_descriptor(unsigned long long map) {
+  asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory");
+}
+"""
 _ONE_CTA = {"tirx.launch_bounds_min_blocks_per_sm": 1}
 
 
@@ -72,9 +79,11 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any) -> None:
         first = plan.arena["exchange_barriers"].offset
         exchange = ExchangeBarriers(memory.ptr_to([first]), memory.ptr_to([first + 8]))
     body = Body(plan, where, maps, memory, left, right, exchange, flags)
-    with when(ir.script.And(where.warpgroup == 0, where.thread == 0)):
+    with when(ir.script.And(where.warpgroup == 0, where.thread < _WARP)):
         _initialise(body)
         mbarrier.publish_initialised()
+    with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * _WARP)):
+        _fetch_descriptors(plan, where.lane, maps)
     mbarrier.meet_cluster(plan.cluster_size)
     if not plan.early:
         # The next kernel may be launched; it waits for the end of this one where it needs it.
@@ -105,13 +114,26 @@ def _barriers(plan: KernelPlan, memory: Any, name: str, stages: int, offset: int
 
 
 def _initialise(body: Body) -> None:
-    """One thread sets up all barriers."""
-    plan = body.plan
-    body.left.initialise(plan.consumers * plan.left.sharers)
-    body.right.initialise(plan.consumers * plan.right.sharers)
+    """A warp sets up all barriers."""
+    plan, thread = body.plan, body.where.thread
+    body.left.initialise(plan.consumers * plan.left.sharers, thread)
+    body.right.initialise(plan.consumers * plan.right.sharers, thread)
     for phase in plan.phases:
         if phase.program.exchange is not None and body.exchange is not None:
-            body.exchange.initialise(phase)
+            with when(thread == 0):
+                body.exchange.initialise(phase)
+
+
+def _fetch_descriptors(plan: KernelPlan, lane: Any, maps: dict[str, Any]) -> None:
+    """Bring all descriptors near, a lane each: the first copy would wait for its own."""
+    for number, each in enumerate(plan.tensor_maps):
+        with when(lane == number):
+            address = ir.script.address_of(maps[each.name])
+            run(
+                ir.cuda_func_call(
+                    "crossfuse_fetch_descriptor", address, source_code=_FETCH_DESCRIPTOR
+                )
+            )
 
 
 def _set_registers(direction: str, count: int) -> None:

@@ -12,6 +12,9 @@ from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.statements import run
 from crossfuse.lower.hopper.tile_program import TileProgram
 
+#: Cache policy of lines that nobody loads again: what `createpolicy.fractional.L2::evict_first`
+#: makes, as CUTLASS spells it (include/cute/arch/copy_sm90_desc.hpp, TMA::CacheHintSm90).
+_EVICT_FIRST = 0x12F0000000000000
 _TMA = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
@@ -67,12 +70,14 @@ def _copy(
     barrier: Any,
 ) -> None:
     address = ir.script.address_of(descriptor)
-    if operand.sharers == 1:
-        run(ir.script.ptx[_TMA](destination, address, *coordinates, barrier))
-        return
-    mask = _mask(program, operand, where)
-    call = ir.script.ptx[_TMA + ".multicast::cluster"]
-    run(call(destination, address, *coordinates, barrier, mask))
+    name, more = _TMA, []
+    if operand.sharers > 1:
+        name += ".multicast::cluster"
+        more.append(_mask(program, operand, where))
+    if operand.streamed:
+        name += ".L2::cache_hint"
+        more.append(ir.script.uint64(_EVICT_FIRST))
+    run(ir.script.ptx[name](destination, address, *coordinates, barrier, *more))
 
 
 def _part(operand: Operand, where: Coordinates) -> Any:
@@ -81,6 +86,16 @@ def _part(operand: Operand, where: Coordinates) -> Any:
     for place in operand.shared_by:
         part = part * place.extent + where.places[place.var]
     return part
+
+
+def sharing_rank(program: TileProgram, operand: Operand, where: Coordinates, number: Any) -> Any:
+    """Rank of one of the CTAs that share an operand's tile with this one, by its number."""
+    steps = strides(program.cluster)
+    rank: Any = where.rank
+    for place in reversed(operand.shared_by):
+        rank = rank + (number % place.extent - where.places[place.var]) * steps[place.var]
+        number = number // place.extent
+    return rank
 
 
 def _mask(program: TileProgram, operand: Operand, where: Coordinates) -> Any:

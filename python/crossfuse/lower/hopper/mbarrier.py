@@ -40,9 +40,10 @@ def arrive(barrier: Any, count: int = 1) -> None:
     run(call(barrier) if count == 1 else call(barrier, ir.script.uint32(count)))
 
 
-def arrive_remote(address: Any) -> None:
+def arrive_remote(address: Any, count: int = 1) -> None:
     """Arrive at a barrier of any CTA of the cluster, by its cluster address."""
-    run(ir.script.ptx.mbarrier.arrive.shared__cluster.b64(address))
+    call = ir.script.ptx.mbarrier.arrive.shared__cluster.b64
+    run(call(address) if count == 1 else call(address, ir.script.uint32(count)))
 
 
 def cluster_address(destination: Any, pointer: Any, rank: Any) -> None:

@@ -40,6 +40,8 @@ class Operand:
         Bytes of a stage.
     shared_by : tuple[Place, ...]
         Places in the cluster whose CTAs want the same tile: each loads its part for all of them.
+    streamed : bool
+        Whether each tile is loaded by one cluster alone, so that nobody finds it in L2 again.
     """
 
     tile: Tile
@@ -48,6 +50,7 @@ class Operand:
     boxes: int
     size: int
     shared_by: tuple[Place, ...]
+    streamed: bool = False
 
     @property
     def sharers(self) -> int:
@@ -112,6 +115,7 @@ def make_operand(program: TileProgram, tile: Tile, *, k_major: bool) -> Operand:
         boxes,
         boxes * rows * ROW_BYTES,
         shared_by,
+        _is_streamed(program, tile, k_major),
     )
 
 
@@ -138,8 +142,20 @@ def tensor_map(tile: Tile, box: tuple[int, int], swizzle: int) -> TensorMap:
 
 def _sharing(program: TileProgram, tile: Tile) -> tuple[Place, ...]:
     """Places of the cluster that the tile's origin does not depend on."""
+    return _absent(program.cluster, tile)
+
+
+def _is_streamed(program: TileProgram, tile: Tile, k_major: bool) -> bool:
+    """Whether nobody else loads the tile; boxes of 64 columns may reach into a neighbour's."""
+    width = ROW_BYTES // item_bytes(tile.dtype)
+    whole = k_major or tile.shape[1] % width == 0
+    return whole and not _absent(program.grid, tile)
+
+
+def _absent(places: tuple[Place, ...], tile: Tile) -> tuple[Place, ...]:
+    """Places that the tile's origin does not depend on."""
     used = {var for index in tile.origin for var in ir.variables(index)}
-    return tuple(each for each in program.cluster if each.extent > 1 and each.var not in used)
+    return tuple(each for each in places if each.extent > 1 and each.var not in used)
 
 
 def _refuse(tile: Tile, found: str, limit: str, instead: str) -> Exception:

@@ -34,7 +34,7 @@ class RingPlan:
     pitch : int
         Bytes from one to the next: the most that any phase loads in a step.
     sharers : int
-        CTAs that fill stages of one another in some phase: the cluster, or 1.
+        CTAs that fill stages of one another, in the phase where most do.
     """
 
     stages: int
@@ -244,8 +244,8 @@ def _ring(phases: tuple[PhasePlan, ...], which: slice) -> RingPlan:
     """The ring of some operands of all phases, without its stages."""
     loaded = [each.operands[which] for each in phases]
     pitch = max(sum(operand.size for operand in each) for each in loaded)
-    shared = any(operand.sharers > 1 for each in loaded for operand in each)
-    return RingPlan(0, pitch, phases[0].program.cluster_size if shared else 1)
+    sharers = max(operand.sharers for each in loaded for operand in each)
+    return RingPlan(0, pitch, sharers)
 
 
 def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Arena:

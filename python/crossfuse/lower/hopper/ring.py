@@ -26,11 +26,15 @@ class Ring:
     stages: int
     barriers: Any
 
-    def initialise(self, consumers: int) -> None:
-        """Set up all barriers; a stage is empty once `consumers` warpgroups have said so."""
-        for stage in range(self.stages):
-            mbarrier.initialise(self.full(stage), 1)
-            mbarrier.initialise(self.empty(stage), consumers)
+    def initialise(self, consumers: int, thread: Any) -> None:
+        """Set up all barriers, a stage each thread; it is empty once all `consumers` say so.
+
+        Instructions that run once cost their way from L2: one after another, they would keep the
+        cluster waiting for a microsecond.
+        """
+        with when(thread < self.stages):
+            mbarrier.initialise(self.full(thread), 1)
+            mbarrier.initialise(self.empty(thread), consumers)
 
     def full(self, stage: Any) -> Any:
         """Address of the barrier that completes when a stage has been filled."""
@@ -96,34 +100,28 @@ class Release:
         The ring.
     thread : Any
         Index of the thread in its warpgroup.
-    sharers : int
-        CTAs that fill stages of one another in some phase: the whole cluster, or 1.
+    fillers : tuple[int, Any]
+        CTAs that fill a stage of this one in this phase: how many, and the rank of number `thread`
+        of them.
+    weight : int
+        What each arrival counts. The barrier waits for as many in every phase: for all CTAs that
+        share a stage in the phase where most do.
     """
 
-    def __init__(self, ring: Ring, thread: Any, sharers: int) -> None:
+    def __init__(self, ring: Ring, thread: Any, fillers: tuple[int, Any], weight: int) -> None:
         self.ring = ring
         self.thread = thread
-        self.sharers = sharers
-        if sharers > 1:
+        self.fillers, rank = fillers
+        self.weight = weight
+        if self.fillers > 1:
             self.remote = Variable("empty_in_cluster", "uint32")
-            rank = let("release_rank", thread % sharers)
-            mbarrier.cluster_address(self.remote.value, ring.empty(0), rank)
+            mbarrier.cluster_address(self.remote.value, ring.empty(0), let("release_rank", rank))
 
-    def __call__(self, stage: Any, *, shared: bool) -> None:
-        """Say that this warpgroup has read a stage.
-
-        Parameters
-        ----------
-        stage : Any
-            Its number.
-        shared : bool
-            Whether all CTAs fill it in this phase. If only this one does, it counts for all: the
-            barrier waits for as many arrivals in every phase.
-        """
-        if not shared:
-            with when(self.thread == 0):
-                mbarrier.arrive(self.ring.empty(stage), self.sharers)
-            return
-        with when(self.thread < self.sharers):
+    def __call__(self, stage: Any) -> None:
+        """Say that this warpgroup has read a stage."""
+        with when(self.thread < self.fillers):
+            if self.fillers == 1:
+                mbarrier.arrive(self.ring.empty(stage), self.weight)
+                return
             offset = ir.script.Cast("uint32", stage * 8)
-            mbarrier.arrive_remote(self.remote.value + offset)
+            mbarrier.arrive_remote(self.remote.value + offset, self.weight)

@@ -30,6 +30,9 @@ class TensorTiles:
         CTAs of a cluster, stacked along the rows; 1 if the reduction is split.
     split : int
         CTAs of a cluster that each sum a part of the reduction.
+    across : int
+        Chains: tiles side by side that a cluster computes, each by as many CTAs as `split`; they
+        share the tiles of the intermediate.
     stages : int
         Stages in shared memory; 0 leaves it to the lowering, which takes as many as fit.
     """
@@ -39,6 +42,7 @@ class TensorTiles:
     depth: int = 0
     cluster: int = 0
     split: int = 1
+    across: int = 1
     stages: int = 0
 
     def complete(self, sch: Any, chain: Chain) -> TensorTiles:
@@ -59,18 +63,22 @@ class TensorTiles:
         rows = self.rows or (128 if chain.m > 64 else 64)
         depth = row_bytes_depth(sch, chain.first[0])
         cluster = self.cluster or _split_of_second(chain, rows, depth)
-        share = -(-chain.n // (_CTAS // cluster * cluster))
+        size = cluster * self.across
+        share = -(-chain.n // (_CTAS // size * size))
         columns = self.columns or min(most, -(-share // 8) * 8)
         return replace(self, rows=rows, columns=columns, cluster=cluster, depth=depth)
 
-    def of_second(self, sch: Any, chain: Chain, cluster: int) -> TensorTiles:
+    def of_second(self, sch: Any, chain: Chain, first: TensorTiles) -> TensorTiles:
         """Fill in the tiles of a chain's second product: its reduction split over a cluster."""
         rows = self.rows or (128 if chain.m > 64 else 64)
         depth = row_bytes_depth(sch, chain.second)
-        split = self.split if self.split > 1 else cluster
-        share = -(-chain.l // max(1, _CTAS // split))
+        split = self.split if self.split > 1 else first.cluster
+        across = first.across
+        share = -(-chain.l // max(1, _CTAS // (split * across) * across))
         columns = self.columns or min(256, -(-share // 16) * 16)
-        return replace(self, rows=rows, columns=columns, cluster=1, split=split, depth=depth)
+        return replace(
+            self, rows=rows, columns=columns, cluster=1, split=split, across=across, depth=depth
+        )
 
 
 def _split_of_second(chain: Chain, rows: int, depth: int) -> int:

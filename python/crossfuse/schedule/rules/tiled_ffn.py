@@ -66,8 +66,8 @@ def schedule_tiled_ffn(
         )
     tiles = (first or TensorTiles()).of_first(sch, chain)
     _first(sch, chain, tiles)
-    # An axis has one extent in a function: both kernels have clusters of one size.
-    chosen = (second or TensorTiles()).of_second(sch, chain, tiles.cluster)
+    # An axis has one extent in a function: both phases have clusters of one shape.
+    chosen = (second or TensorTiles()).of_second(sch, chain, tiles)
     bind_split(sch, chain.second, chain.epilogue, chosen)
     if staged:
         sch.grid_stage(chain.middle)
@@ -78,9 +78,12 @@ def _first(sch: Any, chain: Chain, tiles: TensorTiles) -> None:
     """The intermediate: all first products of a tile in one nest, then their expression."""
     rows, columns = sch.get_loops(chain.middle)
     row_tile, row = sch.split(rows, [None, tiles.rows])
-    column_tile, rank, column = sch.split(columns, [None, tiles.cluster, tiles.columns])
-    sch.reorder(column_tile, row_tile, rank, row, column)
+    column_tile, beside, rank, column = sch.split(
+        columns, [None, tiles.across, tiles.cluster, tiles.columns]
+    )
+    sch.reorder(column_tile, row_tile, beside, rank, row, column)
     sch.bind(sch.fuse(column_tile, row_tile), "blockIdx.x")
+    sch.cluster_bind(beside, "y")
     sch.cluster_bind(rank)
     for product in chain.first:
         sch.compute_at(product, rank, preserve_unit_loops=True)
