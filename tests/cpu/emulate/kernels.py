@@ -29,6 +29,7 @@ def image(
         BufferSpec(name, shape, dtype, name.startswith("C")) for name, shape, dtype in buffers
     )
     types = {"float32": "float", "float16": "half", "int32": "int", "bfloat16": "nv_bfloat16"}
+    types["uint32"] = "uint32_t"
     types |= {
         "float8_e4m3fn": "__nv_fp8_e4m3",
         "float8_e5m2": "__nv_fp8_e5m2",

@@ -164,6 +164,26 @@ def _pack(match: re.Match[str], operands: list[str]) -> str:
     return f"{operands[0]} = crossfuse_ptx_pack<{kind}>({operands[1]}, {operands[2]})"
 
 
+def _flag_load(match: re.Match[str], operands: list[str]) -> str:
+    order = f"CROSSFUSE_{(match['order'] or 'weak').upper()}"
+    target, address = operands
+    return f"{target} = crossfuse_emulate_flag_load((const void*)({address}), {order})"
+
+
+def _flag_store(match: re.Match[str], operands: list[str]) -> str:
+    order = f"CROSSFUSE_{match['order'].upper()}"
+    address, value = operands
+    return f"crossfuse_emulate_flag_store((void*)({address}), {value}, {order})"
+
+
+def _flag_add(match: re.Match[str], operands: list[str]) -> str:
+    order = f"CROSSFUSE_{match['order'].upper()}"
+    *target, address, value = operands
+    call = f"crossfuse_emulate_flag_add((void*)({address}), {value}, {order})"
+    return f"{target[0]} = {call}" if target else call
+
+
+_WORD = r"(?:u32|s32|b32)"
 _ACCUMULATORS = r"\{[%\d, ]*\}"
 _INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
     (re.compile(pattern), translator)
@@ -203,6 +223,25 @@ _INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             _push,
         ),
         (r"st\.global\.u32 \[%0\], %1;", _store_word),
+        (
+            r"ld(?:\.(?P<order>acquire|relaxed)\.(?:gpu|sys)|\.weak|\.volatile)?\.global\."
+            + _WORD
+            + r" %0, \[%1\];",
+            _flag_load,
+        ),
+        (
+            rf"st\.(?P<order>release|relaxed)\.(?:gpu|sys)\.global\.{_WORD} \[%0\], %1;",
+            _flag_store,
+        ),
+        (
+            r"red\.(?P<order>release|relaxed)\.(?:gpu|sys)\.global\.add\.[us]32 \[%0\], %1;",
+            _flag_add,
+        ),
+        (
+            r"atom\.(?:add\.)?(?P<order>acq_rel|acquire|release|relaxed)\.(?:gpu|sys)\.global\."
+            r"(?:add\.)?[us]32 %0, \[%1\], %2;",
+            _flag_add,
+        ),
         (r"ld\.shared\.v[24]\.f32 \{[%\d, ]*\}, \[%\d\];", _fetch),
         (r"cvt\.rn\.(bf16x2|f16x2)\.f32 %0, %1, %2;", _pack),
         (r"stmatrix\.sync\.aligned\.m8n8\.x(\d)\.shared\.b16 \[%0\], .*", _matrices),

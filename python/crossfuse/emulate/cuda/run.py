@@ -29,6 +29,8 @@ _GRACE_S = 10.0
 _ATTEMPTS = 20
 # Exit status of a runtime that lacks memory, disk or address space.
 _NO_MEANS = 3
+# What the runtime calls a buffer that is zero at first and kept; inputs are 0 and outputs are 1.
+_STATE = 2
 # A record of the runtime about no place and no thread.
 _NOWHERE: dict[str, Any] = {
     **{"shared": "", "argument": -1, "offset": -1, "in_shared": 0},
@@ -48,9 +50,11 @@ def emulate(
 ) -> EmulationReport:
     """Run generated CUDA on the CPU and report what is wrong with it.
 
-    Every CUDA thread is a fiber; clusters run one after another, in random order. Each access to
-    shared or global memory is checked for bounds, alignment, initialisation and races. Whether two
-    accesses race follows from the barriers between them and not from the order in which they ran.
+    Every CUDA thread is a fiber; clusters run one after another, in random order, and those of a
+    cooperative launch at the same time. Each access to shared or global memory is checked for
+    bounds, alignment, initialisation and races. Whether two accesses race follows from the barriers
+    between them and not from the order in which they ran. State is zero before the first order and
+    kept for the next one, which is a second call of the function.
 
     Parameters
     ----------
@@ -111,15 +115,17 @@ def _write_job(
     position = {buffer.name: index for index, buffer in enumerate(image.memory)}
     words = [*settings, len(image.memory), len(image.launches)]
     lines = [" ".join(map(str, words))]
+    state = {buffer.name for buffer in image.state}
     for index, buffer in enumerate(image.memory):
         item = numpy_dtype(buffer.dtype).itemsize
         elements = int(np.prod(buffer.shape, dtype=np.int64))
-        lines.append(f"{int(buffer.output)} {elements * item} {item}")
-        if not buffer.output:
+        role = _STATE if buffer.name in state else int(buffer.output)
+        lines.append(f"{buffer.name} {role} {elements * item} {item}")
+        if role == 0:
             inputs[buffer.name].tofile(directory / f"input_{index}.bin")
     for launch in image.launches:
         kernel = translation.symbols.index(launch.symbol)
-        numbers = [kernel, *launch.grid, *launch.block, *launch.cluster]
+        numbers = [kernel, int(launch.cooperative), *launch.grid, *launch.block, *launch.cluster]
         numbers += [launch.dynamic_shared_bytes, len(launch.arguments)]
         maps = [each.name for each in launch.tensor_maps]
         numbers += [

@@ -22,6 +22,15 @@ struct CrossfuseKernel {
   unsigned pointers;
 };
 
+// How an access to a flag orders others; a weak one is an ordinary load.
+enum CrossfuseOrder : int {
+  CROSSFUSE_WEAK,
+  CROSSFUSE_RELAXED,
+  CROSSFUSE_ACQUIRE,
+  CROSSFUSE_RELEASE,
+  CROSSFUSE_ACQ_REL,
+};
+
 // Which CrossfuseIndex to ask for.
 enum CrossfuseWhich : int {
   CROSSFUSE_THREAD_INDEX,
@@ -80,6 +89,11 @@ void crossfuse_emulate_wgmma(float* const* registers, unsigned n, unsigned k, in
                              unsigned long long right, unsigned keep);
 void crossfuse_emulate_wgmma_commit();
 void crossfuse_emulate_wgmma_wait(unsigned pending);
+
+// Flags in global memory, by which CTAs of different clusters wait for each other.
+unsigned crossfuse_emulate_flag_load(const void* flag, int order);
+void crossfuse_emulate_flag_store(void* flag, unsigned value, int order);
+unsigned crossfuse_emulate_flag_add(void* flag, unsigned value, int order);
 
 // Notes a read-modify-write of `bytes` at `pointer`; the caller then does it.
 void crossfuse_emulate_atomic(void* pointer, unsigned bytes);

@@ -7,32 +7,33 @@
 
 namespace emu {
 
-// Bytes [begin, end) of the shared memory window of a CTA of the running cluster.
+// Bytes [begin, end) of the shared memory window of a CTA.
 struct Span {
-  unsigned rank = 0;
+  unsigned window = 0;
   size_t begin = 0, end = 0;
   bool meets(const Span& other) const {
-    return rank == other.rank && begin < other.end && other.begin < end;
+    return window == other.window && begin < other.end && other.begin < end;
   }
 };
 
-// A window offset and the CTA it lies in, of a shared address. False: a refused address.
-bool locate(unsigned address, unsigned& rank, size_t& offset);
+// The window that a shared address of the running thread means, and the offset in it. False: a
+// refused address.
+bool locate(unsigned address, unsigned& window, size_t& offset);
 // Notes that this thread reaches into another CTA (peer-not-started, early-exit).
-void note_peer(unsigned rank, size_t offset, Site site);
+void note_peer(unsigned window, size_t offset, Site site);
 
 // ---- mbarriers
-void complete_bytes(unsigned rank, size_t offset, long bytes, Site site);
+void complete_bytes(unsigned window, size_t offset, long bytes, Site site);
 // What a thread waits for, for reports.
 std::string standing_at_barrier(const Thread& thread);
 void clear_barriers();
 // Bytes that were announced or arrived in vain.
-void check_barriers_at_end();
+void check_barriers_at_end(const Cluster& cluster);
 
 // ---- copies in flight
 // Lets some copies finish; all that can if `forced`. False if none was in flight.
 bool advance_copies(bool forced);
-void check_copies_at_end();
+void check_copies_at_end(const Cluster& cluster);
 // The statement of a copy that writes (or reads) these bytes now, or kNoSite.
 Site copy_into(const Span& span);
 Site copy_out_of(const Span& span);
@@ -50,5 +51,10 @@ void check_visible(const Span& span, Site site, const char* reader);
 void clear_visibility();
 
 void clear_named_barriers();
+
+// ---- flags in global memory
+std::string standing_at_flag(const Thread& thread);
+// Wakes threads whose flag has changed; all that poll if `forced`. False if there was none.
+bool wake_pollers(bool forced);
 
 }  // namespace emu

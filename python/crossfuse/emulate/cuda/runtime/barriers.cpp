@@ -3,6 +3,7 @@
 
 #include "async.h"
 #include "findings.h"
+#include "memory.h"
 #include "schedule.h"
 
 namespace emu {
@@ -48,7 +49,8 @@ void cluster_arrive(Site site) {
             "a thread arrives twice at the cluster barrier without waiting in between"});
   }
   uint16_t phase = ++self.arrived;
-  if (device.arrivals.size() <= phase) device.arrivals.resize(phase + 1, 0);
+  Cluster& cluster = *self.cta->cluster;
+  if (cluster.arrivals.size() <= phase) cluster.arrivals.resize(phase + 1, 0);
   Warp& warp = *self.warp;
   if (warp.cluster_phase == phase) {
     check_same_statement(*warp.cluster_thread, warp.cluster_site, site, "cluster barrier");
@@ -56,8 +58,8 @@ void cluster_arrive(Site site) {
   warp.cluster_thread = &self;
   warp.cluster_phase = phase;
   warp.cluster_site = site;
-  if (++device.arrivals[phase] < device.launch.ctas() * device.launch.threads()) return;
-  for (Cta& cta : device.ctas) {
+  if (++cluster.arrivals[phase] < device.launch.ctas() * device.launch.threads()) return;
+  for (Cta& cta : ctas_of(cluster)) {
     for (Thread* thread : cta.threads) {
       if (thread->wait == Wait::kCluster && thread->waited + 1 == phase) {
         pass_cluster_barrier(*thread);
@@ -70,8 +72,9 @@ void cluster_arrive(Site site) {
 void cluster_wait(Site site) {
   Thread& self = *device.current;
   uint16_t phase = self.waited + 1;
-  bool complete = phase < device.arrivals.size() &&
-                  device.arrivals[phase] == device.launch.ctas() * device.launch.threads();
+  const std::vector<unsigned>& arrivals = self.cta->cluster->arrivals;
+  bool complete = phase < arrivals.size() &&
+                  arrivals[phase] == device.launch.ctas() * device.launch.threads();
   if (complete) return pass_cluster_barrier(self);
   block(Wait::kCluster, site);
 }
@@ -86,6 +89,7 @@ std::string standing(const Thread& thread) {
     case Wait::kNamed: return "waits at a named barrier";
     case Wait::kCopies: return "waits for its copies";
     case Wait::kProducts: return "waits for its warpgroup to issue a product";
+    case Wait::kFlag: return standing_at_flag(thread);
     default: return "waits at a warp-wide operation";
   }
 }
@@ -114,6 +118,12 @@ void report_divergence(const Cta& cta, const Thread& waiting, const Thread& othe
                  other.index(), standing(other).c_str())});
 }
 
+// Ranks tell the CTAs of one cluster apart; with several clusters it takes the place in the grid.
+std::string name_of(const Cta& cta) {
+  if (device.clusters.size() == 1) return format("CTA rank %u", cta.rank);
+  return format("CTA %u", cta.linear);
+}
+
 // Roles of a pipeline wait for different things; what each lacks tells the story.
 bool report_pipeline() {
   std::vector<std::string> told;
@@ -123,8 +133,9 @@ bool report_pipeline() {
   for (const Cta& cta : device.ctas) {
     for (const Thread* thread : cta.threads) {
       if (thread->wait == Wait::kFinished) continue;
-      pipeline |= thread->wait == Wait::kPhase || thread->wait == Wait::kProducts;
-      std::string line = format("CTA rank %u ", cta.rank) + standing(*thread);
+      pipeline |= thread->wait == Wait::kPhase || thread->wait == Wait::kProducts ||
+                  thread->wait == Wait::kFlag;
+      std::string line = name_of(cta) + " " + standing(*thread);
       if (std::find(told.begin(), told.end(), line) != told.end()) continue;
       told.push_back(line);
       if (!first) first = thread;
@@ -132,7 +143,9 @@ bool report_pipeline() {
     }
   }
   if (!pipeline) return false;
-  report({"deadlock", {}, first->wait_site, kNoSite, static_cast<int>(first->cta->linear),
+  Place place;
+  if (first->wait == Wait::kFlag) place = global_place(first->flag);
+  report({"deadlock", place, first->wait_site, kNoSite, static_cast<int>(first->cta->linear),
           static_cast<int>(first->index()), detail});
   return true;
 }
@@ -148,9 +161,9 @@ void report_deadlock() {
   for (const Cta& cta : device.ctas) {
     if (standing(*cta.threads[0]) != standing(*waiting)) other = cta.threads[0];
   }
-  std::string detail = format("CTA rank %u %s", waiting->cta->rank, standing(*waiting).c_str());
+  std::string detail = name_of(*waiting->cta) + " " + standing(*waiting);
   if (other) {
-    detail += format(", while CTA rank %u %s after arriving at %u", other->cta->rank,
+    detail += format(", while %s %s after arriving at %u", name_of(*other->cta).c_str(),
                      standing(*other).c_str(), other->arrived);
   }
   report({"deadlock", {}, waiting->wait_site, other ? standing_site(*other) : kNoSite,

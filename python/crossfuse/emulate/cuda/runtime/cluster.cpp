@@ -16,7 +16,7 @@ void place(SharedArray& array, const char* name, size_t bytes, size_t alignment)
   array.offset = (device.shared_end + alignment - 1) / alignment * alignment;
   array.placed = true;
   for (const Cta& cta : device.ctas) {
-    memset(window_of(cta.rank) + device.shared_end, kPoison, array.offset + bytes + kRedZone - device.shared_end);
+    memset(window_of(cta.window) + device.shared_end, kPoison, array.offset + bytes + kRedZone - device.shared_end);
   }
   device.shared_end = array.offset + bytes + kRedZone;
 }
@@ -25,7 +25,7 @@ void place(SharedArray& array, const char* name, size_t bytes, size_t alignment)
 // its threads arrived at, until it exits.
 void note_remote(Cta& target, size_t offset, Site site) {
   Thread& self = *device.current;
-  if (target.rank == self.cta->rank) return;
+  if (&target == self.cta) return;
   if (self.acquired == 0 && is_news("peer-not-started", site, kNoSite)) {
     report({"peer-not-started", shared_place(offset), site, kNoSite, current_cta(),
             current_thread(),
@@ -39,11 +39,11 @@ void note_remote(Cta& target, size_t offset, Site site) {
 uint8_t* remote(unsigned address, unsigned bytes, Mode mode, Site site) {
   unsigned rank = address >> kWindowBits;
   if (rank == kNoRank) return nullptr;
-  Cta& target = device.ctas[rank];
+  Cta& target = ranked(rank);
   size_t offset = address & kOffsetMask;
-  if (!remote_access(rank, offset, bytes, mode, site)) return nullptr;
+  if (!remote_access(target, offset, bytes, mode, site)) return nullptr;
   note_remote(target, offset, site);
-  return window_of(rank) + offset;
+  return window_of(target.window) + offset;
 }
 
 }  // namespace
@@ -63,7 +63,7 @@ CrossfuseIndex crossfuse_emulate_index(int which) {
     case CROSSFUSE_GRID_EXTENT: return launch.grid;
     case CROSSFUSE_CTA_IN_CLUSTER: return self.cta_in_cluster;
     case CROSSFUSE_CLUSTER_EXTENT: return launch.cluster;
-    case CROSSFUSE_CLUSTER_INDEX: return device.cluster_index;
+    case CROSSFUSE_CLUSTER_INDEX: return self.cta->cluster->index;
     default:
       return {launch.grid.x / launch.cluster.x, launch.grid.y / launch.cluster.y,
               launch.grid.z / launch.cluster.z};
@@ -82,7 +82,7 @@ void* crossfuse_emulate_dynamic_shared(unsigned long alignment) {
     array.offset += shift;
     device.shared_end += shift;
   }
-  return window_of(device.current->cta->rank) + array.offset;
+  return window_of(device.current->cta->window) + array.offset;
 }
 
 void* crossfuse_emulate_static_shared(int id, unsigned long bytes, unsigned long alignment,
@@ -90,13 +90,13 @@ void* crossfuse_emulate_static_shared(int id, unsigned long bytes, unsigned long
   if (device.arrays.size() <= static_cast<size_t>(id) + 1) device.arrays.resize(id + 2);
   SharedArray& array = device.arrays[id + 1];
   if (!array.placed) place(array, name, bytes, alignment);
-  return window_of(device.current->cta->rank) + array.offset;
+  return window_of(device.current->cta->window) + array.offset;
 }
 
 unsigned crossfuse_emulate_shared_address(const void* pointer) {
-  unsigned rank = device.current->cta->rank;
-  size_t offset = static_cast<const uint8_t*>(pointer) - window_of(rank);
-  if (offset <= kOffsetMask) return rank << kWindowBits | static_cast<unsigned>(offset);
+  const Cta& own = *device.current->cta;
+  size_t offset = static_cast<const uint8_t*>(pointer) - window_of(own.window);
+  if (offset <= kOffsetMask) return own.rank << kWindowBits | static_cast<unsigned>(offset);
   Site site = CROSSFUSE_SITE;
   if (is_news("out-of-bounds", site, kNoSite)) {
     report({"out-of-bounds", {}, site, kNoSite, current_cta(), current_thread(),

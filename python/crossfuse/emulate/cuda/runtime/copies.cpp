@@ -21,7 +21,8 @@ struct Copy {
   std::vector<uint8_t> values;  // of an asynchronous store, instead of a map
   unsigned delay = 0;
 };
-std::vector<Copy> copies;
+std::vector<std::vector<Copy>> copies;  // by the window that they write or read
+size_t flying = 0;                      // all of them
 
 // The swizzle of TMA and wgmma: bits 4.. of an address are mixed with bits 7..
 size_t swizzled(size_t address, unsigned span) {
@@ -44,11 +45,11 @@ uint8_t* element(const Copy& copy, unsigned row, unsigned column) {
 
 void move(const Copy& copy) {
   if (!copy.values.empty()) {
-    memcpy(window_of(copy.shared.rank) + copy.shared.begin, copy.values.data(), copy.values.size());
+    memcpy(window_of(copy.shared.window) + copy.shared.begin, copy.values.data(), copy.values.size());
     return;
   }
   const CUtensorMap& map = copy.map;
-  uint8_t* window = window_of(copy.shared.rank);
+  uint8_t* window = window_of(copy.shared.window);
   for (unsigned row = 0; row < map.box[1]; ++row) {
     for (unsigned column = 0; column < map.box[0]; ++column) {
       size_t at = copy.shared.begin + (size_t(row) * map.box[0] + column) * map.item;
@@ -72,13 +73,19 @@ void note_stored(const Copy& copy) {
   device.current = nullptr;
 }
 
-void finish(size_t index) {
-  Copy copy = copies[index];
-  copies.erase(copies.begin() + static_cast<long>(index));
+void launch(const Copy& copy) {
+  copies[copy.shared.window].push_back(copy);
+  ++flying;
+}
+
+void finish(std::vector<Copy>& among, size_t index) {
+  Copy copy = among[index];
+  among.erase(among.begin() + static_cast<long>(index));
+  --flying;
   move(copy);
   if (!copy.is_load) note_stored(copy);
   if (copy.is_load) {
-    complete_bytes(copy.shared.rank, copy.barrier, long(copy.shared.end - copy.shared.begin),
+    complete_bytes(copy.shared.window, copy.barrier, long(copy.shared.end - copy.shared.begin),
                    copy.site);
   } else if (copy.owner->wait == Wait::kCopies) {
     wake(*copy.owner);
@@ -107,7 +114,7 @@ void conflict(const Copy& copy, Site other, const char* what) {
 
 // Whether a copy of all but the `pending` latest groups of a thread is in flight.
 bool in_flight(const Thread& thread, unsigned pending) {
-  for (const Copy& copy : copies) {
+  for (const Copy& copy : copies[thread.cta->window]) {
     if (copy.owner == &thread && copy.group + pending <= thread.bulk_groups) return true;
   }
   return false;
@@ -115,42 +122,51 @@ bool in_flight(const Thread& thread, unsigned pending) {
 }  // namespace
 
 bool advance_copies(bool forced) {
-  if (copies.empty()) return false;
-  for (size_t i = 0; i < copies.size();) {
-    if (!forced && copies[i].delay) {
-      --copies[i++].delay;
-    } else {
-      finish(i);
-      if (forced) return true;
+  if (flying == 0) return false;
+  for (std::vector<Copy>& each : copies) {
+    for (size_t i = 0; i < each.size();) {
+      if (!forced && each[i].delay) {
+        --each[i++].delay;
+      } else {
+        finish(each, i);
+        if (forced) return true;
+      }
     }
   }
   return true;
 }
 
 Site copy_into(const Span& span) {
-  for (const Copy& copy : copies) {
+  for (const Copy& copy : copies[span.window]) {
     if (copy.is_load && copy.shared.meets(span)) return copy.site;
   }
   return kNoSite;
 }
 
 Site copy_out_of(const Span& span) {
-  for (const Copy& copy : copies) {
+  for (const Copy& copy : copies[span.window]) {
     if (!copy.is_load && copy.shared.meets(span)) return copy.site;
   }
   return kNoSite;
 }
 
-void check_copies_at_end() {
-  for (const Copy& copy : copies) {
-    if (!is_news("early-exit", copy.site, kNoSite)) continue;
-    report({"early-exit", shared_place(copy.shared.begin), copy.site, kNoSite,
-            static_cast<int>(device.ctas[copy.shared.rank].linear), -1,
-            "the CTA has exited while this copy was in flight"});
+void check_copies_at_end(const Cluster& cluster) {
+  for (const Cta& cta : ctas_of(cluster)) {
+    for (const Copy& copy : copies[cta.window]) {
+      if (!is_news("early-exit", copy.site, kNoSite)) continue;
+      report({"early-exit", shared_place(copy.shared.begin), copy.site, kNoSite,
+              static_cast<int>(cta.linear), -1,
+              "the CTA has exited while this copy was in flight"});
+    }
+    flying -= copies[cta.window].size();
+    copies[cta.window].clear();
   }
 }
 
-void clear_copies() { copies.clear(); }
+void clear_copies() {
+  copies.assign(device.ctas.size(), {});
+  flying = 0;
+}
 
 }  // namespace emu
 
@@ -163,21 +179,21 @@ void crossfuse_emulate_tma_load(unsigned destination, const void* map, int x, in
   copy.map = *static_cast<const CUtensorMap*>(map);
   copy.x = x;
   copy.y = y;
-  unsigned rank = 0;
+  unsigned window = 0;
   size_t offset = 0;
-  if (!locate(destination, rank, offset) || !locate(barrier, rank, copy.barrier)) return;
+  if (!locate(destination, window, offset) || !locate(barrier, window, copy.barrier)) return;
   size_t bytes = size_t(copy.map.box[0]) * copy.map.box[1] * copy.map.item;
-  unsigned mask = ranks < 0 ? 1u << rank : static_cast<unsigned>(ranks);
-  for (unsigned target = 0; target < device.launch.ctas(); ++target) {
-    if (!(mask >> target & 1)) continue;
-    copy.shared = {target, offset, offset + bytes};
+  unsigned mask = ranks < 0 ? 1u << device.ctas[window].rank : static_cast<unsigned>(ranks);
+  for (const Cta& target : ctas_of(*device.current->cta->cluster)) {
+    if (!(mask >> target.rank & 1)) continue;
+    copy.shared = {target.window, offset, offset + bytes};
     copy.delay = delay();
     check_target(copy, "writes");
-    note_peer(target, offset, copy.site);
+    note_peer(target.window, offset, copy.site);
     conflict(copy, copy_into(copy.shared), "two copies write these bytes at once");
     conflict(copy, copy_out_of(copy.shared), "a copy writes what another still reads");
     conflict(copy, product_reads(copy.shared), "a copy writes a tile that is still being multiplied");
-    copies.push_back(copy);
+    launch(copy);
   }
 }
 
@@ -190,17 +206,17 @@ void crossfuse_emulate_tma_store(const void* map, int x, int y, unsigned source)
   copy.x = x;
   copy.y = y;
   copy.is_load = false;
-  unsigned rank = 0;
+  unsigned window = 0;
   size_t offset = 0;
-  if (!locate(source, rank, offset)) return;
+  if (!locate(source, window, offset)) return;
   size_t bytes = size_t(copy.map.box[0]) * copy.map.box[1] * copy.map.item;
-  copy.shared = {rank, offset, offset + bytes};
+  copy.shared = {window, offset, offset + bytes};
   copy.owner = &self;
   copy.group = self.bulk_groups + 1;
   copy.delay = delay();
   check_target(copy, "reads");
   check_visible(copy.shared, copy.site, "a copy by TMA");
-  copies.push_back(copy);
+  launch(copy);
 }
 
 void crossfuse_emulate_store_async(unsigned address, const void* values, unsigned bytes,
@@ -208,39 +224,39 @@ void crossfuse_emulate_store_async(unsigned address, const void* values, unsigne
   using namespace emu;
   Copy copy;
   copy.site = CROSSFUSE_SITE;
-  unsigned rank = 0, other = 0;
+  unsigned window = 0, other = 0;
   size_t offset = 0;
-  if (!locate(address, rank, offset) || !locate(barrier, other, copy.barrier)) return;
-  if (other != rank && is_news("mbarrier", copy.site, kNoSite)) {
+  if (!locate(address, window, offset) || !locate(barrier, other, copy.barrier)) return;
+  if (other != window && is_news("mbarrier", copy.site, kNoSite)) {
     report({"mbarrier", shared_place(offset), copy.site, kNoSite, current_cta(), current_thread(),
             "an asynchronous store completes a barrier of another CTA than it stores to"});
   }
   const uint8_t* bytes_of_values = static_cast<const uint8_t*>(values);
   copy.values.assign(bytes_of_values, bytes_of_values + bytes);
-  copy.shared = {rank, offset, offset + bytes};
+  copy.shared = {window, offset, offset + bytes};
   copy.delay = delay();
-  note_peer(rank, offset, copy.site);
+  note_peer(window, offset, copy.site);
   if (!find_shared(offset, bytes) && is_news("out-of-bounds", copy.site, kNoSite)) {
     report({"out-of-bounds", shared_place(offset), copy.site, kNoSite, current_cta(),
             current_thread(), format("stores %u bytes", bytes)});
     return;
   }
   conflict(copy, copy_into(copy.shared), "two stores write these bytes at once");
-  copies.push_back(copy);
+  launch(copy);
 }
 
 void crossfuse_emulate_load_shared(unsigned address, void* values, unsigned bytes) {
   using namespace emu;
   Site site = CROSSFUSE_SITE;
-  unsigned rank = 0;
+  unsigned window = 0;
   size_t offset = 0;
-  if (!locate(address, rank, offset)) return;
-  Site writer = copy_into({rank, offset, offset + bytes});
+  if (!locate(address, window, offset)) return;
+  Site writer = copy_into({window, offset, offset + bytes});
   if (writer != kNoSite && is_news("async-race", writer, site)) {
     report({"async-race", shared_place(offset), writer, site, current_cta(), current_thread(),
             "reads what is still being stored"});
   }
-  memcpy(values, window_of(rank) + offset, bytes);
+  memcpy(values, window_of(window) + offset, bytes);
 }
 
 void crossfuse_emulate_bulk_commit() { ++emu::device.current->bulk_groups; }

@@ -41,15 +41,10 @@ struct UbsanMismatch {
 void __ubsan_handle_type_mismatch_v1(UbsanMismatch* data, unsigned long pointer) {
   Site site = CROSSFUSE_SITE;
   if (!device.current || !is_news("misaligned", site, kNoSite)) return;
-  Place place;
+  Place place = global_place(reinterpret_cast<const void*>(pointer));
   size_t at = reinterpret_cast<const uint8_t*>(pointer) - arena.base;
-  unsigned slot = at >> kSlotBits;
-  if (at < arena.bytes && slot == kSharedSlot) {
+  if (at < arena.bytes && at >> kSlotBits == kSharedSlot) {
     place = shared_place(at & ((size_t(1) << kWindowBits) - 1));
-  } else if (at < arena.bytes && slot >= kFirstArgumentSlot) {
-    int index = static_cast<int>(slot - kFirstArgumentSlot);
-    place.argument = index;
-    place.offset = reinterpret_cast<const uint8_t*>(pointer) - buffers[index].region.base;
   }
   report({"misaligned", place, site, kNoSite, current_cta(), current_thread(),
           format("the access needs an alignment of %u bytes", 1u << data->log_alignment)});

@@ -34,7 +34,9 @@ void read_index(FILE* file, CrossfuseIndex& index) {
 Launch read_launch(FILE* file) {
   Launch launch;
   unsigned count = 0;
-  if (fscanf(file, "%d", &launch.kernel) != 1) fail("bad job: launch");
+  int cooperative = 0;
+  if (fscanf(file, "%d %d", &launch.kernel, &cooperative) != 2) fail("bad job: launch");
+  launch.cooperative = cooperative != 0;
   read_index(file, launch.grid);
   read_index(file, launch.block);
   read_index(file, launch.cluster);
@@ -67,9 +69,13 @@ Job read_job() {
   }
   buffers.resize(count);
   for (Buffer& buffer : buffers) {
-    int output = 0;
-    if (fscanf(file, "%d %zu %u", &output, &buffer.bytes, &buffer.item) != 3) fail("bad job: buffer");
-    buffer.output = output != 0;
+    int role = 0;
+    char name[128];
+    if (fscanf(file, "%127s %d %zu %u", name, &role, &buffer.bytes, &buffer.item) != 4) {
+      fail("bad job: buffer");
+    }
+    buffer.name = name;
+    buffer.role = static_cast<Role>(role);
   }
   while (launches--) job.launches.push_back(read_launch(file));
   fclose(file);
@@ -79,7 +85,7 @@ Job read_job() {
 void read_inputs() {
   for (size_t i = 0; i < buffers.size(); ++i) {
     create_buffer(static_cast<unsigned>(i));
-    if (buffers[i].output || !buffers[i].bytes) continue;
+    if (buffers[i].role != Role::kInput || !buffers[i].bytes) continue;
     FILE* file = fopen(format("input_%zu.bin", i).c_str(), "rb");
     if (!file || fread(buffers[i].region.base, 1, buffers[i].bytes, file) != buffers[i].bytes) {
       fail("cannot read an input");
@@ -90,7 +96,7 @@ void read_inputs() {
 
 void write_outputs() {
   for (size_t i = 0; i < buffers.size(); ++i) {
-    if (!buffers[i].output) continue;
+    if (buffers[i].role != Role::kOutput) continue;
     FILE* file = fopen(format("output_%zu.bin", i).c_str(), "wb");
     if (!file || fwrite(buffers[i].region.base, 1, buffers[i].bytes, file) != buffers[i].bytes ||
         fclose(file)) {
@@ -101,7 +107,7 @@ void write_outputs() {
 
 void compare_outputs(const std::vector<std::vector<uint8_t>>& first, unsigned order) {
   for (size_t i = 0; i < buffers.size(); ++i) {
-    if (!buffers[i].output) continue;
+    if (buffers[i].role != Role::kOutput) continue;
     const uint8_t* now = buffers[i].region.base;
     size_t differing = 0, at = 0;
     for (size_t byte = 0; byte < buffers[i].bytes; byte += buffers[i].item) {
@@ -119,7 +125,7 @@ void run_once(const Job& job, unsigned order) {
   random_source.seed(job.seed * 1000003u + order);
   clear_buffers_shadow();
   for (Buffer& buffer : buffers) {
-    if (buffer.output) memset(buffer.region.base, kPoison, buffer.bytes);
+    if (buffer.role == Role::kOutput) memset(buffer.region.base, kPoison, buffer.bytes);
   }
   for (const Launch& launch : job.launches) run_launch(launch, crossfuse_kernels[launch.kernel]);
 }
@@ -138,7 +144,8 @@ void run(const Job& job) {
       check_outputs();
       write_outputs();
       for (size_t i = 0; i < buffers.size(); ++i) {
-        if (buffers[i].output) first[i].assign(buffers[i].region.base, buffers[i].region.base + buffers[i].bytes);
+        const Region& region = buffers[i].region;
+        if (buffers[i].role == Role::kOutput) first[i].assign(region.base, region.base + region.bytes);
       }
     } else {
       compare_outputs(first, order);

@@ -13,11 +13,11 @@ struct Mbarrier {
   long expected = 0, pending = 0, bytes = 0;
   Site site = kNoSite;
 };
-using Key = std::pair<unsigned, size_t>;
+using Key = std::pair<unsigned, size_t>;  // window and offset
 std::map<Key, Mbarrier> mbarriers;
 
-Mbarrier* find(unsigned rank, size_t offset, Site site) {
-  auto found = mbarriers.find({rank, offset});
+Mbarrier* find(unsigned window, size_t offset, Site site) {
+  auto found = mbarriers.find({window, offset});
   if (found != mbarriers.end()) return &found->second;
   if (is_news("mbarrier", site, kNoSite)) {
     report({"mbarrier", shared_place(offset), site, kNoSite, current_cta(), current_thread(),
@@ -27,12 +27,9 @@ Mbarrier* find(unsigned rank, size_t offset, Site site) {
 }
 
 void wake_waiting(const Key& key, const Mbarrier& barrier) {
-  for (Cta& cta : device.ctas) {
-    if (cta.rank != key.first) continue;
-    for (Thread* thread : cta.threads) {
-      bool waits = thread->wait == Wait::kPhase && thread->barrier == key.second;
-      if (waits && (barrier.phase & 1) != thread->parity) wake(*thread);
-    }
+  for (Thread* thread : device.ctas[key.first].threads) {
+    bool waits = thread->wait == Wait::kPhase && thread->barrier == key.second;
+    if (waits && (barrier.phase & 1) != thread->parity) wake(*thread);
   }
 }
 
@@ -44,11 +41,11 @@ void complete_if_due(const Key& key, Mbarrier& barrier) {
 }
 
 void arrive(unsigned address, unsigned count, unsigned bytes, Site site) {
-  unsigned rank = 0;
+  unsigned window = 0;
   size_t offset = 0;
-  if (!locate(address, rank, offset)) return;
-  note_peer(rank, offset, site);
-  Mbarrier* barrier = find(rank, offset, site);
+  if (!locate(address, window, offset)) return;
+  note_peer(window, offset, site);
+  Mbarrier* barrier = find(window, offset, site);
   if (!barrier) return;
   barrier->site = site;
   barrier->bytes += bytes;
@@ -58,34 +55,36 @@ void arrive(unsigned address, unsigned count, unsigned bytes, Site site) {
             format("an arrival too many: this phase expects %ld", barrier->expected)});
     stop();
   }
-  complete_if_due({rank, offset}, *barrier);
+  complete_if_due({window, offset}, *barrier);
 }
 }  // namespace
 
-bool locate(unsigned address, unsigned& rank, size_t& offset) {
-  rank = address >> kWindowBits;
+bool locate(unsigned address, unsigned& window, size_t& offset) {
+  unsigned rank = address >> kWindowBits;
   offset = address & ((1u << kWindowBits) - 1);
-  return rank < device.launch.ctas();
+  if (rank >= device.launch.ctas()) return false;
+  window = ranked(rank).window;
+  return true;
 }
 
-void complete_bytes(unsigned rank, size_t offset, long bytes, Site site) {
-  Mbarrier* barrier = find(rank, offset, site);
+void complete_bytes(unsigned window, size_t offset, long bytes, Site site) {
+  Mbarrier* barrier = find(window, offset, site);
   if (!barrier) return;
   barrier->bytes -= bytes;
-  complete_if_due({rank, offset}, *barrier);
+  complete_if_due({window, offset}, *barrier);
 }
 
 std::string standing_at_barrier(const Thread& thread) {
-  const Mbarrier& barrier = mbarriers[{thread.cta->rank, thread.barrier}];
+  const Mbarrier& barrier = mbarriers[{thread.cta->window, thread.barrier}];
   return format("waits for phase %u of the mbarrier at byte %zu, which lacks %ld arrivals and %ld "
                 "bytes",
                 thread.parity, thread.barrier - device.arrays[0].offset, barrier.pending,
                 barrier.bytes);
 }
 
-void check_barriers_at_end() {
+void check_barriers_at_end(const Cluster& cluster) {
   for (auto& [key, barrier] : mbarriers) {
-    if (barrier.bytes == 0 || !is_news("mbarrier", barrier.site, kNoSite)) continue;
+    if (device.ctas[key.first].cluster != &cluster || barrier.bytes == 0 || !is_news("mbarrier", barrier.site, kNoSite)) continue;
     report({"mbarrier", shared_place(key.second), barrier.site, kNoSite,
             static_cast<int>(device.ctas[key.first].linear), -1,
             format("at the end %ld bytes are announced that did not arrive (or, below zero, arrived "
@@ -99,10 +98,10 @@ void clear_barriers() { mbarriers.clear(); }
 
 extern "C" {
 void crossfuse_emulate_mbarrier_init(unsigned address, unsigned count) {
-  unsigned rank = 0;
+  unsigned window = 0;
   size_t offset = 0;
-  if (!emu::locate(address, rank, offset)) return;
-  emu::Mbarrier& barrier = emu::mbarriers[{rank, offset}];
+  if (!emu::locate(address, window, offset)) return;
+  emu::Mbarrier& barrier = emu::mbarriers[{window, offset}];
   barrier = emu::Mbarrier();
   barrier.expected = barrier.pending = count;
 }
@@ -115,10 +114,10 @@ void crossfuse_emulate_mbarrier_arrive(unsigned address, unsigned count, unsigne
 void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity) {
   using namespace emu;
   Site site = CROSSFUSE_SITE;
-  unsigned rank = 0;
+  unsigned window = 0;
   size_t offset = 0;
-  if (!locate(address, rank, offset)) return;
-  Mbarrier* barrier = find(rank, offset, site);
+  if (!locate(address, window, offset)) return;
+  Mbarrier* barrier = find(window, offset, site);
   if (!barrier || (barrier->phase & 1) != (parity & 1)) return;
   Thread& self = *device.current;
   self.barrier = offset;

@@ -92,17 +92,19 @@ void create_buffer(unsigned index) {
   }
   Region& region = buffer.region;
   region.argument = static_cast<int>(index);
-  region.writable = buffer.output;
+  region.writable = buffer.role != Role::kInput;
+  region.initialised = buffer.role == Role::kState;
   region.base = arena.slot(kFirstArgumentSlot + index) + middle;
   region.bytes = buffer.bytes;
   // A page on each side: near misses need no fault.
   open_memory(region.base - kPage, buffer.bytes + 2 * kPage);
   memset(region.base - kPage, kPoison, buffer.bytes + 2 * kPage);
+  if (buffer.role == Role::kState) memset(region.base, 0, buffer.bytes);
 }
 
 void clear_buffers_shadow() {
   for (Buffer& buffer : buffers) {
-    if (!buffer.output) continue;
+    if (buffer.role == Role::kInput) continue;
     size_t bytes = shadow_bytes_of(buffer.bytes);
     if (buffer.region.cells) munmap(buffer.region.cells, bytes);
     buffer.region.cells = static_cast<Cell*>(reserve(bytes, PROT_READ | PROT_WRITE));
@@ -122,14 +124,14 @@ void create_windows(unsigned ctas) {
   }
   for (Cta& cta : device.ctas) {
     cta.shared = Region();
-    cta.shared.base = window_of(cta.rank);
+    cta.shared.base = window_of(cta.window);
     cta.shared.bytes = kWindowBytes;
-    cta.shared.cells = shadows[cta.rank];
+    cta.shared.cells = shadows[cta.window];
   }
 }
 
 void poison_windows() {
-  for (const Cta& cta : device.ctas) memset(window_of(cta.rank), kPoison, device.shared_end + kRedZone);
+  for (const Cta& cta : device.ctas) memset(window_of(cta.window), kPoison, device.shared_end + kRedZone);
 }
 
 const SharedArray* find_shared(size_t offset, size_t bytes) {
@@ -149,6 +151,14 @@ Place shared_place(size_t offset) {
   }
   if (!nearest) return {-1, "", static_cast<long>(offset), true};
   return {-1, nearest->name, static_cast<long>(offset) - static_cast<long>(nearest->offset), true};
+}
+
+Place global_place(const void* pointer) {
+  size_t at = static_cast<const uint8_t*>(pointer) - arena.base;
+  unsigned slot = at >> kSlotBits;
+  if (at >= arena.bytes || slot < kFirstArgumentSlot) return {};
+  int index = static_cast<int>(slot - kFirstArgumentSlot);
+  return {index, "", static_cast<const uint8_t*>(pointer) - buffers[index].region.base};
 }
 
 void refine(Region& region, unsigned granule) {

@@ -27,13 +27,16 @@ void install_fault_handler();
 // Makes the memory of buffer `index` and, if it may be written, its shadow.
 void create_buffer(unsigned index);
 void clear_buffers_shadow();
+// Where an address lies within a buffer, if it does.
+Place global_place(const void* pointer);
 void create_stacks(unsigned fibers);
 uint8_t* stack_of(unsigned fiber);
-// Shared windows of the CTAs of a cluster: created for a launch, poisoned for each cluster.
+// Shared windows of the CTAs that run at the same time: created for a launch, poisoned whenever
+// clusters start.
 void create_windows(unsigned ctas);
 void poison_windows();
-inline uint8_t* window_of(unsigned rank) {
-  return arena.slot(kSharedSlot) + (size_t(rank) << kWindowBits);
+inline uint8_t* window_of(unsigned window) {
+  return arena.slot(kSharedSlot) + (size_t(window) << kWindowBits);
 }
 
 // The array that holds [offset, offset + bytes) of a window, or null.

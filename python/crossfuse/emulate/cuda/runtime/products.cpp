@@ -46,11 +46,11 @@ struct Warpgroup {
   size_t first = 0;  // number of the first one that is kept
   Product& at(size_t number) { return products[number - first]; }
 };
-std::map<std::pair<unsigned, unsigned>, Warpgroup> warpgroups;
+std::map<std::pair<unsigned, unsigned>, Warpgroup> warpgroups;  // by window and number in it
 
 Warpgroup& mine() {
   const Thread& self = *device.current;
-  return warpgroups[{self.cta->rank, self.index() / kWarpgroup}];
+  return warpgroups[{self.cta->window, self.index() / kWarpgroup}];
 }
 
 unsigned bytes_of(int element) { return element < 2 ? 2 : 1; }
@@ -90,7 +90,7 @@ size_t place(const Descriptor& tile, unsigned row, unsigned k, unsigned bytes, b
 Span span_of(uint64_t bits, unsigned rows, unsigned k, int element, bool transposed) {
   Descriptor tile(bits);
   unsigned bytes = bytes_of(element);
-  Span span{device.current->cta->rank, ~size_t(0), 0};
+  Span span{device.current->cta->window, ~size_t(0), 0};
   for (unsigned row = 0; row < rows; ++row) {
     for (unsigned i = 0; i < k; i += 8) {
       size_t at = place(tile, row, i, bytes, transposed);
@@ -101,8 +101,8 @@ Span span_of(uint64_t bits, unsigned rows, unsigned k, int element, bool transpo
   return span;
 }
 
-void multiply(Product& product, unsigned rank) {
-  const uint8_t* window = window_of(rank);
+void multiply(Product& product, unsigned index) {
+  const uint8_t* window = window_of(index);
   const Shape& shape = product.shape;
   Descriptor left(product.left), right(product.right);
   std::vector<float> b(size_t(shape.n) * shape.k), a(size_t(64) * shape.k);
@@ -154,8 +154,9 @@ void wake_warpgroup() {
 }  // namespace
 
 Site product_reads(const Span& span) {
-  for (auto& [key, group] : warpgroups) {
-    for (const Product& product : group.products) {
+  auto each = warpgroups.lower_bound({span.window, 0});
+  for (; each != warpgroups.end() && each->first.first == span.window; ++each) {
+    for (const Product& product : each->second.products) {
       if (product.done) continue;
       if (product.reads[0].meets(span) || product.reads[1].meets(span)) return product.site;
     }
@@ -216,7 +217,7 @@ void crossfuse_emulate_wgmma_wait(unsigned pending) {
       block(Wait::kProducts, CROSSFUSE_SITE);
     }
     if (number < group.first) continue;
-    if (!group.at(number).done) multiply(group.at(number), self.cta->rank);
+    if (!group.at(number).done) multiply(group.at(number), self.cta->window);
   }
   while (!group.products.empty() && group.products.front().done && group.first + 8 < until) {
     group.products.pop_front();

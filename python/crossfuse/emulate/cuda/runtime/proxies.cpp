@@ -11,17 +11,17 @@ namespace emu {
 namespace {
 // Of each word of shared memory: what became of the last ordinary store to it.
 enum Visibility : uint8_t { kUntouched, kStored, kFenced, kVisible };
-std::map<unsigned, std::vector<uint8_t>> visibility;
+std::map<unsigned, std::vector<uint8_t>> visibility;  // by window
 
-std::vector<uint8_t>& words_of(unsigned rank) {
-  std::vector<uint8_t>& words = visibility[rank];
+std::vector<uint8_t>& words_of(unsigned window) {
+  std::vector<uint8_t>& words = visibility[window];
   words.resize(device.shared_end / 4 + 1, kUntouched);
   return words;
 }
 
 void raise(Thread& thread, std::vector<std::pair<size_t, size_t>>& stores, Visibility from,
            Visibility to) {
-  std::vector<uint8_t>& words = words_of(thread.cta->rank);
+  std::vector<uint8_t>& words = words_of(thread.cta->window);
   for (auto [begin, end] : stores) {
     for (size_t word = begin / 4; word < (end + 3) / 4; ++word) {
       if (words[word] == from) words[word] = to;
@@ -35,11 +35,13 @@ struct NamedBarrier {
 std::map<std::pair<unsigned, unsigned>, NamedBarrier> named;
 }  // namespace
 
-void note_peer(unsigned rank, size_t offset, Site site) { note_remote(device.ctas[rank], offset, site); }
+void note_peer(unsigned window, size_t offset, Site site) {
+  note_remote(device.ctas[window], offset, site);
+}
 
 void note_generic_store(size_t offset, size_t bytes) {
   Thread& self = *device.current;
-  std::vector<uint8_t>& words = words_of(self.cta->rank);
+  std::vector<uint8_t>& words = words_of(self.cta->window);
   for (size_t word = offset / 4; word < (offset + bytes + 3) / 4; ++word) words[word] = kStored;
   self.stored.push_back({offset, offset + bytes});
 }
@@ -55,7 +57,7 @@ void check_visible(const Span& span, Site site, const char* reader) {
   const char* reasons[] = {"that nothing was stored to",
                            "whose store no fence.proxy.async follows",
                            "whose store no barrier orders before it"};
-  std::vector<uint8_t>& words = words_of(span.rank);
+  std::vector<uint8_t>& words = words_of(span.window);
   for (size_t word = span.begin / 4; word < span.end / 4; ++word) {
     if (words[word] == kVisible) continue;
     if (!is_news("async-race", site, kNoSite)) return;
@@ -81,7 +83,7 @@ void crossfuse_emulate_fence_async() {
 void crossfuse_emulate_named_barrier(unsigned id, unsigned threads) {
   using namespace emu;
   Thread& self = *device.current;
-  NamedBarrier& barrier = named[{self.cta->rank, id}];
+  NamedBarrier& barrier = named[{self.cta->window, id}];
   barrier.threads.push_back(&self);
   if (barrier.threads.size() < threads) return block(Wait::kNamed, CROSSFUSE_SITE);
   std::vector<Thread*> met;
@@ -102,17 +104,17 @@ void crossfuse_emulate_store_matrices(unsigned address, const unsigned* register
   Thread& self = *device.current;
   const uint64_t* rows = meet(~0u, address, site);
   for (unsigned matrix = 0; matrix < count; ++matrix) {
-    unsigned rank = 0;
+    unsigned window = 0;
     size_t offset = 0;
-    if (!locate(static_cast<unsigned>(rows[matrix * 8 + self.lane / 4]), rank, offset)) return;
+    if (!locate(static_cast<unsigned>(rows[matrix * 8 + self.lane / 4]), window, offset)) return;
     offset += self.lane % 4 * 4;
-    Site reader = copy_out_of({rank, offset, offset + 4});
+    Site reader = copy_out_of({window, offset, offset + 4});
     if (reader != kNoSite && is_news("async-race", reader, site)) {
       report({"async-race", shared_place(offset), reader, site, current_cta(), current_thread(),
               "a store overwrites what a copy still reads"});
     }
-    if (!remote_access(rank, offset, 4, Mode::kWrite, site)) return;
-    memcpy(window_of(rank) + offset, &registers[matrix], 4);
+    if (!remote_access(device.ctas[window], offset, 4, Mode::kWrite, site)) return;
+    memcpy(window_of(window) + offset, &registers[matrix], 4);
     note_generic_store(offset, 4);
   }
 }

@@ -3,6 +3,7 @@
 #include "cluster.cpp"
 #include "copies.cpp"
 #include "findings.cpp"
+#include "flags.cpp"
 #include "hooks.cpp"
 #include "main.cpp"
 #include "mbarriers.cpp"

@@ -18,12 +18,14 @@ namespace {
 jmp_buf scheduler;
 const CrossfuseKernel* kernel = nullptr;
 std::vector<void*> pointers;
+unsigned retries = 0;  // of pollers, since anything else happened
 
 void fiber_main() {
   kernel->call(pointers.data());
   Thread& thread = *device.current;
   thread.wait = Wait::kFinished;
-  --device.live;
+  Cluster& cluster = *thread.cta->cluster;
+  if (--cluster.live == 0) device.ended.push_back(&cluster);
   lane_finished(thread);
   _longjmp(scheduler, 1);
 }
@@ -45,7 +47,7 @@ void resume(Thread& thread) {
   if (_setjmp(scheduler) == 0) {
     if (thread.started) _longjmp(thread.context, 1);
     unsigned index = thread.index();
-    enter(thread, thread.cta->rank * device.launch.threads() + index);
+    enter(thread, thread.cta->window * device.launch.threads() + index);
   }
   device.current = nullptr;
 }
@@ -54,12 +56,15 @@ CrossfuseIndex unflatten(unsigned linear, const CrossfuseIndex& size) {
   return {linear % size.x, linear / size.x % size.y, linear / size.x / size.y};
 }
 
-void make_cta(Cta& cta, unsigned rank, std::vector<Thread>& threads) {
+void make_cta(Cta& cta, unsigned window, std::vector<Thread>& threads) {
   const Launch& launch = device.launch;
+  unsigned rank = window % launch.ctas();
   cta.rank = rank;
+  cta.window = window;
+  cta.cluster = &device.clusters[window / launch.ctas()];
   cta.warps.resize((launch.threads() + kWarp - 1) / kWarp);
   for (unsigned index = 0; index < launch.threads(); ++index) {
-    Thread& thread = threads[rank * launch.threads() + index];
+    Thread& thread = threads[window * launch.threads() + index];
     thread.id = static_cast<uint16_t>(rank << kThreadBits | index);
     thread.lane = index % kWarp;
     thread.thread_index = unflatten(index, launch.block);
@@ -71,63 +76,64 @@ void make_cta(Cta& cta, unsigned rank, std::vector<Thread>& threads) {
   }
 }
 
-// Sets every thread and barrier back to how a cluster starts; `linear` is its place in the grid.
-void start_cluster(uint32_t linear) {
+void start_thread(Thread& thread, const CrossfuseIndex& block) {
+  thread.started = false;
+  thread.wait = Wait::kNone;
+  thread.cta_epoch = thread.warp_epoch = 0;
+  thread.arrived = thread.waited = thread.acquired = 0;
+  memset(thread.seen, 0, sizeof thread.seen);
+  thread.bulk_groups = 0;
+  thread.products = 0;
+  thread.product_groups.clear();
+  thread.stored.clear();
+  thread.fenced.clear();
+  thread.flag = nullptr;
+  thread.polls = 0;
+  thread.block_index = block;
+  device.ready.push_back(&thread);
+}
+
+void start_cta(Cta& cta) {
+  const Launch& launch = device.launch;
+  CrossfuseIndex in = unflatten(cta.rank, launch.cluster), cluster = cta.cluster->index;
+  CrossfuseIndex block{cluster.x * launch.cluster.x + in.x, cluster.y * launch.cluster.y + in.y,
+                       cluster.z * launch.cluster.z + in.z};
+  cta.linear = block.x + launch.grid.x * (block.y + launch.grid.y * block.z);
+  cta.at_barrier = 0;
+  cta.touched = LastTouch();
+  for (Warp& warp : cta.warps) {
+    free_meetings(warp);
+    warp.finished = 0;
+    warp.cluster_phase = 0;
+  }
+  for (Thread* thread : cta.threads) start_thread(*thread, block);
+}
+
+// Sets every thread and barrier of a cluster back to how it starts; `linear` is its place in the
+// grid.
+void start_cluster(Cluster& cluster, uint32_t linear) {
   const Launch& launch = device.launch;
   const CrossfuseIndex clusters{launch.grid.x / launch.cluster.x, launch.grid.y / launch.cluster.y,
                                 launch.grid.z / launch.cluster.z};
-  ++device.cluster;
+  cluster.id = ++device.last_cluster;
   device.linear_cluster.push_back(linear);
-  device.cluster_index = unflatten(linear, clusters);
-  device.arrivals.assign(2, 0);
-  device.live = launch.ctas() * launch.threads();
-  for (Cta& cta : device.ctas) {
-    CrossfuseIndex in = unflatten(cta.rank, launch.cluster);
-    CrossfuseIndex block{device.cluster_index.x * launch.cluster.x + in.x,
-                         device.cluster_index.y * launch.cluster.y + in.y,
-                         device.cluster_index.z * launch.cluster.z + in.z};
-    cta.linear = block.x + launch.grid.x * (block.y + launch.grid.y * block.z);
-    cta.at_barrier = 0;
-    cta.touched = LastTouch();
-    for (Warp& warp : cta.warps) {
-      free_meetings(warp);
-      warp.finished = 0;
-      warp.cluster_phase = 0;
-    }
-    for (Thread* thread : cta.threads) {
-      thread->started = false;
-      thread->wait = Wait::kNone;
-      thread->cta_epoch = thread->warp_epoch = 0;
-      thread->arrived = thread->waited = thread->acquired = 0;
-      memset(thread->seen, 0, sizeof thread->seen);
-      thread->bulk_groups = 0;
-      thread->products = 0;
-      thread->product_groups.clear();
-      thread->stored.clear();
-      thread->fenced.clear();
-      thread->block_index = block;
-      device.ready.push_back(thread);
-    }
-  }
-  clear_barriers();
-  clear_copies();
-  clear_products();
-  clear_visibility();
-  clear_named_barriers();
-  poison_windows();
+  cluster.index = unflatten(linear, clusters);
+  cluster.arrivals.assign(2, 0);
+  cluster.live = launch.ctas() * launch.threads();
+  for (Cta& cta : ctas_of(cluster)) start_cta(cta);
 }
 
 // A CTA may exit only when nobody can touch its shared memory any more: after a cluster barrier
 // that the last remote access precedes.
-void check_exits() {
-  for (const Cta& cta : device.ctas) {
+void check_exits(const Cluster& cluster) {
+  for (const Cta& cta : ctas_of(cluster)) {
     if (!cta.touched.any) continue;
     uint16_t waited = 0;
     for (const Thread* thread : cta.threads) waited = std::max(waited, thread->waited);
     const LastTouch& last = cta.touched;
     if (waited > last.arrived || !is_news("early-exit", last.site, kNoSite)) continue;
     Access access;
-    access.cluster = device.cluster;
+    access.cluster = cluster.id;
     access.thread = last.thread;
     report({"early-exit", shared_place(last.offset), last.site, kNoSite,
             static_cast<int>(cta.linear), -1,
@@ -137,36 +143,67 @@ void check_exits() {
   }
 }
 
-void run_cluster() {
+void check_ended() {
+  for (const Cluster* cluster : device.ended) {
+    check_copies_at_end(*cluster);
+    check_barriers_at_end(*cluster);
+    check_exits(*cluster);
+  }
+  device.ended.clear();
+}
+
+// Finds somebody who can go on although nobody is ready.
+void stir() {
+  // A poller may have read again what it need not wait for; one that waits comes back soon.
+  constexpr unsigned kMostRetries = 16;
+  if (advance_copies(true) || answer_active_masks()) return;
+  if (++retries > kMostRetries || !wake_pollers(true)) explain_standstill();
+}
+
+// Runs clusters until all have ended; `order` are their places in the grid.
+void run_clusters(const uint32_t* order) {
+  clear_barriers();
+  clear_copies();
+  clear_products();
+  clear_visibility();
+  clear_named_barriers();
+  poison_windows();
+  for (Cluster& cluster : device.clusters) start_cluster(cluster, *order++);
   std::vector<Thread*> round;
-  while (device.live) {
-    bool stuck = device.ready.empty();
-    advance_copies(stuck);
-    if (device.ready.empty() && stuck && !advance_copies(true) && !answer_active_masks()) {
-      explain_standstill();
-    }
+  size_t running = device.clusters.size();
+  while (running) {
+    advance_copies(false);
+    wake_pollers(false);
+    if (device.ready.empty()) stir();
     round.swap(device.ready);
     std::shuffle(round.begin(), round.end(), random_source);
-    for (Thread* thread : round) resume(*thread);
+    for (Thread* thread : round) {
+      resume(*thread);
+      if (thread->wait != Wait::kFlag) retries = 0;
+    }
     round.clear();
+    running -= device.ended.size();
+    check_ended();
   }
-  check_copies_at_end();
-  check_barriers_at_end();
-  check_exits();
 }
 }  // namespace
 
 void block(Wait wait, Site site) {
   Thread& thread = *device.current;
+  if (wait != Wait::kNone && wait != Wait::kFlag) thread.polls = 0;
   thread.wait = wait;
   thread.wait_site = site;
   if (_setjmp(thread.context) == 0) _longjmp(scheduler, 1);
 }
 
-void pause(Site site) {
-  if (random_source() % 4) return;
+void yield(Site site) {
   device.ready.push_back(device.current);
   block(Wait::kNone, site);
+}
+
+void pause(Site site) {
+  device.current->polls = 0;
+  if (random_source() % 4 == 0) yield(site);
 }
 
 void wake(Thread& thread) {
@@ -174,16 +211,10 @@ void wake(Thread& thread) {
   device.ready.push_back(&thread);
 }
 
-void run_launch(const Launch& launch, const CrossfuseKernel& which) {
-  kernel = &which;
-  device.launch = launch;
-  device.first_cluster = device.cluster + 1;
-  device.linear_cluster.clear();
-  device.arrays.assign(1, SharedArray());
-  device.dynamic_offset = 0;
-  device.shared_end = kWindowStart;
+namespace {
+void bind_arguments() {
   pointers.clear();
-  for (int index : launch.arguments) {
+  for (int index : device.launch.arguments) {
     if (index >= 0) {
       pointers.push_back(buffers[index].region.base);
       continue;
@@ -192,21 +223,42 @@ void run_launch(const Launch& launch, const CrossfuseKernel& which) {
     map.base = buffers[map.buffer].region.base;
     pointers.push_back(&map);
   }
+}
 
-  std::vector<Thread> threads(launch.ctas() * launch.threads());
-  device.ctas.assign(launch.ctas(), Cta());
-  for (unsigned rank = 0; rank < launch.ctas(); ++rank) make_cta(device.ctas[rank], rank, threads);
-  create_windows(launch.ctas());
-  create_stacks(launch.ctas() * launch.threads());
+// Makes room for as many clusters as run at the same time.
+void make_clusters(size_t count, std::vector<Thread>& threads) {
+  const unsigned size = device.launch.ctas();
+  const auto ctas = static_cast<unsigned>(count * size);
+  threads.resize(size_t(ctas) * device.launch.threads());
+  device.clusters.assign(count, Cluster());
+  for (size_t i = 0; i < count; ++i) device.clusters[i].first = static_cast<unsigned>(i * size);
+  device.ctas.assign(ctas, Cta());
+  for (Cta& cta : device.ctas) {
+    make_cta(cta, static_cast<unsigned>(&cta - device.ctas.data()), threads);
+  }
+  create_windows(ctas);
+  create_stacks(ctas * device.launch.threads());
+}
+}  // namespace
 
-  size_t clusters = size_t(launch.grid.x) * launch.grid.y * launch.grid.z / launch.ctas();
+void run_launch(const Launch& launch, const CrossfuseKernel& which) {
+  kernel = &which;
+  device.launch = launch;
+  device.first_cluster = device.last_cluster + 1;
+  device.linear_cluster.clear();
+  device.arrays.assign(1, SharedArray());
+  device.dynamic_offset = 0;
+  device.shared_end = kWindowStart;
+  bind_arguments();
+
+  const size_t clusters = size_t(launch.grid.x) * launch.grid.y * launch.grid.z / launch.ctas();
+  const size_t together = launch.cooperative ? clusters : 1;
+  std::vector<Thread> threads;
+  make_clusters(together, threads);
   std::vector<uint32_t> order(clusters);
   for (size_t i = 0; i < clusters; ++i) order[i] = static_cast<uint32_t>(i);
   std::shuffle(order.begin(), order.end(), random_source);
-  for (uint32_t linear : order) {
-    start_cluster(linear);
-    run_cluster();
-  }
+  for (size_t i = 0; i < clusters; i += together) run_clusters(&order[i]);
   for (Cta& cta : device.ctas) {
     for (Warp& warp : cta.warps) free_meetings(warp);
   }

@@ -1,4 +1,4 @@
-// Fibers: one for each CUDA thread of the running cluster.
+// Fibers: one for each CUDA thread of the running clusters.
 #pragma once
 #include <random>
 
@@ -11,9 +11,10 @@ extern std::mt19937_64 random_source;
 // Leaves the current fiber until `wake`; `wait` and the site say why, for reports.
 void block(Wait wait, Site site);
 void wake(Thread& thread);
-// Lets others run now and then, where hardware would too.
+// Lets others run, or only now and then, where hardware would too.
+void yield(Site site);
 void pause(Site site);
-// Runs all clusters of a launch, in random order.
+// Runs all clusters of a launch, in random order or, of a cooperative launch, at the same time.
 void run_launch(const Launch& launch, const CrossfuseKernel& kernel);
 // Gives lanes that ask for the active mask their answer once nobody else in the warp can run.
 bool answer_active_masks();

@@ -11,8 +11,10 @@ namespace {
 // Whether everything the current thread does now comes after `e`. Barriers decide, not luck:
 // a CTA barrier orders threads of one CTA, a cluster barrier those who waited after the arrival,
 // a warp-wide operation the lanes that met.
-inline bool ordered(const Access& e, const Thread& now) {
-  if (e.cluster != device.cluster) return e.cluster < device.first_cluster;
+inline bool ordered(const Access& e, const Thread& now, bool shared) {
+  if (e.cluster < device.first_cluster) return true;
+  if (device.launch.cooperative && !shared) return true;
+  if (e.cluster != now.cta->cluster->id) return false;
   if (e.thread == now.id || now.acquired > e.arrived) return true;
   if (e.rank() != now.cta->rank) return false;
   if (now.cta_epoch > e.cta_epoch) return true;
@@ -20,10 +22,14 @@ inline bool ordered(const Access& e, const Thread& now) {
   return now.seen[e.index() % kWarp] > e.warp_epoch;
 }
 
-inline bool is_empty(const Access& e, bool shared) {
+inline bool is_empty(const Access& e, const Thread& now, bool shared) {
   // Shared memory lives as long as its cluster: older records are of another life.
-  return shared ? e.cluster != device.cluster : e.cluster == 0;
+  return shared ? e.cluster != now.cta->cluster->id : e.cluster == 0;
 }
+
+bool is_atomic(Mode mode) { return mode >= Mode::kAtomic; }
+bool reads(Mode mode) { return mode != Mode::kWrite && mode != Mode::kAtomicWrite; }
+bool writes(Mode mode) { return mode != Mode::kRead && mode != Mode::kAtomicRead; }
 
 Place place_of(const Region& region, size_t offset) {
   if (region.argument < 0) return shared_place(offset);
@@ -31,7 +37,7 @@ Place place_of(const Region& region, size_t offset) {
 }
 
 const char* verb(Mode mode) {
-  return mode == Mode::kRead ? "reads" : mode == Mode::kWrite ? "writes" : "updates";
+  return mode == Mode::kAtomic ? "updates" : reads(mode) ? "reads" : "writes";
 }
 
 void race(const Region& region, size_t offset, const Access& before, bool before_wrote,
@@ -45,14 +51,14 @@ void race(const Region& region, size_t offset, const Access& before, bool before
   } else if (before.index() / kWarp == now.index() / kWarp) {
     missing = "no CTA barrier or __syncwarp lies between";
   }
-  const char* done = before.site & kAtomic ? "updates" : before_wrote ? "writes" : "reads";
+  const char* done = !before_wrote ? "reads" : before.site & kAtomic ? "updates" : "writes";
   report({"race", place_of(region, offset), before.site, now.site, current_cta(), current_thread(),
           format("%s %s and %s %s it, and %s", who(before).c_str(), done, who(now).c_str(),
                  verb(mode), missing)});
 }
 
 unsigned kinship(const Access& a, const Access& b) {
-  if (a.rank() != b.rank()) return 0;
+  if (a.cluster != b.cluster || a.rank() != b.rank()) return 0;
   return a.index() / kWarp == b.index() / kWarp ? 2 : 1;
 }
 
@@ -61,11 +67,11 @@ unsigned kinship(const Access& a, const Access& b) {
 void keep_read(Cell& cell, const Access& now, const Thread& thread, bool shared) {
   Access *a = &cell.reads[0], *b = &cell.reads[1];
   if (b->cluster == now.cluster && b->thread == now.thread) std::swap(a, b);
-  if (is_empty(*a, shared) || a->thread == now.thread || ordered(*a, thread)) {
+  if (is_empty(*a, thread, shared) || a->thread == now.thread || ordered(*a, thread, shared)) {
     *a = now;
     return;
   }
-  if (is_empty(*b, shared) || ordered(*b, thread)) {
+  if (is_empty(*b, thread, shared) || ordered(*b, thread, shared)) {
     *b = now;
     return;
   }
@@ -80,20 +86,22 @@ void keep_read(Cell& cell, const Access& now, const Thread& thread, bool shared)
 void check_cell(Region& region, Cell& cell, size_t offset, const Access& now, const Thread& thread,
                 Mode mode) {
   bool shared = region.argument < 0;
-  bool written = !is_empty(cell.write, shared);
-  if (mode != Mode::kWrite && !written && is_news("uninitialised-read", now.site, kNoSite)) {
+  bool written = !is_empty(cell.write, thread, shared);
+  bool known = written || region.initialised;
+  if (reads(mode) && !known && is_news("uninitialised-read", now.site, kNoSite)) {
     report({"uninitialised-read", place_of(region, offset), now.site, kNoSite, current_cta(),
             current_thread(), format("%s %s it before anything wrote it", who(now).c_str(),
                                      verb(mode))});
   }
-  bool both_atomic = mode == Mode::kAtomic && (cell.write.site & kAtomic);
-  if (written && !both_atomic && !ordered(cell.write, thread)) {
+  bool both_atomic = now.site & cell.write.site & kAtomic;
+  if (written && !both_atomic && !ordered(cell.write, thread, shared)) {
     race(region, offset, cell.write, true, now, mode);
   }
-  if (mode == Mode::kRead) return keep_read(cell, now, thread, shared);
+  if (!writes(mode)) return keep_read(cell, now, thread, shared);
   for (Access& read : cell.reads) {
-    if (is_empty(read, shared)) continue;
-    if (!ordered(read, thread)) race(region, offset, read, false, now, mode);
+    if (is_empty(read, thread, shared)) continue;
+    both_atomic = now.site & read.site & kAtomic;
+    if (!both_atomic && !ordered(read, thread, shared)) race(region, offset, read, false, now, mode);
     read.cluster = 0;
   }
   cell.write = now;
@@ -105,8 +113,8 @@ void check_cells(Region& region, size_t offset, size_t bytes, Mode mode, Site si
   if ((offset | bytes) & grid) {
     refine(region, __builtin_ctzl(offset | bytes));
   }
-  Access now{mode == Mode::kAtomic ? site | kAtomic : site,
-             device.cluster,
+  Access now{is_atomic(mode) ? site | kAtomic : site,
+             thread.cta->cluster->id,
              thread.cta_epoch,
              thread.warp_epoch,
              thread.arrived,
@@ -130,7 +138,7 @@ void access_argument(unsigned index, const uint8_t* pointer, size_t bytes, Mode 
     return outside({static_cast<int>(index), "", offset}, bytes, mode, site,
                    format("at byte %ld of a buffer of %zu", offset, region.bytes));
   }
-  if (!region.writable && mode != Mode::kRead) {
+  if (!region.writable && writes(mode)) {
     if (is_news("write-to-input", site, kNoSite)) {
       report({"write-to-input", place_of(region, offset), site, kNoSite, current_cta(),
               current_thread(), "the buffer is not an output"});
@@ -141,12 +149,15 @@ void access_argument(unsigned index, const uint8_t* pointer, size_t bytes, Mode 
 }
 
 void access_shared(size_t at, size_t bytes, Mode mode, Site site) {
-  unsigned rank = at >> kWindowBits;
+  unsigned window = at >> kWindowBits;
   size_t offset = at & ((size_t(1) << kWindowBits) - 1);
   Cta& own = *device.current->cta;
-  if (rank != own.rank) {
+  if (window != own.window) {
+    unsigned rank = window - own.cluster->first;
     return outside({-1, "", -1, true}, bytes, mode, site,
-                   format("in the window of CTA rank %u through an ordinary pointer", rank));
+                   rank >= device.launch.ctas()
+                       ? format("in the window of another cluster")
+                       : format("in the window of CTA rank %u through an ordinary pointer", rank));
   }
   if (!find_shared(offset, bytes)) {
     return outside(shared_place(offset), bytes, mode, site, "outside every shared array");
@@ -171,7 +182,7 @@ void access(const void* pointer, size_t bytes, Mode mode, Site site) {
   outside({}, bytes, mode, site, format("at address %p, which belongs to no buffer", pointer));
 }
 
-bool remote_access(unsigned rank, size_t offset, size_t bytes, Mode mode, Site site) {
+bool remote_access(Cta& target, size_t offset, size_t bytes, Mode mode, Site site) {
   if (offset & (bytes - 1)) {
     if (is_news("misaligned", site, kNoSite)) {
       report({"misaligned", shared_place(offset), site, kNoSite, current_cta(), current_thread(),
@@ -181,17 +192,17 @@ bool remote_access(unsigned rank, size_t offset, size_t bytes, Mode mode, Site s
   }
   if (!find_shared(offset, bytes)) {
     outside(shared_place(offset), bytes, mode, site,
-            format("outside every shared array of CTA rank %u", rank));
+            format("outside every shared array of CTA rank %u", target.rank));
     return false;
   }
-  check_cells(device.ctas[rank].shared, offset, bytes, mode, site);
+  check_cells(target.shared, offset, bytes, mode, site);
   return true;
 }
 
 void check_outputs() {
   for (size_t index = 0; index < buffers.size(); ++index) {
     const Region& region = buffers[index].region;
-    if (!region.writable) continue;
+    if (buffers[index].role != Role::kOutput) continue;
     size_t cell_bytes = size_t(1) << region.granule, missing = 0, first = 0;
     for (size_t at = 0; at < region.bytes; at += cell_bytes) {
       if (region.cells[at >> region.granule].write.cluster) continue;

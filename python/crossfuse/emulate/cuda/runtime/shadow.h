@@ -4,12 +4,13 @@
 
 namespace emu {
 
-enum class Mode : uint8_t { kRead, kWrite, kAtomic };
+// What an access does. Atomic ones (also the loads and stores of flags) do not race with each other.
+enum class Mode : uint8_t { kRead, kWrite, kAtomic, kAtomicRead, kAtomicWrite };
 
 // An access by generated code to an ordinary address.
 void access(const void* pointer, size_t bytes, Mode mode, Site site);
 // An access through the cluster window. False: the address is bad and must not be followed.
-bool remote_access(unsigned rank, size_t offset, size_t bytes, Mode mode, Site site);
+bool remote_access(Cta& target, size_t offset, size_t bytes, Mode mode, Site site);
 // Notes that nothing wrote parts of an output.
 void check_outputs();
 

@@ -1,4 +1,4 @@
-// State of the emulated device: threads, warps, CTAs, the running cluster, memory regions.
+// State of the emulated device: threads, warps, CTAs, the running clusters, memory regions.
 #pragma once
 #include <csetjmp>
 #include <cstdint>
@@ -43,6 +43,7 @@ struct Cell {
 struct Region {
   int argument = -1;  // position in Job::buffers, or -1 for shared memory
   bool writable = true;
+  bool initialised = false;  // holds zeros before anything writes it
   uint8_t* base = nullptr;
   size_t bytes = 0;
   Cell* cells = nullptr;  // null: nobody may write it, so only bounds are checked
@@ -56,9 +57,10 @@ struct SharedArray {
 };
 
 enum class Wait : uint8_t {
-  kNone, kCta, kCluster, kWarp, kActiveMask, kPhase, kNamed, kCopies, kProducts, kFinished
+  kNone, kCta, kCluster, kWarp, kActiveMask, kPhase, kNamed, kCopies, kProducts, kFlag, kFinished
 };
 
+struct Cluster;
 struct Cta;
 struct Warp;
 
@@ -86,6 +88,10 @@ struct Thread {
   size_t products = 0;      // issued products
   std::vector<size_t> product_groups;  // products issued before each commit
   std::vector<std::pair<size_t, size_t>> stored, fenced;  // ordinary stores not yet published
+  // Of the flag in global memory that it read last, and how often in a row without any change.
+  const uint32_t* flag = nullptr;
+  uint32_t flag_value = 0;
+  unsigned polls = 0;
 };
 
 // Lanes that meet in one warp-wide operation. Values are double buffered: a lane that is a step
@@ -116,6 +122,8 @@ struct LastTouch {
 
 struct Cta {
   unsigned rank = 0, linear = 0;
+  unsigned window = 0;  // its place in Device::ctas, and which shared memory window is its own
+  Cluster* cluster = nullptr;
   std::vector<Thread*> threads;
   std::vector<Warp> warps;
   unsigned at_barrier = 0;
@@ -123,8 +131,17 @@ struct Cta {
   LastTouch touched;
 };
 
+struct Cluster {
+  uint32_t id = 0;     // as in Access::cluster; never reused
+  unsigned first = 0;  // window of its CTA of rank 0; the others follow
+  CrossfuseIndex index{};
+  std::vector<unsigned> arrivals;  // arrivals[k]: threads that arrived at its barrier k (from 1)
+  unsigned live = 0;               // threads that have not finished
+};
+
 struct Launch {
   int kernel = 0;
+  bool cooperative = false;  // all clusters run at the same time
   CrossfuseIndex grid{}, block{}, cluster{};
   size_t dynamic_bytes = 0;
   std::vector<int> arguments;  // index of a buffer, or of tensor map i as -1 - i
@@ -133,24 +150,28 @@ struct Launch {
   unsigned ctas() const { return cluster.x * cluster.y * cluster.z; }
 };
 
+// What the emulation fills a buffer with, and what it does with it afterwards.
+enum class Role : int { kInput, kOutput, kState };
+
 struct Buffer {
-  bool output = false;
+  std::string name;
+  Role role = Role::kInput;
   size_t bytes = 0;
   unsigned item = 1;
   Region region;
 };
 
-// Everything of the cluster that runs now, and of the launch it belongs to.
+// Everything of the clusters that run now, and of the launch they belong to.
 struct Device {
   Launch launch;
   uint32_t first_cluster = 1;  // clusters below it belong to finished launches
-  uint32_t cluster = 0;        // running cluster; ids are never reused
+  uint32_t last_cluster = 0;   // the latest id given to a cluster
   std::vector<uint32_t> linear_cluster;  // cluster id - first_cluster -> position in the grid
-  CrossfuseIndex cluster_index{};
-  std::vector<Cta> ctas;
+  std::vector<Cluster> clusters;  // all that run at the same time: one, or those of the whole grid
+  std::vector<Cta> ctas;          // of all of them, cluster after cluster
+  std::vector<Cluster*> ended;    // all threads have finished, what is left in flight is unchecked
   std::vector<Thread*> ready;
-  std::vector<unsigned> arrivals;  // arrivals[k]: threads that arrived at cluster barrier k (from 1)
-  unsigned live = 0;
+  std::vector<Thread*> polling;   // blocked until a flag changes
   Thread* current = nullptr;
   Site last_site = kNoSite;  // of the latest access
   std::vector<SharedArray> arrays;
@@ -159,5 +180,19 @@ struct Device {
 
 extern Device device;
 extern std::vector<Buffer> buffers;
+
+struct CtaRange {
+  Cta *first, *last;
+  Cta* begin() const { return first; }
+  Cta* end() const { return last; }
+};
+inline CtaRange ctas_of(const Cluster& cluster) {
+  Cta* first = device.ctas.data() + cluster.first;
+  return {first, first + device.launch.ctas()};
+}
+// The CTA of some rank in the cluster of the running thread.
+inline Cta& ranked(unsigned rank) {
+  return device.ctas[device.current->cta->cluster->first + rank];
+}
 
 }  // namespace emu
