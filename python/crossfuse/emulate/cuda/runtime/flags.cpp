@@ -29,6 +29,16 @@ void poll(const uint32_t* flag, Site site) {
   self.flag = flag;
 }
 
+// What threads that released a flag published.
+std::map<const uint32_t*, Clock> flags;
+
+void publish(const uint32_t* flag) {
+  Clock& clock = flags[flag];
+  release_to(clock);
+  // A fence of this cluster does not put the copies of another one behind its acquire.
+  clock.refreshed = nullptr;
+}
+
 bool releases(int order) { return order == CROSSFUSE_RELEASE || order == CROSSFUSE_ACQ_REL; }
 bool acquires(int order) { return order == CROSSFUSE_ACQUIRE || order == CROSSFUSE_ACQ_REL; }
 }  // namespace
@@ -40,6 +50,8 @@ std::string standing_at_flag(const Thread& thread) {
   return format("polls the flag at byte %ld of %s, which stays %u", place.offset,
                 buffer.name.c_str(), thread.flag_value);
 }
+
+void clear_flags() { flags.clear(); }
 
 bool wake_pollers(bool forced) {
   std::vector<Thread*> polling;
@@ -63,23 +75,30 @@ unsigned crossfuse_emulate_flag_load(const void* flag, int order) {
   const uint32_t* word = static_cast<const uint32_t*>(flag);
   poll(word, site);
   access(flag, 4, order == CROSSFUSE_WEAK ? Mode::kRead : Mode::kAtomicRead, site);
+  if (acquires(order)) acquire_from(flags[word]);
   return device.current->flag_value = *word;
 }
 
 void crossfuse_emulate_flag_store(void* flag, unsigned value, int order) {
   using namespace emu;
   Site site = CROSSFUSE_SITE;
+  uint32_t* word = static_cast<uint32_t*>(flag);
   access(flag, 4, Mode::kAtomicWrite, site);
-  *static_cast<uint32_t*>(flag) = value;
+  flags[word] = Clock();
+  if (releases(order)) publish(word);
+  *word = value;
   pause(site);
 }
 
 unsigned crossfuse_emulate_flag_add(void* flag, unsigned value, int order) {
   using namespace emu;
   Site site = CROSSFUSE_SITE;
+  uint32_t* word = static_cast<uint32_t*>(flag);
+  if (acquires(order)) acquire_from(flags[word]);
   access(flag, 4, Mode::kAtomic, site);
-  uint32_t old = *static_cast<uint32_t*>(flag);
-  *static_cast<uint32_t*>(flag) = old + value;
+  if (releases(order)) publish(word);
+  uint32_t old = *word;
+  *word = old + value;
   pause(site);
   return old;
 }

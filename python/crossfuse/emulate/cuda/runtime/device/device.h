@@ -49,6 +49,7 @@ CROSSFUSE_LEAF void __syncthreads() { crossfuse_emulate_cta_barrier(); }
 CROSSFUSE_LEAF void __threadfence() {}
 CROSSFUSE_LEAF void __threadfence_block() {}
 CROSSFUSE_LEAF void __threadfence_system() {}
+CROSSFUSE_LEAF void __nanosleep(unsigned) {}
 CROSSFUSE_LEAF void __trap() { crossfuse_emulate_trap(); }
 template <class T>
 CROSSFUSE_LEAF T __ldg(const T* pointer) {
