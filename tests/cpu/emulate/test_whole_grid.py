@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpu.emulate.kernels import clean, image, only, ramp, statement
-from crossfuse.emulate.cuda import emulate
+from cpu.emulate.kernels import clean, exchange, exchanged, image, only, ramp, statement
+from crossfuse.emulate.cuda import emulate, remove_cluster_barrier
 from crossfuse.lower.image import KernelImage
 
 HELPERS = """
@@ -181,6 +181,36 @@ def test_other_ways_to_raise_a_flag(statement: str) -> None:
     np.testing.assert_array_equal(clean(right, A)["C"], expected(A))
     relaxed = re.sub("release|acq_rel", "relaxed", right.cuda)
     assert only(emulate(replace(right, cuda=relaxed), [A]), "race").buffer == "workspace"
+
+
+FENCED = {
+    "raise_flag(&flags[blockIdx.x])": "{ __threadfence(); atomicAdd(&flags[blockIdx.x], 1u); }",
+    POLL: POLL.replace("acquire", "relaxed"),
+    "base[0] + 1);\n": 'base[0] + 1);\n  asm volatile("fence.acq_rel.gpu;" ::: "memory");\n',
+}
+
+
+def test_fences_make_relaxed_accesses_order() -> None:
+    text = phases().cuda
+    for old, new in FENCED.items():
+        text = text.replace(old, new)
+    right = replace(phases(), cuda=text)
+    np.testing.assert_array_equal(clean(right, A)["C"], expected(A))
+    for fence in ("__threadfence();", 'asm volatile("fence.acq_rel.gpu;" ::: "memory");'):
+        assert text.count(fence) == 1
+        wrong = replace(right, cuda=text.replace(fence, ""))
+        assert only(emulate(wrong, [A]), "race").buffer == "workspace"
+
+
+def test_clusters_at_once_address_their_own_shared_memory() -> None:
+    a = ramp(2, 4, 32)
+    for right in (exchange(), remove_cluster_barrier(exchange(), 0)):
+        together = replace(right, launches=(replace(right.launches[0], cooperative=True),))
+        report = emulate(together, [a])
+        alone = {finding.kind for finding in emulate(right, [a]).findings}
+        assert {finding.kind for finding in report.findings} == alone
+        if not alone:
+            np.testing.assert_array_equal(report.outputs["C"], exchanged(a))
 
 
 def test_an_acquire_is_handed_on() -> None:

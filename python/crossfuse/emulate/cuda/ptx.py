@@ -202,6 +202,7 @@ _INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             lambda *_: _NOTHING,
         ),
         (r"fence\.proxy\.async(?:\.(?P<space>shared|global)(?:::(?:cta|cluster))?)?;", _fence),
+        (r"(?:fence\.(?:acq_rel|sc)\.(?:gpu|sys)|membar\.(?:gl|sys));", _call("fence_memory")),
         (r"bar\.sync %0, %1;", _call("named_barrier")),
         (
             r"mapa\.shared::cluster\.u32 %0, %1, %2;",

@@ -99,6 +99,9 @@ unsigned crossfuse_emulate_flag_load(const void* flag, int order);
 void crossfuse_emulate_flag_store(void* flag, unsigned value, int order);
 unsigned crossfuse_emulate_flag_add(void* flag, unsigned value, int order);
 
+// Orders relaxed accesses to flags, and atomics, as a release before and an acquire after them.
+void crossfuse_emulate_fence_memory();
+
 // Notes a read-modify-write of `bytes` at `pointer`; the caller then does it.
 void crossfuse_emulate_atomic(void* pointer, unsigned bytes);
 void crossfuse_emulate_copy(void* to, const void* from, unsigned long bytes);

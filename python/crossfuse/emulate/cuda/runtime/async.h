@@ -57,6 +57,9 @@ void clear_named_barriers();
 // ---- flags in global memory
 void clear_flags();
 std::string standing_at_flag(const Thread& thread);
+// A relaxed access: it orders nothing by itself, but together with fences.
+void relaxed_read(const void* flag);
+void relaxed_write(const void* flag);
 // Wakes threads whose flag has changed; all that poll if `forced`. False if there was none.
 bool wake_pollers(bool forced);
 

@@ -89,7 +89,7 @@ void start_thread(Thread& thread, const CrossfuseIndex& block) {
   thread.fenced.clear();
   thread.flag = nullptr;
   thread.polls = 0;
-  thread.clock = Clock();
+  thread.clock = thread.behind_fence = thread.before_fence = Clock();
   thread.time = 1;
   thread.loads = 0;
   thread.block_index = block;

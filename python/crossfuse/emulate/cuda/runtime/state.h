@@ -98,6 +98,8 @@ struct Thread {
   unsigned polls = 0;
   // Of what it knows of others, where clocks run: its own count, and that of its loads by TMA.
   Clock clock;
+  Clock behind_fence;  // what its latest memory fence publishes by the relaxed writes after it
+  Clock before_fence;  // what its relaxed reads have found, for its next fence
   uint32_t time = 1, loads = 0;
 };
 
