@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -184,6 +185,12 @@ def test_ordinary_stores_with_a_proxy_fence_are_clean(writer: bool, reader: bool
     np.testing.assert_array_equal(clean(generic(writer, reader), A)["C"], expected(A))
 
 
+def test_proxy_fence_of_global_memory_is_enough() -> None:
+    text = copies().cuda.replace("fence.proxy.async;", "fence.proxy.async.global;")
+    assert text != copies().cuda
+    np.testing.assert_array_equal(clean(replace(copies(), cuda=text), A)["C"], expected(A))
+
+
 LOAD, ROW = "load_box(", "store_box("
 Fault = tuple[Callable[[], KernelImage], str, tuple[str, ...], str]
 FAULTS: dict[str, Fault] = {
@@ -257,6 +264,18 @@ def test_fault_of_a_copy_is_caught(name: str, seed: int) -> None:
     pair = {statement(wrong, fragment) for fragment in fragments}
     found = [f for f in report.findings if f.kind == kind and {f.first, f.second} - {""} == pair]
     assert any(detail in each.detail for each in found), [str(each) for each in report.findings]
+
+
+def test_copies_between_clusters_of_an_ordinary_launch() -> None:
+    """Loads count as reads there as well, and nothing orders its clusters."""
+    wrong = dropped("    wait_flag(&flags[lane], base[0] + 1);\n")
+    wrong = replace(
+        wrong, launches=(replace(wrong.launches[0], cooperative=False, cluster=(1, 1, 1)),)
+    )
+    report = emulate(wrong, [A], orders=1)
+    found = {each.kind: each for each in report.findings}
+    assert found["uninitialised-read"].first == statement(wrong, LOAD)
+    assert "clusters of one launch are never ordered" in found["race"].detail
 
 
 def test_a_late_store_is_seen_late() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from cpu.emulate.kernels import clean, exchange, exchanged, image, only, ramp, statement
 from crossfuse.emulate.cuda import emulate, remove_cluster_barrier
+from crossfuse.errors import CheckFailed
 from crossfuse.lower.image import KernelImage
 
 HELPERS = """
@@ -211,6 +212,13 @@ def test_clusters_at_once_address_their_own_shared_memory() -> None:
         assert {finding.kind for finding in report.findings} == alone
         if not alone:
             np.testing.assert_array_equal(report.outputs["C"], exchanged(a))
+
+
+def test_more_ctas_at_once_than_fit_are_refused() -> None:
+    right = phases()
+    wide = replace(right.launches[0], grid=(8192, 1, 1))
+    with pytest.raises(CheckFailed, match="4096 CTAs"):
+        emulate(replace(right, launches=(wide,)), [A])
 
 
 def test_an_acquire_is_handed_on() -> None:

@@ -45,27 +45,30 @@ bool is_same_cta(const Access& a, const Access& b) {
   return a.cluster == b.cluster && a.rank() == b.rank();
 }
 
+// What would have ordered two accesses.
+const char* missing_between(const Access& before, const Access& now, bool shared) {
+  if (device.launch.cooperative && !shared) {
+    if (before.agent == static_cast<unsigned>(Agent::kStores)) {
+      return "the copy is not waited for, or no release and acquire of a flag follow";
+    }
+    if (before.agent == static_cast<unsigned>(Agent::kLoads)) {
+      return "nothing that follows the end of the copy lies between";
+    }
+    if (!is_same_cta(before, now)) return "no release and acquire of a flag lie between";
+  }
+  if (before.cluster != now.cluster) return "clusters of one launch are never ordered";
+  if (before.rank() != now.rank()) return "no cluster barrier lies between";
+  bool same_warp = before.index() / kWarp == now.index() / kWarp;
+  return same_warp ? "no CTA barrier or __syncwarp lies between" : "no CTA barrier lies between";
+}
+
 void race(const Region& region, size_t offset, const Access& before, bool before_wrote,
           const Access& now, Mode mode) {
   if (!is_news("race", before.site, now.site)) return;
-  const char* missing = "no CTA barrier lies between";
-  if (before.agent == static_cast<unsigned>(Agent::kStores)) {
-    missing = "the copy is not waited for, or no release and acquire of a flag follow";
-  } else if (before.agent == static_cast<unsigned>(Agent::kLoads)) {
-    missing = "nothing that follows the end of the copy lies between";
-  } else if (device.launch.cooperative && region.argument >= 0 && !is_same_cta(before, now)) {
-    missing = "no release and acquire of a flag lie between";
-  } else if (before.cluster != now.cluster) {
-    missing = "clusters of one launch are never ordered";
-  } else if (before.rank() != now.rank()) {
-    missing = "no cluster barrier lies between";
-  } else if (before.index() / kWarp == now.index() / kWarp) {
-    missing = "no CTA barrier or __syncwarp lies between";
-  }
   const char* done = !before_wrote ? "reads" : before.site & kAtomic ? "updates" : "writes";
   report({"race", place_of(region, offset), before.site, now.site, current_cta(), current_thread(),
           format("%s %s and %s %s it, and %s", who(before).c_str(), done, who(now).c_str(),
-                 verb(mode), missing)});
+                 verb(mode), missing_between(before, now, region.argument < 0))});
 }
 
 unsigned kinship(const Access& a, const Access& b) {
