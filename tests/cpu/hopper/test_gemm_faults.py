@@ -162,6 +162,33 @@ def test_the_right_kernel_is_clean() -> None:
     assert not wrong
 
 
+def at_once(sms: int) -> KernelImage:
+    """The product with all its clusters running at the same time."""
+    tiles = TensorTiles(rows=128, columns=192, cluster=2, stages=2)
+    small = replace(device("nvidia-h100"), sms=sms)
+    image = lower(schedule_tiled_gemm(prim_func(SPEC), tiles=tiles), small).image
+    return replace(image, launches=(replace(image.launches[0], cooperative=True),))
+
+
+def test_clusters_at_once_are_clean() -> None:
+    """Multicasts, remote arrivals and products of each cluster reach its own CTAs."""
+    image = at_once(4)
+    assert image.launches[0].grid == (4, 1, 1)
+    report, wrong = run(image)
+    assert not report.findings
+    assert not wrong
+
+
+@pytest.mark.parametrize("name,lacks", [(RELEASE, "4 arrivals"), (MULTICAST, "24576 bytes")])
+def test_fault_in_clusters_at_once_is_caught(name: str, lacks: str) -> None:
+    wrong = at_once(4)
+    for _ in range(2 if name == RELEASE else 1):
+        wrong = drop_call(wrong, name)
+    report, _ = run(wrong)
+    found = [each.detail for each in report.findings if each.kind == "deadlock"]
+    assert any(lacks in each for each in found), [str(each) for each in report.findings]
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_caught(name: str) -> None:
     make, kind, detail = FAULTS[name]

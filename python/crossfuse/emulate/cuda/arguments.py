@@ -11,6 +11,9 @@ from crossfuse.lower.image import BufferSpec, KernelImage, Launch
 
 _MAX_THREADS = 1024
 _MAX_CLUSTER = 16
+# Of a cooperative launch: what fits into the runtime's address space, above what any device runs.
+_MAX_CTAS_AT_ONCE = 4096
+_MAX_THREADS_AT_ONCE = 1 << 18
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -52,7 +55,7 @@ def check_image(image: KernelImage) -> None:
     ------
     CheckFailed
         If buffers share a name, a launch names an unknown buffer, its grid is not whole clusters,
-        or a CTA or cluster is too large.
+        a CTA or cluster is too large, or more is to run at the same time than fits.
     """
     names = [buffer.name for buffer in image.memory]
     if len(set(names)) < len(names):
@@ -77,6 +80,11 @@ def _check_launch(image: KernelImage, launch: Launch, names: list[str]) -> None:
         raise _contradiction(image, found, "a grid of whole clusters on each axis")
     if threads > _MAX_THREADS:
         raise _contradiction(image, f"{where} with {threads} threads", f"{_MAX_THREADS} in a CTA")
+    ctas = int(np.prod(launch.grid))
+    at_once = ctas > _MAX_CTAS_AT_ONCE or ctas * threads > _MAX_THREADS_AT_ONCE
+    if launch.cooperative and at_once:
+        limit = f"{_MAX_CTAS_AT_ONCE} CTAs and {_MAX_THREADS_AT_ONCE} threads at the same time"
+        raise _contradiction(image, f"{where} with {ctas} CTAs of {threads} threads", limit)
     if launch.cluster_size > _MAX_CLUSTER:
         found = f"{where} with {launch.cluster_size} CTAs in a cluster"
         raise _contradiction(image, found, str(_MAX_CLUSTER))

@@ -164,6 +164,14 @@ def _pack(match: re.Match[str], operands: list[str]) -> str:
     return f"{operands[0]} = crossfuse_ptx_pack<{kind}>({operands[1]}, {operands[2]})"
 
 
+def _await_copies(match: re.Match[str], _: list[str]) -> str:
+    return f"crossfuse_emulate_bulk_wait({match['pending']}, {int(match['read'] is not None)})"
+
+
+def _fence(match: re.Match[str], _: list[str]) -> str:
+    return f"crossfuse_emulate_fence_async(CROSSFUSE_{(match['space'] or 'all').upper()})"
+
+
 def _flag_load(match: re.Match[str], operands: list[str]) -> str:
     order = f"CROSSFUSE_{(match['order'] or 'weak').upper()}"
     target, address = operands
@@ -189,10 +197,12 @@ _INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
     (re.compile(pattern), translator)
     for pattern, translator in (
         (
-            r"|setmaxnreg\..*|prefetch\.tensormap.*|fence\.mbarrier_init\..*|wgmma\.fence\..*|griddepcontrol\..*",
+            r"|setmaxnreg\..*|prefetch\.tensormap.*|fence\.mbarrier_init\..*|wgmma\.fence\..*|griddepcontrol\..*"
+            r"|nanosleep\..*",
             lambda *_: _NOTHING,
         ),
-        (r"fence\.proxy\.async.*", _call("fence_async")),
+        (r"fence\.proxy\.async(?:\.(?P<space>shared|global)(?:::(?:cta|cluster))?)?;", _fence),
+        (r"(?:fence\.(?:acq_rel|sc)\.(?:gpu|sys)|membar\.(?:gl|sys));", _call("fence_memory")),
         (r"bar\.sync %0, %1;", _call("named_barrier")),
         (
             r"mapa\.shared::cluster\.u32 %0, %1, %2;",
@@ -217,7 +227,7 @@ _INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             _call("tma_store"),
         ),
         (r"cp\.async\.bulk\.commit_group;", _call("bulk_commit")),
-        (r"cp\.async\.bulk\.wait_group(?:\.read)? (\d+);", _numbered("bulk_wait")),
+        (r"cp\.async\.bulk\.wait_group(?P<read>\.read)? (?P<pending>\d+);", _await_copies),
         (
             r"st\.async\.(?:weak\.)?shared::cluster\.mbarrier::complete_tx::bytes\.v[24]\.f32 "
             r"\[%0\], \{[%\d, ]*\}, \[%\d\];",

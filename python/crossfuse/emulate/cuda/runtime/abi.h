@@ -31,6 +31,9 @@ enum CrossfuseOrder : int {
   CROSSFUSE_ACQ_REL,
 };
 
+// Which memory a fence is about.
+enum CrossfuseSpace : int { CROSSFUSE_ALL, CROSSFUSE_SHARED, CROSSFUSE_GLOBAL };
+
 // Which CrossfuseIndex to ask for.
 enum CrossfuseWhich : int {
   CROSSFUSE_THREAD_INDEX,
@@ -80,8 +83,9 @@ void crossfuse_emulate_store_async(unsigned address, const void* values, unsigne
                                    unsigned barrier);
 void crossfuse_emulate_load_shared(unsigned address, void* values, unsigned bytes);
 void crossfuse_emulate_bulk_commit();
-void crossfuse_emulate_bulk_wait(unsigned pending);
-void crossfuse_emulate_fence_async();
+// `only_reads`: until shared memory is free, though what was read may still land.
+void crossfuse_emulate_bulk_wait(unsigned pending, int only_reads);
+void crossfuse_emulate_fence_async(int space);
 void crossfuse_emulate_named_barrier(unsigned id, unsigned threads);
 void crossfuse_emulate_store_matrices(unsigned address, const unsigned* registers, unsigned count);
 void crossfuse_emulate_wgmma(float* const* registers, unsigned n, unsigned k, int left_type,
@@ -94,6 +98,9 @@ void crossfuse_emulate_wgmma_wait(unsigned pending);
 unsigned crossfuse_emulate_flag_load(const void* flag, int order);
 void crossfuse_emulate_flag_store(void* flag, unsigned value, int order);
 unsigned crossfuse_emulate_flag_add(void* flag, unsigned value, int order);
+
+// Orders relaxed accesses to flags, and atomics, as a release before and an acquire after them.
+void crossfuse_emulate_fence_memory();
 
 // Notes a read-modify-write of `bytes` at `pointer`; the caller then does it.
 void crossfuse_emulate_atomic(void* pointer, unsigned bytes);

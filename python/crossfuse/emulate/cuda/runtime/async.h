@@ -23,7 +23,9 @@ bool locate(unsigned address, unsigned& window, size_t& offset);
 void note_peer(unsigned window, size_t offset, Site site);
 
 // ---- mbarriers
-void complete_bytes(unsigned window, size_t offset, long bytes, Site site);
+// The barrier that a load completes learns from `issuer`, if not null, that its load is over.
+void complete_bytes(unsigned window, size_t offset, long bytes, Site site, const Thread* issuer,
+                    uint32_t number);
 // What a thread waits for, for reports.
 std::string standing_at_barrier(const Thread& thread);
 void clear_barriers();
@@ -53,7 +55,11 @@ void clear_visibility();
 void clear_named_barriers();
 
 // ---- flags in global memory
+void clear_flags();
 std::string standing_at_flag(const Thread& thread);
+// A relaxed access: it orders nothing by itself, but together with fences.
+void relaxed_read(const void* flag);
+void relaxed_write(const void* flag);
 // Wakes threads whose flag has changed; all that poll if `forced`. False if there was none.
 bool wake_pollers(bool forced);
 

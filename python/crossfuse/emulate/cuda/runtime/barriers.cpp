@@ -25,6 +25,7 @@ void cta_barrier(Site site) {
   if (++cta.at_barrier < cta.threads.size()) return block(Wait::kCta, site);
   cta.at_barrier = 0;
   publish_stores(cta.threads);
+  meet_clocks(cta.threads);
   uint16_t acquired = 0;
   for (const Thread* thread : cta.threads) {
     acquired = std::max(acquired, thread->acquired);
@@ -39,6 +40,7 @@ void cta_barrier(Site site) {
 
 void pass_cluster_barrier(Thread& thread) {
   ++thread.waited;
+  if (device.launch.cooperative) thread.clock.join(thread.cta->cluster->released[thread.waited]);
   thread.acquired = std::max(thread.acquired, thread.waited);
 }
 
@@ -50,7 +52,11 @@ void cluster_arrive(Site site) {
   }
   uint16_t phase = ++self.arrived;
   Cluster& cluster = *self.cta->cluster;
-  if (cluster.arrivals.size() <= phase) cluster.arrivals.resize(phase + 1, 0);
+  if (cluster.arrivals.size() <= phase) {
+    cluster.arrivals.resize(phase + 1, 0);
+    cluster.released.resize(phase + 1);
+  }
+  release_to(cluster.released[phase]);
   Warp& warp = *self.warp;
   if (warp.cluster_phase == phase) {
     check_same_statement(*warp.cluster_thread, warp.cluster_site, site, "cluster barrier");
@@ -124,25 +130,30 @@ std::string name_of(const Cta& cta) {
   return format("CTA %u", cta.linear);
 }
 
-// Roles of a pipeline wait for different things; what each lacks tells the story.
+// Roles of a pipeline wait for different things; what each lacks tells the story, flags first.
 bool report_pipeline() {
-  std::vector<std::string> told;
-  const Thread* first = nullptr;
-  bool pipeline = false;
-  std::string detail;
+  std::vector<const Thread*> waiting;
   for (const Cta& cta : device.ctas) {
     for (const Thread* thread : cta.threads) {
-      if (thread->wait == Wait::kFinished) continue;
-      pipeline |= thread->wait == Wait::kPhase || thread->wait == Wait::kProducts ||
-                  thread->wait == Wait::kFlag;
-      std::string line = name_of(cta) + " " + standing(*thread);
-      if (std::find(told.begin(), told.end(), line) != told.end()) continue;
-      told.push_back(line);
-      if (!first) first = thread;
-      if (told.size() <= 4) detail += format("%sthread %u of ", told.size() > 1 ? "; " : "", thread->index()) + line;
+      if (thread->wait != Wait::kFinished) waiting.push_back(thread);
     }
   }
+  std::stable_partition(waiting.begin(), waiting.end(),
+                        [](const Thread* thread) { return thread->wait == Wait::kFlag; });
+  std::vector<std::string> told;
+  bool pipeline = false;
+  std::string detail;
+  for (const Thread* thread : waiting) {
+    pipeline |= thread->wait == Wait::kPhase || thread->wait == Wait::kProducts ||
+                thread->wait == Wait::kFlag;
+    std::string line = name_of(*thread->cta) + " " + standing(*thread);
+    if (std::find(told.begin(), told.end(), line) != told.end()) continue;
+    told.push_back(line);
+    if (told.size() > 4) continue;
+    detail += format("%sthread %u of ", told.size() > 1 ? "; " : "", thread->index()) + line;
+  }
   if (!pipeline) return false;
+  const Thread* first = waiting[0];
   Place place;
   if (first->wait == Wait::kFlag) place = global_place(first->flag);
   report({"deadlock", place, first->wait_site, kNoSite, static_cast<int>(first->cta->linear),

@@ -16,7 +16,8 @@ void place(SharedArray& array, const char* name, size_t bytes, size_t alignment)
   array.offset = (device.shared_end + alignment - 1) / alignment * alignment;
   array.placed = true;
   for (const Cta& cta : device.ctas) {
-    memset(window_of(cta.window) + device.shared_end, kPoison, array.offset + bytes + kRedZone - device.shared_end);
+    memset(window_of(cta.window) + device.shared_end, kPoison,
+           array.offset + bytes + kRedZone - device.shared_end);
   }
   device.shared_end = array.offset + bytes + kRedZone;
 }

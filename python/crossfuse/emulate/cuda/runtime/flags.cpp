@@ -29,8 +29,24 @@ void poll(const uint32_t* flag, Site site) {
   self.flag = flag;
 }
 
-bool releases(int order) { return order == CROSSFUSE_RELEASE || order == CROSSFUSE_ACQ_REL; }
-bool acquires(int order) { return order == CROSSFUSE_ACQUIRE || order == CROSSFUSE_ACQ_REL; }
+// What threads that released a flag published.
+std::map<const void*, Clock> flags;
+
+void publish(Clock& clock) {
+  release_to(clock);
+  // A proxy fence of this cluster does not put the copies of another one behind its acquire.
+  clock.refreshed = nullptr;
+}
+
+void read_flag(const uint32_t* flag, int order) {
+  if (order == CROSSFUSE_ACQUIRE || order == CROSSFUSE_ACQ_REL) acquire_from(flags[flag]);
+  if (order != CROSSFUSE_WEAK) relaxed_read(flag);
+}
+
+void write_flag(const uint32_t* flag, int order) {
+  if (order == CROSSFUSE_RELEASE || order == CROSSFUSE_ACQ_REL) publish(flags[flag]);
+  relaxed_write(flag);
+}
 }  // namespace
 
 std::string standing_at_flag(const Thread& thread) {
@@ -39,6 +55,19 @@ std::string standing_at_flag(const Thread& thread) {
   const Buffer& buffer = buffers[place.argument];
   return format("polls the flag at byte %ld of %s, which stays %u", place.offset,
                 buffer.name.c_str(), thread.flag_value);
+}
+
+void clear_flags() { flags.clear(); }
+
+void relaxed_read(const void* flag) {
+  if (!device.launch.cooperative) return;
+  auto found = flags.find(flag);
+  if (found != flags.end()) device.current->before_fence.join(found->second);
+}
+
+void relaxed_write(const void* flag) {
+  const Clock& fenced = device.current->behind_fence;
+  if (fenced.known) flags[flag].join(fenced);
 }
 
 bool wake_pollers(bool forced) {
@@ -57,29 +86,44 @@ bool wake_pollers(bool forced) {
 }  // namespace emu
 
 extern "C" {
+void crossfuse_emulate_fence_memory() {
+  using namespace emu;
+  Thread& self = *device.current;
+  acquire_from(self.before_fence);
+  self.behind_fence = Clock();
+  publish(self.behind_fence);
+}
+
 unsigned crossfuse_emulate_flag_load(const void* flag, int order) {
   using namespace emu;
   Site site = CROSSFUSE_SITE;
   const uint32_t* word = static_cast<const uint32_t*>(flag);
   poll(word, site);
   access(flag, 4, order == CROSSFUSE_WEAK ? Mode::kRead : Mode::kAtomicRead, site);
+  read_flag(word, order);
   return device.current->flag_value = *word;
 }
 
 void crossfuse_emulate_flag_store(void* flag, unsigned value, int order) {
   using namespace emu;
   Site site = CROSSFUSE_SITE;
+  uint32_t* word = static_cast<uint32_t*>(flag);
   access(flag, 4, Mode::kAtomicWrite, site);
-  *static_cast<uint32_t*>(flag) = value;
+  flags[word] = Clock();
+  write_flag(word, order);
+  *word = value;
   pause(site);
 }
 
 unsigned crossfuse_emulate_flag_add(void* flag, unsigned value, int order) {
   using namespace emu;
   Site site = CROSSFUSE_SITE;
+  uint32_t* word = static_cast<uint32_t*>(flag);
+  read_flag(word, order);
   access(flag, 4, Mode::kAtomic, site);
-  uint32_t old = *static_cast<uint32_t*>(flag);
-  *static_cast<uint32_t*>(flag) = old + value;
+  write_flag(word, order);
+  uint32_t old = *word;
+  *word = old + value;
   pause(site);
   return old;
 }

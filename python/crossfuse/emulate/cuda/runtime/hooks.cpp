@@ -2,6 +2,7 @@
 // memory that may be shared, instead of the sanitizers' own libraries.
 #include <cstring>
 
+#include "async.h"
 #include "shadow.h"
 
 using namespace emu;
@@ -52,6 +53,8 @@ void __ubsan_handle_type_mismatch_v1(UbsanMismatch* data, unsigned long pointer)
 
 void crossfuse_emulate_atomic(void* pointer, unsigned bytes) {
   access(pointer, bytes, Mode::kAtomic, CROSSFUSE_SITE);
+  relaxed_read(pointer);
+  relaxed_write(pointer);
 }
 void crossfuse_emulate_copy(void* to, const void* from, unsigned long bytes) {
   access(from, bytes, Mode::kRead, CROSSFUSE_SITE);

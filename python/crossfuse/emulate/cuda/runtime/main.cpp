@@ -145,7 +145,8 @@ void run(const Job& job) {
       write_outputs();
       for (size_t i = 0; i < buffers.size(); ++i) {
         const Region& region = buffers[i].region;
-        if (buffers[i].role == Role::kOutput) first[i].assign(region.base, region.base + region.bytes);
+        if (buffers[i].role != Role::kOutput) continue;
+        first[i].assign(region.base, region.base + region.bytes);
       }
     } else {
       compare_outputs(first, order);

@@ -12,6 +12,7 @@ struct Mbarrier {
   uint64_t phase = 0;  // phases that are complete
   long expected = 0, pending = 0, bytes = 0;
   Site site = kNoSite;
+  Clock arrived, released;  // what those who arrived published: so far, and until the last phase
 };
 using Key = std::pair<unsigned, size_t>;  // window and offset
 std::map<Key, Mbarrier> mbarriers;
@@ -37,6 +38,7 @@ void complete_if_due(const Key& key, Mbarrier& barrier) {
   if (barrier.pending != 0 || barrier.bytes != 0) return;
   ++barrier.phase;
   barrier.pending = barrier.expected;
+  barrier.released = barrier.arrived;
   wake_waiting(key, barrier);
 }
 
@@ -48,6 +50,7 @@ void arrive(unsigned address, unsigned count, unsigned bytes, Site site) {
   Mbarrier* barrier = find(window, offset, site);
   if (!barrier) return;
   barrier->site = site;
+  release_to(barrier->arrived);
   barrier->bytes += bytes;
   barrier->pending -= count;
   if (barrier->pending < 0 && is_news("mbarrier", site, kNoSite)) {
@@ -67,9 +70,11 @@ bool locate(unsigned address, unsigned& window, size_t& offset) {
   return true;
 }
 
-void complete_bytes(unsigned window, size_t offset, long bytes, Site site) {
+void complete_bytes(unsigned window, size_t offset, long bytes, Site site, const Thread* issuer,
+                    uint32_t number) {
   Mbarrier* barrier = find(window, offset, site);
   if (!barrier) return;
+  if (issuer) complete_to(barrier->arrived, *issuer, Agent::kLoads, number);
   barrier->bytes -= bytes;
   complete_if_due({window, offset}, *barrier);
 }
@@ -84,7 +89,8 @@ std::string standing_at_barrier(const Thread& thread) {
 
 void check_barriers_at_end(const Cluster& cluster) {
   for (auto& [key, barrier] : mbarriers) {
-    if (device.ctas[key.first].cluster != &cluster || barrier.bytes == 0 || !is_news("mbarrier", barrier.site, kNoSite)) continue;
+    if (device.ctas[key.first].cluster != &cluster || barrier.bytes == 0) continue;
+    if (!is_news("mbarrier", barrier.site, kNoSite)) continue;
     report({"mbarrier", shared_place(key.second), barrier.site, kNoSite,
             static_cast<int>(device.ctas[key.first].linear), -1,
             format("at the end %ld bytes are announced that did not arrive (or, below zero, arrived "
@@ -118,10 +124,13 @@ void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity) {
   size_t offset = 0;
   if (!locate(address, window, offset)) return;
   Mbarrier* barrier = find(window, offset, site);
-  if (!barrier || (barrier->phase & 1) != (parity & 1)) return;
-  Thread& self = *device.current;
-  self.barrier = offset;
-  self.parity = parity & 1;
-  block(Wait::kPhase, site);
+  if (!barrier) return;
+  if ((barrier->phase & 1) == (parity & 1)) {
+    Thread& self = *device.current;
+    self.barrier = offset;
+    self.parity = parity & 1;
+    block(Wait::kPhase, site);
+  }
+  acquire_from(barrier->released);
 }
 }

@@ -131,7 +131,9 @@ void create_windows(unsigned ctas) {
 }
 
 void poison_windows() {
-  for (const Cta& cta : device.ctas) memset(window_of(cta.window), kPoison, device.shared_end + kRedZone);
+  for (const Cta& cta : device.ctas) {
+    memset(window_of(cta.window), kPoison, device.shared_end + kRedZone);
+  }
 }
 
 const SharedArray* find_shared(size_t offset, size_t bytes) {

@@ -73,7 +73,9 @@ void clear_named_barriers() { named.clear(); }
 }  // namespace emu
 
 extern "C" {
-void crossfuse_emulate_fence_async() {
+void crossfuse_emulate_fence_async(int space) {
+  if (space != CROSSFUSE_SHARED) emu::fence_clock();
+  if (space == CROSSFUSE_GLOBAL) return;
   emu::Thread& self = *emu::device.current;
   emu::raise(self, self.stored, emu::kStored, emu::kFenced);
   self.fenced.insert(self.fenced.end(), self.stored.begin(), self.stored.end());
@@ -91,6 +93,7 @@ void crossfuse_emulate_named_barrier(unsigned id, unsigned threads) {
   uint16_t acquired = 0;
   for (const Thread* thread : met) acquired = std::max(acquired, thread->acquired);
   publish_stores(met);
+  meet_clocks(met);
   for (Thread* thread : met) {
     thread->acquired = acquired;
     if (thread != &self) wake(*thread);

@@ -1,5 +1,7 @@
 // The runtime as one translation unit: the checks are small functions called for every access.
 #include "barriers.cpp"
+#include "bulk.cpp"
+#include "clocks.cpp"
 #include "cluster.cpp"
 #include "copies.cpp"
 #include "findings.cpp"

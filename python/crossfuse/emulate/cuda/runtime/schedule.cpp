@@ -89,6 +89,9 @@ void start_thread(Thread& thread, const CrossfuseIndex& block) {
   thread.fenced.clear();
   thread.flag = nullptr;
   thread.polls = 0;
+  thread.clock = thread.behind_fence = thread.before_fence = Clock();
+  thread.time = 1;
+  thread.loads = 0;
   thread.block_index = block;
   device.ready.push_back(&thread);
 }
@@ -119,6 +122,7 @@ void start_cluster(Cluster& cluster, uint32_t linear) {
   device.linear_cluster.push_back(linear);
   cluster.index = unflatten(linear, clusters);
   cluster.arrivals.assign(2, 0);
+  cluster.released.assign(2, Clock());
   cluster.live = launch.ctas() * launch.threads();
   for (Cta& cta : ctas_of(cluster)) start_cta(cta);
 }
@@ -167,6 +171,7 @@ void run_clusters(const uint32_t* order) {
   clear_products();
   clear_visibility();
   clear_named_barriers();
+  clear_flags();
   poison_windows();
   for (Cluster& cluster : device.clusters) start_cluster(cluster, *order++);
   std::vector<Thread*> round;

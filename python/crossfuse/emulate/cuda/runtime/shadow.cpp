@@ -1,3 +1,4 @@
+#include "schedule.h"
 #include "shadow.h"
 
 #include <utility>
@@ -10,10 +11,10 @@ namespace {
 
 // Whether everything the current thread does now comes after `e`. Barriers decide, not luck:
 // a CTA barrier orders threads of one CTA, a cluster barrier those who waited after the arrival,
-// a warp-wide operation the lanes that met.
+// a warp-wide operation the lanes that met. In global memory of a cooperative launch, clocks do.
 inline bool ordered(const Access& e, const Thread& now, bool shared) {
   if (e.cluster < device.first_cluster) return true;
-  if (device.launch.cooperative && !shared) return true;
+  if (device.launch.cooperative && !shared) return is_known(e, now);
   if (e.cluster != now.cta->cluster->id) return false;
   if (e.thread == now.id || now.acquired > e.arrived) return true;
   if (e.rank() != now.cta->rank) return false;
@@ -40,39 +41,62 @@ const char* verb(Mode mode) {
   return mode == Mode::kAtomic ? "updates" : reads(mode) ? "reads" : "writes";
 }
 
+bool is_same_cta(const Access& a, const Access& b) {
+  return a.cluster == b.cluster && a.rank() == b.rank();
+}
+
+// What would have ordered two accesses.
+const char* missing_between(const Access& before, const Access& now, bool shared) {
+  if (device.launch.cooperative && !shared) {
+    if (before.agent == static_cast<unsigned>(Agent::kStores)) {
+      return "the copy is not waited for, or no release and acquire of a flag follow";
+    }
+    if (before.agent == static_cast<unsigned>(Agent::kLoads)) {
+      return "nothing that follows the end of the copy lies between";
+    }
+    if (!is_same_cta(before, now)) return "no release and acquire of a flag lie between";
+  }
+  if (before.cluster != now.cluster) return "clusters of one launch are never ordered";
+  if (before.rank() != now.rank()) return "no cluster barrier lies between";
+  bool same_warp = before.index() / kWarp == now.index() / kWarp;
+  return same_warp ? "no CTA barrier or __syncwarp lies between" : "no CTA barrier lies between";
+}
+
 void race(const Region& region, size_t offset, const Access& before, bool before_wrote,
           const Access& now, Mode mode) {
   if (!is_news("race", before.site, now.site)) return;
-  const char* missing = "no CTA barrier lies between";
-  if (before.cluster != now.cluster) {
-    missing = "clusters of one launch are never ordered";
-  } else if (before.rank() != now.rank()) {
-    missing = "no cluster barrier lies between";
-  } else if (before.index() / kWarp == now.index() / kWarp) {
-    missing = "no CTA barrier or __syncwarp lies between";
-  }
   const char* done = !before_wrote ? "reads" : before.site & kAtomic ? "updates" : "writes";
   report({"race", place_of(region, offset), before.site, now.site, current_cta(), current_thread(),
           format("%s %s and %s %s it, and %s", who(before).c_str(), done, who(now).c_str(),
-                 verb(mode), missing)});
+                 verb(mode), missing_between(before, now, region.argument < 0))});
 }
 
 unsigned kinship(const Access& a, const Access& b) {
-  if (a.cluster != b.cluster || a.rank() != b.rank()) return 0;
+  if (!is_same_cta(a, b)) return 0;
   return a.index() / kWarp == b.index() / kWarp ? 2 : 1;
+}
+
+bool is_same_doer(const Access& a, const Access& b) {
+  return a.cluster == b.cluster && a.thread == b.thread && a.agent == b.agent;
 }
 
 // Keeps two reads that no barrier has yet made redundant, of threads as unrelated as possible:
 // whatever orders a later write after one of them then does not order it after the other.
 void keep_read(Cell& cell, const Access& now, const Thread& thread, bool shared) {
   Access *a = &cell.reads[0], *b = &cell.reads[1];
-  if (b->cluster == now.cluster && b->thread == now.thread) std::swap(a, b);
-  if (is_empty(*a, thread, shared) || a->thread == now.thread || ordered(*a, thread, shared)) {
+  if (is_same_doer(*b, now)) std::swap(a, b);
+  if (is_empty(*a, thread, shared) || is_same_doer(*a, now) || ordered(*a, thread, shared)) {
     *a = now;
     return;
   }
   if (is_empty(*b, thread, shared) || ordered(*b, thread, shared)) {
     *b = now;
+    return;
+  }
+  if (device.launch.cooperative && !shared) {
+    // Any CTA of the grid may read: chance keeps different ones in different cells.
+    uint64_t chance = random_source();
+    if (chance % 2) *(chance % 4 == 1 ? a : b) = now;
     return;
   }
   unsigned old = kinship(*a, *b);
@@ -81,6 +105,20 @@ void keep_read(Cell& cell, const Access& now, const Thread& thread, bool shared)
   } else if (kinship(*b, now) < old || (kinship(*b, now) == old && now.arrived > a->arrived)) {
     *a = now;
   }
+}
+
+// What TMA loads must have passed from the proxy that wrote it to the one that reads it.
+void check_proxy(const Region& region, size_t offset, const Access& write, const Access& now,
+                 const Thread& thread) {
+  if (write.cluster < device.first_cluster || !is_known(write, thread)) return;
+  if (copy_sees(write, thread) || !is_news("async-race", write.site, now.site)) return;
+  const char* where = write.agent == static_cast<unsigned>(Agent::kThread)
+                          ? "between that store and this copy"
+                          : "between the acquire and this copy";
+  report({"async-race", place_of(region, offset), write.site, now.site, current_cta(),
+          current_thread(),
+          format("a copy by TMA of %s reads what %s wrote, and no fence.proxy.async lies %s",
+                 who(now).c_str(), who(write).c_str(), where)});
 }
 
 void check_cell(Region& region, Cell& cell, size_t offset, const Access& now, const Thread& thread,
@@ -97,28 +135,36 @@ void check_cell(Region& region, Cell& cell, size_t offset, const Access& now, co
   if (written && !both_atomic && !ordered(cell.write, thread, shared)) {
     race(region, offset, cell.write, true, now, mode);
   }
+  bool by_copy = now.agent == static_cast<unsigned>(Agent::kLoads);
+  if (by_copy && device.launch.cooperative) check_proxy(region, offset, cell.write, now, thread);
   if (!writes(mode)) return keep_read(cell, now, thread, shared);
   for (Access& read : cell.reads) {
     if (is_empty(read, thread, shared)) continue;
     both_atomic = now.site & read.site & kAtomic;
-    if (!both_atomic && !ordered(read, thread, shared)) race(region, offset, read, false, now, mode);
+    if (!both_atomic && !ordered(read, thread, shared)) {
+      race(region, offset, read, false, now, mode);
+    }
     read.cluster = 0;
   }
   cell.write = now;
 }
 
-void check_cells(Region& region, size_t offset, size_t bytes, Mode mode, Site site) {
+void check_cells(Region& region, size_t offset, size_t bytes, Mode mode, Site site,
+                 Doer doer = {}) {
   const Thread& thread = *device.current;
   size_t grid = (size_t(1) << region.granule) - 1;
   if ((offset | bytes) & grid) {
     refine(region, __builtin_ctzl(offset | bytes));
   }
-  Access now{is_atomic(mode) ? site | kAtomic : site,
-             thread.cta->cluster->id,
-             thread.cta_epoch,
-             thread.warp_epoch,
-             thread.arrived,
-             thread.id};
+  Access now;
+  now.site = is_atomic(mode) ? site | kAtomic : site;
+  now.cluster = thread.cta->cluster->id;
+  now.cta_epoch = thread.cta_epoch;
+  now.warp_epoch = thread.warp_epoch;
+  now.arrived = thread.arrived;
+  now.thread = thread.id;
+  now.agent = static_cast<unsigned>(doer.agent);
+  now.time = doer.agent == Agent::kThread ? thread.time : doer.number;
   Cell* cell = region.cells + (offset >> region.granule);
   for (size_t at = offset; at < offset + bytes; at += size_t(1) << region.granule) {
     check_cell(region, *cell++, at, now, thread, mode);
@@ -131,7 +177,8 @@ void outside(const Place& place, size_t bytes, Mode mode, Site site, const std::
           format("%s %zu bytes %s", verb(mode), bytes, why.c_str())});
 }
 
-void access_argument(unsigned index, const uint8_t* pointer, size_t bytes, Mode mode, Site site) {
+void access_argument(unsigned index, const uint8_t* pointer, size_t bytes, Mode mode, Site site,
+                     Doer doer) {
   Region& region = buffers[index].region;
   long offset = pointer - region.base;
   if (offset < 0 || static_cast<size_t>(offset) + bytes > region.bytes) {
@@ -145,7 +192,7 @@ void access_argument(unsigned index, const uint8_t* pointer, size_t bytes, Mode 
     }
     return;
   }
-  if (region.cells) check_cells(region, offset, bytes, mode, site);
+  if (region.cells) check_cells(region, offset, bytes, mode, site, doer);
 }
 
 void access_shared(size_t at, size_t bytes, Mode mode, Site site) {
@@ -167,7 +214,7 @@ void access_shared(size_t at, size_t bytes, Mode mode, Site site) {
 
 }  // namespace
 
-void access(const void* pointer, size_t bytes, Mode mode, Site site) {
+void access(const void* pointer, size_t bytes, Mode mode, Site site, Doer doer) {
   size_t at = static_cast<const uint8_t*>(pointer) - arena.base;
   unsigned slot = at >> kSlotBits;
   if (slot == kStackSlot || !device.current) return;
@@ -175,7 +222,7 @@ void access(const void* pointer, size_t bytes, Mode mode, Site site) {
   if (at < arena.bytes) {
     if (slot == kSharedSlot) return access_shared(at, bytes, mode, site);
     return access_argument(slot - kFirstArgumentSlot, static_cast<const uint8_t*>(pointer), bytes,
-                           mode, site);
+                           mode, site, doer);
   }
   const char* byte = static_cast<const char*>(pointer);
   if (mode == Mode::kRead && byte >= &__executable_start && byte < &end) return;  // constants

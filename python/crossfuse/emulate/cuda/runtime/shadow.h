@@ -4,11 +4,17 @@
 
 namespace emu {
 
-// What an access does. Atomic ones (also the loads and stores of flags) do not race with each other.
+// What an access does. Atomic ones, also the loads and stores of flags, do not race with each
+// other.
 enum class Mode : uint8_t { kRead, kWrite, kAtomic, kAtomicRead, kAtomicWrite };
 
+// Who makes an access: the running thread, or a copy that it has issued.
+struct Doer {
+  Agent agent = Agent::kThread;
+  uint32_t number = 0;  // of the copy
+};
 // An access by generated code to an ordinary address.
-void access(const void* pointer, size_t bytes, Mode mode, Site site);
+void access(const void* pointer, size_t bytes, Mode mode, Site site, Doer doer = {});
 // An access through the cluster window. False: the address is bad and must not be followed.
 bool remote_access(Cta& target, size_t offset, size_t bytes, Mode mode, Site site);
 // Notes that nothing wrote parts of an output.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "clocks.h"
 
 namespace emu {
 
@@ -24,12 +25,14 @@ constexpr Site kAtomic = 0x80000000u;
 
 // When and by whom a byte was touched; enough to decide happens-before. `cluster` 0 means never.
 struct Access {
+  Access() : agent(0), time(0) {}
   Site site = kNoSite;
   uint32_t cluster = 0;
   uint32_t cta_epoch = 0;   // CTA barriers the thread had passed
   uint32_t warp_epoch = 0;  // warp-wide operations the thread had passed
   uint16_t arrived = 0;     // cluster barriers the thread had arrived at
   uint16_t thread = 0;      // CTA rank << kThreadBits | thread in the CTA
+  uint32_t agent : 2, time : 30;  // an Agent and its count; only where clocks run
   unsigned rank() const { return thread >> kThreadBits; }
   unsigned index() const { return thread & ((1u << kThreadBits) - 1); }
 };
@@ -57,7 +60,8 @@ struct SharedArray {
 };
 
 enum class Wait : uint8_t {
-  kNone, kCta, kCluster, kWarp, kActiveMask, kPhase, kNamed, kCopies, kProducts, kFlag, kFinished
+  kNone, kCta, kCluster, kWarp, kActiveMask, kPhase, kNamed, kCopies, kProducts, kFlag,
+  kFinished
 };
 
 struct Cluster;
@@ -92,6 +96,11 @@ struct Thread {
   const uint32_t* flag = nullptr;
   uint32_t flag_value = 0;
   unsigned polls = 0;
+  // Of what it knows of others, where clocks run: its own count, and that of its loads by TMA.
+  Clock clock;
+  Clock behind_fence;  // what its latest memory fence publishes by the relaxed writes after it
+  Clock before_fence;  // what its relaxed reads have found, for its next fence
+  uint32_t time = 1, loads = 0;
 };
 
 // Lanes that meet in one warp-wide operation. Values are double buffered: a lane that is a step
@@ -136,6 +145,7 @@ struct Cluster {
   unsigned first = 0;  // window of its CTA of rank 0; the others follow
   CrossfuseIndex index{};
   std::vector<unsigned> arrivals;  // arrivals[k]: threads that arrived at its barrier k (from 1)
+  std::vector<Clock> released;     // by barrier, as well
   unsigned live = 0;               // threads that have not finished
 };
 

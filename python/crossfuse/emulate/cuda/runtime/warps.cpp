@@ -27,8 +27,11 @@ unsigned expected(const Warp& warp, unsigned mask) {
 void complete(Warp& warp, Meeting& meeting) {
   uint32_t joined[kWarp] = {};
   uint16_t acquired = 0;
+  std::vector<Thread*> met;
+  met.reserve(kWarp);
   for (Thread* lane : warp.lanes) {
     if (!(meeting.arrived >> lane->lane & 1)) continue;
+    met.push_back(lane);
     ++lane->warp_epoch;
     lane->seen[lane->lane] = lane->warp_epoch;
     acquired = std::max(acquired, lane->acquired);
@@ -40,6 +43,7 @@ void complete(Warp& warp, Meeting& meeting) {
     std::copy(joined, joined + kWarp, lane->seen);
     if (lane->wait == Wait::kWarp) wake(*lane);
   }
+  meet_clocks(met);
   meeting.arrived = 0;
   meeting.parity ^= 1;
 }

@@ -46,9 +46,10 @@ static const int warpSize = 32;
 #define memset(to, value, bytes) crossfuse_emulate_fill(to, value, bytes)
 
 CROSSFUSE_LEAF void __syncthreads() { crossfuse_emulate_cta_barrier(); }
-CROSSFUSE_LEAF void __threadfence() {}
+CROSSFUSE_LEAF void __threadfence() { crossfuse_emulate_fence_memory(); }
 CROSSFUSE_LEAF void __threadfence_block() {}
-CROSSFUSE_LEAF void __threadfence_system() {}
+CROSSFUSE_LEAF void __threadfence_system() { crossfuse_emulate_fence_memory(); }
+CROSSFUSE_LEAF void __nanosleep(unsigned) {}
 CROSSFUSE_LEAF void __trap() { crossfuse_emulate_trap(); }
 template <class T>
 CROSSFUSE_LEAF T __ldg(const T* pointer) {

@@ -1,0 +1,133 @@
+// The instructions that issue copies by TMA and wait for them, and asynchronous stores.
+#include <cstring>
+
+#include "copies.h"
+#include "schedule.h"
+#include "shadow.h"
+
+namespace emu {
+
+namespace {
+void check_target(const Copy& copy, const char* verb) {
+  if (!find_shared(copy.shared.begin, copy.shared.end - copy.shared.begin) &&
+      is_news("out-of-bounds", copy.site, kNoSite)) {
+    report({"out-of-bounds", shared_place(copy.shared.begin), copy.site, kNoSite, current_cta(),
+            current_thread(),
+            format("a copy %s %zu bytes", verb, copy.shared.end - copy.shared.begin)});
+    stop();
+  }
+  if (copy.shared.begin % 128 && is_news("misaligned", copy.site, kNoSite)) {
+    report({"misaligned", shared_place(copy.shared.begin), copy.site, kNoSite, current_cta(),
+            current_thread(), "a copy by TMA needs an alignment of 128 bytes in shared memory"});
+  }
+}
+
+void conflict(const Copy& copy, Site other, const char* what) {
+  if (other == kNoSite || !is_news("async-race", other, copy.site)) return;
+  report({"async-race", shared_place(copy.shared.begin), other, copy.site, current_cta(),
+          current_thread(), what});
+}
+
+size_t box_bytes(const CUtensorMap& map) { return size_t(map.box[0]) * map.box[1] * map.item; }
+
+Copy copy_of(const void* map, int x, int y, Flight flight, Site site) {
+  Copy copy;
+  copy.site = site;
+  copy.map = *static_cast<const CUtensorMap*>(map);
+  copy.x = x;
+  copy.y = y;
+  copy.flight = flight;
+  return copy;
+}
+}  // namespace
+
+}  // namespace emu
+
+extern "C" {
+void crossfuse_emulate_tma_load(unsigned destination, const void* map, int x, int y,
+                                unsigned barrier, int ranks) {
+  using namespace emu;
+  Copy copy = copy_of(map, x, y, Flight::kLoad, CROSSFUSE_SITE);
+  unsigned window = 0;
+  size_t offset = 0;
+  if (!locate(destination, window, offset) || !locate(barrier, window, copy.barrier)) return;
+  size_t bytes = box_bytes(copy.map);
+  copy.number = ++device.current->loads;
+  note_global(copy);
+  unsigned mask = ranks < 0 ? 1u << device.ctas[window].rank : static_cast<unsigned>(ranks);
+  for (const Cta& target : ctas_of(*device.current->cta->cluster)) {
+    if (!(mask >> target.rank & 1)) continue;
+    copy.shared = {target.window, offset, offset + bytes};
+    check_target(copy, "writes");
+    note_peer(target.window, offset, copy.site);
+    conflict(copy, copy_into(copy.shared), "two copies write these bytes at once");
+    conflict(copy, copy_out_of(copy.shared), "a copy writes what another still reads");
+    conflict(copy, product_reads(copy.shared), "a copy writes a tile that is still being multiplied");
+    launch(copy);
+  }
+}
+
+void crossfuse_emulate_tma_store(const void* map, int x, int y, unsigned source) {
+  using namespace emu;
+  Copy copy = copy_of(map, x, y, Flight::kStore, CROSSFUSE_SITE);
+  unsigned window = 0;
+  size_t offset = 0;
+  if (!locate(source, window, offset)) return;
+  copy.shared = {window, offset, offset + box_bytes(copy.map)};
+  copy.number = device.current->bulk_groups + 1;
+  check_target(copy, "reads");
+  check_visible(copy.shared, copy.site, "a copy by TMA");
+  if (device.launch.cooperative) note_global(copy);
+  launch(copy);
+}
+
+void crossfuse_emulate_store_async(unsigned address, const void* values, unsigned bytes,
+                                   unsigned barrier) {
+  using namespace emu;
+  Copy copy;
+  copy.site = CROSSFUSE_SITE;
+  copy.flight = Flight::kPush;
+  unsigned window = 0, other = 0;
+  size_t offset = 0;
+  if (!locate(address, window, offset) || !locate(barrier, other, copy.barrier)) return;
+  if (other != window && is_news("mbarrier", copy.site, kNoSite)) {
+    report({"mbarrier", shared_place(offset), copy.site, kNoSite, current_cta(), current_thread(),
+            "an asynchronous store completes a barrier of another CTA than it stores to"});
+  }
+  const uint8_t* bytes_of_values = static_cast<const uint8_t*>(values);
+  copy.values.assign(bytes_of_values, bytes_of_values + bytes);
+  copy.shared = {window, offset, offset + bytes};
+  note_peer(window, offset, copy.site);
+  if (!find_shared(offset, bytes) && is_news("out-of-bounds", copy.site, kNoSite)) {
+    report({"out-of-bounds", shared_place(offset), copy.site, kNoSite, current_cta(),
+            current_thread(), format("stores %u bytes", bytes)});
+    return;
+  }
+  conflict(copy, copy_into(copy.shared), "two stores write these bytes at once");
+  launch(copy);
+}
+
+void crossfuse_emulate_load_shared(unsigned address, void* values, unsigned bytes) {
+  using namespace emu;
+  Site site = CROSSFUSE_SITE;
+  unsigned window = 0;
+  size_t offset = 0;
+  if (!locate(address, window, offset)) return;
+  Site writer = copy_into({window, offset, offset + bytes});
+  if (writer != kNoSite && is_news("async-race", writer, site)) {
+    report({"async-race", shared_place(offset), writer, site, current_cta(), current_thread(),
+            "reads what is still being stored"});
+  }
+  memcpy(values, window_of(window) + offset, bytes);
+}
+
+void crossfuse_emulate_bulk_commit() { ++emu::device.current->bulk_groups; }
+
+void crossfuse_emulate_bulk_wait(unsigned pending, int only_reads) {
+  using namespace emu;
+  Thread& self = *device.current;
+  while (in_flight(self, pending, only_reads != 0)) block(Wait::kCopies, CROSSFUSE_SITE);
+  if (only_reads || self.bulk_groups <= pending) return;
+  complete_to(self.clock, self, Agent::kStores, self.bulk_groups - pending);
+}
+}

@@ -1,0 +1,133 @@
+#include "clocks.h"
+
+#include <algorithm>
+
+#include "state.h"
+
+namespace emu {
+
+namespace {
+using Shared = std::shared_ptr<const Times>;
+
+bool covers(const Times& a, const Times& b) {
+  bool all = true;
+  for (size_t i = 0; i < a.size(); ++i) all &= a[i] >= b[i];
+  return all;
+}
+
+Shared joined(const Shared& a, const Shared& b) {
+  if (!b || a == b || (a && covers(*a, *b))) return a;
+  if (!a || covers(*b, *a)) return b;
+  auto both = std::make_shared<Times>(*a);
+  for (size_t i = 0; i < both->size(); ++i) (*both)[i] = std::max((*a)[i], (*b)[i]);
+  return both;
+}
+
+Known joined(const Known& a, const Known& b) {
+  if (!b || a == b) return a;
+  if (!a) return b;
+  auto both = std::make_shared<Knowledge>(a->size());
+  bool is_a = true, is_b = true;
+  for (size_t i = 0; i < a->size(); ++i) {
+    Shared& each = (*both)[i];
+    each = joined((*a)[i], (*b)[i]);
+    is_a &= each == (*a)[i];
+    is_b &= each == (*b)[i];
+  }
+  return is_a ? a : is_b ? b : both;
+}
+
+size_t slot_of(Agent agent, unsigned index) {
+  return static_cast<size_t>(agent) * device.launch.threads() + index;
+}
+
+// A copy of the counts of one CTA, to be changed before they are shared.
+std::shared_ptr<Times> times_of(const Known& known, unsigned window) {
+  if (known && (*known)[window]) return std::make_shared<Times>(*(*known)[window]);
+  return std::make_shared<Times>(kAgents * device.launch.threads(), 0);
+}
+
+Known replaced(const Known& known, unsigned window, Shared times) {
+  auto all = known ? std::make_shared<Knowledge>(*known)
+                   : std::make_shared<Knowledge>(device.ctas.size());
+  (*all)[window] = std::move(times);
+  return all;
+}
+
+Known raised(const Known& known, const Thread& thread, Agent agent, uint32_t time) {
+  auto times = times_of(known, thread.cta->window);
+  uint32_t& slot = (*times)[slot_of(agent, thread.index())];
+  slot = std::max(slot, time);
+  return replaced(known, thread.cta->window, times);
+}
+
+// The window of the CTA that made an access.
+unsigned home_of(const Access& access) {
+  return (access.cluster - device.first_cluster) * device.launch.ctas() + access.rank();
+}
+
+bool holds(const Known& known, const Access& access) {
+  if (!known) return false;
+  const Shared& times = (*known)[home_of(access)];
+  auto agent = static_cast<Agent>(access.agent);
+  return times && (*times)[slot_of(agent, access.index())] >= access.time;
+}
+}  // namespace
+
+void Clock::join(const Clock& other) {
+  known = joined(known, other.known);
+  visible = joined(visible, other.visible);
+  refreshed = joined(refreshed, other.refreshed);
+}
+
+void release_to(Clock& clock) {
+  if (!device.launch.cooperative) return;
+  Thread& self = *device.current;
+  clock.join(self.clock);
+  clock.known = raised(clock.known, self, Agent::kThread, self.time++);
+}
+
+void acquire_from(const Clock& clock) {
+  if (device.launch.cooperative) device.current->clock.join(clock);
+}
+
+void meet_clocks(const std::vector<Thread*>& threads) {
+  if (!device.launch.cooperative) return;
+  Clock all;
+  for (const Thread* thread : threads) all.join(thread->clock);
+  unsigned window = threads[0]->cta->window;
+  auto times = times_of(all.known, window);
+  for (Thread* thread : threads) {
+    (*times)[slot_of(Agent::kThread, thread->index())] = thread->time++;
+  }
+  all.known = replaced(all.known, window, times);
+  for (Thread* thread : threads) thread->clock = all;
+}
+
+void complete_to(Clock& clock, const Thread& issuer, Agent agent, uint32_t number) {
+  if (device.launch.cooperative) clock.known = raised(clock.known, issuer, agent, number);
+}
+
+void fence_clock() {
+  if (!device.launch.cooperative) return;
+  Thread& self = *device.current;
+  Known now = raised(self.clock.known, self, Agent::kThread, self.time++);
+  self.clock.visible = joined(self.clock.visible, now);
+  self.clock.refreshed = now;
+}
+
+bool is_known(const Access& access, const Thread& now) {
+  bool own = home_of(access) == now.cta->window && access.index() == now.index();
+  if (own && access.agent == static_cast<unsigned>(Agent::kThread)) return true;
+  return holds(now.clock.known, access);
+}
+
+bool copy_sees(const Access& access, const Thread& now) {
+  if (access.agent == static_cast<unsigned>(Agent::kThread)) {
+    return holds(now.clock.visible, access);
+  }
+  // Copies of one CTA use one proxy; those of others are seen through what was acquired.
+  return home_of(access) == now.cta->window || holds(now.clock.refreshed, access);
+}
+
+}  // namespace emu

@@ -1,0 +1,36 @@
+// A copy in flight (copies.cpp), as the instructions that issue copies make it (bulk.cpp).
+#pragma once
+#include "async.h"
+
+namespace emu {
+
+enum class Flight : uint8_t {
+  kLoad,     // from global to shared memory; completes bytes of an mbarrier
+  kPush,     // of values to shared memory, as a load
+  kStore,    // from shared to global memory, still to be read
+  kLanding,  // the same, read but still to be written
+};
+
+struct Copy {
+  CUtensorMap map{};
+  int x = 0, y = 0;
+  Span shared;
+  Flight flight = Flight::kLoad;
+  size_t barrier = 0;  // that a load or push completes
+  Site site = kNoSite;
+  Thread* owner = nullptr;      // who issued it
+  unsigned number = 0;          // of the owner's loads; of the group of a store
+  std::vector<uint8_t> values;  // of a push; of a store once it has been read
+  unsigned delay = 0;
+  bool fills_shared() const { return flight == Flight::kLoad || flight == Flight::kPush; }
+};
+
+// Lets a copy of the running thread fly.
+void launch(Copy copy);
+// The copy touches its part of global memory: bounds, initialisation, races.
+void note_global(const Copy& copy);
+// Whether a store of all but the `pending` latest groups of a thread is to be read or, unless only
+// that is asked, to land.
+bool in_flight(const Thread& thread, unsigned pending, bool only_reads);
+
+}  // namespace emu
