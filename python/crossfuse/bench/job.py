@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
+
+from crossfuse.runtime.cubin import ResourceUsage, read_usage
 
 OURS = "ours"
+#: Our kernels, and where each keeps the intermediate of a chain; None leaves it to the compiler.
+OWN: dict[str, str | None] = {
+    OURS: None,
+    "ours-global": "global",
+    "ours-l2": "l2",
+    "ours-dsm": "dsm",
+    "ours-shared": "shared",
+}
 #: Name and meaning of every way to compute a workload.
 VARIANTS = {
     OURS: "the fused kernel",
+    "ours-global": "the fused kernel in two launches, intermediate in global memory",
+    "ours-l2": "the fused kernel in one persistent launch, intermediate in the L2 cache",
+    "ours-dsm": "the fused kernel in one launch, intermediate passed through DSM",
+    "ours-shared": "the fused kernel in one launch, intermediate in shared memory of its CTA",
     "unfused": "our own kernels, one for each product",
     "eager": "PyTorch eager (cuBLAS), weights of gate and up concatenated",
     "eager-apart": "PyTorch eager (cuBLAS), weights of gate and up apart",
     "compile": "torch.compile, default mode: the baseline of the paper's protocol",
     "autotune": "torch.compile, max-autotune-no-cudagraphs",
+    "scaled-mm": "torch._scaled_mm (cuBLASLt) on 8-bit floats, accumulated in float32",
+    "scaled-mm-fast": "the same with use_fast_accum: in the tensor core's fewer bits",
 }
 L2 = {
     "cold": "weights not in the L2 cache",
@@ -83,6 +99,8 @@ class Timing:
         Sets of weights, and computations between two timestamps.
     seconds : float
         Wall time of the whole job, filled in by who waited for it.
+    resources : tuple[ResourceUsage, ...]
+        What ptxas said of each kernel of ours.
     """
 
     status: str
@@ -94,11 +112,18 @@ class Timing:
     copies: int = 0
     calls: int = 0
     seconds: float = 0.0
+    resources: tuple[ResourceUsage, ...] = ()
 
     @property
     def fault(self) -> bool:
         """Whether something broke: neither a time nor a refusal came of the job."""
         return self.status not in ("ok", "refused")
+
+    @property
+    def complaints(self) -> str:
+        """Kernels that spill registers or whose wgmma does not overlap; empty where all is well."""
+        bad = (each for each in self.resources if each.complaints)
+        return "; ".join(f"{each.kernel}: {', '.join(each.complaints)}" for each in bad)
 
     def to_json(self) -> dict[str, Any]:
         """As a value that `json` can write."""
@@ -107,7 +132,10 @@ class Timing:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Timing:
         """Read what `to_json` wrote."""
-        return Timing(**value)
+        found = Timing(**value)
+        # From JSON they are dictionaries still.
+        rows = cast("tuple[dict[str, Any], ...]", found.resources)
+        return replace(found, resources=tuple(map(read_usage, rows)))
 
 
 @dataclass(frozen=True)

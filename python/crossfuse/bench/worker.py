@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from crossfuse.bench.job import OURS, Job, Timing
+from crossfuse.bench.job import OWN, Job, Timing
 from crossfuse.errors import RefusedError
 
 if TYPE_CHECKING:
     from crossfuse.bench.problem import Problem
-    from crossfuse.bench.variants import Variant
+    from crossfuse.bench.variant import Variant
 
 _LONGEST = 600
 
@@ -92,8 +92,8 @@ def _measure(job: Job, variant: Variant, problem: Problem, device: str) -> Timin
 
     bound = _bind(job, variant, problem, device)
     worst, message = problem.judge(bound[0]())
-    if message and job.variant == OURS:
-        return Timing("wrong", message, copies=len(bound))
+    if message and job.variant in OWN:
+        return Timing("wrong", message, copies=len(bound), resources=variant.resources)
     timed = steps(job, bound)
     times = measure(job, timed, device)
     # Nothing of an earlier run may be taken for the result of the last one.
@@ -107,8 +107,9 @@ def _measure(job: Job, variant: Variant, problem: Problem, device: str) -> Timin
         worst_after=after,
         copies=len(bound),
         calls=timed[0].calls,
+        resources=variant.resources,
     )
-    if message and job.variant == OURS:
+    if message and job.variant in OWN:
         return timing
     return replace(timing, microseconds=statistics.median(times), minimum=min(times))
 
