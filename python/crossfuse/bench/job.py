@@ -139,6 +139,51 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Counters:
+    """Memory traffic of one computation, summed over its kernels.
+
+    Attributes
+    ----------
+    status : str
+        ``ok``; ``refused`` where the machine does not let them be read, ``failed`` or ``timeout``.
+        No fault of the row: its time stands.
+    message : str
+        Why they are not all there.
+    dram_read_bytes, dram_write_bytes : int | None
+        Between memory and the L2 cache. Results that are still in the cache when the last kernel
+        ends are not written yet, so that less than what is compulsory may be counted.
+    l2_to_sm_bytes : int | None
+        That arrived at the SMs from the crossbar: a multicast counts once for each SM, and what
+        comes from the shared memory of another SM counts too.
+    l2_bytes : int | None
+        Of all requests to the L2 cache, reads and writes.
+    microseconds : float | None
+        Sum over the kernels, which run one after another while counters are read.
+    kernels : tuple[str, ...]
+        Names, in order.
+    passes : int
+        Times that a kernel was run to read the traffic of the memory, at most.
+    """
+
+    status: str
+    message: str = ""
+    dram_read_bytes: int | None = None
+    dram_write_bytes: int | None = None
+    l2_to_sm_bytes: int | None = None
+    l2_bytes: int | None = None
+    microseconds: float | None = None
+    kernels: tuple[str, ...] = ()
+    passes: int = 0
+
+    @property
+    def dram_bytes(self) -> int | None:
+        """Read and written."""
+        if self.dram_read_bytes is None or self.dram_write_bytes is None:
+            return None
+        return self.dram_read_bytes + self.dram_write_bytes
+
+
+@dataclass(frozen=True)
 class Planned:
     """A job and where it belongs in a table.
 
@@ -152,25 +197,30 @@ class Planned:
         Microseconds, see `crossfuse.bench.floor`.
     job : Job
         What to run.
+    compulsory : int
+        Bytes that have to be moved, see `crossfuse.bench.floor`.
     """
 
     label: str
     rows: int
     floor: float
     job: Job
+    compulsory: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As a value that `json` can write."""
         head = {"workload": self.label, "M": self.rows, "floor_microseconds": self.floor}
+        head["compulsory_bytes"] = self.compulsory
         return head | {"job": self.job.to_json()}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A planned job and its outcome."""
+    """A planned job and its outcome; counters where they were asked for."""
 
     planned: Planned
     timing: Timing
+    counters: Counters | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -178,7 +228,19 @@ class Row:
         time = self.timing.microseconds
         return None if time is None else time / self.planned.floor
 
+    @property
+    def dram_over_compulsory(self) -> float | None:
+        """Bytes between memory and the L2 cache over those that have to be moved."""
+        moved = None if self.counters is None else self.counters.dram_bytes
+        due = self.planned.compulsory
+        return None if moved is None or not due else moved / due
+
     def to_json(self) -> dict[str, Any]:
         """As a value that `json` can write."""
-        rest = {"time_over_floor": self.ratio, "timing": self.timing.to_json()}
+        rest: dict[str, Any] = {"time_over_floor": self.ratio, "timing": self.timing.to_json()}
+        if self.counters is not None:
+            rest["counters"] = asdict(self.counters) | {
+                "dram_bytes": self.counters.dram_bytes,
+                "dram_over_compulsory": self.dram_over_compulsory,
+            }
         return self.planned.to_json() | rest

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from crossfuse.bench.compare import Comparison, compare, fastest, mean_speedup, place
 from crossfuse.bench.job import L2, OURS, OWN, PROTOCOLS, Planned, Row
+from crossfuse.bench.traffic import traffic
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -57,13 +58,14 @@ def report(rows: Sequence[Row]) -> list[RenderableType]:
     Returns
     -------
     list[RenderableType]
-        A table for each state of the cache, then a line for each row without a sound time.
+        A table for each state of the cache, one of memory traffic where it was read, then a line
+        for each row without a sound time.
     """
     states = dict.fromkeys(row.planned.job.l2 for row in rows)
     parts: list[RenderableType] = [
         _table(l2, [row for row in rows if row.planned.job.l2 == l2]) for l2 in states
     ]
-    return [*parts, *_summary(rows), *_notes(rows)]
+    return [*parts, *_summary(rows), *traffic(rows), *_notes(rows)]
 
 
 def _table(l2: str, rows: Sequence[Row]) -> Table:
@@ -194,4 +196,7 @@ def progress(row: Row, number: int, total: int) -> str:
     found = row.timing.status
     if time is not None:
         found = f"{time:.2f} us, {row.ratio:.2f}x floor"
+    moved = row.dram_over_compulsory
+    if moved is not None:
+        found += f", {moved:.2f}x compulsory bytes"
     return f"{head}: {found}, {row.timing.seconds:.1f} s"
