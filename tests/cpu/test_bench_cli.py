@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from crossfuse.bench import variants
+from crossfuse.bench import ours, variants
 from crossfuse.workload import parse
 
 pytest.importorskip("torch")
@@ -14,6 +16,8 @@ def test_our_variant_has_a_kernel_of_clusters_for_each_product() -> None:
     made = variants.make("ours", parse("gated_ffn:M=16,K=64,N=128,L=64"), "cpu")
     assert "cluster" in made.note
     assert made.note.count("grid") == 2
+    assert made.note.count("registers, no spills") == 2
+    assert [usage.complaints for usage in made.resources] == [(), ()]
 
 
 @pytest.mark.parametrize("kind", ["gated_ffn", "gemm_chain"])
@@ -25,15 +29,15 @@ def test_unfused_variant_is_a_kernel_a_product(kind: str, monkeypatch: pytest.Mo
     from crossfuse.compiler.weights import to_torch
 
     spec = parse(f"{kind}:M=16,K=64,N=128,L=32")
-    compile_kernel, made = variants._kernel, []
+    compile_kernel, made = ours._kernel, []
 
     def emulated(part, device):
-        _, output, note = compile_kernel(part, device)
         made.append(part)
-        plain = variants.eager(part, together=True)
-        return lambda *tensors: tensors[-1].copy_(plain.call(*tensors[:-1])), output, note
+        call = variants.eager(part, together=True).call
+        kernel = compile_kernel(part, device)
+        return replace(kernel, run=lambda *tensors: tensors[-1].copy_(call(*tensors[:-1])))
 
-    monkeypatch.setattr(variants, "_kernel", emulated)
+    monkeypatch.setattr(ours, "_kernel", emulated)
     variant = variants.make("unfused", spec, "cpu")
     assert [each.act for each in made[:2]] == [spec.act, "identity"]
     assert len(made) == (3 if spec.gated else 2)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from crossfuse.bench import environment, run
-from crossfuse.bench.job import Job, Timing
+from crossfuse.bench import counters, environment, run
+from crossfuse.bench.job import Counters, Job, Timing
 from crossfuse.cli import app
 from crossfuse.doctor.gpu import find_gpus
 
@@ -93,6 +93,21 @@ def test_broken_job_gives_exit_code_1_after_all_have_run(machine: None) -> None:
     assert code == 1
     assert "1.20x eager" in text
     assert "S3 M=128 compile (cold, graph): timeout: no answer in 9 s" in text
+
+
+def test_counters_are_read_where_they_are_asked_for(
+    machine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    denied = Counters("refused", "no permission")
+    monkeypatch.setattr(counters, "count", lambda job, timeout: denied)
+    arguments = ("S3", "--m", "16", "--variants", "ours,eager")
+    code, text, _ = invoke(*arguments, "--counters")
+    assert code == 0
+    assert text.count("counters refused: no permission") == 1
+    _, text, _ = invoke(*arguments, "--counters", "--json")
+    assert [row["counters"]["status"] for row in json.loads(text)["rows"]] == ["refused"] * 2
+    _, text, _ = invoke(*arguments)
+    assert "counters" not in text
 
 
 def test_plot_without_matplotlib_is_refused_before_anything_runs(

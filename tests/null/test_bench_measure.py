@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from crossfuse.bench import environment, rotation, timing, variants, worker
-from crossfuse.bench.job import Job
+from crossfuse.bench.job import OWN, Job
 from crossfuse.bench.problem import make_problem
+from crossfuse.bench.variant import Variant
 from crossfuse.errors import Refusal, WorkloadRefused
 from crossfuse.workload import parse
 
@@ -26,6 +27,7 @@ SPECS = (
     "gemm:M=4,K=32,N=64,act=max(x,0)*2",
 )
 SMALL = SPECS[0]
+EIGHT_BITS = "gemm:M=32,K=64,N=48,dtype=float8_e4m3fn"
 
 
 class FakeEvent:
@@ -87,6 +89,28 @@ def test_torch_variants_compute_the_workload(cuda: None, spec: str, name: str, l
     assert (found.copies == 1) == (l2 == "hot")
 
 
+@pytest.mark.parametrize(
+    "rest", ["weights=nk,out=bfloat16", "weights=kn,out=float16", "weights=nk,out=float16,act=relu"]
+)
+@pytest.mark.parametrize("name", ["scaled-mm", "scaled-mm-fast"])
+def test_products_of_8_bit_floats_are_right(cuda: None, rest: str, name: str) -> None:
+    job = Job(f"{EIGHT_BITS},{rest}", name, protocol="stream", repeats=2, calls=2)
+    found = worker.measure_job(job, device="cpu")
+    assert found.status == "ok", found.message
+    assert found.worst_before is not None
+    assert found.worst_before == found.worst_after <= 1
+    assert found.message.startswith("torch._scaled_mm, scales of one, ")
+
+
+def test_wrong_product_of_8_bit_floats_is_found_out(
+    cuda: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = torch._scaled_mm
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *a, **options: real(*a, **options) * 1.25)
+    job = Job(f"{EIGHT_BITS},out=bfloat16", "scaled-mm", protocol="stream")
+    assert worker.measure_job(job, device="cpu").status == "wrong"
+
+
 def test_every_set_of_weights_is_used_in_turn(cuda: None) -> None:
     used: list[int] = []
     bound = [lambda index=index: used.append(index) for index in range(6)]
@@ -120,11 +144,14 @@ def test_graph_that_computes_nothing_is_found_out(cuda: None) -> None:
     assert found.microseconds is not None  # a baseline keeps its time
 
 
-def test_wrong_kernel_of_ours_gets_no_time(cuda: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", OWN)
+def test_wrong_kernel_of_ours_gets_no_time(
+    cuda: None, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     plain = variants.eager(parse(SMALL), together=False)
-    wrong = variants.Variant(plain.pack, lambda a, *w: plain.call(a, *w) * 1.5)
-    monkeypatch.setattr(variants, "_fused", lambda spec, device: wrong)
-    found = worker.measure_job(Job(SMALL, "ours", protocol="stream"), device="cpu")
+    wrong = Variant(plain.pack, lambda a, *w: plain.call(a, *w) * 1.5)
+    monkeypatch.setattr(variants, "fused", lambda name, spec, device: wrong)
+    found = worker.measure_job(Job(SMALL, name, protocol="stream"), device="cpu")
     assert found.status == "wrong"
     assert found.microseconds is None
     assert "element-error" in found.message
@@ -150,6 +177,13 @@ def test_limits_are_kept_between_the_variants_of_a_workload(tmp_path: Path) -> N
         ("compile", "gemm:M=4,K=32,N=64,out=float32"),
         ("autotune", "gemm:M=4,K=32,N=64,dtype=float8_e4m3fn"),
         ("unfused", "gemm:M=4,K=32,N=64"),
+        ("scaled-mm", "gemm:M=4,K=32,N=64"),
+        ("scaled-mm", "gemm:M=4,K=32,N=64,dtype=float8_e4m3fn"),
+        ("scaled-mm", "gemm:M=4,K=32,N=64,dtype=float8_e5m2,out=bfloat16"),
+        ("scaled-mm", "gemm:M=4,K=40,N=64,dtype=float8_e4m3fn,out=bfloat16"),
+        ("scaled-mm", "gemm:M=4,K=32,N=64,dtype=float8_e4m3fn,out=bfloat16,combine=max"),
+        ("scaled-mm-fast", "gemm_chain:M=4,K=32,N=64,L=32,dtype=float8_e4m3fn,out=bfloat16"),
+        ("ours-l2", "gemm:M=4,K=32,N=64"),
     ],
 )
 def test_baselines_that_do_not_exist_are_refused(name: str, spec: str) -> None:

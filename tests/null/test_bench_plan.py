@@ -11,6 +11,7 @@ from crossfuse.bench.job import VARIANTS, Job, Planned, Row, Timing
 from crossfuse.bench.plan import Setting, plan, select, setting
 from crossfuse.bench.rotation import COLD_BYTES, MOST_COPIES, copies_needed, groups
 from crossfuse.errors import WorkloadRefused
+from crossfuse.runtime.cubin import ResourceUsage
 from crossfuse.workload import lookup, parse
 
 # (id, M, floor) of shared/data/h100_baselines.json: memory-bound and compute-bound ones.
@@ -41,13 +42,22 @@ def test_floor_counts_bytes_of_each_type() -> None:
     assert least.microseconds == least.memory_microseconds > least.compute_microseconds
 
 
+def test_floor_of_8_bit_floats_has_twice_the_roof() -> None:
+    wide = floor(parse("gemm:M=4096,K=4096,N=4096"))
+    narrow = floor(parse("gemm:M=4096,K=4096,N=4096,dtype=float8_e4m3fn,out=bfloat16"))
+    assert round(narrow.compute_microseconds, 2) == 86.99
+    assert wide.compute_microseconds == 2 * narrow.compute_microseconds
+    assert narrow.microseconds == narrow.compute_microseconds
+
+
 def test_weight_bytes_leave_activations_out() -> None:
     assert weight_bytes(lookup("S3")) == 3 * 4096 * 11008 * 2
 
 
 def test_values_survive_json() -> None:
     job = Job(str(lookup("S8")), "ours", "hot", "stream", 7, 3)
-    timing = Timing("ok", "note", 12.5, 12.0, 0.25, 0.25, 4, 3, 1.5)
+    usage = ResourceUsage("main_0", 168, 0, 0, 0, 0, 2, ("C7510",))
+    timing = Timing("ok", "note", 12.5, 12.0, 0.25, 0.25, 4, 3, 1.5, (usage,))
     assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
     assert Timing.from_json(json.loads(json.dumps(timing.to_json()))) == timing
     row = Row(Planned("S8", 128, 5.0, job), timing)

@@ -10,6 +10,7 @@ from crossfuse.bench.compare import compare, document, mean_speedup
 from crossfuse.bench.job import Job, Planned, Row, Timing
 from crossfuse.bench.plot import plot
 from crossfuse.bench.table import report
+from crossfuse.runtime.cubin import ResourceUsage
 
 
 def row(variant: str, timing: Timing, *, label: str = "S8", protocol: str = "graph") -> Row:
@@ -87,6 +88,31 @@ def test_refusal_is_no_fault() -> None:
     rows = (row("ours", Timing("refused", "no schedule fits")), row("eager", took(15.0)))
     assert document(rows, {})["ok"]
     assert "refused" in text(rows)
+
+
+def test_placements_are_siblings_and_no_baselines() -> None:
+    rows = (row("ours", took(20.0)), row("ours-l2", took(10.0)), row("eager", took(15.0)))
+    (found,) = compare(rows).values()
+    assert (found.variant, found.baseline, found.speedup) == ("ours", "eager", 0.75)
+    (line,) = (line for line in text(rows).splitlines() if "S8" in line)
+    assert line.rstrip("│ ").endswith("ours-l2")
+
+
+def test_placement_is_compared_where_ours_was_not_measured() -> None:
+    rows = (row("ours-dsm", took(20.0)), row("ours-l2", took(10.0)), row("eager", took(15.0)))
+    (found,) = compare(rows).values()
+    assert (found.variant, found.speedup) == ("ours-l2", 1.5)
+    assert "1.50x eager (ours-l2)" in text(rows)
+
+
+def test_one_kernel_of_ours_needs_no_column_for_the_fastest() -> None:
+    assert "fastest of ours" not in text(ROWS)
+
+
+def test_spills_and_serial_products_are_reported() -> None:
+    usage = ResourceUsage("main_1", 168, 8, 16, 0, 0, 2, ("C7510",))
+    found = text((row("ours", Timing("ok", "", 20.0, resources=(usage,))),))
+    assert "ours (cold, graph): main_1: 24 bytes spilled, ptxas C7510" in found
 
 
 def test_mean_of_nothing_is_nothing() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from crossfuse.bench.job import L2, OURS, PROTOCOLS, VARIANTS, Row
+from crossfuse.bench.job import L2, OURS, OWN, PROTOCOLS, VARIANTS, Row
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Comparison:
         Microseconds of our kernel and of the fastest baseline.
     baseline : str
         Which that is.
+    variant : str
+        Which kernel of ours: ``ours`` where it has a time, else the fastest with another placement.
     """
 
     workload: str
@@ -35,6 +37,7 @@ class Comparison:
     ours: float
     best: float
     baseline: str
+    variant: str = OURS
 
     @property
     def speedup(self) -> float:
@@ -56,7 +59,10 @@ def place(row: Row) -> Place:
 
 
 def compare(rows: Iterable[Row]) -> dict[Place, Comparison]:
-    """Find the fastest baseline wherever ours has a time.
+    """Find the fastest baseline wherever a kernel of ours has a time.
+
+    Kernels of ours are no baselines of each other. The one that is compared is what a user gets by
+    default, not the best placement found afterwards.
 
     Parameters
     ----------
@@ -66,7 +72,7 @@ def compare(rows: Iterable[Row]) -> dict[Place, Comparison]:
     Returns
     -------
     dict[Place, Comparison]
-        By `place`; a place without our time, or without any other, is left out.
+        By `place`; a place without our time, or without a baseline, is left out.
     """
     times: dict[Place, dict[str, float]] = {}
     for row in rows:
@@ -74,11 +80,17 @@ def compare(rows: Iterable[Row]) -> dict[Place, Comparison]:
             times.setdefault(place(row), {})[row.planned.job.variant] = row.timing.microseconds
     found = {}
     for where, measured in times.items():
-        ours = measured.pop(OURS, None)
-        if ours is not None and measured:
-            baseline = min(measured, key=lambda name: measured[name])
-            found[where] = Comparison(*where, ours, measured[baseline], baseline)
+        own = {name: measured.pop(name) for name in OWN if name in measured}
+        if own and measured:
+            variant = OURS if OURS in own else fastest(own)
+            baseline = fastest(measured)
+            found[where] = Comparison(*where, own[variant], measured[baseline], baseline, variant)
     return found
+
+
+def fastest(times: Mapping[str, float]) -> str:
+    """Name of the least time."""
+    return min(times, key=lambda name: times[name])
 
 
 def mean_speedup(found: Iterable[Comparison]) -> float | None:

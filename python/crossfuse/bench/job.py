@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, cast
+
+from crossfuse.runtime.cubin import ResourceUsage, read_usage
 
 OURS = "ours"
+#: Our kernels, and where each keeps the intermediate of a chain; None leaves it to the compiler.
+OWN: dict[str, str | None] = {
+    OURS: None,
+    "ours-global": "global",
+    "ours-l2": "l2",
+    "ours-dsm": "dsm",
+    "ours-shared": "shared",
+}
 #: Name and meaning of every way to compute a workload.
 VARIANTS = {
     OURS: "the fused kernel",
+    "ours-global": "the fused kernel in two launches, intermediate in global memory",
+    "ours-l2": "the fused kernel in one persistent launch, intermediate in the L2 cache",
+    "ours-dsm": "the fused kernel in one launch, intermediate passed through DSM",
+    "ours-shared": "the fused kernel in one launch, intermediate in shared memory of its CTA",
     "unfused": "our own kernels, one for each product",
     "eager": "PyTorch eager (cuBLAS), weights of gate and up concatenated",
     "eager-apart": "PyTorch eager (cuBLAS), weights of gate and up apart",
     "compile": "torch.compile, default mode: the baseline of the paper's protocol",
     "autotune": "torch.compile, max-autotune-no-cudagraphs",
+    "scaled-mm": "torch._scaled_mm (cuBLASLt) on 8-bit floats, accumulated in float32",
+    "scaled-mm-fast": "the same with use_fast_accum: in the tensor core's fewer bits",
 }
 L2 = {
     "cold": "weights not in the L2 cache",
@@ -83,6 +99,8 @@ class Timing:
         Sets of weights, and computations between two timestamps.
     seconds : float
         Wall time of the whole job, filled in by who waited for it.
+    resources : tuple[ResourceUsage, ...]
+        What ptxas said of each kernel of ours.
     """
 
     status: str
@@ -94,11 +112,18 @@ class Timing:
     copies: int = 0
     calls: int = 0
     seconds: float = 0.0
+    resources: tuple[ResourceUsage, ...] = ()
 
     @property
     def fault(self) -> bool:
         """Whether something broke: neither a time nor a refusal came of the job."""
         return self.status not in ("ok", "refused")
+
+    @property
+    def complaints(self) -> str:
+        """Kernels that spill registers or whose wgmma does not overlap; empty where all is well."""
+        bad = (each for each in self.resources if each.complaints)
+        return "; ".join(f"{each.kernel}: {', '.join(each.complaints)}" for each in bad)
 
     def to_json(self) -> dict[str, Any]:
         """As a value that `json` can write."""
@@ -107,7 +132,55 @@ class Timing:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Timing:
         """Read what `to_json` wrote."""
-        return Timing(**value)
+        found = Timing(**value)
+        # From JSON they are dictionaries still.
+        rows = cast("tuple[dict[str, Any], ...]", found.resources)
+        return replace(found, resources=tuple(map(read_usage, rows)))
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Memory traffic of one computation, summed over its kernels.
+
+    Attributes
+    ----------
+    status : str
+        ``ok``; ``refused`` where the machine does not let them be read, ``failed`` or ``timeout``.
+        No fault of the row: its time stands.
+    message : str
+        Why they are not all there.
+    dram_read_bytes, dram_write_bytes : int | None
+        Between memory and the L2 cache. Results that are still in the cache when the last kernel
+        ends are not written yet, so that less than what is compulsory may be counted.
+    l2_to_sm_bytes : int | None
+        That arrived at the SMs from the crossbar: a multicast counts once for each SM, and what
+        comes from the shared memory of another SM counts too.
+    l2_bytes : int | None
+        Of all requests to the L2 cache, reads and writes.
+    microseconds : float | None
+        Sum over the kernels, which run one after another while counters are read.
+    kernels : tuple[str, ...]
+        Names, in order.
+    passes : int
+        Times that a kernel was run to read the traffic of the memory, at most.
+    """
+
+    status: str
+    message: str = ""
+    dram_read_bytes: int | None = None
+    dram_write_bytes: int | None = None
+    l2_to_sm_bytes: int | None = None
+    l2_bytes: int | None = None
+    microseconds: float | None = None
+    kernels: tuple[str, ...] = ()
+    passes: int = 0
+
+    @property
+    def dram_bytes(self) -> int | None:
+        """Read and written."""
+        if self.dram_read_bytes is None or self.dram_write_bytes is None:
+            return None
+        return self.dram_read_bytes + self.dram_write_bytes
 
 
 @dataclass(frozen=True)
@@ -124,25 +197,30 @@ class Planned:
         Microseconds, see `crossfuse.bench.floor`.
     job : Job
         What to run.
+    compulsory : int
+        Bytes that have to be moved, see `crossfuse.bench.floor`.
     """
 
     label: str
     rows: int
     floor: float
     job: Job
+    compulsory: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As a value that `json` can write."""
         head = {"workload": self.label, "M": self.rows, "floor_microseconds": self.floor}
+        head["compulsory_bytes"] = self.compulsory
         return head | {"job": self.job.to_json()}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A planned job and its outcome."""
+    """A planned job and its outcome; counters where they were asked for."""
 
     planned: Planned
     timing: Timing
+    counters: Counters | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -150,7 +228,19 @@ class Row:
         time = self.timing.microseconds
         return None if time is None else time / self.planned.floor
 
+    @property
+    def dram_over_compulsory(self) -> float | None:
+        """Bytes between memory and the L2 cache over those that have to be moved."""
+        moved = None if self.counters is None else self.counters.dram_bytes
+        due = self.planned.compulsory
+        return None if moved is None or not due else moved / due
+
     def to_json(self) -> dict[str, Any]:
         """As a value that `json` can write."""
-        rest = {"time_over_floor": self.ratio, "timing": self.timing.to_json()}
+        rest: dict[str, Any] = {"time_over_floor": self.ratio, "timing": self.timing.to_json()}
+        if self.counters is not None:
+            rest["counters"] = asdict(self.counters) | {
+                "dram_bytes": self.counters.dram_bytes,
+                "dram_over_compulsory": self.dram_over_compulsory,
+            }
         return self.planned.to_json() | rest

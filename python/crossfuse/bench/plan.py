@@ -88,12 +88,13 @@ def plan(workloads: Sequence[str], rows: str, how: Setting) -> tuple[Planned, ..
     """
     found: dict[Job, Planned] = {}
     for label, spec in select(workloads, _rows(rows)):
-        least = floor(spec).microseconds
+        least = floor(spec)
         for l2 in how.l2:
             for protocol in how.protocols:
                 for variant in how.variants:
                     job = Job(str(spec), variant, l2, protocol, how.repeats, how.calls)
-                    found.setdefault(job, Planned(label, spec.M, least, job))
+                    each = Planned(label, spec.M, least.microseconds, job, least.bytes)
+                    found.setdefault(job, each)
     return tuple(found.values())
 
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from crossfuse.bench.job import OURS, PROTOCOLS, Row
+from crossfuse.bench.job import OWN, PROTOCOLS, Row
 from crossfuse.errors import EnvironmentRefused, refuse
 
 _INCHES_A_SHAPE = 0.35
@@ -81,7 +81,7 @@ def _panel(axes: Any, rows: Sequence[Row], shapes: Sequence[tuple[str, int]]) ->
         heights = [series[shapes[number]] for number in places]
         marker = _MARKERS[index % len(_MARKERS)]
         # Ours is drawn last: it is what the picture is looked at for.
-        front = 3 if variant == OURS else 2
+        front = 3 if variant in OWN else 2
         axes.plot(places, heights, marker=marker, linestyle="none", label=variant, zorder=front)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_yscale("log")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from crossfuse.bench.job import Job, Planned, Row, Timing
+from crossfuse.bench.job import Counters, Job, Planned, Row, Timing
 
 #: Reads a job from standard input, writes a timing to standard output.
 WORKER = (sys.executable, "-m", "crossfuse.bench.worker")
@@ -28,6 +28,7 @@ def run(
     *,
     report: Callable[[Row], None] = lambda row: None,
     command: Sequence[str] | None = None,
+    count: Callable[[Job, float], Counters] | None = None,
 ) -> tuple[Row, ...]:
     """Measure everything; a job that breaks becomes a row that says so.
 
@@ -41,6 +42,8 @@ def run(
         Called with every row as soon as it is there.
     command : Sequence[str] | None
         A worker instead of `WORKER`.
+    count : Callable | None
+        Reads the memory traffic of a job that has a time, such as `crossfuse.bench.counters.count`.
 
     Returns
     -------
@@ -48,12 +51,19 @@ def run(
         In the order of the jobs.
     """
     rows = []
+    counted: dict[Job, Counters] = {}
     with tempfile.TemporaryDirectory(prefix="crossfuse-bench-") as folder:
         # The folder keeps float64 references between the variants of a workload.
         worker = (*WORKER, folder) if command is None else command
         for each in planned:
-            rows.append(Row(each, run_job(each.job, timeout, worker)))
-            report(rows[-1])
+            row = Row(each, run_job(each.job, timeout, worker))
+            if count is not None and row.timing.microseconds is not None:
+                # The protocol changes how kernels are launched, and not what they read.
+                once = replace(each.job, protocol="stream", repeats=1, calls=1)
+                counted[once] = counted.get(once) or count(once, timeout)
+                row = replace(row, counters=counted[once])
+            rows.append(row)
+            report(row)
     return tuple(rows)
 
 
@@ -80,7 +90,7 @@ def run_job(job: Job, timeout: float, command: Sequence[str] = WORKER) -> Timing
         paths = [Path(folder) / name for name in ("job", "answer", "log")]
         paths[0].write_text(json.dumps(job.to_json()), encoding="utf-8")
         try:
-            code = _execute(command, paths, timeout)
+            code = execute(command, paths, timeout)
         except OSError as error:
             timing = Timing("crashed", f"the worker does not start: {error}")
         else:
@@ -88,8 +98,23 @@ def run_job(job: Job, timeout: float, command: Sequence[str] = WORKER) -> Timing
     return replace(timing, seconds=round(time.perf_counter() - start, 2))
 
 
-def _execute(command: Sequence[str], paths: Sequence[Path], timeout: float) -> int | None:
-    """Exit code of the worker; None where it was killed at its time limit."""
+def execute(command: Sequence[str], paths: Sequence[Path], timeout: float) -> int | None:
+    """Run a command in a process group of its own.
+
+    Parameters
+    ----------
+    command : Sequence[str]
+        Program and arguments.
+    paths : Sequence[pathlib.Path]
+        Files for standard input, output and error.
+    timeout : float
+        Seconds until the process and its children are killed.
+
+    Returns
+    -------
+    int | None
+        Exit code; None where it was killed.
+    """
     job, answer, log = paths
     with job.open() as source, answer.open("w") as sink, log.open("w") as errors:
         process = subprocess.Popen(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from crossfuse.bench.compare import Comparison, compare, mean_speedup, place
-from crossfuse.bench.job import L2, OURS, PROTOCOLS, Planned, Row
+from crossfuse.bench.compare import Comparison, compare, fastest, mean_speedup, place
+from crossfuse.bench.job import L2, OURS, OWN, PROTOCOLS, Planned, Row
+from crossfuse.bench.traffic import traffic
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -57,13 +58,14 @@ def report(rows: Sequence[Row]) -> list[RenderableType]:
     Returns
     -------
     list[RenderableType]
-        A table for each state of the cache, then a line for each row without a sound time.
+        A table for each state of the cache, one of memory traffic where it was read, then a line
+        for each row without a sound time.
     """
     states = dict.fromkeys(row.planned.job.l2 for row in rows)
     parts: list[RenderableType] = [
         _table(l2, [row for row in rows if row.planned.job.l2 == l2]) for l2 in states
     ]
-    return [*parts, *_summary(rows), *_notes(rows)]
+    return [*parts, *_summary(rows), *traffic(rows), *_notes(rows)]
 
 
 def _table(l2: str, rows: Sequence[Row]) -> Table:
@@ -76,8 +78,10 @@ def _table(l2: str, rows: Sequence[Row]) -> Table:
     table.caption_justify = "left"
     for heading in ("workload", "M", "floor"):
         table.add_column(heading, overflow="fold")
+    several = len({name for _, name in kinds if name in OWN}) > 1
+    last = ("ours over best", *(("fastest of ours",) if several else ()))
     for protocol in protocols:
-        for heading in (*(name for each, name in kinds if each == protocol), "ours over best"):
+        for heading in (*(name for each, name in kinds if each == protocol), *last):
             table.add_column(heading + _HEADING[protocol], overflow="fold")
     compared = compare(rows)
     cells = {(r.planned.label, r.planned.rows, *_kind(r)): r for r in rows}
@@ -86,8 +90,10 @@ def _table(l2: str, rows: Sequence[Row]) -> Table:
         line = [Text(label), Text(str(count)), Text(f"{floor:.2f}")]
         for protocol in protocols:
             own = [kind for kind in kinds if kind[0] == protocol]
-            line += [_cell(cells.get((label, count, *kind))) for kind in own]
+            found = [cells.get((label, count, *kind)) for kind in own]
+            line += map(_cell, found)
             line.append(_verdict(compared.get((label, count, l2, protocol))))
+            line += [_fastest(found)] if several else []
         table.add_row(*line)
     return table
 
@@ -119,7 +125,22 @@ def _verdict(found: Comparison | None) -> Text:
     if found is None:
         return Text("")
     style = "green" if found.speedup >= 1 else "red"
-    return Text(f"{found.speedup:.2f}x {found.baseline}", style=style)
+    own = "" if found.variant == OURS else f" ({found.variant})"
+    return Text(f"{found.speedup:.2f}x {found.baseline}{own}", style=style)
+
+
+def _fastest(rows: Iterable[Row | None]) -> Text:
+    """Which placement of the intermediate takes the least time."""
+    from rich.text import Text
+
+    times = {
+        row.planned.job.variant: row.timing.microseconds
+        for row in rows
+        if row is not None
+        and row.planned.job.variant in OWN
+        and row.timing.microseconds is not None
+    }
+    return Text(fastest(times) if times else "")
 
 
 def _summary(rows: Sequence[Row]) -> list[RenderableType]:
@@ -138,15 +159,21 @@ def _summary(rows: Sequence[Row]) -> list[RenderableType]:
 
 
 def _notes(rows: Iterable[Row]) -> list[RenderableType]:
+    """A line for each row without a sound time, and for each kernel that ptxas slowed down."""
     from rich.text import Text
 
     notes: list[RenderableType] = []
     for row in rows:
         if row.timing.status != "ok":
-            label, count, l2, protocol = place(row)
-            head = f"{label} M={count} {row.planned.job.variant} ({l2}, {protocol})"
-            notes.append(Text(f"{head}: {row.timing.status}: {row.timing.message}"))
+            notes.append(Text(f"{_head(row)}: {row.timing.status}: {row.timing.message}"))
+        if row.timing.complaints:
+            notes.append(Text(f"{_head(row)}: {row.timing.complaints}", style="red"))
     return notes
+
+
+def _head(row: Row) -> str:
+    label, count, l2, protocol = place(row)
+    return f"{label} M={count} {row.planned.job.variant} ({l2}, {protocol})"
 
 
 def progress(row: Row, number: int, total: int) -> str:
@@ -164,10 +191,12 @@ def progress(row: Row, number: int, total: int) -> str:
     str
         Such as ``[3/40] S3 M=16 eager (cold, graph): 107.22 us, 1.19x floor, 9.1 s``.
     """
-    label, count, l2, protocol = place(row)
-    head = f"[{number}/{total}] {label} M={count} {row.planned.job.variant} ({l2}, {protocol})"
+    head = f"[{number}/{total}] {_head(row)}"
     time = row.timing.microseconds
     found = row.timing.status
     if time is not None:
         found = f"{time:.2f} us, {row.ratio:.2f}x floor"
+    moved = row.dram_over_compulsory
+    if moved is not None:
+        found += f", {moved:.2f}x compulsory bytes"
     return f"{head}: {found}, {row.timing.seconds:.1f} s"

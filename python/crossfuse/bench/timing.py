@@ -101,7 +101,7 @@ def measure(job: Job, timed: Sequence[Step], device: str = "cuda") -> list[float
     """
     import torch
 
-    flush = _flush(device) if job.l2 == "cold" else None
+    flush = flusher(device) if job.l2 == "cold" else None
     times = []
     for index in range(WARMUPS + job.repeats):
         step = timed[index % len(timed)]
@@ -127,7 +127,20 @@ def _heat(step: Step) -> None:
         step.run()
 
 
-def _flush(device: str) -> Callable[[], Any]:
+def flusher(device: str) -> Callable[[], Any]:
+    """Make what leaves nothing in the L2 cache that a computation reads.
+
+    Parameters
+    ----------
+    device : str
+        Where the buffer is.
+
+    Returns
+    -------
+    Callable
+        Reads the buffer on the current stream. Reads and no writes: what is left in the cache need
+        not be written back during what comes next.
+    """
     import torch
 
     buffer = torch.zeros(FLUSH_BYTES // 4, dtype=torch.float32, device=device)

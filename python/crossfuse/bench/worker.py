@@ -10,16 +10,19 @@ import json
 import os
 import statistics
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from crossfuse.bench.job import OURS, Job, Timing
+from crossfuse.bench.job import OWN, Job, Timing
 from crossfuse.errors import RefusedError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from crossfuse.bench.problem import Problem
-    from crossfuse.bench.variants import Variant
+    from crossfuse.bench.variant import Variant
 
 _LONGEST = 600
 
@@ -88,12 +91,15 @@ def measure_job(job: Job, folder: Path | None = None, device: str = "cuda") -> T
 
 
 def _measure(job: Job, variant: Variant, problem: Problem, device: str) -> Timing:
+    from crossfuse.bench.floor import weight_bytes
+    from crossfuse.bench.rotation import copies_needed
     from crossfuse.bench.timing import measure, steps
 
-    bound = _bind(job, variant, problem, device)
+    copies = copies_needed(weight_bytes(problem.spec), job.calls, job.l2)
+    bound = bind(variant, problem.inputs, copies, device)
     worst, message = problem.judge(bound[0]())
-    if message and job.variant == OURS:
-        return Timing("wrong", message, copies=len(bound))
+    if message and job.variant in OWN:
+        return Timing("wrong", message, copies=len(bound), resources=variant.resources)
     timed = steps(job, bound)
     times = measure(job, timed, device)
     # Nothing of an earlier run may be taken for the result of the last one.
@@ -107,22 +113,38 @@ def _measure(job: Job, variant: Variant, problem: Problem, device: str) -> Timin
         worst_after=after,
         copies=len(bound),
         calls=timed[0].calls,
+        resources=variant.resources,
     )
-    if message and job.variant == OURS:
+    if message and job.variant in OWN:
         return timing
     return replace(timing, microseconds=statistics.median(times), minimum=min(times))
 
 
-def _bind(job: Job, variant: Variant, problem: Problem, device: str) -> list[Any]:
-    """The computation on as many sets of weights as the job needs."""
-    from crossfuse.bench.floor import weight_bytes
-    from crossfuse.bench.rotation import copies_needed
+def bind(
+    variant: Variant, inputs: Mapping[str, np.ndarray], copies: int, device: str
+) -> list[Callable[[], Any]]:
+    """The computation on several sets of weights.
+
+    Parameters
+    ----------
+    variant : Variant
+        How to compute.
+    inputs : Mapping[str, numpy.ndarray]
+        By name, the weights after the first.
+    copies : int
+        Sets of weights.
+    device : str
+        Where the tensors are.
+
+    Returns
+    -------
+    list[Callable]
+        One for each set.
+    """
     from crossfuse.compiler.weights import to_torch
 
-    a, *weights = (to_torch(array).to(device) for array in problem.inputs.values())
-    names = list(problem.inputs)[1:]
-    copies = copies_needed(weight_bytes(problem.spec), job.calls, job.l2)
-    by_name = dict(zip(names, weights, strict=True))
+    a, *weights = (to_torch(array).to(device) for array in inputs.values())
+    by_name = dict(zip(list(inputs)[1:], weights, strict=True))
     return [variant.bind(a, variant.pack(by_name)) for _ in range(copies)]
 
 

@@ -25,7 +25,10 @@ _Workloads = Annotated[
 ]
 _Variants = Annotated[
     str,
-    typer.Option(help="Of ours, unfused, eager, eager-apart, compile, autotune."),
+    typer.Option(
+        help="Of ours, unfused, eager, eager-apart, compile, autotune; scaled-mm, scaled-mm-fast "
+        "for 8-bit floats; ours-global, ours-l2, ours-dsm, ours-shared for a chain's intermediate."
+    ),
 ]
 _L2 = Annotated[str, typer.Option(help="State of the cache: cold, hot, or cold,hot.")]
 _Protocol = Annotated[
@@ -50,6 +53,9 @@ def bench(
     picture: Annotated[
         Path | None, typer.Option("--plot", help="Picture of time over floor to write.")
     ] = None,
+    counters: Annotated[
+        bool, typer.Option("--counters", help="Also read memory traffic with Nsight Compute.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print jobs and floors; needs no GPU.")
     ] = False,
@@ -62,7 +68,7 @@ def bench(
     if dry_run:
         _show_plan(jobs, as_json)
         return
-    rows, found = _measure(jobs, timeout, out, picture)
+    rows, found = _measure(jobs, timeout, out, picture, counters)
     if as_json:
         print_json(found)
     else:
@@ -83,10 +89,15 @@ def _show_plan(jobs: Sequence[Planned], as_json: bool) -> None:
 
 
 def _measure(
-    jobs: Sequence[Planned], timeout: float, out: Path | None, picture: Path | None
+    jobs: Sequence[Planned],
+    timeout: float,
+    out: Path | None,
+    picture: Path | None,
+    counters: bool,
 ) -> tuple[Sequence[Row], dict[str, Any]]:
     """Run the jobs; the file is written anew after each, so that none is lost."""
     from crossfuse.bench.compare import document
+    from crossfuse.bench.counters import count
     from crossfuse.bench.environment import record, require_gpu
     from crossfuse.bench.plot import plot, require_matplotlib
     from crossfuse.bench.run import run
@@ -106,7 +117,7 @@ def _measure(
             text = json.dumps(document(rows, environment), indent=1) + "\n"
             write_atomically(out, text.encode())
 
-    run(jobs, timeout, report=keep)
+    run(jobs, timeout, report=keep, count=count if counters else None)
     if picture is not None:
         plot(rows, picture)
     return rows, document(rows, environment)

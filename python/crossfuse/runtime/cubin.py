@@ -7,8 +7,10 @@ import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from crossfuse.errors import EnvironmentRefused, LoweringRefused, RefusedError, refuse
 from crossfuse.runtime.files import sha256, write_atomically
@@ -45,6 +47,9 @@ class ResourceUsage:
         Stack frame of one thread, in bytes.
     barriers : int
         Named barriers in use.
+    advisories : tuple[str, ...]
+        Numbers of ptxas' remarks on how it compiled wgmma, such as ``"C7510"``: it waits for each
+        product before the next. A sound kernel of the Hopper pipeline has none.
     """
 
     kernel: str
@@ -54,6 +59,39 @@ class ResourceUsage:
     static_shared_bytes: int
     stack_bytes: int
     barriers: int
+    advisories: tuple[str, ...] = ()
+
+    @property
+    def spill_bytes(self) -> int:
+        """Bytes that one thread spills and loads back."""
+        return self.spill_store_bytes + self.spill_load_bytes
+
+    @property
+    def complaints(self) -> tuple[str, ...]:
+        """What costs time and was not meant: spills, and wgmma that does not overlap."""
+        spills = (f"{self.spill_bytes} bytes spilled",) if self.spill_bytes else ()
+        return (*spills, *(f"ptxas {number}" for number in self.advisories))
+
+    @property
+    def summary(self) -> str:
+        """In words, such as ``168 registers, no spills``."""
+        return ", ".join((f"{self.registers} registers", *(self.complaints or ("no spills",))))
+
+
+def read_usage(row: Mapping[str, Any]) -> ResourceUsage:
+    """Read what `dataclasses.asdict` and JSON made of a record.
+
+    Parameters
+    ----------
+    row : Mapping[str, Any]
+        Fields by name; those of older files have no advisories.
+
+    Returns
+    -------
+    ResourceUsage
+        The record.
+    """
+    return ResourceUsage(**{**row, "advisories": tuple(row.get("advisories", ()))})
 
 
 @dataclass(frozen=True)
@@ -171,9 +209,17 @@ def parse_resources(log: str) -> tuple[ResourceUsage, ...]:
                 static_shared_bytes=number(r"(\d+) bytes smem"),
                 stack_bytes=number(r"(\d+) bytes stack frame", frame),
                 barriers=number(r"used (\d+) barriers"),
+                advisories=_advisories(log, kernel),
             )
         )
     return tuple(found)
+
+
+def _advisories(log: str, kernel: str) -> tuple[str, ...]:
+    """Numbers C75xx that name a kernel, or no function at all; each once."""
+    lines = re.findall(r"\((C75\d\d)\)([^\n]*)", log)
+    names = ((number, re.search(r"in (?:the )?function '([^']+)'", rest)) for number, rest in lines)
+    return tuple(dict.fromkeys(n for n, name in names if name is None or name[1] == kernel))
 
 
 def _compile(

@@ -9,7 +9,7 @@ from typing import Any
 
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.lower.image import BufferSpec, Launch, TensorMap
-from crossfuse.runtime.cubin import ResourceUsage
+from crossfuse.runtime.cubin import ResourceUsage, read_usage
 
 FORMAT_VERSION = 2
 """Raised whenever a reader of the older format would misread the newer."""
@@ -118,7 +118,7 @@ class Manifest:
                 BufferSpec(**(row | {"shape": tuple(row["shape"])})) for row in values["buffers"]
             )
             values["launches"] = tuple(map(_launch, values["launches"]))
-            values["resources"] = tuple(ResourceUsage(**row) for row in values["resources"])
+            values["resources"] = tuple(map(read_usage, values["resources"]))
         except (TypeError, KeyError) as error:
             raise unreadable(
                 where, f"{type(error).__name__}: {error}", "all fields of a manifest"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from cpu.runtime.images import cluster_sum, vector_add
 from crossfuse.runtime import ResourceUsage, cache_directory, compile_cubin, cubin, find_nvcc
-from crossfuse.runtime.cubin import parse_resources
+from crossfuse.runtime.cubin import parse_resources, read_usage
 from crossfuse.runtime.files import write_atomically
 
 LOG = """\
@@ -41,6 +42,28 @@ def test_resources_are_read_from_the_log() -> None:
         ResourceUsage("first", 168, 8, 12, 1024, 16, 1),
         ResourceUsage("second", 16, 0, 0, 0, 0, 0),
     )
+
+
+def test_remarks_on_wgmma_go_to_the_kernel_that_they_name() -> None:
+    remark = "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are "
+    remark += "serialized due to an ill formed pipeline stage in the function 'first'\n"
+    first, second = parse_resources(remark + remark + LOG)
+    assert (first.advisories, second.advisories) == (("C7510",), ())
+    assert first.complaints == ("20 bytes spilled", "ptxas C7510")
+    assert first.summary == "168 registers, 20 bytes spilled, ptxas C7510"
+    assert second.summary == "16 registers, no spills"
+
+
+def test_remarks_that_name_no_kernel_go_to_all() -> None:
+    for usage in parse_resources("ptxas info : (C7512) Potential Performance Loss\n" + LOG):
+        assert usage.advisories == ("C7512",)
+
+
+def test_resources_survive_json() -> None:
+    usage = replace(parse_resources(LOG)[0], advisories=("C7510",))
+    assert read_usage(json.loads(json.dumps(asdict(usage)))) == usage
+    old = {key: value for key, value in asdict(usage).items() if key != "advisories"}
+    assert read_usage(old) == replace(usage, advisories=())
 
 
 def test_resources_of_a_compiled_kernel() -> None:

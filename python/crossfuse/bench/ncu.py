@@ -1,0 +1,177 @@
+"""Nsight Compute: where it is, how it is called, what it answers."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
+
+_SYSTEM_ROOT = Path("/usr/local/cuda")
+_PACKAGES = Path("/opt/nvidia/nsight-compute")
+# To bytes and nanoseconds; releases differ in how they spell a unit.
+_UNITS = {
+    **{"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12},
+    **{"nsecond": 1.0, "usecond": 1e3, "msecond": 1e6, "second": 1e9},
+    **{"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9},
+}
+_NAME = "Kernel Name"
+#: In what Nsight Compute says where it may not read the counters.
+PERMISSION = "ERR_NVGPUCTRPERM"
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What one run of Nsight Compute answered.
+
+    Attributes
+    ----------
+    kernels : tuple[str, ...]
+        Names, in order.
+    totals : Mapping[str, float]
+        Sum over the kernels by metric, in bytes or nanoseconds.
+    passes : int
+        Most runs of a kernel that the metrics took; 1 where it is not said.
+    """
+
+    kernels: tuple[str, ...]
+    totals: Mapping[str, float]
+    passes: int
+
+
+def find_ncu() -> Path:
+    """Find Nsight Compute in ``PATH``, the CUDA toolkit or NVIDIA's own package.
+
+    Returns
+    -------
+    pathlib.Path
+        The program ``ncu``.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If there is none.
+    """
+    for path in _candidates():
+        if path.is_file():
+            return path
+    raise _refused(
+        "no ncu",
+        f"Nsight Compute in PATH, CUDA_HOME, CUDA_PATH, {_SYSTEM_ROOT} or {_PACKAGES}",
+        "install Nsight Compute",
+    )
+
+
+def _candidates() -> Iterator[Path]:
+    on_path = shutil.which("ncu")
+    if on_path:
+        yield Path(on_path)
+    for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), str(_SYSTEM_ROOT)):
+        if root:
+            yield Path(root) / "bin" / "ncu"
+    yield from sorted(_PACKAGES.glob("*/ncu"), reverse=True)
+
+
+def command(
+    ncu: Path, metrics: Sequence[str], log: Path, program: Sequence[str]
+) -> tuple[str, ...]:
+    """Write the command that reads metrics of what a program marks.
+
+    Every kernel between the program's ``cudaProfilerStart`` and ``cudaProfilerStop`` is run by
+    itself. Caches are left as the kernel before has left them, and clocks as they are: flushing,
+    which is the default, would throw out the intermediate of a chain between its kernels.
+
+    Parameters
+    ----------
+    ncu : pathlib.Path
+        Nsight Compute.
+    metrics : Sequence[str]
+        What to read.
+    log : pathlib.Path
+        Where it writes messages and the table.
+    program : Sequence[str]
+        The program and its arguments.
+
+    Returns
+    -------
+    tuple[str, ...]
+        In a locale in which numbers have a full stop.
+    """
+    return (
+        *("env", "LC_ALL=C", str(ncu)),
+        *("--metrics", ",".join(metrics)),
+        *("--profile-from-start", "off", "--target-processes", "application-only"),
+        *("--replay-mode", "kernel", "--cache-control", "none", "--clock-control", "none"),
+        *("--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log)),
+        *program,
+    )
+
+
+def parse(text: str, metrics: Sequence[str]) -> Readings:
+    """Read what Nsight Compute wrote: lines that begin with ``==``, and a table.
+
+    The table has a line of names, one of units, and then one for each kernel.
+
+    Parameters
+    ----------
+    text : str
+        The log.
+    metrics : Sequence[str]
+        What was asked for.
+
+    Returns
+    -------
+    Readings
+        Summed over the kernels.
+
+    Raises
+    ------
+    EnvironmentRefused
+        Where a kernel or a metric is missing, with what Nsight Compute says of it.
+    """
+    messages = [line for line in text.splitlines() if line.startswith("==")]
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    rows = list(csv.DictReader(lines))
+    if len(rows) < 2 or _NAME not in rows[0]:
+        raise _silent(messages)
+    units, *kernels = rows
+    totals = {name: sum(_value(row, units, name) for row in kernels) for name in metrics}
+    passes = [int(count) for line in messages for count in re.findall(r"- (\d+) pass", line)]
+    return Readings(tuple(row[_NAME] for row in kernels), totals, max(passes, default=1))
+
+
+def _value(row: Mapping[str, str], units: Mapping[str, str], name: str) -> float:
+    found, unit = row.get(name), units.get(name)
+    try:
+        return float(str(found).replace(",", "")) * _UNITS[str(unit)]
+    except (ValueError, KeyError):
+        raise _refused(
+            f"{found!r} in {unit!r} for {name}",
+            "a number of bytes or of seconds",
+            "take another release of Nsight Compute",
+        ) from None
+
+
+def _silent(messages: Sequence[str]) -> RefusedError:
+    """The refusal where there is no table, for the first of the gravest messages."""
+    levels = ("==ERROR==", "==WARNING==", "==")
+    errors = [line for level in levels for line in messages if line.startswith(level)]
+    reasons = [line.split("==", 2)[-1].strip() for line in errors]
+    denied = next((reason for reason in reasons if PERMISSION in reason), None)
+    if denied is not None:
+        return _refused(
+            denied,
+            "a driver that lets this user read the GPU's performance counters",
+            "load the driver with NVreg_RestrictProfilingToAdminUsers=0, or run as administrator",
+        )
+    found = reasons[0] if reasons else "no word of ncu"
+    return _refused(found, "a table of at least one kernel", "run the command without --counters")
+
+
+def _refused(found: str, limit: str, instead: str) -> RefusedError:
+    return refuse(EnvironmentRefused, "counters", "ncu", found=found, limit=limit, instead=instead)

@@ -1,0 +1,133 @@
+"""Our own kernels as ways to compute a workload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.bench.job import OWN
+from crossfuse.bench.variant import Variant, no_such, pack_apart
+from crossfuse.workload.spec import WorkloadSpec
+
+if TYPE_CHECKING:
+    from crossfuse.compiler import Compiled
+    from crossfuse.runtime.cubin import ResourceUsage
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A loaded kernel, its output buffer, its launches in words, what ptxas said of it."""
+
+    run: Any
+    output: Any
+    note: str
+    resources: tuple[ResourceUsage, ...]
+
+
+def fused(name: str, spec: WorkloadSpec, device: str) -> Variant:
+    """Compile a workload as one function of ours.
+
+    Parameters
+    ----------
+    name : str
+        A key of `crossfuse.bench.job.OWN`, which says where the intermediate lives.
+    spec : WorkloadSpec
+        What is computed.
+    device : str
+        Where the output is.
+
+    Returns
+    -------
+    Variant
+        The function.
+
+    Raises
+    ------
+    WorkloadRefused, ScheduleRefused, LoweringRefused
+        Where there is no such kernel, or no intermediate to place.
+    """
+    placement = OWN[name]
+    if placement is not None and not spec.L:
+        limit = "a workload of two products, which has an intermediate to place"
+        raise no_such(name, spec, limit, "measure ours")
+    kernel = _kernel(spec, device, placement)
+
+    def call(a: Any, *weights: Any) -> Any:
+        kernel.run(a, *weights, kernel.output)
+        return kernel.output
+
+    return Variant(pack_apart, call, kernel.note, kernel.resources)
+
+
+def unfused(spec: WorkloadSpec, device: str) -> Variant:
+    """Each product a kernel of ours with its activation; the gating is torch's.
+
+    Parameters
+    ----------
+    spec, device
+        See `fused`.
+
+    Returns
+    -------
+    Variant
+        The kernels one after another.
+
+    Raises
+    ------
+    WorkloadRefused, ScheduleRefused, LoweringRefused
+        For a single product, and where there is no such kernel.
+    """
+    import torch
+
+    if spec.kind == "gemm":
+        raise no_such("unfused", spec, "a workload of two products", "leave unfused out")
+    first = replace(spec, kind="gemm", L=0, out=spec.dtype)
+    second = replace(spec, kind="gemm", K=spec.N, N=spec.L, L=0, act="identity")
+    gate, down = _kernel(first, device), _kernel(second, device)
+    hidden = gate.output
+    note = f"{gate.note}; {down.note}"
+    resources = (*gate.resources, *down.resources)
+
+    def chain(a: Any, b: Any, d: Any) -> Any:
+        gate.run(a, b, hidden)
+        down.run(hidden, d, down.output)
+        return down.output
+
+    if not spec.gated:
+        return Variant(pack_apart, chain, note, resources)
+    up = _kernel(replace(first, act="identity"), device)
+
+    def gated(a: Any, b_gate: Any, b_up: Any, d: Any) -> Any:
+        gate.run(a, b_gate, hidden)
+        up.run(a, b_up, up.output)
+        torch.mul(hidden, up.output, out=hidden)
+        down.run(hidden, d, down.output)
+        return down.output
+
+    return Variant(pack_apart, gated, note, (*resources, *up.resources))
+
+
+def _kernel(spec: WorkloadSpec, device: str, placement: str | None = None) -> _Kernel:
+    import torch
+
+    from crossfuse import compiler
+
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    options = {"target": "nvidia-h200" if "H200" in name else "nvidia-h100", "rule": "tensor"}
+    # Without a placement the compiler decides, and is not told anything.
+    options |= {} if placement is None else {"placement": placement}
+    compiled = compiler.compile(spec, **options)
+    output = torch.empty(spec.output, dtype=getattr(torch, spec.out), device=device)
+    resources = compiled.artefact.manifest.resources
+    return _Kernel(compiled.kernel, output, _note(compiled), resources)
+
+
+def _note(compiled: Compiled) -> str:
+    """Grid and cluster of each launch, and what ptxas gave its kernel."""
+    usage = {each.kernel: each.summary for each in compiled.artefact.manifest.resources}
+    launches = []
+    for each in compiled.lowered.image.launches:
+        grid, cluster = ("x".join(map(str, extents)) for extents in (each.grid, each.cluster))
+        facts = f" ({usage[each.symbol]})" if each.symbol in usage else ""
+        launches.append(f"{each.symbol} grid {grid} cluster {cluster}{facts}")
+    return ", ".join(launches)

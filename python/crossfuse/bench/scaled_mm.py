@@ -1,0 +1,79 @@
+"""Products of 8-bit floats by cuBLASLt, as `torch._scaled_mm` calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from crossfuse.bench.variant import Variant, no_such
+from crossfuse.workload.spec import WorkloadSpec
+
+_OPERAND = "float8_e4m3fn"
+_OUTPUTS = ("bfloat16", "float16")
+# Extents that torch._scaled_mm takes: rows of both operands are multiples of 16 bytes, and so is
+# the number of columns.
+_MULTIPLE = 16
+
+
+def scaled_mm(name: str, spec: WorkloadSpec, device: str, *, fast: bool) -> Variant:
+    """Multiply 8-bit floats with scales of one.
+
+    The weights are [n, k] in memory, which is the one layout that cuBLASLt has kernels for on
+    Hopper; a workload that stores them as [k, n] is transposed before the clock starts. An
+    activation is torch's own, in a kernel after the product, as eager code would do it.
+
+    Parameters
+    ----------
+    name : str
+        Of the variant, for messages.
+    spec : WorkloadSpec
+        What is computed: kind gemm, sums, float8_e4m3fn in, bfloat16 or float16 out.
+    device : str
+        Where the scales are.
+    fast : bool
+        Whether sums stay in the tensor core's accumulator of fewer bits from the first step to
+        the last (``use_fast_accum``); otherwise they are added up in float32 every few steps.
+
+    Returns
+    -------
+    Variant
+        The product.
+
+    Raises
+    ------
+    WorkloadRefused
+        For any other workload: cuBLASLt has no product of two float8_e5m2 matrices.
+    """
+    import torch
+
+    from crossfuse.workload.torch_modules import activation
+
+    _check(name, spec)
+    one = torch.ones((), dtype=torch.float32, device=device)
+    out = getattr(torch, spec.out)
+    act = None if spec.act == "identity" else activation(spec.act)
+
+    def pack(weights: Mapping[str, Any]) -> tuple[Any, ...]:
+        stored = weights["B"]
+        return (stored.clone() if spec.weights == "nk" else stored.t().contiguous(),)
+
+    def call(a: Any, b: Any) -> Any:
+        product = torch._scaled_mm(
+            a, b.t(), scale_a=one, scale_b=one, out_dtype=out, use_fast_accum=fast
+        )
+        return product if act is None else act(product)
+
+    note = "torch._scaled_mm, scales of one, " + ("fast" if fast else "float32") + " accumulation"
+    return Variant(pack, call, note + ("" if act is None else f", then {spec.act}"))
+
+
+def _check(name: str, spec: WorkloadSpec) -> None:
+    if spec.kind != "gemm" or spec.combine != "sum":
+        raise no_such(name, spec, "kind gemm with sums", "measure ours alone")
+    if spec.dtype != _OPERAND or spec.out not in _OUTPUTS:
+        limit = f"inputs of {_OPERAND} and an output of {' or '.join(_OUTPUTS)}, as cuBLASLt has it"
+        plain = "take eager for 2-byte and 4-byte floats"
+        raise no_such(name, spec, limit, f"add dtype={_OPERAND},out=bfloat16, or {plain}")
+    if spec.K % _MULTIPLE or spec.N % _MULTIPLE:
+        limit = f"K and N that are multiples of {_MULTIPLE}"
+        raise no_such(name, spec, limit, "pad the workload to such extents, or measure ours alone")

@@ -1,0 +1,39 @@
+"""What of the bench only a GPU can answer: 8-bit products of cuBLASLt, and memory traffic."""
+
+from __future__ import annotations
+
+import pytest
+
+from crossfuse.bench import worker
+from crossfuse.bench.counters import count
+from crossfuse.bench.floor import floor, weight_bytes
+from crossfuse.bench.job import Job
+from crossfuse.workload import lookup
+
+pytest.importorskip("torch")
+
+EIGHT_BITS = "gemm:M=256,K=1024,N=512,dtype=float8_e4m3fn,out=bfloat16,weights=nk"
+
+
+@pytest.mark.parametrize("variant", ["ours", "scaled-mm", "scaled-mm-fast"])
+@pytest.mark.parametrize("protocol", ["graph", "stream"])
+def test_products_of_8_bit_floats_are_right_and_timed(variant: str, protocol: str) -> None:
+    found = worker.run(Job(EIGHT_BITS, variant, protocol=protocol, repeats=3, calls=2))
+    assert found.status == "ok", found.message
+    assert found.microseconds is not None
+    assert found.complaints == ""
+
+
+@pytest.mark.parametrize("variant", ["ours", "eager"])
+def test_cold_weights_are_read_from_memory_about_once(variant: str) -> None:
+    spec = lookup("S8", M=128)
+    found = count(Job(str(spec), variant), 240)
+    if found.status == "refused":
+        pytest.skip(found.message)
+    assert found.status == "ok", found.message
+    assert found.passes == 1
+    assert len(found.kernels) >= 1
+    assert found.dram_bytes is not None
+    assert 0.9 * weight_bytes(spec) < found.dram_bytes < 2 * floor(spec).bytes
+    assert found.l2_to_sm_bytes is not None
+    assert found.l2_to_sm_bytes >= 0.9 * weight_bytes(spec)

@@ -1,0 +1,87 @@
+"""What the variants of our own ask of the compiler, with a compiler that is a stand-in."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from crossfuse import compiler
+from crossfuse.bench import environment, variants, worker
+from crossfuse.bench.job import OWN, Job
+from crossfuse.errors import LoweringRefused, ScheduleRefused, refuse
+from crossfuse.runtime.cubin import ResourceUsage
+from crossfuse.workload import parse
+
+torch = pytest.importorskip("torch")
+
+CHAIN = "gemm_chain:M=4,K=32,N=64,L=16"
+GATED = "gated_ffn:M=8,K=64,N=96,L=32"
+USAGE = ResourceUsage("main_0", 168, 0, 0, 0, 0, 2)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Options of each call of a compiler whose kernels do nothing."""
+    calls: list[dict[str, Any]] = []
+    launches = [
+        SimpleNamespace(symbol="main_0", grid=(30, 1, 1), cluster=(4, 1, 1)),
+        SimpleNamespace(symbol="main_1", grid=(2, 1, 1), cluster=(1, 1, 1)),
+    ]
+
+    def fake(spec: object, **options: Any) -> SimpleNamespace:
+        calls.append({"spec": str(spec), **options})
+        return SimpleNamespace(
+            kernel=lambda *arguments: None,
+            lowered=SimpleNamespace(image=SimpleNamespace(launches=launches)),
+            artefact=SimpleNamespace(manifest=SimpleNamespace(resources=(USAGE,))),
+        )
+
+    monkeypatch.setitem(vars(compiler), "compile", fake)
+    return calls
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_placement_is_passed_on_where_the_variant_names_one(
+    asked: list[dict[str, Any]], name: str
+) -> None:
+    variants.make(name, parse(CHAIN), "cpu")
+    (options,) = asked
+    assert options["rule"] == "tensor"
+    assert options["target"] in ("nvidia-h100", "nvidia-h200")
+    if name == "ours":
+        assert "placement" not in options
+    else:
+        assert options["placement"] == name.removeprefix("ours-")
+
+
+def test_note_has_launches_and_what_ptxas_said(asked: list[dict[str, Any]]) -> None:
+    made = variants.make("ours", parse(CHAIN), "cpu")
+    assert made.note == (
+        "main_0 grid 30x1x1 cluster 4x1x1 (168 registers, no spills), "
+        "main_1 grid 2x1x1 cluster 1x1x1"
+    )
+    assert made.resources == (USAGE,)
+
+
+def test_separate_kernels_are_single_products(asked: list[dict[str, Any]]) -> None:
+    made = variants.make("unfused", parse(GATED), "cpu")
+    assert [each["spec"].partition(":")[0] for each in asked] == ["gemm"] * 3
+    assert all("placement" not in each for each in asked)
+    assert len(made.resources) == 3
+
+
+@pytest.mark.parametrize("family", [ScheduleRefused, LoweringRefused])
+def test_refused_placement_is_a_row(
+    monkeypatch: pytest.MonkeyPatch, family: type[ScheduleRefused]
+) -> None:
+    def refuses(spec: object, **options: Any) -> None:
+        found = f"placement {options['placement']}"
+        raise refuse(family, "compile", "chain", found=found, limit="l2", instead="take l2")
+
+    monkeypatch.setitem(vars(compiler), "compile", refuses)
+    monkeypatch.setattr(environment, "require_gpu", lambda: None)
+    found = worker.run(Job(CHAIN, "ours-shared"))
+    assert found.status == "refused"
+    assert "found placement shared" in found.message
