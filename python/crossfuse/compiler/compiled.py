@@ -103,6 +103,7 @@ def compile(
     scatter: bool = True,
     rule: str = "threads",
     placement: str = "auto",
+    constant_weights: bool | None = None,
     directory: str | Path | None = None,
     name: str = "main",
 ) -> Compiled:
@@ -132,6 +133,10 @@ def compile(
         Rule ``"tensor"``: where the intermediate of a chain lives. ``"l2"``: one persistent kernel
         that all CTAs run at the same time, see `grid_stage`. ``"global"``: one kernel for each
         product. ``"auto"``: the first of these that fits.
+    constant_weights : bool | None
+        Rule ``"tensor"``: promises that no kernel writes the weights shortly before this one reads
+        them. It may then load them before the kernel before is over. None promises it for the
+        weights of a torch module alone.
     directory : str | Path | None
         Where ``<name>.so`` and ``<name>.json`` go; None makes a temporary directory.
     name : str
@@ -165,7 +170,8 @@ def compile(
     if read.schedule is not None:
         options = [lambda: read.schedule]
     elif rule == "tensor":
-        options = _by_tensor_rule(read.func, cluster or 0, placement)
+        constant = read.imported is not None if constant_weights is None else constant_weights
+        options = _by_tensor_rule(read.func, cluster or 0, placement, constant)
     else:
         sizes = CLUSTER_SIZES if cluster is None else (cluster or 1,)
         options = [partial(_by_rule, read.func, each, tiles, ring, scatter) for each in sizes]
@@ -223,7 +229,9 @@ def _check_known(what: str, found: str, known: tuple[str, ...]) -> None:
         )
 
 
-def _by_tensor_rule(func: Any, cluster: int, placement: str) -> list[Callable[[], Any]]:
+def _by_tensor_rule(
+    func: Any, cluster: int, placement: str, constant: bool
+) -> list[Callable[[], Any]]:
     """Ways to schedule a canonical function for the Hopper pipeline; a cluster of 0 is chosen."""
     from crossfuse import _tvm as ir
     from crossfuse.schedule.rules.chain import read_chain
@@ -233,9 +241,10 @@ def _by_tensor_rule(func: Any, cluster: int, placement: str) -> list[Callable[[]
 
     tiles = TensorTiles(cluster=cluster)
     if read_chain(ir.Schedule(func)).second is None:
-        return [partial(schedule_tiled_gemm, func, tiles=tiles)]
+        return [partial(schedule_tiled_gemm, func, tiles=tiles, constant_weights=constant)]
     places = ("l2", "global") if placement == "auto" else (placement,)
-    return [partial(schedule_tiled_ffn, func, first=tiles, staged=each == "l2") for each in places]
+    rule = partial(schedule_tiled_ffn, func, first=tiles, constant_weights=constant)
+    return [partial(rule, staged=each == "l2") for each in places]
 
 
 def _none_fits(source: Source, refusals: list[RefusedError]) -> RefusedError:

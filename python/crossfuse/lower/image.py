@@ -50,6 +50,9 @@ class TensorMap:
         Extents of what one copy moves, innermost first, at most 256 each.
     swizzle : int
         Bytes that one swizzle pattern spans in shared memory: 0, 32, 64 or 128.
+    fetch : int
+        Bytes that L2 fetches at least from memory: 128, or 256 where what follows in a row is
+        wanted soon.
     """
 
     name: str
@@ -58,6 +61,7 @@ class TensorMap:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int
+    fetch: int = 128
 
 
 @dataclass(frozen=True)

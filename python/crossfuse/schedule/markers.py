@@ -23,6 +23,10 @@ DSM_SHUFFLE = "crossfuse.dsm_shuffle"
 #: the number of stages in shared memory, 0 for as many as fit.
 STAGES = "crossfuse.stages"
 
+#: Annotation of a loop with stages: no kernel that may still be running writes the right operand,
+#: so it may be loaded before the kernel before is over.
+CONSTANT = "crossfuse.constant"
+
 #: Block annotation of `grid_stage`: what the block stores is loaded by a later nest of one kernel.
 GRID_STAGE = "crossfuse.grid_stage"
 

@@ -14,8 +14,6 @@ from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.statements import let, registers, run, when
 
 _TMA_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
-#: Boxes of a warpgroup that alternate, so that one is filled while the other is copied.
-_BOXES = 2
 
 
 class Epilogue:
@@ -120,27 +118,43 @@ class Epilogue:
 
     def _store_boxes(self, row: Any, column: Any) -> None:
         """Boxes of 64 rows: registers, swizzled shared memory, TMA."""
-        width = self.plan.store.box_columns
-        size = WARPGROUP_ROWS * width * 2
-        packed = registers("packed", 4, "uint32")
-        for number in range(self.plan.columns // width):
-            slot = self.warpgroup * _BOXES + number % _BOXES
-            base = let("box", slot * size)
+        store = self.plan.store
+        boxes = self.plan.columns // store.box_columns
+        # With room for all of them they go at once; else one is filled while another is copied.
+        together = boxes if store.slots >= boxes else 1
+        for first in range(0, boxes, together):
             # An odd number of boxes ends with the slot that the next tile begins with.
-            again = number == 0 and self.plan.columns // width % _BOXES
+            again = first == 0 and (together > 1 or boxes % store.slots)
             with when(self.where.thread == 0):
-                run(ir.script.ptx.cp.async_.bulk.wait_group.read(0 if again else _BOXES - 1))
+                run(ir.script.ptx.cp.async_.bulk.wait_group.read(0 if again else store.slots - 1))
             self._meet()
-            for group in range(width // 16):
-                self._pack(packed, row, column, number * width + group * 16)
-                self._scatter(packed, base, group)
+            for number in range(first, first + together):
+                self._fill_box(number, row, column)
             run(ir.script.ptx.fence.proxy.async_.shared__cta())
             self._meet()
             with when(self.where.thread == 0):
-                call = ir.script.ptx[_TMA_STORE]
-                address = ir.script.address_of(self.descriptor)
-                run(call(address, column + number * width, row, self.boxes(base)))
+                for number in range(first, first + together):
+                    self._copy_box(number, row, column)
                 run(ir.script.ptx.cp.async_.bulk.commit_group())
+
+    def _slot(self, number: int) -> Any:
+        """Offset of a box's place among those of this warpgroup."""
+        store = self.plan.store
+        size = WARPGROUP_ROWS * store.box_columns * 2
+        return (self.warpgroup * store.slots + number % store.slots) * size
+
+    def _fill_box(self, number: int, row: Any, column: Any) -> None:
+        packed = registers("packed", 4, "uint32")
+        base = let("box", self._slot(number))
+        for group in range(self.plan.store.box_columns // 16):
+            self._pack(packed, row, column, number * self.plan.store.box_columns + group * 16)
+            self._scatter(packed, base, group)
+
+    def _copy_box(self, number: int, row: Any, column: Any) -> None:
+        call = ir.script.ptx[_TMA_STORE]
+        address = ir.script.address_of(self.descriptor)
+        column = column + number * self.plan.store.box_columns
+        run(call(address, column, row, self.boxes(self._slot(number))))
 
     def _pack(self, packed: Any, row: Any, column: Any, first: int) -> None:
         """Sixteen columns in the order of stmatrix: two blocks of 8, each with both halves."""

@@ -85,9 +85,8 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any) -> None:
     with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * _WARP)):
         _fetch_descriptors(plan, where.lane, maps)
     mbarrier.meet_cluster(plan.cluster_size)
-    if not plan.early:
-        # The next kernel may be launched; it waits for the end of this one where it needs it.
-        run(ir.script.ptx.griddepcontrol.launch_dependents())
+    # The next kernel may be launched; it waits for the end of this one where it needs it.
+    run(ir.script.ptx.griddepcontrol.launch_dependents())
     fewer, more = REGISTERS[plan.consumers]
     with branches(where.warpgroup == 0) as (loading, multiplying):
         with loading:

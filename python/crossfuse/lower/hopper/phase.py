@@ -38,10 +38,18 @@ class StorePlan:
         Boxes of 64 rows, staged in shared memory and stored by TMA; None stores elements directly.
     box_columns : int
         Columns of a box.
+    slots : int
+        Boxes of a warpgroup in shared memory.
     """
 
     map: TensorMap | None
     box_columns: int
+    slots: int = 2
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the boxes of one warpgroup."""
+        return 0 if self.map is None else self.slots * WARPGROUP_ROWS * self.map.swizzle
 
 
 @dataclass(frozen=True)
@@ -216,4 +224,6 @@ def _plan_store(program: TileProgram) -> StorePlan:
     packed = tile.dtype in PACKED_TYPES
     if not packed or pitch % 16 or not width or program.exchange is not None:
         return StorePlan(None, 8)
-    return StorePlan(tensor_map(tile, (width, WARPGROUP_ROWS), 2 * width), width)
+    # Others wait for a tile that is staged: all its boxes leave at once.
+    slots = tile.shape[1] // width if program.staged else 2
+    return StorePlan(tensor_map(tile, (width, WARPGROUP_ROWS), 2 * width), width, slots)

@@ -63,8 +63,7 @@ class KernelPlan:
     clusters : int
         Clusters launched; each goes through tiles ``c, c + clusters, ...`` of a phase.
     early : bool
-        Whether it starts before the kernel that makes its left operand is over: right tiles are
-        loaded meanwhile.
+        Whether it starts before the kernel before it is over: right tiles are loaded meanwhile.
     """
 
     phases: tuple[PhasePlan, ...]
@@ -148,9 +147,9 @@ def plan_kernel(programs: tuple[TileProgram, ...], device: Device) -> KernelPlan
     phases = _phases(programs)
     clusters = _clusters(phases, device)
     left, right, arena = _rings(phases, device)
-    first = phases[0].program
-    early = len(phases) == 1 and first.follows and clusters == first.tiles
-    return KernelPlan(phases, left, right, arena, clusters, early)
+    follows = len(phases) == 1 and phases[0].program.follows
+    constant = all(each.program.contraction.constant for each in phases)
+    return KernelPlan(phases, left, right, arena, clusters, follows or constant)
 
 
 def _phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
@@ -252,10 +251,9 @@ def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Ar
     """Where everything lies; what peers send takes the place of right tiles that are used up."""
     received = max((_received_bytes(each) for each in phases), default=0)
     arena = Arena()
-    boxes = [each.store.map.swizzle for each in phases if each.store.map is not None]
+    boxes = max(each.store.slot_bytes for each in phases) * phases[0].consumers
     if boxes:
-        size = 2 * phases[0].consumers * WARPGROUP_ROWS * max(boxes)
-        arena = arena.with_region("boxes", size, _ALIGNMENT)
+        arena = arena.with_region("boxes", boxes, _ALIGNMENT)
     arena = arena.with_region("left", left.size, _ALIGNMENT)
     arena = arena.with_region("right", max(right.size, received), _ALIGNMENT)
     if received:

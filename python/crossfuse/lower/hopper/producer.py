@@ -99,7 +99,9 @@ def _own_count(body: Body) -> Any:
 
 def _launches_before(body: Body) -> Any:
     """How often the kernel ran before on these flags: nothing is cleared between launches."""
-    return let("launches_before", body.flags[_own_count(body)])
+    launches = let("launches_before", body.flags[_own_count(body)])
+    run(ir.script.cuda.warp_sync())  # one lane counts this launch before the others are done
+    return launches
 
 
 def _reader(body: Body, phase: PhasePlan, launch: Any) -> FlagReader | None:

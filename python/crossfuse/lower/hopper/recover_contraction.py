@@ -8,7 +8,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program, tile_nest
 from crossfuse.lower.hopper.tile_program import Contraction, Place, Product, Tile
-from crossfuse.schedule.markers import STAGES
+from crossfuse.schedule.markers import CONSTANT, STAGES
 
 
 def read_contraction(loop: Any, outer: tuple[Any, ...]) -> Contraction:
@@ -52,7 +52,8 @@ def read_contraction(loop: Any, outer: tuple[Any, ...]) -> Contraction:
             )
         loads[operand.buffer] = replace(tile, shape=operand.shape)
     made = Product(loads[right.buffer], transposed, product.block.body.buffer)
-    contraction = Contraction(loop.loop_var, steps, stages, loads[left.buffer], (made,))
+    constant = CONSTANT in loop.annotations
+    contraction = Contraction(loop.loop_var, steps, stages, loads[left.buffer], (made,), constant)
     _check_accumulator(product, contraction)
     _check_steps(product, contraction)
     return contraction
@@ -154,7 +155,9 @@ def merge(contractions: list[Contraction]) -> Contraction:
                 "are loaded once",
             )
         products += moved.products
-    return replace(first, products=tuple(products), stages=max(c.stages for c in contractions))
+    stages = max(each.stages for each in contractions)
+    constant = all(each.constant for each in contractions)
+    return replace(first, products=tuple(products), stages=stages, constant=constant)
 
 
 def covers(tile: Tile, wanted: Tile, known: Any) -> bool:

@@ -99,6 +99,8 @@ class Contraction:
         The left tile, loaded in each step.
     products : tuple[Product, ...]
         What it is multiplied by.
+    constant : bool
+        Whether no kernel that may still be running writes the right tiles.
     """
 
     step: Any
@@ -106,6 +108,7 @@ class Contraction:
     stages: int
     left: Tile
     products: tuple[Product, ...]
+    constant: bool = False
 
     @property
     def rows(self) -> int:

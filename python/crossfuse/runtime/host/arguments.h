@@ -30,7 +30,7 @@ struct TensorMap {
   const uint64_t* extents;
   const uint64_t* strides;
   const uint32_t* box;
-  int swizzle;
+  int swizzle, promotion;
 };
 
 struct Launch {

@@ -154,15 +154,12 @@ inline void check_fit(const Program& program, const Loaded& loaded, int index) {
                             : "compile with a smaller cluster, fewer threads or less shared memory");
 }
 
-// CUtensorMapL2promotion: lines are fetched by 128 bytes.
-constexpr int kPromote128 = 2;
-
 inline EncodedMap encode(const TensorMap& map, void* data) {
   EncodedMap encoded;
   const uint32_t steps[] = {1, 1, 1, 1, 1};
   check(driver().cuTensorMapEncodeTiled(&encoded, map.data_type, map.rank, data, map.extents,
                                         map.strides, map.box, steps, /*interleave=*/0, map.swizzle,
-                                        kPromote128, /*fill=*/0),
+                                        map.promotion, /*fill=*/0),
         "cuTensorMapEncodeTiled");
   return encoded;
 }

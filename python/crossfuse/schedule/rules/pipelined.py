@@ -6,21 +6,28 @@ from typing import Any
 
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.schedule.facts import name_of
-from crossfuse.schedule.markers import STAGES
+from crossfuse.schedule.markers import CONSTANT, STAGES
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 
 
-def pipeline(sch: Any, product: Any, stages: int) -> None:
-    """Stage both operands in the loop over steps, the fourth from the inside, and mark it."""
+def pipeline(sch: Any, product: Any, stages: int, constant: bool = False) -> None:
+    """Stage both operands in the loop over steps, the fourth from the inside, and mark it.
+
+    The right one is `constant` if no kernel that may still be running writes it.
+    """
     *_, step, _, _, _ = sch.get_loops(product)
     for index in (0, 1):
         # Each product has stages of its own, of operands that several share too.
         stage = sch.cache_read(product, index, "shared.dyn", consumer_blocks=[product])
         sch.compute_at(stage, step, preserve_unit_loops=True)
     sch.annotate(step, STAGES, stages)
+    if constant:
+        sch.annotate(step, CONSTANT, 1)
 
 
-def bind_split(sch: Any, product: Any, epilogue: Any, tiles: TensorTiles) -> None:
+def bind_split(
+    sch: Any, product: Any, epilogue: Any, tiles: TensorTiles, constant: bool = False
+) -> None:
     """Each CTA sums a part of the reduction, then combines and stores a slice of the tile.
 
     Raises
@@ -50,7 +57,7 @@ def bind_split(sch: Any, product: Any, epilogue: Any, tiles: TensorTiles) -> Non
     store = sch.cache_write(partial, 0, "local")
     _, _, rank, *_ = sch.get_loops(partial)
     sch.reverse_compute_at(store, rank, preserve_unit_loops=True)
-    pipeline(sch, partial, tiles.stages)
+    pipeline(sch, partial, tiles.stages, constant)
     sch.set_scope(product, 0, "local")
     _, _, slices, *_ = sch.get_loops(product)
     sch.reverse_compute_at(epilogue, slices, preserve_unit_loops=True)

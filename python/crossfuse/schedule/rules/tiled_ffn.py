@@ -19,6 +19,7 @@ def schedule_tiled_ffn(
     first: TensorTiles | None = None,
     second: TensorTiles | None = None,
     staged: bool = True,
+    constant_weights: bool = False,
 ) -> Any:
     """Schedule a chain of two products for the Hopper pipeline, in two phases.
 
@@ -41,6 +42,9 @@ def schedule_tiled_ffn(
         Tile extents of either phase; what is left out is chosen.
     staged : bool
         Whether both phases are one persistent kernel, see `grid_stage`; else they are two.
+    constant_weights : bool
+        Whether no kernel that may still be running writes the weights: they are then loaded before
+        the kernel before is over (programmatic dependent launch).
 
     Returns
     -------
@@ -65,16 +69,16 @@ def schedule_tiled_ffn(
             instead="use schedule_tiled_gemm",
         )
     tiles = (first or TensorTiles()).of_first(sch, chain)
-    _first(sch, chain, tiles)
+    _first(sch, chain, tiles, constant_weights)
     # An axis has one extent in a function: both phases have clusters of one shape.
     chosen = (second or TensorTiles()).of_second(sch, chain, tiles)
-    bind_split(sch, chain.second, chain.epilogue, chosen)
+    bind_split(sch, chain.second, chain.epilogue, chosen, constant_weights)
     if staged:
         sch.grid_stage(chain.middle)
     return sch
 
 
-def _first(sch: Any, chain: Chain, tiles: TensorTiles) -> None:
+def _first(sch: Any, chain: Chain, tiles: TensorTiles, constant: bool) -> None:
     """The intermediate: all first products of a tile in one nest, then their expression."""
     rows, columns = sch.get_loops(chain.middle)
     row_tile, row = sch.split(rows, [None, tiles.rows])
@@ -91,4 +95,4 @@ def _first(sch: Any, chain: Chain, tiles: TensorTiles) -> None:
         step, depth = sch.split(k, [None, row_bytes_depth(sch, product)])
         sch.reorder(step, i, j, depth)
         sch.set_scope(product, 0, "local")
-        pipeline(sch, product, tiles.stages)
+        pipeline(sch, product, tiles.stages, constant)

@@ -15,7 +15,9 @@ from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 _GROUP = 8
 
 
-def schedule_tiled_gemm(func: Any, *, tiles: TensorTiles | None = None) -> Any:
+def schedule_tiled_gemm(
+    func: Any, *, tiles: TensorTiles | None = None, constant_weights: bool = False
+) -> Any:
     """Schedule one matrix product for the Hopper pipeline.
 
     Tile rows over the CTAs of a cluster (which then share each tile of B), tile columns and
@@ -34,6 +36,9 @@ def schedule_tiled_gemm(func: Any, *, tiles: TensorTiles | None = None) -> Any:
         A canonical product, see `crossfuse.workload.prim_func`.
     tiles : TensorTiles | None
         Tile extents; what is left out is chosen.
+    constant_weights : bool
+        Whether no kernel that may still be running writes B: it is then loaded before the kernel
+        before is over (programmatic dependent launch).
 
     Returns
     -------
@@ -51,10 +56,10 @@ def schedule_tiled_gemm(func: Any, *, tiles: TensorTiles | None = None) -> Any:
     (product,) = chain.first
     chosen = (tiles or TensorTiles()).complete(sch, chain)
     if chosen.split > 1:
-        bind_split(sch, product, chain.epilogue, chosen)
+        bind_split(sch, product, chain.epilogue, chosen, constant_weights)
         return sch
     rank = _bind_tiles(sch, product, chain, chosen)
-    pipeline(sch, product, chosen.stages)
+    pipeline(sch, product, chosen.stages, constant_weights)
     sch.set_scope(product, 0, "local")
     sch.reverse_compute_at(chain.epilogue, rank, preserve_unit_loops=True)
     return sch
