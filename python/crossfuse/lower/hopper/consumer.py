@@ -10,6 +10,7 @@ from crossfuse.lower.hopper.exchange import SplitReduction
 from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.load import sharing_rank
 from crossfuse.lower.hopper.phase import PhasePlan
+from crossfuse.lower.hopper.rehearsal import Rehearsal, rehearsed
 from crossfuse.lower.hopper.ring import Cursor, Release
 from crossfuse.lower.hopper.statements import registers, when
 from crossfuse.lower.hopper.wgmma import Multiplier
@@ -21,19 +22,26 @@ def emit_multiplying(body: Body) -> None:
     warpgroup = where.warpgroup - 1
     accumulators = registers("accumulators", plan.accumulators, "float32")
     rings = [_Side(body, "left"), _Side(body, "right")]
-    for phase in plan.phases:
-        multiplier = Multiplier(
-            phase,
-            (plan.left, plan.right),
-            (body.region("left"), body.region("right")),
-            warpgroup,
-            accumulators,
-        )
-        epilogue = _epilogue(body, phase, warpgroup, accumulators)
-        with body.each_tile(phase) as places:
-            _multiply(phase, multiplier, rings)
-            _store(body, phase, warpgroup, epilogue, places)
-        epilogue.finish()
+    # With several tiles a CTA the first one is rehearsal enough.
+    once = all(plan.clusters >= each.program.tiles for each in plan.phases)
+    import os
+    once = once and not os.environ.get("LAB_NOREH")
+    with rehearsed(once) as rehearsal:
+        for phase in plan.phases:
+            multiplier = Multiplier(
+                phase,
+                (plan.left, plan.right),
+                (body.region("left"), body.region("right")),
+                warpgroup,
+                accumulators,
+            )
+            store = _Store(body, phase, warpgroup, accumulators, rehearsal)
+            with body.each_tile(phase) as places:
+                multiplier.forget()
+                with rehearsal.skipped():
+                    _multiply(phase, multiplier, rings)
+                store.tile(places)
+            store.finish()
 
 
 class _Side:
@@ -78,29 +86,45 @@ def _multiply(phase: PhasePlan, multiplier: Multiplier, rings: list[_Side]) -> N
     hand_back()
 
 
-def _epilogue(body: Body, phase: PhasePlan, warpgroup: Any, accumulators: Any) -> Epilogue:
-    stored = phase.store.map
-    return Epilogue(
-        phase,
-        body.where,
-        warpgroup,
-        accumulators,
-        None if stored is None else body.region("boxes"),
-        None if stored is None else body.maps[stored.name],
-    )
+class _Store:
+    """What becomes of the sums of a phase."""
 
-
-def _store(
-    body: Body, phase: PhasePlan, warpgroup: Any, epilogue: Epilogue, places: dict[Any, Any]
-) -> None:
-    if phase.program.exchange is not None and body.exchange is not None:
-        reduction = SplitReduction(
-            phase, body.where, warpgroup, body.region("received"), body.exchange
+    def __init__(
+        self,
+        body: Body,
+        phase: PhasePlan,
+        warpgroup: Any,
+        accumulators: Any,
+        rehearsal: Rehearsal,
+    ) -> None:
+        self.reduction = self.writer = None
+        if phase.program.exchange is not None and body.exchange is not None:
+            self.reduction = SplitReduction(
+                phase, body.where, warpgroup, body.region("received"), body.exchange, rehearsal
+            )
+            self.accumulators = accumulators
+            return
+        stored, flags = phase.store.map, phase.raises
+        if flags is not None:
+            self.writer = FlagWriter(flags, body.flags, body.plan.first_flag(flags))
+        self.epilogue = Epilogue(
+            phase,
+            body.where,
+            warpgroup,
+            accumulators,
+            None if stored is None else body.region("boxes"),
+            None if stored is None else body.maps[stored.name],
+            rehearsal,
         )
-        reduction.combine(epilogue.accumulators, places)
-        return
-    flags = phase.raises
-    writer = None
-    if flags is not None:
-        writer = FlagWriter(flags, body.flags, body.plan.first_flag(flags))
-    epilogue.store(places, writer)
+
+    def tile(self, places: dict[Any, Any]) -> None:
+        """Store a tile, from one CTA's sums or from those of the cluster."""
+        if self.reduction is not None:
+            self.reduction.combine(self.accumulators, places)
+        else:
+            self.epilogue.store(places, self.writer)
+
+    def finish(self) -> None:
+        """Wait for what is still being stored."""
+        if self.reduction is None:
+            self.epilogue.finish()

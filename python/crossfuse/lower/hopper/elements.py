@@ -7,6 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.phase import PACKED_TYPES, PhasePlan
+from crossfuse.lower.hopper.rehearsal import Rehearsal
 from crossfuse.lower.hopper.statements import registers, run, when
 
 #: Output types that hide the error of CUDA's fast exponential and division, about 1e-5.
@@ -38,7 +39,10 @@ class Elements:
         self._pair: Any = None
 
     def value(self, i: Any, j: Any, sums: tuple[Any, ...]) -> Any:
-        """The epilogue's value for element (i, j), given the sum of each product."""
+        """The epilogue's value for element (i, j), given the sum of each product.
+
+        In the output's type; as float32 where pairs of it are converted at once.
+        """
         store, results = self.plan.program.store, self.plan.program.results
 
         def load(node: Any, mutator: Any) -> Any:
@@ -51,7 +55,8 @@ class Elements:
         if self.tile.dtype in _FAST_TYPES:
             value = _fast(value)
         known = {store.row: i, store.column: j}
-        return ir.substitute(value, lambda var: known.get(var, var))
+        value = ir.substitute(value, lambda var: known.get(var, var))
+        return _as_float(value) if self.pairs else value
 
     def inside(self, i: Any, j: Any) -> list[Any]:
         """Conditions that an element belongs to the output; none if every one of a tile does."""
@@ -61,33 +66,23 @@ class Elements:
             if tail
         ]
 
-    def pack(self, target: Any, i: Any, j: Any, low: tuple[Any, ...], high: tuple[Any, ...]) -> None:
-        """Two neighbours of a row in one register."""
+    def pack(self, target: Any, low: Any, high: Any) -> None:
+        """Convert two values into one register."""
         convert = getattr(ir.script.ptx.cvt.rn, PACKED_TYPES[self.tile.dtype]).f32
-        values = [self.value(i, j, low), self.value(i, j + 1, high)]
-        run(convert(target, _as_float(values[1]), _as_float(values[0])))
+        run(convert(target, high, low))
 
-    def store_pair(
-        self,
-        i: Any,
-        j: Any,
-        low: tuple[Any, ...],
-        high: tuple[Any, ...],
-        conditions: tuple[Any, ...] = (),
-    ) -> None:
-        """Store elements (i, j) and (i, j + 1), each if it belongs to the output."""
-        if not self.pairs:
-            for column, sums in ((j, low), (j + 1, high)):
-                with _when_all([*conditions, *self.inside(i, column)]):
-                    ir.script.buffer_store(
-                        self.tile.buffer, self.value(i, column, sums), [i, column]
-                    )
-            return
+    def store_packed(self, i: Any, j: Any, low: Any, high: Any, rehearsal: Rehearsal) -> None:
+        """Store two values at (i, j) and (i, j + 1), if they belong to the output."""
         if self._pair is None:
             self._pair = registers("pair", 1, "uint32")
-        with _when_all([*conditions, *self.inside(i, j)]):
-            self.pack(self._pair[0], i, j, low, high)
+        self.pack(self._pair[0], low, high)
+        with _when_all([*rehearsal.conditions(), *self.inside(i, j)]):
             run(ir.script.ptx["st.global.u32"](self.tile.buffer.ptr_to([i, j]), self._pair[0]))
+
+    def store(self, i: Any, j: Any, value: Any, rehearsal: Rehearsal) -> None:
+        """Store a value at (i, j), if it belongs to the output."""
+        with _when_all([*rehearsal.conditions(), *self.inside(i, j)]):
+            ir.script.buffer_store(self.tile.buffer, value, [i, j])
 
     def _guarded(self, load: Any, i: Any, j: Any) -> Any:
         """A load of a further operand; nothing is read beyond the output's own extents."""
@@ -131,7 +126,7 @@ def _fast(value: Any) -> Any:
 
 
 def _as_float(value: Any) -> Any:
-    """The float32 that is rounded to the output's type by the conversion of a pair."""
+    """What is rounded to the output's type, as float32."""
     if isinstance(value, ir.tirx.Cast) and str(value.value.ty) == "float32":
         return value.value
     return value.astype("float32")

@@ -13,6 +13,7 @@ from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.elements import Elements
 from crossfuse.lower.hopper.phase import WARP_ROWS, WARPGROUP_ROWS, PhasePlan
 from crossfuse.lower.hopper.plan import WARPGROUP
+from crossfuse.lower.hopper.rehearsal import Rehearsal
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
 
 _WARPS = WARPGROUP_ROWS // WARP_ROWS
@@ -66,6 +67,8 @@ class SplitReduction:
         Function from a byte offset to an address in the receive buffer.
     barriers : ExchangeBarriers
         Of the exchange.
+    rehearsal : Rehearsal
+        In which nothing is sent, awaited or stored.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class SplitReduction:
         warpgroup: Any,
         buffer: Any,
         barriers: ExchangeBarriers,
+        rehearsal: Rehearsal,
     ) -> None:
         exchange = plan.program.exchange
         assert exchange is not None
@@ -88,6 +92,7 @@ class SplitReduction:
         self.barriers = barriers
         self.count = 4 if plan.has_whole_warps else 2
         self.warpgroup = warpgroup
+        self.rehearsal = rehearsal
         self.elements = Elements(plan)
         self.parts = self._parts()
 
@@ -153,11 +158,14 @@ class SplitReduction:
         values : Mapping
             Values of the variables of the tile's origin.
         """
-        self._announce()
+        with self.rehearsal.skipped():
+            self._announce()
         for part in self.parts:
-            with when(part.exists) if part.exists is not None else nullcontext():
+            exists = when(part.exists) if part.exists is not None else nullcontext()
+            with self.rehearsal.skipped(), exists:
                 self._push(part, accumulators)
-        mbarrier.wait_cluster(self.barriers.received, 0)
+        with self.rehearsal.skipped():
+            mbarrier.wait_cluster(self.barriers.received, 0)
         origin = self.plan.program.store.tile.origin
         row, column = (let("first", at(each, dict(values))) for each in origin)
         total = registers("total", self.count, "float32")
@@ -178,7 +186,8 @@ class SplitReduction:
             address = self.buffer(slot * self.plan.slice_bytes + unit * (4 * self.count))
             load = ir.script.ptx[f"ld.shared.v{self.count}.f32"]
             target = received if slot else total
-            run(load(*[target[i] for i in range(self.count)], address))
+            with self.rehearsal.skipped():
+                run(load(*[target[i] for i in range(self.count)], address))
             for i in range(self.count) if slot else ():
                 ir.script.buffer_store(total, total[i] + received[i], [i])
 
@@ -189,13 +198,21 @@ class SplitReduction:
             lane, block, warp = unit % 32, unit // 32 % blocks, unit // 32 // blocks
             i = row + self.rank * self.exchange.rows + warp * WARP_ROWS + lane // 4
             j = column + block * 8 + lane % 4 * 2
-            for half in (0, 1):
-                sums = [(total[2 * half + q],) for q in (0, 1)]
-                self.elements.store_pair(i + 8 * half, j, *sums)
+            self._store_pair(i, j, total[0], total[1])
+            self._store_pair(i + 8, j, total[2], total[3])
             return
         position = let("position", self.rank * self.exchange.elements + unit * 2)
         i, j = row + position // self.exchange.width, column + position % self.exchange.width
-        self.elements.store_pair(i, j, (total[0],), (total[1],))
+        self._store_pair(i, j, total[0], total[1])
+
+    def _store_pair(self, i: Any, j: Any, low: Any, high: Any) -> None:
+        elements = self.elements
+        values = [elements.value(i, j + q, (each,)) for q, each in enumerate((low, high))]
+        if elements.pairs:
+            elements.store_packed(i, j, *values, self.rehearsal)
+            return
+        for q, value in enumerate(values):
+            elements.store(i, j + q, value, self.rehearsal)
 
     def _announce(self) -> None:
         """Tell all CTAs that this warpgroup has multiplied its tiles, and wait for theirs."""

@@ -146,10 +146,9 @@ def plan_kernel(programs: tuple[TileProgram, ...], device: Device) -> KernelPlan
     """
     phases = _phases(programs)
     clusters = _clusters(phases, device)
-    left, right, arena = _rings(phases, device)
     follows = len(phases) == 1 and phases[0].program.follows
     constant = all(each.program.contraction.constant for each in phases)
-    return KernelPlan(phases, left, right, arena, clusters, follows or constant)
+    return KernelPlan(phases, *_rings(phases, device), clusters, follows or constant)
 
 
 def _phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:

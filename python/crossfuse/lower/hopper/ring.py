@@ -78,11 +78,6 @@ class Cursor:
         """Wait until the stage may be overwritten. The first time round it is empty at once."""
         mbarrier.wait(self.ring.empty(self.stage), self._parity.value ^ 1)
 
-    def expect(self, size: int) -> Any:
-        """Announce the bytes of the stage; returns the barrier that they complete."""
-        mbarrier.expect(self.ring.full(self.stage), size)
-        return self.ring.full(self.stage)
-
     def advance(self) -> None:
         """Go on to the next stage."""
         self._stage.set(self.stage + 1)

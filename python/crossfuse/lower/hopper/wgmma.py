@@ -98,13 +98,20 @@ class Multiplier:
 
     def hold(self) -> None:
         """Keep the compiler from moving the accumulators across this place."""
-        plan = self.plan
-        count = plan.accumulators * len(plan.rights)
-        name = f"crossfuse_hold_{count}"
+        self._touch("hold", "+f")
+
+    def forget(self) -> None:
+        """Tell the compiler that what the accumulators held is of no use any more."""
+        self._touch("forget", "=f")
+
+    def _touch(self, name: str, constraint: str) -> None:
+        """An empty instruction on all accumulators."""
+        count = self.plan.accumulators * len(self.plan.rights)
+        name = f"crossfuse_{name}_{count}"
         source = (
             f"__device__ __forceinline__ void {name}(float* registers) {{\n#pragma unroll\n"
             f"  for (int i = 0; i < {count}; ++i) "
-            'asm volatile("" : "+f"(registers[i]) :: "memory");\n}\n'
+            f'asm volatile("" : "{constraint}"(registers[i]) :: "memory");\n}}\n'
         )
         run(ir.cuda_func_call(name, self.accumulators.data, source_code=source))
 

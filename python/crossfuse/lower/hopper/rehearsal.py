@@ -1,0 +1,61 @@
+"""Code that runs once is fetched before it is needed.
+
+What follows a product runs once in a kernel of one tile a CTA: several thousand instructions one
+after another, each new line of them from L2, behind all weights that are being loaded. On an H100
+that took 4.5 us between the products of an FFN. So its warpgroups go through all code twice. The
+first time nothing is multiplied, stored or waited for; it takes place while the first tiles are on
+their way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.statements import when
+
+#: Hides a value from the compiler, which would else make code of its own for the rehearsal.
+_HIDE = """\
+__device__ __forceinline__ int crossfuse_hide(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+"""
+
+
+class Rehearsal:
+    """Tells the rehearsal from what counts.
+
+    Parameters
+    ----------
+    turn : Any
+        0 in the rehearsal, 1 after it; None where there is none.
+    """
+
+    def __init__(self, turn: Any = None) -> None:
+        self.turn = turn
+
+    def conditions(self) -> list[Any]:
+        """Conditions of statements that only count."""
+        return [] if self.turn is None else [_hidden(self.turn) > 0]
+
+    def skipped(self) -> Any:
+        """A context for statements that the rehearsal leaves out."""
+        return when(self.conditions()[0]) if self.turn is not None else nullcontext()
+
+
+@contextmanager
+def rehearsed(wanted: bool) -> Iterator[Rehearsal]:
+    """Statements that run twice if `wanted`, once if not."""
+    if not wanted:
+        yield Rehearsal()
+        return
+    with ir.script.serial(0, _hidden(ir.script.int32(2))) as turn:
+        ir.IRBuilder.name("turn", turn)
+        yield Rehearsal(turn)
+
+
+def _hidden(value: Any) -> Any:
+    return ir.cuda_func_call("crossfuse_hide", value, source_code=_HIDE, return_type="int32")
