@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import prod
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ CLUSTER_SIZES = (8, 4, 16, 2, 7, 6, 5, 3, 1)
 RULES = ("threads", "tensor")
 #: Where the intermediate of a chain lives between its products, for the rule "tensor".
 PLACEMENTS = ("auto", "l2", "global")
+#: Operands from which on a persistent kernel is tried first, in bytes.
+_PERSISTENT_BYTES = 24 * 2**20
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def compile(
     placement : str
         Rule ``"tensor"``: where the intermediate of a chain lives. ``"l2"``: one persistent kernel
         that all CTAs run at the same time, see `grid_stage`. ``"global"``: one kernel for each
-        product. ``"auto"``: the first of these that fits.
+        product. ``"auto"``: the first that fits, of both in the order that suits the size.
     constant_weights : bool | None
         Rule ``"tensor"``: promises that no kernel writes the weights shortly before this one reads
         them. It may then load them before the kernel before is over. None promises it for the
@@ -242,9 +245,22 @@ def _by_tensor_rule(
     tiles = TensorTiles(cluster=cluster)
     if read_chain(ir.Schedule(func)).second is None:
         return [partial(schedule_tiled_gemm, func, tiles=tiles, constant_weights=constant)]
-    places = ("l2", "global") if placement == "auto" else (placement,)
+    places = _places(func) if placement == "auto" else (placement,)
     rule = partial(schedule_tiled_ffn, func, first=tiles, constant_weights=constant)
     return [partial(rule, staged=each == "l2") for each in places]
+
+
+def _places(func: Any) -> tuple[str, ...]:
+    """Where an intermediate may live, the best place first.
+
+    On an H100 one persistent kernel wins where weights take longer to load than CTAs to meet; two
+    kernels were as fast or faster below (docs/hopper.md).
+    """
+    from crossfuse.lower.extract import buffer_specs
+    from crossfuse.runtime.launcher import DTYPES
+
+    size = sum(prod(each.shape) * DTYPES[each.dtype][1] // 8 for each in buffer_specs(func))
+    return ("l2", "global") if size >= _PERSISTENT_BYTES else ("global", "l2")
 
 
 def _none_fits(source: Source, refusals: list[RefusedError]) -> RefusedError:

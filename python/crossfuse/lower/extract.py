@@ -15,6 +15,7 @@ from crossfuse.lower.place_shared_memory import SHARED_MEMORY, check_budget
 from crossfuse.lower.refusal import refusals, refuse
 from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan, size_in_bytes
 from crossfuse.lower.tree import accesses, coordinate, sites
+from crossfuse.lower.verify.grid_stage import check_grid_stage
 from crossfuse.lower.verify.structure import check_structure
 
 ENTRY = "main"
@@ -69,6 +70,7 @@ def lower(func: Any, target: str | Device = "nvidia-h100", *, name: str = ENTRY)
             image, placements = generate(function, buffers, spec, name)
             _check_device(image, placements, spec)
             return Lowered(image, placements)
+        check_grid_stage(function)
         module, placements = _run_passes(function, spec, name)
         kernels = _kernels(module)
         cuda = _generate(module, kernels)

@@ -6,7 +6,7 @@ from typing import Any
 
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.schedule.arguments import check_block
-from crossfuse.schedule.facts import name_of
+from crossfuse.schedule.facts import function, name_of
 from crossfuse.schedule.markers import GRID_STAGE
 
 RULE = "grid_stage"
@@ -45,21 +45,18 @@ def grid_stage(sch: Any, block: Any) -> None:
     Raises
     ------
     ScheduleRefused
-        If the block stores an output, or an intermediate that is not in global memory or that no
-        other block loads.
+        If the block stores an output, or an intermediate that is not in global memory.
     """
     check_block(sch, RULE, "block", block)
     where = name_of(sch, block)
-    written = [each.source for each in sch.get(block).writes]
-    made = {str(each.name) for each in written if str(each.scope()) == "global"}
-    outputs = [sch.get(each).name_hint for each in sch.get_output_blocks("root")]
-    if len(made) != 1 or str(sch.get(block).name_hint) in map(str, outputs):
-        scopes = ", ".join(f"'{each.name}' in scope {each.scope()}" for each in written)
-        is_output = " of the function" if made else ""
-        raise _refuse(where, f"a block that stores {scopes}, an output{is_output}" if made else
-                      f"a block that stores {scopes}")
-    if not list(sch.get_consumers(block)):
-        raise _refuse(where, f"'{made.pop()}', which no other block loads")
+    stored = [each.source for each in sch.get(block).writes]
+    elsewhere = [each for each in stored if str(each.scope()) != "global"]
+    if elsewhere:
+        raise _refuse(where, f"'{elsewhere[0].name}' in scope {elsewhere[0].scope()}")
+    # An output that another block loads too is stored anyway: only intermediates are staged.
+    parameters = function(sch).params
+    if any(each.same_as(other) for each in stored for other in parameters):
+        raise _refuse(where, f"'{stored[0].name}', an output of the function")
     sch.annotate(block, GRID_STAGE, 1)
 
 

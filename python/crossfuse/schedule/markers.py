@@ -81,3 +81,15 @@ def is_cluster_function(func: Any) -> bool:
 
     ir.walk(func.body, (ir.For, visit_loop), (ir.SBlock, visit_block))
     return found
+
+
+def staged_blocks(func: Any) -> list[Any]:
+    """Blocks of a function that `grid_stage` was called for."""
+    marked: list[Any] = []
+
+    def visit(block: Any) -> None:
+        if GRID_STAGE in block.annotations:
+            marked.append(block)
+
+    ir.walk(func.body, (ir.SBlock, visit))
+    return marked

@@ -24,8 +24,6 @@ def emit_multiplying(body: Body) -> None:
     rings = [_Side(body, "left"), _Side(body, "right")]
     # With several tiles a CTA the first one is rehearsal enough.
     once = all(plan.clusters >= each.program.tiles for each in plan.phases)
-    import os
-    once = once and not os.environ.get("LAB_NOREH")
     with rehearsed(once) as rehearsal:
         for phase in plan.phases:
             multiplier = Multiplier(
@@ -76,7 +74,8 @@ def _multiply(phase: PhasePlan, multiplier: Multiplier, rings: list[_Side]) -> N
     with each_step(phase) as (_, number):
         for ring in rings:
             ring.cursor.wait_full()
-        multiplier.start(*[ring.cursor.stage for ring in rings], number == 0)
+        left, right = rings
+        multiplier.start(left.cursor.stage, right.cursor.stage, number == 0)
         multiplier.wait(pending=1)
         with when(number > 0):
             hand_back()

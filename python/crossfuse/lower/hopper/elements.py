@@ -39,10 +39,7 @@ class Elements:
         self._pair: Any = None
 
     def value(self, i: Any, j: Any, sums: tuple[Any, ...]) -> Any:
-        """The epilogue's value for element (i, j), given the sum of each product.
-
-        In the output's type; as float32 where pairs of it are converted at once.
-        """
+        """The epilogue's value for element (i, j), given the sum of each product."""
         store, results = self.plan.program.store, self.plan.program.results
 
         def load(node: Any, mutator: Any) -> Any:
@@ -55,8 +52,7 @@ class Elements:
         if self.tile.dtype in _FAST_TYPES:
             value = _fast(value)
         known = {store.row: i, store.column: j}
-        value = ir.substitute(value, lambda var: known.get(var, var))
-        return _as_float(value) if self.pairs else value
+        return ir.substitute(value, lambda var: known.get(var, var))
 
     def inside(self, i: Any, j: Any) -> list[Any]:
         """Conditions that an element belongs to the output; none if every one of a tile does."""
@@ -66,23 +62,35 @@ class Elements:
             if tail
         ]
 
-    def pack(self, target: Any, low: Any, high: Any) -> None:
-        """Convert two values into one register."""
+    def pack(
+        self, target: Any, i: Any, j: Any, low: tuple[Any, ...], high: tuple[Any, ...]
+    ) -> None:
+        """Two neighbours of a row in one register."""
         convert = getattr(ir.script.ptx.cvt.rn, PACKED_TYPES[self.tile.dtype]).f32
-        run(convert(target, high, low))
+        values = [self.value(i, j, low), self.value(i, j + 1, high)]
+        run(convert(target, _as_float(values[1]), _as_float(values[0])))
 
-    def store_packed(self, i: Any, j: Any, low: Any, high: Any, rehearsal: Rehearsal) -> None:
-        """Store two values at (i, j) and (i, j + 1), if they belong to the output."""
+    def store_pair(
+        self,
+        i: Any,
+        j: Any,
+        low: tuple[Any, ...],
+        high: tuple[Any, ...],
+        rehearsal: Rehearsal,
+    ) -> None:
+        """Store elements (i, j) and (i, j + 1), each if it belongs to the output."""
+        if not self.pairs:
+            for column, sums in ((j, low), (j + 1, high)):
+                with _when_all([*rehearsal.conditions(), *self.inside(i, column)]):
+                    ir.script.buffer_store(
+                        self.tile.buffer, self.value(i, column, sums), [i, column]
+                    )
+            return
         if self._pair is None:
             self._pair = registers("pair", 1, "uint32")
-        self.pack(self._pair[0], low, high)
+        self.pack(self._pair[0], i, j, low, high)
         with _when_all([*rehearsal.conditions(), *self.inside(i, j)]):
             run(ir.script.ptx["st.global.u32"](self.tile.buffer.ptr_to([i, j]), self._pair[0]))
-
-    def store(self, i: Any, j: Any, value: Any, rehearsal: Rehearsal) -> None:
-        """Store a value at (i, j), if it belongs to the output."""
-        with _when_all([*rehearsal.conditions(), *self.inside(i, j)]):
-            ir.script.buffer_store(self.tile.buffer, value, [i, j])
 
     def _guarded(self, load: Any, i: Any, j: Any) -> Any:
         """A load of a further operand; nothing is read beyond the output's own extents."""
@@ -126,7 +134,7 @@ def _fast(value: Any) -> Any:
 
 
 def _as_float(value: Any) -> Any:
-    """What is rounded to the output's type, as float32."""
+    """The float32 that is rounded to the output's type by the conversion of a pair."""
     if isinstance(value, ir.tirx.Cast) and str(value.value.ty) == "float32":
         return value.value
     return value.astype("float32")

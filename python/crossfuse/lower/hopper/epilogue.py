@@ -14,8 +14,6 @@ from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.rehearsal import Rehearsal
 from crossfuse.lower.hopper.statements import let, registers, run, when
 
-#: Values that are computed at once before they are stored; more would need more registers.
-_TOGETHER = 16
 _TMA_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
 
 
@@ -111,17 +109,6 @@ class Epilogue:
         i = row + (self.where.warp * 16 + self.where.lane // 4 + 8 * half)
         return i, column + (block * 8 + self.where.lane % 4 * 2 + pair)
 
-    def _evaluate(self, row: Any, column: Any, indices: range) -> None:
-        """Replace sums of the first product by the epilogue's values, several at once.
-
-        Nothing stands between the expressions, so that their latencies overlap: with a store after
-        each pair, those of 36 elements took 4 us.
-        """
-        for index in indices:
-            i, j = self._place(row, column, index)
-            value = self.elements.value(i, j, self._sums(index))
-            ir.script.buffer_store(self.accumulators, value, [index])
-
     def _sums(self, index: int) -> tuple[Any, ...]:
         """An accumulator of each product."""
         count = self.plan.accumulators
@@ -132,16 +119,8 @@ class Epilogue:
     def _store_elements(self, row: Any, column: Any) -> None:
         for index in range(0, self.plan.accumulators, 2):
             i, j = self._place(row, column, index)
-            if self.elements.pairs:
-                if index % _TOGETHER == 0:
-                    last = min(index + _TOGETHER, self.plan.accumulators)
-                    self._evaluate(row, column, range(index, last))
-                pair = self.accumulators[index], self.accumulators[index + 1]
-                self.elements.store_packed(i, j, *pair, self.rehearsal)
-                continue
-            for q in (0, 1):
-                value = self.elements.value(i, j + q, self._sums(index + q))
-                self.elements.store(i, j + q, value, self.rehearsal)
+            low, high = self._sums(index), self._sums(index + 1)
+            self.elements.store_pair(i, j, low, high, self.rehearsal)
 
     def _store_boxes(self, row: Any, column: Any) -> None:
         """Boxes of 64 rows: registers, swizzled shared memory, TMA."""
@@ -173,10 +152,8 @@ class Epilogue:
     def _fill_box(self, number: int, row: Any, column: Any) -> None:
         packed = registers("packed", 4, "uint32")
         base = let("box", self._slot(number))
-        count = self.plan.store.box_columns // 2
-        self._evaluate(row, column, range(number * count, (number + 1) * count))
         for group in range(self.plan.store.box_columns // 16):
-            self._pack(packed, number * self.plan.store.box_columns + group * 16)
+            self._pack(packed, row, column, number * self.plan.store.box_columns + group * 16)
             self._scatter(packed, base, group)
 
     def _copy_box(self, number: int, row: Any, column: Any) -> None:
@@ -185,12 +162,12 @@ class Epilogue:
         column = column + number * self.plan.store.box_columns
         run(call(address, column, row, self.boxes(self._slot(number))))
 
-    def _pack(self, packed: Any, first: int) -> None:
+    def _pack(self, packed: Any, row: Any, column: Any, first: int) -> None:
         """Sixteen columns in the order of stmatrix: two blocks of 8, each with both halves."""
         for register in range(4):
             index = first // 2 + register * 2
-            pair = self.accumulators[index], self.accumulators[index + 1]
-            self.elements.pack(packed[register], *pair)
+            i, j = self._place(row, column, index)
+            self.elements.pack(packed[register], i, j, self._sums(index), self._sums(index + 1))
 
     def _scatter(self, packed: Any, base: Any, group: int) -> None:
         """Store four 8 x 8 matrices; rows are swizzled as the tensor map says."""

@@ -198,21 +198,13 @@ class SplitReduction:
             lane, block, warp = unit % 32, unit // 32 % blocks, unit // 32 // blocks
             i = row + self.rank * self.exchange.rows + warp * WARP_ROWS + lane // 4
             j = column + block * 8 + lane % 4 * 2
-            self._store_pair(i, j, total[0], total[1])
-            self._store_pair(i + 8, j, total[2], total[3])
+            for half in (0, 1):
+                low, high = total[2 * half], total[2 * half + 1]
+                self.elements.store_pair(i + 8 * half, j, (low,), (high,), self.rehearsal)
             return
         position = let("position", self.rank * self.exchange.elements + unit * 2)
         i, j = row + position // self.exchange.width, column + position % self.exchange.width
-        self._store_pair(i, j, total[0], total[1])
-
-    def _store_pair(self, i: Any, j: Any, low: Any, high: Any) -> None:
-        elements = self.elements
-        values = [elements.value(i, j + q, (each,)) for q, each in enumerate((low, high))]
-        if elements.pairs:
-            elements.store_packed(i, j, *values, self.rehearsal)
-            return
-        for q, value in enumerate(values):
-            elements.store(i, j + q, value, self.rehearsal)
+        self.elements.store_pair(i, j, (total[0],), (total[1],), self.rehearsal)
 
     def _announce(self) -> None:
         """Tell all CTAs that this warpgroup has multiplied its tiles, and wait for theirs."""

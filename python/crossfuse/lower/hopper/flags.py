@@ -11,8 +11,8 @@ from crossfuse.lower.hopper.tile_program import Tile, TileProgram
 from crossfuse.lower.image import BufferSpec
 from crossfuse.lower.refusal import refuse
 
-#: Name of the buffer with the flags of all phases, then the number of launches that each CTA has
-#: seen. Nothing is ever cleared: flags count on from launch to launch.
+#: Name, before the kernel's number, of the buffer with the flags of all phases, then the number of
+#: launches that each CTA has seen. Nothing is ever cleared: flags count on from launch to launch.
 FLAGS = "crossfuse_flags"
 
 
@@ -70,14 +70,15 @@ class Flags:
         aligned = known.can_prove_equal(ir.tirx.floormod(tile.origin[0], self.rows), 0)
         if not aligned or tile.shape[0] > self.rows:
             raise _refuse(
-                tile, f"tiles of {tile.shape[0]} rows", f"tiles within the {self.rows} rows of a tile "
-                "that is stored"
+                tile,
+                f"tiles of {tile.shape[0]} rows from {tile.origin[0]}",
+                f"tiles within the {self.rows} rows of one that is stored",
             )
 
 
-def state(count: int, ctas: int) -> BufferSpec:
-    """The buffer of `count` flags and of the launches that each CTA has seen."""
-    return BufferSpec(FLAGS, (count + ctas,), "uint32", True)
+def state(number: int, count: int, ctas: int) -> BufferSpec:
+    """The buffer of a kernel's `count` flags and of the launches that each CTA has seen."""
+    return BufferSpec(f"{FLAGS}_{number}", (count + ctas,), "uint32", True)
 
 
 def _refuse(tile: Tile, found: str, limit: str) -> Exception:
@@ -86,8 +87,8 @@ def _refuse(tile: Tile, found: str, limit: str) -> Exception:
         f"tensor '{tile.buffer.name}'",
         found=found,
         limit=limit,
-        instead="give both phases tiles of the same rows, or leave grid_stage out: the intermediate "
-        "then passes from one kernel to the next",
+        instead="give both phases tiles of the same rows, or leave grid_stage out: then the "
+        "intermediate passes from one kernel to the next",
     )
 
 

@@ -39,7 +39,7 @@ def generate(
     LoweringRefused
         If tensor cores or TMA cannot take the tiles.
     """
-    plans = [plan_kernel(each, device) for each in recover(func)]
+    plans = [plan_kernel(each, device, number) for number, each in enumerate(recover(func))]
     kernels: list[tuple[str, Any]] = []
     for number, plan in enumerate(plans):
         of = name if len(plans) == 1 else f"{name}_{number}"

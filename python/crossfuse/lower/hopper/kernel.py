@@ -12,7 +12,7 @@ from crossfuse.lower.hopper.consumer import emit_multiplying
 from crossfuse.lower.hopper.coordinates import declare_coordinates
 from crossfuse.lower.hopper.exchange import ExchangeBarriers
 from crossfuse.lower.hopper.plan import REGISTERS, KernelPlan
-from crossfuse.lower.hopper.producer import emit_ahead, emit_loading
+from crossfuse.lower.hopper.producer import emit_loading
 from crossfuse.lower.hopper.ring import Ring
 from crossfuse.lower.hopper.statements import branches, run, when
 
@@ -81,9 +81,6 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any) -> None:
     with when(ir.script.And(where.warpgroup == 0, where.thread < _WARP)):
         _initialise(body)
         mbarrier.publish_initialised()
-        run(ir.script.cuda.warp_sync())
-        with when(where.thread == 0):
-            emit_ahead(body)
     with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * _WARP)):
         _fetch_descriptors(plan, where.lane, maps)
     mbarrier.meet_cluster(plan.cluster_size)

@@ -122,9 +122,7 @@ def make_operand(program: TileProgram, tile: Tile, *, k_major: bool) -> Operand:
     )
 
 
-def tensor_map(
-    tile: Tile, box: tuple[int, int], swizzle: int, fetch: int = ROW_BYTES
-) -> TensorMap:
+def tensor_map(tile: Tile, box: tuple[int, int], swizzle: int, fetch: int = ROW_BYTES) -> TensorMap:
     """Descriptor of copies of a row-major matrix.
 
     Raises

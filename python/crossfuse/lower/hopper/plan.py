@@ -64,6 +64,8 @@ class KernelPlan:
         Clusters launched; each goes through tiles ``c, c + clusters, ...`` of a phase.
     early : bool
         Whether it starts before the kernel before it is over: right tiles are loaded meanwhile.
+    number : int
+        Of the kernel in its function.
     """
 
     phases: tuple[PhasePlan, ...]
@@ -72,6 +74,7 @@ class KernelPlan:
     arena: Arena
     clusters: int
     early: bool = False
+    number: int = 0
 
     @property
     def consumers(self) -> int:
@@ -116,7 +119,7 @@ class KernelPlan:
     def state(self) -> tuple[BufferSpec, ...]:
         """What the kernel keeps from launch to launch."""
         ctas = self.clusters * self.cluster_size
-        return (state(self.flag_count, ctas),) if self.is_persistent else ()
+        return (state(self.number, self.flag_count, ctas),) if self.is_persistent else ()
 
     @property
     def tensor_maps(self) -> tuple[TensorMap, ...]:
@@ -124,7 +127,7 @@ class KernelPlan:
         return tuple(dict.fromkeys(map_ for each in self.phases for map_ in each.tensor_maps))
 
 
-def plan_kernel(programs: tuple[TileProgram, ...], device: Device) -> KernelPlan:
+def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int = 0) -> KernelPlan:
     """Plan a kernel.
 
     Parameters
@@ -133,6 +136,8 @@ def plan_kernel(programs: tuple[TileProgram, ...], device: Device) -> KernelPlan
         Its phases, from `recover`.
     device : Device
         Its shared memory and SMs.
+    number : int
+        Of the kernel in its function.
 
     Returns
     -------
@@ -148,7 +153,7 @@ def plan_kernel(programs: tuple[TileProgram, ...], device: Device) -> KernelPlan
     clusters = _clusters(phases, device)
     follows = len(phases) == 1 and phases[0].program.follows
     constant = all(each.program.contraction.constant for each in phases)
-    return KernelPlan(phases, *_rings(phases, device), clusters, follows or constant)
+    return KernelPlan(phases, *_rings(phases, device), clusters, follows or constant, number)
 
 
 def _phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
@@ -213,9 +218,7 @@ def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:
     return max(clusters, needed)
 
 
-def _rings(
-    phases: tuple[PhasePlan, ...], device: Device
-) -> tuple[RingPlan, RingPlan, Arena]:
+def _rings(phases: tuple[PhasePlan, ...], device: Device) -> tuple[RingPlan, RingPlan, Arena]:
     """As many stages as fit, or as many as were asked for."""
     left, right = _ring(phases, slice(0, 1)), _ring(phases, slice(1, None))
     wanted = max(each.program.contraction.stages for each in phases)

@@ -32,35 +32,12 @@ def emit_loading(body: Body) -> None:
         _emit_lefts(body)
 
 
-def emit_ahead(body: Body) -> None:
-    """Load the first right tiles before the CTAs of the cluster have met; one thread calls it."""
-    phase, ahead = body.plan.phases[0], _ahead(body)
-    if ahead == 0:
-        return
-    with body.each_tile(phase) as places, ir.script.serial(0, ahead) as number:
-        # A loop: its instructions too have to be fetched, one after another.
-        ir.IRBuilder.name("stage", number)
-        step = {phase.program.contraction.step: number}
-        _load(body, phase, "right", number, phase.rights, places | step)
-
-
-def _ahead(body: Body) -> int:
-    """Steps of the first phase whose right tiles are loaded ahead, for this CTA alone."""
-    plan, phase = body.plan, body.plan.phases[0]
-    alone = plan.right.sharers == 1 and plan.clusters >= phase.program.tiles
-    return min(plan.right.stages, phase.program.contraction.steps) if alone else 0
-
-
 def _emit_rights(body: Body) -> None:
     cursor = Cursor(body.right)
-    ahead = _ahead(body)
     for phase in body.plan.phases:
-        with body.each_tile(phase) as places, each_step(phase) as (step, number):
-            with when(number >= ahead) if ahead else nullcontext():
-                cursor.wait_empty()
-                _load(body, phase, "right", cursor.stage, phase.rights, places | step)
+        with body.each_tile(phase) as places, each_step(phase) as (step, _):
+            _load(body, phase, "right", cursor, phase.rights, places | step)
             cursor.advance()
-        ahead = 0
 
 
 def _emit_lefts(body: Body) -> None:
@@ -80,8 +57,7 @@ def _emit_lefts(body: Body) -> None:
                     last = phase.left.tile.origin[1] + (phase.left.tile.shape[1] - 1)
                     reader.wait(at(last, places, step))
                 with when(body.where.lane == 0) if plan.is_persistent else nullcontext():
-                    cursor.wait_empty()
-                    _load(body, phase, "left", cursor.stage, (phase.left,), places | step)
+                    _load(body, phase, "left", cursor, (phase.left,), places | step)
                 cursor.advance()
     if plan.is_persistent:
         with when(body.where.lane == 0):
@@ -92,17 +68,19 @@ def _load(
     body: Body,
     phase: PhasePlan,
     name: str,
-    stage: Any,
+    cursor: Cursor,
     operands: tuple[Operand, ...],
     values: dict[Any, Any],
 ) -> None:
-    """Load tiles into a stage of a ring that everybody has read."""
+    """Load tiles into the next stage of a ring, once everybody has read what it holds."""
     plan, ring = (body.plan.left, body.left) if name == "left" else (body.plan.right, body.right)
     address = body.region(name)
-    mbarrier.expect(ring.full(stage), sum(each.size for each in operands))
+    cursor.wait_empty()
+    full = ring.full(cursor.stage)
+    mbarrier.expect(full, sum(each.size for each in operands))
     start = 0
     for operand in operands:
-        first = stage * plan.pitch + start
+        first = cursor.stage * plan.pitch + start
         load_tile(
             phase.program,
             operand,
@@ -110,7 +88,7 @@ def _load(
             body.where,
             values,
             lambda offset, first=first: address(first + offset),
-            ring.full(stage),
+            full,
         )
         start += operand.size
 

@@ -12,7 +12,7 @@ from crossfuse.lower.hopper.recover_store import read_store
 from crossfuse.lower.hopper.tile_nest import check_start, refuse_program, tile_nest
 from crossfuse.lower.hopper.tile_program import Contraction, Place, TileProgram
 from crossfuse.lower.tree import coordinate
-from crossfuse.schedule.markers import GRID_STAGE, STAGES
+from crossfuse.schedule.markers import GRID_STAGE, STAGES, staged_blocks
 
 _Loops = tuple[Any, ...]
 
@@ -51,8 +51,21 @@ def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
     made = workspaces(func)
     memory = (*func.params, *made)
     programs = [_recover_nest(each, memory) for each in nests]
+    _check_marks(func, programs)
     programs = [replace(each, follows=_follows(each, made)) for each in programs]
     return tuple(map(tuple, _kernels(programs)))
+
+
+def _check_marks(func: Any, programs: list[TileProgram]) -> None:
+    """Every block that is staged stores the result of a nest."""
+    marked = staged_blocks(func)
+    if len(marked) != sum(each.staged for each in programs):
+        names = ", ".join(f"'{each.name_hint}'" for each in marked)
+        raise refuse_program(
+            f"blocks {names}",
+            "grid_stage of a block inside a nest",
+            "grid_stage of blocks that store what a nest computes",
+        )
 
 
 def _kernels(programs: list[TileProgram]) -> list[list[TileProgram]]:
