@@ -57,15 +57,46 @@ def test_product(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", FFNS)
 def test_two_kernels(text: str, tmp_path: Path) -> None:
     spec = workload.parse(text)
-    schedule = schedule_tiled_ffn(workload.prim_func(spec))
+    schedule = schedule_tiled_ffn(workload.prim_func(spec), staged=False)
     run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
 
 
-def test_graphs_on_two_streams(tmp_path: Path) -> None:
-    """Each graph has a workspace of its own."""
+@pytest.mark.parametrize("constant", [False, True], ids=["after", "early"])
+@pytest.mark.parametrize("across", [1, 2])
+@pytest.mark.parametrize("text", FFNS)
+def test_one_persistent_kernel(text: str, across: int, constant: bool, tmp_path: Path) -> None:
+    spec = workload.parse(text)
+    tiles = TensorTiles(cluster=2 if across > 1 else 0, across=across)
+    func = workload.prim_func(spec)
+    schedule = schedule_tiled_ffn(func, first=tiles, constant_weights=constant)
+    run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
+
+
+def test_a_thousand_launches_are_equal(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    options = {"rule": "tensor", "placement": "l2", "constant_weights": True}
+    kernel = crossfuse.compile("S8", directory=tmp_path, **options).kernel
+    shapes = [each.shape for each in kernel.buffers if not each.output]
+    given = [torch.randn(each, device="cuda").to(torch.bfloat16) / 16 for each in shapes]
+    first = kernel.run(*given)
+    output = torch.empty_like(first)
+    for _ in range(1000):
+        output.fill_(float("nan"))
+        kernel(*given, output)
+        assert torch.equal(output, first)
+
+
+@pytest.mark.parametrize(
+    ("placement", "constant"),
+    [("global", False), ("l2", False), ("l2", True)],
+    ids=["two kernels", "persistent", "persistent, early"],
+)
+def test_graphs_on_two_streams(placement: str, constant: bool, tmp_path: Path) -> None:
+    """Each graph has a workspace and flags of its own; a third stream keeps the GPU busy."""
     torch = pytest.importorskip("torch")
     spec = workload.parse(FFNS[0])
-    kernel = crossfuse.compile(spec, rule="tensor", directory=tmp_path).kernel
+    options = {"placement": placement, "constant_weights": constant}
+    kernel = crossfuse.compile(spec, rule="tensor", directory=tmp_path, **options).kernel
 
     def inputs(seed: int) -> list[Any]:
         generator = torch.Generator(device="cuda").manual_seed(seed)
@@ -86,7 +117,10 @@ def test_graphs_on_two_streams(tmp_path: Path) -> None:
             for _ in range(4):
                 kernel(*each, output)
         graphs.append(graph)
+    busy, square = torch.cuda.Stream(), torch.randn(4096, 4096, device="cuda")
     for _ in range(50):
+        with torch.cuda.stream(busy):
+            square @ square
         for graph, stream in zip(graphs, streams, strict=True):
             with torch.cuda.stream(stream):
                 graph.replay()

@@ -106,7 +106,7 @@ def compile(
     scatter: bool = True,
     rule: str = "threads",
     placement: str = "auto",
-    constant_weights: bool | None = None,
+    constant_weights: bool = False,
     directory: str | Path | None = None,
     name: str = "main",
 ) -> Compiled:
@@ -136,10 +136,9 @@ def compile(
         Rule ``"tensor"``: where the intermediate of a chain lives. ``"l2"``: one persistent kernel
         that all CTAs run at the same time, see `grid_stage`. ``"global"``: one kernel for each
         product. ``"auto"``: the first that fits, of both in the order that suits the size.
-    constant_weights : bool | None
+    constant_weights : bool
         Rule ``"tensor"``: promises that no kernel writes the weights shortly before this one reads
-        them. It may then load them before the kernel before is over. None promises it for the
-        weights of a torch module alone.
+        them. It may then load them before the kernel before is over.
     directory : str | Path | None
         Where ``<name>.so`` and ``<name>.json`` go; None makes a temporary directory.
     name : str
@@ -173,8 +172,7 @@ def compile(
     if read.schedule is not None:
         options = [lambda: read.schedule]
     elif rule == "tensor":
-        constant = read.imported is not None if constant_weights is None else constant_weights
-        options = _by_tensor_rule(read.func, cluster or 0, placement, constant)
+        options = _by_tensor_rule(read.func, cluster or 0, placement, constant_weights)
     else:
         sizes = CLUSTER_SIZES if cluster is None else (cluster or 1,)
         options = [partial(_by_rule, read.func, each, tiles, ring, scatter) for each in sizes]
