@@ -9,6 +9,8 @@ import typer
 
 from crossfuse.cli.kernel import (
     Cluster,
+    Constant,
+    Placement,
     Ring,
     Rows,
     Rule,
@@ -32,15 +34,18 @@ def compile_workload(
     ring: Ring = True,
     scatter: Scatter = True,
     rule: Rule = "threads",
+    placement: Placement = "auto",
+    constant_weights: Constant = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Compile a workload into a shared library with its cubin, and a manifest beside it."""
     from crossfuse.compiler import compile as compile_source
     from crossfuse.compiler.report import make_report
 
-    compiled = compile_source(
-        workload, target=target, directory=output, **options(cluster, rows, ring, scatter, rule)
+    shared = options(
+        cluster, rows, ring, scatter, rule, placement=placement, constant_weights=constant_weights
     )
+    compiled = compile_source(workload, target=target, directory=output, **shared)
     report = make_report(compiled)
     if as_json:
         print_json(report.to_json())

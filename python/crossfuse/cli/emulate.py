@@ -9,6 +9,8 @@ import typer
 
 from crossfuse.cli.kernel import (
     Cluster,
+    Constant,
+    Placement,
     Ring,
     Rows,
     Rule,
@@ -33,6 +35,8 @@ def emulate(
     ring: Ring = True,
     scatter: Scatter = True,
     rule: Rule = "threads",
+    placement: Placement = "auto",
+    constant_weights: Constant = False,
     seed: Annotated[int, typer.Option(help="Of inputs and thread orders.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
@@ -52,7 +56,10 @@ def emulate(
             instead="emulate the same workload with smaller M, K, N and L: the kernel has the "
             "same structure",
         )
-    compiled = compile_source(spec, target=target, **options(cluster, rows, ring, scatter, rule))
+    shared = options(
+        cluster, rows, ring, scatter, rule, placement=placement, constant_weights=constant_weights
+    )
+    compiled = compile_source(spec, target=target, **shared)
     found = check(compiled, seed=seed, gpu=False)
     ok = all(each.status != "failed" for each in found)
     if as_json:

@@ -29,8 +29,21 @@ Ring = Annotated[bool, typer.Option(help="Chains: pass slices in ring order, or 
 Rule = Annotated[
     str,
     typer.Option(
-        help="threads: one kernel that passes slices through DSM; tensor: kernels with TMA and "
-        "wgmma, one for each product."
+        help="threads: kernels that pass slices through DSM; tensor: kernels with TMA and wgmma."
+    ),
+]
+Placement = Annotated[
+    str,
+    typer.Option(
+        help="Rule tensor, where the intermediate of a chain lives: l2 (one persistent kernel), "
+        "global (one kernel for each product), or auto."
+    ),
+]
+Constant = Annotated[
+    bool,
+    typer.Option(
+        "--constant-weights",
+        help="Rule tensor: no kernel writes the weights shortly before; they are loaded early.",
     ),
 ]
 Scatter = Annotated[bool, typer.Option(help="Single products: reduce-scatter, or all-exchange.")]
@@ -39,9 +52,9 @@ _STYLES = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
 
 def options(
-    cluster: int, rows: int, ring: bool, scatter: bool, rule: str = "threads"
+    cluster: int, rows: int, ring: bool, scatter: bool, rule: str = "threads", **more: Any
 ) -> dict[str, Any]:
-    """Keyword arguments of `crossfuse.compile` for the shared options."""
+    """Keyword arguments of `crossfuse.compile` for the shared options; `more` goes through."""
     from crossfuse.schedule.rules.tiles import Tiles
 
     return {
@@ -50,6 +63,7 @@ def options(
         "ring": ring,
         "scatter": scatter,
         "rule": rule,
+        **more,
     }
 
 
