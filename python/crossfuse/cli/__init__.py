@@ -17,6 +17,7 @@ from crossfuse.cli.demo import demo
 from crossfuse.cli.doctor import doctor
 from crossfuse.cli.emulate import emulate
 from crossfuse.cli.output import RefusingGroup
+from crossfuse.cli.timeline import timeline
 
 app = typer.Typer(
     name="crossfuse",
@@ -51,6 +52,7 @@ app.command("compile")(compile_workload)
 app.command("emulate")(emulate)
 app.command("demo")(demo)
 app.command("bench")(bench)
+app.command("timeline")(timeline)
 
 
 def main() -> None:

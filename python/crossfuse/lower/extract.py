@@ -31,13 +31,22 @@ class Lowered:
         Generated CUDA, launches and buffers.
     shared_memory : SharedMemoryPlan
         Where each shared buffer lies in a CTA (of all kernels of the function).
+    events : tuple[tuple[str, ...], ...]
+        With a timeline: the events of each kernel, columns of its output.
     """
 
     image: KernelImage
     shared_memory: SharedMemoryPlan
+    events: tuple[tuple[str, ...], ...] = ()
 
 
-def lower(func: Any, target: str | Device = "nvidia-h100", *, name: str = ENTRY) -> Lowered:
+def lower(
+    func: Any,
+    target: str | Device = "nvidia-h100",
+    *,
+    name: str = ENTRY,
+    timeline: bool = False,
+) -> Lowered:
     """Lower a scheduled function to CUDA for clusters.
 
     Parameters
@@ -48,6 +57,8 @@ def lower(func: Any, target: str | Device = "nvidia-h100", *, name: str = ENTRY)
         Device name, see `crossfuse.hardware.device`.
     name : str
         Name of the compiled function.
+    timeline : bool
+        Whether kernels of the Hopper pipeline note when they did what, in one more output each.
 
     Returns
     -------
@@ -67,10 +78,11 @@ def lower(func: Any, target: str | Device = "nvidia-h100", *, name: str = ENTRY)
     with refusals(f"function '{name}'"):
         check_structure(function)
         if is_tile_program(function):
-            image, placements = generate(function, buffers, spec, name)
+            image, placements, events = generate(function, buffers, spec, name, timeline)
             _check_device(image, placements, spec)
-            return Lowered(image, placements)
+            return Lowered(image, placements, events)
         check_grid_stage(function)
+        _check_untimed(timeline, name)
         module, placements = _run_passes(function, spec, name)
         kernels = _kernels(module)
         cuda = _generate(module, kernels)
@@ -79,6 +91,17 @@ def lower(func: Any, target: str | Device = "nvidia-h100", *, name: str = ENTRY)
     _check_image(image)
     _check_device(image, placements, spec)
     return Lowered(image, placements)
+
+
+def _check_untimed(timeline: bool, name: str) -> None:
+    if timeline:
+        raise refuse(
+            "timeline",
+            f"function '{name}'",
+            found="a kernel of the general lowering",
+            limit="kernels of the Hopper pipeline, which have phases to tell apart",
+            instead="schedule it with stages (rule 'tensor'), or profile it with Nsight Compute",
+        )
 
 
 def _run_passes(function: Any, spec: Device, name: str) -> tuple[Any, SharedMemoryPlan]:

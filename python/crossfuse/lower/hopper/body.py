@@ -14,6 +14,7 @@ from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.plan import KernelPlan
 from crossfuse.lower.hopper.ring import Ring
 from crossfuse.lower.hopper.statements import Variable, when
+from crossfuse.lower.hopper.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Body:
         If a reduction is split over the cluster.
     flags : Any
         Buffer of flags in global memory; None if no phase follows another.
+    timeline : Timeline
+        Notes when it did what.
     """
 
     plan: KernelPlan
@@ -46,6 +49,7 @@ class Body:
     right: Ring
     exchange: ExchangeBarriers | None
     flags: Any
+    timeline: Timeline
 
     def region(self, name: str) -> Callable[[Any], Any]:
         """A function from an offset in a region to an address."""

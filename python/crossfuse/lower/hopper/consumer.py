@@ -25,7 +25,7 @@ def emit_multiplying(body: Body) -> None:
     # With several tiles a CTA the first one is rehearsal enough.
     once = all(plan.clusters >= each.program.tiles for each in plan.phases)
     with rehearsed(once) as rehearsal:
-        for phase in plan.phases:
+        for number, phase in enumerate(plan.phases):
             multiplier = Multiplier(
                 phase,
                 (plan.left, plan.right),
@@ -33,12 +33,14 @@ def emit_multiplying(body: Body) -> None:
                 warpgroup,
                 accumulators,
             )
-            store = _Store(body, phase, warpgroup, accumulators, rehearsal)
+            store = _Store(body, number, warpgroup, accumulators, rehearsal)
             with body.each_tile(phase) as places:
                 multiplier.forget()
                 with rehearsal.skipped():
-                    _multiply(phase, multiplier, rings)
+                    _multiply(body, number, multiplier, rings)
+                body.timeline.stamp("multiplied", number)
                 store.tile(places)
+                body.timeline.stamp("stored", number)
             store.finish()
 
 
@@ -63,8 +65,9 @@ class _Side:
         return Release(self.ring, where.thread, (most.sharers, rank), weight)
 
 
-def _multiply(phase: PhasePlan, multiplier: Multiplier, rings: list[_Side]) -> None:
+def _multiply(body: Body, phase_number: int, multiplier: Multiplier, rings: list[_Side]) -> None:
     """All steps of a tile; a stage is handed back when the next one's products are under way."""
+    phase = body.plan.phases[phase_number]
     releases = [ring.release(phase) for ring in rings]
 
     def hand_back() -> None:
@@ -74,6 +77,9 @@ def _multiply(phase: PhasePlan, multiplier: Multiplier, rings: list[_Side]) -> N
     with each_step(phase) as (_, number):
         for ring in rings:
             ring.cursor.wait_full()
+        if body.plan.timed:
+            with when(number == 0):
+                body.timeline.stamp("first tiles", phase_number)
         left, right = rings
         multiplier.start(left.cursor.stage, right.cursor.stage, number == 0)
         multiplier.wait(pending=1)
@@ -91,15 +97,22 @@ class _Store:
     def __init__(
         self,
         body: Body,
-        phase: PhasePlan,
+        number: int,
         warpgroup: Any,
         accumulators: Any,
         rehearsal: Rehearsal,
     ) -> None:
+        phase = body.plan.phases[number]
         self.reduction = self.writer = None
         if phase.program.exchange is not None and body.exchange is not None:
             self.reduction = SplitReduction(
-                phase, body.where, warpgroup, body.region("received"), body.exchange, rehearsal
+                phase,
+                body.where,
+                warpgroup,
+                body.region("received"),
+                body.exchange,
+                rehearsal,
+                lambda event: body.timeline.stamp(event, number),
             )
             self.accumulators = accumulators
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +69,8 @@ class SplitReduction:
         Of the exchange.
     rehearsal : Rehearsal
         In which nothing is sent, awaited or stored.
+    note : Callable
+        Notes an event, see `timeline`.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class SplitReduction:
         buffer: Any,
         barriers: ExchangeBarriers,
         rehearsal: Rehearsal,
+        note: Callable[[str], None],
     ) -> None:
         exchange = plan.program.exchange
         assert exchange is not None
@@ -93,6 +96,7 @@ class SplitReduction:
         self.count = 4 if plan.has_whole_warps else 2
         self.warpgroup = warpgroup
         self.rehearsal = rehearsal
+        self.note = note
         self.elements = Elements(plan)
         self.parts = self._parts()
 
@@ -160,12 +164,14 @@ class SplitReduction:
         """
         with self.rehearsal.skipped():
             self._announce()
+        self.note("peers multiplied")
         for part in self.parts:
             exists = when(part.exists) if part.exists is not None else nullcontext()
             with self.rehearsal.skipped(), exists:
                 self._push(part, accumulators)
         with self.rehearsal.skipped():
             mbarrier.wait_cluster(self.barriers.received, 0)
+        self.note("received")
         origin = self.plan.program.store.tile.origin
         row, column = (let("first", at(each, dict(values))) for each in origin)
         total = registers("total", self.count, "float32")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -9,13 +10,18 @@ from crossfuse.hardware import Device, tvm_target
 from crossfuse.lower.hopper.kernel import emit_kernel
 from crossfuse.lower.hopper.plan import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.recover import recover, workspaces
+from crossfuse.lower.hopper.timeline import events, timeline_buffer
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch
 from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan
 
 
 def generate(
-    func: Any, buffers: tuple[BufferSpec, ...], device: Device, name: str
-) -> tuple[KernelImage, SharedMemoryPlan]:
+    func: Any,
+    buffers: tuple[BufferSpec, ...],
+    device: Device,
+    name: str,
+    timeline: bool = False,
+) -> tuple[KernelImage, SharedMemoryPlan, tuple[tuple[str, ...], ...]]:
     """Lower a scheduled tile program.
 
     Parameters
@@ -28,11 +34,14 @@ def generate(
         What to lower for.
     name : str
         Name of the compiled function.
+    timeline : bool
+        Whether kernels note when they did what, in one more output each.
 
     Returns
     -------
-    tuple[KernelImage, SharedMemoryPlan]
-        Generated CUDA with its launch, and what lies where in shared memory.
+    tuple[KernelImage, SharedMemoryPlan, tuple[tuple[str, ...], ...]]
+        Generated CUDA with its launch, what lies where in shared memory, and with a timeline the
+        events of each kernel.
 
     Raises
     ------
@@ -40,6 +49,9 @@ def generate(
         If tensor cores or TMA cannot take the tiles.
     """
     plans = [plan_kernel(each, device, number) for number, each in enumerate(recover(func))]
+    if timeline:
+        plans = [replace(each, timed=True) for each in plans]
+        buffers = (*buffers, *map(timeline_buffer, plans))
     kernels: list[tuple[str, Any]] = []
     for number, plan in enumerate(plans):
         of = name if len(plans) == 1 else f"{name}_{number}"
@@ -53,7 +65,7 @@ def generate(
     )
     kept = tuple(each for plan in plans for each in plan.state)
     image = KernelImage(name, _cuda(kernels), buffers, launches, spaces, kept)
-    return image, _shared_memory(plans)
+    return image, _shared_memory(plans), tuple(map(events, plans)) if timeline else ()
 
 
 def _shared_memory(plans: list[KernelPlan]) -> SharedMemoryPlan:

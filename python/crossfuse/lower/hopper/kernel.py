@@ -15,6 +15,7 @@ from crossfuse.lower.hopper.plan import REGISTERS, KernelPlan
 from crossfuse.lower.hopper.producer import emit_loading
 from crossfuse.lower.hopper.ring import Ring
 from crossfuse.lower.hopper.statements import branches, run, when
+from crossfuse.lower.hopper.timeline import Timeline, timeline_buffer
 
 _WARP = 32
 # Descriptors are parameters: a generic address, which the instruction takes.
@@ -45,10 +46,13 @@ def emit_kernel(plan: KernelPlan, name: str) -> Any:
         ir.script.func_name(name)
         parameters = dict.fromkeys(each for p in plan.phases for each in p.program.parameters)
         images = {each: _parameter(each) for each in parameters}
-        flags = [
-            ir.script.arg(each.name, ir.script.Buffer(list(each.shape), each.dtype))
-            for each in plan.state
-        ]
+        flags, stamps = (
+            [
+                ir.script.arg(each.name, ir.script.Buffer(list(each.shape), each.dtype))
+                for each in group
+            ]
+            for group in (plan.state, (timeline_buffer(plan),) if plan.timed else ())
+        )
         maps = {
             each.name: ir.script.arg(each.name, ir.script.TensorMap()) for each in plan.tensor_maps
         }
@@ -57,7 +61,8 @@ def emit_kernel(plan: KernelPlan, name: str) -> Any:
             phases = tuple(
                 replace(each, program=each.program.with_parameters(images)) for each in plan.phases
             )
-            _emit_body(replace(plan, phases=phases), maps, flags[0] if flags else None)
+            kept = [each[0] if each else None for each in (flags, stamps)]
+            _emit_body(replace(plan, phases=phases), maps, *kept)
     return builder.get()
 
 
@@ -67,8 +72,10 @@ def _parameter(buffer: Any) -> Any:
     return ir.script.arg(str(buffer.name), ir.script.Buffer(shape, str(buffer.ty.dtype)))
 
 
-def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any) -> None:
+def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) -> None:
     where = declare_coordinates(plan)
+    timeline = Timeline(plan, where, stamps)
+    timeline.begin()
     memory = ir.script.alloc_buffer((plan.arena.size,), "uint8", scope="shared.dyn", align=1024)
     ir.IRBuilder.name("memory", memory)
     left = _barriers(plan, memory, "left_barriers", plan.left.stages, 0)
@@ -77,13 +84,14 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any) -> None:
     if "received" in plan.arena:
         first = plan.arena["exchange_barriers"].offset
         exchange = ExchangeBarriers(memory.ptr_to([first]), memory.ptr_to([first + 8]))
-    body = Body(plan, where, maps, memory, left, right, exchange, flags)
+    body = Body(plan, where, maps, memory, left, right, exchange, flags, timeline)
     with when(ir.script.And(where.warpgroup == 0, where.thread < _WARP)):
         _initialise(body)
         mbarrier.publish_initialised()
     with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * _WARP)):
         _fetch_descriptors(plan, where.lane, maps)
     mbarrier.meet_cluster(plan.cluster_size)
+    timeline.stamp("cluster met")
     # The next kernel may be launched; it waits for the end of this one where it needs it.
     run(ir.script.ptx.griddepcontrol.launch_dependents())
     fewer, more = REGISTERS[plan.consumers]
@@ -97,6 +105,7 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any) -> None:
     if plan.cluster_size > 1:
         # Peers may still write this CTA's stages and arrive at its barriers.
         mbarrier.meet_cluster(plan.cluster_size)
+    timeline.stamp("end")
 
 
 def _barriers(plan: KernelPlan, memory: Any, name: str, stages: int, offset: int) -> Ring:

@@ -66,6 +66,8 @@ class KernelPlan:
         Whether it starts before the kernel before it is over: right tiles are loaded meanwhile.
     number : int
         Of the kernel in its function.
+    timed : bool
+        Whether it notes when it did what, see `timeline`.
     """
 
     phases: tuple[PhasePlan, ...]
@@ -75,6 +77,7 @@ class KernelPlan:
     clusters: int
     early: bool = False
     number: int = 0
+    timed: bool = False
 
     @property
     def consumers(self) -> int:

@@ -34,7 +34,8 @@ def emit_loading(body: Body) -> None:
 
 def _emit_rights(body: Body) -> None:
     cursor = Cursor(body.right)
-    for phase in body.plan.phases:
+    for number, phase in enumerate(body.plan.phases):
+        body.timeline.stamp_here("weights asked for", number)
         with body.each_tile(phase) as places, each_step(phase) as (step, _):
             _load(body, phase, "right", cursor, phase.rights, places | step)
             cursor.advance()

@@ -1,0 +1,174 @@
+"""When the CTAs of our kernels reach each event, in a row of launches with cold weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from crossfuse.bench.variant import pack_apart
+from crossfuse.workload.spec import WorkloadSpec
+
+if TYPE_CHECKING:
+    from crossfuse.lower.extract import Lowered
+    from crossfuse.runtime import LoadedKernel
+
+#: Launches in a graph; the last is looked at.
+LAUNCHES = 8
+
+
+@dataclass(frozen=True)
+class Event:
+    """When CTAs reached an event, in microseconds since the first one of them began.
+
+    Attributes
+    ----------
+    name : str
+        See `crossfuse.lower.hopper.timeline.events`.
+    first, median, last : float
+        Over the CTAs that reached it.
+    ctas : int
+        How many did: those without a tile of a phase pass its events by.
+    """
+
+    name: str
+    first: float
+    median: float
+    last: float
+    ctas: int
+
+
+@dataclass(frozen=True)
+class KernelTimeline:
+    """The last of several launches of a kernel.
+
+    Attributes
+    ----------
+    kernel : str
+        Its symbol.
+    gap : float | None
+        Microseconds from the end of the kernel before to the first CTA's beginning; negative where
+        they overlap. None for the first of a row.
+    events : tuple[Event, ...]
+        In the order of the kernel.
+    """
+
+    kernel: str
+    gap: float | None
+    events: tuple[Event, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a value that `json` can write."""
+        return asdict(self)
+
+
+def summarise(
+    symbols: Sequence[str], names: Sequence[Sequence[str]], stamps: Sequence[np.ndarray]
+) -> tuple[KernelTimeline, ...]:
+    """Reduce the stamps of all CTAs to a few numbers.
+
+    Parameters
+    ----------
+    symbols : Sequence[str]
+        Kernels, in the order of their launches.
+    names : Sequence[Sequence[str]]
+        Events of each kernel.
+    stamps : Sequence[numpy.ndarray]
+        Nanoseconds of each kernel, (CTAs, events); 0 for what did not happen. There may be more
+        than kernels: further rounds of the same, of which the last is reduced.
+
+    Returns
+    -------
+    tuple[KernelTimeline, ...]
+        One for each kernel.
+    """
+    count = len(symbols)
+    found = []
+    for number in range(len(stamps) - count, len(stamps)):
+        here = stamps[number]
+        begin = here[here > 0].min()
+        gap = None if number == 0 else float(begin - stamps[number - 1].max()) / 1e3
+        events = []
+        for name, column in zip(names[number % count], here.T, strict=True):
+            times = (column[column > 0] - begin) / 1e3
+            if times.size:
+                middle = float(np.median(times))
+                events.append(
+                    Event(name, float(times.min()), middle, float(times.max()), int(times.size))
+                )
+        found.append(KernelTimeline(symbols[number % count], gap, tuple(events)))
+    return tuple(found)
+
+
+def measure_timeline(
+    spec: WorkloadSpec, target: str = "nvidia-h100", placement: str = "auto"
+) -> tuple[KernelTimeline, ...]:
+    """Compile a workload with a timeline and run it.
+
+    Parameters
+    ----------
+    spec : WorkloadSpec
+        What is computed.
+    target, placement : str
+        See `crossfuse.compile`.
+
+    Returns
+    -------
+    tuple[KernelTimeline, ...]
+        Of each kernel.
+
+    Raises
+    ------
+    EnvironmentRefused
+        Without a Hopper GPU and torch.
+    WorkloadRefused, ScheduleRefused, LoweringRefused
+        If there is no kernel of the Hopper pipeline.
+    """
+    from tempfile import mkdtemp
+
+    from crossfuse.bench.environment import require_gpu
+    from crossfuse.compiler import compile as compile_source
+    from crossfuse.hardware import device
+    from crossfuse.lower.extract import lower
+    from crossfuse.runtime import build_library, load
+
+    require_gpu()
+    options = {"rule": "tensor", "placement": placement, "constant_weights": True}
+    compiled = compile_source(spec, target=target, **options)
+    timed = lower(compiled.schedule, target, timeline=True)
+    library = build_library(timed.image, mkdtemp(prefix="crossfuse-"), device=device(target))
+    symbols = [each.symbol for each in timed.image.launches]
+    return summarise(symbols, timed.events, _stamps(spec, load(library.library), timed))
+
+
+def _stamps(spec: WorkloadSpec, kernel: LoadedKernel, timed: Lowered) -> list[np.ndarray]:
+    """Stamps of all kernels of all launches of a graph."""
+    import torch
+
+    from crossfuse.bench.floor import weight_bytes
+    from crossfuse.bench.rotation import copies_needed
+    from crossfuse.compiler.weights import to_torch
+    from crossfuse.workload.inputs import random_inputs
+
+    names = list(random_inputs(spec))
+    a, *weights = (to_torch(each).to("cuda") for each in random_inputs(spec).values())
+    by_name = dict(zip(names[1:], weights, strict=True))
+    copies = copies_needed(weight_bytes(spec), LAUNCHES, "cold")
+    sets = [pack_apart(by_name) for _ in range(min(copies, LAUNCHES))]
+    output = torch.empty(spec.output, dtype=getattr(torch, spec.out), device="cuda")
+    shapes = [each.shape for each in timed.image.buffers[-len(timed.events) :]]
+    rows = [
+        [torch.zeros(each, dtype=torch.int64, device="cuda") for each in shapes]
+        for _ in range(LAUNCHES)
+    ]
+    kernel(a, *sets[0], output, *rows[0])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for number, row in enumerate(rows):
+            kernel(a, *sets[number % len(sets)], output, *row)
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    return [each.cpu().numpy() for row in rows for each in row]

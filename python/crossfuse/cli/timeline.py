@@ -1,0 +1,49 @@
+"""``crossfuse timeline``: when the CTAs of a kernel reach each of its steps, on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from crossfuse.cli.kernel import Placement, Target, Workload
+from crossfuse.cli.output import JsonFlag, print_json, print_rich
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from crossfuse.bench.timeline import KernelTimeline
+
+
+def timeline(
+    workload: Workload,
+    m: Annotated[int, typer.Option("--m", help="Rows; 0 takes those of the workload.")] = 0,
+    target: Target = "nvidia-h100",
+    placement: Placement = "auto",
+    as_json: JsonFlag = False,
+) -> None:
+    """Show when the CTAs of our kernels begin, multiply, exchange and store: where time goes."""
+    from crossfuse.bench.timeline import measure_timeline
+    from crossfuse.workload.suites import resolve
+
+    spec = resolve(workload)
+    spec = replace(spec, M=m) if m else spec
+    found = measure_timeline(spec, target, placement)
+    if as_json:
+        print_json({"workload": str(spec), "kernels": [each.to_json() for each in found]})
+    else:
+        print_rich(str(spec), *map(_table, found))
+
+
+def _table(kernel: KernelTimeline) -> Table:
+    from rich.table import Table
+
+    gap = "" if kernel.gap is None else f", {kernel.gap:.1f} us after the kernel before"
+    table = Table(title=f"{kernel.kernel}{gap}; microseconds", title_justify="left")
+    for heading in ("event", "first CTA", "median", "last CTA", "CTAs"):
+        table.add_column(heading)
+    for each in kernel.events:
+        times = (f"{value:.1f}" for value in (each.first, each.median, each.last))
+        table.add_row(each.name, *times, str(each.ctas))
+    return table

@@ -1,0 +1,97 @@
+"""When a kernel did what: an instrument for those who want to make it faster.
+
+A kernel that is lowered with a timeline stores the global timer at each event, for each CTA, into
+one more output. It costs a few stores; kernels without a timeline have none of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.statements import run, when
+from crossfuse.lower.image import BufferSpec
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.coordinates import Coordinates
+    from crossfuse.lower.hopper.plan import KernelPlan
+
+#: Name of the output, before the kernel's number.
+TIMELINE = "crossfuse_timeline"
+_PHASE = (
+    "weights asked for",
+    "first tiles",
+    "multiplied",
+    "peers multiplied",
+    "received",
+    "stored",
+)
+_STAMP = """\
+__device__ __forceinline__ void crossfuse_stamp(void* at) {
+  unsigned long long now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  *(unsigned long long*)at = now;
+}
+"""
+
+
+def events(plan: KernelPlan) -> tuple[str, ...]:
+    """Names of a kernel's events, in the order in which they happen in a CTA."""
+    phases = [
+        f"{each} {number}"
+        for number, phase in enumerate(plan.phases)
+        for each in _PHASE
+        if phase.program.exchange is not None or each not in ("peers multiplied", "received")
+    ]
+    return ("begin", "cluster met", *phases, "end")
+
+
+def timeline_buffer(plan: KernelPlan) -> BufferSpec:
+    """The output that the events of all CTAs go to: nanoseconds, 0 for what did not happen."""
+    ctas = plan.clusters * plan.cluster_size
+    return BufferSpec(f"{TIMELINE}_{plan.number}", (ctas, len(events(plan))), "int64", True)
+
+
+class Timeline:
+    """Stamps of one kernel.
+
+    Parameters
+    ----------
+    plan : KernelPlan
+        The kernel.
+    where : Coordinates
+        Of the thread.
+    buffer : Any
+        The output; None writes nothing.
+    """
+
+    def __init__(self, plan: KernelPlan, where: Coordinates, buffer: Any) -> None:
+        self.events = events(plan)
+        self.where = where
+        self.buffer = buffer
+        self.cta = where.cluster * plan.cluster_size + where.rank
+
+    def begin(self) -> None:
+        """Clear the row of this CTA, and stamp the first event."""
+        if self.buffer is None:
+            return
+        with self._multiplying(), ir.script.serial(0, len(self.events)) as event:
+            ir.script.buffer_store(self.buffer, ir.script.int64(0), [self.cta, event])
+        self.stamp("begin")
+
+    def stamp(self, event: str, phase: int | None = None) -> None:
+        """Note that the first thread that multiplies has come here."""
+        if self.buffer is not None:
+            with self._multiplying():
+                self.stamp_here(event, phase)
+
+    def stamp_here(self, event: str, phase: int | None = None) -> None:
+        """Note that the one thread that executes this has come here."""
+        if self.buffer is None:
+            return
+        index = self.events.index(event if phase is None else f"{event} {phase}")
+        place = self.buffer.ptr_to([self.cta, index])
+        run(ir.cuda_func_call("crossfuse_stamp", place, source_code=_STAMP))
+
+    def _multiplying(self) -> Any:
+        return when(ir.script.And(self.where.warpgroup == 1, self.where.thread == 0))
