@@ -197,10 +197,11 @@ _INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
     (re.compile(pattern), translator)
     for pattern, translator in (
         (
-            r"|setmaxnreg\..*|prefetch\.tensormap.*|fence\.mbarrier_init\..*|wgmma\.fence\..*|griddepcontrol\..*"
+            r"|setmaxnreg\..*|prefetch\.tensormap.*|fence\.mbarrier_init\..*|wgmma\.fence\..*|griddepcontrol\.launch_dependents;"
             r"|nanosleep\..*",
             lambda *_: _NOTHING,
         ),
+        (r"griddepcontrol\.wait;", _call("grid_wait")),
         (r"fence\.proxy\.async(?:\.(?P<space>shared|global)(?:::(?:cta|cluster))?)?;", _fence),
         (r"(?:fence\.(?:acq_rel|sc)\.(?:gpu|sys)|membar\.(?:gl|sys));", _call("fence_memory")),
         (r"bar\.sync %0, %1;", _call("named_barrier")),

@@ -17,6 +17,7 @@ KINDS = (
     "unwritten-output",
     "write-to-input",
     "early-exit",
+    "early-launch",
     "peer-not-started",
     "deadlock",
     "async-race",

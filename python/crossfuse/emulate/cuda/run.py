@@ -127,7 +127,8 @@ def _write_job(
             inputs[buffer.name].tofile(directory / f"input_{index}.bin")
     for launch in image.launches:
         kernel = translation.symbols.index(launch.symbol)
-        numbers = [kernel, int(launch.cooperative), *launch.grid, *launch.block, *launch.cluster]
+        numbers = [kernel, int(launch.cooperative), int(launch.early)]
+        numbers += [*launch.grid, *launch.block, *launch.cluster]
         numbers += [launch.dynamic_shared_bytes, len(launch.arguments)]
         maps = [each.name for each in launch.tensor_maps]
         numbers += [

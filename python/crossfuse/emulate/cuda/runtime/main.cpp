@@ -34,9 +34,10 @@ void read_index(FILE* file, CrossfuseIndex& index) {
 Launch read_launch(FILE* file) {
   Launch launch;
   unsigned count = 0;
-  int cooperative = 0;
-  if (fscanf(file, "%d %d", &launch.kernel, &cooperative) != 2) fail("bad job: launch");
+  int cooperative = 0, early = 0;
+  if (fscanf(file, "%d %d %d", &launch.kernel, &cooperative, &early) != 3) fail("bad job: launch");
   launch.cooperative = cooperative != 0;
+  launch.early = early != 0;
   read_index(file, launch.grid);
   read_index(file, launch.block);
   read_index(file, launch.cluster);
@@ -127,7 +128,10 @@ void run_once(const Job& job, unsigned order) {
   for (Buffer& buffer : buffers) {
     if (buffer.role == Role::kOutput) memset(buffer.region.base, kPoison, buffer.bytes);
   }
-  for (const Launch& launch : job.launches) run_launch(launch, crossfuse_kernels[launch.kernel]);
+  for (const Launch& launch : job.launches) {
+    start_launch_dependences(&launch == &job.launches.front());
+    run_launch(launch, crossfuse_kernels[launch.kernel]);
+  }
 }
 
 void on_alarm(int) {

@@ -4,6 +4,7 @@
 #include "clocks.cpp"
 #include "cluster.cpp"
 #include "copies.cpp"
+#include "early.cpp"
 #include "findings.cpp"
 #include "flags.cpp"
 #include "hooks.cpp"

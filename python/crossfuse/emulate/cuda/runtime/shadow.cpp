@@ -192,7 +192,9 @@ void access_argument(unsigned index, const uint8_t* pointer, size_t bytes, Mode 
     }
     return;
   }
-  if (region.cells) check_cells(region, offset, bytes, mode, site, doer);
+  if (!region.cells) return;
+  check_dependence(region, place_of(region, offset), writes(mode), site);
+  check_cells(region, offset, bytes, mode, site, doer);
 }
 
 void access_shared(size_t at, size_t bytes, Mode mode, Site site) {

@@ -1,5 +1,6 @@
 // Checks of one memory access: bounds, initialisation, races.
 #pragma once
+#include "findings.h"
 #include "memory.h"
 
 namespace emu {
@@ -17,6 +18,9 @@ struct Doer {
 void access(const void* pointer, size_t bytes, Mode mode, Site site, Doer doer = {});
 // An access through the cluster window. False: the address is bad and must not be followed.
 bool remote_access(Cta& target, size_t offset, size_t bytes, Mode mode, Site site);
+// Of early launches (early.cpp).
+void start_launch_dependences(bool first);
+void check_dependence(Region& region, const Place& place, bool write, Site site);
 // Notes that nothing wrote parts of an output.
 void check_outputs();
 

@@ -51,6 +51,8 @@ struct Region {
   size_t bytes = 0;
   Cell* cells = nullptr;  // null: nobody may write it, so only bounds are checked
   int granule = 4;        // log2 of the bytes of one cell; halves itself when an access needs it
+  // By the running launch, and by those of this run before it.
+  bool read = false, written = false, was_read = false, was_written = false;
 };
 
 struct SharedArray {
@@ -136,6 +138,7 @@ struct Cta {
   std::vector<Thread*> threads;
   std::vector<Warp> warps;
   unsigned at_barrier = 0;
+  bool waited = false;  // for the launches before
   Region shared;
   LastTouch touched;
 };
@@ -152,6 +155,7 @@ struct Cluster {
 struct Launch {
   int kernel = 0;
   bool cooperative = false;  // all clusters run at the same time
+  bool early = false;        // may start before the launch before it is over
   CrossfuseIndex grid{}, block{}, cluster{};
   size_t dynamic_bytes = 0;
   std::vector<int> arguments;  // index of a buffer, or of tensor map i as -1 - i

@@ -1,0 +1,30 @@
+// Programmatic dependent launches: a kernel that may start before the launch before it is over.
+#include "shadow.h"
+
+namespace emu {
+
+// Called before each launch of a run; `first` for that which no other of the run precedes.
+void start_launch_dependences(bool first) {
+  for (Buffer& buffer : buffers) {
+    Region& region = buffer.region;
+    region.was_read = !first && (region.was_read || region.read);
+    region.was_written = !first && (region.was_written || region.written);
+    region.read = region.written = false;
+  }
+}
+
+// An early launch touches nothing that a launch before may still write, and writes nothing that one
+// may still read, before some thread of the CTA has waited for them.
+void check_dependence(Region& region, const Place& place, bool write, Site site) {
+  (write ? region.written : region.read) = true;
+  if (!device.launch.early || device.current->cta->waited) return;
+  if (!region.was_written && !(write && region.was_read)) return;
+  if (!is_news("early-launch", site, kNoSite)) return;
+  report({"early-launch", place, site, kNoSite, current_cta(), current_thread(),
+          format("%s what a launch before may still be %s: no griddepcontrol.wait comes before",
+                 write ? "writes" : "reads", region.was_written ? "writing" : "reading")});
+}
+
+}  // namespace emu
+
+extern "C" void crossfuse_emulate_grid_wait() { emu::device.current->cta->waited = true; }
