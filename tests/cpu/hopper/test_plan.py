@@ -183,10 +183,28 @@ def test_the_left_operand_is_loaded_whole() -> None:
 def test_tensor_maps_are_of_the_stored_tensors() -> None:
     plan = planned("M=200,N=136,K=80,dtype=float16,weights=kn", columns=128, cluster=1)
     assert plan.tensor_maps == (
-        TensorMap("A_map", "A", (80, 200), (160,), (64, 128), 128, 256),
+        TensorMap("A_map", "A", (80, 200), (160,), (64, 128), 128),
         TensorMap("B_map", "B", (136, 80), (272,), (64, 64), 128),
         TensorMap("out_map", "out", (136, 200), (272,), (64, 64), 128),
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "tiles", "streamed"),
+    [
+        (LARGE, {}, (False, False)),  # 16 x 16 clusters: each row and each column has many
+        ("M=4096,N=256,K=128,dtype=bfloat16", {}, (True, False)),
+        ("M=128,N=2048,K=128,dtype=bfloat16", {}, (False, True)),
+        ("M=256,N=256,K=128,dtype=bfloat16", {}, (True, True)),  # a single cluster
+    ],
+)
+def test_tiles_of_one_cluster_alone_are_streamed(
+    text: str, tiles: dict[str, int], streamed: tuple[bool, bool]
+) -> None:
+    plan = planned(f"{text},weights=nk", **tiles)
+    operands = plan.phases[0].operands
+    assert tuple(each.streamed for each in operands) == streamed
+    assert [each.map.fetch for each in operands] == [256 if each else 128 for each in streamed]
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
