@@ -38,46 +38,56 @@ def planned(text: str, on: Any = H100, **tiles: int) -> KernelPlan:
 def test_a_warpgroup_for_64_rows(rows: int, columns: int, consumers: int, threads: int) -> None:
     plan = planned(f"{LARGE},weights=nk", rows=rows, columns=columns)
     assert (plan.consumers, plan.threads) == (consumers, threads)
-    assert (plan.columns, plan.accumulators) == (columns, columns // 2)
+    (phase,) = plan.phases
+    assert (phase.columns, phase.accumulators) == (columns, columns // 2)
+    assert plan.accumulators == columns // 2
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "out", "stages"),
+    ("rows", "columns", "out", "left", "right"),
     [
-        (128, 256, "bfloat16", 4),  # 48 KiB a stage, 32 KiB of boxes
-        (128, 256, "float32", 4),
-        (128, 128, "bfloat16", 6),
-        (64, 256, "bfloat16", 5),
-        (192, 192, "bfloat16", 3),
-        (64, 64, "bfloat16", 12),  # as many as there are at most
-        (64, 8, "bfloat16", 12),
+        (128, 256, "bfloat16", 4, 4),  # 48 KiB a step, 32 KiB of boxes
+        (128, 256, "float32", 4, 5),
+        (128, 128, "bfloat16", 4, 8),
+        (64, 256, "bfloat16", 5, 5),
+        (192, 192, "bfloat16", 3, 3),
+        (192, 192, "float32", 4, 5),
+        (64, 64, "bfloat16", 12, 12),  # as many as there are at most
+        (64, 8, "bfloat16", 12, 12),
     ],
 )
-def test_as_many_stages_as_fit(rows: int, columns: int, out: str, stages: int) -> None:
+def test_as_many_stages_as_fit(rows: int, columns: int, out: str, left: int, right: int) -> None:
+    """Right tiles get as many as they can, left ones what is left beyond four of them."""
     plan = planned(f"{LARGE},out={out},weights=nk", rows=rows, columns=columns)
-    assert plan.stages == stages
-    assert plan.stage_bytes == (rows + columns) * 128
+    assert (plan.left.stages, plan.right.stages) == (left, right)
+    assert (plan.left.pitch, plan.right.pitch) == (rows * 128, columns * 128)
     assert plan.arena.size <= H100.max_shared_bytes == 232448
-    if stages < 12:
-        assert plan.arena.size + plan.stage_bytes > H100.max_shared_bytes
+    if right < 12:
+        fewest = min(right + 1, 4)
+        more = (fewest - left) * plan.left.pitch + plan.right.pitch
+        assert plan.arena.size + more > H100.max_shared_bytes
+    if left < right:
+        assert plan.arena.size + plan.left.pitch > H100.max_shared_bytes
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_stages_that_were_asked_for(stages: int) -> None:
     plan = planned(f"{LARGE},weights=nk", stages=stages)
-    assert plan.stages == stages
-    assert plan.arena["left"].size == stages * 128 * 128
-    assert plan.arena["barriers"].size == 16 * stages
+    assert plan.left.stages == plan.right.stages == stages
+    assert plan.arena["left"].size == plan.left.size == stages * 128 * 128
+    assert plan.arena["right"].size == plan.right.size == stages * 256 * 128
+    assert plan.arena["barriers"].size == 2 * 16 * stages
 
 
 def test_a_device_with_less_shared_memory() -> None:
     half = replace(H100, name="half", max_shared_bytes=131200)
-    assert planned(f"{LARGE},weights=nk", half).stages == 2
+    plan = planned(f"{LARGE},weights=nk", half)
+    assert plan.left.stages == plan.right.stages == 2
     less = replace(half, max_shared_bytes=131072)
     with pytest.raises(LoweringRefused) as caught:
         planned(f"{LARGE},weights=nk", less)
     assert str(caught.value).startswith(
-        "shared-memory: kernel: found 131104 bytes for 2 stages of 49152 bytes; limit: 131072 "
+        "shared-memory: kernel: found 131136 bytes for 2 stages of 49152 bytes; limit: 131072 "
         "bytes on half."
     )
 
@@ -96,23 +106,25 @@ def test_a_device_with_less_shared_memory() -> None:
 )
 def test_regions_of_shared_memory(tiles: dict[str, int], out: str, weights: str) -> None:
     plan = planned(f"{LARGE},out={out},weights={weights}", **tiles)
+    (phase,) = plan.phases
     regions = plan.arena.regions
-    boxes = ["boxes"] if plan.store.map is not None else []
-    assert {each.name for each in regions} == {"left", "right0", "barriers", *boxes}
+    boxes = ["boxes"] if phase.store.map is not None else []
+    assert [each.name for each in regions] == [*boxes, "left", "right", "barriers"]
     assert regions[0].offset == 0
     for region, following in pairwise(regions):
         assert region.end <= following.offset
     assert plan.arena.size == regions[-1].end <= H100.max_shared_bytes
     # Swizzle patterns start on multiples of their size, in every stage and every box.
     assert all(each.offset % 1024 == 0 for each in regions if each.name != "barriers")
-    (right,) = plan.rights
-    assert plan.left.size % 1024 == right.size % 1024 == 0
+    (right,) = phase.rights
+    assert phase.left.size % 1024 == right.size % 1024 == 0
+    assert (plan.left.pitch, plan.right.pitch) == (phase.left.size, right.size)
     assert plan.arena["barriers"].offset % 8 == 0
-    assert plan.arena["left"].size == plan.stages * plan.left.size
-    assert plan.arena["right0"].size == plan.stages * right.size
-    assert plan.arena["barriers"].size == 2 * 8 * plan.stages
-    if plan.store.map is not None:
-        box = 64 * plan.store.box_columns * 2
+    assert plan.arena["left"].size == plan.left.stages * phase.left.size
+    assert plan.arena["right"].size == plan.right.stages * right.size
+    assert plan.arena["barriers"].size == 2 * 8 * (plan.left.stages + plan.right.stages)
+    if phase.store.map is not None:
+        box = 64 * phase.store.box_columns * 2
         assert plan.arena["boxes"].size == 2 * plan.consumers * box
         assert box % 1024 == 0
 
@@ -150,11 +162,12 @@ def test_ctas_of_a_cluster_share_the_right_operand(
     tiles: dict[str, int], weights: str, sharers: int, box: tuple[int, int], copies: int
 ) -> None:
     plan = planned(f"{LARGE},weights={weights}", **tiles)
-    (right,) = plan.rights
-    assert plan.left.sharers == 1
+    (phase,) = plan.phases
+    (right,) = phase.rights
+    assert phase.left.sharers == plan.left.sharers == 1
     assert (right.sharers, right.map.box, right.copies) == (sharers, box, copies)
     assert [each.tag for each in right.shared_by] == (["cluster.x"] if sharers > 1 else [])
-    assert plan.is_multicast == (sharers > 1)
+    assert plan.right.sharers == sharers
     assert right.k_major == (weights == "nk")
     assert right.copies * right.sharers * right.box_bytes == right.size
     assert right.box_bytes == prod(box) * 2
@@ -162,8 +175,9 @@ def test_ctas_of_a_cluster_share_the_right_operand(
 
 def test_the_left_operand_is_loaded_whole() -> None:
     plan = planned(f"{LARGE},weights=nk", rows=192, columns=64, cluster=4)
-    assert (plan.left.map.box, plan.left.copies, plan.left.boxes) == ((64, 192), 1, 1)
-    assert plan.left.size == 192 * 128
+    left = plan.phases[0].left
+    assert (left.map.box, left.copies, left.boxes) == ((64, 192), 1, 1)
+    assert left.size == plan.left.pitch == 192 * 128
 
 
 def test_tensor_maps_are_of_the_stored_tensors() -> None:
@@ -175,12 +189,31 @@ def test_tensor_maps_are_of_the_stored_tensors() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "tiles", "streamed"),
+    [
+        (LARGE, {}, (False, False)),  # 16 x 16 clusters: each row and each column has many
+        ("M=4096,N=256,K=128,dtype=bfloat16", {}, (True, False)),
+        ("M=128,N=2048,K=128,dtype=bfloat16", {}, (False, True)),
+        ("M=256,N=256,K=128,dtype=bfloat16", {}, (True, True)),  # a single cluster
+    ],
+)
+def test_tiles_of_one_cluster_alone_are_streamed(
+    text: str, tiles: dict[str, int], streamed: tuple[bool, bool]
+) -> None:
+    plan = planned(f"{text},weights=nk", **tiles)
+    operands = plan.phases[0].operands
+    assert tuple(each.streamed for each in operands) == streamed
+    assert [each.map.fetch for each in operands] == [256 if each else 128 for each in streamed]
+
+
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
 def test_rows_of_fp8_have_128_elements(dtype: str) -> None:
     plan = planned(f"M=256,N=256,K=512,dtype={dtype},out=float16,weights=nk")
-    assert plan.left.map == TensorMap("A_map", "A", (512, 256), (512,), (128, 128), 128)
-    assert plan.rights[0].map == TensorMap("B_map", "B", (512, 256), (512,), (128, 128), 128)
-    assert plan.stage_bytes == (128 + 256) * 128
+    (phase,) = plan.phases
+    assert phase.left.map == TensorMap("A_map", "A", (512, 256), (512,), (128, 128), 128, 256)
+    assert phase.rights[0].map == TensorMap("B_map", "B", (512, 256), (512,), (128, 128), 128, 256)
+    assert plan.left.pitch + plan.right.pitch == (128 + 256) * 128
 
 
 @pytest.mark.parametrize(
@@ -188,9 +221,10 @@ def test_rows_of_fp8_have_128_elements(dtype: str) -> None:
     [
         (LARGE, {"cluster": 1}, 132),
         (LARGE, {"cluster": 2}, 66),
-        (LARGE, {"cluster": 4}, 33),
-        (LARGE, {"cluster": 8}, 16),
-        (LARGE, {"cluster": 16}, 8),
+        # SMs come in groups that a cluster cannot leave.
+        (LARGE, {"cluster": 4}, 30),
+        (LARGE, {"cluster": 8}, 15),
+        (LARGE, {"cluster": 16}, 7),
         ("M=512,N=512,K=64,dtype=bfloat16", {}, 4),
         ("M=64,N=64,K=64,dtype=bfloat16", {}, 1),
         ("M=8448,N=256,K=64,dtype=bfloat16", {"cluster": 1}, 66),
@@ -200,7 +234,9 @@ def test_rows_of_fp8_have_128_elements(dtype: str) -> None:
 def test_clusters_that_fit_the_device(text: str, tiles: dict[str, int], clusters: int) -> None:
     plan = planned(f"{text},weights=nk", **tiles)
     assert plan.clusters == clusters
-    assert plan.clusters == min(plan.program.tiles, 132 // plan.program.cluster_size)
+    program = plan.phases[0].program
+    assert plan.cluster_size == program.cluster_size
+    assert plan.clusters == min(program.tiles, H100.resident_clusters(program.cluster_size))
     few = planned(f"{text},weights=nk", replace(H100, sms=1), **tiles)
     assert few.clusters == 1
 
@@ -213,8 +249,9 @@ def test_clusters_that_fit_the_device(text: str, tiles: dict[str, int], clusters
 def test_stores_by_tma(width: int, columns: int, box: int, swizzle: int, dtype: str) -> None:
     plan = planned(f"M=128,N={width},K=64,dtype={dtype},weights=nk", columns=columns)
     wanted = TensorMap("out_map", "out", (width, 128), (2 * width,), (box, 64), swizzle)
-    assert plan.store.map == wanted
-    assert plan.store.box_columns == box
+    store = plan.phases[0].store
+    assert store.map == wanted
+    assert store.box_columns == box
     assert plan.tensor_maps[2] == wanted
 
 
@@ -231,6 +268,6 @@ def test_stores_by_tma(width: int, columns: int, box: int, swizzle: int, dtype: 
 )
 def test_stores_of_single_elements(text: str, tiles: dict[str, int]) -> None:
     plan = planned(f"{text},weights=nk", **tiles)
-    assert plan.store.map is None
+    assert plan.phases[0].store.map is None
     assert len(plan.tensor_maps) == 2
     assert "boxes" not in [each.name for each in plan.arena.regions]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from math import prod
+from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.tile_program import Place, Tile, TileProgram
@@ -152,7 +154,28 @@ def _is_streamed(program: TileProgram, tile: Tile, k_major: bool) -> bool:
     """Whether nobody else loads the tile; boxes of 64 columns may reach into a neighbour's."""
     width = ROW_BYTES // item_bytes(tile.dtype)
     whole = k_major or tile.shape[1] % width == 0
-    return whole and not _absent(program.grid, tile)
+    return whole and not _absent(program.grid, tile) and _is_one_to_one(program, tile)
+
+
+def _is_one_to_one(program: TileProgram, tile: Tile) -> bool:
+    """Whether clusters differ in the tile's origin: a loop over rows and columns names both."""
+    known, seen = ir.sym.Analyzer(), set()
+    for indices in product(*(range(each.extent) for each in program.grid)):
+        cluster = {
+            each.var: ir.tirx.IntImm(str(each.var.ty), index)
+            for each, index in zip(program.grid, indices, strict=True)
+        }
+
+        def value(var: Any, cluster: dict[Any, Any] = cluster) -> Any:
+            return cluster.get(var, ir.tirx.IntImm(str(var.ty), 0))
+
+        origin = tuple(
+            ir.constant(known.simplify(ir.substitute(each, value))) for each in tile.origin
+        )
+        if origin in seen:
+            return False
+        seen.add(origin)
+    return True
 
 
 def _absent(places: tuple[Place, ...], tile: Tile) -> tuple[Place, ...]:
