@@ -104,6 +104,8 @@ void crossfuse_emulate_store_async(unsigned address, const void* values, unsigne
     return;
   }
   conflict(copy, copy_into(copy.shared), "two stores write these bytes at once");
+  conflict(copy, copy_out_of(copy.shared), "a store writes what a copy still reads");
+  conflict(copy, product_reads(copy.shared), "a store writes a tile that is still being multiplied");
   launch(copy);
 }
 

@@ -185,7 +185,8 @@ void run_clusters(const uint32_t* order) {
     std::shuffle(round.begin(), round.end(), random_source);
     for (Thread* thread : round) {
       resume(*thread);
-      if (thread->wait != Wait::kFlag) retries = 0;
+      // The lanes of a warp may vote on what each has read: that alone gets nobody further.
+      if (thread->wait != Wait::kFlag && thread->wait != Wait::kWarp) retries = 0;
     }
     round.clear();
     running -= device.ended.size();
@@ -196,7 +197,8 @@ void run_clusters(const uint32_t* order) {
 
 void block(Wait wait, Site site) {
   Thread& thread = *device.current;
-  if (wait != Wait::kNone && wait != Wait::kFlag) thread.polls = 0;
+  bool polls_on = wait == Wait::kNone || wait == Wait::kFlag || wait == Wait::kWarp;
+  if (!polls_on) thread.polls = 0;
   thread.wait = wait;
   thread.wait_site = site;
   if (_setjmp(thread.context) == 0) _longjmp(scheduler, 1);
