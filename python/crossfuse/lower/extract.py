@@ -8,10 +8,11 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse._autoload import register
 from crossfuse.hardware import Device, device, tvm_target
+from crossfuse.lower.check_image import check_device, check_image
 from crossfuse.lower.hopper import generate, is_tile_program
 from crossfuse.lower.image import BufferSpec, Dim3, KernelImage, Launch
 from crossfuse.lower.pipeline import cluster_passes, host_passes
-from crossfuse.lower.place_shared_memory import SHARED_MEMORY, check_budget
+from crossfuse.lower.place_shared_memory import SHARED_MEMORY
 from crossfuse.lower.refusal import refusals, refuse
 from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan, size_in_bytes
 from crossfuse.lower.tree import accesses, coordinate, sites
@@ -79,7 +80,7 @@ def lower(
         check_structure(function)
         if is_tile_program(function):
             image, placements, events = generate(function, buffers, spec, name, timeline)
-            _check_device(image, placements, spec)
+            check_device(image, placements, spec)
             return Lowered(image, placements, events)
         check_grid_stage(function)
         _check_untimed(timeline, name)
@@ -88,8 +89,8 @@ def lower(
         cuda = _generate(module, kernels)
     launches = tuple(_launch(symbol, kernel) for symbol, kernel in kernels)
     image = KernelImage(name, cuda, buffers, launches)
-    _check_image(image)
-    _check_device(image, placements, spec)
+    check_image(image)
+    check_device(image, placements, spec)
     return Lowered(image, placements)
 
 
@@ -269,51 +270,6 @@ def _launch(symbol: str, kernel: Any) -> Launch:
     return Launch(
         symbol, dims("blockIdx"), dims("threadIdx"), dims("clusterCtaIdx"), sum(shared), arguments
     )
-
-
-def _check_image(image: KernelImage) -> None:
-    """Kernels get the function's buffers and nothing else."""
-    names = [buffer.name for buffer in image.memory]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise refuse(
-            "lower",
-            f"parameter '{twice}'",
-            found="two parameters of one name",
-            limit="parameters told apart by their names",
-            instead="give each buffer of the function a name of its own",
-        )
-    for launch in image.launches:
-        for name in launch.arguments:
-            if name not in names:
-                raise refuse(
-                    "lower",
-                    f"kernel '{launch.symbol}'",
-                    found=f"argument '{name}', which is no parameter of the function",
-                    limit=f"kernels on the function's own buffers ({', '.join(names)})",
-                    instead="pass an intermediate between two kernels as a parameter, or keep it "
-                    "inside one kernel",
-                )
-
-
-def _check_device(image: KernelImage, placements: SharedMemoryPlan, spec: Device) -> None:
-    """Launches stay within what this device allows."""
-    for launch in image.launches:
-        x, y, z = launch.block
-        for what, found, limit in (
-            ("CTAs in a cluster", launch.cluster_size, spec.max_cluster),
-            ("threads in a CTA", x * y * z, spec.max_threads),
-        ):
-            if found > limit:
-                raise refuse(
-                    "device-limit",
-                    f"kernel '{launch.symbol}' on {spec.name}",
-                    found=f"{found} {what}",
-                    limit=f"{limit} {what}",
-                    instead="bind smaller loops",
-                )
-    needed = max(launch.dynamic_shared_bytes for launch in image.launches)
-    check_budget(SharedMemoryPlan(placements.placements, needed), spec.max_shared_bytes)
 
 
 def _shared_memory(module: Any) -> SharedMemoryPlan:

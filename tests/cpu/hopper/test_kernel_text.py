@@ -175,11 +175,11 @@ def test_only_tails_are_guarded(text: str, guarded: bool) -> None:
     lines = [line.strip() for line in body(image).splitlines()]
     stores = [index for index, line in enumerate(lines) if line.startswith("out_ptr[")]
     assert stores
-    # The rehearsal stores nothing, be it within the output or not.
-    rehearsal = "if (0 < crossfuse_hide(turn))"
+    # The warm-up stores nothing, be it within the output or not.
+    warmup = "if (0 < crossfuse_hide(turn))"
     guards = [lines[index - 1] for index in stores]
     assert all(each.startswith("if (") and "0 < crossfuse_hide(turn)" in each for each in guards)
-    assert any(each != f"{rehearsal} {{" for each in guards) == guarded
+    assert any(each != f"{warmup} {{" for each in guards) == guarded
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_order_of_the_roles(columns: int, boxes: list[str]) -> None:
     assert found == [*before, *stores, meet]
 
 
-def test_what_runs_once_is_rehearsed() -> None:
+def test_what_runs_once_is_warmed_up() -> None:
     """Its first turn multiplies nothing, and stores nothing."""
     text = body(image_of("M=128,N=64,K=64,dtype=bfloat16,weights=nk"))
     turns = "for (int turn = 0; turn < crossfuse_hide(2); ++turn)"

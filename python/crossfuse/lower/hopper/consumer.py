@@ -10,9 +10,9 @@ from crossfuse.lower.hopper.exchange import SplitReduction
 from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.load import sharing_rank
 from crossfuse.lower.hopper.phase import PhasePlan
-from crossfuse.lower.hopper.rehearsal import Rehearsal, rehearsed
 from crossfuse.lower.hopper.ring import Cursor, Release
 from crossfuse.lower.hopper.statements import registers, when
+from crossfuse.lower.hopper.warmup import Warmup, warmed_up
 from crossfuse.lower.hopper.wgmma import Multiplier
 
 
@@ -22,9 +22,9 @@ def emit_multiplying(body: Body) -> None:
     warpgroup = where.warpgroup - 1
     accumulators = registers("accumulators", plan.accumulators, "float32")
     rings = [_Side(body, "left"), _Side(body, "right")]
-    # With several tiles a CTA the first one is rehearsal enough.
+    # With several tiles a CTA the first one warms up for the others.
     once = all(plan.clusters >= each.program.tiles for each in plan.phases)
-    with rehearsed(once) as rehearsal:
+    with warmed_up(once) as warmup:
         for number, phase in enumerate(plan.phases):
             multiplier = Multiplier(
                 phase,
@@ -33,10 +33,10 @@ def emit_multiplying(body: Body) -> None:
                 warpgroup,
                 accumulators,
             )
-            store = _Store(body, number, warpgroup, accumulators, rehearsal)
+            store = _Store(body, number, warpgroup, accumulators, warmup)
             with body.each_tile(phase) as places:
                 multiplier.forget()
-                with rehearsal.skipped():
+                with warmup.skipped():
                     _multiply(body, number, multiplier, rings)
                 body.timeline.stamp("multiplied", number)
                 store.tile(places)
@@ -100,7 +100,7 @@ class _Store:
         number: int,
         warpgroup: Any,
         accumulators: Any,
-        rehearsal: Rehearsal,
+        warmup: Warmup,
     ) -> None:
         phase = body.plan.phases[number]
         self.reduction = self.writer = None
@@ -111,7 +111,7 @@ class _Store:
                 warpgroup,
                 body.region("received"),
                 body.exchange,
-                rehearsal,
+                warmup,
                 lambda event: body.timeline.stamp(event, number),
             )
             self.accumulators = accumulators
@@ -126,7 +126,7 @@ class _Store:
             accumulators,
             None if stored is None else body.region("boxes"),
             None if stored is None else body.maps[stored.name],
-            rehearsal,
+            warmup,
         )
 
     def tile(self, places: dict[Any, Any]) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.phase import PACKED_TYPES, PhasePlan
-from crossfuse.lower.hopper.rehearsal import Rehearsal
 from crossfuse.lower.hopper.statements import registers, run, when
+from crossfuse.lower.hopper.warmup import Warmup
 
 #: Output types that hide the error of CUDA's fast exponential and division, about 1e-5.
 _FAST_TYPES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
@@ -76,12 +76,12 @@ class Elements:
         j: Any,
         low: tuple[Any, ...],
         high: tuple[Any, ...],
-        rehearsal: Rehearsal,
+        warmup: Warmup,
     ) -> None:
         """Store elements (i, j) and (i, j + 1), each if it belongs to the output."""
         if not self.pairs:
             for column, sums in ((j, low), (j + 1, high)):
-                with _when_all([*rehearsal.conditions(), *self.inside(i, column)]):
+                with _when_all([*warmup.conditions(), *self.inside(i, column)]):
                     ir.script.buffer_store(
                         self.tile.buffer, self.value(i, column, sums), [i, column]
                     )
@@ -89,7 +89,7 @@ class Elements:
         if self._pair is None:
             self._pair = registers("pair", 1, "uint32")
         self.pack(self._pair[0], i, j, low, high)
-        with _when_all([*rehearsal.conditions(), *self.inside(i, j)]):
+        with _when_all([*warmup.conditions(), *self.inside(i, j)]):
             run(ir.script.ptx["st.global.u32"](self.tile.buffer.ptr_to([i, j]), self._pair[0]))
 
     def _guarded(self, load: Any, i: Any, j: Any) -> Any:

@@ -11,8 +11,8 @@ from crossfuse.lower.hopper.elements import Elements
 from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.phase import WARPGROUP_ROWS, PhasePlan
 from crossfuse.lower.hopper.plan import WARPGROUP
-from crossfuse.lower.hopper.rehearsal import Rehearsal
 from crossfuse.lower.hopper.statements import let, registers, run, when
+from crossfuse.lower.hopper.warmup import Warmup
 
 _TMA_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
 
@@ -34,7 +34,7 @@ class Epilogue:
         Function from a byte offset to an address among the boxes in shared memory.
     descriptor : Any
         Tensor map of the output; None without boxes.
-    rehearsal : Rehearsal
+    warmup : Warmup
         In which nothing is stored.
     """
 
@@ -46,7 +46,7 @@ class Epilogue:
         accumulators: Any,
         boxes: Any,
         descriptor: Any,
-        rehearsal: Rehearsal,
+        warmup: Warmup,
     ) -> None:
         self.plan = plan
         self.where = where
@@ -54,7 +54,7 @@ class Epilogue:
         self.accumulators = accumulators
         self.boxes = boxes
         self.descriptor = descriptor
-        self.rehearsal = rehearsal
+        self.warmup = warmup
         self.elements = Elements(plan)
 
     def store(
@@ -88,7 +88,7 @@ class Epilogue:
             # What each thread stored is to be read by TMA.
             run(ir.script.ptx.fence.proxy.async_())
             self._meet()
-        with self.rehearsal.skipped(), when(self.where.thread == 0):
+        with self.warmup.skipped(), when(self.where.thread == 0):
             if self.plan.store.map is not None:
                 run(ir.script.ptx.cp.async_.bulk.wait_group(0))
             writer.raise_flag(row, column)
@@ -120,7 +120,7 @@ class Epilogue:
         for index in range(0, self.plan.accumulators, 2):
             i, j = self._place(row, column, index)
             low, high = self._sums(index), self._sums(index + 1)
-            self.elements.store_pair(i, j, low, high, self.rehearsal)
+            self.elements.store_pair(i, j, low, high, self.warmup)
 
     def _store_boxes(self, row: Any, column: Any) -> None:
         """Boxes of 64 rows: registers, swizzled shared memory, TMA."""
@@ -138,7 +138,7 @@ class Epilogue:
                 self._fill_box(number, row, column)
             run(ir.script.ptx.fence.proxy.async_.shared__cta())
             self._meet()
-            with self.rehearsal.skipped(), when(self.where.thread == 0):
+            with self.warmup.skipped(), when(self.where.thread == 0):
                 for number in range(first, first + together):
                     self._copy_box(number, row, column)
                 run(ir.script.ptx.cp.async_.bulk.commit_group())

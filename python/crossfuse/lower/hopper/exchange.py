@@ -13,8 +13,8 @@ from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.elements import Elements
 from crossfuse.lower.hopper.phase import WARP_ROWS, WARPGROUP_ROWS, PhasePlan
 from crossfuse.lower.hopper.plan import WARPGROUP
-from crossfuse.lower.hopper.rehearsal import Rehearsal
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
+from crossfuse.lower.hopper.warmup import Warmup
 
 _WARPS = WARPGROUP_ROWS // WARP_ROWS
 
@@ -67,7 +67,7 @@ class SplitReduction:
         Function from a byte offset to an address in the receive buffer.
     barriers : ExchangeBarriers
         Of the exchange.
-    rehearsal : Rehearsal
+    warmup : Warmup
         In which nothing is sent, awaited or stored.
     note : Callable
         Notes an event, see `timeline`.
@@ -80,7 +80,7 @@ class SplitReduction:
         warpgroup: Any,
         buffer: Any,
         barriers: ExchangeBarriers,
-        rehearsal: Rehearsal,
+        warmup: Warmup,
         note: Callable[[str], None],
     ) -> None:
         exchange = plan.program.exchange
@@ -95,7 +95,7 @@ class SplitReduction:
         self.barriers = barriers
         self.count = 4 if plan.has_whole_warps else 2
         self.warpgroup = warpgroup
-        self.rehearsal = rehearsal
+        self.warmup = warmup
         self.note = note
         self.elements = Elements(plan)
         self.parts = self._parts()
@@ -162,14 +162,14 @@ class SplitReduction:
         values : Mapping
             Values of the variables of the tile's origin.
         """
-        with self.rehearsal.skipped():
+        with self.warmup.skipped():
             self._announce()
         self.note("peers multiplied")
         for part in self.parts:
             exists = when(part.exists) if part.exists is not None else nullcontext()
-            with self.rehearsal.skipped(), exists:
+            with self.warmup.skipped(), exists:
                 self._push(part, accumulators)
-        with self.rehearsal.skipped():
+        with self.warmup.skipped():
             mbarrier.wait_cluster(self.barriers.received, 0)
         self.note("received")
         origin = self.plan.program.store.tile.origin
@@ -192,7 +192,7 @@ class SplitReduction:
             address = self.buffer(slot * self.plan.slice_bytes + unit * (4 * self.count))
             load = ir.script.ptx[f"ld.shared.v{self.count}.f32"]
             target = received if slot else total
-            with self.rehearsal.skipped():
+            with self.warmup.skipped():
                 run(load(*[target[i] for i in range(self.count)], address))
             for i in range(self.count) if slot else ():
                 ir.script.buffer_store(total, total[i] + received[i], [i])
@@ -206,11 +206,11 @@ class SplitReduction:
             j = column + block * 8 + lane % 4 * 2
             for half in (0, 1):
                 low, high = total[2 * half], total[2 * half + 1]
-                self.elements.store_pair(i + 8 * half, j, (low,), (high,), self.rehearsal)
+                self.elements.store_pair(i + 8 * half, j, (low,), (high,), self.warmup)
             return
         position = let("position", self.rank * self.exchange.elements + unit * 2)
         i, j = row + position // self.exchange.width, column + position % self.exchange.width
-        self.elements.store_pair(i, j, (total[0],), (total[1],), self.rehearsal)
+        self.elements.store_pair(i, j, (total[0],), (total[1],), self.warmup)
 
     def _announce(self) -> None:
         """Tell all CTAs that this warpgroup has multiplied its tiles, and wait for theirs."""

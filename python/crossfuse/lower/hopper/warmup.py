@@ -1,10 +1,10 @@
 """Code that runs once is fetched before it is needed.
 
 What follows a product runs once in a kernel of one tile a CTA: several thousand instructions one
-after another, each new line of them from L2, behind all weights that are being loaded. On an H100
-that took 4.5 us between the products of an FFN. So its warpgroups go through all code twice. The
-first time nothing is multiplied, stored or waited for; it takes place while the first tiles are on
-their way.
+after another, each new line of them from L2, behind all weights that are being loaded. So its
+warpgroups go through all code twice. The first time, the warm-up, nothing is multiplied, stored or
+waited for; it takes place while the first tiles are on their way. On an H100 small FFNs took 4 us
+less with it (docs/hopper.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.statements import when
 
-#: Hides a value from the compiler, which would else make code of its own for the rehearsal.
+#: Hides a value from the compiler, which would else make code of its own for the warm-up.
 _HIDE = """\
 __device__ __forceinline__ int crossfuse_hide(int value) {
   asm volatile("" : "+r"(value));
@@ -25,13 +25,13 @@ __device__ __forceinline__ int crossfuse_hide(int value) {
 """
 
 
-class Rehearsal:
-    """Tells the rehearsal from what counts.
+class Warmup:
+    """Tells the warm-up from what counts.
 
     Parameters
     ----------
     turn : Any
-        0 in the rehearsal, 1 after it; None where there is none.
+        0 in the warm-up, 1 after it; None where there is none.
     """
 
     def __init__(self, turn: Any = None) -> None:
@@ -42,19 +42,19 @@ class Rehearsal:
         return [] if self.turn is None else [_hidden(self.turn) > 0]
 
     def skipped(self) -> Any:
-        """A context for statements that the rehearsal leaves out."""
+        """A context for statements that the warm-up leaves out."""
         return when(self.conditions()[0]) if self.turn is not None else nullcontext()
 
 
 @contextmanager
-def rehearsed(wanted: bool) -> Iterator[Rehearsal]:
+def warmed_up(wanted: bool) -> Iterator[Warmup]:
     """Statements that run twice if `wanted`, once if not."""
     if not wanted:
-        yield Rehearsal()
+        yield Warmup()
         return
     with ir.script.serial(0, _hidden(ir.script.int32(2))) as turn:
         ir.IRBuilder.name("turn", turn)
-        yield Rehearsal(turn)
+        yield Warmup(turn)
 
 
 def _hidden(value: Any) -> Any:
