@@ -62,5 +62,8 @@ void relaxed_read(const void* flag);
 void relaxed_write(const void* flag);
 // Wakes threads whose flag has changed; all that poll if `forced`. False if there was none.
 bool wake_pollers(bool forced);
+// Wakes those whose warp waits for them: it must not sleep until all flags that its lanes read have
+// changed. Called when somebody has got further.
+void wake_voters();
 
 }  // namespace emu

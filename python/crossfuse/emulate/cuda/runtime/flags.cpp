@@ -83,6 +83,21 @@ bool wake_pollers(bool forced) {
   return device.polling.size() < polling.size();
 }
 
+void wake_voters() {
+  std::vector<Thread*> polling;
+  polling.swap(device.polling);
+  for (Thread* thread : polling) {
+    const std::vector<Thread*>& lanes = thread->warp->lanes;
+    bool awaited = std::any_of(lanes.begin(), lanes.end(),
+                               [](const Thread* lane) { return lane->wait == Wait::kWarp; });
+    if (awaited) {
+      wake(*thread);
+    } else {
+      device.polling.push_back(thread);
+    }
+  }
+}
+
 }  // namespace emu
 
 extern "C" {

@@ -183,12 +183,17 @@ void run_clusters(const uint32_t* order) {
     if (device.ready.empty()) stir();
     round.swap(device.ready);
     std::shuffle(round.begin(), round.end(), random_source);
+    bool moved = false;
     for (Thread* thread : round) {
       resume(*thread);
       // The lanes of a warp may vote on what each has read: that alone gets nobody further.
-      if (thread->wait != Wait::kFlag && thread->wait != Wait::kWarp) retries = 0;
+      moved |= thread->wait != Wait::kFlag && thread->wait != Wait::kWarp;
     }
     round.clear();
+    if (moved) {
+      retries = 0;
+      wake_voters();
+    }
     running -= device.ended.size();
     check_ended();
   }
