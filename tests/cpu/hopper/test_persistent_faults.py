@@ -71,7 +71,7 @@ def changed(case: str, name: str, position: int, by: str, index: int = 0) -> Ker
 
 
 def early(case: str, name: str, index: int = 0) -> KernelImage:
-    """A statement that the rehearsal no longer leaves out."""
+    """A statement that the warm-up no longer leaves out."""
     image = right(case)
     body = image.cuda.rindex("__global__")
     call = [each.start() for each in re.finditer(rf"\b{name}\(", image.cuda[body:])][index] + body
@@ -304,43 +304,43 @@ FAULTS: dict[str, tuple[str, Callable[[str], KernelImage], str, str]] = {
         "early-exit",
         "may exit while",
     ),
-    "the rehearsal sends": (
+    "the warm-up sends": (
         "boxes",
         lambda case: early(case, PUSH),
         "async-race",
         "",
     ),
-    "the rehearsal announces": (
+    "the warm-up announces": (
         "boxes",
         lambda case: early(case, REMOTE, -1),
         "mbarrier",
         "an arrival too many",
     ),
-    "the rehearsal waits for what is sent": (
+    "the warm-up waits for what is sent": (
         "boxes",
         lambda case: early(case, RECEIVED),
         "deadlock",
         "of crossfuse_flags_0, which stays 0",
     ),
-    "the rehearsal adds what was received": (
+    "the warm-up adds what was received": (
         "boxes",
         lambda case: early(case, r"tvm_builtin_ptx_ld_vec\w+"),
         "async-race",
         "reads what is still being stored",
     ),
-    "the rehearsal multiplies": (
+    "the warm-up multiplies": (
         "boxes",
         lambda case: early(case, "tvm_builtin_ptx_wgmma_fence_fence_sync_aligned"),
         "deadlock",
         "of crossfuse_flags_0, which stays 0",
     ),
-    "the rehearsal raises a flag after boxes": (
+    "the warm-up raises a flag after boxes": (
         "boxes",
         lambda case: early(case, RAISE),
         "race",
         FLAG,
     ),
-    "the rehearsal copies a box that nobody waits for": (
+    "the warm-up copies a box that nobody waits for": (
         "boxes",
         lambda case: drop_call(early(case, BOX), LANDED, 1),
         "race",
@@ -376,8 +376,8 @@ HARMLESS = {
         "elements",
         lambda case: planted(case, FENCE_OF_RAISE, r"\1"),
     ),
-    "a box copied in the rehearsal, and waited for": ("boxes", lambda case: early(case, BOX)),
-    "elements stored in the rehearsal": ("elements", lambda case: early(case, STORE)),
+    "a box copied in the warm-up, and waited for": ("boxes", lambda case: early(case, BOX)),
+    "elements stored in the warm-up": ("elements", lambda case: early(case, STORE)),
 }
 
 
