@@ -82,6 +82,6 @@ def test_refused_placement_is_a_row(
 
     monkeypatch.setitem(vars(compiler), "compile", refuses)
     monkeypatch.setattr(environment, "require_gpu", lambda: None)
-    found = worker.run(Job(CHAIN, "ours-shared"))
+    found = worker.run(Job(CHAIN, "ours-global"))
     assert found.status == "refused"
-    assert "found placement shared" in found.message
+    assert "found placement global" in found.message

@@ -99,7 +99,7 @@ def test_placements_are_siblings_and_no_baselines() -> None:
 
 
 def test_placement_is_compared_where_ours_was_not_measured() -> None:
-    rows = (row("ours-dsm", took(20.0)), row("ours-l2", took(10.0)), row("eager", took(15.0)))
+    rows = (row("ours-global", took(20.0)), row("ours-l2", took(10.0)), row("eager", took(15.0)))
     (found,) = compare(rows).values()
     assert (found.variant, found.speedup) == ("ours-l2", 1.5)
     assert "1.50x eager (ours-l2)" in text(rows)

@@ -14,16 +14,12 @@ OWN: dict[str, str | None] = {
     OURS: None,
     "ours-global": "global",
     "ours-l2": "l2",
-    "ours-dsm": "dsm",
-    "ours-shared": "shared",
 }
 #: Name and meaning of every way to compute a workload.
 VARIANTS = {
     OURS: "the fused kernel",
     "ours-global": "the fused kernel in two launches, intermediate in global memory",
     "ours-l2": "the fused kernel in one persistent launch, intermediate in the L2 cache",
-    "ours-dsm": "the fused kernel in one launch, intermediate passed through DSM",
-    "ours-shared": "the fused kernel in one launch, intermediate in shared memory of its CTA",
     "unfused": "our own kernels, one for each product",
     "eager": "PyTorch eager (cuBLAS), weights of gate and up concatenated",
     "eager-apart": "PyTorch eager (cuBLAS), weights of gate and up apart",
