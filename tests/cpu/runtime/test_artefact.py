@@ -72,15 +72,17 @@ def test_the_launcher_spells_every_type_and_shape() -> None:
     buffers = tuple(BufferSpec(f"b_{name}", (2,), name, False) for name in DTYPES)
     scalar = BufferSpec("scalar", (), "float32", True)
     launch = Launch("k", (8, 2, 1), (32, 4, 1), (4, 1, 1), 1024, ("scalar", "b_bfloat16"))
-    plain = Launch("empty", (1, 1, 1), (1, 1, 1), (1, 1, 1), 0, ())
+    plain = Launch("empty", (1, 1, 1), (1, 1, 1), (1, 1, 1), 0, (), cooperative=True)
     text = generate_launcher(
         KernelImage("all_types", "", (*buffers, scalar), (launch, plain)), "sm_90a"
     )
     position = [buffer.name for buffer in buffers].index("b_bfloat16")
     assert f'{{"b_bfloat16", shape_{position}, 1, {{4, 16, 1}}, false}},' in text
     assert '{"scalar", nullptr, 0, {2, 32, 1}, true},' in text
-    assert '{"k", {8, 2, 1}, {32, 4, 1}, {4, 1, 1}, 1024, arguments_0, 2, nullptr, false},' in text
-    assert '{"empty", {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 0, nullptr, 0, nullptr, false},' in text
+    assert '{"k", {8, 2, 1}, {32, 4, 1}, {4, 1, 1}, 1024, arguments_0, 2, nullptr, false, ' in text
+    assert (
+        '{"empty", {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 0, nullptr, 0, nullptr, false, true},' in text
+    )
     assert f"arguments_0[] = {{{len(buffers)}, {position}}};" in text
     assert '"all_types", "sm_90a", 9, 0, buffers' in text
 
