@@ -10,6 +10,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates, grid_places
 from crossfuse.lower.hopper.exchange import ExchangeBarriers
+from crossfuse.lower.hopper.flags import Flags, PlacedFlags
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.plan import KernelPlan
 from crossfuse.lower.hopper.ring import Ring
@@ -55,6 +56,10 @@ class Body:
         """A function from an offset in a region to an address."""
         start = self.plan.arena[name].offset
         return lambda offset: self.memory.ptr_to([start + offset])
+
+    def placed(self, flags: Flags) -> PlacedFlags:
+        """Flags of a phase where they lie in memory."""
+        return PlacedFlags(flags, self.flags, self.plan.first_flag(flags))
 
     @contextmanager
     def each_tile(self, phase: PhasePlan) -> Iterator[dict[Any, Any]]:

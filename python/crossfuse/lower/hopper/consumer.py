@@ -118,7 +118,7 @@ class _Store:
             return
         stored, flags = phase.store.map, phase.raises
         if flags is not None:
-            self.writer = FlagWriter(flags, body.flags, body.plan.first_flag(flags))
+            self.writer = FlagWriter(body.placed(flags))
         self.epilogue = Epilogue(
             phase,
             body.where,

@@ -92,10 +92,11 @@ def _refuse(tile: Tile, found: str, limit: str) -> Exception:
     )
 
 
-class FlagWriter:
-    """Tells other CTAs that a warpgroup has stored its part of a tile.
+@dataclass(frozen=True)
+class PlacedFlags:
+    """Flags of a tensor and where they lie.
 
-    Parameters
+    Attributes
     ----------
     flags : Flags
         Of the tensor.
@@ -105,10 +106,26 @@ class FlagWriter:
         Where those of the tensor begin.
     """
 
-    def __init__(self, flags: Flags, memory: Any, first: int) -> None:
-        self.flags = flags
-        self.memory = memory
-        self.first = first
+    flags: Flags
+    memory: Any
+    first: int
+
+    def address(self, index: Any) -> Any:
+        """Address of a flag of the tensor."""
+        return self.memory.ptr_to([self.first + index])
+
+
+class FlagWriter:
+    """Tells other CTAs that a warpgroup has stored its part of a tile.
+
+    Parameters
+    ----------
+    placed : PlacedFlags
+        Of the tensor.
+    """
+
+    def __init__(self, placed: PlacedFlags) -> None:
+        self.placed = placed
 
     def raise_flag(self, row: Any, column: Any) -> None:
         """Count this warpgroup at the flag of the tile that starts there; one thread calls it.
@@ -116,7 +133,7 @@ class FlagWriter:
         The thread waited for its own bulk stores, and met the others after theirs. What they wrote
         through either proxy is visible to whoever acquires the flag.
         """
-        flags = self.flags
+        flags = self.placed.flags
         index = row // flags.rows * flags.across + column // flags.columns
         # A cluster may compute tiles beyond the tensor, which nobody waits for.
         inside = ir.conjunction(
@@ -129,7 +146,7 @@ class FlagWriter:
             run(
                 ir.cuda_func_call(
                     "crossfuse_raise_flag",
-                    self.memory.ptr_to([self.first + index]),
+                    self.placed.address(index),
                     source_code=_RAISE,
                 )
             )
@@ -140,39 +157,33 @@ class FlagReader:
 
     Parameters
     ----------
-    flags : Flags
+    placed : PlacedFlags
         Of the tensor.
-    memory : Any
-        Buffer of all flags.
-    first : int
-        Where those of the tensor begin.
     launch : Any
         Number of launches before this one.
     """
 
-    def __init__(self, flags: Flags, memory: Any, first: int, launch: Any) -> None:
-        self.flags = flags
-        self.memory = memory
-        self.first = first
-        raised = ir.script.uint32(flags.raisers)
+    def __init__(self, placed: PlacedFlags, launch: Any) -> None:
+        self.placed = placed
+        raised = ir.script.uint32(placed.flags.raisers)
         self.target = let("flag_target", (launch + ir.script.uint32(1)) * raised)
         self.ready = Variable("ready", "int32")
 
     def start(self, row: Any, column: Any) -> None:
         """Begin with the tile that holds an element."""
-        flags = self.flags
-        self._row = let("flag_row", self.first + row // flags.rows * flags.across)
+        flags = self.placed.flags
+        self._row = let("flag_row", row // flags.rows * flags.across)
         self.ready.set(column // flags.columns)
 
     def wait(self, column: Any) -> None:
         """Wait for all tiles up to the one that holds an element of a column."""
-        flags = self.flags
+        flags = self.placed.flags
         last = ir.script.min(column // flags.columns, flags.across - 1)
         with when(self.ready.value <= last):
             self.ready.set(
                 ir.cuda_func_call(
                     "crossfuse_await_flags",
-                    self.memory.ptr_to([self._row]),
+                    self.placed.address(self._row),
                     self.ready.value,
                     last,
                     ir.script.int32(flags.across),

@@ -111,4 +111,4 @@ def _reader(body: Body, phase: PhasePlan, launch: Any) -> FlagReader | None:
     flags = phase.awaits
     if flags is None:
         return None
-    return FlagReader(flags, body.flags, body.plan.first_flag(flags), launch)
+    return FlagReader(body.placed(flags), launch)
