@@ -36,6 +36,10 @@ class Device:
         32-bit registers of one SM.
     l2_bytes : int
         L2 cache, in bytes.
+    clusters : tuple[tuple[int, int], ...]
+        CTAs of a cluster, and clusters that run at the same time with one CTA an SM, where that is
+        fewer than the SMs would hold: a cluster stays within a group of SMs (GPC), and some groups
+        have fewer. Measured on an H100 SXM; an H200 is taken to be divided likewise.
     """
 
     name: str
@@ -47,17 +51,12 @@ class Device:
     max_threads: int = 1024
     registers: int = 65536
     l2_bytes: int = 50 * 2**20
+    clusters: tuple[tuple[int, int], ...] = ((4, 30), (8, 15), (16, 7))
 
     def resident_clusters(self, size: int) -> int:
-        """Clusters of `size` CTAs that run at the same time, one CTA an SM.
-
-        SMs come in groups (GPC) that a cluster cannot leave, some with fewer SMs: measured on an
-        H100 SXM for 4, 8 and 16 CTAs. What else is divided evenly; the driver has the last word
-        when a kernel is launched.
-        """
-        measured = {4: 30, 8: 15, 16: 7}
-        share = measured.get(size, self.sms // size) if self.sms == 132 else self.sms // size
-        return max(1, share)
+        """Clusters of `size` CTAs that run at the same time; the driver has the last word."""
+        share = self.sms // size
+        return max(1, min(share, dict(self.clusters).get(size, share)))
 
 
 DEVICES = {
