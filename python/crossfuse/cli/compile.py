@@ -42,9 +42,7 @@ def compile_workload(
     from crossfuse.compiler import compile as compile_source
     from crossfuse.compiler.report import make_report
 
-    shared = options(
-        cluster, rows, ring, scatter, rule, placement=placement, constant_weights=constant_weights
-    )
+    shared = options(cluster, rows, ring, scatter, rule, placement, constant_weights)
     compiled = compile_source(workload, target=target, directory=output, **shared)
     report = make_report(compiled)
     if as_json:

@@ -56,9 +56,7 @@ def emulate(
             instead="emulate the same workload with smaller M, K, N and L: the kernel has the "
             "same structure",
         )
-    shared = options(
-        cluster, rows, ring, scatter, rule, placement=placement, constant_weights=constant_weights
-    )
+    shared = options(cluster, rows, ring, scatter, rule, placement, constant_weights)
     compiled = compile_source(spec, target=target, **shared)
     found = check(compiled, seed=seed, gpu=False)
     ok = all(each.status != "failed" for each in found)

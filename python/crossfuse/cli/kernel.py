@@ -52,9 +52,15 @@ _STYLES = {"passed": "green", "failed": "red", "skipped": "yellow"}
 
 
 def options(
-    cluster: int, rows: int, ring: bool, scatter: bool, rule: str = "threads", **more: Any
+    cluster: int,
+    rows: int,
+    ring: bool,
+    scatter: bool,
+    rule: str = "threads",
+    placement: str = "auto",
+    constant_weights: bool = False,
 ) -> dict[str, Any]:
-    """Keyword arguments of `crossfuse.compile` for the shared options; `more` goes through."""
+    """Keyword arguments of `crossfuse.compile` for the shared options."""
     from crossfuse.schedule.rules.tiles import Tiles
 
     return {
@@ -63,7 +69,8 @@ def options(
         "ring": ring,
         "scatter": scatter,
         "rule": rule,
-        **more,
+        "placement": placement,
+        "constant_weights": constant_weights,
     }
 
 
