@@ -32,14 +32,17 @@ class Case:
     """One kernel to validate."""
 
     spec: str
-    cluster: int
-    options: dict[str, bool] = field(default_factory=dict)
+    cluster: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """Name of the case and of its library."""
-        flags = "".join(f",{key}={int(value)}" for key, value in self.options.items())
-        return f"{self.spec}|cluster={self.cluster}{flags}"
+        flags = "".join(
+            f",{key}={value if isinstance(value, str) else int(value)}"
+            for key, value in self.options.items()
+        )
+        return f"{self.spec}|cluster={self.cluster or 'auto'}{flags}"
 
 
 def small_cases() -> list[Case]:
@@ -93,6 +96,34 @@ def cases(quick: bool) -> list[Case]:
     return found
 
 
+def pipeline_cases() -> list[Case]:
+    """Kernels of the Hopper pipeline at shapes that a sanitizer gets through."""
+    tensor: dict[str, Any] = {"rule": "tensor"}
+    found = [
+        Case(f"gemm:{text}", options=tensor)
+        for text in (
+            "M=128,N=256,K=256,dtype=bfloat16,weights=nk",
+            "M=100,N=264,K=200,dtype=float16",
+            "M=16,N=256,K=512,dtype=bfloat16,weights=nk",
+            "M=1,N=128,K=512,dtype=bfloat16,weights=nk",
+            "M=256,N=256,K=256,dtype=float8_e4m3fn,weights=nk,out=bfloat16",
+        )
+    ]
+    for text in (
+        "gated_ffn:M=128,K=256,N=512,L=256,dtype=bfloat16",
+        "gated_ffn:M=16,K=136,N=384,L=72,dtype=float16",
+        "gated_ffn:M=1,K=256,N=512,L=256,dtype=bfloat16",
+        "gemm_chain:M=64,K=256,N=512,L=256,dtype=float16,act=relu,weights=kn",
+    ):
+        for options in (
+            {"placement": "global"},
+            {"placement": "l2"},
+            {"placement": "l2", "constant_weights": True},
+        ):
+            found.append(Case(text, options=tensor | options))
+    return found
+
+
 def build(case: Case, directory: str) -> dict[str, Any]:
     """Compile one case; a refusal is recorded as such."""
     import crossfuse
@@ -107,14 +138,14 @@ def build(case: Case, directory: str) -> dict[str, Any]:
         return {"case": case.name, "status": "refused", "detail": str(error)}
     except Exception as error:  # one broken case must not hide the others
         return {"case": case.name, "status": "failed", "detail": f"{error}"[-600:]}
-    usage = compiled.artefact.manifest.resources[0]
+    used = compiled.artefact.manifest.resources
     return {
         "case": case.name,
         "status": "built",
         "library": str(compiled.artefact.library),
-        "registers": usage.registers,
-        "spill_bytes": usage.spill_store_bytes + usage.spill_load_bytes,
-        "shared_bytes": compiled.lowered.image.launches[0].dynamic_shared_bytes,
+        "registers": max(each.registers for each in used),
+        "spill_bytes": sum(each.spill_store_bytes + each.spill_load_bytes for each in used),
+        "shared_bytes": max(each.dynamic_shared_bytes for each in compiled.lowered.image.launches),
         "compile_seconds": round(time.perf_counter() - start, 2),
     }
 
@@ -236,6 +267,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--quick", action="store_true", help="a smaller matrix")
     parser.add_argument("--small", action="store_true", help="small shapes, for a sanitizer")
+    parser.add_argument("--pipeline", action="store_true", help="the Hopper pipeline, small shapes")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--commit", default="", help="recorded where there is no git")
     parser.add_argument("--sanitizer", default="", help="a compute-sanitizer tool to run under")
@@ -245,6 +277,8 @@ def main() -> None:
         worker(options.worker, options.repeats)
         return
     matrix = small_cases() if options.small else cases(options.quick)
+    if options.pipeline:
+        matrix = pipeline_cases()
     chosen = [case for case in matrix if options.only in case.name]
     scratch = tempfile.mkdtemp()
     with ProcessPoolExecutor(options.jobs) as pool:
