@@ -153,6 +153,15 @@ def test_split_barrier_orders_what_precedes_the_arrival(offset: int) -> None:
     assert statement(img, "// between") in (race.first, race.second)
 
 
+def test_relaxed_arrival_orders_no_memory() -> None:
+    relaxed = 'asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");'
+    body = SPLIT.replace("crossfuse_ptx_cluster_arrive();", relaxed)
+    buffers = [("A", (2, 32), "float32"), ("C", (2, 32), "float32")]
+    img = image(body, buffers, grid=2, block=32, cluster=2, shared=256, preamble="#define OFFSET 0")
+    race = only(emulate(img, [ramp(2, 32)]), "race")
+    assert statement(img, "// before") in (race.first, race.second)
+
+
 def test_cta_that_skips_a_cluster_barrier() -> None:
     body = """
   C[blockIdx.x * 32 + threadIdx.x] = A[blockIdx.x * 32 + threadIdx.x];

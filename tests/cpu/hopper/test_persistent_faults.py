@@ -290,7 +290,7 @@ FAULTS: dict[str, tuple[str, Callable[[str], KernelImage], str, str]] = {
     ),
     "the warm-up copies a box that nobody waits for": (
         "boxes",
-        lambda case: drop_call(early(case, BOX), LANDED, 1),
+        lambda case: early(case, BOX),
         "race",
         "the copy is not waited for",
     ),
@@ -324,7 +324,6 @@ HARMLESS = {
         "elements",
         lambda case: planted(case, FENCE_OF_RAISE, r"\1"),
     ),
-    "a box copied in the warm-up, and waited for": ("boxes", lambda case: early(case, BOX)),
     "elements stored in the warm-up": ("elements", lambda case: early(case, STORE)),
 }
 

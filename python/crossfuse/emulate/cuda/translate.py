@@ -30,7 +30,7 @@ _REGISTER = re.compile(
     r"\s*:\s*\"=[rl]\"\s*\(\s*(?P<target>\w+)\s*\)\s*:?\s*\)"
 )
 _CLUSTER_BARRIER = re.compile(
-    r"asm\s*(?:volatile)?\s*\(\s*\"barrier\.cluster\.(?P<half>arrive|wait)[\w.]*;\"[^)]*\)"
+    r"asm\s*(?:volatile)?\s*\(\s*\"barrier\.cluster\.(?P<half>arrive|wait)(?P<order>[\w.]*);\"[^)]*\)"
 )
 
 _VECTORS = {
@@ -97,7 +97,7 @@ def translate(image: KernelImage) -> Translation:
 
     text = _SHARED.sub(declare, image.cuda)
     text = _REGISTER.sub(lambda match: _register(match, image), text)
-    text = _CLUSTER_BARRIER.sub(lambda m: f"crossfuse_emulate_cluster_{m['half']}()", text)
+    text = _CLUSTER_BARRIER.sub(_cluster_barrier, text)
     text = translate_asm(text)
     for number, line in enumerate(text.splitlines(), 1):
         if "__shared__" in line.partition("//")[0]:
@@ -128,6 +128,13 @@ def _declaration(match: re.Match[str], count: int) -> str:
         name = match["name"]
         call = f'crossfuse_emulate_static_shared({count}, sizeof({array}), {align}, "{name}")'
     return f"auto* const {match['name']} = ({pointer})({call});"
+
+
+def _cluster_barrier(match: re.Match[str]) -> str:
+    relaxed = int("relaxed" in match["order"])
+    return (
+        f"crossfuse_emulate_cluster_{match['half']}({relaxed if match['half'] == 'arrive' else ''})"
+    )
 
 
 def _register(match: re.Match[str], image: KernelImage) -> str:

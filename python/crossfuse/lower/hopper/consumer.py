@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body, each_step
 from crossfuse.lower.hopper.epilogue import Epilogue
 from crossfuse.lower.hopper.exchange import SplitReduction
@@ -39,9 +41,12 @@ def emit_multiplying(body: Body) -> None:
                 with warmup.skipped():
                     _multiply(body, number, multiplier, rings)
                 body.timeline.stamp("multiplied", number)
-                store.tile(places)
+                leaves = plan.leaves_early and phase is plan.phases[-1]
+                store.tile(places, mbarrier.leave_cluster if leaves else None)
                 body.timeline.stamp("stored", number)
             store.finish()
+    if plan.cluster_size > 1 and not plan.leaves_early:
+        mbarrier.leave_cluster()
 
 
 class _Side:
@@ -116,6 +121,7 @@ class _Store:
             )
             self.accumulators = accumulators
             return
+        self.warmup = warmup
         stored, flags = phase.store.map, phase.raises
         if flags is not None:
             self.writer = FlagWriter(body.placed(flags))
@@ -129,12 +135,18 @@ class _Store:
             warmup,
         )
 
-    def tile(self, places: dict[Any, Any]) -> None:
-        """Store a tile, from one CTA's sums or from those of the cluster."""
+    def tile(self, places: dict[Any, Any], leave: Callable[[], None] | None) -> None:
+        """Store a tile, from one CTA's sums or from those of the cluster.
+
+        `leave`, if given, is called when peers will hear no more of this thread.
+        """
         if self.reduction is not None:
-            self.reduction.combine(self.accumulators, places)
-        else:
-            self.epilogue.store(places, self.writer)
+            self.reduction.combine(self.accumulators, places, leave)
+            return
+        if leave is not None:
+            with self.warmup.skipped():
+                leave()
+        self.epilogue.store(places, self.writer)
 
     def finish(self) -> None:
         """Wait for what is still being stored."""

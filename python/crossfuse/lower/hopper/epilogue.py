@@ -97,7 +97,7 @@ class Epilogue:
         """Wait until all boxes have left shared memory."""
         if self.plan.store.map is not None:
             with when(self.where.thread == 0):
-                run(ir.script.ptx.cp.async_.bulk.wait_group(0))
+                run(ir.script.ptx.cp.async_.bulk.wait_group.read(0))
 
     def _place(self, row: Any, column: Any, index: int) -> tuple[Any, Any]:
         """Where an accumulator belongs.

@@ -152,7 +152,9 @@ class SplitReduction:
             return inside
         return ir.script.And(inside, column < self.exchange.width)
 
-    def combine(self, accumulators: Any, values: Mapping[Any, Any]) -> None:
+    def combine(
+        self, accumulators: Any, values: Mapping[Any, Any], leave: Callable[[], None] | None
+    ) -> None:
         """Send partial sums to their owners; add and store the slice that this CTA owns.
 
         Parameters
@@ -161,6 +163,8 @@ class SplitReduction:
             Registers with the partial sums.
         values : Mapping
             Values of the variables of the tile's origin.
+        leave : Callable | None
+            Called when this thread has sent everything.
         """
         with self.warmup.skipped():
             self._announce()
@@ -170,6 +174,8 @@ class SplitReduction:
             with self.warmup.skipped(), exists:
                 self._push(part, accumulators)
         with self.warmup.skipped():
+            if leave is not None:
+                leave()
             mbarrier.wait_cluster(self.barriers.received, 0)
         self.note("received")
         origin = self.plan.program.store.tile.origin

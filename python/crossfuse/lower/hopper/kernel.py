@@ -90,7 +90,7 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) 
         mbarrier.publish_initialised()
     with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * _WARP)):
         _fetch_descriptors(plan, where.lane, maps)
-    mbarrier.meet_cluster(plan.cluster_size)
+    mbarrier.meet_started(plan.cluster_size)
     timeline.stamp("cluster met")
     # The next kernel may be launched; it waits for the end of this one where it needs it.
     run(ir.script.ptx.griddepcontrol.launch_dependents())
@@ -104,7 +104,7 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) 
             emit_multiplying(body)
     if plan.cluster_size > 1:
         # Peers may still write this CTA's stages and arrive at its barriers.
-        mbarrier.meet_cluster(plan.cluster_size)
+        mbarrier.await_left()
     timeline.stamp("end")
 
 

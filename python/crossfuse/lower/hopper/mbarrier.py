@@ -52,10 +52,24 @@ def cluster_address(destination: Any, pointer: Any, rank: Any) -> None:
     run(ir.script.ptx.mapa.shared__cluster.u32(destination, shared, ir.script.Cast("uint32", rank)))
 
 
-def meet_cluster(size: int) -> None:
-    """All threads of the cluster (of the CTA, if it is alone) meet."""
+def meet_started(size: int) -> None:
+    """All threads of the cluster (of the CTA, if it is alone) meet, and order no memory.
+
+    The fence after the barriers' initialisation has published them. A release would wait until
+    the memory has answered, which costs half a microsecond.
+    """
     if size == 1:
         run(ir.script.cuda.cta_sync())
         return
+    run(ir.script.ptx.barrier.cluster.arrive.relaxed.aligned())
+    run(ir.script.ptx.barrier.cluster.wait.acquire.aligned())
+
+
+def leave_cluster() -> None:
+    """Arrive at the last barrier: this thread reaches out to its peers no more."""
     run(ir.script.ptx.barrier.cluster.arrive.release.aligned())
+
+
+def await_left() -> None:
+    """Wait until all threads of the cluster have left: nobody reaches into this CTA any more."""
     run(ir.script.ptx.barrier.cluster.wait.acquire.aligned())

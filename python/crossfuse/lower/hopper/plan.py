@@ -21,6 +21,9 @@ _MAX_STAGES = 12
 #: Stages of left tiles that cover the latency of L2, from which they mostly come.
 _LEFT_STAGES = 4
 _ALIGNMENT = 1024
+#: Bytes of weights that a CTA has on their way at least: 3 TB/s through 132 SMs for 3 us, the
+#: latency of a busy memory. Measured, see docs/hopper.md.
+_ON_THEIR_WAY = 72 << 10
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,18 @@ class KernelPlan:
     def is_persistent(self) -> bool:
         """Whether CTAs wait for one another, so that all have to run at the same time."""
         return bool(self.flags)
+
+    @property
+    def on_their_way(self) -> int:
+        """Stages of right tiles that are asked for before the first of them has arrived."""
+        if not all(operand.streamed for each in self.phases for operand in each.rights):
+            return self.right.stages  # what L2 has comes soon enough
+        return max(2, -(-_ON_THEIR_WAY // self.right.pitch))
+
+    @property
+    def leaves_early(self) -> bool:
+        """Whether what CTAs send one another ends before the last tile is stored."""
+        return self.cluster_size > 1 and self.clusters == self.phases[-1].program.tiles
 
     @property
     def flag_count(self) -> int:

@@ -18,7 +18,7 @@ from crossfuse.lower.hopper.load import load_tile
 from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.recover_contraction import first_of_reduction
-from crossfuse.lower.hopper.ring import Cursor
+from crossfuse.lower.hopper.ring import Cursor, Throttle
 from crossfuse.lower.hopper.statements import let, run, when
 
 
@@ -30,13 +30,17 @@ def emit_loading(body: Body) -> None:
     # Flags are looked at by a whole warp.
     with when(body.where.warp == 1 if body.plan.is_persistent else thread == 32):
         _emit_lefts(body)
+    if body.plan.cluster_size > 1:
+        mbarrier.leave_cluster()
 
 
 def _emit_rights(body: Body) -> None:
     cursor = Cursor(body.right)
+    throttle = Throttle(body.right, body.plan.on_their_way)
     for number, phase in enumerate(body.plan.phases):
         body.timeline.stamp_here("weights asked for", number)
         with body.each_tile(phase) as places, each_step(phase) as (step, _):
+            throttle()
             _load(body, phase, "right", cursor, phase.rights, places | step)
             cursor.advance()
 

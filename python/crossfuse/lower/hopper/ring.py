@@ -86,6 +86,37 @@ class Cursor:
             self._parity.set(self._parity.value ^ 1)
 
 
+class Throttle:
+    """Keeps a loader from asking for more than so many stages that have not arrived.
+
+    What a loader asks for is served in order: all that the CTA loads or stores later waits behind
+    it, while the memory needs to know of little more than what it delivers in its latency.
+
+    Parameters
+    ----------
+    ring : Ring
+        The ring.
+    most : int
+        Stages that may be on their way.
+    """
+
+    def __init__(self, ring: Ring, most: int) -> None:
+        self.most = most
+        self.needed = most < ring.stages
+        if self.needed:
+            self._arrived = Cursor(ring)
+            self._asked = Variable("asked_for", "int32", 0)
+
+    def __call__(self) -> None:
+        """Wait until one more stage may be asked for."""
+        if not self.needed:
+            return
+        with when(self._asked.value >= self.most):
+            self._arrived.wait_full()
+            self._arrived.advance()
+        self._asked.set(self._asked.value + 1)
+
+
 class Release:
     """How a warpgroup hands stages back to everybody who fills them.
 

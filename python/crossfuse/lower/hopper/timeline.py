@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 #: Name of the output, before the kernel's number.
 TIMELINE = "crossfuse_timeline"
+#: Noted by the thread that loads right tiles; all others by the first one that multiplies.
+_ASKED = "weights asked for"
 _PHASE = (
-    "weights asked for",
+    _ASKED,
     "first tiles",
     "multiplied",
     "peers multiplied",
@@ -72,11 +74,14 @@ class Timeline:
         self.cta = where.cluster * plan.cluster_size + where.rank
 
     def begin(self) -> None:
-        """Clear the row of this CTA, and stamp the first event."""
+        """Clear the row of this CTA, each event by the thread that notes it; stamp the first."""
         if self.buffer is None:
             return
-        with self._multiplying(), ir.script.serial(0, len(self.events)) as event:
-            ir.script.buffer_store(self.buffer, ir.script.int64(0), [self.cta, event])
+        for thread, loads in ((self._multiplying, False), (self._loading, True)):
+            with thread():
+                for number, event in enumerate(self.events):
+                    if event.startswith(_ASKED) == loads:
+                        ir.script.buffer_store(self.buffer, ir.script.int64(0), [self.cta, number])
         self.stamp("begin")
 
     def stamp(self, event: str, phase: int | None = None) -> None:
@@ -92,6 +97,9 @@ class Timeline:
         index = self.events.index(event if phase is None else f"{event} {phase}")
         place = self.buffer.ptr_to([self.cta, index])
         run(ir.cuda_func_call("crossfuse_stamp", place, source_code=_STAMP))
+
+    def _loading(self) -> Any:
+        return when(ir.script.And(self.where.warpgroup == 0, self.where.thread == 0))
 
     def _multiplying(self) -> Any:
         return when(ir.script.And(self.where.warpgroup == 1, self.where.thread == 0))

@@ -57,7 +57,7 @@ void* crossfuse_emulate_static_shared(int id, unsigned long bytes, unsigned long
                                       const char* name);
 
 void crossfuse_emulate_cta_barrier();
-void crossfuse_emulate_cluster_arrive();
+void crossfuse_emulate_cluster_arrive(int relaxed);
 void crossfuse_emulate_cluster_wait();
 
 void crossfuse_emulate_warp_sync(unsigned mask);

@@ -40,11 +40,13 @@ void cta_barrier(Site site) {
 
 void pass_cluster_barrier(Thread& thread) {
   ++thread.waited;
+  if (thread.cta->cluster->relaxed[thread.waited]) return;
   if (device.launch.cooperative) thread.clock.join(thread.cta->cluster->released[thread.waited]);
   thread.acquired = std::max(thread.acquired, thread.waited);
 }
 
-void cluster_arrive(Site site) {
+// Who arrives relaxed publishes nothing; where one does, the barrier orders no memory for anybody.
+void cluster_arrive(bool relaxed, Site site) {
   Thread& self = *device.current;
   if (self.arrived > self.waited && is_news("barrier-divergence", site, kNoSite)) {
     report({"barrier-divergence", {}, site, kNoSite, current_cta(), current_thread(),
@@ -55,7 +57,9 @@ void cluster_arrive(Site site) {
   if (cluster.arrivals.size() <= phase) {
     cluster.arrivals.resize(phase + 1, 0);
     cluster.released.resize(phase + 1);
+    cluster.relaxed.resize(phase + 1, false);
   }
+  if (relaxed) cluster.relaxed[phase] = true;
   release_to(cluster.released[phase]);
   Warp& warp = *self.warp;
   if (warp.cluster_phase == phase) {
@@ -203,6 +207,6 @@ void explain_standstill() {
 
 extern "C" {
 void crossfuse_emulate_cta_barrier() { emu::cta_barrier(CROSSFUSE_SITE); }
-void crossfuse_emulate_cluster_arrive() { emu::cluster_arrive(CROSSFUSE_SITE); }
+void crossfuse_emulate_cluster_arrive(int relaxed) { emu::cluster_arrive(relaxed, CROSSFUSE_SITE); }
 void crossfuse_emulate_cluster_wait() { emu::cluster_wait(CROSSFUSE_SITE); }
 }

@@ -27,7 +27,7 @@ void place(SharedArray& array, const char* name, size_t bytes, size_t alignment)
 void note_remote(Cta& target, size_t offset, Site site) {
   Thread& self = *device.current;
   if (&target == self.cta) return;
-  if (self.acquired == 0 && is_news("peer-not-started", site, kNoSite)) {
+  if (self.acquired == 0 && self.waited == 0 && is_news("peer-not-started", site, kNoSite)) {
     report({"peer-not-started", shared_place(offset), site, kNoSite, current_cta(),
             current_thread(),
             format("CTA rank %u touches the shared memory of rank %u before any cluster barrier",

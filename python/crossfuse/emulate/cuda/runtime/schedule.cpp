@@ -124,6 +124,7 @@ void start_cluster(Cluster& cluster, uint32_t linear) {
   cluster.index = unflatten(linear, clusters);
   cluster.arrivals.assign(2, 0);
   cluster.released.assign(2, Clock());
+  cluster.relaxed.assign(2, false);
   cluster.live = launch.ctas() * launch.threads();
   for (Cta& cta : ctas_of(cluster)) start_cta(cta);
 }

@@ -149,6 +149,7 @@ struct Cluster {
   CrossfuseIndex index{};
   std::vector<unsigned> arrivals;  // arrivals[k]: threads that arrived at its barrier k (from 1)
   std::vector<Clock> released;     // by barrier, as well
+  std::vector<bool> relaxed;       // whether somebody arrived at it without release
   unsigned live = 0;               // threads that have not finished
 };
 

@@ -64,7 +64,7 @@ CROSSFUSE_LEAF unsigned crossfuse_ptx_map_rank(unsigned address, unsigned rank) 
   return crossfuse_emulate_map_rank(address, rank);
 }
 CROSSFUSE_LEAF unsigned crossfuse_ptx_cluster_rank() { return crossfuse_emulate_cluster_rank(); }
-CROSSFUSE_LEAF void crossfuse_ptx_cluster_arrive() { crossfuse_emulate_cluster_arrive(); }
+CROSSFUSE_LEAF void crossfuse_ptx_cluster_arrive() { crossfuse_emulate_cluster_arrive(0); }
 CROSSFUSE_LEAF void crossfuse_ptx_cluster_wait() { crossfuse_emulate_cluster_wait(); }
 
 #define CROSSFUSE_SCALAR_LEAF(suffix, type)                                         \
