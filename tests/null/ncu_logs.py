@@ -18,6 +18,16 @@ LOG = """\
 "1","4711","python3.12","127.0.0.1","main_1","1","7","(384, 1, 1)","(116, 1, 1)","0","9.0",\
 "90,701,824","1,024","40,032","100,663,296","105,000,000"
 """
+# As Nsight Compute 2025.3 answers for a kernel that the driver did not launch.
+FAILED = (
+    LOG.replace(
+        '"181,403,648","4,096","71,904","201,326,592","210,000,000"', '"nan","nan"' + ',"nan"' * 3
+    )
+    + """\
+==ERROR== An error was reported by the driver:
+==ERROR== LaunchFailed
+"""
+)
 DENIED = """\
 ==PROF== Connected to process 4711 (/usr/bin/python3.12)
 ==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance \

@@ -10,7 +10,7 @@ import pytest
 from crossfuse.bench import ncu
 from crossfuse.bench.counters import DURATION, L2, METRICS, READ, TO_SM, WRITE
 from crossfuse.errors import EnvironmentRefused
-from null.ncu_logs import DENIED, LOG
+from null.ncu_logs import DENIED, FAILED, LOG
 
 
 def test_kernels_of_a_computation_are_summed() -> None:
@@ -57,6 +57,7 @@ def test_names_of_kernels_may_have_commas_and_quotes() -> None:
             "--counters",
         ),
         ("", "no word of ncu", "--counters"),
+        (FAILED, "reported by the driver: LaunchFailed", "--counters"),
         ("==ERROR== Failed to find metric x.sum\n==PROF== y\n", "Failed to find", "--counters"),
         (LOG.replace('"181,403,648"', '"n/a"'), "'n/a' in 'byte' for dram__bytes_read", "release"),
         (LOG.replace('"byte","byte","ns"', '"byte","B","ns"'), "'4,096' in 'B'", "release"),

@@ -140,6 +140,8 @@ def parse(text: str, metrics: Sequence[str]) -> Readings:
     if len(rows) < 2 or _NAME not in rows[0]:
         raise _silent(messages)
     units, *kernels = rows
+    if any(row.get(name) == "nan" for row in kernels for name in metrics):
+        raise _silent(messages)  # a kernel that did not run
     totals = {name: sum(_value(row, units, name) for row in kernels) for name in metrics}
     passes = [int(count) for line in messages for count in re.findall(r"- (\d+) pass", line)]
     return Readings(tuple(row[_NAME] for row in kernels), totals, max(passes, default=1))
@@ -158,10 +160,11 @@ def _value(row: Mapping[str, str], units: Mapping[str, str], name: str) -> float
 
 
 def _silent(messages: Sequence[str]) -> RefusedError:
-    """The refusal where there is no table, for the first of the gravest messages."""
+    """The refusal where there is nothing to read, for the gravest messages."""
     levels = ("==ERROR==", "==WARNING==", "==")
-    errors = [line for level in levels for line in messages if line.startswith(level)]
-    reasons = [line.split("==", 2)[-1].strip() for line in errors]
+    of_level = ([line for line in messages if line.startswith(level)] for level in levels)
+    gravest: list[str] = next(filter(None, of_level), [])
+    reasons = [line.split("==", 2)[-1].strip() for line in gravest]
     denied = next((reason for reason in reasons if PERMISSION in reason), None)
     if denied is not None:
         return _refused(
@@ -169,7 +172,7 @@ def _silent(messages: Sequence[str]) -> RefusedError:
             "a driver that lets this user read the GPU's performance counters",
             "load the driver with NVreg_RestrictProfilingToAdminUsers=0, or run as administrator",
         )
-    found = reasons[0] if reasons else "no word of ncu"
+    found = " ".join(reasons[:2]) if reasons else "no word of ncu"
     return _refused(found, "a table of at least one kernel", "run the command without --counters")
 
 
