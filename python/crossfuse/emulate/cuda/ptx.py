@@ -159,6 +159,17 @@ def _store_word(_: re.Match[str], operands: list[str]) -> str:
     return f"*(unsigned*)({operands[0]}) = {operands[1]}"
 
 
+def _store_pair(_: re.Match[str], operands: list[str]) -> str:
+    address, low, high = operands
+    return f"((float*)({address}))[0] = {low}; ((float*)({address}))[1] = {high}"
+
+
+def _load_global(_: re.Match[str], operands: list[str]) -> str:
+    *targets, address = operands
+    values = "; ".join(f"{each} = values_[{i}]" for i, each in enumerate(targets))
+    return f"{{ const float* values_ = (const float*)({address}); {values}; }}"
+
+
 def _pack(match: re.Match[str], operands: list[str]) -> str:
     kind = f"crossfuse_emulated::{_FORMATS[match[1]]}"
     return f"{operands[0]} = crossfuse_ptx_pack<{kind}>({operands[1]}, {operands[2]})"
@@ -235,6 +246,8 @@ _INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             _push,
         ),
         (r"st\.global\.u32 \[%0\], %1;", _store_word),
+        (r"st\.global\.v2\.f32 \[%0\], \{%1, %2\};", _store_pair),
+        (r"ld\.global\.v4\.f32 \{[%\d, ]*\}, \[%\d\];", _load_global),
         (
             r"ld(?:\.(?P<order>acquire|relaxed)\.(?:gpu|sys)|\.weak|\.volatile)?\.global\."
             + _WORD

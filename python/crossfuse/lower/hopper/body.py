@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.coordinates import Coordinates, grid_places
+from crossfuse.lower.hopper.coordinates import Coordinates, grid_places, unravel
 from crossfuse.lower.hopper.exchange import ExchangeBarriers
 from crossfuse.lower.hopper.flags import Flags, PlacedFlags
+from crossfuse.lower.hopper.gather import GatherBarriers
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.plan import KernelPlan
 from crossfuse.lower.hopper.ring import Ring
 from crossfuse.lower.hopper.statements import Variable, when
+from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.timeline import Timeline
 
 
@@ -36,6 +38,10 @@ class Body:
         Barriers of left and right tiles.
     exchange : ExchangeBarriers | None
         If a reduction is split over the cluster.
+    gather : GatherBarriers | None
+        If an intermediate stays in the cluster.
+    summed : Any
+        Address of the barrier that completes when all parts of this CTA's tile are stored.
     flags : Any
         Buffer of flags in global memory; None if no phase follows another.
     timeline : Timeline
@@ -49,6 +55,8 @@ class Body:
     left: Ring
     right: Ring
     exchange: ExchangeBarriers | None
+    gather: GatherBarriers | None
+    summed: Any
     flags: Any
     timeline: Timeline
 
@@ -56,6 +64,10 @@ class Body:
         """A function from an offset in a region to an address."""
         start = self.plan.arena[name].offset
         return lambda offset: self.memory.ptr_to([start + offset])
+
+    def places_of_sum(self, summed: SumProgram) -> dict[Any, Any]:
+        """Values of the places of the sum of partial tiles; a cluster has one tile."""
+        return unravel(summed.places, self.where.cluster, self.where.rank)
 
     def placed(self, flags: Flags) -> PlacedFlags:
         """Flags of a phase where they lie in memory."""

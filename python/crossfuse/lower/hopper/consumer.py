@@ -10,10 +10,14 @@ from crossfuse.lower.hopper.body import Body, each_step
 from crossfuse.lower.hopper.epilogue import Epilogue
 from crossfuse.lower.hopper.exchange import SplitReduction
 from crossfuse.lower.hopper.flags import FlagWriter
+from crossfuse.lower.hopper.gather import Giver, await_slices
+from crossfuse.lower.hopper.left_tiles import LeftTiles, gathered_tiles, ring_tiles
 from crossfuse.lower.hopper.load import sharing_rank
 from crossfuse.lower.hopper.phase import PhasePlan
+from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.ring import Cursor, Release
 from crossfuse.lower.hopper.statements import registers, when
+from crossfuse.lower.hopper.sums import Sum
 from crossfuse.lower.hopper.warmup import Warmup, warmed_up
 from crossfuse.lower.hopper.wgmma import Multiplier
 
@@ -29,24 +33,34 @@ def emit_multiplying(body: Body) -> None:
     with warmed_up(once) as warmup:
         for number, phase in enumerate(plan.phases):
             multiplier = Multiplier(
-                phase,
-                (plan.left, plan.right),
-                (body.region("left"), body.region("right")),
-                warpgroup,
-                accumulators,
+                phase, _left(body, phase, warpgroup), plan.right, body.region("right"), accumulators
             )
             store = _Store(body, number, warpgroup, accumulators, warmup)
             with body.each_tile(phase) as places:
                 multiplier.forget()
                 with warmup.skipped():
+                    if phase.program.takes is not None and body.gather is not None:
+                        await_slices(body.gather, phase.program.takes, warpgroup)
                     _multiply(body, number, multiplier, rings)
                 body.timeline.stamp("multiplied", number)
                 leaves = plan.leaves_early and phase is plan.phases[-1]
                 store.tile(places, mbarrier.leave_cluster if leaves else None)
                 body.timeline.stamp("stored", number)
             store.finish()
+        if plan.summed is not None:
+            threads = WARPGROUP * plan.consumers
+            total = Sum(plan.summed, where, threads, warmup)
+            total.store(body.summed, body.places_of_sum(plan.summed))
+            body.timeline.stamp("summed")
     if plan.cluster_size > 1 and not plan.leaves_early:
         mbarrier.leave_cluster()
+
+
+def _left(body: Body, phase: PhasePlan, warpgroup: Any) -> LeftTiles:
+    """Where a phase's left tiles lie: in their ring, or where the cluster has gathered them."""
+    if phase.program.takes is not None:
+        return gathered_tiles(phase.program.takes, body.region("gathered"), warpgroup)
+    return ring_tiles(body.plan.left, body.region("left"), warpgroup)
 
 
 class _Side:
@@ -62,7 +76,7 @@ class _Side:
 
     def release(self, phase: PhasePlan) -> Release:
         """How stages are handed back in a phase: to those who fill them."""
-        operands = (phase.left,) if self.name == "left" else phase.rights
+        operands = phase.lefts if self.name == "left" else phase.rights
         most = max(operands, key=lambda each: each.sharers)
         where = self.body.where
         rank = sharing_rank(phase.program, most, where, where.thread % most.sharers)
@@ -73,6 +87,8 @@ class _Side:
 def _multiply(body: Body, phase_number: int, multiplier: Multiplier, rings: list[_Side]) -> None:
     """All steps of a tile; a stage is handed back when the next one's products are under way."""
     phase = body.plan.phases[phase_number]
+    left, right = rings
+    rings = rings if phase.left is not None else [right]
     releases = [ring.release(phase) for ring in rings]
 
     def hand_back() -> None:
@@ -85,8 +101,8 @@ def _multiply(body: Body, phase_number: int, multiplier: Multiplier, rings: list
         if body.plan.timed:
             with when(number == 0):
                 body.timeline.stamp("first tiles", phase_number)
-        left, right = rings
-        multiplier.start(left.cursor.stage, right.cursor.stage, number == 0)
+        place = left.cursor.stage if phase.left is not None else number
+        multiplier.start(place, right.cursor.stage, number == 0)
         multiplier.wait(pending=1)
         with when(number > 0):
             hand_back()
@@ -108,7 +124,7 @@ class _Store:
         warmup: Warmup,
     ) -> None:
         phase = body.plan.phases[number]
-        self.reduction = self.writer = None
+        self.reduction = self.writer = self.giver = None
         if phase.program.exchange is not None and body.exchange is not None:
             self.reduction = SplitReduction(
                 phase,
@@ -122,6 +138,11 @@ class _Store:
             self.accumulators = accumulators
             return
         self.warmup = warmup
+        if phase.program.gives is not None and body.gather is not None:
+            buffer, barriers = body.region("gathered"), body.gather
+            given = (phase, body.where, warpgroup, accumulators, buffer, barriers, warmup)
+            self.giver = Giver(*given)
+            return
         stored, flags = phase.store.map, phase.raises
         if flags is not None:
             self.writer = FlagWriter(body.placed(flags))
@@ -143,6 +164,9 @@ class _Store:
         if self.reduction is not None:
             self.reduction.combine(self.accumulators, places, leave)
             return
+        if self.giver is not None:
+            self.giver.give(places)
+            return
         if leave is not None:
             with self.warmup.skipped():
                 leave()
@@ -150,5 +174,5 @@ class _Store:
 
     def finish(self) -> None:
         """Wait for what is still being stored."""
-        if self.reduction is None:
+        if self.reduction is None and self.giver is None:
             self.epilogue.finish()

@@ -64,6 +64,13 @@ def grid_places(program: TileProgram, tile: Any) -> dict[Any, Any]:
     return _unravel(program.grid, tile)
 
 
+def unravel(places: tuple[Place, ...], cluster: Any, rank: Any) -> dict[Any, Any]:
+    """Values of places of the grid and of the cluster."""
+    inside = tuple(each for each in places if each.in_cluster)
+    outside = tuple(each for each in places if not each.in_cluster)
+    return _unravel(outside, cluster) | _unravel(inside, rank)
+
+
 def at(expression: Any, *values: dict[Any, Any]) -> Any:
     """An expression with values for its variables."""
     known = {var: value for each in values for var, value in each.items()}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.phase import PACKED_TYPES, PhasePlan
-from crossfuse.lower.hopper.statements import registers, run, when
+from crossfuse.lower.hopper.coordinates import at
+from crossfuse.lower.hopper.phase import PACKED_TYPES
+from crossfuse.lower.hopper.statements import let, registers, run, when
+from crossfuse.lower.hopper.sum_program import SumProgram
+from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.hopper.warmup import Warmup
 
 #: Output types that hide the error of CUDA's fast exponential and division, about 1e-5.
@@ -22,21 +26,43 @@ __device__ __forceinline__ float crossfuse_fast_divide(float x, float y) {
 """
 
 
+class Storing(Protocol):
+    """What stores elements: a phase, or the sum of partial tiles."""
+
+    @property
+    def program(self) -> TileProgram | SumProgram:
+        """Its store, and the buffers of the sums that this reads."""
+
+    @property
+    def tails(self) -> tuple[bool, bool]:
+        """Whether tiles reach beyond the rows and the columns of the output."""
+
+
 class Elements:
     """The elements of one phase's output.
 
     Parameters
     ----------
-    plan : PhasePlan
+    plan : Storing
         The phase.
     """
 
-    def __init__(self, plan: PhasePlan) -> None:
+    def __init__(self, plan: Storing) -> None:
         self.plan = plan
         self.tile = plan.program.store.tile
         # Two neighbours share a register where every row has whole pairs.
         self.pairs = self.tile.dtype in PACKED_TYPES and self.tile.extents[1] % 2 == 0
         self._pair: Any = None
+        self._part: Any = None
+
+    def begin(self, values: Mapping[Any, Any]) -> Any:
+        """Take the part that the next elements belong to; `values` are those of places."""
+        part = self.plan.program.store.part
+        self._part = None if part is None else let("part", at(part, dict(values)))
+        return self._part
+
+    def _place(self, i: Any, j: Any) -> list[Any]:
+        return [i, j] if self._part is None else [self._part, i, j]
 
     def value(self, i: Any, j: Any, sums: tuple[Any, ...]) -> Any:
         """The epilogue's value for element (i, j), given the sum of each product."""
@@ -79,11 +105,17 @@ class Elements:
         warmup: Warmup,
     ) -> None:
         """Store elements (i, j) and (i, j + 1), each if it belongs to the output."""
+        if self.tile.dtype == "float32" and self.tile.extents[1] % 2 == 0:
+            with _when_all([*warmup.conditions(), *self.inside(i, j)]):
+                values = self.value(i, j, low), self.value(i, j + 1, high)
+                place = self.tile.buffer.ptr_to(self._place(i, j))
+                run(ir.script.ptx["st.global.v2.f32"](place, *values))
+            return
         if not self.pairs:
             for column, sums in ((j, low), (j + 1, high)):
                 with _when_all([*warmup.conditions(), *self.inside(i, column)]):
                     ir.script.buffer_store(
-                        self.tile.buffer, self.value(i, column, sums), [i, column]
+                        self.tile.buffer, self.value(i, column, sums), self._place(i, column)
                     )
             return
         if self._pair is None:

@@ -72,6 +72,7 @@ class Epilogue:
             Tells others once it is stored.
         """
         row, column = (at(each, dict(values)) for each in self.plan.program.store.tile.origin)
+        part = self.elements.begin(values)
         first = let("first_row", row)
         row = let("row", row + self.warpgroup * WARPGROUP_ROWS)
         column = let("column", column)
@@ -80,9 +81,9 @@ class Epilogue:
         else:
             self._store_boxes(row, column)
         if writer is not None:
-            self._publish(writer, first, column)
+            self._publish(writer, first, column, part)
 
-    def _publish(self, writer: FlagWriter, row: Any, column: Any) -> None:
+    def _publish(self, writer: FlagWriter, row: Any, column: Any, part: Any) -> None:
         """Raise the flag of the tile when all of this warpgroup's part has been written."""
         if self.plan.store.map is None:
             # What each thread stored is to be read by TMA.
@@ -91,7 +92,7 @@ class Epilogue:
         with self.warmup.skipped(), when(self.where.thread == 0):
             if self.plan.store.map is not None:
                 run(ir.script.ptx.cp.async_.bulk.wait_group(0))
-            writer.raise_flag(row, column)
+            writer.raise_flag(row, column, part)
 
     def finish(self) -> None:
         """Wait until all boxes have left shared memory."""

@@ -30,6 +30,8 @@ class Flags:
         Tiles along the rows and along the columns.
     raisers : int
         Warpgroups that store a part of a tile; each counts once.
+    parts : int
+        Matrices of the tensor, if it holds several partial ones.
     """
 
     buffer: Any
@@ -38,11 +40,12 @@ class Flags:
     down: int
     across: int
     raisers: int
+    parts: int = 1
 
     @property
     def count(self) -> int:
         """Number of flags."""
-        return self.down * self.across
+        return self.parts * self.down * self.across
 
     @staticmethod
     def of(program: TileProgram, raisers: int) -> Flags:
@@ -63,7 +66,8 @@ class Flags:
                 raise _refuse(tile, f"tiles of {size} from {origin}", "tiles side by side")
         if program.exchange is not None:
             raise _refuse(tile, "sums of several CTAs", "tiles that one CTA computes")
-        return Flags(tile.buffer, *tile.shape, down, across, raisers)
+        parts = 1 if program.store.part is None else int(tile.buffer.ty.shape[0])
+        return Flags(tile.buffer, *tile.shape, down, across, raisers, parts)
 
     def check_reader(self, tile: Tile, known: Any) -> None:
         """Refuse a left tile that needs more than one row of flags."""
@@ -127,7 +131,7 @@ class FlagWriter:
     def __init__(self, placed: PlacedFlags) -> None:
         self.placed = placed
 
-    def raise_flag(self, row: Any, column: Any) -> None:
+    def raise_flag(self, row: Any, column: Any, part: Any = None) -> None:
         """Count this warpgroup at the flag of the tile that starts there; one thread calls it.
 
         The thread waited for its own bulk stores, and met the others after theirs. What they wrote
@@ -135,11 +139,13 @@ class FlagWriter:
         """
         flags = self.placed.flags
         index = row // flags.rows * flags.across + column // flags.columns
+        if part is not None:
+            index = part * (flags.down * flags.across) + index
         # A cluster may compute tiles beyond the tensor, which nobody waits for.
         inside = ir.conjunction(
             [
-                column < int(flags.buffer.ty.shape[1]),
-                row < int(flags.buffer.ty.shape[0]),
+                column < int(flags.buffer.ty.shape[-1]),
+                row < int(flags.buffer.ty.shape[-2]),
             ]
         )
         with when(inside):

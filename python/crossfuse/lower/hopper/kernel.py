@@ -11,6 +11,7 @@ from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.consumer import emit_multiplying
 from crossfuse.lower.hopper.coordinates import declare_coordinates
 from crossfuse.lower.hopper.exchange import ExchangeBarriers
+from crossfuse.lower.hopper.gather import GatherBarriers
 from crossfuse.lower.hopper.plan import REGISTERS, KernelPlan
 from crossfuse.lower.hopper.producer import emit_loading
 from crossfuse.lower.hopper.ring import Ring
@@ -84,7 +85,14 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) 
     if "received" in plan.arena:
         first = plan.arena["exchange_barriers"].offset
         exchange = ExchangeBarriers(memory.ptr_to([first]), memory.ptr_to([first + 8]))
-    body = Body(plan, where, maps, memory, left, right, exchange, flags, timeline)
+    gather = None
+    if "gathered" in plan.arena:
+        first_gather = plan.arena["gather_barriers"].offset
+        gather = GatherBarriers(lambda warpgroup: memory.ptr_to([first_gather + warpgroup * 8]))
+    summed = None
+    if plan.summed is not None:
+        summed = memory.ptr_to([plan.arena["sum_barrier"].offset])
+    body = Body(plan, where, maps, memory, left, right, exchange, gather, summed, flags, timeline)
     with when(ir.script.And(where.warpgroup == 0, where.thread < _WARP)):
         _initialise(body)
         mbarrier.publish_initialised()
@@ -125,10 +133,16 @@ def _initialise(body: Body) -> None:
     plan, thread = body.plan, body.where.thread
     body.left.initialise(plan.consumers * plan.left.sharers, thread)
     body.right.initialise(plan.consumers * plan.right.sharers, thread)
+    if body.summed is not None:
+        with when(thread == 0):
+            mbarrier.initialise(body.summed, 1)
     for phase in plan.phases:
         if phase.program.exchange is not None and body.exchange is not None:
             with when(thread == 0):
                 body.exchange.initialise(phase)
+        if phase.program.takes is not None and body.gather is not None:
+            with when(thread < plan.consumers):
+                body.gather.initialise(phase.program.takes, thread)
 
 
 def _fetch_descriptors(plan: KernelPlan, lane: Any, maps: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from crossfuse.lower.hopper.flags import Flags
+from crossfuse.lower.hopper.gathered import check_gather
 from crossfuse.lower.hopper.operand import Operand, item_bytes, make_operand, tensor_map
 from crossfuse.lower.hopper.tile_program import Product, TileProgram
 from crossfuse.lower.image import TensorMap
@@ -60,8 +61,8 @@ class PhasePlan:
     ----------
     program : TileProgram
         What it computes.
-    left : Operand
-        How the left tile is loaded.
+    left : Operand | None
+        How the left tile is loaded; None if the cluster has gathered it in shared memory.
     rights : tuple[Operand, ...]
         How each product's right tile is loaded.
     store : StorePlan
@@ -77,7 +78,7 @@ class PhasePlan:
     """
 
     program: TileProgram
-    left: Operand
+    left: Operand | None
     rights: tuple[Operand, ...]
     store: StorePlan
     consumers: int
@@ -98,7 +99,12 @@ class PhasePlan:
     @property
     def operands(self) -> tuple[Operand, ...]:
         """Everything that is loaded."""
-        return (self.left, *self.rights)
+        return (*self.lefts, *self.rights)
+
+    @property
+    def lefts(self) -> tuple[Operand, ...]:
+        """The left operand, if it is loaded."""
+        return () if self.left is None else (self.left,)
 
     @property
     def tensor_maps(self) -> tuple[TensorMap, ...]:
@@ -152,9 +158,11 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
     consumers = _consumers(program)
     if program.exchange is not None:
         _check_slices(program)
+    if program.gives is not None:
+        check_gather(program.gives, program.store.tile.dtype)
     return PhasePlan(
         program,
-        make_operand(program, contraction.left, k_major=True),
+        None if program.takes else make_operand(program, contraction.left, k_major=True),
         tuple(
             make_operand(program, each.right, k_major=not each.is_transposed)
             for each in contraction.products
@@ -222,7 +230,13 @@ def _plan_store(program: TileProgram) -> StorePlan:
     pitch = tile.extents[1] * item_bytes(tile.dtype)
     width = next((each for each in (64, 32, 16) if tile.shape[1] % each == 0), 0)
     packed = tile.dtype in PACKED_TYPES
-    if not packed or pitch % 16 or not width or program.exchange is not None:
+    if (
+        program.gives is not None
+        or not packed
+        or pitch % 16
+        or not width
+        or program.exchange is not None
+    ):
         return StorePlan(None, 8)
     # Others wait for a tile that is staged: all its boxes leave at once.
     slots = tile.shape[1] // width if program.staged else 2

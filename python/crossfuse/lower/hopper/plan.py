@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from crossfuse.hardware import Device
 from crossfuse.lower.hopper.arena import Arena
 from crossfuse.lower.hopper.flags import Flags, state
+from crossfuse.lower.hopper.gathered import gathered_bytes
+from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.phase import WARPGROUP_ROWS, PhasePlan, plan_phase
+from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
@@ -61,8 +64,9 @@ class KernelPlan:
     left, right : RingPlan
         Rings of left tiles, and of the right tiles of all products.
     arena : Arena
-        Shared memory: ``left``, ``right``, ``boxes`` (if stored by TMA), ``received`` (if a
-        reduction is split), ``barriers``. What is received lies where right tiles were.
+        Shared memory: ``left``, ``right``, ``boxes`` (if stored by TMA), ``gathered`` (if an
+        intermediate stays in the cluster), ``received`` (if a reduction is split), ``barriers``.
+        What is received lies where right tiles were.
     clusters : int
         Clusters launched; each goes through tiles ``c, c + clusters, ...`` of a phase.
     early : bool
@@ -123,6 +127,11 @@ class KernelPlan:
     def leaves_early(self) -> bool:
         """Whether what CTAs send one another ends before the last tile is stored."""
         return self.cluster_size > 1 and self.clusters == self.phases[-1].program.tiles
+
+    @property
+    def summed(self) -> SumProgram | None:
+        """What adds the partial tiles of the last phase."""
+        return self.phases[-1].program.summed
 
     @property
     def flag_count(self) -> int:
@@ -209,11 +218,14 @@ def _with_distinct_maps(phases: tuple[PhasePlan, ...]) -> tuple[PhasePlan, ...]:
         return replace(map_, name=names[map_])
 
     def renamed(phase: PhasePlan) -> PhasePlan:
-        left, *rights = (replace(each, map=named(each.map)) for each in phase.operands)
+        lefts, rights = (
+            tuple(replace(each, map=named(each.map)) for each in group)
+            for group in (phase.lefts, phase.rights)
+        )
         store = phase.store
         if store.map is not None:
             store = replace(store, map=named(store.map))
-        return replace(phase, left=left, rights=tuple(rights), store=store)
+        return replace(phase, left=lefts[0] if lefts else None, rights=rights, store=store)
 
     return tuple(map(renamed, phases))
 
@@ -221,6 +233,18 @@ def _with_distinct_maps(phases: tuple[PhasePlan, ...]) -> tuple[PhasePlan, ...]:
 def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:
     """Clusters that find room; as many as tiles where a cluster has to compute just one."""
     room = device.resident_clusters(phases[0].program.cluster_size)
+    if any(each.program.gives for each in phases):
+        # A cluster has room for what it gathers once; others take their turn on the GPU.
+        clusters = max(each.program.tiles for each in phases)
+        if clusters > room and phases[-1].raises is not None:
+            raise refuse(
+                "grid-stage",
+                f"clusters of {phases[0].program.cluster_size} on {device.name}",
+                found=f"{clusters} clusters that wait for one another's sums",
+                limit=f"{room} clusters that run at the same time",
+                instead="take fewer parts or larger tiles",
+            )
+        return clusters
     clusters = min(room, max(each.program.tiles for each in phases))
     split = [each.program for each in phases if each.program.exchange is not None]
     # What peers send has one place: a cluster computes one tile.
@@ -238,7 +262,7 @@ def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:
 
 def _rings(phases: tuple[PhasePlan, ...], device: Device) -> tuple[RingPlan, RingPlan, Arena]:
     """As many stages as fit, or as many as were asked for."""
-    left, right = _ring(phases, slice(0, 1)), _ring(phases, slice(1, None))
+    left, right = _ring([each.lefts for each in phases]), _ring([each.rights for each in phases])
     wanted = max(each.program.contraction.stages for each in phases)
     options = [wanted] if wanted else list(range(_MAX_STAGES, 1, -1))
     for stages in options:
@@ -259,9 +283,8 @@ def _rings(phases: tuple[PhasePlan, ...], device: Device) -> tuple[RingPlan, Rin
     )
 
 
-def _ring(phases: tuple[PhasePlan, ...], which: slice) -> RingPlan:
-    """The ring of some operands of all phases, without its stages."""
-    loaded = [each.operands[which] for each in phases]
+def _ring(loaded: list[tuple[Operand, ...]]) -> RingPlan:
+    """The ring of some operands of each phase, without its stages."""
     pitch = max(sum(operand.size for operand in each) for each in loaded)
     sharers = max(operand.sharers for each in loaded for operand in each)
     return RingPlan(0, pitch, sharers)
@@ -274,11 +297,17 @@ def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Ar
     boxes = max(each.store.slot_bytes for each in phases) * phases[0].consumers
     if boxes:
         arena = arena.with_region("boxes", boxes, _ALIGNMENT)
+    gathered = max(gathered_bytes(each.program.takes, each.consumers) for each in phases)
+    if gathered:
+        arena = arena.with_region("gathered", gathered, _ALIGNMENT)
+        arena = arena.with_region("gather_barriers", 8 * phases[0].consumers, 8)
     arena = arena.with_region("left", left.size, _ALIGNMENT)
     arena = arena.with_region("right", max(right.size, received), _ALIGNMENT)
     if received:
         arena = arena.with_alias("received", "right", received)
         arena = arena.with_region("exchange_barriers", 16, 8)
+    if phases[-1].program.summed is not None:
+        arena = arena.with_region("sum_barrier", 8, 8)
     return arena.with_region("barriers", 16 * (left.stages + right.stages), 8)
 
 

@@ -20,6 +20,7 @@ from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.recover_contraction import first_of_reduction
 from crossfuse.lower.hopper.ring import Cursor, Throttle
 from crossfuse.lower.hopper.statements import let, run, when
+from crossfuse.lower.hopper.sums import await_parts
 
 
 def emit_loading(body: Body) -> None:
@@ -52,6 +53,8 @@ def _emit_lefts(body: Body) -> None:
     launch = _launches_before(body) if plan.is_persistent else None
     cursor = Cursor(body.left)
     for phase in plan.phases:
+        if phase.left is None:
+            continue
         reader = _reader(body, phase, launch)
         with body.each_tile(phase) as places:
             if reader is not None:
@@ -62,8 +65,16 @@ def _emit_lefts(body: Body) -> None:
                     last = phase.left.tile.origin[1] + (phase.left.tile.shape[1] - 1)
                     reader.wait(at(last, places, step))
                 with when(body.where.lane == 0) if plan.is_persistent else nullcontext():
-                    _load(body, phase, "left", cursor, (phase.left,), places | step)
+                    _load(body, phase, "left", cursor, phase.lefts, places | step)
                 cursor.advance()
+    if plan.summed is not None:
+        flags = plan.phases[-1].raises
+        assert flags is not None
+        with body.each_tile(plan.phases[-1]) as places:
+            values = places | body.places_of_sum(plan.summed)
+            await_parts(plan.summed, body.placed(flags), launch, values)
+            with when(body.where.lane == 0):
+                mbarrier.arrive(body.summed)
     if plan.is_persistent:
         with when(body.where.lane == 0):
             ir.script.buffer_store(body.flags, launch + ir.script.uint32(1), [_own_count(body)])

@@ -6,21 +6,28 @@ from dataclasses import replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.recover_contraction import check_reduction, merge, read_contraction
+from crossfuse.lower.hopper.recover_contraction import check_reduction, read_contraction
 from crossfuse.lower.hopper.recover_exchange import read_exchange, slice_tile
+from crossfuse.lower.hopper.recover_gather import is_gathered, recover_gathered
+from crossfuse.lower.hopper.recover_places import (
+    Loops,
+    has_stages,
+    is_bound,
+    outer_loops,
+    places_of,
+)
+from crossfuse.lower.hopper.recover_products import pipelined, read_products
 from crossfuse.lower.hopper.recover_store import read_store
-from crossfuse.lower.hopper.tile_nest import check_start, refuse_program, tile_nest
-from crossfuse.lower.hopper.tile_program import Contraction, Place, TileProgram
-from crossfuse.lower.tree import coordinate
-from crossfuse.schedule.markers import GRID_STAGE, STAGES, staged_blocks
-
-_Loops = tuple[Any, ...]
+from crossfuse.lower.hopper.recover_sum import is_sum, read_sum, with_sums
+from crossfuse.lower.hopper.tile_nest import refuse_program, tile_nest
+from crossfuse.lower.hopper.tile_program import TileProgram
+from crossfuse.schedule.markers import GRID_STAGE, staged_blocks
 
 
 def is_tile_program(func: Any) -> bool:
     """Whether a schedule asks for the Hopper pipeline: a loop has stages."""
     found: list[Any] = []
-    ir.walk(func.body, (ir.For, lambda loop: found.append(loop) if _stages(loop) else None))
+    ir.walk(func.body, (ir.For, lambda loop: found.append(loop) if has_stages(loop) else None))
     return bool(found)
 
 
@@ -32,8 +39,9 @@ def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
     func : tvm.tirx.PrimFunc
         Nests one after another, each of loops over places, inside them loops with stages (two
         loads and a product of tiles each) and the store of the products; between them, if the
-        reduction is split over the cluster, the two nests of `dsm_reduce`. Each block has one loop
-        for each of its dimensions.
+        reduction is split over the cluster, the two nests of `dsm_reduce`, or those of
+        `dsm_shuffle` if an intermediate stays in the cluster. A nest without stages adds partial
+        tiles that the one before it stores. Each block has one loop for each of its dimensions.
 
     Returns
     -------
@@ -50,8 +58,10 @@ def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
     nests = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
     made = workspaces(func)
     memory = (*func.params, *made)
-    programs = [_recover_nest(each, memory) for each in nests]
+    multiplying = [each for each in nests if not is_sum(each)]
+    programs = [program for each in multiplying for program in _recover_nest(each, memory)]
     _check_marks(func, programs)
+    programs = with_sums(programs, [read_sum(each, memory) for each in nests if is_sum(each)])
     programs = [replace(each, follows=_follows(each, made)) for each in programs]
     return tuple(map(tuple, _kernels(programs)))
 
@@ -77,6 +87,8 @@ def _kernels(programs: list[TileProgram]) -> list[list[TileProgram]]:
             kernels.append([])
         kernels[-1].append(program)
         _check_phase(program, kernels[-1][:-1])
+        if program.gives is not None:
+            open_until = max(open_until, index + 1)
         if program.staged:
             made = program.store.tile.buffer
             readers = [n for n, each in enumerate(programs) if _loads(each, made)]
@@ -123,38 +135,23 @@ def workspaces(func: Any) -> tuple[Any, ...]:
     return tuple(each for each in buffers if str(each.scope()) == "global")
 
 
-def _recover_nest(node: Any, memory: tuple[Any, ...]) -> TileProgram:
-    outer, parts = _outer_loops(node)
-    if len(parts) == 2 and all(_is_bound(each) for each in parts):
-        return _recover_split(memory, outer, parts)
-    loops = [each for each in parts if isinstance(each, ir.For) and _stages(each)]
-    others = [each for each in parts if not any(each.same_as(loop) for loop in loops)]
-    if not loops or len(others) != 1:
-        raise refuse_program(
-            "function",
-            f"{len(loops)} loops with stages and {len(others)} other nests in a CTA",
-            "pipelined loops, then the store of their products",
-        )
-    contraction = merge([read_contraction(each, outer) for each in loops])
-    check_reduction(contraction, None)
-    accumulators = tuple(each.accumulator for each in contraction.products)
-    nest = tile_nest(others[0], outer)
-    store = read_store(nest, accumulators, contraction.result(contraction.left.buffer))
-    contraction = _with_rows(contraction, store.tile.shape[0])
+def _recover_nest(node: Any, memory: tuple[Any, ...]) -> tuple[TileProgram, ...]:
+    """The program of a nest; two if an intermediate stays in the cluster."""
+    outer, parts = outer_loops(node)
+    if len(parts) == 2 and all(is_bound(each) for each in parts):
+        if is_gathered(parts[1]):
+            return recover_gathered(memory, outer, parts)
+        return (_recover_split(memory, outer, parts),)
+    loops, store_nest = pipelined(parts)
+    contraction, store, nest = read_products(loops, store_nest, outer)
     staged = GRID_STAGE in nest.block.annotations
-    return TileProgram(_places(outer), contraction, None, store, memory, staged=staged)
+    return (TileProgram(places_of(outer), contraction, None, store, memory, staged=staged),)
 
 
-def _with_rows(contraction: Contraction, rows: int) -> Contraction:
-    """The contraction of as many rows as its store has: TVM leaves out what no tensor has."""
-    left = replace(contraction.left, shape=(rows, contraction.depth))
-    return replace(contraction, left=left)
-
-
-def _recover_split(memory: tuple[Any, ...], outer: _Loops, parts: list[Any]) -> TileProgram:
+def _recover_split(memory: tuple[Any, ...], outer: Loops, parts: list[Any]) -> TileProgram:
     """A nest over the ranks that makes partial sums, and one that combines and stores slices."""
-    (making, made), (taking, taken) = (_outer_loops(each) for each in parts)
-    loops = [each for each in made if isinstance(each, ir.For) and _stages(each)]
+    (making, made), (taking, taken) = (outer_loops(each) for each in parts)
+    loops = [each for each in made if isinstance(each, ir.For) and has_stages(each)]
     if len(made) != 2 or len(loops) != 1 or len(taken) != 2 or len(making) != len(taking) != 1:
         raise refuse_program(
             "function",
@@ -162,7 +159,7 @@ def _recover_split(memory: tuple[Any, ...], outer: _Loops, parts: list[Any]) -> 
             "a pipelined loop and the copy to the slab, then the sum of slabs and its store",
         )
     contraction = read_contraction(loops[0], (*outer, *making))
-    place, slice_var = _places(making)[0], taking[0].loop_var
+    place, slice_var = places_of(making)[0], taking[0].loop_var
     check_reduction(contraction, place)
     copy = tile_nest(made[1], (*outer, *making))
     combine = tile_nest(taken[0], (*outer, *taking))
@@ -171,37 +168,8 @@ def _recover_split(memory: tuple[Any, ...], outer: _Loops, parts: list[Any]) -> 
     part = slice_tile(exchange, whole, slice_var)
     nest = tile_nest(taken[1], (*outer, *taking))
     store = read_store(nest, (exchange.combined,), part)
-    places = _places((*outer, *making))
+    places = places_of((*outer, *making))
     # The epilogue counts rows from the tile's first one.
     store = replace(store, tile=replace(store.tile, origin=whole.origin, shape=whole.shape))
     staged = GRID_STAGE in nest.block.annotations
     return TileProgram(places, contraction, exchange, store, memory, staged=staged)
-
-
-def _is_bound(node: Any) -> bool:
-    return isinstance(node, ir.For) and coordinate(node).startswith("cluster.")
-
-
-def _stages(loop: Any) -> bool:
-    return STAGES in loop.annotations
-
-
-def _places(loops: _Loops) -> tuple[Place, ...]:
-    return tuple(Place(coordinate(each), each.loop_var, int(each.extent)) for each in loops)
-
-
-def _outer_loops(node: Any) -> tuple[tuple[Any, ...], list[Any]]:
-    """Bound loops from the outside, and what stands inside them."""
-    loops: list[Any] = []
-    while isinstance(node, ir.For) and not _stages(node):
-        tag = coordinate(node)
-        if not tag.startswith(("blockIdx.", "cluster.")) or ir.constant(node.extent) is None:
-            raise refuse_program(
-                f"loop '{node.loop_var.name}'",
-                f"a loop bound to {tag}" if tag else "a serial loop around the pipelined one",
-                "loops of constant extent over the grid and the cluster",
-            )
-        check_start(node)
-        loops.append(node)
-        node = node.body
-    return tuple(loops), list(node.seq) if isinstance(node, ir.SeqStmt) else [node]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.gathered import Element, gathered, side_by_side
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program, tile_nest
-from crossfuse.lower.hopper.tile_program import Contraction, Place, Product, Tile
+from crossfuse.lower.hopper.tile_program import Contraction, Gather, Place, Product, Tile
 from crossfuse.schedule.markers import CONSTANT, STAGES
 
 
-def read_contraction(loop: Any, outer: tuple[Any, ...]) -> Contraction:
+def read_contraction(
+    loop: Any, outer: tuple[Any, ...], gather: Gather | None = None
+) -> Contraction:
     """Read one pipelined loop.
 
     Parameters
@@ -20,6 +24,8 @@ def read_contraction(loop: Any, outer: tuple[Any, ...]) -> Contraction:
         The loop with stages.
     outer : tuple
         Loops around it.
+    gather : Gather | None
+        What the left operand is a part of, if it is in shared memory before the loop.
 
     Returns
     -------
@@ -29,21 +35,24 @@ def read_contraction(loop: Any, outer: tuple[Any, ...]) -> Contraction:
     Raises
     ------
     LoweringRefused
-        If its body is not two loads and a product of what they load.
+        If its body is not a load of each operand and a product of what they load.
     """
     body = loop.body
     parts = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
     nests = [tile_nest(each, (*outer, loop)) for each in parts]
     steps, stages = ir.constant(loop.extent), ir.constant(loop.annotations[STAGES])
-    if len(nests) != 3 or steps is None or stages is None or ir.constant(loop.min) != 0:
+    loaded = 2 if gather is None else 1
+    if len(nests) != loaded + 1 or steps is None or stages is None or ir.constant(loop.min) != 0:
         raise refuse_program(
             f"loop '{loop.loop_var.name}'",
             f"{len(nests)} nests in {loop.extent} steps",
-            "two loads and a product in a constant number of steps",
+            f"{loaded} loads and a product in a constant number of steps",
         )
     *copies, product = nests
     loads = dict(_load(each) for each in copies)
-    left, right, transposed = _operands(product)
+    left, right, transposed = _operands(product, gather)
+    if gather is not None:
+        loads[left.buffer] = left
     for operand in (left, right):
         tile = loads.get(operand.buffer)
         if tile is None or not covers(tile, operand, product.known):
@@ -54,6 +63,8 @@ def read_contraction(loop: Any, outer: tuple[Any, ...]) -> Contraction:
     made = Product(loads[right.buffer], transposed, product.block.body.buffer)
     constant = CONSTANT in loop.annotations
     contraction = Contraction(loop.loop_var, steps, stages, loads[left.buffer], (made,), constant)
+    if gather is not None:
+        contraction = replace(contraction, offset=_offset(contraction))
     _check_accumulator(product, contraction)
     _check_steps(product, contraction)
     return contraction
@@ -88,12 +99,24 @@ def _check_steps(nest: TileNest, contraction: Contraction) -> None:
     first = first_of_reduction(contraction)
     known, depth = nest.known, contraction.depth
     regular = known.can_prove_equal(left, first + contraction.step * depth)
-    if not regular or not known.can_prove_equal(left, right):
+    if not regular or not known.can_prove_equal(left + contraction.offset, right):
         raise refuse_program(
             nest.where,
             f"elements {left} of A and {right} of B in step '{contraction.step.name}'",
             f"the {depth} elements of that step, of both",
         )
+
+
+def _offset(contraction: Contraction) -> Any:
+    """How far behind the columns of the left tensor the rows of the right one are, in step 0."""
+    product = contraction.products[0]
+    right = product.right.origin[0 if product.is_transposed else 1]
+    difference = right - contraction.left.origin[1]
+    zero = ir.tirx.IntImm(str(contraction.step.ty), 0)
+    known = ir.sym.Analyzer()
+    return known.simplify(
+        ir.substitute(difference, lambda var: zero if var.same_as(contraction.step) else var)
+    )
 
 
 def first_of_reduction(contraction: Contraction) -> Any:
@@ -202,31 +225,45 @@ def _load(nest: TileNest) -> tuple[Any, Tile]:
     return body.buffer, nest.tile(body.value.source, body.value.indices)
 
 
-def _operands(nest: TileNest) -> tuple[Tile, Tile, bool]:
+def _operands(nest: TileNest, gather: Gather | None) -> tuple[Tile, Tile, bool]:
     """Left and right operand of a product block, and whether the right one is [k, n]."""
     body, block = nest.block.body, nest.block
     if len(nest.loops) != 3 or not isinstance(body, ir.BufferStore) or len(body.indices) < 2:
         raise refuse_program(nest.where, "no product of matrices", "three loops over a tile")
     row, column = (nest.moved(each) for each in body.indices[-2:])
     layouts = {}
-    for factor in _factors(body):
+    for factor in map(partial(_viewed, gather), _factors(body)):
         layouts[_layout(nest, factor, row, column)] = factor
     left, plain, transposed = (layouts.get(each) for each in ("left", "right", "transposed"))
     right = plain if plain is not None else transposed
-    zero = block.init is not None and _is_zero(block.init.value)
+    zero = block.init is not None and is_zero(block.init.value)
     if left is None or right is None or not zero or not _accumulates(body):
         raise refuse_program(
             nest.where, f"the statement {body.value}", "C[i, j] + A[i, k] * B[j, k], from zero"
         )
     nest.check_predicate(body.buffer)
+    first = nest.tile(left.source, left.indices)
+    if gather is not None:
+        if not left.source.same_as(gather.whole):
+            raise refuse_program(
+                nest.where, f"left operand '{left.source.name}'", f"'{gather.whole.name}'"
+            )
+        first = gathered(first, gather)
     return (
-        nest.tile(left.source, left.indices),
+        first,
         nest.tile(right.source, right.indices),
         plain is None,
     )
 
 
-def _layout(nest: TileNest, factor: Any, row: Any, column: Any) -> str:
+def _viewed(gather: Gather | None, load: Any) -> Element:
+    """A load as an element of a matrix, of slices side by side too."""
+    if gather is not None and load.source.same_as(gather.whole):
+        return Element(load.source, side_by_side(gather, load.indices))
+    return Element(load.source, tuple(load.indices))
+
+
+def _layout(nest: TileNest, factor: Element, row: Any, column: Any) -> str:
     """Which operand a factor is, by the loops that its indices follow."""
     if len(factor.indices) != 2 or row is None or column is None:
         return ""
@@ -268,5 +305,6 @@ def _same_indices(one: Any, other: Any) -> bool:
     return len(one) == len(other) and all(a.same_as(b) for a, b in zip(one, other, strict=True))
 
 
-def _is_zero(value: Any) -> bool:
+def is_zero(value: Any) -> bool:
+    """Whether a value is the floating-point number 0."""
     return isinstance(value, ir.tirx.FloatImm) and float(value.value) == 0

@@ -55,7 +55,8 @@ class TileNest:
     def moved(self, index: Any) -> Any:
         """The loop of the tile that an index follows, or None."""
         placed = self.placed(index)
-        return next((each for each in self.loops if _occurs(each.loop_var, placed)), None)
+        followed = [each for each in self.loops if _occurs(each.loop_var, placed)]
+        return _longest(followed)
 
     def tile(self, buffer: Any, indices: Any) -> Tile:
         """The box that the nest's loops go through."""
@@ -65,16 +66,17 @@ class TileNest:
         for index in indices:
             placed = self.placed(index)
             first = ir.substitute(placed, self._at_start)
-            moved = [loop for loop in self.loops if _occurs(loop.loop_var, placed)]
+            followed = [loop for loop in self.loops if _occurs(loop.loop_var, placed)]
+            moved = _longest(followed)
             rest = known.simplify(placed - first)
-            if len(moved) > 1 or (moved and not known.can_prove_equal(rest, moved[0].loop_var)):
+            if moved is not None and not known.can_prove_equal(rest, moved.loop_var):
                 raise refuse_program(
                     f"{self.where}, buffer '{buffer.name}'",
                     f"index {placed}",
                     "one loop of the tile for each dimension, with step 1",
                 )
             origin.append(known.simplify(first))
-            shape.append(int(ir.constant(moved[0].extent) or 0) if moved else 1)
+            shape.append(1 if moved is None else int(ir.constant(moved.extent) or 0))
         if len(shape) != 2:
             raise refuse_program(
                 f"{self.where}, buffer '{buffer.name}'", f"{len(shape)} dimensions", "matrices"
@@ -134,6 +136,11 @@ def check_start(loop: Any) -> None:
         raise refuse_program(
             f"loop '{loop.loop_var.name}'", f"a loop that starts at {loop.min}", "loops from 0"
         )
+
+
+def _longest(loops: list[Any]) -> Any:
+    """The loop with most turns: beside it, others may do one."""
+    return max(loops, key=lambda each: ir.constant(each.extent) or 0, default=None)
 
 
 def _occurs(var: Any, expression: Any) -> bool:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from crossfuse import _tvm as ir
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.sum_program import SumProgram
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,11 @@ class Place:
     tag: str
     var: Any
     extent: int
+
+    @property
+    def in_cluster(self) -> bool:
+        """Whether it tells CTAs of one cluster apart."""
+        return self.tag.startswith("cluster.")
 
 
 @dataclass(frozen=True)
@@ -50,13 +58,65 @@ class Tile:
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """Extents of the tensor."""
-        return tuple(int(each) for each in self.buffer.ty.shape)
+        """Extents of the tensor: of the last two dimensions, if there are parts."""
+        return tuple(int(each) for each in self.buffer.ty.shape)[-2:]
 
     @property
     def dtype(self) -> str:
         """Element type of the tensor."""
         return str(self.buffer.ty.dtype)
+
+    def with_parameters(self, images: Mapping[Any, Any]) -> Self:
+        """The same box of the image of its buffer, if it has one."""
+        return replace(self, buffer=images.get(self.buffer, self.buffer))
+
+
+@dataclass(frozen=True)
+class Gather:
+    """An intermediate that stays in a cluster: each CTA makes a slice, all of them get the whole.
+
+    Attributes
+    ----------
+    place : Place
+        The cluster axis whose CTAs make the slices, in the order of their ranks.
+    slab : Any
+        The buffer of slices, [rank, row, column] or [rank, part, row, column] where clusters make
+        different parts, in scope ``shared.dsm``.
+    whole : Any
+        The buffer in each CTA's shared memory that all slices are copied to.
+    """
+
+    place: Place
+    slab: Any
+    whole: Any
+
+    @property
+    def width(self) -> int:
+        """Columns of a slice."""
+        return int(self.slab.ty.shape[-1])
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """Rows of the intermediate, and columns of all slices of a cluster."""
+        return int(self.slab.ty.shape[-2]), self.place.extent * self.width
+
+
+@dataclass(frozen=True)
+class GatheredTile(Tile):
+    """A box of what a cluster gathers, as if slices lay side by side in one matrix.
+
+    Attributes
+    ----------
+    gather : Gather
+        The intermediate.
+    """
+
+    gather: Gather
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Extents of the matrix."""
+        return self.gather.extents
 
 
 @dataclass(frozen=True)
@@ -101,6 +161,9 @@ class Contraction:
         What it is multiplied by.
     constant : bool
         Whether no kernel that may still be running writes the right tiles.
+    offset : Any
+        What to add to a column of the left tensor for its place in the right one: other than 0
+        where a cluster has gathered a part of the columns.
     """
 
     step: Any
@@ -109,6 +172,7 @@ class Contraction:
     left: Tile
     products: tuple[Product, ...]
     constant: bool = False
+    offset: Any = 0
 
     @property
     def rows(self) -> int:
@@ -172,12 +236,20 @@ class Store:
         Variables that `value` is written in: the element's index in the tensor.
     value : Any
         Expression over the accumulator and further tensors at that index.
+    part : Any
+        Index of the matrix among several partial ones, [part, row, column]; None for one matrix.
     """
 
     tile: Tile
     row: Any
     column: Any
     value: Any
+    part: Any = None
+
+    def with_parameters(self, images: Mapping[Any, Any]) -> Store:
+        """The same store, of buffers with their images."""
+        value = ir.substitute(self.value, lambda var: images.get(var, var))
+        return replace(self, tile=self.tile.with_parameters(images), value=value)
 
 
 @dataclass(frozen=True)
@@ -200,6 +272,8 @@ class TileProgram:
         Whether its left operand, and nothing else that it loads, is an intermediate.
     staged : bool
         Whether what it stores is loaded by a later phase of the same kernel, see `grid_stage`.
+    summed : SumProgram | None
+        What adds the partial tiles that it stores.
     """
 
     places: tuple[Place, ...]
@@ -209,26 +283,19 @@ class TileProgram:
     parameters: tuple[Any, ...]
     follows: bool = False
     staged: bool = False
+    summed: SumProgram | None = None
 
     def with_parameters(self, images: Mapping[Any, Any]) -> TileProgram:
         """Return the program on other buffers than the function's parameters."""
-
-        def tile(each: Tile) -> Tile:
-            return replace(each, buffer=images[each.buffer])
-
-        loop, store = self.contraction, self.store
+        loop = self.contraction
+        products = tuple(
+            replace(each, right=each.right.with_parameters(images)) for each in loop.products
+        )
         return replace(
             self,
-            contraction=replace(
-                loop,
-                left=tile(loop.left),
-                products=tuple(replace(each, right=tile(each.right)) for each in loop.products),
-            ),
-            store=replace(
-                store,
-                tile=tile(store.tile),
-                value=ir.substitute(store.value, lambda var: images.get(var, var)),
-            ),
+            contraction=replace(loop, left=loop.left.with_parameters(images), products=products),
+            store=self.store.with_parameters(images),
+            summed=None if self.summed is None else self.summed.with_parameters(images),
             parameters=tuple(images[each] for each in self.parameters),
         )
 
@@ -237,6 +304,18 @@ class TileProgram:
         tile = self.store.tile
         end = tile.origin[dimension] + tile.shape[dimension]
         return not self.analyzer.can_prove(end <= tile.extents[dimension])
+
+    @property
+    def gives(self) -> Gather | None:
+        """What its store goes to, if that stays in the cluster."""
+        tile = self.store.tile
+        return tile.gather if isinstance(tile, GatheredTile) else None
+
+    @property
+    def takes(self) -> Gather | None:
+        """What its left operand comes from, if the cluster's phase before has made it."""
+        tile = self.contraction.left
+        return tile.gather if isinstance(tile, GatheredTile) else None
 
     @property
     def analyzer(self) -> Any:
@@ -256,12 +335,12 @@ class TileProgram:
     @property
     def grid(self) -> tuple[Place, ...]:
         """Places that count clusters, outermost first."""
-        return tuple(each for each in self.places if each.tag.startswith("blockIdx."))
+        return tuple(each for each in self.places if not each.in_cluster)
 
     @property
     def cluster(self) -> tuple[Place, ...]:
         """Places within a cluster, outermost first."""
-        return tuple(each for each in self.places if each.tag.startswith("cluster."))
+        return tuple(each for each in self.places if each.in_cluster)
 
     @property
     def cluster_size(self) -> int:

@@ -45,7 +45,8 @@ def events(plan: KernelPlan) -> tuple[str, ...]:
         for each in _PHASE
         if phase.program.exchange is not None or each not in ("peers multiplied", "received")
     ]
-    return ("begin", "cluster met", *phases, "end")
+    summed = () if plan.summed is None else ("summed",)
+    return ("begin", "cluster met", *phases, *summed, "end")
 
 
 def timeline_buffer(plan: KernelPlan) -> BufferSpec:

@@ -6,15 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.left_tiles import K_BYTES, LeftTiles, swizzled
 from crossfuse.lower.hopper.operand import ROW_BYTES, Operand
-from crossfuse.lower.hopper.phase import OPERAND_TYPES, WARPGROUP_ROWS, PhasePlan
+from crossfuse.lower.hopper.phase import OPERAND_TYPES, PhasePlan
 from crossfuse.lower.hopper.plan import RingPlan
 from crossfuse.lower.hopper.statements import Variable, run
-
-#: Bytes of eight rows of a swizzled tile: one repeat of the pattern.
-_PATTERN = 8 * ROW_BYTES
-#: Code of the 128-byte swizzle for `encode_matrix_descriptor`.
-_SWIZZLE_128 = 3
 
 
 class Multiplier:
@@ -24,12 +20,12 @@ class Multiplier:
     ----------
     plan : PhasePlan
         The phase.
-    rings : tuple[RingPlan, RingPlan]
-        Of left and of right tiles.
-    regions : tuple[Callable, Callable]
-        Functions from a byte offset to an address in these rings.
-    warpgroup : Any
-        Index of the multiplying warpgroup.
+    left : LeftTiles
+        Where this warpgroup's left tiles lie.
+    ring : RingPlan
+        Of right tiles.
+    region : Callable
+        Function from a byte offset to an address in that ring.
     accumulators : Any
         Registers of all phases; this one uses the first.
     """
@@ -37,31 +33,28 @@ class Multiplier:
     def __init__(
         self,
         plan: PhasePlan,
-        rings: tuple[RingPlan, RingPlan],
-        regions: tuple[Callable[[Any], Any], Callable[[Any], Any]],
-        warpgroup: Any,
+        left: LeftTiles,
+        ring: RingPlan,
+        region: Callable[[Any], Any],
         accumulators: Any,
     ) -> None:
         self.plan = plan
-        self.rings = rings
+        self.left = left
+        self.ring = ring
         self.accumulators = accumulators
-        left, right = regions
-        rows = WARPGROUP_ROWS * ROW_BYTES
-        self._left = _descriptor("left_tile", left(warpgroup * rows), plan.left)
+        self._left = left.descriptor()
         self._rights = []
         start = 0
         for operand in plan.rights:
-            self._rights.append(_descriptor("right_tile", right(start), operand))
+            self._rights.append(_descriptor(region(start), operand))
             start += operand.size
-        self._k = OPERAND_TYPES[plan.left.tile.dtype][1]
+        self._k = OPERAND_TYPES[plan.program.contraction.left.dtype][1]
 
     def start(self, left: Any, right: Any, first: Any) -> None:
-        """Multiply the tiles of two stages; `first` clears what was accumulated before."""
+        """Multiply a left tile and a stage; `first` clears what was accumulated before."""
         self.hold()
         run(ir.script.ptx.wgmma.fence.sync.aligned())
-        offsets = [
-            stage * ring.pitch for stage, ring in zip((left, right), self.rings, strict=True)
-        ]
+        offsets = [left * self.left.pitch, right * self.ring.pitch]
         for part in range(self.plan.program.contraction.depth // self._k):
             keep = ir.script.Cast("uint32", ir.script.Not(first)) if part == 0 else 1
             for number in range(len(self._rights)):
@@ -71,7 +64,8 @@ class Multiplier:
     def _multiply(self, number: int, offsets: list[Any], part: int, keep: Any) -> None:
         """One wgmma."""
         plan, right = self.plan, self.plan.rights[number]
-        types = [OPERAND_TYPES[each.tile.dtype][0] for each in (plan.left, right)]
+        tiles = (plan.program.contraction.left, right.tile)
+        types = [OPERAND_TYPES[each.dtype][0] for each in tiles]
         call = ir.script.ptx[
             f"wgmma.mma_async.sync.aligned.m64n{plan.columns}k{self._k}.f32.{types[0]}.{types[1]}"
         ]
@@ -81,8 +75,8 @@ class Multiplier:
         run(
             call(
                 *[self.accumulators[first + i] for i in range(plan.accumulators)],
-                self._left.value + _words(offsets[0], part, plan.left),
-                self._rights[number].value + _words(offsets[1], part, right),
+                self._left.value + _words(offsets[0] + part * self.left.step),
+                self._rights[number].value + _words(offsets[1] + part * _step(right)),
                 ir.script.ptx.pred(keep),
                 1,
                 1,
@@ -116,24 +110,21 @@ class Multiplier:
         run(ir.cuda_func_call(name, self.accumulators.data, source_code=source))
 
 
-def _descriptor(name: str, address: Any, operand: Operand) -> Variable:
-    """Matrix descriptor of an operand's first stage.
+def _descriptor(address: Any, operand: Operand) -> Variable:
+    """Matrix descriptor of a right operand's first stage.
 
-    K-major tiles repeat every 8 rows (the leading offset has no meaning there). Tiles stored as
-    [k, n] repeat every 8 rows of k and, by the leading offset, every 64 columns.
+    Tiles stored as [k, n] repeat every 8 rows of k and, by the leading offset, every 64 columns.
     """
-    descriptor = Variable(name, "uint64")
-    leading = 1 if operand.k_major else operand.tile.shape[0] * ROW_BYTES // 16
-    run(
-        ir.script.cuda.wgmma.encode_matrix_descriptor(
-            descriptor.address, address, leading, _PATTERN // 16, _SWIZZLE_128
-        )
-    )
-    return descriptor
+    if operand.k_major:
+        return swizzled("right_tile", address)
+    return swizzled("right_tile", address, operand.tile.shape[0] * ROW_BYTES)
 
 
-def _words(stage_offset: Any, part: int, operand: Operand) -> Any:
-    """Offset of a step along k within a stage, in the descriptor's units of 16 bytes."""
-    # 32 bytes of a row hold the k of one wgmma; stored as [k, n], it is 16 rows.
-    step = 32 if operand.k_major else 16 * ROW_BYTES
-    return ir.script.Cast("uint64", stage_offset // 16 + part * step // 16)
+def _step(operand: Operand) -> int:
+    """Bytes from one wgmma to the next along k: 16 rows, if it is stored as [k, n]."""
+    return K_BYTES if operand.k_major else 16 * ROW_BYTES
+
+
+def _words(offset: Any) -> Any:
+    """An offset in the descriptor's units of 16 bytes."""
+    return ir.script.Cast("uint64", offset // 16)

@@ -74,6 +74,27 @@ def read_chain(sch: Any) -> Chain:
     return Chain(tuple(first), before[0], last[0], epilogue, m, n, k, width)
 
 
+def read_two_products(sch: Any, rule: str) -> Chain:
+    """Find the blocks of a canonical chain.
+
+    Raises
+    ------
+    ScheduleRefused
+        If there is a single product, in the name of `rule`.
+    """
+    chain = read_chain(sch)
+    if chain.second is None:
+        raise refuse(
+            ScheduleRefused,
+            "rule",
+            f"{rule}, {name_of(sch, chain.first[0])}",
+            found="a single product",
+            limit="a chain of two products",
+            instead="use schedule_tiled_gemm",
+        )
+    return chain
+
+
 def read_product(sch: Any, rule: str) -> Chain:
     """Find the blocks of a canonical function of one product.
 

@@ -91,9 +91,9 @@ def _split_of_second(chain: Chain, rows: int, depth: int) -> int:
     return next(size for size in (4, 2, 1) if size == 1 or divides(size))
 
 
-def row_bytes_depth(sch: Any, product: Any) -> int:
-    """Elements of a product's left operand that fill a row of a tile."""
-    dtype = ir.tvm.DataType(str(sch.get(product).reads[0].source.ty.dtype))
+def row_bytes_depth(sch: Any, product: Any, index: int = 0) -> int:
+    """Elements of an operand of a product that fill a row of a tile."""
+    dtype = ir.tvm.DataType(str(sch.get(product).reads[index].source.ty.dtype))
     return _ROW_BYTES * 8 // int(dtype.bits)
 
 

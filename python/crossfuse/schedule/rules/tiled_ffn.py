@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.install import install
-from crossfuse.schedule.rules.chain import Chain, read_chain
+from crossfuse.schedule.rules.chain import Chain, read_two_products
 from crossfuse.schedule.rules.pipelined import bind_split, pipeline
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
 
@@ -58,16 +56,7 @@ def schedule_tiled_ffn(
     """
     install()
     sch = ir.Schedule(func)
-    chain = read_chain(sch)
-    if chain.second is None:
-        raise refuse(
-            ScheduleRefused,
-            "rule",
-            f"tiled_ffn, {name_of(sch, chain.first[0])}",
-            found="a single product",
-            limit="a chain of two products",
-            instead="use schedule_tiled_gemm",
-        )
+    chain = read_two_products(sch, "tiled_ffn")
     tiles = (first or TensorTiles()).of_first(sch, chain)
     _first(sch, chain, tiles, constant_weights)
     # An axis has one extent in a function: both phases have clusters of one shape.

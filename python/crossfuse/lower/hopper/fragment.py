@@ -1,0 +1,53 @@
+"""The registers that wgmma leaves a tile in, seen from one thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse.lower.hopper.coordinates import Coordinates
+from crossfuse.lower.hopper.elements import Elements
+from crossfuse.lower.hopper.phase import PhasePlan
+
+
+class Fragment:
+    """A warpgroup's accumulators as elements of a tile.
+
+    Parameters
+    ----------
+    plan : PhasePlan
+        The phase.
+    where : Coordinates
+        Of this thread.
+    accumulators : Any
+        Registers, those of each product after those of the one before.
+    """
+
+    def __init__(self, plan: PhasePlan, where: Coordinates, accumulators: Any) -> None:
+        self.plan = plan
+        self.where = where
+        self.accumulators = accumulators
+        self.elements = Elements(plan)
+
+    def place(self, row: Any, column: Any, index: int) -> tuple[Any, Any]:
+        """Where an accumulator belongs, in a tile of this warpgroup that begins at row and column.
+
+        Accumulator ``4 j + 2 h + q`` of a thread is element (warp * 16 + lane / 4 + 8 h,
+        8 j + 2 (lane % 4) + q) of the tile. PTX ISA, wgmma, register fragments for D.
+        """
+        block, half, pair = index // 4, index // 2 % 2, index % 2
+        i = row + (self.where.warp * 16 + self.where.lane // 4 + 8 * half)
+        return i, column + (block * 8 + self.where.lane % 4 * 2 + pair)
+
+    def sums(self, index: int) -> tuple[Any, ...]:
+        """An accumulator of each product."""
+        count = self.plan.accumulators
+        return tuple(
+            self.accumulators[number * count + index] for number in range(len(self.plan.rights))
+        )
+
+    def pack(self, packed: Any, row: Any, column: Any, first: int) -> None:
+        """Sixteen columns in the order of stmatrix: two blocks of 8, each with both halves."""
+        for register in range(4):
+            index = first // 2 + register * 2
+            i, j = self.place(row, column, index)
+            self.elements.pack(packed[register], i, j, self.sums(index), self.sums(index + 1))

@@ -1,0 +1,80 @@
+"""Slices that a cluster gathers, [rank, row, column], as one matrix [row, column].
+
+In shared memory each multiplying warpgroup has its 64 rows by themselves, as core matrices of wgmma
+without a swizzle: eight columns (16 bytes) of all rows, then the next eight. So a slice is one
+piece, whatever its width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.tile_program import Gather, GatheredTile, Tile
+from crossfuse.lower.refusal import refuse
+
+#: Bytes of eight columns of a warpgroup's 64 rows.
+CHUNK = 64 * 16
+#: Columns that one wgmma multiplies, and that one stmatrix stores.
+_GROUP = 16
+#: Columns of a step of the product that takes the intermediate.
+_DEPTH = 64
+_TYPES = ("float16", "bfloat16")
+
+
+def share_bytes(gather: Gather) -> int:
+    """Bytes of the intermediate that one warpgroup multiplies."""
+    return gather.extents[1] // 8 * CHUNK
+
+
+def gathered_bytes(gather: Gather | None, consumers: int) -> int:
+    """Bytes of the intermediate in each CTA; none if there is none."""
+    return 0 if gather is None else consumers * share_bytes(gather)
+
+
+def check_gather(gather: Gather, dtype: str) -> None:
+    """Refuse slices that wgmma cannot take.
+
+    Raises
+    ------
+    LoweringRefused
+        If slices are no whole groups of 16 columns, all of them no whole steps, or elements no
+        16-bit floats.
+    """
+    if gather.width % _GROUP or gather.extents[1] % _DEPTH or dtype not in _TYPES:
+        raise refuse(
+            "tile-gather",
+            f"tensor '{gather.slab.name}'",
+            found=f"{gather.place.extent} slices of {gather.width} columns of {dtype}",
+            limit=f"slices of a multiple of {_GROUP} columns, {_DEPTH} or a multiple of it in all, "
+            f"of {' or '.join(_TYPES)}",
+            instead="choose another cluster size, or keep the intermediate in L2 (grid_stage)",
+        )
+
+
+@dataclass(frozen=True)
+class Element:
+    """An element of a matrix that is loaded.
+
+    Attributes
+    ----------
+    source : Any
+        The buffer.
+    indices : tuple
+        Row and column.
+    """
+
+    source: Any
+    indices: tuple[Any, ...]
+
+
+def side_by_side(gather: Gather, indices: Any) -> tuple[Any, ...]:
+    """Row and column of an element of slices that lie side by side."""
+    rank, *_, row, column = indices
+    return row, ir.sym.Analyzer().simplify(rank * gather.width + column)
+
+
+def gathered(tile: Tile, gather: Gather) -> GatheredTile:
+    """A tile of that matrix."""
+    return GatheredTile(tile.buffer, tile.origin, tile.shape, gather)

@@ -1,0 +1,145 @@
+"""The sum of partial tiles of several clusters, in the order of their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.coordinates import Coordinates, at
+from crossfuse.lower.hopper.elements import Elements
+from crossfuse.lower.hopper.flags import PlacedFlags
+from crossfuse.lower.hopper.plan import WARPGROUP
+from crossfuse.lower.hopper.statements import let, registers, run, when
+from crossfuse.lower.hopper.sum_program import UNIT, SumProgram
+from crossfuse.lower.hopper.warmup import Warmup
+
+# A lane for each part; what all of them saw is known to the lane that goes on.
+_AWAIT = """\
+__device__ __forceinline__ void crossfuse_await_parts(const void* flags, int pitch, int parts,
+                                                      unsigned target) {
+  for (int part = threadIdx.x & 31; part < parts; part += 32) {
+    const unsigned* flag = (const unsigned*)flags + part * pitch;
+    unsigned seen;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+    } while (seen != target);
+  }
+  __syncwarp();
+}
+"""
+
+
+@dataclass(frozen=True)
+class SumPlan:
+    """What `Elements` needs to know of a sum.
+
+    Attributes
+    ----------
+    program : SumProgram
+        The sum.
+    tails : tuple[bool, bool]
+        Whether elements may lie beyond the output's rows, and its columns.
+    """
+
+    program: SumProgram
+    tails: tuple[bool, bool]
+
+
+def await_parts(
+    program: SumProgram, placed: PlacedFlags, launch: Any, values: Mapping[Any, Any]
+) -> None:
+    """Wait until all parts of this CTA's tile are stored; a whole warp calls it.
+
+    Parameters
+    ----------
+    program : SumProgram
+        The sum.
+    placed : PlacedFlags
+        Flags of the partial tiles.
+    launch : Any
+        Number of launches before this one.
+    values : Mapping
+        Values of the variables of places.
+    """
+    flags = placed.flags
+    row, column = (at(each, dict(values)) for each in program.first)
+    first = row // flags.rows * flags.across + column // flags.columns
+    run(
+        ir.cuda_func_call(
+            "crossfuse_await_parts",
+            placed.address(first),
+            ir.script.int32(flags.down * flags.across),
+            ir.script.int32(program.parts),
+            (launch + ir.script.uint32(1)) * ir.script.uint32(flags.raisers),
+            source_code=_AWAIT,
+        )
+    )
+
+
+class Sum:
+    """Adds a CTA's slice of all parts and stores what the epilogue makes of it.
+
+    ::
+
+        before, in L2                  each CTA                     after
+        part 0: tile [64, 96]          adds its rows of part 0,
+        part 1: tile [64, 96]          1, 2, ... in this order      out: tile [64, 96]
+        ...
+
+    Parameters
+    ----------
+    program : SumProgram
+        The sum.
+    where : Coordinates
+        Of this thread.
+    threads : int
+        Threads of a CTA that multiply.
+    warmup : Warmup
+        In which nothing is loaded or stored.
+    """
+
+    def __init__(
+        self, program: SumProgram, where: Coordinates, threads: int, warmup: Warmup
+    ) -> None:
+        self.program = program
+        self.threads = threads
+        self.me = let("thread_of_sum", (where.warpgroup - 1) * WARPGROUP + where.thread)
+        self.warmup = warmup
+        self.elements = Elements(SumPlan(program, (program.has_tail(0), program.has_tail(1))))
+
+    def store(self, ready: Any, values: Mapping[Any, Any]) -> None:
+        """Wait at the barrier `ready`, then add and store; `values` are those of places."""
+        with self.warmup.skipped():
+            mbarrier.wait(ready, 0)
+        total = registers("total", UNIT, "float32")
+        part = registers("part", UNIT, "float32")
+        units = self.program.elements // UNIT
+        with ir.script.serial(0, -(-units // self.threads)) as turn:
+            ir.IRBuilder.name("turn_of_sum", turn)
+            unit = let("unit", turn * self.threads + self.me)
+            with when(unit < units) if units % self.threads else nullcontext():
+                element = {self.program.element: unit * UNIT}
+                row, column = (at(each, dict(values), element) for each in self.program.index)
+                row, column = let("row", row), let("column", column)
+                self._add(row, column, total, part)
+                for first in range(0, UNIT, 2):
+                    low, high = (total[first],), (total[first + 1],)
+                    self.elements.store_pair(row, column + first, low, high, self.warmup)
+
+    def _add(self, row: Any, column: Any, total: Any, part: Any) -> None:
+        """Add a unit of all parts; several loads are on their way at once."""
+        for each in range(UNIT):
+            ir.script.buffer_store(total, ir.script.float32(0), [each])
+        load = ir.script.ptx["ld.global.v4.f32"]
+        inside = self.elements.inside(row, column)
+        exists = when(ir.conjunction(inside)) if inside else nullcontext()
+        with self.warmup.skipped(), exists, ir.script.unroll(0, self.program.parts) as number:
+            ir.IRBuilder.name("number", number)
+            place = self.program.partial.ptr_to([number, row, column])
+            run(load(*[part[each] for each in range(UNIT)], place))
+            for each in range(UNIT):
+                ir.script.buffer_store(total, total[each] + part[each], [each])

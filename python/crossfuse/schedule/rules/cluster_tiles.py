@@ -1,0 +1,105 @@
+"""Tile extents of chains whose intermediate stays in a cluster: given by the caller, or chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.hardware import device
+from crossfuse.schedule.facts import name_of
+from crossfuse.schedule.rules.chain import Chain
+
+#: Columns that slices are multiples of, and all slices of a cluster: what wgmma multiplies at once,
+#: and a row of a tile of D.
+_SLICE, _STEP = 16, 64
+#: Neighbours that a thread adds at once.
+_UNIT = 4
+#: Cluster sizes in the order in which they are tried.
+_CLUSTERS = (8, 4, 16, 2, 1)
+_MAX_PARTS = 16
+#: Most bytes of the intermediate in a CTA: tiles have to fit beside it.
+_MAX_GATHERED = 128 << 10
+
+
+@dataclass(frozen=True)
+class ClusterTiles:
+    """How a chain is divided over clusters. Zero means: choose.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of a cluster's tile: 64 for each warpgroup that multiplies.
+    cluster : int
+        CTAs of a cluster: each makes a slice of the intermediate and of the output.
+    parts : int
+        Parts of the intermediate's columns, which different clusters make.
+    stages : int
+        Stages in shared memory; 0 for as many as fit.
+    """
+
+    rows: int = 0
+    cluster: int = 0
+    parts: int = 0
+    stages: int = 0
+
+    def complete(self, sch: Any, chain: Chain) -> ClusterTiles:
+        """Fill in what the caller left open: as many CTAs as find room, few partial sums.
+
+        Raises
+        ------
+        ScheduleRefused
+            If no division fits.
+        """
+        fitting = [each for each in self._options() if each.fits(chain)]
+        if not fitting:
+            raise refuse(
+                ScheduleRefused,
+                "cluster-tiles",
+                name_of(sch, chain.second),
+                found=f"{chain.n} columns of the intermediate and {chain.l} of the output, "
+                f"for {self}",
+                limit=f"clusters that divide them into slices of multiples of {_SLICE} and 8 "
+                "columns, and find room at the same time",
+                instead="leave tiles open, or keep the intermediate in L2 (schedule_tiled_ffn)",
+            )
+        return max(fitting, key=lambda each: each.rank(chain))
+
+    def _options(self) -> Iterator[ClusterTiles]:
+        rows = [self.rows] if self.rows else [64, 128]
+        clusters = [self.cluster] if self.cluster else _CLUSTERS
+        parts = [self.parts] if self.parts else range(1, _MAX_PARTS + 1)
+        for choice in product(rows, clusters, parts):
+            yield ClusterTiles(*choice, self.stages)
+
+    def clusters(self, chain: Chain) -> int:
+        """Clusters of the kernel."""
+        return -(-chain.m // self.rows) * self.parts
+
+    def width(self, chain: Chain) -> int:
+        """Columns of a slice of the intermediate."""
+        return chain.n // (self.parts * self.cluster)
+
+    def fits(self, chain: Chain) -> bool:
+        """Whether extents divide and tiles fit."""
+        if chain.n % (self.parts * self.cluster * _SLICE) or chain.l % (8 * self.cluster):
+            return False
+        width, columns = self.width(chain), chain.l // self.cluster
+        most = 256 // len(chain.first)
+        gathered = self.rows * self.cluster * width * 2
+        if width * self.cluster % _STEP or width > most or columns > 256:
+            return False
+        if gathered > _MAX_GATHERED:
+            return False
+        if self.parts == 1:
+            return True
+        elements = min(self.rows, chain.m) * columns
+        room = device("nvidia-h100").resident_clusters(self.cluster)
+        return elements % (self.parts * _UNIT) == 0 and self.clusters(chain) <= room
+
+    def rank(self, chain: Chain) -> tuple[float, ...]:
+        """What is better is larger: CTAs at work, then fewer partial sums."""
+        ctas = min(self.clusters(chain) * self.cluster, 132)
+        return (ctas, -self.parts, -_CLUSTERS.index(self.cluster))

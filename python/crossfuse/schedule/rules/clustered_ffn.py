@@ -1,0 +1,148 @@
+"""Rule for two products on tensor cores whose intermediate never leaves the cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.schedule.install import install
+from crossfuse.schedule.markers import CONSTANT, STAGES
+from crossfuse.schedule.rules.chain import Chain, read_two_products
+from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
+from crossfuse.schedule.rules.pipelined import pipeline
+from crossfuse.schedule.rules.tensor_tiles import row_bytes_depth
+
+
+def schedule_clustered_ffn(
+    func: Any, *, tiles: ClusterTiles | None = None, constant_weights: bool = False
+) -> Any:
+    """Schedule a chain of two products for the Hopper pipeline, the intermediate in DSM.
+
+    Each CTA of a cluster makes a slice of the intermediate; all of them gather all slices and
+    make a slice of the output each. With several parts, clusters make different parts of the
+    intermediate, and their partial sums are added through L2 in the order of the parts::
+
+        for t in blockIdx.x:                                 # (part, row tile)
+            for c in cluster x:
+                for k0 in range(K / 64):                     # crossfuse.stages
+                    gemm0[tile] += A B                       # A by multicast
+                hidden[c, part] = act(gemm0)                 # shared.dsm
+            for c in cluster x:
+                whole = hidden[:, part]                      # all-gather
+                for n0 in range(N / parts / 64):             # crossfuse.stages
+                    gemm1[part, tile] += whole D
+                partial[part, tile] = gemm1                  # crossfuse.grid_stage, if parts > 1
+        for t in blockIdx.x:
+            for c in cluster x:
+                for e in range(elements of a slice):
+                    out[e] = epilogue(sum over part of partial[part, e])
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        A canonical chain, see `crossfuse.workload.prim_func`.
+    tiles : ClusterTiles | None
+        Tile extents; what is left out is chosen.
+    constant_weights : bool
+        Whether no kernel that may still be running writes the weights: they are then loaded before
+        the kernel before is over (programmatic dependent launch).
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+        The schedule, with its trace.
+
+    Raises
+    ------
+    ScheduleRefused
+        If the function is no chain of two products, or its extents do not divide.
+    """
+    install()
+    sch = ir.Schedule(func)
+    chain = read_two_products(sch, "clustered_ffn")
+    chosen = (tiles or ClusterTiles()).complete(sch, chain)
+    consumer = _by_part(sch, chain, chosen) if chosen.parts > 1 else chain.second
+    rank = _second(sch, chain, consumer, chosen, constant_weights)
+    if chosen.parts > 1:
+        store = sch.cache_write(consumer, 0, "local")
+        sch.reverse_compute_at(store, rank, preserve_unit_loops=True)
+        sch.grid_stage(store)
+        _sum(sch, chain, chosen)
+    else:
+        sch.set_scope(consumer, 0, "local")
+        sch.reverse_compute_at(chain.epilogue, rank, preserve_unit_loops=True)
+    _first(sch, chain, constant_weights)
+    return sch
+
+
+def _by_part(sch: Any, chain: Chain, tiles: ClusterTiles) -> Any:
+    """Split the second reduction, and the intermediate's columns with it; returns its new block."""
+    share = chain.n // tiles.parts
+    *_, reduction = sch.get_loops(chain.second)
+    part, _ = sch.split(reduction, [tiles.parts, share])
+    consumer = sch.rfactor(part, 0)
+
+    def by_part(i: Any, j: Any) -> list[Any]:
+        return [j // share, i, j % share]
+
+    sch.transform_block_layout(chain.middle, by_part)
+    sch.transform_layout(chain.middle, ("write", 0), by_part)
+    i, j, part, _ = sch.get_loops(consumer)
+    sch.reorder(part, i, j)
+    return consumer
+
+
+def _second(sch: Any, chain: Chain, consumer: Any, tiles: ClusterTiles, constant: bool) -> Any:
+    """The second product: columns over the CTAs, all slices in their shared memory."""
+    *part, i, j, k = sch.get_loops(consumer)
+    row_tile, row = sch.split(i, [None, tiles.rows])
+    rank, column = sch.split(j, [tiles.cluster, None])
+    slices, inside = sch.split(k, [tiles.cluster, None])
+    sch.reorder(*part, row_tile, rank, slices, inside, row, column)
+    sch.bind(sch.fuse(*part, row_tile) if part else row_tile, "blockIdx.x")
+    sch.cluster_bind(rank)
+    index = _read_of(sch, consumer, chain.middle)
+    sch.dsm_shuffle(chain.middle, consumer, index, rank, ring=False)
+    _, rank, slices, inside, row, column = sch.get_loops(consumer)
+    # Steps are as deep as a tile of D, however wide the slices are.
+    step, depth = sch.split(sch.fuse(slices, inside), [None, row_bytes_depth(sch, consumer, index)])
+    sch.reorder(step, row, column, depth)
+    weights = sch.cache_read(consumer, 1 - index, "shared.dyn", consumer_blocks=[consumer])
+    sch.compute_at(weights, step, preserve_unit_loops=True)
+    sch.annotate(step, STAGES, tiles.stages)
+    if constant:
+        sch.annotate(step, CONSTANT, 1)
+    return rank
+
+
+def _first(sch: Any, chain: Chain, constant: bool) -> None:
+    """The first products: of one slice in each CTA."""
+    _, rank, *_ = sch.get_loops(chain.middle)
+    for product in chain.first:
+        sch.compute_at(product, rank, preserve_unit_loops=True)
+        *_, i, j, k = sch.get_loops(product)
+        step, depth = sch.split(k, [None, row_bytes_depth(sch, product)])
+        sch.reorder(step, i, j, depth)
+        sch.set_scope(product, 0, "local")
+        pipeline(sch, product, 0, constant)
+
+
+def _sum(sch: Any, chain: Chain, tiles: ClusterTiles) -> None:
+    """The sum of all parts: each cluster adds a part of every CTA's tile."""
+    i, j = sch.get_loops(chain.epilogue)
+    row_tile, row = sch.split(i, [None, min(tiles.rows, chain.m)])
+    rank, column = sch.split(j, [tiles.cluster, None])
+    sch.reorder(row_tile, rank, row, column)
+    part, element = sch.split(sch.fuse(row, column), [tiles.parts, None])
+    sch.reorder(part, row_tile, rank, element)
+    sch.bind(sch.fuse(part, row_tile), "blockIdx.x")
+    sch.cluster_bind(rank)
+    sch.compute_at(chain.second, element, preserve_unit_loops=True)
+    sch.set_scope(chain.second, 0, "local")
+
+
+def _read_of(sch: Any, consumer: Any, producer: Any) -> int:
+    """Which of a block's reads another block writes."""
+    written = sch.get(producer).writes[0].source
+    reads = sch.get(consumer).reads
+    return next(i for i, each in enumerate(reads) if each.source.same_as(written))
