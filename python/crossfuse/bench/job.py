@@ -14,12 +14,14 @@ OWN: dict[str, str | None] = {
     OURS: None,
     "ours-global": "global",
     "ours-l2": "l2",
+    "ours-dsm": "dsm",
 }
 #: Name and meaning of every way to compute a workload.
 VARIANTS = {
     OURS: "the fused kernel",
     "ours-global": "the fused kernel in two launches, intermediate in global memory",
     "ours-l2": "the fused kernel in one persistent launch, intermediate in the L2 cache",
+    "ours-dsm": "the fused kernel with the intermediate in the shared memory of a cluster",
     "unfused": "our own kernels, one for each product",
     "eager": "PyTorch eager (cuBLAS), weights of gate and up concatenated",
     "eager-apart": "PyTorch eager (cuBLAS), weights of gate and up apart",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from math import prod
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.compiler.placement import PLACEMENTS, tensor_options
 from crossfuse.compiler.source import Source, read_source
 from crossfuse.errors import LoweringRefused, RefusedError, ScheduleRefused, refuse
 from crossfuse.hardware import Device, device
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 CLUSTER_SIZES = (8, 4, 16, 2, 7, 6, 5, 3, 1)
 #: Ways of scheduling a canonical function.
 RULES = ("threads", "tensor")
-#: Where the intermediate of a chain lives between its products, for the rule "tensor".
-PLACEMENTS = ("auto", "l2", "global")
-#: Operands from which on a persistent kernel is tried first, in bytes.
-_PERSISTENT_BYTES = 24 * 2**20
 
 
 @dataclass(frozen=True)
@@ -134,8 +130,9 @@ def compile(
         not matter.
     placement : str
         Rule ``"tensor"``: where the intermediate of a chain lives. ``"l2"``: one persistent kernel
-        that all CTAs run at the same time, see `grid_stage`. ``"global"``: one kernel for each
-        product. ``"auto"``: the first that fits, of both in the order that suits the size.
+        that all CTAs run at the same time, see `grid_stage`. ``"dsm"``: the shared memory of a
+        cluster, see `dsm_shuffle`. ``"global"``: one kernel for each product. ``"auto"``: the first
+        that fits, in the order that suits the size.
     constant_weights : bool
         Rule ``"tensor"``: promises that no kernel writes the weights shortly before this one reads
         them. It may then load them before the kernel before is over.
@@ -172,7 +169,7 @@ def compile(
     if read.schedule is not None:
         options = [lambda: read.schedule]
     elif rule == "tensor":
-        options = _by_tensor_rule(read.func, cluster or 0, placement, constant_weights)
+        options = tensor_options(read.func, cluster or 0, placement, constant_weights)
     else:
         sizes = CLUSTER_SIZES if cluster is None else (cluster or 1,)
         options = [partial(_by_rule, read.func, each, tiles, ring, scatter) for each in sizes]
@@ -228,37 +225,6 @@ def _check_known(what: str, found: str, known: tuple[str, ...]) -> None:
             limit=", ".join(map(repr, known)),
             instead=f"name one of these {what}s, or pass a schedule",
         )
-
-
-def _by_tensor_rule(
-    func: Any, cluster: int, placement: str, constant: bool
-) -> list[Callable[[], Any]]:
-    """Ways to schedule a canonical function for the Hopper pipeline; a cluster of 0 is chosen."""
-    from crossfuse import _tvm as ir
-    from crossfuse.schedule.rules.chain import read_chain
-    from crossfuse.schedule.rules.tensor_tiles import TensorTiles
-    from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
-    from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
-
-    tiles = TensorTiles(cluster=cluster)
-    if read_chain(ir.Schedule(func)).second is None:
-        return [partial(schedule_tiled_gemm, func, tiles=tiles, constant_weights=constant)]
-    places = _places(func) if placement == "auto" else (placement,)
-    rule = partial(schedule_tiled_ffn, func, first=tiles, constant_weights=constant)
-    return [partial(rule, staged=each == "l2") for each in places]
-
-
-def _places(func: Any) -> tuple[str, ...]:
-    """Where an intermediate may live, the best place first.
-
-    On an H100 one persistent kernel wins where weights take longer to load than CTAs to meet; two
-    kernels were as fast or faster below (docs/hopper.md).
-    """
-    from crossfuse.lower.extract import buffer_specs
-    from crossfuse.runtime.launcher import DTYPES
-
-    size = sum(prod(each.shape) * DTYPES[each.dtype][1] // 8 for each in buffer_specs(func))
-    return ("l2", "global") if size >= _PERSISTENT_BYTES else ("global", "l2")
 
 
 def _none_fits(source: Source, refusals: list[RefusedError]) -> RefusedError:

@@ -9,7 +9,7 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, tvm_target
 from crossfuse.lower.hopper.kernel import emit_kernel
 from crossfuse.lower.hopper.plan import KernelPlan, plan_kernel
-from crossfuse.lower.hopper.recover import recover, workspaces
+from crossfuse.lower.hopper.recover import identifier, recover, workspaces
 from crossfuse.lower.hopper.timeline import events, timeline_buffer
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch
 from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan
@@ -60,7 +60,7 @@ def generate(
         _launch(plan, symbol, kernel) for plan, (symbol, kernel) in zip(plans, kernels, strict=True)
     )
     spaces = tuple(
-        BufferSpec(str(each.name), tuple(int(n) for n in each.ty.shape), str(each.ty.dtype), True)
+        BufferSpec(identifier(each), tuple(int(n) for n in each.ty.shape), str(each.ty.dtype), True)
         for each in workspaces(func)
     )
     kept = tuple(each for plan in plans for each in plan.state)

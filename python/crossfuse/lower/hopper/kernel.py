@@ -14,6 +14,7 @@ from crossfuse.lower.hopper.exchange import ExchangeBarriers
 from crossfuse.lower.hopper.gather import GatherBarriers
 from crossfuse.lower.hopper.plan import REGISTERS, KernelPlan
 from crossfuse.lower.hopper.producer import emit_loading
+from crossfuse.lower.hopper.recover import identifier
 from crossfuse.lower.hopper.ring import Ring
 from crossfuse.lower.hopper.statements import branches, run, when
 from crossfuse.lower.hopper.timeline import Timeline, timeline_buffer
@@ -70,7 +71,7 @@ def emit_kernel(plan: KernelPlan, name: str) -> Any:
 def _parameter(buffer: Any) -> Any:
     """Declare a parameter as TIRx has them, with a layout."""
     shape = [int(each) for each in buffer.ty.shape]
-    return ir.script.arg(str(buffer.name), ir.script.Buffer(shape, str(buffer.ty.dtype)))
+    return ir.script.arg(identifier(buffer), ir.script.Buffer(shape, str(buffer.ty.dtype)))
 
 
 def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) -> None:

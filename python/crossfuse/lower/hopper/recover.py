@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -133,6 +134,11 @@ def workspaces(func: Any) -> tuple[Any, ...]:
     """Intermediates in global memory, which one kernel stores and a later one loads."""
     buffers = func.body.block.alloc_buffers
     return tuple(each for each in buffers if str(each.scope()) == "global")
+
+
+def identifier(buffer: Any) -> str:
+    """Name of a buffer as C has it: TVM calls partial sums ``gemm.rf``."""
+    return re.sub(r"\W", "_", str(buffer.name))
 
 
 def _recover_nest(node: Any, memory: tuple[Any, ...]) -> tuple[TileProgram, ...]:

@@ -1,0 +1,70 @@
+"""Where the intermediate of a chain lives in kernels of the Hopper pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from typing import Any
+
+#: Names that `compile` takes.
+PLACEMENTS = ("auto", "dsm", "l2", "global")
+#: Bytes of a function's tensors below which the shared memory of a cluster wins over L2: there the
+#: way through L2 costs more than the partial sums of several clusters. Measured on an H100,
+#: docs/hopper.md.
+_DSM_BYTES = 6 << 20
+
+
+def tensor_options(
+    func: Any, cluster: int, placement: str, constant: bool
+) -> list[Callable[[], Any]]:
+    """Ways to schedule a canonical function for the Hopper pipeline, the best one first.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        The function.
+    cluster : int
+        CTAs of a cluster; 0 leaves it to the rule.
+    placement : str
+        One of `PLACEMENTS`.
+    constant : bool
+        Whether no kernel that may still be running writes the weights.
+
+    Returns
+    -------
+    list[Callable]
+        Each makes a schedule, or refuses.
+    """
+    from crossfuse import _tvm as ir
+    from crossfuse.schedule.rules.chain import read_chain
+    from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
+    from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
+    from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+    from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
+    from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
+
+    tiles = TensorTiles(cluster=cluster)
+    if read_chain(ir.Schedule(func)).second is None:
+        return [partial(schedule_tiled_gemm, func, tiles=tiles, constant_weights=constant)]
+    staged = partial(schedule_tiled_ffn, func, first=tiles, constant_weights=constant)
+    rules = {
+        "dsm": partial(
+            schedule_clustered_ffn,
+            func,
+            tiles=ClusterTiles(cluster=cluster),
+            constant_weights=constant,
+        ),
+        "l2": partial(staged, staged=True),
+        "global": partial(staged, staged=False),
+    }
+    return [rules[each] for each in (_places(func) if placement == "auto" else (placement,))]
+
+
+def _places(func: Any) -> tuple[str, ...]:
+    """Where an intermediate may live, the best place first."""
+    from crossfuse.lower.extract import buffer_specs
+    from crossfuse.runtime.launcher import DTYPES
+
+    size = sum(prod(each.shape) * DTYPES[each.dtype][1] // 8 for each in buffer_specs(func))
+    return ("dsm", "l2", "global") if size < _DSM_BYTES else ("l2", "global", "dsm")
