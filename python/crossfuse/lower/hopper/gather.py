@@ -108,8 +108,6 @@ class Giver:
         packed = registers("packed", 4, "uint32")
         for group in range(chunks // 2):
             self._store(packed, row, column, group, start)
-        # wgmma reads this slice here, and what peers send, through the asynchronous proxy.
-        run(ir.script.ptx.fence.proxy.async_.shared__cta())
         run(ir.script.cuda.warp_sync())
         if self.gather.place.extent > 1:
             with self.warmup.skipped():
@@ -148,7 +146,7 @@ class Giver:
 
 def await_slices(barriers: GatherBarriers, gather: Gather, warpgroup: Any) -> None:
     """Wait until a warpgroup has all slices of its rows, for wgmma to read."""
-    if gather.place.extent == 1:
-        return
-    mbarrier.wait_cluster(barriers.of(warpgroup), 0)
+    if gather.place.extent > 1:
+        mbarrier.wait_cluster(barriers.of(warpgroup), 0)
+    # What the CTA itself and its peers stored is read through the asynchronous proxy.
     run(ir.script.ptx.fence.proxy.async_.shared__cta())
