@@ -122,7 +122,7 @@ class _Store:
             self.accumulators = accumulators
             return
         self.warmup = warmup
-        stored, flags = phase.store.map, phase.raises
+        flags = phase.raises
         if flags is not None:
             self.writer = FlagWriter(body.placed(flags))
         self.epilogue = Epilogue(
@@ -130,8 +130,8 @@ class _Store:
             body.where,
             warpgroup,
             accumulators,
-            None if stored is None else body.region("boxes"),
-            None if stored is None else body.maps[stored.name],
+            _boxes(body, warpgroup) if phase.store.boxes else None,
+            body.maps,
             warmup,
         )
 
@@ -152,3 +152,9 @@ class _Store:
         """Wait for what is still being stored."""
         if self.reduction is None:
             self.epilogue.finish()
+
+
+def _boxes(body: Body, warpgroup: Any) -> Callable[[Any], Any]:
+    """A function from an offset among a warpgroup's boxes to an address."""
+    region, first = body.region("boxes"), warpgroup * body.plan.box_pitch
+    return lambda offset: region(first + offset)

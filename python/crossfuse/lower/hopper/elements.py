@@ -6,8 +6,9 @@ from contextlib import nullcontext
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.phase import PACKED_TYPES, PhasePlan
+from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.statements import registers, run, when
+from crossfuse.lower.hopper.store_plan import PACKED_TYPES
 from crossfuse.lower.hopper.warmup import Warmup
 
 #: Output types that hide the error of CUDA's fast exponential and division, about 1e-5.

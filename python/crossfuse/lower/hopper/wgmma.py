@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.operand import ROW_BYTES, Operand
-from crossfuse.lower.hopper.phase import OPERAND_TYPES, WARPGROUP_ROWS, PhasePlan
+from crossfuse.lower.hopper.operand import ROW_BYTES, WARPGROUP_ROWS, Operand
+from crossfuse.lower.hopper.phase import OPERAND_TYPES, PhasePlan
 from crossfuse.lower.hopper.plan import RingPlan
 from crossfuse.lower.hopper.statements import Variable, run
 
