@@ -33,6 +33,20 @@ struct NamedBarrier {
   std::vector<Thread*> threads;
 };
 std::map<std::pair<unsigned, unsigned>, NamedBarrier> named;
+
+// Each knows now what any of them knew, and what all of them have done.
+void join_met(const std::vector<Thread*>& threads) {
+  auto all = std::make_shared<Times>(device.launch.threads(), 0);
+  const Times* joined = nullptr;
+  for (const Thread* thread : threads) {
+    const Times* each = thread->met.get();
+    if (!each || each == joined) continue;
+    joined = each;  // mostly that of all, since they met before
+    for (size_t i = 0; i < all->size(); ++i) (*all)[i] = std::max((*all)[i], (*each)[i]);
+  }
+  for (Thread* thread : threads) (*all)[thread->index()] = ++thread->warp_epoch;
+  for (Thread* thread : threads) thread->met = all;
+}
 }  // namespace
 
 void note_peer(unsigned window, size_t offset, Site site) {
@@ -94,6 +108,7 @@ void crossfuse_emulate_named_barrier(unsigned id, unsigned threads) {
   for (const Thread* thread : met) acquired = std::max(acquired, thread->acquired);
   publish_stores(met);
   meet_clocks(met);
+  join_met(met);
   for (Thread* thread : met) {
     thread->acquired = acquired;
     if (thread != &self) wake(*thread);
