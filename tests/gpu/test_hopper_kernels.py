@@ -26,6 +26,9 @@ GEMMS = {
         "M=384,N=192,K=256,dtype=bfloat16,weights=nk",
         {"rows": 192, "columns": 96},
     ),
+    "boxes of 64 and 8": ("M=333,N=200,K=256,dtype=bfloat16,weights=nk", {"columns": 72}),
+    "boxes of 64, 16 and 8": ("M=4096,N=448,K=256,dtype=bfloat16,weights=nk", {"columns": 88}),
+    "boxes of 16 and 8": ("M=100,N=48,K=256,dtype=float16,weights=nk", {"columns": 24}),
     "cluster of 4": ("M=1024,N=256,K=512,dtype=bfloat16,weights=nk", {"cluster": 4}),
     "e4m3": ("M=256,N=256,K=512,dtype=float8_e4m3fn,weights=nk,out=bfloat16", {}),
     "e5m2": ("M=256,N=256,K=512,dtype=float8_e5m2,weights=nk,out=bfloat16", {}),
@@ -69,6 +72,15 @@ def test_one_persistent_kernel(text: str, across: int, constant: bool, tmp_path:
     tiles = TensorTiles(cluster=2 if across > 1 else 0, across=across)
     func = workload.prim_func(spec)
     schedule = schedule_tiled_ffn(func, first=tiles, constant_weights=constant)
+    run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
+
+
+@pytest.mark.parametrize("columns", [24, 72, 88])
+@pytest.mark.parametrize("text", FFNS[:3])
+def test_staged_boxes(text: str, columns: int, tmp_path: Path) -> None:
+    """Several widths, each with a map of its own; the last tile reaches beyond the tensor."""
+    spec = workload.parse(text)
+    schedule = schedule_tiled_ffn(workload.prim_func(spec), first=TensorTiles(columns=columns))
     run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
 
 

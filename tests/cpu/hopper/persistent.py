@@ -15,10 +15,14 @@ from crossfuse.workload import WorkloadSpec, parse, prim_func
 
 # Two stages make both phases use the same memory, and partial sums take the place of right tiles.
 CASES = {
-    "boxes": ("M=64,K=128,N=512,L=128", {"columns": 32}),
-    "elements": ("M=64,K=128,N=256,L=128", {"columns": 24}),
-    "across": ("M=64,K=128,N=512,L=128", {"columns": 32, "cluster": 2, "across": 2}),
-    "two warpgroups": ("M=128,K=64,N=512,L=64", {"columns": 32, "cluster": 2}),
+    "boxes": ("M=64,K=128,N=512,L=128,dtype=bfloat16", {"columns": 32}),
+    # Boxes are of 16-bit types.
+    "elements": ("M=64,K=128,N=256,L=128,dtype=float8_e4m3fn,out=bfloat16", {"columns": 24}),
+    "across": (
+        "M=64,K=128,N=512,L=128,dtype=bfloat16",
+        {"columns": 32, "cluster": 2, "across": 2},
+    ),
+    "two warpgroups": ("M=128,K=64,N=512,L=64,dtype=bfloat16", {"columns": 32, "cluster": 2}),
 }
 GUARD = "0 < crossfuse_hide(turn)"
 RAISE, AWAIT = "crossfuse_raise_flag", "crossfuse_await_flags"
@@ -31,7 +35,7 @@ WEIGHTED = "tvm_builtin_ptx_mbarrier_arrive_arrive_shared_b64"
 MAP = r"tvm_builtin_ptx_mapa\w+"
 PUSH = r"tvm_builtin_ptx_st_async\w+"
 BOX = r"tvm_builtin_ptx_cp_async_bulk_tensor_s2g\w+"
-STORE = "tvm_builtin_ptx_st_global_u32"
+STORE = "hidden_ptr"
 FENCE = r"tvm_builtin_ptx_fence_proxy\w+"
 MEET = r"tvm_builtin_ptx_bar_sync\w+"
 PRODUCTS = r"tvm_builtin_ptx_wgmma_wait_group\w+_0"
@@ -43,7 +47,7 @@ FENCE_OF_AWAIT = r'(__syncwarp\(\);\n  asm volatile\(")fence.proxy.async;'
 
 
 def spec_of(case: str) -> WorkloadSpec:
-    return parse(f"gated_ffn:{CASES[case][0]},dtype=bfloat16")
+    return parse(f"gated_ffn:{CASES[case][0]}")
 
 
 @cache
@@ -74,7 +78,7 @@ def early(case: str, name: str, index: int = 0) -> KernelImage:
     """A statement that the warm-up no longer leaves out."""
     image = right(case)
     body = image.cuda.rindex("__global__")
-    call = [each.start() for each in re.finditer(rf"\b{name}\(", image.cuda[body:])][index] + body
+    call = [each.start() for each in re.finditer(rf"\b{name}[([]", image.cuda[body:])][index] + body
     guard = image.cuda.rindex(GUARD, 0, call)
     text = image.cuda[:guard] + "true" + image.cuda[guard + len(GUARD) :]
     return replace(image, cuda=text)

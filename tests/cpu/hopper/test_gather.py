@@ -40,6 +40,7 @@ GATHERED = "tvm_builtin_cuda_mbarrier_wait_acquire_cluster"
 MATRIX = r"tvm_builtin_ptx_stmatrix\w+"
 FENCE = "tvm_builtin_ptx_fence_proxy_proxy_async_shared__cta"
 LOAD = r"tvm_builtin_ptx_ld_vec_global\w+"
+MEET = r"tvm_builtin_ptx_bar_sync\w+"
 PARTS = "crossfuse_await_parts"
 SUMMED = "tvm_builtin_cuda_mbarrier_wait"
 RAISE = "crossfuse_raise_flag"
@@ -89,7 +90,12 @@ FAULTS: dict[str, tuple[str, Any, str | None]] = {
     ),
     "nobody waits for the slices": ("2", lambda: drop_call(right("2"), GATHERED, 0), "async-race"),
     "the own slice is not stored": ("2", lambda: drop_call(right("2"), MATRIX, 0), None),
-    "slices are not fenced": ("one CTA", lambda: drop_call(right("one CTA"), FENCE, 0), "proxy"),
+    "the own slice is not fenced": ("2", lambda: drop_call(right("2"), FENCE, 0), "async-race"),
+    "warps do not meet behind the own slice": (
+        "2",
+        lambda: drop_call(right("2"), MEET, 0),
+        "async-race",
+    ),
     "a CTA leaves while peers send": (
         "2",
         lambda: drop_call(drop_call(right("2"), ARRIVE, -1), LEAVE, -1),

@@ -70,7 +70,7 @@ def test_names_and_shared_memory() -> None:
     placements = result.shared_memory.placements
     assert {each.name for each in placements} == {"left", "right", "boxes", "barriers"}
     assert result.shared_memory.total == launch.dynamic_shared_bytes
-    assert launch.dynamic_shared_bytes == 2 * 2 * 64 * 128 + 2 * 64 * 128 + 2 * 2 * 16
+    assert launch.dynamic_shared_bytes == 2 * 2 * 64 * 128 + 64 * 128 + 2 * 2 * 16
     assert [(each.name, each.output) for each in result.image.buffers] == [
         ("A", False),
         ("B", False),
@@ -147,7 +147,8 @@ def test_each_ring_expects_the_boxes_of_its_operand() -> None:
         ("M=128,N=64,K=64,dtype=bfloat16", True),
         ("M=200,N=80,K=64,dtype=float16", True),
         ("M=128,N=63,K=64,dtype=bfloat16", False),
-        ("M=128,N=24,K=64,dtype=bfloat16", False),
+        ("M=128,N=24,K=64,dtype=bfloat16", True),
+        ("M=128,N=100,K=64,dtype=bfloat16", False),  # rows of 200 bytes
         ("M=128,N=64,K=64,dtype=bfloat16,out=float32", False),
     ],
 )
@@ -158,6 +159,24 @@ def test_stores(text: str, tma: bool) -> None:
     assert ("fence.proxy.async.shared::cta" in image.cuda) == tma
     assert ("out_ptr[" in image.cuda) != tma
     assert image.launches[0].arguments[2] == ("out_map" if tma else "out")
+
+
+@pytest.mark.parametrize(
+    ("columns", "wanted"),
+    [
+        (8, ["x2", "s2g"]),
+        (16, ["x4", "s2g"]),
+        (24, ["x4", "x2", "s2g", "s2g"]),
+        (72, ["x4"] * 4 + ["x2", "s2g", "s2g"]),
+        # Three boxes go round two slots.
+        (88, [*["x4"] * 4, "s2g", "x4", "s2g", "x2", "s2g"]),
+    ],
+)
+def test_the_last_eight_columns_are_two_matrices(columns: int, wanted: list[str]) -> None:
+    text = f"M=64,N={columns},K=64,dtype=bfloat16,weights=nk"
+    kernel = body(image_of(text, columns=columns))
+    found = steps(kernel, "m8n8_x4", "m8n8_x2", "s2g")
+    assert [each.removeprefix("m8n8_") for each in found] == wanted
 
 
 @pytest.mark.parametrize(

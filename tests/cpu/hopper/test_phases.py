@@ -225,10 +225,10 @@ def test_a_ring_has_the_sharers_of_the_phase_where_most_are() -> None:
 def test_two_descriptors_of_one_tensor_have_two_names() -> None:
     (plan,) = plans("side by side")
     first, second = plan.phases
-    assert first.store.map is not None
-    assert (first.store.map.name, second.left.map.name) == ("hidden_map", "hidden_map1")
-    assert first.store.map.buffer == second.left.map.buffer == "hidden"
-    assert first.store.map.box != second.left.map.box
+    (stored,) = first.store.maps
+    assert (stored.name, second.left.map.name) == ("hidden_map", "hidden_map1")
+    assert stored.buffer == second.left.map.buffer == "hidden"
+    assert stored.box != second.left.map.box
     names = [each.name for each in plan.tensor_maps]
     assert names == ["A_map", "B_gate_map", "B_up_map", "hidden_map", "hidden_map1", "D_map"]
     (launch,) = image_of("side by side").launches
@@ -240,7 +240,7 @@ def test_one_descriptor_of_equal_copies() -> None:
     """Boxes of 64 rows and 64 columns leave and come back by one map."""
     (plan,) = plans("few wide tiles")
     first, second = plan.phases
-    assert first.store.map == second.left.map
+    assert first.store.maps == (second.left.map,)
     assert [each.name for each in plan.tensor_maps].count("hidden_map") == 1
 
 

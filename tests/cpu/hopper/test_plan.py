@@ -108,7 +108,7 @@ def test_regions_of_shared_memory(tiles: dict[str, int], out: str, weights: str)
     plan = planned(f"{LARGE},out={out},weights={weights}", **tiles)
     (phase,) = plan.phases
     regions = plan.arena.regions
-    boxes = ["boxes"] if phase.store.map is not None else []
+    boxes = ["boxes"] if phase.store.boxes else []
     assert [each.name for each in regions] == [*boxes, "left", "right", "barriers"]
     assert regions[0].offset == 0
     for region, following in pairwise(regions):
@@ -123,10 +123,10 @@ def test_regions_of_shared_memory(tiles: dict[str, int], out: str, weights: str)
     assert plan.arena["left"].size == plan.left.stages * phase.left.size
     assert plan.arena["right"].size == plan.right.stages * right.size
     assert plan.arena["barriers"].size == 2 * 8 * (plan.left.stages + plan.right.stages)
-    if phase.store.map is not None:
-        box = 64 * phase.store.box_columns * 2
-        assert plan.arena["boxes"].size == 2 * plan.consumers * box
-        assert box % 1024 == 0
+    if phase.store.boxes:
+        assert plan.box_pitch == phase.store.slot_bytes
+        assert plan.arena["boxes"].size == plan.consumers * plan.box_pitch
+        assert plan.box_pitch % 1024 == 0
 
 
 def test_an_arena_aligns_its_regions() -> None:
@@ -239,35 +239,3 @@ def test_clusters_that_fit_the_device(text: str, tiles: dict[str, int], clusters
     assert plan.clusters == min(program.tiles, H100.resident_clusters(program.cluster_size))
     few = planned(f"{text},weights=nk", replace(H100, sms=1), **tiles)
     assert few.clusters == 1
-
-
-@pytest.mark.parametrize(
-    ("width", "columns", "box", "swizzle"),
-    [(256, 256, 64, 128), (192, 192, 64, 128), (96, 96, 32, 64), (48, 48, 16, 32)],
-)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_stores_by_tma(width: int, columns: int, box: int, swizzle: int, dtype: str) -> None:
-    plan = planned(f"M=128,N={width},K=64,dtype={dtype},weights=nk", columns=columns)
-    wanted = TensorMap("out_map", "out", (width, 128), (2 * width,), (box, 64), swizzle)
-    store = plan.phases[0].store
-    assert store.map == wanted
-    assert store.box_columns == box
-    assert plan.tensor_maps[2] == wanted
-
-
-@pytest.mark.parametrize(
-    ("text", "tiles"),
-    [
-        ("M=128,N=256,K=64,dtype=bfloat16,out=float32", {}),
-        ("M=128,N=256,K=128,dtype=float8_e4m3fn", {}),
-        ("M=128,N=100,K=64,dtype=bfloat16", {}),  # rows of 200 bytes
-        ("M=128,N=63,K=64,dtype=bfloat16", {}),
-        ("M=128,N=24,K=64,dtype=bfloat16", {}),  # no box of 16 columns
-        ("M=128,N=256,K=64,dtype=bfloat16", {"columns": 72}),
-    ],
-)
-def test_stores_of_single_elements(text: str, tiles: dict[str, int]) -> None:
-    plan = planned(f"{text},weights=nk", **tiles)
-    assert plan.phases[0].store.map is None
-    assert len(plan.tensor_maps) == 2
-    assert "boxes" not in [each.name for each in plan.arena.regions]

@@ -143,7 +143,7 @@ class _Store:
             given = (phase, body.where, warpgroup, accumulators, buffer, barriers, warmup)
             self.giver = Giver(*given)
             return
-        stored, flags = phase.store.map, phase.raises
+        flags = phase.raises
         if flags is not None:
             self.writer = FlagWriter(body.placed(flags))
         self.epilogue = Epilogue(
@@ -151,8 +151,8 @@ class _Store:
             body.where,
             warpgroup,
             accumulators,
-            None if stored is None else body.region("boxes"),
-            None if stored is None else body.maps[stored.name],
+            _boxes(body, warpgroup) if phase.store.boxes else None,
+            body.maps,
             warmup,
         )
 
@@ -176,3 +176,9 @@ class _Store:
         """Wait for what is still being stored."""
         if self.reduction is None and self.giver is None:
             self.epilogue.finish()
+
+
+def _boxes(body: Body, warpgroup: Any) -> Callable[[Any], Any]:
+    """A function from an offset among a warpgroup's boxes to an address."""
+    region, first = body.region("boxes"), warpgroup * body.plan.box_pitch
+    return lambda offset: region(first + offset)

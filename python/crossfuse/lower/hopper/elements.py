@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import at
-from crossfuse.lower.hopper.phase import PACKED_TYPES
 from crossfuse.lower.hopper.statements import let, registers, run, when
+from crossfuse.lower.hopper.store_plan import PACKED_TYPES
 from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.hopper.warmup import Warmup

@@ -7,11 +7,13 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates, at
-from crossfuse.lower.hopper.elements import Elements
 from crossfuse.lower.hopper.flags import FlagWriter
-from crossfuse.lower.hopper.phase import WARPGROUP_ROWS, PhasePlan
+from crossfuse.lower.hopper.fragment import Fragment
+from crossfuse.lower.hopper.operand import ROW_BYTES, WARPGROUP_ROWS
+from crossfuse.lower.hopper.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.statements import let, registers, run, when
+from crossfuse.lower.hopper.store_plan import StoreBox
 from crossfuse.lower.hopper.warmup import Warmup
 
 _TMA_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
@@ -31,9 +33,10 @@ class Epilogue:
     accumulators : Any
         Its registers.
     boxes : Any
-        Function from a byte offset to an address among the boxes in shared memory.
-    descriptor : Any
-        Tensor map of the output; None without boxes.
+        Function from a byte offset among this warpgroup's boxes to an address in shared memory;
+        None without boxes.
+    descriptors : Mapping
+        Tensor maps by name.
     warmup : Warmup
         In which nothing is stored.
     """
@@ -45,17 +48,17 @@ class Epilogue:
         warpgroup: Any,
         accumulators: Any,
         boxes: Any,
-        descriptor: Any,
+        descriptors: Mapping[str, Any],
         warmup: Warmup,
     ) -> None:
         self.plan = plan
         self.where = where
         self.warpgroup = warpgroup
-        self.accumulators = accumulators
         self.boxes = boxes
-        self.descriptor = descriptor
+        self.descriptors = descriptors
         self.warmup = warmup
-        self.elements = Elements(plan)
+        self.fragment = Fragment(plan, where, accumulators)
+        self.elements = self.fragment.elements
 
     def store(
         self,
@@ -76,113 +79,80 @@ class Epilogue:
         first = let("first_row", row)
         row = let("row", row + self.warpgroup * WARPGROUP_ROWS)
         column = let("column", column)
-        if self.plan.store.map is None:
-            self._store_elements(row, column)
-        else:
+        if self.plan.store.boxes:
             self._store_boxes(row, column)
+        else:
+            self._store_elements(row, column)
         if writer is not None:
             self._publish(writer, first, column, part)
 
     def _publish(self, writer: FlagWriter, row: Any, column: Any, part: Any) -> None:
         """Raise the flag of the tile when all of this warpgroup's part has been written."""
-        if self.plan.store.map is None:
+        if not self.plan.store.boxes:
             # What each thread stored is to be read by TMA.
             run(ir.script.ptx.fence.proxy.async_())
             self._meet()
         with self.warmup.skipped(), when(self.where.thread == 0):
-            if self.plan.store.map is not None:
+            if self.plan.store.boxes:
                 run(ir.script.ptx.cp.async_.bulk.wait_group(0))
             writer.raise_flag(row, column, part)
 
     def finish(self) -> None:
         """Wait until all boxes have left shared memory."""
-        if self.plan.store.map is not None:
+        if self.plan.store.boxes:
             with when(self.where.thread == 0):
                 run(ir.script.ptx.cp.async_.bulk.wait_group.read(0))
 
-    def _place(self, row: Any, column: Any, index: int) -> tuple[Any, Any]:
-        """Where an accumulator belongs.
-
-        Accumulator ``4 j + 2 h + q`` of a thread is element (warp * 16 + lane / 4 + 8 h,
-        8 j + 2 (lane % 4) + q) of the tile. PTX ISA, wgmma, register fragments for D.
-        """
-        block, half, pair = index // 4, index // 2 % 2, index % 2
-        i = row + (self.where.warp * 16 + self.where.lane // 4 + 8 * half)
-        return i, column + (block * 8 + self.where.lane % 4 * 2 + pair)
-
-    def _sums(self, index: int) -> tuple[Any, ...]:
-        """An accumulator of each product."""
-        count = self.plan.accumulators
-        return tuple(
-            self.accumulators[number * count + index] for number in range(len(self.plan.rights))
-        )
-
     def _store_elements(self, row: Any, column: Any) -> None:
         for index in range(0, self.plan.accumulators, 2):
-            i, j = self._place(row, column, index)
-            low, high = self._sums(index), self._sums(index + 1)
+            i, j = self.fragment.place(row, column, index)
+            low, high = self.fragment.sums(index), self.fragment.sums(index + 1)
             self.elements.store_pair(i, j, low, high, self.warmup)
 
     def _store_boxes(self, row: Any, column: Any) -> None:
         """Boxes of 64 rows: registers, swizzled shared memory, TMA."""
         store = self.plan.store
-        boxes = self.plan.columns // store.box_columns
-        # With room for all of them they go at once; else one is filled while another is copied.
-        together = boxes if store.slots >= boxes else 1
-        for first in range(0, boxes, together):
-            # An odd number of boxes ends with the slot that the next tile begins with.
-            again = first == 0 and (together > 1 or boxes % store.slots)
+        for number, batch in enumerate(store.batches):
             with when(self.where.thread == 0):
-                run(ir.script.ptx.cp.async_.bulk.wait_group.read(0 if again else store.slots - 1))
+                run(ir.script.ptx.cp.async_.bulk.wait_group.read(store.pending(number)))
             self._meet()
-            for number in range(first, first + together):
-                self._fill_box(number, row, column)
+            for box in batch:
+                self._fill_box(box, row, column)
             run(ir.script.ptx.fence.proxy.async_.shared__cta())
             self._meet()
             with self.warmup.skipped(), when(self.where.thread == 0):
-                for number in range(first, first + together):
-                    self._copy_box(number, row, column)
+                for box in batch:
+                    self._copy_box(box, row, column)
                 run(ir.script.ptx.cp.async_.bulk.commit_group())
 
-    def _slot(self, number: int) -> Any:
-        """Offset of a box's place among those of this warpgroup."""
-        store = self.plan.store
-        size = WARPGROUP_ROWS * store.box_columns * 2
-        return (self.warpgroup * store.slots + number % store.slots) * size
+    def _fill_box(self, box: StoreBox, row: Any, column: Any) -> None:
+        # Sixteen columns are four matrices of 8 x 8 for each warp, the narrowest box's eight two.
+        columns = min(16, box.columns)
+        packed = registers("packed", columns // 4, "uint32")
+        for first in range(0, box.columns, columns):
+            matrices = [packed[register] for register in range(columns // 4)]
+            self.fragment.pack(matrices, row, column, box.first + first)
+            self._scatter(matrices, box, first)
 
-    def _fill_box(self, number: int, row: Any, column: Any) -> None:
-        packed = registers("packed", 4, "uint32")
-        base = let("box", self._slot(number))
-        for group in range(self.plan.store.box_columns // 16):
-            self._pack(packed, row, column, number * self.plan.store.box_columns + group * 16)
-            self._scatter(packed, base, group)
-
-    def _copy_box(self, number: int, row: Any, column: Any) -> None:
+    def _copy_box(self, box: StoreBox, row: Any, column: Any) -> None:
         call = ir.script.ptx[_TMA_STORE]
-        address = ir.script.address_of(self.descriptor)
-        column = column + number * self.plan.store.box_columns
-        run(call(address, column, row, self.boxes(self._slot(number))))
+        address = ir.script.address_of(self.descriptors[box.map.name])
+        run(call(address, column + box.first, row, self.boxes(box.offset)))
 
-    def _pack(self, packed: Any, row: Any, column: Any, first: int) -> None:
-        """Sixteen columns in the order of stmatrix: two blocks of 8, each with both halves."""
-        for register in range(4):
-            index = first // 2 + register * 2
-            i, j = self._place(row, column, index)
-            self.elements.pack(packed[register], i, j, self._sums(index), self._sums(index + 1))
+    def _scatter(self, matrices: list[Any], box: StoreBox, first: int) -> None:
+        """Store 8 x 8 matrices from a column on; rows are swizzled as the tensor map says.
 
-    def _scatter(self, packed: Any, base: Any, group: int) -> None:
-        """Store four 8 x 8 matrices; rows are swizzled as the tensor map says."""
-        pitch = self.plan.store.box_columns * 2
+        Each lane names a row of a matrix: the first 16 lanes those of two matrices one below the
+        other. Of two matrices alone, lanes above do not count.
+        """
         lane, warp = self.where.lane, self.where.warp
-        row = warp * 16 + lane % 16
-        chunk = group * 2 + lane // 16
-        pattern = row * pitch // WARPGROUP % (pitch // 16)
-        run(
-            ir.script.ptx.stmatrix.sync.aligned.m8n8.x4.shared.b16(
-                self.boxes(base + row * pitch + (chunk ^ pattern) * 16),
-                *[packed[register] for register in range(4)],
-            )
-        )
+        row = warp * WARP_ROWS + lane % WARP_ROWS
+        chunk = first // 8 + (lane // WARP_ROWS if len(matrices) > 2 else 0)
+        # Every swizzle goes by the number of the 128 bytes that a row lies in.
+        pattern = row * box.pitch // ROW_BYTES % (box.pitch // 16)
+        store = getattr(ir.script.ptx.stmatrix.sync.aligned.m8n8, f"x{len(matrices)}").shared.b16
+        place = box.offset + row * box.pitch + (chunk ^ pattern) * 16
+        run(store(self.boxes(place), *matrices))
 
     def _meet(self) -> None:
         """The threads of this warpgroup meet; barrier 0 is that of the whole CTA."""

@@ -45,9 +45,9 @@ class Fragment:
             self.accumulators[number * count + index] for number in range(len(self.plan.rights))
         )
 
-    def pack(self, packed: Any, row: Any, column: Any, first: int) -> None:
-        """Sixteen columns in the order of stmatrix: two blocks of 8, each with both halves."""
-        for register in range(4):
-            index = first // 2 + register * 2
+    def pack(self, matrices: list[Any], row: Any, column: Any, first: int) -> None:
+        """Blocks of 8 columns in the order of stmatrix: both halves of the rows of each."""
+        for number, register in enumerate(matrices):
+            index = first // 2 + number * 2
             i, j = self.place(row, column, index)
-            self.elements.pack(packed[register], i, j, self.sums(index), self.sums(index + 1))
+            self.elements.pack(register, i, j, self.sums(index), self.sums(index + 1))

@@ -11,7 +11,8 @@ from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.fragment import Fragment
 from crossfuse.lower.hopper.gathered import CHUNK, share_bytes
-from crossfuse.lower.hopper.phase import WARP_ROWS, WARPGROUP_ROWS, PhasePlan
+from crossfuse.lower.hopper.operand import WARPGROUP_ROWS
+from crossfuse.lower.hopper.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.statements import Variable, let, registers, run
 from crossfuse.lower.hopper.tile_program import Gather
@@ -108,6 +109,8 @@ class Giver:
         packed = registers("packed", 4, "uint32")
         for group in range(chunks // 2):
             self._store(packed, row, column, group, start)
+        # wgmma reads the own slice through the asynchronous proxy, when the warps have met.
+        run(ir.script.ptx.fence.proxy.async_.shared__cta())
         run(ir.script.cuda.warp_sync())
         if self.gather.place.extent > 1:
             with self.warmup.skipped():
@@ -117,10 +120,11 @@ class Giver:
 
     def _store(self, packed: Any, row: Any, column: Any, group: int, start: Any) -> None:
         """Sixteen columns of the warp's rows, as four matrices of eight rows and columns."""
-        self.fragment.pack(packed, row, column, group * 16)
+        matrices = [packed[each] for each in range(4)]
+        self.fragment.pack(matrices, row, column, group * 16)
         run(
             ir.script.ptx.stmatrix.sync.aligned.m8n8.x4.shared.b16(
-                self.buffer(start + group * (2 * CHUNK)), *[packed[each] for each in range(4)]
+                self.buffer(start + group * (2 * CHUNK)), *matrices
             )
         )
 
@@ -146,7 +150,8 @@ class Giver:
 
 def await_slices(barriers: GatherBarriers, gather: Gather, warpgroup: Any) -> None:
     """Wait until a warpgroup has all slices of its rows, for wgmma to read."""
-    if gather.place.extent > 1:
-        mbarrier.wait_cluster(barriers.of(warpgroup), 0)
-    # What the CTA itself and its peers stored is read through the asynchronous proxy.
+    if gather.place.extent == 1:
+        return
+    mbarrier.wait_cluster(barriers.of(warpgroup), 0)
+    # Peers cannot fence what they store here for wgmma's proxy.
     run(ir.script.ptx.fence.proxy.async_.shared__cta())

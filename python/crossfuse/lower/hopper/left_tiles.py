@@ -8,8 +8,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.gathered import CHUNK, share_bytes
-from crossfuse.lower.hopper.operand import ROW_BYTES
-from crossfuse.lower.hopper.phase import WARPGROUP_ROWS
+from crossfuse.lower.hopper.operand import ROW_BYTES, WARPGROUP_ROWS
 from crossfuse.lower.hopper.plan import RingPlan
 from crossfuse.lower.hopper.statements import Variable, run
 from crossfuse.lower.hopper.tile_program import Gather

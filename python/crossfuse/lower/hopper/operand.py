@@ -12,6 +12,8 @@ from crossfuse.lower.hopper.tile_program import Place, Tile, TileProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
 
+#: Rows that a warpgroup multiplies: M of every wgmma.
+WARPGROUP_ROWS = 64
 #: Bytes of a row of a box: one pattern of the 128-byte swizzle. PTX ISA, tensor swizzling modes.
 ROW_BYTES = 128
 #: Rows of a box at most. PTX ISA, cp.async.bulk.tensor.

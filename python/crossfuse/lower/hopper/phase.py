@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 from crossfuse.lower.hopper.flags import Flags
 from crossfuse.lower.hopper.gathered import check_gather
-from crossfuse.lower.hopper.operand import Operand, item_bytes, make_operand, tensor_map
+from crossfuse.lower.hopper.operand import WARPGROUP_ROWS, Operand, make_operand
+from crossfuse.lower.hopper.store_plan import StorePlan, plan_store
 from crossfuse.lower.hopper.tile_program import Product, TileProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
 
-#: Rows that a warpgroup multiplies: M of every wgmma.
-WARPGROUP_ROWS = 64
 #: Rows of a warpgroup's tile that each of its warps holds.
 WARP_ROWS = 16
 #: Element types of operands, with the type's name in PTX and the k of its wgmma.
@@ -22,35 +21,9 @@ OPERAND_TYPES = {
     "float8_e4m3fn": ("e4m3", 32),
     "float8_e5m2": ("e5m2", 32),
 }
-#: Types of which two are converted into one register, by what PTX calls the pair.
-PACKED_TYPES = {"bfloat16": "bf16x2", "float16": "f16x2"}
 #: Accumulators of a thread that leave room for addresses and the epilogue, by the number of
 #: multiplying warpgroups.
 _MAX_ACCUMULATORS = {1: 128, 2: 128, 3: 96}
-
-
-@dataclass(frozen=True)
-class StorePlan:
-    """How a tile leaves registers.
-
-    Attributes
-    ----------
-    map : TensorMap | None
-        Boxes of 64 rows, staged in shared memory and stored by TMA; None stores elements directly.
-    box_columns : int
-        Columns of a box.
-    slots : int
-        Boxes of a warpgroup in shared memory.
-    """
-
-    map: TensorMap | None
-    box_columns: int
-    slots: int = 2
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of the boxes of one warpgroup."""
-        return 0 if self.map is None else self.slots * WARPGROUP_ROWS * self.map.swizzle
 
 
 @dataclass(frozen=True)
@@ -109,8 +82,7 @@ class PhasePlan:
     @property
     def tensor_maps(self) -> tuple[TensorMap, ...]:
         """Descriptors of its loads and of its store."""
-        stored = () if self.store.map is None else (self.store.map,)
-        return (*(each.map for each in self.operands), *stored)
+        return (*(each.map for each in self.operands), *self.store.maps)
 
     @property
     def slice_bytes(self) -> int:
@@ -167,7 +139,7 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
             make_operand(program, each.right, k_major=not each.is_transposed)
             for each in contraction.products
         ),
-        _plan_store(program),
+        plan_store(program),
         consumers,
         (program.has_tail(0), program.has_tail(1)),
         Flags.of(program, consumers) if program.staged else None,
@@ -222,22 +194,3 @@ def _consumers(program: TileProgram) -> int:
             instead="split rows and columns by other factors",
         )
     return consumers
-
-
-def _plan_store(program: TileProgram) -> StorePlan:
-    """By TMA where elements are 16 bits wide and rows of the output can be copied."""
-    tile = program.store.tile
-    pitch = tile.extents[1] * item_bytes(tile.dtype)
-    width = next((each for each in (64, 32, 16) if tile.shape[1] % each == 0), 0)
-    packed = tile.dtype in PACKED_TYPES
-    if (
-        program.gives is not None
-        or not packed
-        or pitch % 16
-        or not width
-        or program.exchange is not None
-    ):
-        return StorePlan(None, 8)
-    # Others wait for a tile that is staged: all its boxes leave at once.
-    slots = tile.shape[1] // width if program.staged else 2
-    return StorePlan(tensor_map(tile, (width, WARPGROUP_ROWS), 2 * width), width, slots)

@@ -8,8 +8,8 @@ from crossfuse.hardware import Device
 from crossfuse.lower.hopper.arena import Arena
 from crossfuse.lower.hopper.flags import Flags, state
 from crossfuse.lower.hopper.gathered import gathered_bytes
-from crossfuse.lower.hopper.operand import Operand
-from crossfuse.lower.hopper.phase import WARPGROUP_ROWS, PhasePlan, plan_phase
+from crossfuse.lower.hopper.operand import WARPGROUP_ROWS, Operand
+from crossfuse.lower.hopper.phase import PhasePlan, plan_phase
 from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import BufferSpec, TensorMap
@@ -105,6 +105,15 @@ class KernelPlan:
     def accumulators(self) -> int:
         """Float32 registers that the widest phase sums in."""
         return max(each.accumulators * len(each.rights) for each in self.phases)
+
+    @property
+    def box_pitch(self) -> int:
+        """Bytes from the boxes of a warpgroup to the next one's: the most of all phases.
+
+        The place is the same in all phases, since another warpgroup's boxes of the phase before may
+        not have left yet.
+        """
+        return _box_bytes(self.phases)
 
     @property
     def flags(self) -> tuple[Flags, ...]:
@@ -222,9 +231,7 @@ def _with_distinct_maps(phases: tuple[PhasePlan, ...]) -> tuple[PhasePlan, ...]:
             tuple(replace(each, map=named(each.map)) for each in group)
             for group in (phase.lefts, phase.rights)
         )
-        store = phase.store
-        if store.map is not None:
-            store = replace(store, map=named(store.map))
+        store = phase.store.with_maps(named)
         return replace(phase, left=lefts[0] if lefts else None, rights=rights, store=store)
 
     return tuple(map(renamed, phases))
@@ -294,7 +301,7 @@ def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Ar
     """Where everything lies; what peers send takes the place of right tiles that are used up."""
     received = max((_received_bytes(each) for each in phases), default=0)
     arena = Arena()
-    boxes = max(each.store.slot_bytes for each in phases) * phases[0].consumers
+    boxes = _box_bytes(phases) * phases[0].consumers
     if boxes:
         arena = arena.with_region("boxes", boxes, _ALIGNMENT)
     gathered = max(gathered_bytes(each.program.takes, each.consumers) for each in phases)
@@ -309,6 +316,11 @@ def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Ar
     if phases[-1].program.summed is not None:
         arena = arena.with_region("sum_barrier", 8, 8)
     return arena.with_region("barriers", 16 * (left.stages + right.stages), 8)
+
+
+def _box_bytes(phases: tuple[PhasePlan, ...]) -> int:
+    """What a warpgroup stages of its tiles, in any phase."""
+    return max(each.store.slot_bytes for each in phases)
 
 
 def _received_bytes(phase: PhasePlan) -> int:

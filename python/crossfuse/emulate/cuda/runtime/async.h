@@ -49,7 +49,10 @@ void clear_products();
 void note_generic_store(size_t offset, size_t bytes);
 // All threads of a barrier have met: what they fenced is visible to the async proxy.
 void publish_stores(const std::vector<Thread*>& threads);
-void check_visible(const Span& span, Site site, const char* reader);
+enum class Reader : uint8_t { kCopy, kProduct };
+void check_visible(const Span& span, Reader kind, Site site);
+// Other than ordinary stores have filled these bytes.
+void note_filled(const Span& span);
 void clear_visibility();
 
 void clear_named_barriers();

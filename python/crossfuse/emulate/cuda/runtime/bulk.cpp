@@ -76,7 +76,7 @@ void crossfuse_emulate_tma_store(const void* map, int x, int y, unsigned source)
   copy.shared = {window, offset, offset + box_bytes(copy.map)};
   copy.number = device.current->bulk_groups + 1;
   check_target(copy, "reads");
-  check_visible(copy.shared, copy.site, "a copy by TMA");
+  check_visible(copy.shared, Reader::kCopy, copy.site);
   if (device.launch.cooperative) note_global(copy);
   launch(copy);
 }

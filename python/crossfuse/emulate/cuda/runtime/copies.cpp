@@ -50,6 +50,7 @@ void for_elements(const Copy& copy, Each each) {
 }
 
 void fill_shared(const Copy& copy) {
+  note_filled(copy.shared);
   uint8_t* window = window_of(copy.shared.window);
   if (copy.flight == Flight::kPush) {
     memcpy(window + copy.shared.begin, copy.values.data(), copy.values.size());

@@ -194,6 +194,7 @@ void crossfuse_emulate_wgmma(float* const* registers, unsigned n, unsigned k, in
             current_thread(), "threads of a warpgroup issue different products"});
   }
   check_reads(product);
+  for (const Span& span : product.reads) check_visible(span, Reader::kProduct, product.site);
   product.registers[self.index() % kWarpgroup].assign(registers, registers + n / 2);
   ++product.issued;
   if (product.issued == kWarpgroup) wake_warpgroup();

@@ -33,6 +33,20 @@ struct NamedBarrier {
   std::vector<Thread*> threads;
 };
 std::map<std::pair<unsigned, unsigned>, NamedBarrier> named;
+
+// Each knows now what any of them knew, and what all of them have done.
+void join_met(const std::vector<Thread*>& threads) {
+  auto all = std::make_shared<Times>(device.launch.threads(), 0);
+  const Times* joined = nullptr;
+  for (const Thread* thread : threads) {
+    const Times* each = thread->met.get();
+    if (!each || each == joined) continue;
+    joined = each;  // mostly that of all, since they met before
+    for (size_t i = 0; i < all->size(); ++i) (*all)[i] = std::max((*all)[i], (*each)[i]);
+  }
+  for (Thread* thread : threads) (*all)[thread->index()] = ++thread->warp_epoch;
+  for (Thread* thread : threads) thread->met = all;
+}
 }  // namespace
 
 void note_peer(unsigned window, size_t offset, Site site) {
@@ -53,18 +67,26 @@ void publish_stores(const std::vector<Thread*>& threads) {
   }
 }
 
-void check_visible(const Span& span, Site site, const char* reader) {
+void check_visible(const Span& span, Reader kind, Site site) {
   const char* reasons[] = {"that nothing was stored to",
                            "whose store no fence.proxy.async follows",
                            "whose store no barrier orders before it"};
+  bool copies = kind == Reader::kCopy;
   std::vector<uint8_t>& words = words_of(span.window);
   for (size_t word = span.begin / 4; word < span.end / 4; ++word) {
-    if (words[word] == kVisible) continue;
+    // What wgmma reads may have come by other ways than ordinary stores.
+    if (words[word] == kVisible || (words[word] == kUntouched && !copies)) continue;
     if (!is_news("async-race", site, kNoSite)) return;
     report({"async-race", shared_place(word * 4), site, kNoSite, current_cta(), current_thread(),
-            format("%s reads bytes %s", reader, reasons[words[word]])});
+            format("%s reads bytes %s", copies ? "a copy by TMA" : "wgmma",
+                   reasons[words[word]])});
     return;
   }
+}
+
+void note_filled(const Span& span) {
+  std::vector<uint8_t>& words = words_of(span.window);
+  for (size_t word = span.begin / 4; word < span.end / 4; ++word) words[word] = kUntouched;
 }
 
 void clear_visibility() { visibility.clear(); }
@@ -94,6 +116,7 @@ void crossfuse_emulate_named_barrier(unsigned id, unsigned threads) {
   for (const Thread* thread : met) acquired = std::max(acquired, thread->acquired);
   publish_stores(met);
   meet_clocks(met);
+  join_met(met);
   for (Thread* thread : met) {
     thread->acquired = acquired;
     if (thread != &self) wake(*thread);

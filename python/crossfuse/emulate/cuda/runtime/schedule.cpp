@@ -82,6 +82,7 @@ void start_thread(Thread& thread, const CrossfuseIndex& block) {
   thread.cta_epoch = thread.warp_epoch = 0;
   thread.arrived = thread.waited = thread.acquired = 0;
   memset(thread.seen, 0, sizeof thread.seen);
+  thread.met = nullptr;
   thread.bulk_groups = 0;
   thread.products = 0;
   thread.product_groups.clear();

@@ -11,7 +11,7 @@ namespace {
 
 // Whether everything the current thread does now comes after `e`. Barriers decide, not luck:
 // a CTA barrier orders threads of one CTA, a cluster barrier those who waited after the arrival,
-// a warp-wide operation the lanes that met. In global memory of a cooperative launch, clocks do.
+// a warp-wide operation the lanes that met, a named barrier the threads that did. In global memory of a cooperative launch, clocks do.
 inline bool ordered(const Access& e, const Thread& now, bool shared) {
   if (e.cluster < device.first_cluster) return true;
   if (device.launch.cooperative && !shared) return is_known(e, now);
@@ -19,6 +19,7 @@ inline bool ordered(const Access& e, const Thread& now, bool shared) {
   if (e.thread == now.id || now.acquired > e.arrived) return true;
   if (e.rank() != now.cta->rank) return false;
   if (now.cta_epoch > e.cta_epoch) return true;
+  if (now.met && (*now.met)[e.index()] > e.warp_epoch) return true;
   if (e.index() / kWarp != now.index() / kWarp) return false;
   return now.seen[e.index() % kWarp] > e.warp_epoch;
 }

@@ -29,7 +29,7 @@ struct Access {
   Site site = kNoSite;
   uint32_t cluster = 0;
   uint32_t cta_epoch = 0;   // CTA barriers the thread had passed
-  uint32_t warp_epoch = 0;  // warp-wide operations the thread had passed
+  uint32_t warp_epoch = 0;  // warp-wide operations and named barriers the thread had passed
   uint16_t arrived = 0;     // cluster barriers the thread had arrived at
   uint16_t thread = 0;      // CTA rank << kThreadBits | thread in the CTA
   uint32_t agent : 2, time : 30;  // an Agent and its count; only where clocks run
@@ -83,6 +83,7 @@ struct Thread {
   uint16_t arrived = 0, waited = 0;
   uint16_t acquired = 0;  // cluster barriers whose release this thread has seen, also through others
   uint32_t seen[kWarp] = {};
+  std::shared_ptr<const Times> met;  // as `seen`, of all threads of its CTA, by named barriers
   unsigned active_mask = 0;
   CrossfuseIndex thread_index{}, block_index{}, cta_in_cluster{};
   Cta* cta = nullptr;

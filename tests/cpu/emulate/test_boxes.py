@@ -1,0 +1,158 @@
+"""Boxes that a warp stages by stmatrix, TMA stores of them, and the named barriers between."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cpu.emulate.kernels import clean, image, only, ramp, statement
+from crossfuse.emulate.cuda import emulate
+from crossfuse.lower.image import BufferSpec, KernelImage, Launch, TensorMap
+
+HELPERS = """
+#include <cuda_fp16.h>
+__forceinline__ __device__ void put(unsigned address, unsigned high, unsigned low) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};"
+               :: "r"(address), "r"(high), "r"(low) : "memory");
+}
+__forceinline__ __device__ void meet(unsigned id, unsigned threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+__forceinline__ __device__ void fence_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__forceinline__ __device__ void store_box(const void* map, int x, int y, unsigned from) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
+               :: "l"(map), "r"(x), "r"(y), "r"(from) : "memory");
+}
+__forceinline__ __device__ void commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__forceinline__ __device__ void await_reads() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+#define AT(pointer) __cvta_generic_to_shared(pointer)
+"""
+
+# A thread holds two elements of a row in the upper half of 16 rows, and two in the lower one. Only
+# the first 16 lanes name a row.
+BODY = """
+  __shared__ alignas(128) uint16_t tile[16 * 8];
+  int lane = threadIdx.x;
+  const unsigned* rows = (const unsigned*)A + lane / 4 * 4 + lane % 4;
+  unsigned row = lane < 16 ? AT(&tile[lane * 8]) : 0xfffffff0u;
+  put(row, rows[0], rows[8 * 4]);
+  fence_shared();
+  __syncthreads();
+  if (lane == 0) {
+    store_box(&c_map, COLUMN, 0, AT(tile));
+    commit();
+    await_reads();
+  }
+"""
+A = np.arange(16 * 8, dtype="uint16").reshape(16, 8).view("float16")
+
+
+def boxes(body: str = BODY, column: int = 0) -> KernelImage:
+    """One warp stores a box of 16 rows of 16 bytes, which no swizzle changes."""
+    a = BufferSpec("A", (16, 8), "float16", False)
+    c = BufferSpec("C", (16, 8), "float16", True)
+    text = (
+        f"{HELPERS}\n#define COLUMN {column}\n"
+        'extern "C" __global__ void __launch_bounds__(32) '
+        f"k(half* A, const __grid_constant__ CUtensorMap c_map) {{{body}}}\n"
+    )
+    map_ = TensorMap("c_map", "C", (8, 16), (16,), (8, 16), 0)
+    launch = Launch("k", (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, ("A", "c_map"), (map_,))
+    return KernelImage("k", text, (a, c), (launch,))
+
+
+def test_two_matrices_are_rows_of_16_bytes() -> None:
+    found = clean(boxes(), A)["C"]
+    np.testing.assert_array_equal(found.view("uint16"), A.view("uint16"))
+
+
+def test_a_row_of_the_second_matrix_that_is_not_named() -> None:
+    wrong = boxes(BODY.replace("lane < 16 ?", "lane < 8 ?"))
+    race = only(emulate(wrong, [A]), "async-race")
+    assert race.index == 128
+    assert "that nothing was stored to" in race.detail
+
+
+def test_a_matrix_that_is_not_stored() -> None:
+    """All bytes that the copy reads are checked, in both matrices."""
+    wrong = boxes(BODY.replace(".x2", ".x1"))
+    text = wrong.cuda.replace("m8n8.x2.shared.b16 [%0], {%1, %2}", "m8n8.x1.shared.b16 [%0], {%1}")
+    wrong = replace(wrong, cuda=text.replace(', "r"(low)', ""))
+    race = only(emulate(wrong, [A]), "async-race")
+    assert race.first == statement(wrong, "store_box(")
+    assert race.index == 128
+    assert "that nothing was stored to" in race.detail
+
+
+def test_a_copy_of_columns_beyond_the_box() -> None:
+    """Eight columns further right lies nothing: what should be stored there is not."""
+    report = emulate(boxes(column=8), [A])
+    assert only(report, "unwritten-output").buffer == "C"
+
+
+# The first two of three warps exchange what they hold; the third one has another barrier.
+EXCHANGE = """
+  __shared__ alignas(16) float cells[96];
+  cells[threadIdx.x] = A[threadIdx.x];
+  meet(1 + threadIdx.x / 64, threadIdx.x < 64 ? 64 : 32);
+  C[threadIdx.x] = cells[FROM];
+"""
+VECTORS = [("A", (96,), "float32"), ("C", (96,), "float32")]
+
+
+def exchange(source: str, body: str = EXCHANGE) -> KernelImage:
+    preamble = f"{HELPERS}\n#define FROM {source}\n"
+    return image(body, VECTORS, block=96, preamble=preamble)
+
+
+def test_a_named_barrier_orders_those_who_meet() -> None:
+    a = ramp(96)
+    found = clean(exchange("(threadIdx.x < 64 ? 63 - threadIdx.x : 159 - threadIdx.x)"), a)["C"]
+    np.testing.assert_array_equal(found, np.concatenate([a[63::-1], a[:63:-1]]))
+
+
+@pytest.mark.parametrize(
+    ("source", "body"),
+    [
+        ("95 - threadIdx.x", EXCHANGE),  # between warps of different barriers
+        ("(threadIdx.x ^ 32) % 96", EXCHANGE.replace("meet(1 +", "// meet(1 +")),
+    ],
+    ids=["another barrier", "none"],
+)
+def test_a_named_barrier_orders_nobody_else(source: str, body: str) -> None:
+    wrong = exchange(source, body)
+    race = only(emulate(wrong, [ramp(96)]), "race")
+    assert {race.first, race.second} == {
+        statement(wrong, "cells[threadIdx.x] ="),
+        statement(wrong, "= cells[FROM]"),
+    }
+    assert "no CTA barrier lies between" in race.detail
+
+
+def test_named_barriers_one_after_another() -> None:
+    """What the first barrier told one warp, the second one tells the next."""
+    body = """
+  __shared__ alignas(16) float cells[96];
+  cells[threadIdx.x] = A[threadIdx.x];
+  if (threadIdx.x < 64) meet(1, 64);
+  if (threadIdx.x >= 32) meet(2, 64);
+  C[threadIdx.x] = threadIdx.x < 64 ? A[threadIdx.x] : cells[threadIdx.x - 64];
+"""
+    a = ramp(96)
+    found = clean(exchange("0", body), a)["C"]
+    np.testing.assert_array_equal(found, np.concatenate([a[:64], a[:32]]))
+
+
+def test_what_follows_a_named_barrier_is_not_ordered_by_it() -> None:
+    body = EXCHANGE.replace("  C[", "  cells[threadIdx.x] += 1.0f;\n  C[")
+    wrong = exchange("(threadIdx.x < 64 ? 63 - threadIdx.x : threadIdx.x)", body)
+    race = only(emulate(wrong, [ramp(96)]), "race")
+    assert statement(wrong, "+= 1.0f") in (race.first, race.second)
