@@ -109,6 +109,15 @@ def pipeline_cases() -> list[Case]:
             "M=256,N=256,K=256,dtype=float8_e4m3fn,weights=nk,out=bfloat16",
         )
     ]
+    clusters = {
+        1: "gemm_chain:M=64,K=64,N=64,L=64,dtype=bfloat16,act=relu",
+        2: "gated_ffn:M=100,K=64,N=256,L=64,dtype=bfloat16",
+        4: "gemm_chain:M=100,K=72,N=512,L=64,dtype=float16",
+        8: "gated_ffn:M=1,K=64,N=512,L=128,dtype=bfloat16",
+        16: "gemm_chain:M=128,K=64,N=512,L=256,dtype=bfloat16",
+    }
+    dsm = tensor | {"placement": "dsm"}
+    found += [Case(text, cluster, dsm) for cluster, text in clusters.items()]
     for text in (
         "gated_ffn:M=128,K=256,N=512,L=256,dtype=bfloat16",
         "gated_ffn:M=16,K=136,N=384,L=72,dtype=float16",
@@ -116,6 +125,7 @@ def pipeline_cases() -> list[Case]:
         "gemm_chain:M=64,K=256,N=512,L=256,dtype=float16,act=relu,weights=kn",
     ):
         for options in (
+            {"placement": "dsm"},
             {"placement": "global"},
             {"placement": "l2"},
             {"placement": "l2", "constant_weights": True},

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 
 def test_our_variant_has_a_kernel_of_clusters_for_each_product() -> None:
-    made = variants.make("ours", parse("gated_ffn:M=16,K=64,N=128,L=64"), "cpu")
+    made = variants.make("ours-global", parse("gated_ffn:M=16,K=64,N=128,L=64"), "cpu")
     assert "cluster" in made.note
     assert made.note.count("grid") == 2
     assert made.note.count("registers, no spills") == 2

@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 import crossfuse
 from cpu.schedule.kernels import matmul, mlp, scaled_matmul
 from cpu.schedule.steps import refusal
-from crossfuse.compiler.compiled import _places
+from crossfuse.compiler.placement import _places
 from crossfuse.errors import LoweringRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
@@ -269,7 +269,7 @@ class TestClusters:
     def test_then_auto_takes_two_kernels(self, tmp_path: Any) -> None:
         """It is large enough that one kernel is tried first."""
         spec = "gated_ffn:M=512,K=1024,N=4096,L=4096,dtype=bfloat16"
-        assert _places(prim_func(parse(spec))) == ("l2", "global")
+        assert _places(prim_func(parse(spec))) == ("l2", "global", "dsm")
         with pytest.raises(LoweringRefused, match="tiles of a split reduction; limit: 30 clusters"):
             crossfuse.compile(spec, rule="tensor", placement="l2")
         compiled = crossfuse.compile(spec, rule="tensor", directory=tmp_path)

@@ -9,6 +9,8 @@ import pytest
 
 import crossfuse
 from crossfuse import workload
+from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
+from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
@@ -38,6 +40,20 @@ GEMMS = {
     "split over 16": ("M=64,N=256,K=2048,dtype=bfloat16,weights=nk", {"split": 16, "columns": 64}),
     "split, a few rows": ("M=16,N=256,K=1024,dtype=bfloat16,weights=nk", {"split": 4}),
     "split, one row": ("M=1,N=256,K=1024,dtype=bfloat16,weights=nk", {"split": 4, "columns": 64}),
+}
+#: Rows, cluster size and parts.
+CLUSTERS = {
+    "1": ("gemm_chain:M=64,K=64,N=64,L=64,dtype=bfloat16,act=relu", (64, 1, 1)),
+    "2": ("gemm_chain:M=128,K=256,N=256,L=128,dtype=bfloat16,act=gelu", (64, 2, 1)),
+    "3": ("gated_ffn:M=64,K=128,N=192,L=72,dtype=float16", (64, 3, 1)),
+    "4, two warpgroups": ("gated_ffn:M=128,K=136,N=384,L=256,dtype=bfloat16", (128, 4, 1)),
+    "8": ("gemm_chain:M=100,K=416,N=512,L=256,dtype=bfloat16,act=relu", (64, 8, 1)),
+    "16": ("gemm_chain:M=128,K=32,N=512,L=256,dtype=bfloat16", (64, 16, 1)),
+    "one row": ("gated_ffn:M=1,K=64,N=512,L=128,dtype=bfloat16,weights=nk", (64, 8, 1)),
+    "2, parts": ("gemm_chain:M=100,K=64,N=768,L=96,dtype=bfloat16,act=relu", (64, 2, 3)),
+    "8, parts": ("gemm_chain:M=128,K=768,N=3072,L=768,dtype=bfloat16,act=relu", (64, 8, 6)),
+    "8, parts, two warpgroups": ("gated_ffn:M=128,K=512,N=2048,L=512,dtype=float16", (128, 8, 8)),
+    "16, parts": ("gemm_chain:M=16,K=384,N=1536,L=384,dtype=bfloat16,act=gelu", (64, 16, 3)),
 }
 FFNS = (
     "gated_ffn:M=128,K=512,N=1024,L=512,dtype=bfloat16",
@@ -84,9 +100,21 @@ def test_staged_boxes(text: str, columns: int, tmp_path: Path) -> None:
     run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
 
 
-def test_a_thousand_launches_are_equal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("constant", [False, True], ids=["after", "early"])
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_intermediate_in_the_cluster(name: str, constant: bool, tmp_path: Path) -> None:
+    text, tiles = CLUSTERS[name]
+    spec = workload.parse(text)
+    schedule = schedule_clustered_ffn(
+        workload.prim_func(spec), tiles=ClusterTiles(*tiles), constant_weights=constant
+    )
+    run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
+
+
+@pytest.mark.parametrize("placement", ["l2", "dsm"])
+def test_a_thousand_launches_are_equal(placement: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    options = {"rule": "tensor", "placement": "l2", "constant_weights": True}
+    options = {"rule": "tensor", "placement": placement, "constant_weights": True}
     kernel = crossfuse.compile("S8", directory=tmp_path, **options).kernel
     shapes = [each.shape for each in kernel.buffers if not each.output]
     given = [torch.randn(each, device="cuda").to(torch.bfloat16) / 16 for each in shapes]
@@ -100,8 +128,8 @@ def test_a_thousand_launches_are_equal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("placement", "constant"),
-    [("global", False), ("l2", False), ("l2", True)],
-    ids=["two kernels", "persistent", "persistent, early"],
+    [("global", False), ("l2", False), ("l2", True), ("dsm", True)],
+    ids=["two kernels", "persistent", "persistent, early", "cluster, early"],
 )
 def test_graphs_on_two_streams(placement: str, constant: bool, tmp_path: Path) -> None:
     """Each graph has a workspace and flags of its own; a third stream keeps the GPU busy."""

@@ -85,7 +85,7 @@ FAULTS: dict[str, tuple[str, Any, str | None]] = {
     ),
     "too few bytes are waited for": (
         "2",
-        lambda: change_argument(right("2"), EXPECT, 1, "{} - 16", 0),
+        lambda: change_argument(right("2"), EXPECT, 1, "{} - 16", -1),
         "async-race",
     ),
     "nobody waits for the slices": ("2", lambda: drop_call(right("2"), GATHERED, 0), "async-race"),

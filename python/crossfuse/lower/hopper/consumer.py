@@ -28,6 +28,10 @@ def emit_multiplying(body: Body) -> None:
     warpgroup = where.warpgroup - 1
     accumulators = registers("accumulators", plan.accumulators, "float32")
     rings = [_Side(body, "left"), _Side(body, "right")]
+    for phase in plan.phases:
+        if phase.program.takes is not None and body.gather is not None:
+            with when(where.thread == 0):
+                body.gather.expect(phase.program.takes, warpgroup)
     # With several tiles a CTA the first one warms up for the others.
     once = all(plan.clusters >= each.program.tiles for each in plan.phases)
     with warmed_up(once) as warmup:
@@ -59,7 +63,8 @@ def emit_multiplying(body: Body) -> None:
 def _left(body: Body, phase: PhasePlan, warpgroup: Any) -> LeftTiles:
     """Where a phase's left tiles lie: in their ring, or where the cluster has gathered them."""
     if phase.program.takes is not None:
-        return gathered_tiles(phase.program.takes, body.region("gathered"), warpgroup)
+        depth = phase.program.contraction.depth
+        return gathered_tiles(phase.program.takes, depth, body.region("gathered"), warpgroup)
     return ring_tiles(body.plan.left, body.region("left"), warpgroup)
 
 

@@ -89,8 +89,9 @@ class Epilogue:
     def _publish(self, writer: FlagWriter, row: Any, column: Any, part: Any) -> None:
         """Raise the flag of the tile when all of this warpgroup's part has been written."""
         if not self.plan.store.boxes:
-            # What each thread stored is to be read by TMA.
-            run(ir.script.ptx.fence.proxy.async_())
+            if part is None:
+                # What each thread stored is to be read by TMA; partial sums are not.
+                run(ir.script.ptx.fence.proxy.async_())
             self._meet()
         with self.warmup.skipped(), when(self.where.thread == 0):
             if self.plan.store.boxes:

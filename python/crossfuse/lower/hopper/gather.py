@@ -31,12 +31,14 @@ class GatherBarriers:
 
     of: Callable[[Any], Any]
 
-    def initialise(self, gather: Gather, warpgroup: Any) -> None:
-        """Set one up; bytes may arrive as soon as the cluster has met."""
-        barrier = self.of(warpgroup)
-        mbarrier.initialise(barrier, 1)
+    def initialise(self, warpgroup: Any) -> None:
+        """Set one up."""
+        mbarrier.initialise(self.of(warpgroup), 1)
+
+    def expect(self, gather: Gather, warpgroup: Any) -> None:
+        """Say what will arrive; some of it may have arrived before. One thread calls it."""
         slices = gather.place.extent
-        mbarrier.expect(barrier, share_bytes(gather) // slices * (slices - 1))
+        mbarrier.expect(self.of(warpgroup), share_bytes(gather) // slices * (slices - 1))
 
 
 class Giver:

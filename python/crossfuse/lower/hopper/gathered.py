@@ -18,8 +18,6 @@ from crossfuse.lower.refusal import refuse
 CHUNK = 64 * 16
 #: Columns that one wgmma multiplies, and that one stmatrix stores.
 _GROUP = 16
-#: Columns of a step of the product that takes the intermediate.
-_DEPTH = 64
 _TYPES = ("float16", "bfloat16")
 
 
@@ -39,16 +37,14 @@ def check_gather(gather: Gather, dtype: str) -> None:
     Raises
     ------
     LoweringRefused
-        If slices are no whole groups of 16 columns, all of them no whole steps, or elements no
-        16-bit floats.
+        If slices are no whole groups of 16 columns, or elements no 16-bit floats.
     """
-    if gather.width % _GROUP or gather.extents[1] % _DEPTH or dtype not in _TYPES:
+    if gather.width % _GROUP or dtype not in _TYPES:
         raise refuse(
             "tile-gather",
             f"tensor '{gather.slab.name}'",
             found=f"{gather.place.extent} slices of {gather.width} columns of {dtype}",
-            limit=f"slices of a multiple of {_GROUP} columns, {_DEPTH} or a multiple of it in all, "
-            f"of {' or '.join(_TYPES)}",
+            limit=f"slices of a multiple of {_GROUP} columns, of {' or '.join(_TYPES)}",
             instead="choose another cluster size, or keep the intermediate in L2 (grid_stage)",
         )
 
@@ -78,3 +74,22 @@ def side_by_side(gather: Gather, indices: Any) -> tuple[Any, ...]:
 def gathered(tile: Tile, gather: Gather) -> GatheredTile:
     """A tile of that matrix."""
     return GatheredTile(tile.buffer, tile.origin, tile.shape, gather)
+
+
+def check_depth(gather: Gather, depth: int) -> None:
+    """Refuse steps that do not divide what is gathered: there is nothing behind it to multiply.
+
+    Raises
+    ------
+    LoweringRefused
+        If a step is left over, or is no whole group of columns.
+    """
+    columns = gather.extents[1]
+    if columns % depth or depth % _GROUP:
+        raise refuse(
+            "tile-gather",
+            f"tensor '{gather.slab.name}'",
+            found=f"{columns} columns in steps of {depth}",
+            limit=f"whole steps of a multiple of {_GROUP} columns",
+            instead="split the reduction by another factor, or choose another cluster size",
+        )

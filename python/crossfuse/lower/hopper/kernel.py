@@ -143,7 +143,7 @@ def _initialise(body: Body) -> None:
                 body.exchange.initialise(phase)
         if phase.program.takes is not None and body.gather is not None:
             with when(thread < plan.consumers):
-                body.gather.initialise(phase.program.takes, thread)
+                body.gather.initialise(thread)
 
 
 def _fetch_descriptors(plan: KernelPlan, lane: Any, maps: dict[str, Any]) -> None:

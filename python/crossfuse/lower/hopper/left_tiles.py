@@ -48,14 +48,16 @@ def ring_tiles(ring: RingPlan, region: Callable[[Any], Any], warpgroup: Any) -> 
     return LeftTiles(lambda: swizzled("left_tile", region(start)), ring.pitch, K_BYTES)
 
 
-def gathered_tiles(gather: Gather, region: Callable[[Any], Any], warpgroup: Any) -> LeftTiles:
-    """Tiles of what a cluster has gathered, by step."""
+def gathered_tiles(
+    gather: Gather, depth: int, region: Callable[[Any], Any], warpgroup: Any
+) -> LeftTiles:
+    """Tiles of what a cluster has gathered, by step of `depth` columns."""
 
     def descriptor() -> Variable:
         address = region(warpgroup * share_bytes(gather))
         return _described("left_tile", address, CHUNK, _CORE_MATRIX, _NONE)
 
-    return LeftTiles(descriptor, 8 * CHUNK, 2 * CHUNK)
+    return LeftTiles(descriptor, depth // 8 * CHUNK, 2 * CHUNK)
 
 
 def swizzled(name: str, address: Any, leading: int = 16) -> Variable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from crossfuse.lower.hopper.flags import Flags
-from crossfuse.lower.hopper.gathered import check_gather
+from crossfuse.lower.hopper.gathered import check_depth, check_gather
 from crossfuse.lower.hopper.operand import WARPGROUP_ROWS, Operand, make_operand
 from crossfuse.lower.hopper.store_plan import StorePlan, plan_store
 from crossfuse.lower.hopper.tile_program import Product, TileProgram
@@ -132,6 +132,8 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
         _check_slices(program)
     if program.gives is not None:
         check_gather(program.gives, program.store.tile.dtype)
+    if program.takes is not None:
+        check_depth(program.takes, contraction.depth)
     return PhasePlan(
         program,
         None if program.takes else make_operand(program, contraction.left, k_major=True),
