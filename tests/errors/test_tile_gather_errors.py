@@ -49,6 +49,24 @@ CHANGED: dict[str, tuple[tuple[int, int, int], str, str, str]] = {
         "T.max(gemm0_local[v_i, (v_j + 1) % 256], T.float32(0.0))",
         "block 'hidden', buffer 'gemm0_local': found index (ax1_0 * 64 + ax1_1 + 1) % 256; limit: ",
     ),
+    "a value that depends on the part": (
+        (64, 2, 2),
+        "T.max(gemm0_local[v1, v0 * 128 + v2], T.float32(0.0))",
+        'gemm0_local[v1, v0 * 128 + v2] * T.Cast("float32", v0)',
+        "block 'hidden': found a value that depends on 'v0'; limit: on row and column alone",
+    ),
+    "a value of what is in shared memory": (
+        (64, 4, 1),
+        "T.max(gemm0_local[v_i, v_j], T.float32(0.0))",
+        'gemm0_local[v_i, v_j] + T.Cast("float32", A_shared_dyn[v_i, 0])',
+        "block 'hidden': found a load of 'A_shared_dyn'; limit: the accumulator and parameters",
+    ),
+    "the sum of another element": (
+        (64, 2, 2),
+        'T.Cast("bfloat16", gemm1_local[v_i, v_j])',
+        'T.Cast("bfloat16", gemm1_local[v_i, 63 - v_j])',
+        "block 'out': found the accumulator at [v_i, 63 - v_j]; limit: the element that is stored",
+    ),
     "other columns are multiplied": (
         (64, 2, 2),
         'T.Cast("float32", D_shared_dyn[vk_0 * 128 + vk_1, v_j])',

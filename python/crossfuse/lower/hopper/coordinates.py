@@ -8,7 +8,8 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.plan import WARPGROUP, KernelPlan
 from crossfuse.lower.hopper.statements import let
-from crossfuse.lower.hopper.tile_program import Place, TileProgram
+from crossfuse.lower.hopper.tile import Place
+from crossfuse.lower.hopper.tile_program import TileProgram
 
 
 @dataclass(frozen=True)

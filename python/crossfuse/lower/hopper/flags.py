@@ -7,7 +7,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.statements import Variable, let, run, when
-from crossfuse.lower.hopper.tile_program import Tile, TileProgram
+from crossfuse.lower.hopper.tile import Tile
+from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import BufferSpec
 from crossfuse.lower.refusal import refuse
 

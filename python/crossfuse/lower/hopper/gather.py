@@ -15,7 +15,7 @@ from crossfuse.lower.hopper.operand import WARPGROUP_ROWS
 from crossfuse.lower.hopper.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.statements import Variable, let, registers, run
-from crossfuse.lower.hopper.tile_program import Gather
+from crossfuse.lower.hopper.tile import Gather
 from crossfuse.lower.hopper.warmup import Warmup
 
 

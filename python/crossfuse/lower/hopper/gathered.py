@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.tile_program import Gather, GatheredTile, Tile
+from crossfuse.lower.hopper.tile import Gather, GatheredTile, Tile
 from crossfuse.lower.refusal import refuse
 
 #: Bytes of eight columns of a warpgroup's 64 rows.

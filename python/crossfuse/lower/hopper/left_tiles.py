@@ -8,10 +8,10 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.gathered import CHUNK, share_bytes
+from crossfuse.lower.hopper.kernel_memory import RingPlan
 from crossfuse.lower.hopper.operand import ROW_BYTES, WARPGROUP_ROWS
-from crossfuse.lower.hopper.plan import RingPlan
 from crossfuse.lower.hopper.statements import Variable, run
-from crossfuse.lower.hopper.tile_program import Gather
+from crossfuse.lower.hopper.tile import Gather
 
 #: Bytes of a K-major row that hold the k of one wgmma.
 K_BYTES = 32

@@ -8,7 +8,8 @@ from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.tile_program import Place, Tile, TileProgram
+from crossfuse.lower.hopper.tile import Place, Tile
+from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from crossfuse.hardware import Device
 from crossfuse.lower.hopper.arena import Arena
 from crossfuse.lower.hopper.flags import Flags, state
-from crossfuse.lower.hopper.gathered import gathered_bytes
-from crossfuse.lower.hopper.operand import WARPGROUP_ROWS, Operand
+from crossfuse.lower.hopper.kernel_memory import RingPlan, box_bytes, plan_memory
+from crossfuse.lower.hopper.operand import WARPGROUP_ROWS
 from crossfuse.lower.hopper.phase import PhasePlan, plan_phase
 from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.tile_program import TileProgram
@@ -20,37 +20,9 @@ WARPGROUP = 128
 #: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
 #: others; 0 leaves them as launched. Together at most 64 Ki a CTA.
 REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
-_MAX_STAGES = 12
-#: Stages of left tiles that cover the latency of L2, from which they mostly come.
-_LEFT_STAGES = 4
-_ALIGNMENT = 1024
 #: Bytes of weights that a CTA has on their way at least: 3 TB/s through 132 SMs for 3 us, the
 #: latency of a busy memory. Measured, see docs/hopper.md.
 _ON_THEIR_WAY = 72 << 10
-
-
-@dataclass(frozen=True)
-class RingPlan:
-    """A ring of stages that all phases go round.
-
-    Attributes
-    ----------
-    stages : int
-        Number of stages.
-    pitch : int
-        Bytes from one to the next: the most that any phase loads in a step.
-    sharers : int
-        CTAs that fill stages of one another, in the phase where most do.
-    """
-
-    stages: int
-    pitch: int
-    sharers: int
-
-    @property
-    def size(self) -> int:
-        """Bytes of all stages."""
-        return self.stages * self.pitch
 
 
 @dataclass(frozen=True)
@@ -113,7 +85,7 @@ class KernelPlan:
         The place is the same in all phases, since another warpgroup's boxes of the phase before may
         not have left yet.
         """
-        return _box_bytes(self.phases)
+        return box_bytes(self.phases)
 
     @property
     def flags(self) -> tuple[Flags, ...]:
@@ -189,7 +161,7 @@ def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int =
     clusters = _clusters(phases, device)
     follows = len(phases) == 1 and phases[0].program.follows
     constant = all(each.program.contraction.constant for each in phases)
-    return KernelPlan(phases, *_rings(phases, device), clusters, follows or constant, number)
+    return KernelPlan(phases, *plan_memory(phases, device), clusters, follows or constant, number)
 
 
 def _phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
@@ -265,65 +237,3 @@ def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:
             instead="take wider tiles, or leave grid_stage out",
         )
     return max(clusters, needed)
-
-
-def _rings(phases: tuple[PhasePlan, ...], device: Device) -> tuple[RingPlan, RingPlan, Arena]:
-    """As many stages as fit, or as many as were asked for."""
-    left, right = _ring([each.lefts for each in phases]), _ring([each.rights for each in phases])
-    wanted = max(each.program.contraction.stages for each in phases)
-    options = [wanted] if wanted else list(range(_MAX_STAGES, 1, -1))
-    for stages in options:
-        # Right tiles come from far away: left ones get what these leave, if it is enough.
-        fewest = stages if wanted else min(stages, _LEFT_STAGES)
-        for fewer in range(stages, fewest - 1, -1):
-            rings = replace(left, stages=fewer), replace(right, stages=stages)
-            arena = _arena(phases, *rings)
-            if arena.size <= device.max_shared_bytes:
-                return (*rings, arena)
-    least = _arena(phases, *rings)
-    raise refuse(
-        "shared-memory",
-        "kernel",
-        found=f"{least.size} bytes for {options[-1]} stages of {left.pitch + right.pitch} bytes",
-        limit=f"{device.max_shared_bytes} bytes on {device.name}",
-        instead="use fewer stages or smaller tiles",
-    )
-
-
-def _ring(loaded: list[tuple[Operand, ...]]) -> RingPlan:
-    """The ring of some operands of each phase, without its stages."""
-    pitch = max(sum(operand.size for operand in each) for each in loaded)
-    sharers = max(operand.sharers for each in loaded for operand in each)
-    return RingPlan(0, pitch, sharers)
-
-
-def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Arena:
-    """Where everything lies; what peers send takes the place of right tiles that are used up."""
-    received = max((_received_bytes(each) for each in phases), default=0)
-    arena = Arena()
-    boxes = _box_bytes(phases) * phases[0].consumers
-    if boxes:
-        arena = arena.with_region("boxes", boxes, _ALIGNMENT)
-    gathered = max(gathered_bytes(each.program.takes, each.consumers) for each in phases)
-    if gathered:
-        arena = arena.with_region("gathered", gathered, _ALIGNMENT)
-        arena = arena.with_region("gather_barriers", 8 * phases[0].consumers, 8)
-    arena = arena.with_region("left", left.size, _ALIGNMENT)
-    arena = arena.with_region("right", max(right.size, received), _ALIGNMENT)
-    if received:
-        arena = arena.with_alias("received", "right", received)
-        arena = arena.with_region("exchange_barriers", 16, 8)
-    if phases[-1].program.summed is not None:
-        arena = arena.with_region("sum_barrier", 8, 8)
-    return arena.with_region("barriers", 16 * (left.stages + right.stages), 8)
-
-
-def _box_bytes(phases: tuple[PhasePlan, ...]) -> int:
-    """What a warpgroup stages of its tiles, in any phase."""
-    return max(each.store.slot_bytes for each in phases)
-
-
-def _received_bytes(phase: PhasePlan) -> int:
-    """What the CTAs of the cluster send to one."""
-    exchange = phase.program.exchange
-    return 0 if exchange is None else exchange.place.extent * phase.slice_bytes

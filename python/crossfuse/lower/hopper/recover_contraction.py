@@ -8,8 +8,9 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.gathered import Element, gathered, side_by_side
+from crossfuse.lower.hopper.tile import Gather, Place, Tile
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program, tile_nest
-from crossfuse.lower.hopper.tile_program import Contraction, Gather, Place, Product, Tile
+from crossfuse.lower.hopper.tile_program import Contraction, Product
 from crossfuse.schedule.markers import CONSTANT, STAGES
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.tile import Place, Tile
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program
-from crossfuse.lower.hopper.tile_program import Contraction, Exchange, Place, Tile
+from crossfuse.lower.hopper.tile_program import Contraction, Exchange
 from crossfuse.schedule.markers import DSM_SCOPE
 
 

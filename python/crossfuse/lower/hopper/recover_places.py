@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.tile import Place
 from crossfuse.lower.hopper.tile_nest import check_start, refuse_program
-from crossfuse.lower.hopper.tile_program import Place
 from crossfuse.lower.tree import coordinate
 from crossfuse.schedule.markers import STAGES
 

@@ -8,8 +8,10 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.gathered import gathered, side_by_side
 from crossfuse.lower.hopper.recover_contraction import covers
+from crossfuse.lower.hopper.recover_store import accumulator_loads
+from crossfuse.lower.hopper.tile import Gather, Tile
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program
-from crossfuse.lower.hopper.tile_program import Gather, Store, Tile
+from crossfuse.lower.hopper.tile_program import Store
 
 
 def read_slice(
@@ -36,7 +38,7 @@ def read_slice(
     """
     body = nest.block.body
     plain = isinstance(body, ir.BufferStore) and body.buffer.same_as(gather.slab)
-    loads = _accumulated(nest, accumulators) if plain else []
+    loads = accumulator_loads(nest, accumulators) if plain else []
     if not loads or nest.block.init is not None:
         raise refuse_program(
             nest.where, "no elementwise store to the slab", "slab[rank, i, j] = f(C[i, j], ...)"
@@ -54,13 +56,6 @@ def read_slice(
     column, value = _in_columns_of_product(nest, loads[0], inner)
     shape = (max(tile.shape[0], wanted.shape[0]), wanted.shape[1])
     return Store(replace(tile, shape=shape), row, column, value)
-
-
-def _accumulated(nest: TileNest, accumulators: tuple[Any, ...]) -> list[Any]:
-    """The loads of accumulators."""
-    loads: list[Any] = []
-    ir.walk(nest.block.body.value, (ir.TensorLoad, loads.append))
-    return [each for each in loads if any(each.source.same_as(a) for a in accumulators)]
 
 
 def _check_accumulator(nest: TileNest, load: Any, stored: tuple[Any, ...], wanted: Tile) -> None:
@@ -85,4 +80,10 @@ def _in_columns_of_product(nest: TileNest, load: Any, inner: Any) -> tuple[Any, 
         raise refuse_program(nest.where, f"column {inner}", "one variable for the column")
     image = ir.Var("column", str(inner.ty))
     moved = ir.substitute(value, lambda var: image - rest if var.same_as(inner) else var)
-    return image, known.simplify(moved)
+    moved = known.simplify(moved)
+    for other in ir.variables(rest):
+        if any(each.same_as(other) for each in ir.variables(moved)):
+            raise refuse_program(
+                nest.where, f"a value that depends on '{other.name}'", "on row and column alone"
+            )
+    return image, moved

@@ -7,8 +7,9 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.recover_contraction import covers
+from crossfuse.lower.hopper.tile import Tile
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program
-from crossfuse.lower.hopper.tile_program import Store, Tile
+from crossfuse.lower.hopper.tile_program import Store
 
 
 def read_store(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) -> Store:
@@ -35,7 +36,7 @@ def read_store(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) -> S
             nest.where, "no elementwise store of a matrix", "out[i, j] = f(C[i, j], ...)"
         )
     row, column = body.indices
-    _check_loads(nest, accumulators, row, column)
+    check_loads(nest, accumulators)
     tile = nest.tile(body.buffer, body.indices)
     if not covers(tile, replace(wanted, buffer=tile.buffer), nest.known):
         raise refuse_program(
@@ -47,19 +48,33 @@ def read_store(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) -> S
     return Store(replace(tile, shape=shape), row, column, body.value)
 
 
-def _check_loads(nest: TileNest, accumulators: tuple[Any, ...], row: Any, column: Any) -> None:
+def accumulator_loads(nest: TileNest, accumulators: tuple[Any, ...]) -> list[Any]:
+    """Loads of accumulators in the value that a nest stores.
+
+    Raises
+    ------
+    LoweringRefused
+        If it loads anything else that is not in global memory.
+    """
     loads: list[Any] = []
     ir.walk(nest.block.body.value, (ir.TensorLoad, loads.append))
+    ours = [each for each in loads if any(each.source.same_as(a) for a in accumulators)]
     for load in loads:
-        ours = any(load.source.same_as(each) for each in accumulators)
+        if not any(load.same_as(each) for each in ours) and str(load.source.scope()) != "global":
+            raise refuse_program(
+                nest.where, f"a load of '{load.source.name}'", "the accumulator and parameters"
+            )
+    return ours
+
+
+def check_loads(nest: TileNest, accumulators: tuple[Any, ...]) -> None:
+    """Refuse a store of anything but the accumulators of the element that is stored."""
+    row, column = nest.block.body.indices
+    for load in accumulator_loads(nest, accumulators):
         here = len(load.indices) == 2 and all(
             a.same_as(b) for a, b in zip(load.indices, (row, column), strict=True)
         )
-        if ours and not here:
+        if not here:
             raise refuse_program(
                 nest.where, f"the accumulator at {list(load.indices)}", "the element that is stored"
-            )
-        if not ours and str(load.source.scope()) != "global":
-            raise refuse_program(
-                nest.where, f"a load of '{load.source.name}'", "the accumulator and parameters"
             )

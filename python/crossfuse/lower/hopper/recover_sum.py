@@ -10,9 +10,11 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.recover_contraction import covers, is_zero
 from crossfuse.lower.hopper.recover_places import Loops, has_stages, is_place, places_of
+from crossfuse.lower.hopper.recover_store import check_loads
 from crossfuse.lower.hopper.sum_program import UNIT, SumProgram
+from crossfuse.lower.hopper.tile import Place, Tile
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program, tile_nest
-from crossfuse.lower.hopper.tile_program import Place, Store, Tile, TileProgram
+from crossfuse.lower.hopper.tile_program import Store, TileProgram
 from crossfuse.schedule.markers import GRID_STAGE
 
 
@@ -113,10 +115,11 @@ def read_sum(node: Any, memory: tuple[Any, ...]) -> SumProgram:
     adding, storing = (tile_nest(each, around) for each in body.seq)
     partial, parts = _read_parts(adding)
     index = _read_index(adding, storing, node)
+    sums = adding.block.body.buffer
+    check_loads(storing, (sums,))
     row, column = storing.block.body.indices
     tile = Tile(storing.block.body.buffer, index, (1, 1))
     store = Store(tile, row, column, storing.block.body.value)
-    sums = adding.block.body.buffer
     elements = int(node.extent)
     where = places_of(tuple(outer))
     return SumProgram(where, partial, parts, node.loop_var, elements, index, sums, store, memory)

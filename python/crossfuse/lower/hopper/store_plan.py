@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from crossfuse.lower.hopper.operand import PITCH, WARPGROUP_ROWS, item_bytes, tensor_map
-from crossfuse.lower.hopper.tile_program import Tile, TileProgram
+from crossfuse.lower.hopper.tile import Tile
+from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import TensorMap
 
 #: Types of which two are converted into one register, by what PTX calls the pair.

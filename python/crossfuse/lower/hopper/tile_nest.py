@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.tile_program import Tile
+from crossfuse.lower.hopper.tile import Tile
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.stored_elements import implies
 from crossfuse.lower.tree import analyzer, bounds, children

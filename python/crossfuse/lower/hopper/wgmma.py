@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.kernel_memory import RingPlan
 from crossfuse.lower.hopper.left_tiles import K_BYTES, LeftTiles, swizzled
 from crossfuse.lower.hopper.operand import ROW_BYTES, Operand
 from crossfuse.lower.hopper.phase import OPERAND_TYPES, PhasePlan
-from crossfuse.lower.hopper.plan import RingPlan
 from crossfuse.lower.hopper.statements import Variable, run
 
 

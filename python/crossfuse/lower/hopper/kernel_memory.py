@@ -1,0 +1,121 @@
+"""Divides a CTA's shared memory among the rings of a kernel and what else it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from crossfuse.hardware import Device
+from crossfuse.lower.hopper.arena import Arena
+from crossfuse.lower.hopper.gathered import gathered_bytes
+from crossfuse.lower.hopper.operand import Operand
+from crossfuse.lower.hopper.phase import PhasePlan
+from crossfuse.lower.refusal import refuse
+
+_MAX_STAGES = 12
+#: Stages of left tiles that cover the latency of L2, from which they mostly come.
+_LEFT_STAGES = 4
+_ALIGNMENT = 1024
+
+
+@dataclass(frozen=True)
+class RingPlan:
+    """A ring of stages that all phases go round.
+
+    Attributes
+    ----------
+    stages : int
+        Number of stages.
+    pitch : int
+        Bytes from one to the next: the most that any phase loads in a step.
+    sharers : int
+        CTAs that fill stages of one another, in the phase where most do.
+    """
+
+    stages: int
+    pitch: int
+    sharers: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of all stages."""
+        return self.stages * self.pitch
+
+
+def plan_memory(phases: tuple[PhasePlan, ...], device: Device) -> tuple[RingPlan, RingPlan, Arena]:
+    """Divide shared memory: as many stages as fit, or as many as were asked for.
+
+    Parameters
+    ----------
+    phases : tuple[PhasePlan, ...]
+        Of the kernel.
+    device : Device
+        Its shared memory.
+
+    Returns
+    -------
+    tuple[RingPlan, RingPlan, Arena]
+        Rings of left and of right tiles, and where everything lies.
+
+    Raises
+    ------
+    LoweringRefused
+        If two stages do not fit.
+    """
+    left, right = _ring([each.lefts for each in phases]), _ring([each.rights for each in phases])
+    wanted = max(each.program.contraction.stages for each in phases)
+    options = [wanted] if wanted else list(range(_MAX_STAGES, 1, -1))
+    for stages in options:
+        # Right tiles come from far away: left ones get what these leave, if it is enough.
+        fewest = stages if wanted else min(stages, _LEFT_STAGES)
+        for fewer in range(stages, fewest - 1, -1):
+            rings = replace(left, stages=fewer), replace(right, stages=stages)
+            arena = _arena(phases, *rings)
+            if arena.size <= device.max_shared_bytes:
+                return (*rings, arena)
+    least = _arena(phases, *rings)
+    raise refuse(
+        "shared-memory",
+        "kernel",
+        found=f"{least.size} bytes for {options[-1]} stages of {left.pitch + right.pitch} bytes",
+        limit=f"{device.max_shared_bytes} bytes on {device.name}",
+        instead="use fewer stages or smaller tiles",
+    )
+
+
+def _ring(loaded: list[tuple[Operand, ...]]) -> RingPlan:
+    """The ring of some operands of each phase, without its stages."""
+    pitch = max(sum(operand.size for operand in each) for each in loaded)
+    sharers = max(operand.sharers for each in loaded for operand in each)
+    return RingPlan(0, pitch, sharers)
+
+
+def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Arena:
+    """Where everything lies; what peers send takes the place of right tiles that are used up."""
+    received = max((_received_bytes(each) for each in phases), default=0)
+    arena = Arena()
+    boxes = box_bytes(phases) * phases[0].consumers
+    if boxes:
+        arena = arena.with_region("boxes", boxes, _ALIGNMENT)
+    gathered = max(gathered_bytes(each.program.takes, each.consumers) for each in phases)
+    if gathered:
+        arena = arena.with_region("gathered", gathered, _ALIGNMENT)
+        arena = arena.with_region("gather_barriers", 8 * phases[0].consumers, 8)
+    arena = arena.with_region("left", left.size, _ALIGNMENT)
+    arena = arena.with_region("right", max(right.size, received), _ALIGNMENT)
+    if received:
+        arena = arena.with_alias("received", "right", received)
+        arena = arena.with_region("exchange_barriers", 16, 8)
+    if phases[-1].program.summed is not None:
+        arena = arena.with_region("sum_barrier", 8, 8)
+    return arena.with_region("barriers", 16 * (left.stages + right.stages), 8)
+
+
+def box_bytes(phases: tuple[PhasePlan, ...]) -> int:
+    """What a warpgroup stages of its tiles, in any phase."""
+    return max(each.store.slot_bytes for each in phases)
+
+
+def _received_bytes(phase: PhasePlan) -> int:
+    """What the CTAs of the cluster send to one."""
+    exchange = phase.program.exchange
+    return 0 if exchange is None else exchange.place.extent * phase.slice_bytes

@@ -1,0 +1,113 @@
+"""Coordinates of CTAs, and boxes of tensors that are written in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class Place:
+    """A coordinate of a CTA.
+
+    Attributes
+    ----------
+    tag : str
+        ``"blockIdx.x"`` or ``"cluster.x"``, with the other axes.
+    var : tvm.ir.Var
+        The loop variable, which origins of tiles are written in.
+    extent : int
+        Its number of values.
+    """
+
+    tag: str
+    var: Any
+    extent: int
+
+    @property
+    def in_cluster(self) -> bool:
+        """Whether it tells CTAs of one cluster apart."""
+        return self.tag.startswith("cluster.")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A box of a tensor in global memory.
+
+    Attributes
+    ----------
+    buffer : Any
+        The tensor, a parameter of the function.
+    origin : tuple
+        Index of the first element, in the variables of places and of the reduction's step.
+    shape : tuple[int, int]
+        Extents of the box. It may reach beyond the tensor: loads find zeros there, and nothing is
+        stored.
+    """
+
+    buffer: Any
+    origin: tuple[Any, ...]
+    shape: tuple[int, int]
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Extents of the tensor: of the last two dimensions, if there are parts."""
+        return tuple(int(each) for each in self.buffer.ty.shape)[-2:]
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the tensor."""
+        return str(self.buffer.ty.dtype)
+
+    def with_parameters(self, images: Mapping[Any, Any]) -> Self:
+        """The same box of the image of its buffer, if it has one."""
+        return replace(self, buffer=images.get(self.buffer, self.buffer))
+
+
+@dataclass(frozen=True)
+class Gather:
+    """An intermediate that stays in a cluster: each CTA makes a slice, all of them get the whole.
+
+    Attributes
+    ----------
+    place : Place
+        The cluster axis whose CTAs make the slices, in the order of their ranks.
+    slab : Any
+        The buffer of slices, [rank, row, column] or [rank, part, row, column] where clusters make
+        different parts, in scope ``shared.dsm``.
+    whole : Any
+        The buffer in each CTA's shared memory that all slices are copied to.
+    """
+
+    place: Place
+    slab: Any
+    whole: Any
+
+    @property
+    def width(self) -> int:
+        """Columns of a slice."""
+        return int(self.slab.ty.shape[-1])
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """Rows of the intermediate, and columns of all slices of a cluster."""
+        return int(self.slab.ty.shape[-2]), self.place.extent * self.width
+
+
+@dataclass(frozen=True)
+class GatheredTile(Tile):
+    """A box of what a cluster gathers, as if slices lay side by side in one matrix.
+
+    Attributes
+    ----------
+    gather : Gather
+        The intermediate.
+    """
+
+    gather: Gather
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Extents of the matrix."""
+        return self.gather.extents
