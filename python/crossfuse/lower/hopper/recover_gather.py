@@ -12,9 +12,9 @@ from crossfuse.lower.hopper.recover_products import pipelined, read_products, wi
 from crossfuse.lower.hopper.recover_slice import read_slice
 from crossfuse.lower.hopper.recover_store import read_store
 from crossfuse.lower.hopper.recover_sum import is_partial, read_partial
-from crossfuse.lower.hopper.tile import Gather, Place
+from crossfuse.lower.hopper.tile import Gather, Place, Store
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program, tile_nest
-from crossfuse.lower.hopper.tile_program import Contraction, Store, TileProgram
+from crossfuse.lower.hopper.tile_program import Contraction, TileProgram
 from crossfuse.schedule.markers import DSM_SHUFFLE, GRID_STAGE
 
 _Read = tuple[Contraction, Store, TileNest]

@@ -10,9 +10,9 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.recover_contraction import check_reduction, merge, read_contraction
 from crossfuse.lower.hopper.recover_places import Loops, has_stages
 from crossfuse.lower.hopper.recover_store import read_store
-from crossfuse.lower.hopper.tile import Gather, Tile
+from crossfuse.lower.hopper.tile import Gather, Store, Tile
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program, tile_nest
-from crossfuse.lower.hopper.tile_program import Contraction, Store
+from crossfuse.lower.hopper.tile_program import Contraction
 
 ReadStore = Callable[[TileNest, tuple[Any, ...], Tile], Store]
 

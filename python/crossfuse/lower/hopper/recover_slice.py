@@ -9,9 +9,8 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.gathered import gathered, side_by_side
 from crossfuse.lower.hopper.recover_contraction import covers
 from crossfuse.lower.hopper.recover_store import accumulator_loads
-from crossfuse.lower.hopper.tile import Gather, Tile
+from crossfuse.lower.hopper.tile import Gather, Store, Tile
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program
-from crossfuse.lower.hopper.tile_program import Store
 
 
 def read_slice(

@@ -7,9 +7,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.recover_contraction import covers
-from crossfuse.lower.hopper.tile import Tile
+from crossfuse.lower.hopper.tile import Store, Tile
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program
-from crossfuse.lower.hopper.tile_program import Store
 
 
 def read_store(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) -> Store:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.tile import Place
-from crossfuse.lower.hopper.tile_program import Store
+from crossfuse.lower.hopper.tile import Place, Store
 
 #: Neighbours of a row that a thread loads at once.
 UNIT = 4

@@ -1,10 +1,12 @@
-"""Coordinates of CTAs, and boxes of tensors that are written in them."""
+"""Coordinates of CTAs, boxes of tensors that are written in them, and stores of such boxes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
+
+from crossfuse import _tvm as ir
 
 
 @dataclass(frozen=True)
@@ -111,3 +113,31 @@ class GatheredTile(Tile):
     def extents(self) -> tuple[int, ...]:
         """Extents of the matrix."""
         return self.gather.extents
+
+
+@dataclass(frozen=True)
+class Store:
+    """What leaves registers.
+
+    Attributes
+    ----------
+    tile : Tile
+        Where it goes: the whole tile of the product.
+    row, column : tvm.ir.Var
+        Variables that `value` is written in: the element's index in the tensor.
+    value : Any
+        Expression over the accumulator and further tensors at that index.
+    part : Any
+        Index of the matrix among several partial ones, [part, row, column]; None for one matrix.
+    """
+
+    tile: Tile
+    row: Any
+    column: Any
+    value: Any
+    part: Any = None
+
+    def with_parameters(self, images: Mapping[Any, Any]) -> Store:
+        """The same store, of buffers with their images."""
+        value = ir.substitute(self.value, lambda var: images.get(var, var))
+        return replace(self, tile=self.tile.with_parameters(images), value=value)

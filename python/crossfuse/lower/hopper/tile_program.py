@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.tile import Gather, GatheredTile, Place, Tile
-
-if TYPE_CHECKING:
-    from crossfuse.lower.hopper.sum_program import SumProgram
+from crossfuse.lower.hopper.sum_program import SumProgram
+from crossfuse.lower.hopper.tile import Gather, GatheredTile, Place, Store, Tile
 
 
 @dataclass(frozen=True)
@@ -117,34 +115,6 @@ class Exchange:
     def rows(self) -> int:
         """Rows of a slice; 0 if slices are no whole rows."""
         return 0 if self.elements % self.width else self.elements // self.width
-
-
-@dataclass(frozen=True)
-class Store:
-    """What leaves registers.
-
-    Attributes
-    ----------
-    tile : Tile
-        Where it goes: the whole tile of the product.
-    row, column : tvm.ir.Var
-        Variables that `value` is written in: the element's index in the tensor.
-    value : Any
-        Expression over the accumulator and further tensors at that index.
-    part : Any
-        Index of the matrix among several partial ones, [part, row, column]; None for one matrix.
-    """
-
-    tile: Tile
-    row: Any
-    column: Any
-    value: Any
-    part: Any = None
-
-    def with_parameters(self, images: Mapping[Any, Any]) -> Store:
-        """The same store, of buffers with their images."""
-        value = ir.substitute(self.value, lambda var: images.get(var, var))
-        return replace(self, tile=self.tile.with_parameters(images), value=value)
 
 
 @dataclass(frozen=True)
