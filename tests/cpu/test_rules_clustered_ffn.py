@@ -1,0 +1,66 @@
+"""The rule for chains whose intermediate stays in the cluster: what it makes and chooses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import Trace
+
+from cpu.schedule.steps import assert_same
+from crossfuse import _tvm as ir
+from crossfuse.schedule.install import install
+from crossfuse.schedule.rules.chain import read_chain
+from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
+from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
+from crossfuse.schedule.trace_json import trace_json
+from crossfuse.workload import parse, prim_func, resolve
+
+FFN = "gated_ffn:M=100,K=64,N=256,L=64,dtype=bfloat16"
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_trace_replays_in_a_new_schedule(parts: int) -> None:
+    func = prim_func(parse(FFN))
+    sch = schedule_clustered_ffn(func, tiles=ClusterTiles(64, 2, parts), constant_weights=True)
+    again = Schedule(func)
+    Trace.apply_json_to_schedule(json.loads(trace_json(sch.trace)), again)
+    assert_same(again, sch)
+
+
+#: Workload and the division that is chosen: rows, cluster size, parts.
+CHOSEN = {
+    "G1": (64, 8, 1),
+    "G2": (64, 8, 1),
+    "G3": (64, 8, 1),
+    "G9": (64, 8, 4),
+    "G10": (64, 8, 6),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_divisions_that_were_fastest_are_chosen(name: str) -> None:
+    """On an H100 at M = 128, docs/hopper.md."""
+    install()
+    sch = ir.Schedule(prim_func(resolve(name)))
+    chosen = ClusterTiles().complete(sch, read_chain(sch))
+    assert (chosen.rows, chosen.cluster, chosen.parts) == CHOSEN[name]
+
+
+@pytest.mark.parametrize(
+    ("rows", "cluster", "parts", "fits"),
+    [
+        (64, 4, 1, True),
+        (64, 4, 2, True),
+        (64, 3, 1, False),  # does not divide the widths
+        (64, 16, 2, False),  # slices of 8 columns
+        (64, 1, 2, True),
+        (64, 1, 1, True),
+        (64, 2, 16, False),  # slices of 8 columns
+    ],
+)
+def test_what_fits(rows: int, cluster: int, parts: int, fits: bool) -> None:
+    install()
+    chain = read_chain(ir.Schedule(prim_func(parse(FFN.replace("gated_ffn", "gemm_chain")))))
+    assert ClusterTiles(rows, cluster, parts).fits(chain) == fits
