@@ -24,12 +24,13 @@ def test_products_of_8_bit_floats_are_right_and_timed(variant: str, protocol: st
     assert found.complaints == ""
 
 
-@pytest.mark.parametrize("variant", ["ours", "eager"])
+@pytest.mark.parametrize("variant", ["ours-global", "eager"])
 def test_cold_weights_are_read_from_memory_about_once(variant: str) -> None:
+    """Of kernels that Nsight Compute launches: not of persistent ones."""
     spec = lookup("S8", M=128)
     found = count(Job(str(spec), variant), 240)
     if found.status == "refused":
-        pytest.skip(f"no access to the GPU's performance counters: {found.message}")
+        pytest.skip(f"Nsight Compute does not answer: {found.message}")
     assert found.status == "ok", found.message
     assert found.passes == 1
     assert len(found.kernels) >= 1
