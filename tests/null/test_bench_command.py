@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from crossfuse.bench import counters, environment, run
+from crossfuse.bench import ahead, counters, environment, run
 from crossfuse.bench.job import Counters, Job, Timing
 from crossfuse.cli import app
 from crossfuse.doctor.gpu import find_gpus
@@ -33,6 +33,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "require_gpu", lambda: None)
     monkeypatch.setattr(environment, "record", lambda: {"gpu": {"name": "H100"}})
     monkeypatch.setattr(run, "run_job", answer)
+    monkeypatch.setattr(ahead, "build_ahead", lambda *_: 0)
     monkeypatch.setenv("COLUMNS", "160")
 
 

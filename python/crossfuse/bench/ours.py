@@ -81,8 +81,7 @@ def unfused(spec: WorkloadSpec, device: str) -> Variant:
 
     if spec.kind == "gemm":
         raise no_such("unfused", spec, "a workload of two products", "leave unfused out")
-    first = replace(spec, kind="gemm", L=0, out=spec.dtype)
-    second = replace(spec, kind="gemm", K=spec.N, N=spec.L, L=0, act="identity")
+    first, beside, second = _products(spec)
     gate, down = _kernel(first, device), _kernel(second, device)
     hidden = gate.output
     note = f"{gate.note}; {down.note}"
@@ -93,9 +92,9 @@ def unfused(spec: WorkloadSpec, device: str) -> Variant:
         down.run(hidden, d, down.output)
         return down.output
 
-    if not spec.gated:
+    if beside is None:
         return Variant(pack_apart, chain, note, resources)
-    up = _kernel(replace(first, act="identity"), device)
+    up = _kernel(beside, device)
 
     def gated(a: Any, b_gate: Any, b_up: Any, d: Any) -> Any:
         gate.run(a, b_gate, hidden)
@@ -107,17 +106,65 @@ def unfused(spec: WorkloadSpec, device: str) -> Variant:
     return Variant(pack_apart, gated, note, (*resources, *up.resources))
 
 
+def kernels(name: str, spec: WorkloadSpec) -> tuple[tuple[WorkloadSpec, str | None], ...]:
+    """What a variant compiles, and where each kernel keeps an intermediate; nothing for others.
+
+    Parameters
+    ----------
+    name : str
+        Of the variant.
+    spec : WorkloadSpec
+        What is computed.
+    """
+    if name in OWN and (spec.L or OWN[name] is None):
+        return ((spec, OWN[name]),)
+    if name != "unfused" or spec.kind == "gemm":
+        return ()
+    return tuple((each, None) for each in _products(spec) if each is not None)
+
+
+def compile_kernel(
+    spec: WorkloadSpec, placement: str | None, target: str, directory: str | None = None
+) -> Compiled:
+    """Compile a workload as the bench does: its weights are constant while it is timed.
+
+    Parameters
+    ----------
+    spec : WorkloadSpec
+        What is computed.
+    placement : str | None
+        Where the intermediate lives; None leaves it to the compiler.
+    target : str
+        Device.
+    directory : str | None
+        Where the library goes.
+    """
+    from crossfuse import compiler
+
+    options = {} if placement is None else {"placement": placement}
+    return compiler.compile(
+        spec, target=target, rule="tensor", constant_weights=True, directory=directory, **options
+    )
+
+
+def target_of(gpu: str) -> str:
+    """The device that a GPU's name stands for; an H100 if it stands for none."""
+    return "nvidia-h200" if "H200" in gpu else "nvidia-h100"
+
+
+def _products(spec: WorkloadSpec) -> tuple[WorkloadSpec, WorkloadSpec | None, WorkloadSpec]:
+    """The products of a chain as workloads: gate, up (of a gated one), and down."""
+    gate = replace(spec, kind="gemm", L=0, out=spec.dtype)
+    up = replace(gate, act="identity") if spec.gated else None
+    down = replace(spec, kind="gemm", K=spec.N, N=spec.L, L=0, act="identity")
+    return gate, up, down
+
+
 def _kernel(spec: WorkloadSpec, device: str, placement: str | None = None) -> _Kernel:
     import torch
 
-    from crossfuse import compiler
-
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    options = {"target": "nvidia-h200" if "H200" in name else "nvidia-h100", "rule": "tensor"}
-    # Without a placement the compiler decides, and is not told anything.
-    options |= {} if placement is None else {"placement": placement}
-    # Weights are written long before anything is timed, as those of a model that serves.
-    compiled = compiler.compile(spec, constant_weights=True, **options)
+    compiled = compile_kernel(spec, placement, target_of(name))
     output = torch.empty(spec.output, dtype=getattr(torch, spec.out), device=device)
     resources = compiled.artefact.manifest.resources
     return _Kernel(compiled.kernel, output, _note(compiled), resources)

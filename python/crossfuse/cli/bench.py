@@ -38,6 +38,10 @@ _Protocol = Annotated[
 _Calls = Annotated[
     int, typer.Option(min=1, help="Computations between two timestamps, each on other weights.")
 ]
+_BuildJobs = Annotated[
+    int,
+    typer.Option(min=0, help="Kernels that are compiled at once, before anything is timed."),
+]
 
 
 def bench(
@@ -56,6 +60,7 @@ def bench(
     counters: Annotated[
         bool, typer.Option("--counters", help="Also read memory traffic with Nsight Compute.")
     ] = False,
+    build_jobs: _BuildJobs = 4,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print jobs and floors; needs no GPU.")
     ] = False,
@@ -68,7 +73,7 @@ def bench(
     if dry_run:
         _show_plan(jobs, as_json)
         return
-    rows, found = _measure(jobs, timeout, out, picture, counters)
+    rows, found = _measure(jobs, timeout, out, picture, counters, build_jobs)
     if as_json:
         print_json(found)
     else:
@@ -94,11 +99,14 @@ def _measure(
     out: Path | None,
     picture: Path | None,
     counters: bool,
+    build_jobs: int,
 ) -> tuple[Sequence[Row], dict[str, Any]]:
     """Run the jobs; the file is written anew after each, so that none is lost."""
+    from crossfuse.bench import ahead
     from crossfuse.bench.compare import document
     from crossfuse.bench.counters import count
     from crossfuse.bench.environment import record, require_gpu
+    from crossfuse.bench.ours import target_of
     from crossfuse.bench.plot import plot, require_matplotlib
     from crossfuse.bench.run import run
     from crossfuse.bench.table import progress
@@ -108,6 +116,9 @@ def _measure(
     if picture is not None:
         require_matplotlib()
     environment = record()
+    target = target_of(environment["gpu"]["name"])
+    built = ahead.build_ahead(jobs, build_jobs, target, timeout)
+    typer.echo(f"compiled {built} kernels ahead", err=True)
     rows: list[Row] = []
 
     def keep(row: Row) -> None:

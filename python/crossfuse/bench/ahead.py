@@ -1,0 +1,63 @@
+"""Compiles the kernels of many jobs at once, before any of them is measured."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from multiprocessing import get_context
+
+from crossfuse.bench.job import Job, Planned
+from crossfuse.bench.ours import compile_kernel, kernels
+from crossfuse.workload.spec import WorkloadSpec, parse
+
+_Kernel = tuple[WorkloadSpec, str | None]
+
+
+def build_ahead(planned: Sequence[Planned], workers: int, target: str, timeout: float) -> int:
+    """Fill the cache of cubins, which the jobs then find.
+
+    Jobs run one after another, since they are timed, and nvcc takes most of what one of ours takes.
+    What cannot be compiled is left to its job, which says why.
+
+    Parameters
+    ----------
+    planned : Sequence[Planned]
+        The jobs.
+    workers : int
+        Kernels that are compiled at the same time; 0 for none.
+    target : str
+        Device to compile for.
+    timeout : float
+        Seconds after which what is left is left to the jobs.
+
+    Returns
+    -------
+    int
+        Kernels compiled.
+    """
+    wanted = distinct(each.job for each in planned)
+    if not workers or len(wanted) < 2:
+        return 0
+    # A process of its own for each: a fork would share this one's threads and its GPU.
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+        futures = [pool.submit(_build, *each, target) for each in wanted]
+        done, _ = wait(futures, timeout)
+        pool.shutdown(wait=True, cancel_futures=True)
+    return sum(each.result() for each in done)
+
+
+def distinct(jobs: Iterable[Job]) -> tuple[_Kernel, ...]:
+    """Kernels of all jobs, each once, and where they keep their intermediate."""
+    return tuple(
+        dict.fromkeys(kernel for job in jobs for kernel in kernels(job.variant, parse(job.spec)))
+    )
+
+
+def _build(spec: WorkloadSpec, placement: str | None, target: str) -> bool:
+    with tempfile.TemporaryDirectory(prefix="crossfuse-ahead-") as folder:
+        try:
+            compile_kernel(spec, placement, target, folder)
+        except Exception:  # its job reports it
+            return False
+    return True

@@ -1,0 +1,58 @@
+"""Kernels that are compiled before jobs are timed."""
+
+from __future__ import annotations
+
+import pytest
+
+from crossfuse.bench import ahead
+from crossfuse.bench.job import Job, Planned
+from crossfuse.bench.ours import kernels, target_of
+from crossfuse.bench.plan import plan, setting
+from crossfuse.workload import parse
+
+GATED = "gated_ffn:M=16,K=64,N=128,L=64,dtype=bfloat16"
+
+
+def planned(*variants: str) -> tuple[Planned, ...]:
+    return tuple(plan([GATED], "", setting(",".join(variants), "cold,hot", "graph", 1, 1)))
+
+
+def test_each_kernel_is_named_once() -> None:
+    found = ahead.distinct(each.job for each in planned("ours", "ours-l2", "unfused", "eager"))
+    assert [(spec.kind, spec.act, placement) for spec, placement in found] == [
+        ("gated_ffn", "silu", None),
+        ("gated_ffn", "silu", "l2"),
+        ("gemm", "silu", None),
+        ("gemm", "identity", None),
+        ("gemm", "identity", None),
+    ]
+    up, down = (spec for spec, _ in found[-2:])
+    assert (up.K, up.N) == (64, 128)
+    assert (down.K, down.N) == (128, 64)
+
+
+@pytest.mark.parametrize("variant", ["ours-l2", "unfused", "eager"])
+def test_a_single_product_has_no_placement_and_no_parts(variant: str) -> None:
+    assert kernels(variant, parse("gemm:M=4,K=32,N=64")) == ()
+
+
+def test_nothing_is_started_for_one_kernel_or_without_workers() -> None:
+    assert ahead.build_ahead(planned("ours"), 4, "nvidia-h100", 10) == 0
+    assert ahead.build_ahead(planned("ours", "ours-l2"), 0, "nvidia-h100", 10) == 0
+
+
+def test_what_cannot_be_compiled_is_left_to_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(ahead, "compile_kernel", refuse)
+    ((spec, placement), *_) = ahead.distinct([Job(GATED, "ours")])
+    assert not ahead._build(spec, placement, "nvidia-h100")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "target"),
+    [("NVIDIA H200", "nvidia-h200"), ("NVIDIA H100 80GB HBM3", "nvidia-h100"), ("", "nvidia-h100")],
+)
+def test_target_follows_the_gpu(gpu: str, target: str) -> None:
+    assert target_of(gpu) == target
