@@ -48,6 +48,15 @@ def test_divisions_that_were_fastest_are_chosen(name: str) -> None:
     assert (chosen.rows, chosen.cluster, chosen.parts) == CHOSEN[name]
 
 
+def test_clusters_that_do_not_fit_at_once_take_turns() -> None:
+    install()
+    spec = parse("gemm_chain:M=2048,K=32,N=512,L=256,dtype=bfloat16")
+    chain = read_chain(ir.Schedule(prim_func(spec)))
+    alone, split = ClusterTiles(64, 8, 1), ClusterTiles(64, 8, 2)
+    assert (alone.clusters(chain), alone.waves(chain), alone.fits(chain)) == (32, 3, True)
+    assert not split.fits(chain)  # its clusters wait for one another
+
+
 @pytest.mark.parametrize(
     ("rows", "cluster", "parts", "fits"),
     [

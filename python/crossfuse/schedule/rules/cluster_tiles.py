@@ -95,13 +95,16 @@ class ClusterTiles:
         if self.parts == 1:
             return True
         elements = min(self.rows, chain.m) * columns
-        room = device("nvidia-h100").resident_clusters(self.cluster)
-        return elements % (self.parts * _UNIT) == 0 and self.clusters(chain) <= room
+        return elements % (self.parts * _UNIT) == 0 and self.waves(chain) == 1
+
+    def waves(self, chain: Chain) -> int:
+        """How often the GPU is filled with clusters."""
+        return -(-self.clusters(chain) // device("nvidia-h100").resident_clusters(self.cluster))
 
     def microseconds(self, chain: Chain) -> float:
         """What a division costs more than another; a line through measurements on an H100.
 
-        Each CTA loads its tiles at 50 bytes a nanosecond. The sum over parts takes one more way
+        Each CTA loads its tiles at 50 bytes a nanosecond, wave after wave. The sum over parts takes one more way
         through L2; clusters of 16 meet later (docs/hopper.md).
         """
         width, columns = self.width(chain), chain.l // self.cluster
@@ -109,4 +112,4 @@ class ClusterTiles:
         first = (self.rows + len(chain.first) * width) * chain.k
         loaded = 2 * (first + (self.rows + columns) * whole)
         sums = 2.5 + 0.2 * self.parts if self.parts > 1 else 0.0
-        return loaded / 50e3 + sums + (1.2 if self.cluster > 8 else 0.0)
+        return self.waves(chain) * loaded / 50e3 + sums + (1.2 if self.cluster > 8 else 0.0)
