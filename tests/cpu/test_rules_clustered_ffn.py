@@ -10,6 +10,7 @@ from tvm.s_tir.schedule import Trace
 
 from cpu.schedule.steps import assert_same
 from crossfuse import _tvm as ir
+from crossfuse.hardware import device
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.chain import read_chain
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
@@ -17,6 +18,7 @@ from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.schedule.trace_json import trace_json
 from crossfuse.workload import parse, prim_func, resolve
 
+H100 = device("nvidia-h100")
 FFN = "gated_ffn:M=100,K=64,N=256,L=64,dtype=bfloat16"
 
 
@@ -44,7 +46,7 @@ def test_divisions_that_were_fastest_are_chosen(name: str) -> None:
     """On an H100 at M = 128, docs/hopper.md."""
     install()
     sch = ir.Schedule(prim_func(resolve(name)))
-    chosen = ClusterTiles().complete(sch, read_chain(sch))
+    chosen = ClusterTiles().complete(sch, read_chain(sch), H100)
     assert (chosen.rows, chosen.cluster, chosen.parts) == CHOSEN[name]
 
 
@@ -53,8 +55,12 @@ def test_clusters_that_do_not_fit_at_once_take_turns() -> None:
     spec = parse("gemm_chain:M=2048,K=32,N=512,L=256,dtype=bfloat16")
     chain = read_chain(ir.Schedule(prim_func(spec)))
     alone, split = ClusterTiles(64, 8, 1), ClusterTiles(64, 8, 2)
-    assert (alone.clusters(chain), alone.waves(chain), alone.fits(chain)) == (32, 3, True)
-    assert not split.fits(chain)  # its clusters wait for one another
+    assert (alone.clusters(chain), alone.waves(chain, H100), alone.fits(chain, H100)) == (
+        32,
+        3,
+        True,
+    )
+    assert not split.fits(chain, H100)  # its clusters wait for one another
 
 
 @pytest.mark.parametrize(
@@ -72,4 +78,4 @@ def test_clusters_that_do_not_fit_at_once_take_turns() -> None:
 def test_what_fits(rows: int, cluster: int, parts: int, fits: bool) -> None:
     install()
     chain = read_chain(ir.Schedule(prim_func(parse(FFN.replace("gated_ffn", "gemm_chain")))))
-    assert ClusterTiles(rows, cluster, parts).fits(chain) == fits
+    assert ClusterTiles(rows, cluster, parts).fits(chain, H100) == fits

@@ -106,31 +106,33 @@ def test_changed_program_is_refused(name: str) -> None:
 
 
 def any_division_fits(monkeypatch: Any) -> None:
-    monkeypatch.setattr(ClusterTiles, "fits", lambda self, chain: True)
+    monkeypatch.setattr(ClusterTiles, "fits", lambda self, chain, device: True)
 
 
-def test_slices_that_wgmma_cannot_take(monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("text", "cluster", "message"),
+    [
+        (
+            "N=192,L=64,dtype=bfloat16",
+            8,
+            "found 8 slices of 24 columns of bfloat16; limit: slices of a multiple of 16 columns, "
+            "of float16 or bfloat16.",
+        ),
+        (
+            "N=96,L=64,dtype=bfloat16,weights=nk",
+            2,
+            "found 96 columns in steps of 64; limit: whole steps of a multiple of 16 columns.",
+        ),
+    ],
+    ids=["slices that wgmma cannot take", "steps that leave a remainder"],
+)
+def test_division_is_refused(text: str, cluster: int, message: str, monkeypatch: Any) -> None:
     any_division_fits(monkeypatch)
-    spec = parse("gemm_chain:M=64,K=64,N=192,L=64,dtype=bfloat16")
-    schedule = schedule_clustered_ffn(prim_func(spec), tiles=ClusterTiles(64, 8, 1))
+    spec = parse(f"gemm_chain:M=64,K=64,{text}")
+    schedule = schedule_clustered_ffn(prim_func(spec), tiles=ClusterTiles(64, cluster, 1))
     with pytest.raises(LoweringRefused) as caught:
         lower(schedule)
-    assert str(caught.value).startswith(
-        "tile-gather: tensor 'hidden_shared.dsm': found 8 slices of 24 columns of bfloat16; limit: "
-        "slices of a multiple of 16 columns, of float16 or bfloat16."
-    )
-
-
-def test_steps_that_leave_a_remainder(monkeypatch: Any) -> None:
-    any_division_fits(monkeypatch)
-    spec = parse("gemm_chain:M=64,K=64,N=96,L=64,dtype=bfloat16,weights=nk")
-    schedule = schedule_clustered_ffn(prim_func(spec), tiles=ClusterTiles(64, 2, 1))
-    with pytest.raises(LoweringRefused) as caught:
-        lower(schedule)
-    assert str(caught.value).startswith(
-        "tile-gather: tensor 'hidden_shared.dsm': found 96 columns in steps of 64; limit: whole "
-        "steps of a multiple of 16 columns."
-    )
+    assert str(caught.value).startswith(f"tile-gather: tensor 'hidden_shared.dsm': {message}")
 
 
 def test_more_clusters_than_run_at_once(monkeypatch: Any) -> None:

@@ -8,6 +8,7 @@ from crossfuse.bench import worker
 from crossfuse.bench.counters import count
 from crossfuse.bench.floor import floor, weight_bytes
 from crossfuse.bench.job import Job
+from crossfuse.bench.ncu import PERMISSION
 from crossfuse.workload import lookup
 
 pytest.importorskip("torch")
@@ -29,8 +30,8 @@ def test_cold_weights_are_read_from_memory_about_once(variant: str) -> None:
     """Of kernels that Nsight Compute launches: not of persistent ones."""
     spec = lookup("S8", M=128)
     found = count(Job(str(spec), variant), 240)
-    if found.status == "refused":
-        pytest.skip(f"Nsight Compute does not answer: {found.message}")
+    if "no ncu" in found.message or PERMISSION in found.message:
+        pytest.skip(f"this machine does not let its users count: {found.message}")
     assert found.status == "ok", found.message
     assert found.passes == 1
     assert len(found.kernels) >= 1

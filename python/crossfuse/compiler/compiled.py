@@ -169,7 +169,7 @@ def compile(
     if read.schedule is not None:
         options = [lambda: read.schedule]
     elif rule == "tensor":
-        options = tensor_options(read.func, cluster or 0, placement, constant_weights)
+        options = tensor_options(read.func, cluster or 0, placement, constant_weights, spec)
     else:
         sizes = CLUSTER_SIZES if cluster is None else (cluster or 1,)
         options = [partial(_by_rule, read.func, each, tiles, ring, scatter) for each in sizes]

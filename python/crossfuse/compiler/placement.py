@@ -7,6 +7,8 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from crossfuse.hardware import Device
+
 #: Names that `compile` takes.
 PLACEMENTS = ("auto", "dsm", "l2", "global")
 #: Bytes of a function's tensors below which the shared memory of a cluster wins over L2: there the
@@ -16,7 +18,7 @@ _DSM_BYTES = 6 << 20
 
 
 def tensor_options(
-    func: Any, cluster: int, placement: str, constant: bool
+    func: Any, cluster: int, placement: str, constant: bool, target: Device
 ) -> list[Callable[[], Any]]:
     """Ways to schedule a canonical function for the Hopper pipeline, the best one first.
 
@@ -30,6 +32,8 @@ def tensor_options(
         One of `PLACEMENTS`.
     constant : bool
         Whether no kernel that may still be running writes the weights.
+    target : Device
+        What to schedule for.
 
     Returns
     -------
@@ -54,6 +58,7 @@ def tensor_options(
             func,
             tiles=ClusterTiles(cluster=cluster),
             constant_weights=constant,
+            target=target,
         ),
         "l2": partial(staged, staged=True),
         "global": partial(staged, staged=False),

@@ -6,6 +6,9 @@ import re
 from dataclasses import replace
 from functools import cache
 
+from cpu.hopper.instructions import (
+    FENCE,
+)
 from crossfuse.emulate.cuda import change_argument, drop_call
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
@@ -25,22 +28,13 @@ CASES = {
     "two warpgroups": ("M=128,K=64,N=512,L=64,dtype=bfloat16", {"columns": 32, "cluster": 2}),
 }
 GUARD = "0 < crossfuse_hide(turn)"
-RAISE, AWAIT = "crossfuse_raise_flag", "crossfuse_await_flags"
+AWAIT = "crossfuse_await_flags"
 LANDED = r"tvm_builtin_ptx_cp_async_bulk_wait_group_async_bulk_wait_group_0"
-WAIT = "tvm_builtin_cuda_mbarrier_wait"
-RECEIVED = "tvm_builtin_cuda_mbarrier_wait_acquire_cluster"
-EXPECT = r"tvm_builtin_ptx_mbarrier_arrive_expect_tx\w+"
 REMOTE = r"tvm_builtin_ptx_mbarrier_arrive\w*_shared__cluster_b64"
 WEIGHTED = "tvm_builtin_ptx_mbarrier_arrive_arrive_shared_b64"
-MAP = r"tvm_builtin_ptx_mapa\w+"
-PUSH = r"tvm_builtin_ptx_st_async\w+"
 BOX = r"tvm_builtin_ptx_cp_async_bulk_tensor_s2g\w+"
 STORE = "hidden_ptr"
-FENCE = r"tvm_builtin_ptx_fence_proxy\w+"
-MEET = r"tvm_builtin_ptx_bar_sync\w+"
 PRODUCTS = r"tvm_builtin_ptx_wgmma_wait_group\w+_0"
-ARRIVE = r"tvm_builtin_ptx_barrier_cluster_arrive\w+"
-LEAVE = r"tvm_builtin_ptx_barrier_cluster_wait\w+"
 # The proxy fences of what raises and of what awaits a flag.
 FENCE_OF_RAISE = r'(void crossfuse_raise_flag.*\n  asm volatile\(")fence.proxy.async;'
 FENCE_OF_AWAIT = r'(__syncwarp\(\);\n  asm volatile\(")fence.proxy.async;'

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cpu.hopper.checkers import emulated, passed
+from cpu.hopper.instructions import ARRIVE, EXPECT, FENCE, LEAVE, MEET, PUSH, RAISE, RECEIVED, WAIT
 from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.errors import CheckFailed
 from crossfuse.lower.extract import lower
@@ -34,18 +35,9 @@ CASES = {
     "parts, one CTA": ("gemm_chain:M=64,K=64,N=128,L=64,dtype=bfloat16", (64, 1, 2)),
     "float32 output": ("gemm_chain:M=64,K=64,N=256,L=64,dtype=bfloat16,out=float32", (64, 2, 2)),
 }
-PUSH = r"tvm_builtin_ptx_st_async\w+"
-EXPECT = r"tvm_builtin_ptx_mbarrier_arrive_expect_tx\w+"
-GATHERED = "tvm_builtin_cuda_mbarrier_wait_acquire_cluster"
 MATRIX = r"tvm_builtin_ptx_stmatrix\w+"
-FENCE = "tvm_builtin_ptx_fence_proxy_proxy_async_shared__cta"
 LOAD = r"tvm_builtin_ptx_ld_vec_global\w+"
-MEET = r"tvm_builtin_ptx_bar_sync\w+"
 PARTS = "crossfuse_await_parts"
-SUMMED = "tvm_builtin_cuda_mbarrier_wait"
-RAISE = "crossfuse_raise_flag"
-ARRIVE = r"tvm_builtin_ptx_barrier_cluster_arrive\w+"
-LEAVE = r"tvm_builtin_ptx_barrier_cluster_wait\w+"
 
 
 def scheduled(name: str) -> Any:
@@ -88,7 +80,7 @@ FAULTS: dict[str, tuple[str, Any, str | None]] = {
         lambda: change_argument(right("2"), EXPECT, 1, "{} - 16", -1),
         "async-race",
     ),
-    "nobody waits for the slices": ("2", lambda: drop_call(right("2"), GATHERED, 0), "async-race"),
+    "nobody waits for the slices": ("2", lambda: drop_call(right("2"), RECEIVED, 0), "async-race"),
     "the own slice is not stored": ("2", lambda: drop_call(right("2"), MATRIX, 0), None),
     "the own slice is not fenced": ("2", lambda: drop_call(right("2"), FENCE, 0), "async-race"),
     "warps do not meet behind the own slice": (
@@ -109,7 +101,7 @@ FAULTS: dict[str, tuple[str, Any, str | None]] = {
     ),
     "warpgroups do not wait for the parts": (
         "parts",
-        lambda: drop_call(right("parts"), SUMMED, -1),
+        lambda: drop_call(right("parts"), WAIT, -1),
         "race",
     ),
     "a part is left out": ("parts", lambda: drop_call(right("parts"), LOAD, 1), None),

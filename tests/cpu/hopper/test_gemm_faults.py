@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+from cpu.hopper.instructions import ARRIVE, EXPECT, FENCE, LEAVE, MEET, WAIT
 from crossfuse.emulate.cuda import EmulationReport, change_argument, drop_call, emulate
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
@@ -16,18 +17,12 @@ from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.workload import check, parse, prim_func, random_inputs
 
 SPEC = parse("gemm:M=512,N=192,K=256,dtype=bfloat16,weights=nk")
-WAIT = "tvm_builtin_cuda_mbarrier_wait"
-EXPECT = r"tvm_builtin_ptx_mbarrier_arrive_expect_tx\w+"
 RELEASE = r"tvm_builtin_ptx_mbarrier_arrive_nocount\w+"
 INIT = r"tvm_builtin_ptx_mbarrier_init\w+"
 MULTICAST = r"tvm_builtin_ptx_cp_async_bulk_tensor_g2s\w+multicast\w+"
 LOAD = r"tvm_builtin_ptx_cp_async_bulk_tensor_g2s\w+bytes(?:_L2__cache_hint)?"
-FENCE = r"tvm_builtin_ptx_fence_proxy\w+"
-MEET = r"tvm_builtin_ptx_bar_sync\w+"
 PRODUCTS = r"tvm_builtin_ptx_wgmma_wait_group\w+_"
 BOXES = r"tvm_builtin_ptx_cp_async_bulk_wait_group\w+"
-ARRIVE = r"tvm_builtin_ptx_barrier_cluster_arrive\w+"
-LEAVE = r"tvm_builtin_ptx_barrier_cluster_wait\w+"
 DESCRIPTOR = "ptx_wgmma_encode_matrix_descriptor"
 
 

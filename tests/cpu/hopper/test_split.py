@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cpu.hopper.checkers import passed
+from cpu.hopper.instructions import EXPECT, MAP, PUSH, WAIT
 from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.errors import ScheduleRefused
 from crossfuse.lower.extract import lower
@@ -28,10 +29,6 @@ CASES = {
     "8-bit operands": ("M=64,N=64,K=512,dtype=float8_e4m3fn,weights=nk,out=bfloat16", {"split": 2}),
     "float32 output": ("M=64,N=40,K=256,dtype=bfloat16,weights=nk,out=float32", {"split": 2}),
 }
-PUSH = r"tvm_builtin_ptx_st_async\w+"
-MAP = r"tvm_builtin_ptx_mapa\w+"
-EXPECT = r"tvm_builtin_ptx_mbarrier_arrive_expect_tx\w+"
-WAIT = "tvm_builtin_cuda_mbarrier_wait"
 
 
 def scheduled(text: str, tiles: dict[str, int]) -> Any:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.fragment import Fragment
 from crossfuse.lower.hopper.operand import ROW_BYTES, WARPGROUP_ROWS
 from crossfuse.lower.hopper.phase import WARP_ROWS, PhasePlan
-from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.statements import let, registers, run, when
 from crossfuse.lower.hopper.store_plan import StoreBox
 from crossfuse.lower.hopper.warmup import Warmup
@@ -92,7 +92,7 @@ class Epilogue:
             if part is None:
                 # What each thread stored is to be read by TMA; partial sums are not.
                 run(ir.script.ptx.fence.proxy.async_())
-            self._meet()
+            mbarrier.meet_warpgroup(self.warpgroup)
         with self.warmup.skipped(), when(self.where.thread == 0):
             if self.plan.store.boxes:
                 run(ir.script.ptx.cp.async_.bulk.wait_group(0))
@@ -116,11 +116,11 @@ class Epilogue:
         for number, batch in enumerate(store.batches):
             with when(self.where.thread == 0):
                 run(ir.script.ptx.cp.async_.bulk.wait_group.read(store.pending(number)))
-            self._meet()
+            mbarrier.meet_warpgroup(self.warpgroup)
             for box in batch:
                 self._fill_box(box, row, column)
             run(ir.script.ptx.fence.proxy.async_.shared__cta())
-            self._meet()
+            mbarrier.meet_warpgroup(self.warpgroup)
             with self.warmup.skipped(), when(self.where.thread == 0):
                 for box in batch:
                     self._copy_box(box, row, column)
@@ -154,8 +154,3 @@ class Epilogue:
         store = getattr(ir.script.ptx.stmatrix.sync.aligned.m8n8, f"x{len(matrices)}").shared.b16
         place = box.offset + row * box.pitch + (chunk ^ pattern) * 16
         run(store(self.boxes(place), *matrices))
-
-    def _meet(self) -> None:
-        """The threads of this warpgroup meet; barrier 0 is that of the whole CTA."""
-        barrier = ir.script.Cast("uint32", 1 + self.warpgroup)
-        run(ir.script.ptx.bar.sync(barrier, ir.script.uint32(WARPGROUP)))

@@ -13,7 +13,6 @@ from crossfuse.lower.hopper.fragment import Fragment
 from crossfuse.lower.hopper.gathered import CHUNK, share_bytes
 from crossfuse.lower.hopper.operand import WARPGROUP_ROWS
 from crossfuse.lower.hopper.phase import WARP_ROWS, PhasePlan
-from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.statements import Variable, let, registers, run
 from crossfuse.lower.hopper.tile import Gather
 from crossfuse.lower.hopper.warmup import Warmup
@@ -117,8 +116,7 @@ class Giver:
         if self.gather.place.extent > 1:
             with self.warmup.skipped():
                 self._send(start, chunks // 2)
-        barrier = ir.script.Cast("uint32", 1 + self.warpgroup)
-        run(ir.script.ptx.bar.sync(barrier, ir.script.uint32(WARPGROUP)))
+        mbarrier.meet_warpgroup(self.warpgroup)
 
     def _store(self, packed: Any, row: Any, column: Any, group: int, start: Any) -> None:
         """Sixteen columns of the warp's rows, as four matrices of eight rows and columns."""

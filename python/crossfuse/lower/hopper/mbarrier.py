@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.statements import run
 
 
@@ -50,6 +51,12 @@ def cluster_address(destination: Any, pointer: Any, rank: Any) -> None:
     """Store where `pointer` of this CTA lies in the CTA of a rank."""
     shared = ir.script.cuda.cvta_generic_to_shared(pointer)
     run(ir.script.ptx.mapa.shared__cluster.u32(destination, shared, ir.script.Cast("uint32", rank)))
+
+
+def meet_warpgroup(warpgroup: Any) -> None:
+    """The threads of a multiplying warpgroup meet; barrier 0 is that of the whole CTA."""
+    barrier = ir.script.Cast("uint32", 1 + warpgroup)
+    run(ir.script.ptx.bar.sync(barrier, ir.script.uint32(WARPGROUP)))
 
 
 def meet_started(size: int) -> None:

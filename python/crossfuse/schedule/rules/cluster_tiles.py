@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.hardware import device
+from crossfuse.hardware import Device
 from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.rules.chain import Chain
 
@@ -44,7 +44,7 @@ class ClusterTiles:
     parts: int = 0
     stages: int = 0
 
-    def complete(self, sch: Any, chain: Chain) -> ClusterTiles:
+    def complete(self, sch: Any, chain: Chain, device: Device) -> ClusterTiles:
         """Fill in what the caller left open by what takes the least time.
 
         Raises
@@ -52,7 +52,7 @@ class ClusterTiles:
         ScheduleRefused
             If no division fits.
         """
-        fitting = [each for each in self._options() if each.fits(chain)]
+        fitting = [each for each in self._options() if each.fits(chain, device)]
         if not fitting:
             raise refuse(
                 ScheduleRefused,
@@ -64,7 +64,7 @@ class ClusterTiles:
                 "columns, and find room at the same time",
                 instead="leave tiles open, or keep the intermediate in L2 (schedule_tiled_ffn)",
             )
-        return min(fitting, key=lambda each: each.microseconds(chain))
+        return min(fitting, key=lambda each: each.microseconds(chain, device))
 
     def _options(self) -> Iterator[ClusterTiles]:
         rows = [self.rows] if self.rows else [64, 128]
@@ -81,7 +81,7 @@ class ClusterTiles:
         """Columns of a slice of the intermediate."""
         return chain.n // (self.parts * self.cluster)
 
-    def fits(self, chain: Chain) -> bool:
+    def fits(self, chain: Chain, device: Device) -> bool:
         """Whether extents divide and tiles fit."""
         if chain.n % (self.parts * self.cluster * _SLICE) or chain.l % (8 * self.cluster):
             return False
@@ -95,13 +95,13 @@ class ClusterTiles:
         if self.parts == 1:
             return True
         elements = min(self.rows, chain.m) * columns
-        return elements % (self.parts * _UNIT) == 0 and self.waves(chain) == 1
+        return elements % (self.parts * _UNIT) == 0 and self.waves(chain, device) == 1
 
-    def waves(self, chain: Chain) -> int:
+    def waves(self, chain: Chain, device: Device) -> int:
         """How often the GPU is filled with clusters."""
-        return -(-self.clusters(chain) // device("nvidia-h100").resident_clusters(self.cluster))
+        return -(-self.clusters(chain) // device.resident_clusters(self.cluster))
 
-    def microseconds(self, chain: Chain) -> float:
+    def microseconds(self, chain: Chain, device: Device) -> float:
         """What a division costs more than another; a line through measurements on an H100.
 
         Each CTA loads its tiles at 50 bytes a nanosecond, wave after wave. The sum over parts takes
@@ -112,4 +112,4 @@ class ClusterTiles:
         first = (self.rows + len(chain.first) * width) * chain.k
         loaded = 2 * (first + (self.rows + columns) * whole)
         sums = 2.5 + 0.2 * self.parts if self.parts > 1 else 0.0
-        return self.waves(chain) * loaded / 50e3 + sums + (1.2 if self.cluster > 8 else 0.0)
+        return self.waves(chain, device) * loaded / 50e3 + sums + (1.2 if self.cluster > 8 else 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import Device, device
 from crossfuse.schedule.facts import is_reduction
 from crossfuse.schedule.install import install
 from crossfuse.schedule.markers import CONSTANT, STAGES
@@ -15,7 +16,11 @@ from crossfuse.schedule.rules.tensor_tiles import row_bytes_depth
 
 
 def schedule_clustered_ffn(
-    func: Any, *, tiles: ClusterTiles | None = None, constant_weights: bool = False
+    func: Any,
+    *,
+    tiles: ClusterTiles | None = None,
+    constant_weights: bool = False,
+    target: str | Device = "nvidia-h100",
 ) -> Any:
     """Schedule a chain of two products for the Hopper pipeline, the intermediate in DSM.
 
@@ -47,6 +52,8 @@ def schedule_clustered_ffn(
     constant_weights : bool
         Whether no kernel that may still be running writes the weights: they are then loaded before
         the kernel before is over (programmatic dependent launch).
+    target : str | Device
+        Device whose clusters the choice counts.
 
     Returns
     -------
@@ -61,7 +68,7 @@ def schedule_clustered_ffn(
     install()
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "clustered_ffn")
-    chosen = (tiles or ClusterTiles()).complete(sch, chain)
+    chosen = (tiles or ClusterTiles()).complete(sch, chain, device(target))
     consumer = _by_part(sch, chain, chosen) if chosen.parts > 1 else chain.second
     rank = _second(sch, chain, consumer, chosen, constant_weights)
     if chosen.parts > 1:
