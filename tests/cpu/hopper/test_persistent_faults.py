@@ -6,25 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
+from cpu.hopper.instructions import ARRIVE, EXPECT, LEAVE, MAP, MEET, PUSH, RAISE, RECEIVED, WAIT
 from cpu.hopper.persistent import (
-    ARRIVE,
     AWAIT,
     BOX,
     CASES,
-    EXPECT,
     FENCE_OF_AWAIT,
     FENCE_OF_RAISE,
     LANDED,
-    LEAVE,
-    MAP,
-    MEET,
     PRODUCTS,
-    PUSH,
-    RAISE,
-    RECEIVED,
     REMOTE,
     STORE,
-    WAIT,
     WEIGHTED,
     changed,
     dropped,

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cpu.hopper.checkers import emulated, passed
-from cpu.hopper.persistent import BOX, LANDED, MEET
+from cpu.hopper.instructions import MEET
+from cpu.hopper.persistent import BOX, LANDED
 from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
