@@ -13,7 +13,13 @@ from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.workload import parse, prim_func, random_inputs
 
 SPEC = parse("gated_ffn:M=64,K=128,N=256,L=64,dtype=bfloat16")
-FIRST = ("weights asked for 0", "first tiles 0", "multiplied 0", "stored 0")
+FIRST = (
+    "weights asked for 0",
+    "first tiles 0",
+    "multiplied 0",
+    "in boxes 0",
+    "stored 0",
+)
 SECOND = ("weights asked for {0}", "first tiles {0}", "multiplied {0}", "peers multiplied {0}")
 
 

@@ -129,6 +129,10 @@ class _Store:
         warmup: Warmup,
     ) -> None:
         phase = body.plan.phases[number]
+
+        def note(event: str) -> None:
+            body.timeline.stamp(event, number)
+
         self.reduction = self.writer = self.giver = None
         if phase.program.exchange is not None and body.exchange is not None:
             self.reduction = SplitReduction(
@@ -138,7 +142,7 @@ class _Store:
                 body.region("received"),
                 body.exchange,
                 warmup,
-                lambda event: body.timeline.stamp(event, number),
+                note,
             )
             self.accumulators = accumulators
             return
@@ -159,6 +163,7 @@ class _Store:
             _boxes(body, warpgroup) if phase.store.boxes else None,
             body.maps,
             warmup,
+            note,
         )
 
     def tile(self, places: dict[Any, Any], leave: Callable[[], None] | None) -> None:

@@ -8,22 +8,12 @@ from typing import Any, Protocol
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import at
+from crossfuse.lower.hopper.fast_math import FAST_TYPES, fast
 from crossfuse.lower.hopper.statements import let, registers, run, when
 from crossfuse.lower.hopper.store_plan import PACKED_TYPES
 from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.hopper.warmup import Warmup
-
-#: Output types that hide the error of CUDA's fast exponential and division, about 1e-5.
-_FAST_TYPES = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
-_FAST_EXP = """\
-__device__ __forceinline__ float crossfuse_fast_exp(float x) { return __expf(x); }
-"""
-_FAST_DIVIDE = """\
-__device__ __forceinline__ float crossfuse_fast_divide(float x, float y) {
-  return __fdividef(x, y);
-}
-"""
 
 
 class Storing(Protocol):
@@ -75,8 +65,8 @@ class Elements:
             return self._guarded(mutator.default_mutate(node), i, j)
 
         value = ir.mutate(store.value, (ir.TensorLoad, load))
-        if self.tile.dtype in _FAST_TYPES:
-            value = _fast(value)
+        if self.tile.dtype in FAST_TYPES:
+            value = fast(value)
         known = {store.row: i, store.column: j}
         return ir.substitute(value, lambda var: known.get(var, var))
 
@@ -135,34 +125,6 @@ class Elements:
 
 def _when_all(conditions: list[Any]) -> Any:
     return when(ir.conjunction(conditions)) if conditions else nullcontext()
-
-
-def _fast(value: Any) -> Any:
-    """The same expression with CUDA's fast exponential and division of float32."""
-
-    def call(node: Any, mutator: Any) -> Any:
-        node = mutator.default_mutate(node)
-        if not isinstance(node.op, ir.Op) or str(node.op.name) != "tirx.exp":
-            return node
-        if str(node.ty) != "float32":
-            return node
-        return ir.cuda_func_call(
-            "crossfuse_fast_exp", node.args[0], source_code=_FAST_EXP, return_type="float32"
-        )
-
-    def divide(node: Any, mutator: Any) -> Any:
-        node = mutator.default_mutate(node)
-        if str(node.ty) != "float32":
-            return node
-        return ir.cuda_func_call(
-            "crossfuse_fast_divide",
-            node.a,
-            node.b,
-            source_code=_FAST_DIVIDE,
-            return_type="float32",
-        )
-
-    return ir.mutate(value, (ir.Call, call), (ir.tirx.Div, divide))
 
 
 def _as_float(value: Any) -> Any:

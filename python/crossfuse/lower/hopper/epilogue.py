@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -39,6 +39,8 @@ class Epilogue:
         Tensor maps by name.
     warmup : Warmup
         In which nothing is stored.
+    note : Callable
+        Notes an event, see `timeline`.
     """
 
     def __init__(
@@ -50,10 +52,12 @@ class Epilogue:
         boxes: Any,
         descriptors: Mapping[str, Any],
         warmup: Warmup,
+        note: Callable[[str], None],
     ) -> None:
         self.plan = plan
         self.where = where
         self.warpgroup = warpgroup
+        self.note = note
         self.boxes = boxes
         self.descriptors = descriptors
         self.warmup = warmup
@@ -81,6 +85,7 @@ class Epilogue:
         column = let("column", column)
         if self.plan.store.boxes:
             self._store_boxes(row, column)
+            self.note("in boxes")
         else:
             self._store_elements(row, column)
         if writer is not None:
@@ -96,6 +101,7 @@ class Epilogue:
         with self.warmup.skipped(), when(self.where.thread == 0):
             if self.plan.store.boxes:
                 run(ir.script.ptx.cp.async_.bulk.wait_group(0))
+                self.note("written")
             writer.raise_flag(row, column, part)
 
     def finish(self) -> None:

@@ -14,6 +14,7 @@ from crossfuse.lower.image import BufferSpec
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.coordinates import Coordinates
+    from crossfuse.lower.hopper.phase import PhasePlan
     from crossfuse.lower.hopper.plan import KernelPlan
 
 #: Name of the output, before the kernel's number.
@@ -26,6 +27,8 @@ _PHASE = (
     "multiplied",
     "peers multiplied",
     "received",
+    "in boxes",
+    "written",
     "stored",
 )
 _STAMP = """\
@@ -43,10 +46,22 @@ def events(plan: KernelPlan) -> tuple[str, ...]:
         f"{each} {number}"
         for number, phase in enumerate(plan.phases)
         for each in _PHASE
-        if phase.program.exchange is not None or each not in ("peers multiplied", "received")
+        if each not in _missing(phase)
     ]
     summed = () if plan.summed is None else ("summed",)
     return ("begin", "cluster met", *phases, *summed, "end")
+
+
+def _missing(phase: PhasePlan) -> set[str]:
+    """Events that do not happen in a phase."""
+    missing = set()
+    if phase.program.exchange is None:
+        missing |= {"peers multiplied", "received"}
+    if not phase.store.boxes:
+        missing |= {"in boxes", "written"}
+    if phase.raises is None:
+        missing |= {"written"}
+    return missing
 
 
 def timeline_buffer(plan: KernelPlan) -> BufferSpec:
