@@ -36,8 +36,8 @@ BOX = r"tvm_builtin_ptx_cp_async_bulk_tensor_s2g\w+"
 STORE = "hidden_ptr"
 PRODUCTS = r"tvm_builtin_ptx_wgmma_wait_group\w+_0"
 # The proxy fences of what raises and of what awaits a flag.
-FENCE_OF_RAISE = r'(void crossfuse_raise_flag.*\n  asm volatile\(")fence.proxy.async;'
-FENCE_OF_AWAIT = r'(__syncwarp\(\);\n  asm volatile\(")fence.proxy.async;'
+FENCE_OF_RAISE = r'(void crossfuse_raise_flag.*\n  asm volatile\(")fence.proxy.async.global;'
+FENCE_OF_AWAIT = r'(__syncwarp\(\);\n  asm volatile\(")fence.proxy.async.global;'
 
 
 def spec_of(case: str) -> WorkloadSpec:

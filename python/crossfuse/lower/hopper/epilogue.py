@@ -96,7 +96,7 @@ class Epilogue:
         if not self.plan.store.boxes:
             if part is None:
                 # What each thread stored is to be read by TMA; partial sums are not.
-                run(ir.script.ptx.fence.proxy.async_())
+                run(ir.script.ptx.fence.proxy.async_.global_())
             mbarrier.meet_warpgroup(self.warpgroup)
         with self.warmup.skipped(), when(self.where.thread == 0):
             if self.plan.store.boxes:

@@ -202,10 +202,11 @@ class FlagReader:
 
 
 # Bulk stores are writes of the asynchronous proxy and TMA loads its reads: a proxy fence on either
-# side of the flag (PTX ISA, memory consistency model, proxies).
+# side of the flag (PTX ISA, memory consistency model, proxies). That of global memory alone: one of
+# all memory waits for the weights that are being loaded to shared memory.
 _RAISE = """\
 __device__ __forceinline__ void crossfuse_raise_flag(void* flag) {
-  asm volatile("fence.proxy.async;" ::: "memory");
+  asm volatile("fence.proxy.async.global;" ::: "memory");
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" :: "l"(flag), "r"(1) : "memory");
 }
 """
@@ -232,7 +233,7 @@ __device__ __forceinline__ int crossfuse_await_flags(const void* flags, int read
     ready = known;
   }
   __syncwarp();
-  asm volatile("fence.proxy.async;" ::: "memory");
+  asm volatile("fence.proxy.async.global;" ::: "memory");
   return ready < count ? ready : count;
 }
 """
