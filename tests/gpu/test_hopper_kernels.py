@@ -62,6 +62,8 @@ FFNS = (
     "gated_ffn:M=1,K=256,N=1024,L=256,dtype=bfloat16",
     "gemm_chain:M=128,K=768,N=3072,L=768,dtype=bfloat16,act=gelu",
     "gemm_chain:M=64,K=256,N=1024,L=256,dtype=float16,act=relu,weights=kn",
+    "gated_ffn:M=256,K=512,N=2048,L=512,dtype=bfloat16",
+    "gemm_chain:M=500,K=256,N=1024,L=264,dtype=float16,act=relu,weights=kn",
 )
 
 

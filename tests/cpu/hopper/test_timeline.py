@@ -18,6 +18,7 @@ FIRST = (
     "first tiles 0",
     "multiplied 0",
     "in boxes 0",
+    "written 0",
     "stored 0",
 )
 SECOND = ("weights asked for {0}", "first tiles {0}", "multiplied {0}", "peers multiplied {0}")

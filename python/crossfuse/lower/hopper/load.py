@@ -91,10 +91,24 @@ def _part(operand: Operand, where: Coordinates) -> Any:
 def sharing_rank(program: TileProgram, operand: Operand, where: Coordinates, number: Any) -> Any:
     """Rank of one of the CTAs that share an operand's tile with this one, by its number."""
     steps = strides(program.cluster)
-    rank: Any = where.rank
+    rank = _first_sharer(program, operand, where)
     for place in reversed(operand.shared_by):
-        rank = rank + (number % place.extent - where.places[place.var]) * steps[place.var]
+        rank = rank + number % place.extent * steps[place.var]
         number = number // place.extent
+    return rank
+
+
+def _first_sharer(program: TileProgram, operand: Operand, where: Coordinates) -> Any:
+    """Rank of the first CTA that shares an operand's tile with this one.
+
+    A sum of what is never negative: TVM refuses to cast what might be.
+    """
+    steps = strides(program.cluster)
+    shared = [place.var for place in operand.shared_by]
+    others = (place.var for place in program.cluster if place.var not in shared)
+    rank: Any = 0
+    for var in others:
+        rank = rank + where.places[var] * steps[var]
     return rank
 
 
@@ -105,9 +119,7 @@ def _mask(program: TileProgram, operand: Operand, where: Coordinates) -> Any:
         [value * steps[place.var] for value in range(place.extent)] for place in operand.shared_by
     ]
     pattern = sum(1 << sum(combination) for combination in product(*moves))
-    first = where.rank
-    for place in operand.shared_by:
-        first = first - where.places[place.var] * steps[place.var]
     if program.cluster_size == operand.sharers:
         return ir.script.uint16(pattern)
+    first = _first_sharer(program, operand, where)
     return ir.script.Cast("uint16", ir.script.int32(pattern) << first)

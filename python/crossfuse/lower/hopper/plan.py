@@ -102,7 +102,9 @@ class KernelPlan:
         """Stages of right tiles that are asked for before the first of them has arrived."""
         if not all(operand.streamed for each in self.phases for operand in each.rights):
             return self.right.stages  # what L2 has comes soon enough
-        return max(2, -(-_ON_THEIR_WAY // self.right.pitch))
+        # What peers ask for comes without being asked for here.
+        own = max(sum(x.size // x.sharers for x in each.rights) for each in self.phases)
+        return min(self.right.stages, max(2, -(-_ON_THEIR_WAY // own)))
 
     @property
     def leaves_early(self) -> bool:

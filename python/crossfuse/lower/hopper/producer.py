@@ -59,7 +59,11 @@ def _emit_lefts(body: Body) -> None:
         with body.each_tile(phase) as places:
             if reader is not None:
                 first = first_of_reduction(phase.program.contraction)
-                reader.start(at(phase.left.tile.origin[0], places), at(first, places))
+                row = at(phase.left.tile.origin[0], places)
+                if phase.tails[0]:
+                    # A tile below the tensor has no flags, and loads zeros: any will do.
+                    row = ir.script.min(row, phase.left.tile.extents[0] - 1)
+                reader.start(row, at(first, places))
             with each_step(phase) as (step, _):
                 if reader is not None:
                     last = phase.left.tile.origin[1] + (phase.left.tile.shape[1] - 1)

@@ -7,7 +7,12 @@ from typing import Any
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.markers import CONSTANT, STAGES
+from crossfuse.schedule.rules.chain import Chain
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+
+#: Tiles of one column of the output that neighbouring clusters compute at the same time, so that
+#: they share columns of B in L2.
+_GROUP = 8
 
 
 def pipeline(sch: Any, product: Any, stages: int, constant: bool = False) -> None:
@@ -61,3 +66,30 @@ def bind_split(
     sch.set_scope(product, 0, "local")
     _, _, slices, *_ = sch.get_loops(product)
     sch.reverse_compute_at(epilogue, slices, preserve_unit_loops=True)
+
+
+def bind_rows(
+    sch: Any, chain: Chain, product: Any, tiles: TensorTiles, constant: bool = False
+) -> None:
+    """Each CTA makes a tile of the output; those of a cluster one below the other share columns."""
+    rank = _bind_tiles(sch, product, chain, tiles)
+    pipeline(sch, product, tiles.stages, constant)
+    sch.set_scope(product, 0, "local")
+    sch.reverse_compute_at(chain.epilogue, rank, preserve_unit_loops=True)
+
+
+def _bind_tiles(sch: Any, product: Any, chain: Chain, tiles: TensorTiles) -> Any:
+    """Bind tile loops to grid and cluster; returns the loop over the cluster's CTAs."""
+    i, j, k = sch.get_loops(product)
+    row_tile, row = sch.split(i, [None, tiles.rows])
+    column_tile, beside, column = sch.split(j, [None, tiles.across, tiles.columns])
+    step, depth = sch.split(k, [None, tiles.depth])
+    cluster_row, rank = sch.split(row_tile, [None, tiles.cluster])
+    cluster_rows = -(-chain.m // (tiles.rows * tiles.cluster))
+    group = next(each for each in range(_GROUP, 0, -1) if cluster_rows % each == 0)
+    outer, inner = sch.split(cluster_row, [None, group])
+    sch.reorder(outer, column_tile, inner, beside, rank, step, row, column, depth)
+    sch.bind(sch.fuse(outer, column_tile, inner), "blockIdx.x")
+    sch.cluster_bind(beside, "y")
+    sch.cluster_bind(rank)
+    return rank

@@ -7,6 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.schedule.rules.chain import Chain
+from crossfuse.schedule.rules.stacked_tiles import stacked_across, stacked_columns, stacked_split
 
 #: Bytes of a row of a tile in shared memory: what one swizzle pattern spans.
 _ROW_BYTES = 128
@@ -35,6 +36,10 @@ class TensorTiles:
         share the tiles of the intermediate.
     stages : int
         Stages in shared memory; 0 leaves it to the lowering, which takes as many as fit.
+    stacked : bool | None
+        Chains: whether the clusters of the first products stand along the rows of the
+        intermediate, so that their CTAs share the weights; else they lie along its columns, and
+        share the rows of A. None takes the former for several tiles of rows.
     """
 
     rows: int = 0
@@ -42,8 +47,9 @@ class TensorTiles:
     depth: int = 0
     cluster: int = 0
     split: int = 1
-    across: int = 1
+    across: int = 0
     stages: int = 0
+    stacked: bool | None = None
 
     def complete(self, sch: Any, chain: Chain) -> TensorTiles:
         """Fill in what the caller left open."""
@@ -55,23 +61,66 @@ class TensorTiles:
             columns=self.columns or _columns(chain.n),
             depth=self.depth or row_bytes_depth(sch, chain.first[0]),
             cluster=self.cluster or (2 if several else 1),
+            across=self.across or 1,
         )
 
     def of_first(self, sch: Any, chain: Chain) -> TensorTiles:
-        """Fill in the tiles of a chain's first products: clusters along the columns."""
+        """Fill in the tiles of a chain's first products."""
         most = 256 // len(chain.first)
         rows = self.rows or (128 if chain.m > 64 else 64)
         depth = row_bytes_depth(sch, chain.first[0])
+        stacked = self.stacked
+        if stacked is None:
+            stacked = chain.m > rows and self.cluster in (0, 2)
+        if stacked:
+            cluster = self.cluster or 2
+            across = self.across or stacked_across(chain, rows, most, cluster)
+            columns = self.columns or stacked_columns(chain, rows, most, cluster, across)
+            return replace(
+                self,
+                rows=rows,
+                columns=columns,
+                cluster=cluster,
+                across=across,
+                depth=depth,
+                stacked=True,
+            )
         cluster = self.cluster or _split_of_second(chain, rows, depth)
-        size = cluster * self.across
+        across = self.across or 1
+        size = cluster * across
         share = -(-chain.n // (_CTAS // size * size))
         columns = self.columns or min(most, -(-share // 8) * 8)
-        return replace(self, rows=rows, columns=columns, cluster=cluster, depth=depth)
+        return replace(
+            self,
+            rows=rows,
+            columns=columns,
+            cluster=cluster,
+            across=across,
+            depth=depth,
+            stacked=False,
+        )
 
     def of_second(self, sch: Any, chain: Chain, first: TensorTiles) -> TensorTiles:
-        """Fill in the tiles of a chain's second product: its reduction split over a cluster."""
+        """Fill in the tiles of a chain's second product.
+
+        Its reduction is split over a cluster; but of a stacked chain only if all parts then find
+        room at once.
+        """
         rows = self.rows or (128 if chain.m > 64 else 64)
         depth = row_bytes_depth(sch, chain.second)
+        if first.stacked:
+            split, columns = stacked_split(chain, rows, depth, first.cluster, first.across)
+            cluster = 1 if split > 1 else first.cluster
+            columns = self.columns or columns
+            return replace(
+                self,
+                rows=rows,
+                columns=columns,
+                cluster=cluster,
+                split=split,
+                across=first.across,
+                depth=depth,
+            )
         split = self.split if self.split > 1 else first.cluster
         across = first.across
         share = -(-chain.l // max(1, _CTAS // (split * across) * across))

@@ -7,7 +7,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.chain import Chain, read_two_products
-from crossfuse.schedule.rules.pipelined import bind_split, pipeline
+from crossfuse.schedule.rules.pipelined import bind_rows, bind_split, pipeline
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
 
 
@@ -61,7 +61,10 @@ def schedule_tiled_ffn(
     _first(sch, chain, tiles, constant_weights)
     # An axis has one extent in a function: both phases have clusters of one shape.
     chosen = (second or TensorTiles()).of_second(sch, chain, tiles)
-    bind_split(sch, chain.second, chain.epilogue, chosen, constant_weights)
+    if chosen.cluster > 1:
+        bind_rows(sch, chain, chain.second, chosen, constant_weights)
+    else:
+        bind_split(sch, chain.second, chain.epilogue, chosen, constant_weights)
     if staged:
         sch.grid_stage(chain.middle)
     return sch
@@ -69,14 +72,7 @@ def schedule_tiled_ffn(
 
 def _first(sch: Any, chain: Chain, tiles: TensorTiles, constant: bool) -> None:
     """The intermediate: all first products of a tile in one nest, then their expression."""
-    rows, columns = sch.get_loops(chain.middle)
-    row_tile, row = sch.split(rows, [None, tiles.rows])
-    column_tile, beside, rank, column = sch.split(
-        columns, [None, tiles.across, tiles.cluster, tiles.columns]
-    )
-    sch.reorder(column_tile, row_tile, beside, rank, row, column)
-    sch.bind(sch.fuse(column_tile, row_tile), "blockIdx.x")
-    sch.cluster_bind(beside, "y")
+    rank = _stack(sch, chain, tiles) if tiles.stacked else _lay(sch, chain, tiles)
     sch.cluster_bind(rank)
     for product in chain.first:
         sch.compute_at(product, rank, preserve_unit_loops=True)
@@ -85,3 +81,27 @@ def _first(sch: Any, chain: Chain, tiles: TensorTiles, constant: bool) -> None:
         sch.reorder(step, i, j, depth)
         sch.set_scope(product, 0, "local")
         pipeline(sch, product, tiles.stages, constant)
+
+
+def _lay(sch: Any, chain: Chain, tiles: TensorTiles) -> Any:
+    """Tiles of a cluster side by side; returns the loop over those that share rows of A."""
+    rows, columns = sch.get_loops(chain.middle)
+    row_tile, row = sch.split(rows, [None, tiles.rows])
+    column_tile, beside, rank, column = sch.split(
+        columns, [None, tiles.across, tiles.cluster, tiles.columns]
+    )
+    sch.reorder(column_tile, row_tile, beside, rank, row, column)
+    sch.bind(sch.fuse(column_tile, row_tile), "blockIdx.x")
+    sch.cluster_bind(beside, "y")
+    return rank
+
+
+def _stack(sch: Any, chain: Chain, tiles: TensorTiles) -> Any:
+    """Tiles of a cluster one below the other; returns the loop over them."""
+    rows, columns = sch.get_loops(chain.middle)
+    row_tile, rank, row = sch.split(rows, [None, tiles.cluster, tiles.rows])
+    column_tile, beside, column = sch.split(columns, [None, tiles.across, tiles.columns])
+    sch.reorder(column_tile, row_tile, beside, rank, row, column)
+    sch.bind(sch.fuse(column_tile, row_tile), "blockIdx.x")
+    sch.cluster_bind(beside, "y")
+    return rank

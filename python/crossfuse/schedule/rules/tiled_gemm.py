@@ -6,13 +6,9 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.schedule.install import install
-from crossfuse.schedule.rules.chain import Chain, read_product
-from crossfuse.schedule.rules.pipelined import bind_split, pipeline
+from crossfuse.schedule.rules.chain import read_product
+from crossfuse.schedule.rules.pipelined import bind_rows, bind_split
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
-
-#: Tiles of one column of the output that neighbouring clusters compute at the same time, so that
-#: they share columns of B in L2.
-_GROUP = 8
 
 
 def schedule_tiled_gemm(
@@ -58,24 +54,5 @@ def schedule_tiled_gemm(
     if chosen.split > 1:
         bind_split(sch, product, chain.epilogue, chosen, constant_weights)
         return sch
-    rank = _bind_tiles(sch, product, chain, chosen)
-    pipeline(sch, product, chosen.stages, constant_weights)
-    sch.set_scope(product, 0, "local")
-    sch.reverse_compute_at(chain.epilogue, rank, preserve_unit_loops=True)
+    bind_rows(sch, chain, product, chosen, constant_weights)
     return sch
-
-
-def _bind_tiles(sch: Any, product: Any, chain: Chain, tiles: TensorTiles) -> Any:
-    """Bind tile loops to grid and cluster; returns the loop over the cluster's CTAs."""
-    i, j, k = sch.get_loops(product)
-    row_tile, row = sch.split(i, [None, tiles.rows])
-    column_tile, column = sch.split(j, [None, tiles.columns])
-    step, depth = sch.split(k, [None, tiles.depth])
-    cluster_row, rank = sch.split(row_tile, [None, tiles.cluster])
-    cluster_rows = -(-chain.m // (tiles.rows * tiles.cluster))
-    group = next(each for each in range(_GROUP, 0, -1) if cluster_rows % each == 0)
-    outer, inner = sch.split(cluster_row, [None, group])
-    sch.reorder(outer, column_tile, inner, rank, step, row, column, depth)
-    sch.bind(sch.fuse(outer, column_tile, inner), "blockIdx.x")
-    sch.cluster_bind(rank)
-    return rank

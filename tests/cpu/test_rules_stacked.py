@@ -1,0 +1,50 @@
+"""Tiles of chains with several tiles of rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from crossfuse.schedule.rules.chain import Chain
+from crossfuse.schedule.rules.stacked_tiles import stacked_across, stacked_columns, stacked_split
+
+
+def chain(m: int, n: int, k: int, width: int) -> Chain:
+    return Chain(("gate", "up"), None, None, None, m, n, k, width)
+
+
+@pytest.mark.parametrize(
+    ("m", "columns"),
+    [
+        # 126 tiles in two turns of 66 clusters; wider tiles would take two turns as well.
+        (256, 88),
+        # 198 tiles are three whole turns.
+        (512, 112),
+    ],
+)
+def test_columns_fill_the_last_turn(m: int, columns: int) -> None:
+    assert stacked_columns(chain(m, 11008, 4096, 4096), 128, 128, 2, 1) == columns
+
+
+@pytest.mark.parametrize(
+    ("m", "across", "found"),
+    [
+        (256, 1, (2, 128)),
+        (256, 2, (2, 144)),
+        (512, 1, (2, 256)),
+        # Parts of 8 rows of tiles find no room at once; tiles of the last rows are not whole.
+        (1024, 1, (1, 256)),
+        (300, 1, (1, 128)),
+    ],
+)
+def test_the_second_reduction_is_split_where_all_parts_run_at_once(
+    m: int, across: int, found: tuple[int, int]
+) -> None:
+    assert stacked_split(chain(m, 11008, 4096, 4096), 128, 64, 2, across) == found
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "across"),
+    [(256, 11008, 2), (256, 8192, 1), (512, 11008, 1)],
+)
+def test_rows_are_shared_too_where_tiles_take_turns(m: int, n: int, across: int) -> None:
+    assert stacked_across(chain(m, n, 2048, 2048), 128, 128, 2) == across
