@@ -20,15 +20,18 @@ def test_our_variant_has_a_kernel_of_clusters_for_each_product() -> None:
     assert [usage.complaints for usage in made.resources] == [(), ()]
 
 
+@pytest.mark.parametrize("further", ["", ",bias=first+last,scale=last,residual=out"])
 @pytest.mark.parametrize("kind", ["gated_ffn", "gemm_chain"])
-def test_unfused_variant_is_a_kernel_a_product(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfused_variant_is_a_kernel_a_product(
+    kind: str, further: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What each kernel is made for, and that together they compute the workload."""
     import torch
 
     from crossfuse.bench.problem import make_problem
     from crossfuse.compiler.weights import to_torch
 
-    spec = parse(f"{kind}:M=16,K=64,N=128,L=32")
+    spec = parse(f"{kind}:M=16,K=64,N=128,L=32{further}")
     compile_kernel, made = ours._kernel, []
 
     def emulated(part, device):

@@ -125,12 +125,43 @@ def largest(
             out[v_i, v_j] = gemm0[v_i, v_j]
 
 
+@T.prim_func(s_tir=True)
+def with_epilogue(
+    A: T.Buffer((2, 3), "float8_e4m3fn"),
+    B: T.Buffer((3, 5), "float8_e4m3fn"),
+    scale0: T.Buffer((1,), "float32"),
+    bias0: T.Buffer((5,), "bfloat16"),
+    residual: T.Buffer((2, 5), "float16"),
+    out: T.Buffer((2, 5), "float16"),
+) -> None:
+    T.func_attr({"tirx.noalias": True})
+    gemm0 = T.sblock_alloc_buffer((2, 5))
+    for i, j, k in T.grid(2, 5, 3):
+        with T.sblock("gemm0"):
+            v_i, v_j, v_k = T.axis.remap("SSR", [i, j, k])
+            with T.init():
+                gemm0[v_i, v_j] = T.float32(0.0)
+            gemm0[v_i, v_j] += T.Cast("float32", A[v_i, v_k]) * T.Cast("float32", B[v_k, v_j])
+    for i, j in T.grid(2, 5):
+        with T.sblock("out"):
+            v_i, v_j = T.axis.remap("SS", [i, j])
+            out[v_i, v_j] = T.Cast(
+                "float16",
+                T.max(gemm0[v_i, v_j] * scale0[0] + T.Cast("float32", bias0[v_j]), T.float32(0.0))
+                + T.Cast("float32", residual[v_i, v_j]),
+            )
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("gated_ffn:M=4,K=8,N=12,L=6,dtype=bfloat16", gated),
         ("gemm_chain:M=1,K=3,N=5,L=2,dtype=float32,out=float16", chain),
         ("gemm:M=2,K=3,N=5,dtype=float8_e4m3fn,out=float32,combine=max", largest),
+        (
+            "gemm:M=2,K=3,N=5,dtype=e4m3,out=f16,act=relu,bias=last,scale=last,residual=out",
+            with_epilogue,
+        ),
     ],
 )
 def test_the_canonical_form(text: str, expected: Any) -> None:
@@ -184,6 +215,17 @@ TEXTS = [
         for combine in ("sum", "prod", "max", "min")
     ),
     "gemm:M=8,K=2048,N=8,dtype=f32",
+    *(
+        f"{kind}:M=5,K=33,N=21,L=17,dtype={dtype},out={out},bias={places},scale={places},residual=in"
+        for kind in ("gated_ffn", "gemm_chain")
+        for dtype, out, places in (
+            ("f16", "f16", "first"),
+            ("bf16", "f32", "last"),
+            ("f32", "bf16", "first+last"),
+        )
+    ),
+    "gemm:M=6,K=33,N=7,dtype=bf16,act=gelu,bias=last,scale=last,residual=out",
+    "gemm:M=6,K=33,N=7,dtype=f32,combine=max,bias=last,scale=last",
     "gemm_chain:M=8,K=16,N=32,L=8,dtype=bf16,out=f32",
     "gemm:M=3,K=9,N=4,dtype=f16,act=exp(min(x,1))+sqrt(abs(x))",
 ]

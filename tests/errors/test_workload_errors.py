@@ -7,7 +7,7 @@ import pytest
 from crossfuse.errors import WorkloadRefused
 from crossfuse.workload import resolve
 
-KEYS = "one of M, K, N, L, dtype, act, weights, out, combine"
+KEYS = "one of M, K, N, L, dtype, act, weights, out, combine, bias, scale, residual"
 LANGUAGE = "x, numbers, + - * / **, and the functions exp, tanh, sigmoid, erf, sqrt, abs, max, min"
 REWRITE = "rewrite it with these"
 IDS = "limit: G1 to G10, S1 to S8, C1 to C8, R1 to R12"
@@ -49,6 +49,18 @@ SPECS = {
     "gemm_chain:M=1,K=2,N=3,L=4,combine=max": "workload-combine: gemm_chain:combine: found max; "
     "limit: sum, because only gemm has a free choice of reduction. "
     "Instead: write kind gemm, or leave combine out.",
+    "gemm_chain:M=1,K=2,N=3,L=4,bias=second": "workload-bias: bias: found 'second'; "
+    "limit: one of first, last, first+last. Instead: choose one of these.",
+    "gemm:M=1,K=2,N=3,scale=lsat": "workload-scale: scale: found 'lsat'; "
+    "limit: one of first, last, first+last. Instead: write 'last'.",
+    "gemm:M=1,K=2,N=3,bias=first+last": "workload-bias: gemm:bias: found first+last; limit: last, "
+    "because gemm has one product. Instead: write bias=last, or kind gemm_chain.",
+    "gemm:M=1,K=2,N=3,scale=last+first": "workload-scale: gemm:scale: found first+last; "
+    "limit: last, because gemm has one product. Instead: write scale=last, or kind gemm_chain.",
+    "gemm:M=1,K=2,N=3,residual=1": "workload-residual: residual: found '1'; limit: one of in, out. "
+    "Instead: choose one of these.",
+    "gemm:M=1,K=2,N=3,bias=": "workload-spec: gemm: found 'bias='; "
+    "limit: key=value pairs separated by commas. Instead: write key=value.",
     "S33": f"workload-id: suites: found 'S33'; {IDS}. Instead: write 'S3'.",
     "ffn": f"workload-id: suites: found 'ffn'; {IDS}. "
     "Instead: choose one of these, or write a spec such as gemm:M=8,K=8,N=8.",

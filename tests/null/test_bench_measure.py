@@ -25,6 +25,10 @@ SPECS = (
     "gemm_chain:M=4,K=32,N=64,L=16,dtype=float32,weights=nk",
     "gemm:M=4,K=32,N=64",
     "gemm:M=4,K=32,N=64,act=max(x,0)*2",
+    "gemm:M=4,K=32,N=64,act=relu,bias=last,residual=out",
+    "gemm_chain:M=4,K=32,N=64,L=16,bias=first+last,scale=last,residual=out",
+    "gated_ffn:M=8,K=64,N=96,L=32,bias=first,scale=first,residual=out",
+    "gated_ffn:M=8,K=64,N=96,L=32,bias=first+last,weights=kn",
 )
 SMALL = SPECS[0]
 EIGHT_BITS = "gemm:M=32,K=64,N=48,dtype=float8_e4m3fn"
@@ -90,7 +94,14 @@ def test_torch_variants_compute_the_workload(cuda: None, spec: str, name: str, l
 
 
 @pytest.mark.parametrize(
-    "rest", ["weights=nk,out=bfloat16", "weights=kn,out=float16", "weights=nk,out=float16,act=relu"]
+    "rest",
+    [
+        "weights=nk,out=bfloat16",
+        "weights=kn,out=float16",
+        "weights=nk,out=float16,act=relu",
+        "weights=nk,out=bfloat16,scale=last,bias=last,residual=out",
+        "weights=nk,out=float16,bias=last,residual=in",
+    ],
 )
 @pytest.mark.parametrize("name", ["scaled-mm", "scaled-mm-fast"])
 def test_products_of_8_bit_floats_are_right(cuda: None, rest: str, name: str) -> None:
@@ -99,7 +110,8 @@ def test_products_of_8_bit_floats_are_right(cuda: None, rest: str, name: str) ->
     assert found.status == "ok", found.message
     assert found.worst_before is not None
     assert found.worst_before == found.worst_after <= 1
-    assert found.message.startswith("torch._scaled_mm, scales of one, ")
+    scales = "the workload" if "scale" in rest else "one"
+    assert found.message.startswith(f"torch._scaled_mm, scales of {scales}, ")
 
 
 def test_wrong_product_of_8_bit_floats_is_found_out(

@@ -42,6 +42,11 @@ def test_floor_counts_bytes_of_each_type() -> None:
     assert least.microseconds == least.memory_microseconds > least.compute_microseconds
 
 
+def test_floor_counts_what_epilogues_read() -> None:
+    least = floor(parse("gemm:M=2,K=3,N=5,dtype=e4m3,out=f16,bias=last,scale=last,residual=out"))
+    assert least.bytes == 2 * 3 + 3 * 5 + 2 * 5 + 4 + 2 * 2 * 5 + 2 * 2 * 5
+
+
 def test_floor_of_8_bit_floats_has_twice_the_roof() -> None:
     wide = floor(parse("gemm:M=4096,K=4096,N=4096"))
     narrow = floor(parse("gemm:M=4096,K=4096,N=4096,dtype=float8_e4m3fn,out=bfloat16"))

@@ -102,6 +102,50 @@ def test_adversarial_inputs_are_finite_and_separate_kernels_pass(kind: str, dtyp
     assert tuple(seen) == CASES
 
 
+EPILOGUES = (
+    "gemm:M=24,K=96,N=40,dtype=bf16,act=gelu,bias=last,scale=last,residual=out",
+    "gemm:M=24,K=96,N=40,dtype=e4m3,out=f32,bias=last,scale=last,residual=in",
+    "gemm_chain:M=24,K=96,N=64,L=40,dtype=f16,bias=first+last,scale=last,residual=out",
+    "gated_ffn:M=24,K=96,N=64,L=40,dtype=bf16,bias=first,scale=first,residual=out",
+)
+
+
+@pytest.mark.parametrize("text", EPILOGUES)
+def test_separate_kernels_pass_with_epilogues(text: str) -> None:
+    spec = parse(text)
+    seen = []
+    for name, given in adversarial_inputs(spec):
+        assert check(spec, given, unfused(spec, given)).worst <= 1, name
+        seen.append(name)
+    assert tuple(seen) == (*CASES, "opposite")
+    # What is added last cancels the rest.
+    with_it = np.abs(reference(spec, given)).max()
+    assert with_it < 0.1 * np.abs(given["residual"].astype(np.float64)).max()
+
+
+@pytest.mark.parametrize("text", EPILOGUES)
+def test_what_an_epilogue_leaves_out_is_found(text: str) -> None:
+    spec = parse(text)
+    given = random_inputs(spec)
+    for operand in spec.operands[1 + len(spec.weight_operands) :]:
+        left_out = 1.0 if operand.name.startswith("scale") else 0.0
+        without = given | {operand.name: np.full_like(given[operand.name], left_out)}
+        with pytest.raises(CheckFailed, match=r"element-error|norm-error"):
+            check(spec, given, unfused(spec, without))
+
+
+def test_the_reference_of_epilogues() -> None:
+    spec = parse("gated_ffn:M=2,K=3,N=4,L=5,dtype=f32,bias=first+last,scale=first+last,residual=in")
+    given = {name: each.astype(np.float64) for name, each in random_inputs(spec, 3).items()}
+    gate, up = (
+        given["A"] @ given[f"B_{each}"].T * given[f"scale0_{each}"][0] + given[f"bias0_{each}"]
+        for each in ("gate", "up")
+    )
+    hidden = gate / (1 + np.exp(-gate)) * up
+    expected = hidden @ given["D"].T * given["scale1"][0] + given["bias1"] + given["residual"]
+    np.testing.assert_allclose(reference(spec, random_inputs(spec, 3)), expected, rtol=1e-12)
+
+
 def test_adversarial_inputs_are_what_they_are_called() -> None:
     spec = parse("gemm:M=6,K=16,N=8,dtype=f16")
     cases = {name: given["A"].astype(np.float64) for name, given in adversarial_inputs(spec)}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from crossfuse.errors import WorkloadRefused
 from crossfuse.workload import WorkloadSpec, parse
 from crossfuse.workload.dtypes import FLOAT_TYPES
+from crossfuse.workload.epilogue import PRODUCTS, RESIDUALS
 from crossfuse.workload.expression import NAMED
 from crossfuse.workload.spec import COMBINERS, LAYOUTS
 
@@ -25,6 +26,7 @@ def specs(draw: st.DrawFn) -> WorkloadSpec:
     types = st.sampled_from(sorted(FLOAT_TYPES))
     values = {name: draw(extent) for name in ("M", "K", "N")}
     values |= {"combine": draw(st.sampled_from(COMBINERS))} if kind == "gemm" else {}
+    places = PRODUCTS if kind != "gemm" else ("first", "last")
     values |= {"L": draw(extent)} if kind != "gemm" else {}
     return WorkloadSpec(
         kind,
@@ -32,6 +34,9 @@ def specs(draw: st.DrawFn) -> WorkloadSpec:
         dtype=draw(types),
         out=draw(types),
         weights=draw(st.sampled_from(LAYOUTS)),
+        bias=draw(st.sampled_from(("", *places))),
+        scale=draw(st.sampled_from(("", *places))),
+        residual=draw(st.sampled_from(("", *RESIDUALS))),
         act=draw(st.sampled_from([*NAMED, "max(x,0.1*x)", "x*sigmoid(1.7*x)", "x-(-x)**3"])),
     )
 
@@ -81,6 +86,56 @@ def test_inputs_come_in_the_order_of_parameters(
     spec = parse(text)
     assert list(spec.inputs.items()) == list(inputs.items())
     assert spec.output == output
+
+
+@pytest.mark.parametrize(
+    ("text", "further"),
+    [
+        (
+            "gated_ffn:M=2,K=3,N=5,L=7,bias=first+last,scale=first",
+            "scale0_gate:float32[1] bias0_gate:bfloat16[5] scale0_up:float32[1] "
+            "bias0_up:bfloat16[5] bias1:bfloat16[7]",
+        ),
+        (
+            "gemm_chain:M=2,K=3,N=5,L=7,dtype=f16,out=f32,bias=last,scale=last,residual=in",
+            "scale1:float32[1] bias1:float16[7] residual:float16[2, 7]",
+        ),
+        (
+            "gemm:M=2,K=3,N=5,dtype=e4m3,out=f32,bias=last,residual=out",
+            "bias0:bfloat16[5] residual:float32[2, 5]",
+        ),
+        (
+            "gemm:M=2,K=3,N=5,dtype=f32,bias=first,residual=in",
+            "bias0:float32[5] residual:float32[2, 5]",
+        ),
+    ],
+)
+def test_what_epilogues_read_follows_the_weights(text: str, further: str) -> None:
+    spec = parse(text)
+    count = 1 + len(spec.weight_operands)
+    found = [f"{each.name}:{each.dtype}{list(each.shape)}" for each in spec.operands[count:]]
+    assert " ".join(found) == further
+    assert list(spec.inputs) == [each.name for each in spec.operands]
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("gemm:M=2,K=3,N=5,bias=first", "gemm:M=2,K=3,N=5,dtype=bfloat16,bias=last"),
+        ("gemm:M=2,K=3,N=5,residual=in", "gemm:M=2,K=3,N=5,dtype=bfloat16,residual=out"),
+        (
+            "gemm:M=2,K=3,N=5,residual=in,out=f32,scale=last",
+            "gemm:M=2,K=3,N=5,dtype=bfloat16,out=float32,scale=last,residual=in",
+        ),
+        (
+            "gemm_chain:M=2,K=3,N=5,L=7,bias=last+first",
+            "gemm_chain:M=2,K=3,N=5,L=7,dtype=bfloat16,act=relu,bias=first+last",
+        ),
+    ],
+)
+def test_epilogues_have_one_spelling(text: str, canonical: str) -> None:
+    assert str(parse(text)) == canonical
+    assert str(parse(canonical)) == canonical
 
 
 def test_commas_inside_parentheses_belong_to_the_activation() -> None:

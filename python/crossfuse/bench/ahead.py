@@ -9,7 +9,8 @@ from multiprocessing import get_context
 
 from crossfuse.bench.job import Job, Planned
 from crossfuse.bench.ours import compile_kernel, kernels
-from crossfuse.workload.spec import WorkloadSpec, parse
+from crossfuse.workload.spec import WorkloadSpec
+from crossfuse.workload.spec_text import parse
 
 _Kernel = tuple[WorkloadSpec, str | None]
 

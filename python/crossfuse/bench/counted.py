@@ -43,7 +43,7 @@ def compute_once(job: Job, device: str = "cuda") -> None:
     from crossfuse.bench.variants import make
     from crossfuse.bench.worker import bind
     from crossfuse.workload.inputs import random_inputs
-    from crossfuse.workload.spec import parse
+    from crossfuse.workload.spec_text import parse
 
     spec = parse(job.spec)
     with torch.no_grad():

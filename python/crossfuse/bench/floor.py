@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
 from crossfuse.workload.dtypes import float_type
+from crossfuse.workload.operand import Operand
 from crossfuse.workload.spec import WorkloadSpec
 
 #: Bytes per second that an H100 reads from its memory in practice.
@@ -73,7 +75,7 @@ def floor(spec: WorkloadSpec) -> Floor:
     >>> round(floor(lookup("S3", M=16)).microseconds, 2)
     90.26
     """
-    read = sum(map(prod, spec.inputs.values())) * float_type(spec.dtype).size
+    read = _bytes(spec.operands)
     written = prod(spec.output) * float_type(spec.out).size
     eight_bits = float_type(spec.dtype).size == 1
     roof = FP8_FLOPS_PER_SECOND if eight_bits else FLOPS_PER_SECOND
@@ -81,7 +83,7 @@ def floor(spec: WorkloadSpec) -> Floor:
 
 
 def weight_bytes(spec: WorkloadSpec) -> int:
-    """Bytes of all weights of a workload: every input but the first.
+    """Bytes of all weights of a workload: the right-hand sides of its products.
 
     Parameters
     ----------
@@ -93,5 +95,8 @@ def weight_bytes(spec: WorkloadSpec) -> int:
     int
         What one pass reads of them.
     """
-    _, *weights = spec.inputs.values()
-    return sum(map(prod, weights)) * float_type(spec.dtype).size
+    return _bytes(spec.weight_operands)
+
+
+def _bytes(operands: Iterable[Operand]) -> int:
+    return sum(each.elements * float_type(each.dtype).size for each in operands)

@@ -83,27 +83,31 @@ def unfused(spec: WorkloadSpec, device: str) -> Variant:
         raise no_such("unfused", spec, "a workload of two products", "leave unfused out")
     first, beside, second = _products(spec)
     gate, down = _kernel(first, device), _kernel(second, device)
+    up = None if beside is None else _kernel(beside, device)
     hidden = gate.output
-    note = f"{gate.note}; {down.note}"
-    resources = (*gate.resources, *down.resources)
+    names = [each.name for each in spec.operands[1:]]
+    suffix = "_gate" if spec.gated else ""
+    # Where each kernel finds its inputs, after its left operand, among the tensors of a set.
+    own_gate = _inputs(first, names, "B" + suffix, "0" + suffix)
+    own_up = _inputs(beside, names, "B_up", "0_up") if beside is not None else []
+    own_down = _inputs(second, names, "D", "1")
 
-    def chain(a: Any, b: Any, d: Any) -> Any:
-        gate.run(a, b, hidden)
-        down.run(hidden, d, down.output)
+    def call(a: Any, *tensors: Any) -> Any:
+        gate.run(a, *(tensors[each] for each in own_gate), hidden)
+        if up is not None:
+            up.run(a, *(tensors[each] for each in own_up), up.output)
+            torch.mul(hidden, up.output, out=hidden)
+        down.run(hidden, *(tensors[each] for each in own_down), down.output)
         return down.output
 
-    if beside is None:
-        return Variant(pack_apart, chain, note, resources)
-    up = _kernel(beside, device)
+    resources = (*gate.resources, *down.resources, *(up.resources if up is not None else ()))
+    return Variant(pack_apart, call, f"{gate.note}; {down.note}", resources)
 
-    def gated(a: Any, b_gate: Any, b_up: Any, d: Any) -> Any:
-        gate.run(a, b_gate, hidden)
-        up.run(a, b_up, up.output)
-        torch.mul(hidden, up.output, out=hidden)
-        down.run(hidden, d, down.output)
-        return down.output
 
-    return Variant(pack_apart, gated, note, (*resources, *up.resources))
+def _inputs(part: WorkloadSpec, names: list[str], weight: str, number: str) -> list[int]:
+    """Places of the inputs of one product of a chain, among those of the chain."""
+    renamed = {"B": weight, "scale0": f"scale{number}", "bias0": f"bias{number}"}
+    return [names.index(renamed.get(each.name, each.name)) for each in part.operands[1:]]
 
 
 def kernels(name: str, spec: WorkloadSpec) -> tuple[tuple[WorkloadSpec, str | None], ...]:
@@ -154,9 +158,30 @@ def target_of(gpu: str) -> str:
 
 def _products(spec: WorkloadSpec) -> tuple[WorkloadSpec, WorkloadSpec | None, WorkloadSpec]:
     """The products of a chain as workloads: gate, up (of a gated one), and down."""
-    gate = replace(spec, kind="gemm", L=0, out=spec.dtype)
+    bias, scale = (
+        {place: "last" if place in each.split("+") else "" for place in ("first", "last")}
+        for each in (spec.bias, spec.scale)
+    )
+    gate = replace(
+        spec,
+        kind="gemm",
+        L=0,
+        out=spec.dtype,
+        bias=bias["first"],
+        scale=scale["first"],
+        residual="",
+    )
     up = replace(gate, act="identity") if spec.gated else None
-    down = replace(spec, kind="gemm", K=spec.N, N=spec.L, L=0, act="identity")
+    down = replace(
+        spec,
+        kind="gemm",
+        K=spec.N,
+        N=spec.L,
+        L=0,
+        act="identity",
+        bias=bias["last"],
+        scale=scale["last"],
+    )
     return gate, up, down
 
 

@@ -9,7 +9,8 @@ from crossfuse.bench.floor import floor
 from crossfuse.bench.job import CALLS, L2, PROTOCOLS, REPEATS, VARIANTS, Job, Planned
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.workload.dtypes import closest
-from crossfuse.workload.spec import KINDS, WorkloadSpec, split
+from crossfuse.workload.spec import KINDS, WorkloadSpec
+from crossfuse.workload.spec_text import split
 from crossfuse.workload.suites import ids, resolve
 
 #: Names of suites; those that are not lowered yet are refused workload by workload.

@@ -16,11 +16,12 @@ _MULTIPLE = 16
 
 
 def scaled_mm(name: str, spec: WorkloadSpec, device: str, *, fast: bool) -> Variant:
-    """Multiply 8-bit floats with scales of one.
+    """Multiply 8-bit floats, with the scale of the workload or of one.
 
     The weights are [n, k] in memory, which is the one layout that cuBLASLt has kernels for on
-    Hopper; a workload that stores them as [k, n] is transposed before the clock starts. An
-    activation is torch's own, in a kernel after the product, as eager code would do it.
+    Hopper; a workload that stores them as [k, n] is transposed before the clock starts. A bias is a
+    part of the product, in the type of the output. An activation and a residual are torch's own, in
+    kernels after the product, as eager code would do it.
 
     Parameters
     ----------
@@ -55,15 +56,24 @@ def scaled_mm(name: str, spec: WorkloadSpec, device: str, *, fast: bool) -> Vari
 
     def pack(weights: Mapping[str, Any]) -> tuple[Any, ...]:
         stored = weights["B"]
-        return (stored.clone() if spec.weights == "nk" else stored.t().contiguous(),)
-
-    def call(a: Any, b: Any) -> Any:
-        product = torch._scaled_mm(
-            a, b.t(), scale_a=one, scale_b=one, out_dtype=out, use_fast_accum=fast
+        b = stored.clone() if spec.weights == "nk" else stored.t().contiguous()
+        scale = weights["scale0"].clone().reshape(()) if spec.scale else one
+        others = (
+            weights[each].to(out, copy=True) for each in ("bias0", "residual") if each in weights
         )
-        return product if act is None else act(product)
+        return (b, scale, *others)
 
-    note = "torch._scaled_mm, scales of one, " + ("fast" if fast else "float32") + " accumulation"
+    def call(a: Any, b: Any, scale: Any, *others: Any) -> Any:
+        bias = others[0] if spec.bias else None
+        residual = others[-1] if spec.residual else None
+        product = torch._scaled_mm(
+            a, b.t(), scale_a=scale, scale_b=one, bias=bias, out_dtype=out, use_fast_accum=fast
+        )
+        product = product if act is None else act(product)
+        return product if residual is None else product + residual
+
+    note = f"torch._scaled_mm, scales of {'the workload' if spec.scale else 'one'}, "
+    note += ("fast" if fast else "float32") + " accumulation"
     return Variant(pack, call, note + ("" if act is None else f", then {spec.act}"))
 
 

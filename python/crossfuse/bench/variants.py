@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
+from crossfuse.bench.eager import eager
 from crossfuse.bench.job import OWN
 from crossfuse.bench.ours import fused, unfused
 from crossfuse.bench.scaled_mm import scaled_mm
-from crossfuse.bench.variant import Variant, no_such, pack_apart
+from crossfuse.bench.variant import Variant, no_such
 from crossfuse.workload.spec import WorkloadSpec
 
 _TORCH_TYPES = ("float16", "bfloat16", "float32")
@@ -47,53 +46,6 @@ def make(name: str, spec: WorkloadSpec, device: str = "cuda") -> Variant:
     if name in ("eager", "eager-apart"):
         return eager(spec, together=name == "eager")
     return _compiled(spec, {"compile": None, "autotune": "max-autotune-no-cudagraphs"}[name])
-
-
-def eager(spec: WorkloadSpec, *, together: bool) -> Variant:
-    """Torch's own operators, one after another.
-
-    Parameters
-    ----------
-    spec : WorkloadSpec
-        What is computed.
-    together : bool
-        Whether gate and up of a gated FFN are one matrix and one product.
-
-    Returns
-    -------
-    Variant
-        Without gate and up both are the same.
-    """
-    import torch
-
-    from crossfuse.workload.torch_modules import activation
-
-    act = (lambda x: x) if spec.act == "identity" else activation(spec.act)
-    by_rows = spec.weights == "nk"
-    product = torch.nn.functional.linear if by_rows else torch.matmul
-
-    def single(a: Any, b: Any) -> Any:
-        return act(product(a, b))
-
-    def chain(a: Any, b: Any, d: Any) -> Any:
-        return product(act(product(a, b)), d)
-
-    def apart(a: Any, gate: Any, up: Any, d: Any) -> Any:
-        return product(act(product(a, gate)) * product(a, up), d)
-
-    def concatenated(a: Any, both: Any, d: Any) -> Any:
-        gate, up = product(a, both).chunk(2, dim=-1)
-        return product(act(gate) * up, d)
-
-    def pack_both(weights: Mapping[str, Any]) -> tuple[Any, ...]:
-        both = torch.cat([weights["B_gate"], weights["B_up"]], dim=0 if by_rows else 1)
-        return both, weights["D"].clone()
-
-    if spec.gated and together:
-        return Variant(pack_both, concatenated, "gate and up concatenated")
-    if spec.gated:
-        return Variant(pack_apart, apart, "gate and up apart")
-    return Variant(pack_apart, chain if spec.L else single)
 
 
 def _compiled(spec: WorkloadSpec, mode: str | None) -> Variant:

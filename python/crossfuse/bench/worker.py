@@ -82,7 +82,7 @@ def measure_job(job: Job, folder: Path | None = None, device: str = "cuda") -> T
 
     from crossfuse.bench.problem import make_problem
     from crossfuse.bench.variants import make
-    from crossfuse.workload.spec import parse
+    from crossfuse.workload.spec_text import parse
 
     spec = parse(job.spec)
     with torch.no_grad():

@@ -21,8 +21,9 @@ from crossfuse.relax.collapse import check_reshape, collapse
 from crossfuse.relax.graph import Graph
 from crossfuse.relax.operators import dtype_of, refused, scalar, shape_of
 from crossfuse.relax.rebuild import Leaf, rebuild
-from crossfuse.workload.build import Elementwise, Operand
+from crossfuse.workload.build import Elementwise
 from crossfuse.workload.dtypes import FLOAT_TYPES
+from crossfuse.workload.operand import Operand
 
 _MOST_LOADS = 4096
 

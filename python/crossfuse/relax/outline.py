@@ -14,8 +14,9 @@ from crossfuse.relax.graph import Graph, read_graph
 from crossfuse.relax.match import Match, Weight, match_chain
 from crossfuse.relax.operators import dtype_of, refused, shape_of
 from crossfuse.relax.rebuild import Leaf
-from crossfuse.workload.build import Form, Operand, Product, emit
+from crossfuse.workload.build import Form, Product, emit
 from crossfuse.workload.dtypes import FLOAT_TYPES
+from crossfuse.workload.operand import Operand
 
 if TYPE_CHECKING:
     import numpy as np

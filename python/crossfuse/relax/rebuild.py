@@ -22,8 +22,8 @@ from crossfuse.relax.operators import (
     scalar,
     shape_of,
 )
-from crossfuse.workload.build import Operand
 from crossfuse.workload.dtypes import FLOAT_TYPES
+from crossfuse.workload.operand import Operand
 
 _HIGHEST_POWER = 4
 

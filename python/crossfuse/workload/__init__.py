@@ -10,7 +10,7 @@ from typing import Any
 
 _HOME = {
     "WorkloadSpec": "spec",
-    "parse": "spec",
+    "parse": "spec_text",
     "ids": "suites",
     "lookup": "suites",
     "resolve": "suites",

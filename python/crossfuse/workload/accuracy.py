@@ -15,14 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from crossfuse.errors import CheckFailed, refuse
-from crossfuse.workload.dtypes import FLOAT_TYPES, float_type
-from crossfuse.workload.numerics import Stages, activate, stages, unfused, weight
+from crossfuse.workload.numerics import stages, unfused
 from crossfuse.workload.spec import WorkloadSpec
+from crossfuse.workload.unavoidable import unavoidable
 
 FACTOR = 2.0
-_F32 = FLOAT_TYPES["float32"]
-# Float32 elementary functions on CPU and GPU are within a few units in the last place.
-_FUNCTION_ERROR = 8 * _F32.unit
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ def tolerance(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> Tolerance
     exact = stages(spec, inputs)
     separate = unfused(spec, inputs)
     with np.errstate(all="ignore"):
-        noise, rounding, scale = _unavoidable(spec, inputs, exact)
+        noise, rounding, scale = unavoidable(spec, inputs, exact)
     return make_tolerance(exact.output, separate, noise, rounding, scale)
 
 
@@ -244,58 +241,3 @@ def _classes(array: np.ndarray) -> np.ndarray:
     values = array.astype(np.float32)
     infinite = np.where(values > 0, 2, 3)
     return np.where(np.isnan(values), 1, np.where(np.isinf(values), infinite, 0))
-
-
-def _unavoidable(
-    spec: WorkloadSpec, inputs: Mapping[str, np.ndarray], exact: Stages
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Noise, rounding and scale as `make_tolerance` takes them."""
-    a, *weights = (np.abs(inputs[name].astype(np.float64)) for name in spec.inputs)
-    weights = [weight(spec, stored) for stored in weights]
-    out, kind = float_type(spec.out), float_type(spec.dtype)
-    last = out.unit * np.abs(exact.output) + out.smallest
-    if spec.kind == "gemm":
-        size = a @ weights[0] if spec.combine == "sum" else np.abs(exact.first[0])
-        shift = _sum_error(exact.first[0], size, spec.K)
-        noise = _activation_error(spec, exact.first[0], shift)
-        return noise, last, np.maximum(np.abs(exact.output), size) + _tiny(size)
-    shifts = [
-        _sum_error(result, a @ matrix, spec.K)
-        for result, matrix in zip(exact.first, weights[:-1], strict=True)
-    ]
-    hidden = _activation_error(spec, exact.first[0], shifts[0])
-    if spec.gated:
-        gate, up = np.abs(activate(spec, exact.first[0])), np.abs(exact.first[1])
-        hidden = hidden * (up + shifts[1]) + gate * shifts[1]
-    down, size = weights[-1], np.abs(exact.hidden) @ weights[-1]
-    # Errors of different elements of the intermediate are independent, so their squares add up.
-    noise = np.sqrt(hidden**2 @ down**2) + _sum_error(exact.output, size, spec.N)
-    rounded = np.sqrt((exact.hidden * kind.unit) ** 2 @ down**2)
-    rounded += kind.smallest * np.sqrt(np.sum(down**2, axis=0))
-    return noise, rounded + last, size + _tiny(size)
-
-
-def _tiny(size: np.ndarray) -> float:
-    """Keeps the scale positive where everything is zero."""
-    finite = size[np.isfinite(size)]
-    return float(max(np.max(finite, initial=0.0) * _F32.unit, _F32.smallest))
-
-
-def _sum_error(result: np.ndarray, size: np.ndarray, depth: int) -> np.ndarray:
-    """Error of a float32 sum of `depth` terms of total magnitude `size`, in any sensible order.
-
-    Roundings of random sign grow with the root of the depth where the terms have one sign, and not
-    at all with it where signs are mixed. The bound that holds for every input grows with the depth
-    and would hide a lost term.
-    """
-    relative = np.sqrt(depth) * np.abs(result) + 4 * size
-    return _F32.unit * relative + depth * _F32.smallest
-
-
-def _activation_error(spec: WorkloadSpec, x: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """What an error of `shift` in x and float32 functions make of the activation."""
-    if spec.act == "identity":
-        return shift
-    here = activate(spec, x)
-    moved = [np.abs(activate(spec, x + offset) - here) for offset in (-shift, shift)]
-    return np.maximum(*moved) + _FUNCTION_ERROR * (np.abs(x) + np.abs(here))

@@ -12,7 +12,9 @@ from typing import Any
 
 from tvm import te, tirx
 
+from crossfuse.workload.epilogue import affine
 from crossfuse.workload.expression import Algebra, evaluate
+from crossfuse.workload.operand import Operand
 from crossfuse.workload.spec import WorkloadSpec
 
 # Gets the tensors by name and the two indices; returns a float32 expression.
@@ -37,25 +39,6 @@ _REDUCE = {
     "min": te.min,
     "prod": te.comm_reducer(lambda x, y: x * y, lambda dtype: tirx.const(1, dtype), name="prod"),
 }
-
-
-@dataclass(frozen=True)
-class Operand:
-    """An input of a function.
-
-    Attributes
-    ----------
-    name : str
-        Of the buffer.
-    shape : tuple[int, ...]
-        As stored, row-major.
-    dtype : str
-        Of the elements.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
 
 
 @dataclass(frozen=True)
@@ -98,7 +81,7 @@ class Form:
     epilogue : Elementwise
         Makes the output from the last product.
     extras : tuple[Operand, ...]
-        Further operands of `middle` and `epilogue`, such as biases.
+        Further operands of `middle` and `epilogue`: scales, biases, residuals.
     out : str
         Type of the output.
     """
@@ -125,24 +108,49 @@ def prim_func(spec: WorkloadSpec) -> tirx.PrimFunc:
     tvm.tirx.PrimFunc
         In s_tir form; see `emit`. Its parameters are the spec's inputs in order, then the output.
     """
-
-    def act(name: str) -> Elementwise:
-        return lambda tensors, i, j: evaluate(spec.act, tensors[name](i, j), TIR)
-
-    def gate(tensors: Mapping[str, te.Tensor], i: Any, j: Any) -> Any:
-        return act("gemm0_gate")(tensors, i, j) * tensors["gemm0_up"](i, j)
-
-    a, *weights = (Operand(name, shape, spec.dtype) for name, shape in spec.inputs.items())
-    names = [operand.name.replace("B", "gemm0") for operand in weights]
-    first = [
-        Product(name, operand, spec.weights, spec.combine)
-        for name, operand in zip(names, weights, strict=True)
-    ]
+    a, *others = spec.operands
+    weights, extras = others[: len(spec.products)], tuple(others[len(spec.products) :])
+    *first, last = (
+        Product(name, weight, spec.weights, spec.combine)
+        for name, weight in zip(spec.products, weights, strict=True)
+    )
     if spec.kind == "gemm":
-        return emit(Form(a, tuple(first), None, None, act("gemm0"), (), spec.out))
-    second = Product("gemm1", weights[-1], spec.weights)
-    middle = gate if spec.gated else act("gemm0")
-    return emit(Form(a, tuple(first[:-1]), middle, second, _copy("gemm1"), (), spec.out))
+        single = _with_residual(spec, _activated(spec, last.name))
+        return emit(Form(a, (last,), None, None, single, extras, spec.out))
+    gate, *up = (each.name for each in first)
+    middle = _activated(spec, gate)
+    if up:
+        middle = _multiplied(middle, _finished(spec, *up))
+    epilogue = _with_residual(spec, _finished(spec, last.name))
+    return emit(Form(a, tuple(first), middle, last, epilogue, extras, spec.out))
+
+
+def _finished(spec: WorkloadSpec, product: str) -> Elementwise:
+    """A product with its scale and its bias."""
+    scale, bias = affine(spec, product)
+
+    def element(tensors: Mapping[str, te.Tensor], i: Any, j: Any) -> Any:
+        value = tensors[product](i, j)
+        if scale:
+            value = value * tensors[scale](0)
+        return value + _cast(tensors[bias](j), "float32") if bias else value
+
+    return element
+
+
+def _activated(spec: WorkloadSpec, product: str) -> Elementwise:
+    finished = _finished(spec, product)
+    return lambda tensors, i, j: evaluate(spec.act, finished(tensors, i, j), TIR)
+
+
+def _multiplied(left: Elementwise, right: Elementwise) -> Elementwise:
+    return lambda tensors, i, j: left(tensors, i, j) * right(tensors, i, j)
+
+
+def _with_residual(spec: WorkloadSpec, value: Elementwise) -> Elementwise:
+    if not spec.residual:
+        return value
+    return lambda tensors, i, j: value(tensors, i, j) + _cast(tensors["residual"](i, j), "float32")
 
 
 def emit(form: Form) -> tirx.PrimFunc:
@@ -204,7 +212,3 @@ def _elementwise(
 
 def _cast(value: Any, dtype: str) -> Any:
     return value.astype(dtype)
-
-
-def _copy(name: str) -> Elementwise:
-    return lambda tensors, i, j: tensors[name](i, j)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from crossfuse.workload.dtypes import float_type
+from crossfuse.workload.epilogue import further_operands
 from crossfuse.workload.numerics import stages
 from crossfuse.workload.spec import WorkloadSpec
 
@@ -31,12 +32,13 @@ def random_inputs(spec: WorkloadSpec, seed: int = 0) -> Inputs:
     rng = np.random.default_rng(seed)
     if spec.combine == "prod":
         # Factors spread around one, so that the product of K pairs stays of order one.
-        return _rounded(spec, {n: _factors(rng, spec, shape) for n, shape in spec.inputs.items()})
+        factors = {n: _factors(rng, spec, spec.inputs[n]) for n in ("A", "B")}
+        return _rounded(spec, factors | _further(rng, spec))
     drawn = {"A": rng.standard_normal((spec.M, spec.K), np.float32)}
-    for name, shape in list(spec.inputs.items())[1:]:
-        depth = spec.N if name == "D" else spec.K
-        drawn[name] = rng.standard_normal(shape, np.float32) / np.float32(np.sqrt(depth))
-    return _rounded(spec, drawn)
+    for each in spec.weight_operands:
+        depth = spec.N if each.name == "D" else spec.K
+        drawn[each.name] = rng.standard_normal(each.shape, np.float32) / np.float32(np.sqrt(depth))
+    return _rounded(spec, drawn | _further(rng, spec))
 
 
 def adversarial_inputs(spec: WorkloadSpec, seed: int = 0) -> Iterator[tuple[str, Inputs]]:
@@ -47,7 +49,7 @@ def adversarial_inputs(spec: WorkloadSpec, seed: int = 0) -> Iterator[tuple[str,
     ``zero_rows``: every second row of A is zero. ``constant_rows``: every row of A repeats one
     value. ``denormal``: A holds denormals. ``one_hot``: each row of A picks one row of B.
     ``alternating``: A alternates in sign along K over weights that do not change along K, so that
-    the first products cancel.
+    the first products cancel. ``opposite``: the residual is the output without it, negated.
     With ``combine=prod`` the values of A are such that the product stays in range.
 
     Parameters
@@ -83,6 +85,9 @@ def adversarial_inputs(spec: WorkloadSpec, seed: int = 0) -> Iterator[tuple[str,
         if name == "alternating" and not product:
             inputs |= {key: _level(spec, base[key]) for key in base if key.startswith("B")}
         yield name, _in_range(spec, inputs) if name == "large" else _rounded(spec, inputs)
+    if spec.residual:
+        alone = stages(spec, _rounded(spec, base | {"residual": np.zeros(spec.output)})).output
+        yield "opposite", _rounded(spec, base | {"residual": -alone})
 
 
 def _in_range(spec: WorkloadSpec, inputs: dict[str, np.ndarray]) -> Inputs:
@@ -102,11 +107,22 @@ def _factors(rng: np.random.Generator, spec: WorkloadSpec, shape: tuple[int, ...
     return magnitude * rng.choice(np.array([-1, 1], np.float32), shape)
 
 
+def _further(rng: np.random.Generator, spec: WorkloadSpec) -> dict[str, np.ndarray]:
+    """Biases and residuals of order one, scales around one and none of them one."""
+    drawn = {}
+    for each in further_operands(spec):
+        values = rng.standard_normal(each.shape, np.float32)
+        drawn[each.name] = np.exp(values / 2) if each.name.startswith("scale") else values
+    return drawn
+
+
 def _level(spec: WorkloadSpec, stored: np.ndarray) -> np.ndarray:
     """Repeat the first value of every column of [K, N] along K."""
     return np.broadcast_to(stored[:, :1] if spec.weights == "nk" else stored[:1], stored.shape)
 
 
 def _rounded(spec: WorkloadSpec, inputs: dict[str, np.ndarray]) -> Inputs:
-    kind = float_type(spec.dtype).numpy
-    return {name: np.ascontiguousarray(inputs[name]).astype(kind) for name in spec.inputs}
+    return {
+        each.name: np.ascontiguousarray(inputs[each.name]).astype(float_type(each.dtype).numpy)
+        for each in spec.operands
+    }

@@ -10,6 +10,7 @@ import numpy as np
 
 from crossfuse.errors import CheckFailed, refuse
 from crossfuse.workload.dtypes import float_type
+from crossfuse.workload.epilogue import affine
 from crossfuse.workload.expression import Algebra, evaluate
 from crossfuse.workload.spec import WorkloadSpec
 
@@ -44,7 +45,7 @@ class Stages:
     Attributes
     ----------
     first : tuple[numpy.ndarray, ...]
-        Results of the first products, [M, N]; gate and up for a gated FFN.
+        Results of the first products with scale and bias, [M, N]; gate and up for a gated FFN.
     hidden : numpy.ndarray
         [M, N]: after activation and gating. For ``gemm`` the output.
     output : numpy.ndarray
@@ -127,8 +128,9 @@ def reference(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> np.ndarra
 def unfused(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     """Compute the output as one kernel per operator would.
 
-    Products accumulate in float32; the result of every product, of the activation and of the
-    gating is rounded to the spec's type, the last one to the output type.
+    Products accumulate in float32; the result of every product (with its scale and its bias), of
+    the activation and of the gating is rounded to the spec's type, the last one and the sum with a
+    residual to the output type.
 
     Parameters
     ----------
@@ -163,20 +165,57 @@ def _run(
 ) -> Stages:
     """Compute in the type `work`; `between` and `last` round what leaves an operator."""
     check_inputs(spec, inputs)
-    a, *weights = (inputs[name].astype(work) for name in spec.inputs)
-    weights = [weight(spec, stored) for stored in weights]
+    values = {name: inputs[name].astype(work) for name in spec.inputs}
+    matrices = [weight(spec, values[each.name]) for each in spec.weight_operands]
+    *first, final = spec.products
+
+    def with_residual(x: np.ndarray) -> np.ndarray:
+        # Adding it is an operator of its own; scale and bias are a part of the product.
+        return last(last(x) + values["residual"]) if spec.residual else last(x)
+
     with np.errstate(all="ignore"):
         if spec.kind == "gemm":
-            first = _combined(spec, a, weights[0])
+            sums = finish(spec, final, _combined(spec, values["A"], matrices[0]), values)
             if spec.act != "identity":
-                first = between(first)
-            output = last(activate(spec, first))
-            return Stages((first,), output, output)
-        firsts = tuple(between(a @ matrix) for matrix in weights[:-1])
+                sums = between(sums)
+            output = with_residual(activate(spec, sums))
+            return Stages((sums,), output, output)
+        firsts = tuple(
+            between(finish(spec, name, values["A"] @ matrix, values))
+            for name, matrix in zip(first, matrices[:-1], strict=True)
+        )
         hidden = between(activate(spec, firsts[0]))
         if spec.gated:
             hidden = between(hidden * firsts[1])
-        return Stages(firsts, hidden, last(hidden @ weights[-1]))
+        output = with_residual(finish(spec, final, hidden @ matrices[-1], values))
+        return Stages(firsts, hidden, output)
+
+
+def finish(
+    spec: WorkloadSpec, product: str, sums: np.ndarray, values: Mapping[str, np.ndarray]
+) -> np.ndarray:
+    """Apply the scale and the bias of a product.
+
+    Parameters
+    ----------
+    spec : WorkloadSpec
+        Says which it has.
+    product : str
+        One of ``spec.products``.
+    sums : numpy.ndarray
+        Its result.
+    values : Mapping[str, numpy.ndarray]
+        Inputs by name, of the type of `sums`.
+
+    Returns
+    -------
+    numpy.ndarray
+        Same shape and type as `sums`.
+    """
+    scale, bias = affine(spec, product)
+    if scale:
+        sums = sums * values[scale]
+    return sums + values[bias] if bias else sums
 
 
 def _combined(spec: WorkloadSpec, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -205,7 +244,7 @@ def check_inputs(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> None:
     CheckFailed
         Naming the first input that is missing, superfluous, or of another shape or type.
     """
-    due = {name: f"{spec.dtype}{list(shape)}" for name, shape in spec.inputs.items()}
+    due = {each.name: f"{each.dtype}{list(each.shape)}" for each in spec.operands}
     there = {name: f"{array.dtype}{list(array.shape)}" for name, array in inputs.items()}
     for name in sorted({*due, *there}):
         if due.get(name) != there.get(name):

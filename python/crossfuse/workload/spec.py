@@ -1,20 +1,13 @@
-"""What is to be computed, as a value and as text.
-
-```
-gated_ffn:M=128,K=4096,N=11008,L=4096,dtype=bfloat16,act=silu
-gemm_chain:M=128,K=768,N=3072,L=768,dtype=float16,act=relu
-gemm:M=256,K=1024,N=512,dtype=float32,combine=max
-```
-"""
+"""What is to be computed, as a value; `crossfuse.workload.spec_text` reads it from text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
-from crossfuse.errors import RefusedError, WorkloadRefused, refuse
-from crossfuse.workload import expression
-from crossfuse.workload.dtypes import closest, float_type
+from crossfuse.workload import epilogue, expression
+from crossfuse.workload.dtypes import float_type
+from crossfuse.workload.operand import Operand
+from crossfuse.workload.refusal import one_of, refused
 
 KINDS = ("gated_ffn", "gemm_chain", "gemm")
 LAYOUTS = ("kn", "nk")
@@ -36,6 +29,10 @@ class WorkloadSpec:
     ``gemm_chain``: C[M,N] = act(A[M,K] @ B[K,N]); E[M,L] = C[M,N] @ D[N,L].
     ``gated_ffn``: C = act(A @ B_gate) * (A @ B_up); E = C @ D.
 
+    A product P with a scale and a bias is ``P * scale[0] + bias[n]``, gate and up each with their
+    own, before the activation. A residual is added to E last of all, after the activation of a
+    ``gemm``. All of this is in float32, in which nothing is rounded before E.
+
     Attributes
     ----------
     kind : str
@@ -54,6 +51,15 @@ class WorkloadSpec:
         Type of the output, `dtype` unless given.
     combine : str
         The reduction of ``gemm``, one of `COMBINERS`.
+    bias : str
+        Products that a bias is added to: ``"first"`` (of a gated FFN gate and up), ``"last"``,
+        ``"first+last"``, or empty; the one product of ``gemm`` is its last. Rows of `dtype`, of
+        bfloat16 where `dtype` has 8 bits.
+    scale : str
+        Products that a float32 number, a tensor of one element, multiplies; as for `bias`.
+    residual : str
+        Type of the matrix that is added to the output: ``"in"`` for `dtype`, ``"out"`` for `out`,
+        or empty for none.
 
     Raises
     ------
@@ -71,9 +77,12 @@ class WorkloadSpec:
     weights: str = ""
     out: str = ""
     combine: str = "sum"
+    bias: str = ""
+    scale: str = ""
+    residual: str = ""
 
     def __post_init__(self) -> None:
-        _one_of("kind", self.kind, KINDS)
+        one_of("kind", self.kind, KINDS)
         values = {
             "dtype": float_type(self.dtype).name,
             "act": expression.canonical(self.act or _DEFAULT_ACT[self.kind]),
@@ -82,11 +91,14 @@ class WorkloadSpec:
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        _one_of("weights", self.weights, LAYOUTS)
-        _one_of("combine", self.combine, COMBINERS)
+        for name in ("bias", "scale"):
+            object.__setattr__(self, name, epilogue.canonical(self, name))
+        object.__setattr__(self, "residual", epilogue.residual(self))
+        one_of("weights", self.weights, LAYOUTS)
+        one_of("combine", self.combine, COMBINERS)
         _check_extents(self)
         if self.kind != "gemm" and self.combine != "sum":
-            raise _refused(
+            raise refused(
                 "workload-combine",
                 f"{self.kind}:combine",
                 self.combine,
@@ -100,14 +112,29 @@ class WorkloadSpec:
         return self.kind == "gated_ffn"
 
     @property
+    def products(self) -> tuple[str, ...]:
+        """Names of the products, in order."""
+        first = ("gemm0_gate", "gemm0_up") if self.gated else ("gemm0",)
+        return (*first, "gemm1") if self.L else first
+
+    @property
+    def weight_operands(self) -> tuple[Operand, ...]:
+        """The weight of each product, as stored."""
+        names = [each.replace("gemm0", "B").replace("gemm1", "D") for each in self.products]
+        shapes = [(self.N, self.L) if each == "D" else (self.K, self.N) for each in names]
+        stored = [each[::-1] if self.weights == "nk" else each for each in shapes]
+        return tuple(Operand(*each, self.dtype) for each in zip(names, stored, strict=True))
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """A, the weights, then what the epilogues read: the order of the parameters."""
+        further = epilogue.further_operands(self)
+        return (Operand("A", (self.M, self.K), self.dtype), *self.weight_operands, *further)
+
+    @property
     def inputs(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the inputs by name, as stored, in the order of the function's parameters."""
-        first = (self.N, self.K) if self.weights == "nk" else (self.K, self.N)
-        shapes: dict[str, tuple[int, ...]] = {"A": (self.M, self.K)}
-        shapes |= {"B_gate": first, "B_up": first} if self.gated else {"B": first}
-        if self.L:
-            shapes["D"] = (self.L, self.N) if self.weights == "nk" else (self.N, self.L)
-        return shapes
+        return {each.name: each.shape for each in self.operands}
 
     @property
     def output(self) -> tuple[int, int]:
@@ -122,137 +149,22 @@ class WorkloadSpec:
 
     def __str__(self) -> str:
         """Canonical text; `parse` reads it back to an equal spec."""
-        plain = {
+        plain: dict[str, str | int] = {
             "weights": _DEFAULT_WEIGHTS[self.kind],
             "out": self.dtype,
             "combine": "sum",
-        } | ({"act": "identity", "L": 0} if self.kind == "gemm" else {})
-        names = (*DIMS, "dtype", "act", "weights", "out", "combine")
+        }
+        plain |= dict.fromkeys(("bias", "scale", "residual"), "")
+        plain |= {"act": "identity", "L": 0} if self.kind == "gemm" else {}
+        names = [each.name for each in fields(self) if each.name != "kind"]
         pairs = ((name, getattr(self, name)) for name in names)
         body = ",".join(f"{name}={value}" for name, value in pairs if plain.get(name) != value)
         return f"{self.kind}:{body}"
 
 
-_KEYS = tuple(field.name for field in fields(WorkloadSpec) if field.name != "kind")
-
-
-def parse(text: str) -> WorkloadSpec:
-    """Read a spec from ``kind:key=value,...``.
-
-    Parameters
-    ----------
-    text : str
-        See the module's examples. Commas inside parentheses belong to the activation.
-
-    Returns
-    -------
-    WorkloadSpec
-        The value; ``parse(str(spec)) == spec``.
-
-    Raises
-    ------
-    WorkloadRefused
-        Unknown kinds and keys (with the closest known one), duplicated keys, missing or wrong
-        extents, unsupported types, activations that are not expressions in x.
-    """
-    kind, options = split(text)
-    _one_of("kind", kind, KINDS)
-    return from_options(kind, options)
-
-
-def split(text: str) -> tuple[str, dict[str, str]]:
-    """Take ``head:key=value,...`` apart without reading the values.
-
-    Parameters
-    ----------
-    text : str
-        Text of a spec; the colon and what follows may be absent.
-
-    Returns
-    -------
-    head : str
-        What stands before the colon.
-    options : dict[str, str]
-        The pairs in the order written.
-
-    Raises
-    ------
-    WorkloadRefused
-        Pairs without ``=``, unknown keys, duplicated keys.
-    """
-    head, _, body = text.strip().partition(":")
-    options: dict[str, str] = {}
-    for item in _items(body):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        if not equals or not value:
-            limit = "key=value pairs separated by commas"
-            raise _refused("workload-spec", head, repr(item), limit, "write key=value")
-        _one_of(f"{head}:key", key, _KEYS)
-        if key in options:
-            found = f"{options[key]} and {value}"
-            raise _refused("workload-key", f"{head}:{key}", found, "one value", "keep one of them")
-        options[key] = value
-    return head.strip(), options
-
-
-def from_options(kind: str, options: dict[str, str]) -> WorkloadSpec:
-    """Make a spec of a kind from textual options.
-
-    Parameters
-    ----------
-    kind : str
-        One of `KINDS`.
-    options : dict[str, str]
-        Values by key, such as ``{"M": "128"}``.
-
-    Returns
-    -------
-    WorkloadSpec
-        The value.
-
-    Raises
-    ------
-    WorkloadRefused
-        See `parse`.
-    """
-    needed = DIMS if kind != "gemm" else DIMS[:3]
-    missing = [name for name in needed if name not in options]
-    if missing:
-        raise _refused(
-            "workload-extent",
-            kind,
-            "no " + ", ".join(missing),
-            "the extents " + ", ".join(needed),
-            "add " + ",".join(f"{name}=128" for name in missing) + " or the extents you mean",
-        )
-    values: dict[str, Any] = dict(options)
-    values |= {name: _extent(kind, name, options[name]) for name in DIMS if name in options}
-    return WorkloadSpec(kind, **values)
-
-
-def _items(body: str) -> list[str]:
-    """Split at commas outside parentheses; nothing for an empty body."""
-    items, depth, start = [], 0, 0
-    for position, character in enumerate(body):
-        depth += (character == "(") - (character == ")")
-        if character == "," and depth <= 0:
-            items.append(body[start:position])
-            start = position + 1
-    return [*items, body[start:]] if body.strip() else []
-
-
-def _extent(kind: str, name: str, text: str) -> int:
-    # isdecimal alone would take digits of other scripts.
-    if text.isascii() and text.isdecimal() and len(text) < 20:
-        return int(text)
-    raise _refused(
-        "workload-extent", f"{kind}:{name}", text, "a positive integer", f"write {name}=128, say"
-    )
-
-
 def _check_extents(spec: WorkloadSpec) -> None:
     if spec.kind == "gemm" and spec.L:
-        raise _refused(
+        raise refused(
             "workload-extent",
             "gemm:L",
             str(spec.L),
@@ -263,25 +175,10 @@ def _check_extents(spec: WorkloadSpec) -> None:
         value = getattr(spec, name)
         if type(value) is not int or value < 1:
             where, limit = f"{spec.kind}:{name}", "a positive integer"
-            raise _refused("workload-extent", where, value, limit, f"write {name}=128, say")
+            raise refused("workload-extent", where, value, limit, f"write {name}=128, say")
     products = {"MxN": spec.M * spec.N, "MxL": spec.M * spec.L, "MxK": spec.M * spec.K}
     products |= {"KxN": spec.K * spec.N, "NxL": spec.N * spec.L}
     for name, size in products.items():
         if size > _MOST_ELEMENTS:
             found, limit = f"{size} elements", f"{_MOST_ELEMENTS}, so that int32 can index them"
-            raise _refused("workload-extent", f"{spec.kind}:{name}", found, limit, _SLICE)
-
-
-def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise _refused(
-            "workload-" + what.rpartition(":")[2],
-            what,
-            repr(value),
-            "one of " + ", ".join(known),
-            closest(value, known, "choose one of these"),
-        )
-
-
-def _refused(rule: str, where: str, found: object, limit: str, instead: str) -> RefusedError:
-    return refuse(WorkloadRefused, rule, where, found=found, limit=limit, instead=instead)
+            raise refused("workload-extent", f"{spec.kind}:{name}", found, limit, _SLICE)

@@ -12,7 +12,8 @@ from typing import Any
 
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.workload.dtypes import closest
-from crossfuse.workload.spec import DIMS, KINDS, WorkloadSpec, from_options, parse, split
+from crossfuse.workload.spec import DIMS, KINDS, WorkloadSpec
+from crossfuse.workload.spec_text import from_options, parse, split
 
 _NOT_LOWERED = {
     "conv_chain": (
@@ -154,7 +155,7 @@ def resolve(text: str) -> WorkloadSpec:
     Raises
     ------
     WorkloadRefused
-        See `lookup` and `crossfuse.workload.spec.parse`.
+        See `lookup` and `crossfuse.workload.spec_text.parse`.
     """
     head, options = split(text)
     if head in _entries():

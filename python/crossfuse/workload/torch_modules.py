@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 
 def gated_ffn_module(
-    hidden: int, intermediate: int, dtype: str = "bfloat16", seed: int = 0
+    hidden: int,
+    intermediate: int,
+    dtype: str = "bfloat16",
+    seed: int = 0,
+    bias: bool = False,
+    residual: bool = False,
 ) -> torch.nn.Module:
     """Make a Llama-style feed-forward layer: ``down(silu(gate(x)) * up(x))``.
 
@@ -28,6 +33,10 @@ def gated_ffn_module(
         Type of the weights.
     seed : int
         Equal seeds give equal weights.
+    bias : bool
+        Whether all three layers add a bias.
+    residual : bool
+        Whether the input is added to the output.
 
     Returns
     -------
@@ -39,13 +48,14 @@ def gated_ffn_module(
     class GatedFFN(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.gate_proj = torch.nn.Linear(hidden, intermediate, bias=False)
-            self.up_proj = torch.nn.Linear(hidden, intermediate, bias=False)
-            self.down_proj = torch.nn.Linear(intermediate, hidden, bias=False)
+            self.gate_proj = torch.nn.Linear(hidden, intermediate, bias=bias)
+            self.up_proj = torch.nn.Linear(hidden, intermediate, bias=bias)
+            self.down_proj = torch.nn.Linear(intermediate, hidden, bias=bias)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             gate = torch.nn.functional.silu(self.gate_proj(x))
-            return self.down_proj(gate * self.up_proj(x))
+            y = self.down_proj(gate * self.up_proj(x))
+            return x + y if residual else y
 
     return _seeded(GatedFFN, dtype, seed)
 
@@ -57,6 +67,7 @@ def chain_module(
     seed: int = 0,
     act: str = "gelu_tanh",
     bias: bool = True,
+    residual: bool = False,
 ) -> torch.nn.Module:
     """Make a GPT-style feed-forward layer: ``project(act(expand(x)))``.
 
@@ -74,6 +85,8 @@ def chain_module(
         A name of `crossfuse.workload.expression.NAMED` or an expression in x.
     bias : bool
         Whether both layers add a bias.
+    residual : bool
+        Whether the input is added to the output.
 
     Returns
     -------
@@ -91,7 +104,8 @@ def chain_module(
             self.project = torch.nn.Linear(intermediate, hidden, bias=bias)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.project(function(self.expand(x)))
+            y = self.project(function(self.expand(x)))
+            return x + y if residual else y
 
     return _seeded(Chain, dtype, seed)
 

@@ -19,6 +19,13 @@ _OPERAND = re.compile(r'"[=+&]*\w+"\s*\(')
 
 _NOTHING = "((void)0)"
 _ELEMENTS = {"f16": "F16", "bf16": "BF16", "e4m3": "E4M3", "e5m2": "E5M2"}
+_READ_TYPES = {
+    "b8": "unsigned char",
+    "b16": "unsigned short",
+    "b32": "unsigned",
+    "f32": "float",
+    "v2.f32": "float2",
+}
 _FORMATS = {"bf16x2": "Bfloat16", "f16x2": "Half"}
 
 
@@ -170,6 +177,16 @@ def _load_global(_: re.Match[str], operands: list[str]) -> str:
     return f"{{ const float* values_ = (const float*)({address}); {values}; }}"
 
 
+def _read(match: re.Match[str], operands: list[str]) -> str:
+    """A load of one register or two neighbours, at an address of their alignment."""
+    *targets, address = operands
+    value = f"*(const {_READ_TYPES[match['type']]}*)({address})"
+    if len(targets) == 1:
+        return f"{targets[0]} = {value}"
+    low, high = targets
+    return f"{{ const auto value_ = {value}; {low} = value_.x; {high} = value_.y; }}"
+
+
 def _pack(match: re.Match[str], operands: list[str]) -> str:
     kind = f"crossfuse_emulated::{_FORMATS[match[1]]}"
     return f"{operands[0]} = crossfuse_ptx_pack<{kind}>({operands[1]}, {operands[2]})"
@@ -248,6 +265,8 @@ _INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         (r"st\.global\.u32 \[%0\], %1;", _store_word),
         (r"st\.global\.v2\.f32 \[%0\], \{%1, %2\};", _store_pair),
         (r"ld\.global\.v4\.f32 \{[%\d, ]*\}, \[%\d\];", _load_global),
+        (r"ld\.global\.(?P<type>b8|b16|b32|f32) %0, \[%1\];", _read),
+        (r"ld\.global\.(?P<type>v2\.f32) \{%0, %1\}, \[%2\];", _read),
         (
             r"ld(?:\.(?P<order>acquire|relaxed)\.(?:gpu|sys)|\.weak|\.volatile)?\.global\."
             + _WORD

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body, each_step
 from crossfuse.lower.hopper.epilogue import Epilogue
@@ -16,7 +17,7 @@ from crossfuse.lower.hopper.load import sharing_rank
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.ring import Cursor, Release
-from crossfuse.lower.hopper.statements import registers, when
+from crossfuse.lower.hopper.statements import registers, run, when
 from crossfuse.lower.hopper.sums import Sum
 from crossfuse.lower.hopper.warmup import Warmup, warmed_up
 from crossfuse.lower.hopper.wgmma import Multiplier
@@ -35,6 +36,9 @@ def emit_multiplying(body: Body) -> None:
     # With several tiles a CTA the first one warms up for the others.
     once = all(plan.clusters >= each.program.tiles for each in plan.phases)
     with warmed_up(once) as warmup:
+        if plan.is_awaited_by_all:
+            with warmup.skipped():
+                run(ir.script.ptx.griddepcontrol.wait())
         for number, phase in enumerate(plan.phases):
             multiplier = Multiplier(
                 phase, _left(body, phase, warpgroup), plan.right, body.region("right"), accumulators
@@ -42,6 +46,7 @@ def emit_multiplying(body: Body) -> None:
             store = _Store(body, number, warpgroup, accumulators, warmup)
             with body.each_tile(phase) as places:
                 multiplier.forget()
+                store.ahead(places)
                 with warmup.skipped():
                     if phase.program.takes is not None and body.gather is not None:
                         await_slices(body.gather, phase.program.takes, warpgroup)
@@ -165,6 +170,13 @@ class _Store:
             warmup,
             note,
         )
+
+    def ahead(self, places: dict[Any, Any]) -> None:
+        """Read what the tile needs besides its sums, before it is multiplied."""
+        if self.giver is not None:
+            self.giver.ahead(places)
+        elif self.reduction is None:
+            self.epilogue.ahead(places)
 
     def tile(self, places: dict[Any, Any], leave: Callable[[], None] | None) -> None:
         """Store a tile, from one CTA's sums or from those of the cluster.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.fast_math import FAST_TYPES, fast
+from crossfuse.lower.hopper.further import Pair, Read, further_of, read_all
 from crossfuse.lower.hopper.statements import let, registers, run, when
 from crossfuse.lower.hopper.store_plan import PACKED_TYPES
 from crossfuse.lower.hopper.sum_program import SumProgram
@@ -42,6 +43,7 @@ class Elements:
         self.tile = plan.program.store.tile
         # Two neighbours share a register where every row has whole pairs.
         self.pairs = self.tile.dtype in PACKED_TYPES and self.tile.extents[1] % 2 == 0
+        self.further = further_of(plan.program)
         self._pair: Any = None
         self._part: Any = None
 
@@ -54,17 +56,48 @@ class Elements:
     def _place(self, i: Any, j: Any) -> list[Any]:
         return [i, j] if self._part is None else [self._part, i, j]
 
-    def value(self, i: Any, j: Any, sums: tuple[Any, ...]) -> Any:
-        """The epilogue's value for element (i, j), given the sum of each product."""
+    def registers_of_pair(self) -> tuple[Pair, ...]:
+        """Declare registers for what two neighbours of a row read besides their sums."""
+        return tuple(map(Pair, self.further))
+
+    def load(self, pairs: Sequence[Pair], i: Any, j: Any, warmup: Warmup) -> None:
+        """Read what elements (i, j) and (i, j + 1) need of all further operands."""
+        read_all([self.read(each, i, j) for each in pairs], warmup)
+
+    def read(self, pair: Pair, i: Any, j: Any) -> Read:
+        """What elements (i, j) and (i, j + 1) need of an operand."""
+        store = self.plan.program.store
+        return Read(
+            pair,
+            lambda number: pair.further.address(store, i, j + number),
+            lambda number: self.tails(i, j + number),
+        )
+
+    def value(self, i: Any, j: Any, sums: tuple[Any, ...], read: Sequence[Any] = ()) -> Any:
+        """The epilogue's value for element (i, j), given the sum of each product.
+
+        `read` are the values of further operands, in float32.
+        """
         store, results = self.plan.program.store, self.plan.program.results
+
+        def read_by(load: Any) -> Any:
+            pairs = zip(self.further, read, strict=True)
+            return next((each for further, each in pairs if further.is_read_by(load)), None)
+
+        def cast(node: Any, mutator: Any) -> Any:
+            if isinstance(node.value, ir.TensorLoad) and str(node.ty) == "float32":
+                value = read_by(node.value)
+                if value is not None:
+                    return value
+            return mutator.default_mutate(node)
 
         def load(node: Any, mutator: Any) -> Any:
             for buffer, each in zip(results, sums, strict=True):
                 if node.source.same_as(buffer):
                     return each
-            return self._guarded(mutator.default_mutate(node), i, j)
+            return read_by(node).astype(str(node.ty))
 
-        value = ir.mutate(store.value, (ir.TensorLoad, load))
+        value = ir.mutate(store.value, (ir.tirx.Cast, cast), (ir.TensorLoad, load))
         if self.tile.dtype in FAST_TYPES:
             value = fast(value)
         known = {store.row: i, store.column: j}
@@ -72,18 +105,27 @@ class Elements:
 
     def inside(self, i: Any, j: Any) -> list[Any]:
         """Conditions that an element belongs to the output; none if every one of a tile does."""
+        return [each for each in self.tails(i, j) if each is not None]
+
+    def tails(self, i: Any, j: Any) -> list[Any]:
+        """The condition on the row and that on the column; None for one that always holds."""
         return [
-            index < extent
+            index < extent if tail else None
             for index, extent, tail in zip((i, j), self.tile.extents, self.plan.tails, strict=True)
-            if tail
         ]
 
     def pack(
-        self, target: Any, i: Any, j: Any, low: tuple[Any, ...], high: tuple[Any, ...]
+        self,
+        target: Any,
+        i: Any,
+        j: Any,
+        low: tuple[Any, ...],
+        high: tuple[Any, ...],
+        pairs: Sequence[Pair] = (),
     ) -> None:
-        """Two neighbours of a row in one register."""
+        """Two neighbours of a row in one register; `pairs` hold what they read."""
         convert = getattr(ir.script.ptx.cvt.rn, PACKED_TYPES[self.tile.dtype]).f32
-        values = [self.value(i, j, low), self.value(i, j + 1, high)]
+        values = self._values(i, j, low, high, pairs)
         run(convert(target, _as_float(values[1]), _as_float(values[0])))
 
     def store_pair(
@@ -93,34 +135,37 @@ class Elements:
         low: tuple[Any, ...],
         high: tuple[Any, ...],
         warmup: Warmup,
+        pairs: Sequence[Pair] = (),
     ) -> None:
-        """Store elements (i, j) and (i, j + 1), each if it belongs to the output."""
+        """Store elements (i, j) and (i, j + 1), each if it belongs to the output.
+
+        `pairs` hold what they read besides their sums.
+        """
         if self.tile.dtype == "float32" and self.tile.extents[1] % 2 == 0:
             with _when_all([*warmup.conditions(), *self.inside(i, j)]):
-                values = self.value(i, j, low), self.value(i, j + 1, high)
+                values = self._values(i, j, low, high, pairs)
                 place = self.tile.buffer.ptr_to(self._place(i, j))
                 run(ir.script.ptx["st.global.v2.f32"](place, *values))
             return
         if not self.pairs:
-            for column, sums in ((j, low), (j + 1, high)):
+            values = self._values(i, j, low, high, pairs)
+            for column, value in zip((j, j + 1), values, strict=True):
                 with _when_all([*warmup.conditions(), *self.inside(i, column)]):
-                    ir.script.buffer_store(
-                        self.tile.buffer, self.value(i, column, sums), self._place(i, column)
-                    )
+                    ir.script.buffer_store(self.tile.buffer, value, self._place(i, column))
             return
         if self._pair is None:
             self._pair = registers("pair", 1, "uint32")
-        self.pack(self._pair[0], i, j, low, high)
+        self.pack(self._pair[0], i, j, low, high, pairs)
         with _when_all([*warmup.conditions(), *self.inside(i, j)]):
             run(ir.script.ptx["st.global.u32"](self.tile.buffer.ptr_to([i, j]), self._pair[0]))
 
-    def _guarded(self, load: Any, i: Any, j: Any) -> Any:
-        """A load of a further operand; nothing is read beyond the output's own extents."""
-        terms = self.inside(i, j)
-        if not terms:
-            return load
-        zero = ir.tirx.const(0, str(load.ty))
-        return ir.tirx.if_then_else(ir.conjunction(terms), load, zero)
+    def _values(
+        self, i: Any, j: Any, low: tuple[Any, ...], high: tuple[Any, ...], pairs: Sequence[Pair]
+    ) -> tuple[Any, Any]:
+        """The epilogue's values for elements (i, j) and (i, j + 1)."""
+        first = [pair.values[0] for pair in pairs]
+        second = [pair.values[1] for pair in pairs]
+        return self.value(i, j, low, first), self.value(i, j + 1, high, second)
 
 
 def _when_all(conditions: list[Any]) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.ahead import Ahead
 from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.fragment import Fragment
@@ -16,6 +17,8 @@ from crossfuse.lower.hopper.statements import let, registers, run, when
 from crossfuse.lower.hopper.store_plan import StoreBox
 from crossfuse.lower.hopper.warmup import Warmup
 
+#: Columns of elements that are stored without boxes, of which further operands are read at once.
+_GROUP = 32
 _TMA_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
 
 
@@ -63,6 +66,23 @@ class Epilogue:
         self.warmup = warmup
         self.fragment = Fragment(plan, where, accumulators)
         self.elements = self.fragment.elements
+        self.further = Ahead(self.fragment, self._groups(), warmup)
+
+    def _groups(self) -> tuple[tuple[int, int], ...]:
+        """First column and number of columns of what is stored together."""
+        if self.plan.store.boxes:
+            return tuple((each.first, each.columns) for each in self.plan.store.boxes)
+        width = self.plan.columns
+        return tuple((first, min(_GROUP, width - first)) for first in range(0, width, _GROUP))
+
+    def ahead(self, values: Mapping[Any, Any]) -> None:
+        """Read what is needed besides the sums of the tile at the place that `values` tell."""
+        row, column = self._origin(values)
+        self.further.start(row + self.warpgroup * WARPGROUP_ROWS, column)
+
+    def _origin(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
+        row, column = (at(each, dict(values)) for each in self.plan.program.store.tile.origin)
+        return row, column
 
     def store(
         self,
@@ -78,7 +98,7 @@ class Epilogue:
         writer : FlagWriter | None
             Tells others once it is stored.
         """
-        row, column = (at(each, dict(values)) for each in self.plan.program.store.tile.origin)
+        row, column = self._origin(values)
         part = self.elements.begin(values)
         first = let("first_row", row)
         row = let("row", row + self.warpgroup * WARPGROUP_ROWS)
@@ -111,10 +131,13 @@ class Epilogue:
                 run(ir.script.ptx.cp.async_.bulk.wait_group.read(0))
 
     def _store_elements(self, row: Any, column: Any) -> None:
-        for index in range(0, self.plan.accumulators, 2):
-            i, j = self.fragment.place(row, column, index)
-            low, high = self.fragment.sums(index), self.fragment.sums(index + 1)
-            self.elements.store_pair(i, j, low, high, self.warmup)
+        for first, columns in self._groups():
+            self.further.advance()
+            for index in range(first // 2, (first + columns) // 2, 2):
+                i, j = self.fragment.place(row, column, index)
+                low, high = self.fragment.sums(index), self.fragment.sums(index + 1)
+                pairs = self.further.pairs(index)
+                self.elements.store_pair(i, j, low, high, self.warmup, pairs)
 
     def _store_boxes(self, row: Any, column: Any) -> None:
         """Boxes of 64 rows: registers, swizzled shared memory, TMA."""
@@ -134,11 +157,12 @@ class Epilogue:
 
     def _fill_box(self, box: StoreBox, row: Any, column: Any) -> None:
         # Sixteen columns are four matrices of 8 x 8 for each warp, the narrowest box's eight two.
+        self.further.advance()
         columns = min(16, box.columns)
         packed = registers("packed", columns // 4, "uint32")
         for first in range(0, box.columns, columns):
             matrices = [packed[register] for register in range(columns // 4)]
-            self.fragment.pack(matrices, row, column, box.first + first)
+            self.fragment.pack(matrices, row, column, box.first + first, self.further)
             self._scatter(matrices, box, first)
 
     def _copy_box(self, box: StoreBox, row: Any, column: Any) -> None:

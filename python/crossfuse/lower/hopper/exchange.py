@@ -15,6 +15,7 @@ from crossfuse.lower.hopper.operand import WARPGROUP_ROWS
 from crossfuse.lower.hopper.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
+from crossfuse.lower.hopper.units import Units
 from crossfuse.lower.hopper.warmup import Warmup
 
 _WARPS = WARPGROUP_ROWS // WARP_ROWS
@@ -167,6 +168,9 @@ class SplitReduction:
         leave : Callable | None
             Called when this thread has sent everything.
         """
+        units = self._units(values)
+        if self.elements.further:
+            units.start(let("first_unit", self._thread()))
         with self.warmup.skipped():
             self._announce()
         self.note("peers multiplied")
@@ -183,15 +187,32 @@ class SplitReduction:
         row, column = (let("first", at(each, dict(values))) for each in origin)
         total = registers("total", self.count, "float32")
         received = registers("received", self.count, "float32")
-        threads = self.plan.consumers * WARPGROUP
-        units = self.plan.slice_bytes // (4 * self.count)
-        me = let("thread_of_tile", self.warpgroup * WARPGROUP + self.where.thread)
-        with ir.script.serial(0, -(-units // threads)) as turn:
+        threads, count = units.threads, units.count
+        me = let("thread_of_tile", self._thread())
+        with ir.script.serial(0, -(-count // threads)) as turn:
             ir.IRBuilder.name("turn", turn)
             unit = let("unit", turn * threads + me)
-            with when(unit < units) if units % threads else nullcontext():
+            with when(unit < count) if count % threads else nullcontext():
                 self._add(unit, total, received)
-                self._store(unit, row, column, total)
+                self._store(unit, row, column, total, units)
+                units.advance(unit)
+
+    def _thread(self) -> Any:
+        """Number of this thread among those that multiply."""
+        return self.warpgroup * WARPGROUP + self.where.thread
+
+    def _units(self, values: Mapping[Any, Any]) -> Units:
+        """What this CTA's slice reads besides its sums."""
+        origin = self.plan.program.store.tile.origin
+        row, column = (at(each, dict(values)) for each in origin)
+        return Units(
+            self.elements,
+            self.plan.slice_bytes // (4 * self.count),
+            self.plan.consumers * WARPGROUP,
+            self.count // 2,
+            lambda unit: self._places(unit, row, column),
+            self.warmup,
+        )
 
     def _add(self, unit: Any, total: Any, received: Any) -> None:
         """Add what all CTAs sent of a unit: as many neighbours as a push has."""
@@ -204,20 +225,23 @@ class SplitReduction:
             for i in range(self.count) if slot else ():
                 ir.script.buffer_store(total, total[i] + received[i], [i])
 
-    def _store(self, unit: Any, row: Any, column: Any, total: Any) -> None:
-        """Store the elements of a unit."""
+    def _places(self, unit: Any, row: Any, column: Any) -> list[tuple[Any, Any]]:
+        """Row and column of the first element of each pair of a unit."""
         if self.count == 4:
             blocks = self.plan.accumulators // 4
             lane, block, warp = unit % 32, unit // 32 % blocks, unit // 32 // blocks
             i = row + self.rank * self.exchange.rows + warp * WARP_ROWS + lane // 4
             j = column + block * 8 + lane % 4 * 2
-            for half in (0, 1):
-                low, high = total[2 * half], total[2 * half + 1]
-                self.elements.store_pair(i + 8 * half, j, (low,), (high,), self.warmup)
-            return
+            return [(i, j), (i + 8, j)]
         position = let("position", self.rank * self.exchange.elements + unit * 2)
-        i, j = row + position // self.exchange.width, column + position % self.exchange.width
-        self.elements.store_pair(i, j, (total[0],), (total[1],), self.warmup)
+        return [(row + position // self.exchange.width, column + position % self.exchange.width)]
+
+    def _store(self, unit: Any, row: Any, column: Any, total: Any, units: Units) -> None:
+        """Store the elements of a unit."""
+        for number, (i, j) in enumerate(self._places(unit, row, column)):
+            low, high = total[2 * number], total[2 * number + 1]
+            pairs = units.pairs[number]
+            self.elements.store_pair(i, j, (low,), (high,), self.warmup, pairs)
 
     def _announce(self) -> None:
         """Tell all CTAs that this warpgroup has multiplied its tiles, and wait for theirs."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crossfuse.lower.hopper.coordinates import Coordinates
 from crossfuse.lower.hopper.elements import Elements
 from crossfuse.lower.hopper.phase import PhasePlan
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.ahead import Ahead
 
 
 class Fragment:
@@ -45,9 +48,13 @@ class Fragment:
             self.accumulators[number * count + index] for number in range(len(self.plan.rights))
         )
 
-    def pack(self, matrices: list[Any], row: Any, column: Any, first: int) -> None:
-        """Blocks of 8 columns in the order of stmatrix: both halves of the rows of each."""
+    def pack(self, matrices: list[Any], row: Any, column: Any, first: int, ahead: Ahead) -> None:
+        """Blocks of 8 columns in the order of stmatrix: both halves of the rows of each.
+
+        `ahead` has what they read besides their sums.
+        """
         for number, register in enumerate(matrices):
             index = first // 2 + number * 2
             i, j = self.place(row, column, index)
-            self.elements.pack(register, i, j, self.sums(index), self.sums(index + 1))
+            low, high = self.sums(index), self.sums(index + 1)
+            self.elements.pack(register, i, j, low, high, ahead.pairs(index))

@@ -8,6 +8,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.ahead import Ahead
 from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.fragment import Fragment
 from crossfuse.lower.hopper.gathered import CHUNK, share_bytes
@@ -16,6 +17,9 @@ from crossfuse.lower.hopper.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.statements import Variable, let, registers, run
 from crossfuse.lower.hopper.tile import Gather
 from crossfuse.lower.hopper.warmup import Warmup
+
+#: Columns of a slice that a warp stores at once: four matrices of eight rows and columns.
+_GROUP = 16
 
 
 @dataclass(frozen=True)
@@ -89,15 +93,26 @@ class Giver:
         self.barriers = barriers
         self.warmup = warmup
         self.fragment = Fragment(plan, where, accumulators)
+        groups = tuple((first, _GROUP) for first in range(0, gather.width, _GROUP))
+        self.further = Ahead(self.fragment, groups, warmup)
         self.rank = where.places[gather.place.var]
 
-    def give(self, values: Mapping[Any, Any]) -> None:
-        """Make the slice at the place that `values` tell, and send it."""
+    def ahead(self, values: Mapping[Any, Any]) -> None:
+        """Read what the slice at the place that `values` tell needs besides its sums."""
+        self.further.start(*self._first(values))
+
+    def _first(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
+        """Row and column of this warpgroup's first element."""
         contraction = self.plan.program.contraction
         # The expression is written in columns of the product.
         origin = contraction.result(contraction.left.buffer).origin
         row, column = (at(each, dict(values)) for each in origin)
-        row = let("row", row + self.warpgroup * WARPGROUP_ROWS)
+        return row + self.warpgroup * WARPGROUP_ROWS, column
+
+    def give(self, values: Mapping[Any, Any]) -> None:
+        """Make the slice at the place that `values` tell, and send it."""
+        row, column = self._first(values)
+        row = let("row", row)
         column = let("column", column)
         # Of this lane's row in the slice, 8 columns for each half of a warp.
         chunks = self.gather.width // 8
@@ -120,8 +135,9 @@ class Giver:
 
     def _store(self, packed: Any, row: Any, column: Any, group: int, start: Any) -> None:
         """Sixteen columns of the warp's rows, as four matrices of eight rows and columns."""
+        self.further.advance()
         matrices = [packed[each] for each in range(4)]
-        self.fragment.pack(matrices, row, column, group * 16)
+        self.fragment.pack(matrices, row, column, group * _GROUP, self.further)
         run(
             ir.script.ptx.stmatrix.sync.aligned.m8n8.x4.shared.b16(
                 self.buffer(start + group * (2 * CHUNK)), *matrices

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from crossfuse.hardware import Device
 from crossfuse.lower.hopper.arena import Arena
 from crossfuse.lower.hopper.flags import Flags, state
+from crossfuse.lower.hopper.further import further_of
 from crossfuse.lower.hopper.kernel_memory import RingPlan, box_bytes, plan_memory
 from crossfuse.lower.hopper.operand import WARPGROUP_ROWS
 from crossfuse.lower.hopper.phase import PhasePlan, plan_phase
@@ -105,6 +106,17 @@ class KernelPlan:
         # What peers ask for comes without being asked for here.
         own = max(sum(x.size // x.sharers for x in each.rights) for each in self.phases)
         return min(self.right.stages, max(2, -(-_ON_THEIR_WAY // own)))
+
+    @property
+    def is_awaited_by_all(self) -> bool:
+        """Whether those who multiply wait for the kernel before, too.
+
+        It may still be writing what epilogues read besides the sums: nothing says that these are
+        constant, and they are read before the first left tile has come.
+        """
+        programs: list[TileProgram | SumProgram] = [each.program for each in self.phases]
+        programs += [] if self.summed is None else [self.summed]
+        return self.early and any(map(further_of, programs))
 
     @property
     def leaves_early(self) -> bool:

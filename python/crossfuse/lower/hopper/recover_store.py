@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.further import READ_TYPES
 from crossfuse.lower.hopper.recover_contraction import covers
 from crossfuse.lower.hopper.tile import Store, Tile
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program
@@ -53,15 +54,23 @@ def accumulator_loads(nest: TileNest, accumulators: tuple[Any, ...]) -> list[Any
     Raises
     ------
     LoweringRefused
-        If it loads anything else that is not in global memory.
+        If it loads anything else that is not in global memory, or of no type of `READ_TYPES`.
     """
     loads: list[Any] = []
     ir.walk(nest.block.body.value, (ir.TensorLoad, loads.append))
     ours = [each for each in loads if any(each.source.same_as(a) for a in accumulators)]
     for load in loads:
-        if not any(load.same_as(each) for each in ours) and str(load.source.scope()) != "global":
+        if any(load.same_as(each) for each in ours):
+            continue
+        if str(load.source.scope()) != "global":
             raise refuse_program(
                 nest.where, f"a load of '{load.source.name}'", "the accumulator and parameters"
+            )
+        if str(load.source.ty.dtype) not in READ_TYPES:
+            raise refuse_program(
+                nest.where,
+                f"a load of '{load.source.name}' of {load.source.ty.dtype}",
+                f"further operands of {', '.join(READ_TYPES)}",
             )
     return ours
 

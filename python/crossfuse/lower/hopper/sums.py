@@ -15,6 +15,7 @@ from crossfuse.lower.hopper.flags import PlacedFlags
 from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.statements import let, registers, run, when
 from crossfuse.lower.hopper.sum_program import UNIT, SumProgram
+from crossfuse.lower.hopper.units import Units
 from crossfuse.lower.hopper.warmup import Warmup
 
 # A lane for each part; what all of them saw is known to the lane that goes on.
@@ -113,22 +114,40 @@ class Sum:
 
     def store(self, ready: Any, values: Mapping[Any, Any]) -> None:
         """Wait at the barrier `ready`, then add and store; `values` are those of places."""
+        ahead = self._units(values)
+        ahead.start(self.me)
         with self.warmup.skipped():
             mbarrier.wait(ready, 0)
         total = registers("total", UNIT, "float32")
         part = registers("part", UNIT, "float32")
-        units = self.program.elements // UNIT
+        units = ahead.count
         with ir.script.serial(0, -(-units // self.threads)) as turn:
             ir.IRBuilder.name("turn_of_sum", turn)
             unit = let("unit", turn * self.threads + self.me)
             with when(unit < units) if units % self.threads else nullcontext():
-                element = {self.program.element: unit * UNIT}
-                row, column = (at(each, dict(values), element) for each in self.program.index)
-                row, column = let("row", row), let("column", column)
+                row, column = self._place(unit, values)
                 self._add(row, column, total, part)
                 for first in range(0, UNIT, 2):
                     low, high = (total[first],), (total[first + 1],)
-                    self.elements.store_pair(row, column + first, low, high, self.warmup)
+                    pairs = ahead.pairs[first // 2]
+                    self.elements.store_pair(row, column + first, low, high, self.warmup, pairs)
+                ahead.advance(unit)
+
+    def _place(self, unit: Any, values: Mapping[Any, Any]) -> tuple[Any, Any]:
+        """Row and column of the first element of a unit."""
+        element = {self.program.element: unit * UNIT}
+        row, column = (at(each, dict(values), element) for each in self.program.index)
+        return let("row", row), let("column", column)
+
+    def _units(self, values: Mapping[Any, Any]) -> Units:
+        """What this CTA's slice reads besides its sums."""
+
+        def places(unit: Any) -> list[tuple[Any, Any]]:
+            row, column = self._place(unit, values)
+            return [(row, column + first) for first in range(0, UNIT, 2)]
+
+        count = self.program.elements // UNIT
+        return Units(self.elements, count, self.threads, UNIT // 2, places, self.warmup)
 
     def _add(self, row: Any, column: Any, total: Any, part: Any) -> None:
         """Add a unit of all parts; several loads are on their way at once."""

@@ -1,0 +1,122 @@
+"""What is done to the sums of the products besides the activation: scales, biases, a residual."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from crossfuse.workload.dtypes import float_type
+from crossfuse.workload.operand import Operand
+from crossfuse.workload.refusal import one_of, refused
+
+if TYPE_CHECKING:
+    from crossfuse.workload.spec import WorkloadSpec
+
+#: Products that a bias or a scale belongs to, as specs write them.
+PRODUCTS = ("first", "last", "first+last")
+#: Types of a residual: that of the inputs, or that of the output.
+RESIDUALS = ("in", "out")
+#: Type of biases where inputs are too narrow for them: what torch has beside 8-bit weights.
+_BIAS_OF_8_BITS = "bfloat16"
+
+
+def canonical(spec: WorkloadSpec, name: str) -> str:
+    """The one spelling of a choice of products.
+
+    Parameters
+    ----------
+    spec : WorkloadSpec
+        A spec of known kind.
+    name : str
+        ``"bias"`` or ``"scale"``.
+
+    Returns
+    -------
+    str
+        One of `PRODUCTS`, ``"last"`` for the only product of a gemm; empty for none.
+
+    Raises
+    ------
+    WorkloadRefused
+        For anything else.
+    """
+    value = str(getattr(spec, name))
+    if not value:
+        return value
+    value = {"last+first": "first+last"}.get(value, value)
+    one_of(name, value, PRODUCTS)
+    if spec.kind != "gemm":
+        return value
+    if value == "first+last":
+        raise refused(
+            f"workload-{name}",
+            f"gemm:{name}",
+            value,
+            "last, because gemm has one product",
+            f"write {name}=last, or kind gemm_chain",
+        )
+    return "last"
+
+
+def residual(spec: WorkloadSpec) -> str:
+    """The one spelling of a residual's type.
+
+    Raises
+    ------
+    WorkloadRefused
+        For anything but `RESIDUALS`, and nothing for none.
+    """
+    if not spec.residual:
+        return ""
+    one_of("residual", spec.residual, RESIDUALS)
+    return "out" if spec.dtype == spec.out else spec.residual
+
+
+def affine(spec: WorkloadSpec, product: str) -> tuple[str, str]:
+    """Names of the scale and of the bias of a product.
+
+    Parameters
+    ----------
+    spec : WorkloadSpec
+        The workload.
+    product : str
+        One of ``spec.products``, such as ``"gemm0_gate"``.
+
+    Returns
+    -------
+    tuple[str, str]
+        Such as ``("scale0_gate", "bias0_gate")``; each is empty where there is none.
+    """
+    place = "last" if product == spec.products[-1] else "first"
+    scale, bias = (
+        product.replace("gemm", name) if place in getattr(spec, name).split("+") else ""
+        for name in ("scale", "bias")
+    )
+    return scale, bias
+
+
+def further_operands(spec: WorkloadSpec) -> tuple[Operand, ...]:
+    """Inputs besides A and the weights, in the order of the function's parameters.
+
+    Parameters
+    ----------
+    spec : WorkloadSpec
+        The workload.
+
+    Returns
+    -------
+    tuple[Operand, ...]
+        Of each product its scale, [1] of float32, and its bias, a row; then the residual.
+    """
+    found: list[Operand] = []
+    wide = float_type(spec.dtype).size > 1
+    for product in spec.products:
+        scale, bias = affine(spec, product)
+        columns = spec.output[1] if product == spec.products[-1] else spec.N
+        if scale:
+            found.append(Operand(scale, (1,), "float32"))
+        if bias:
+            found.append(Operand(bias, (columns,), spec.dtype if wide else _BIAS_OF_8_BITS))
+    if spec.residual:
+        dtype = spec.out if spec.residual == "out" else spec.dtype
+        found.append(Operand("residual", spec.output, dtype))
+    return tuple(found)

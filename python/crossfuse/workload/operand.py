@@ -1,0 +1,30 @@
+"""Operands of a workload, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An input of a function.
+
+    Attributes
+    ----------
+    name : str
+        Of the buffer.
+    shape : tuple[int, ...]
+        As stored, row-major.
+    dtype : str
+        Of the elements.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)

@@ -1,0 +1,38 @@
+"""Refusals of specs."""
+
+from __future__ import annotations
+
+from crossfuse.errors import RefusedError, WorkloadRefused, refuse
+from crossfuse.workload.dtypes import closest
+
+
+def refused(rule: str, where: str, found: object, limit: str, instead: str) -> RefusedError:
+    """Build the refusal of a workload; see `crossfuse.errors.Refusal`."""
+    return refuse(WorkloadRefused, rule, where, found=found, limit=limit, instead=instead)
+
+
+def one_of(what: str, value: str, known: tuple[str, ...]) -> None:
+    """Refuse a word that is not known, advising the closest one.
+
+    Parameters
+    ----------
+    what : str
+        What the word is of; the rule is named after what follows the last colon.
+    value : str
+        The word.
+    known : tuple[str, ...]
+        All words that are taken.
+
+    Raises
+    ------
+    WorkloadRefused
+        For any other word.
+    """
+    if value not in known:
+        raise refused(
+            "workload-" + what.rpartition(":")[2],
+            what,
+            repr(value),
+            "one of " + ", ".join(known),
+            closest(value, known, "choose one of these"),
+        )

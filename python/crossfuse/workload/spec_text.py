@@ -1,0 +1,134 @@
+"""Specs as text.
+
+```
+gated_ffn:M=128,K=4096,N=11008,L=4096,dtype=bfloat16,act=silu
+gemm_chain:M=128,K=768,N=3072,L=768,dtype=float16,act=relu,bias=first+last,residual=in
+gemm:M=256,K=1024,N=512,dtype=float32,combine=max
+gemm:M=256,K=1024,N=512,dtype=float8_e4m3fn,out=bfloat16,scale=last,bias=last
+```
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from crossfuse.workload.refusal import one_of, refused
+from crossfuse.workload.spec import DIMS, KINDS, WorkloadSpec
+
+#: What may stand before an equals sign.
+KEYS = tuple(field.name for field in fields(WorkloadSpec) if field.name != "kind")
+
+
+def parse(text: str) -> WorkloadSpec:
+    """Read a spec from ``kind:key=value,...``.
+
+    Parameters
+    ----------
+    text : str
+        See the module's examples. Commas inside parentheses belong to the activation.
+
+    Returns
+    -------
+    WorkloadSpec
+        The value; ``parse(str(spec)) == spec``.
+
+    Raises
+    ------
+    WorkloadRefused
+        Unknown kinds and keys (with the closest known one), duplicated keys, missing or wrong
+        extents, unsupported types, activations that are not expressions in x.
+    """
+    kind, options = split(text)
+    one_of("kind", kind, KINDS)
+    return from_options(kind, options)
+
+
+def split(text: str) -> tuple[str, dict[str, str]]:
+    """Take ``head:key=value,...`` apart without reading the values.
+
+    Parameters
+    ----------
+    text : str
+        Text of a spec; the colon and what follows may be absent.
+
+    Returns
+    -------
+    head : str
+        What stands before the colon.
+    options : dict[str, str]
+        The pairs in the order written.
+
+    Raises
+    ------
+    WorkloadRefused
+        Pairs without ``=``, unknown keys, duplicated keys.
+    """
+    head, _, body = text.strip().partition(":")
+    options: dict[str, str] = {}
+    for item in _items(body):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or not value:
+            limit = "key=value pairs separated by commas"
+            raise refused("workload-spec", head, repr(item), limit, "write key=value")
+        one_of(f"{head}:key", key, KEYS)
+        if key in options:
+            found = f"{options[key]} and {value}"
+            raise refused("workload-key", f"{head}:{key}", found, "one value", "keep one of them")
+        options[key] = value
+    return head.strip(), options
+
+
+def from_options(kind: str, options: dict[str, str]) -> WorkloadSpec:
+    """Make a spec of a kind from textual options.
+
+    Parameters
+    ----------
+    kind : str
+        One of `KINDS`.
+    options : dict[str, str]
+        Values by key, such as ``{"M": "128"}``.
+
+    Returns
+    -------
+    WorkloadSpec
+        The value.
+
+    Raises
+    ------
+    WorkloadRefused
+        See `parse`.
+    """
+    needed = DIMS if kind != "gemm" else DIMS[:3]
+    missing = [name for name in needed if name not in options]
+    if missing:
+        raise refused(
+            "workload-extent",
+            kind,
+            "no " + ", ".join(missing),
+            "the extents " + ", ".join(needed),
+            "add " + ",".join(f"{name}=128" for name in missing) + " or the extents you mean",
+        )
+    values: dict[str, Any] = dict(options)
+    values |= {name: _extent(kind, name, options[name]) for name in DIMS if name in options}
+    return WorkloadSpec(kind, **values)
+
+
+def _items(body: str) -> list[str]:
+    """Split at commas outside parentheses; nothing for an empty body."""
+    items, depth, start = [], 0, 0
+    for position, character in enumerate(body):
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth <= 0:
+            items.append(body[start:position])
+            start = position + 1
+    return [*items, body[start:]] if body.strip() else []
+
+
+def _extent(kind: str, name: str, text: str) -> int:
+    # isdecimal alone would take digits of other scripts.
+    if text.isascii() and text.isdecimal() and len(text) < 20:
+        return int(text)
+    raise refused(
+        "workload-extent", f"{kind}:{name}", text, "a positive integer", f"write {name}=128, say"
+    )
