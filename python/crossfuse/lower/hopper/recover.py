@@ -10,6 +10,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.recover_contraction import check_reduction, read_contraction
 from crossfuse.lower.hopper.recover_exchange import read_exchange, slice_tile
 from crossfuse.lower.hopper.recover_gather import is_gathered, recover_gathered
+from crossfuse.lower.hopper.recover_kept import is_kept, recover_kept
 from crossfuse.lower.hopper.recover_places import (
     Loops,
     has_stages,
@@ -41,8 +42,10 @@ def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
         Nests one after another, each of loops over places, inside them loops with stages (two
         loads and a product of tiles each) and the store of the products; between them, if the
         reduction is split over the cluster, the two nests of `dsm_reduce`, or those of
-        `dsm_shuffle` if an intermediate stays in the cluster. A nest without stages adds partial
-        tiles that the one before it stores. Each block has one loop for each of its dimensions.
+        `dsm_shuffle` if an intermediate stays in the cluster. Between loops with stages, an
+        elementwise block may store to scope ``local``: its tile stays in registers. A nest without
+        stages adds partial tiles that the one before it stores. Each block has one loop for each of
+        its dimensions.
 
     Returns
     -------
@@ -88,7 +91,7 @@ def _kernels(programs: list[TileProgram]) -> list[list[TileProgram]]:
             kernels.append([])
         kernels[-1].append(program)
         _check_phase(program, kernels[-1][:-1])
-        if program.gives is not None:
+        if program.gives is not None or program.keeps:
             open_until = max(open_until, index + 1)
         if program.staged:
             made = program.store.tile.buffer
@@ -114,8 +117,9 @@ def _check_phase(program: TileProgram, before: list[TileProgram]) -> None:
     _, *others = _loaded(program)
     for each in before:
         made = each.store.tile.buffer
+        marked = each.staged or each.keeps
         as_left = program.contraction.left.buffer.same_as(made)
-        if any(other.same_as(made) for other in others) or (as_left and not each.staged):
+        if any(other.same_as(made) for other in others) or (as_left and not marked):
             raise refuse_program(
                 f"tensor '{made.name}'",
                 "an intermediate that a later phase of the same kernel loads",
@@ -148,6 +152,8 @@ def _recover_nest(node: Any, memory: tuple[Any, ...]) -> tuple[TileProgram, ...]
         if is_gathered(parts[1]):
             return recover_gathered(memory, outer, parts)
         return (_recover_split(memory, outer, parts),)
+    if is_kept(parts):
+        return recover_kept(memory, outer, parts)
     loops, store_nest = pipelined(parts)
     contraction, store, nest = read_products(loops, store_nest, outer)
     staged = GRID_STAGE in nest.block.annotations

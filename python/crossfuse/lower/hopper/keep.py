@@ -1,0 +1,58 @@
+"""Sums become the left operand of the next product, in the registers of the same thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from crossfuse.lower.hopper.coordinates import Coordinates, at
+from crossfuse.lower.hopper.fragment import Fragment
+from crossfuse.lower.hopper.hold import hold
+from crossfuse.lower.hopper.kept import GROUP, GROUP_REGISTERS, kept_registers
+from crossfuse.lower.hopper.operand import WARPGROUP_ROWS
+from crossfuse.lower.hopper.phase import PhasePlan
+from crossfuse.lower.hopper.statements import let
+
+
+class Keeper:
+    """Rounds a warpgroup's sums and keeps them for its next product.
+
+    ::
+
+        sums of 16 columns in a thread        registers of the operand
+        row g      c c+1        c+8 c+9        0           2
+        row g + 8  c c+1        c+8 c+9        1           3
+
+    Parameters
+    ----------
+    plan : PhasePlan
+        The phase that makes the tile.
+    where : Coordinates
+        Of this thread.
+    warpgroup : Any
+        Index of the multiplying warpgroup.
+    accumulators : Any
+        Its sums.
+    kept : Any
+        Registers that hold the operand.
+    """
+
+    def __init__(
+        self, plan: PhasePlan, where: Coordinates, warpgroup: Any, accumulators: Any, kept: Any
+    ) -> None:
+        self.plan = plan
+        self.warpgroup = warpgroup
+        self.kept = kept
+        self.fragment = Fragment(plan, where, accumulators)
+
+    def keep(self, values: Mapping[Any, Any]) -> None:
+        """Make the tile at the place that `values` tell."""
+        tile = self.plan.program.store.tile
+        row, column = (at(each, dict(values)) for each in tile.origin)
+        row = let("row", row + self.warpgroup * WARPGROUP_ROWS)
+        column = let("column", column)
+        for group in range(tile.shape[1] // GROUP):
+            first = group * GROUP_REGISTERS
+            operand = [self.kept[first + each] for each in range(GROUP_REGISTERS)]
+            self.fragment.pack(operand, row, column, group * GROUP)
+        hold(self.kept, kept_registers(tile.shape[1]))
