@@ -26,11 +26,13 @@ def clear(registers: Any, count: int) -> None:
 def _each(name: str, instruction: str, registers: Any, count: int, access: str) -> None:
     """An instruction on each of them, or an empty one."""
     is_float = str(registers.ty.dtype) == "float32"
-    kind, letter = ("float", "f") if is_float else ("unsigned", "r")
     name = f"crossfuse_{name}_{count}" if is_float else f"crossfuse_{name}_words_{count}"
+    # Words may be pairs of smaller elements, with a pointer of that type.
+    register = "registers[i]" if is_float else "((unsigned*)registers)[i]"
     source = (
-        f"__device__ __forceinline__ void {name}({kind}* registers) {{\n#pragma unroll\n"
-        f"  for (int i = 0; i < {count}; ++i) "
-        f'asm volatile("{instruction}" : "{access}{letter}"(registers[i]) :: "memory");\n}}\n'
+        f"__device__ __forceinline__ void {name}({'float' if is_float else 'void'}* registers) "
+        f"{{\n#pragma unroll\n  for (int i = 0; i < {count}; ++i) "
+        f'asm volatile("{instruction}" : "{access}{"f" if is_float else "r"}"({register}) '
+        ':: "memory");\n}\n'
     )
     run(ir.cuda_func_call(name, registers.data, source_code=source))

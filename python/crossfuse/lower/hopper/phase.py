@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from crossfuse.lower.hopper.flags import Flags
 from crossfuse.lower.hopper.gathered import check_depth, check_gather
+from crossfuse.lower.hopper.instruction import OPERAND_TYPES
 from crossfuse.lower.hopper.kept import check_kept, check_room, kept_registers
 from crossfuse.lower.hopper.operand import WARPGROUP_ROWS, Operand, make_operand
 from crossfuse.lower.hopper.store_plan import StorePlan, plan_store
@@ -15,13 +16,6 @@ from crossfuse.lower.refusal import refuse
 
 #: Rows of a warpgroup's tile that each of its warps holds.
 WARP_ROWS = 16
-#: Element types of operands, with the type's name in PTX and the k of its wgmma.
-OPERAND_TYPES = {
-    "float16": ("f16", 16),
-    "bfloat16": ("bf16", 16),
-    "float8_e4m3fn": ("e4m3", 32),
-    "float8_e5m2": ("e5m2", 32),
-}
 #: Accumulators of a thread that leave room for addresses and the epilogue, by the number of
 #: multiplying warpgroups.
 _MAX_ACCUMULATORS = {1: 128, 2: 128, 3: 96}

@@ -7,10 +7,17 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.hold import clear, forget, hold
+from crossfuse.lower.hopper.instruction import (
+    K_BYTES,
+    OPERAND_TYPES,
+    multiply,
+    swizzled,
+    words,
+)
 from crossfuse.lower.hopper.kernel_memory import RingPlan
-from crossfuse.lower.hopper.left_tiles import K_BYTES, LeftOperand, swizzled, words
+from crossfuse.lower.hopper.left_tiles import LeftOperand
 from crossfuse.lower.hopper.operand import ROW_BYTES, Operand
-from crossfuse.lower.hopper.phase import OPERAND_TYPES, PhasePlan
+from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.statements import Variable, run
 
 
@@ -59,8 +66,8 @@ class Multiplier:
         for part in range(self.plan.program.contraction.depth // self._k):
             keep = ir.script.Cast("uint32", ir.script.Not(first)) if part == 0 else 1
             for number in range(len(self._rights)):
-                operands = [*self._left(left, part), self._right(number, offset, part)]
-                self._multiply(number, operands, ir.script.Cast("uint32", keep))
+                operands = self._left(left, part), self._right(number, offset, part)
+                self._multiply(number, *operands, ir.script.Cast("uint32", keep))
         run(ir.script.ptx.wgmma.commit_group.sync.aligned())
 
     def _right(self, number: int, offset: Any, part: int) -> Any:
@@ -68,27 +75,12 @@ class Multiplier:
         step = _step(self.plan.rights[number])
         return self._rights[number].value + words(offset + part * step)
 
-    def _multiply(self, number: int, operands: list[Any], keep: Any) -> None:
+    def _multiply(self, number: int, left: list[Any], right: Any, keep: Any) -> None:
         """One wgmma."""
-        plan, right = self.plan, self.plan.rights[number]
-        tiles = (plan.program.contraction.left, right.tile)
-        types = [OPERAND_TYPES[each.dtype][0] for each in tiles]
-        call = ir.script.ptx[
-            f"wgmma.mma_async.sync.aligned.m64n{plan.columns}k{self._k}.f32.{types[0]}.{types[1]}"
-        ]
-        # Only 16-bit types may have operands that are not K-major.
-        layouts = () if self._k == 32 else (*self.left.layouts, 0 if right.k_major else 1)
-        first = number * plan.accumulators
-        run(
-            call(
-                *[self.accumulators[first + i] for i in range(plan.accumulators)],
-                *operands,
-                ir.script.ptx.pred(keep),
-                1,
-                1,
-                *layouts,
-            )
-        )
+        count, operand = self.plan.accumulators, self.plan.rights[number]
+        types = self.plan.program.contraction.left.dtype, operand.tile.dtype
+        registers = [self.accumulators[number * count + each] for each in range(count)]
+        multiply(types, registers, left, right, keep, transposed=not operand.k_major)
 
     def wait(self, pending: int) -> None:
         """Wait until at most `pending` stages are still being multiplied."""
