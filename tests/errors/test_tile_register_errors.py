@@ -18,7 +18,7 @@ CHAIN = "gemm_chain:M=64,K=64,N=128,L=64,dtype=bfloat16,weights=nk"
 
 
 def scheduled(text: str, *tiles: int) -> Any:
-    return schedule_register_ffn(prim_func(parse(text)), tiles=RegisterTiles(*tiles))
+    return schedule_register_ffn(prim_func(parse(text)), tiles=RegisterTiles(*tiles, cluster=1))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_division_is_refused(text: str, tiles: tuple[int, ...]) -> None:
     n, width = (part.split("=")[1] for part in text.split(",")[2:4])
     assert str(caught.value).startswith(
         f"register-tiles: block 'gemm1': found {n} columns of the intermediate and {width} of the "
-        f"output, for {RegisterTiles(*tiles)}; limit: parts of a multiple of 64 columns"
+        f"output, for {RegisterTiles(*tiles, cluster=1)}; limit: parts of a multiple of 64 columns"
     )
 
 

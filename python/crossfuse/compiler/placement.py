@@ -45,6 +45,7 @@ def tensor_options(
     from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
     from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
     from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
+    from crossfuse.schedule.rules.register_tiles import RegisterTiles
     from crossfuse.schedule.rules.tensor_tiles import TensorTiles
     from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
     from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
@@ -54,7 +55,13 @@ def tensor_options(
         return [partial(schedule_tiled_gemm, func, tiles=tiles, constant_weights=constant)]
     staged = partial(schedule_tiled_ffn, func, first=tiles, constant_weights=constant)
     rules = {
-        "registers": partial(schedule_register_ffn, func, constant_weights=constant, target=target),
+        "registers": partial(
+            schedule_register_ffn,
+            func,
+            tiles=RegisterTiles(cluster=cluster),
+            constant_weights=constant,
+            target=target,
+        ),
         "dsm": partial(
             schedule_clustered_ffn,
             func,

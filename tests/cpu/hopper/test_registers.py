@@ -10,7 +10,7 @@ import pytest
 
 import crossfuse
 from cpu.hopper.checkers import emulated, passed
-from cpu.hopper.instructions import MEET, WAIT
+from cpu.hopper.instructions import MEET, RECEIVED, WAIT
 from cpu.lower.support import kernels_in
 from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.errors import CheckFailed
@@ -21,7 +21,7 @@ from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
 from crossfuse.schedule.rules.register_tiles import RegisterTiles
 from crossfuse.workload import adversarial_inputs, parse, prim_func, random_inputs
 
-#: Workload; rows, columns of the output's tiles, and parts.
+#: Workload; rows, columns of the output's tiles, parts, and CTAs of a cluster if they sum them.
 CASES = {
     "one CTA": ("gemm_chain:M=64,K=64,N=64,L=64,dtype=bfloat16,act=relu", (64, 64, 1)),
     "two steps": ("gemm_chain:M=64,K=136,N=128,L=40,dtype=float16,act=gelu", (64, 40, 1)),
@@ -40,6 +40,23 @@ CASES = {
     "parts that are no rows": ("gated_ffn:M=16,K=64,N=192,L=96,dtype=bfloat16", (64, 48, 3)),
     "parts, two warpgroups": ("gated_ffn:M=128,K=64,N=256,L=64,dtype=float16", (128, 64, 2)),
     "parts, one row": ("gemm_chain:M=1,K=64,N=256,L=64,dtype=bfloat16,weights=nk", (64, 32, 4)),
+    "cluster": ("gemm_chain:M=128,K=64,N=256,L=64,dtype=bfloat16,act=relu", (64, 64, 2, 2)),
+    "cluster, [n, k]": (
+        "gemm_chain:M=64,K=64,N=256,L=72,dtype=bfloat16,weights=nk",
+        (64, 72, 4, 4),
+    ),
+    "cluster of 3, gated": ("gated_ffn:M=12,K=72,N=192,L=96,dtype=float16", (64, 48, 3, 3)),
+    "cluster, two warpgroups": ("gated_ffn:M=128,K=136,N=256,L=64,dtype=bfloat16", (128, 64, 4, 4)),
+    "cluster of 8, tiles side by side": (
+        "gemm_chain:M=64,K=64,N=512,L=128,dtype=bfloat16",
+        (64, 32, 8, 8),
+    ),
+    "cluster, two rows of tiles": (
+        "gemm_chain:M=100,K=64,N=256,L=64,dtype=bfloat16",
+        (64, 32, 4, 4),
+    ),
+    "cluster, one row": ("gated_ffn:M=1,K=64,N=256,L=64,dtype=bfloat16", (64, 64, 2, 2)),
+    "cluster, few rows": ("gemm_chain:M=12,K=64,N=256,L=64,dtype=bfloat16", (64, 64, 4, 4)),
     "float32 output": ("gemm_chain:M=64,K=64,N=128,L=64,dtype=bfloat16,out=float32", (64, 64, 2)),
 }
 FENCE = r"tvm_builtin_ptx_wgmma_fence\w+"
@@ -48,17 +65,23 @@ FROM_REGISTERS = r"tvm_builtin_ptx_wgmma_\w+_rs_mma\w+"
 
 def scheduled(name: str) -> Any:
     text, tiles = CASES[name]
-    return schedule_register_ffn(prim_func(parse(text)), tiles=RegisterTiles(*tiles))
+    return schedule_register_ffn(prim_func(parse(text)), tiles=tiles_of(*tiles))
+
+
+def tiles_of(rows: int, columns: int, parts: int, cluster: int = 1) -> RegisterTiles:
+    return RegisterTiles(rows, columns, parts, cluster)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_both_checkers_pass(name: str) -> None:
-    text, (_, _, parts) = CASES[name]
+    text, tiles = CASES[name]
+    chosen = tiles_of(*tiles)
     image = passed(parse(text), scheduled(name))
     (launch,) = image.launches
-    assert launch.cluster == (1, 1, 1)
-    assert launch.cooperative == (parts > 1)
-    assert bool(image.workspaces) == (parts > 1)
+    assert launch.cluster == (chosen.cluster, 1, 1)
+    through_l2 = chosen.parts > chosen.cluster
+    assert launch.cooperative == through_l2
+    assert bool(image.workspaces) == through_l2
 
 
 @pytest.mark.parametrize("name", ["gated", "parts"])
@@ -118,6 +141,16 @@ FAULTS: dict[str, tuple[str, Any, str | None]] = {
         lambda: drop_call(right("two steps"), FROM_REGISTERS, 3),
         None,
     ),
+    "nobody waits for what the cluster sends": (
+        "cluster",
+        lambda: drop_call(right("cluster"), RECEIVED, 0),
+        "async-race",
+    ),
+    "nobody waits until the cluster has multiplied": (
+        "cluster",
+        lambda: drop_call(right("cluster"), WAIT, -1),
+        "async-race",
+    ),
     "nobody waits for the other parts": (
         "parts",
         lambda: drop_call(right("parts"), "crossfuse_await_parts"),
@@ -148,13 +181,15 @@ def test_fault_is_caught(name: str) -> None:
         ("gemm_chain:M=128,K=64,N=192,L=192,act=gelu", (128, 192, 1), 168),
         ("gemm_chain:M=192,K=64,N=192,L=128", (192, 128, 1), 128),
         ("gemm_chain:M=128,K=64,N=512,L=256,act=gelu", (64, 64, 4), 255),
+        ("gemm_chain:M=128,K=64,N=512,L=256,act=gelu", (64, 256, 8, 8), 255),
+        ("gated_ffn:M=128,K=64,N=256,L=256", (128, 256, 4, 4), 168),
     ],
 )
 def test_nvcc_neither_spills_nor_serialises(
     text: str, tiles: tuple[int, ...], registers: int
 ) -> None:
     func = prim_func(parse(f"{text},dtype=bfloat16"))
-    schedule = schedule_register_ffn(func, tiles=RegisterTiles(*tiles))
+    schedule = schedule_register_ffn(func, tiles=tiles_of(*tiles))
     (usage,) = compile_cubin(lower(schedule).image.cuda).resources
     assert (usage.spill_store_bytes, usage.spill_load_bytes, usage.stack_bytes) == (0, 0, 0)
     assert usage.advisories == ()

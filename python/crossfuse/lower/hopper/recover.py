@@ -10,7 +10,13 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.recover_contraction import check_reduction, read_contraction
 from crossfuse.lower.hopper.recover_exchange import read_exchange, slice_tile
 from crossfuse.lower.hopper.recover_gather import is_gathered, recover_gathered
-from crossfuse.lower.hopper.recover_kept import is_kept, recover_kept
+from crossfuse.lower.hopper.recover_kept import (
+    check_taken,
+    is_kept,
+    kept_program,
+    read_kept,
+    recover_kept,
+)
 from crossfuse.lower.hopper.recover_places import (
     Loops,
     has_stages,
@@ -151,7 +157,7 @@ def _recover_nest(node: Any, memory: tuple[Any, ...]) -> tuple[TileProgram, ...]
     if len(parts) == 2 and all(is_bound(each) for each in parts):
         if is_gathered(parts[1]):
             return recover_gathered(memory, outer, parts)
-        return (_recover_split(memory, outer, parts),)
+        return _recover_split(memory, outer, parts)
     if is_kept(parts):
         return recover_kept(memory, outer, parts)
     loops, store_nest = pipelined(parts)
@@ -160,9 +166,17 @@ def _recover_nest(node: Any, memory: tuple[Any, ...]) -> tuple[TileProgram, ...]
     return (TileProgram(places_of(outer), contraction, None, store, memory, staged=staged),)
 
 
-def _recover_split(memory: tuple[Any, ...], outer: Loops, parts: list[Any]) -> TileProgram:
-    """A nest over the ranks that makes partial sums, and one that combines and stores slices."""
+def _recover_split(
+    memory: tuple[Any, ...], outer: Loops, parts: list[Any]
+) -> tuple[TileProgram, ...]:
+    """A nest over the ranks that makes partial sums, and one that combines and stores slices.
+
+    The partial sums may be those of a chain whose intermediate stays in registers.
+    """
     (making, made), (taking, taken) = (outer_loops(each) for each in parts)
+    first = kept = None
+    if is_kept(made):
+        first, kept, made = read_kept((*outer, *making), made)
     loops = [each for each in made if isinstance(each, ir.For) and has_stages(each)]
     if len(made) != 2 or len(loops) != 1 or len(taken) != 2 or len(making) != len(taking) != 1:
         raise refuse_program(
@@ -170,9 +184,12 @@ def _recover_split(memory: tuple[Any, ...], outer: Loops, parts: list[Any]) -> T
             f"nests of {len(made)} and {len(taken)} parts for each rank",
             "a pipelined loop and the copy to the slab, then the sum of slabs and its store",
         )
-    contraction = read_contraction(loops[0], (*outer, *making))
+    contraction = read_contraction(loops[0], (*outer, *making), kept)
     place, slice_var = places_of(making)[0], taking[0].loop_var
-    check_reduction(contraction, place)
+    if kept is None:
+        check_reduction(contraction, place)
+    else:
+        check_taken(kept, contraction)
     copy = tile_nest(made[1], (*outer, *making))
     combine = tile_nest(taken[0], (*outer, *taking))
     exchange = read_exchange(copy, combine, contraction, place, slice_var)
@@ -184,4 +201,7 @@ def _recover_split(memory: tuple[Any, ...], outer: Loops, parts: list[Any]) -> T
     # The epilogue counts rows from the tile's first one.
     store = replace(store, tile=replace(store.tile, origin=whole.origin, shape=whole.shape))
     staged = GRID_STAGE in nest.block.annotations
-    return TileProgram(places, contraction, exchange, store, memory, staged=staged)
+    second = TileProgram(places, contraction, exchange, store, memory, staged=staged)
+    if first is None:
+        return (second,)
+    return (kept_program(memory, places, first, contraction.rows), second)

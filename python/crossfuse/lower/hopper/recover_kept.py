@@ -11,10 +11,12 @@ from crossfuse.lower.hopper.recover_places import Loops, has_stages, places_of
 from crossfuse.lower.hopper.recover_products import pipelined, read_products, with_rows
 from crossfuse.lower.hopper.recover_store import read_store
 from crossfuse.lower.hopper.recover_sum import is_partial, read_partial
-from crossfuse.lower.hopper.tile import KeptTile, Store, Tile
+from crossfuse.lower.hopper.tile import KeptTile, Place, Store, Tile
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program
 from crossfuse.lower.hopper.tile_program import Contraction, TileProgram
 from crossfuse.schedule.markers import GRID_STAGE
+
+Read = tuple[Contraction, Store, TileNest]
 
 
 def is_kept(parts: list[Any]) -> bool:
@@ -54,23 +56,47 @@ def recover_kept(
     LoweringRefused
         Naming the block that has another form.
     """
+    first, kept, rest = read_kept(outer, parts)
+    loops, store_nest = pipelined(rest)
+    read_second = read_partial if is_partial(store_nest) else read_store
+    second = read_products(loops, store_nest, outer, read_second, takes=kept)
+    check_taken(kept, second[0])
+    rows = max(first[0].rows, second[0].rows)
+    places = places_of(outer)
+    return tuple(kept_program(memory, places, each, rows) for each in (first, second))
+
+
+def read_kept(outer: Loops, parts: list[Any]) -> tuple[Read, KeptTile, list[Any]]:
+    """Read the first products of a CTA's nests.
+
+    Parameters
+    ----------
+    outer : tuple
+        Loops around them.
+    parts : list
+        As for `recover_kept`.
+
+    Returns
+    -------
+    tuple
+        The products with their store; the tile that is kept; and the nests behind them.
+    """
     end = next(i for i, each in enumerate(parts) if _stores_locally(each)) + 1
     first = read_products(*pipelined(parts[:end]), outer, _read_kept)
     kept = first[1].tile
     assert isinstance(kept, KeptTile)
-    loops, store_nest = pipelined(parts[end:])
-    read_second = read_partial if is_partial(store_nest) else read_store
-    second = read_products(loops, store_nest, outer, read_second, takes=kept)
-    _check_taken(second[2], kept, second[0])
-    rows = max(first[0].rows, second[0].rows)
-    places = places_of(outer)
-    programs = []
-    for contraction, store, nest in (first, second):
-        store = replace(store, tile=replace(store.tile, shape=(rows, store.tile.shape[1])))
-        staged = GRID_STAGE in nest.block.annotations
-        contraction = with_rows(contraction, rows)
-        programs.append(TileProgram(places, contraction, None, store, memory, staged=staged))
-    return tuple(programs)
+    return first, kept, parts[end:]
+
+
+def kept_program(
+    memory: tuple[Any, ...], places: tuple[Place, ...], read: Read, rows: int
+) -> TileProgram:
+    """One phase of such a chain; tiles of both have as many rows."""
+    contraction, store, nest = read
+    store = replace(store, tile=replace(store.tile, shape=(rows, store.tile.shape[1])))
+    staged = GRID_STAGE in nest.block.annotations
+    contraction = with_rows(contraction, rows)
+    return TileProgram(places, contraction, None, store, memory, staged=staged)
 
 
 def _read_kept(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) -> Store:
@@ -80,11 +106,17 @@ def _read_kept(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) -> S
     return replace(store, tile=KeptTile(tile.buffer, tile.origin, tile.shape))
 
 
-def _check_taken(nest: TileNest, kept: Tile, contraction: Contraction) -> None:
-    """The second product sums all columns that are kept, of the same rows."""
+def check_taken(kept: Tile, contraction: Contraction) -> None:
+    """The second product sums all columns that are kept, of the same rows.
+
+    Raises
+    ------
+    LoweringRefused
+        Naming the columns that it sums.
+    """
     taken = contraction.left
     first, columns = first_of_reduction(contraction), contraction.steps * contraction.depth
-    known = nest.known
+    known = ir.sym.Analyzer()
     same = known.can_prove_equal(taken.origin[0], kept.origin[0])
     if not same or not known.can_prove_equal(first, kept.origin[1]) or columns != kept.shape[1]:
         raise refuse_program(

@@ -25,7 +25,7 @@ def schedule_register_ffn(
 
     Each CTA makes the columns of the intermediate that it multiplies; every warpgroup multiplies
     the rows that it has made, so that nobody waits between the products. With several parts, CTAs
-    make different columns, and their partial sums are added through L2 in the order of the parts::
+    make different columns, and their partial sums are added in the order of the parts, through L2::
 
         for t in blockIdx.x:                                 # (part, row tile, column tile)
             for k0 in range(K / 64):                         # crossfuse.stages
@@ -37,6 +37,8 @@ def schedule_register_ffn(
         for t in blockIdx.x:
             for e in range(elements of a slice):
                 out[e] = epilogue(sum over part of partial[part, e])
+
+    or, where the parts are the CTAs of a cluster, through DSM (`dsm_reduce`).
 
     Parameters
     ----------
@@ -64,6 +66,9 @@ def schedule_register_ffn(
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "register_ffn")
     chosen = (tiles or RegisterTiles()).complete(sch, chain, device(target))
+    if chosen.cluster > 1:
+        _first(sch, chain, _in_cluster(sch, chain, chosen, constant_weights), constant_weights)
+        return sch
     consumer = _by_part(sch, chain, chosen) if chosen.parts > 1 else chain.second
     place = _second(sch, chain, consumer, chosen, constant_weights)
     if chosen.parts > 1:
@@ -98,12 +103,38 @@ def _second(sch: Any, chain: Chain, consumer: Any, tiles: RegisterTiles, constan
     sch.reorder(*part, row_tile, column_tile, step, row, column, depth)
     place = sch.fuse(*part, row_tile, column_tile)
     sch.bind(place, "blockIdx.x")
-    weights = sch.cache_read(consumer, 1 - index, "shared.dyn", consumer_blocks=[consumer])
+    _load_weights(sch, consumer, index, tiles, constant)
+    return place
+
+
+def _in_cluster(sch: Any, chain: Chain, tiles: RegisterTiles, constant: bool) -> Any:
+    """The second product, its reduction split over a cluster; returns the loop over its CTAs."""
+    i, j, k = sch.get_loops(chain.second)
+    row_tile, row = sch.split(i, [None, tiles.rows])
+    column_tile, column = sch.split(j, [None, tiles.columns])
+    depth = depth_beside(sch, chain.second, read_of(sch, chain.second, chain.middle))
+    rank, step, inside = sch.split(k, [tiles.cluster, None, depth])
+    sch.reorder(row_tile, column_tile, rank, step, row, column, inside)
+    sch.bind(sch.fuse(row_tile, column_tile), "blockIdx.x")
+    partial = sch.dsm_reduce(chain.second, rank)
+    store = sch.cache_write(partial, 0, "local")
+    _, rank, *_ = sch.get_loops(partial)
+    sch.reverse_compute_at(store, rank, preserve_unit_loops=True)
+    _load_weights(sch, partial, read_of(sch, partial, chain.middle), tiles, constant)
+    sch.set_scope(chain.second, 0, "local")
+    _, slices, *_ = sch.get_loops(chain.second)
+    sch.reverse_compute_at(chain.epilogue, slices, preserve_unit_loops=True)
+    return rank
+
+
+def _load_weights(sch: Any, product: Any, index: int, tiles: RegisterTiles, constant: bool) -> None:
+    """Stage what a product multiplies its read `index` by, in the loop over steps; mark it."""
+    *_, step, _, _, _ = sch.get_loops(product)
+    weights = sch.cache_read(product, 1 - index, "shared.dyn", consumer_blocks=[product])
     sch.compute_at(weights, step, preserve_unit_loops=True)
     sch.annotate(step, STAGES, tiles.stages)
     if constant:
         sch.annotate(step, CONSTANT, 1)
-    return place
 
 
 def _first(sch: Any, chain: Chain, place: Any, constant: bool) -> None:

@@ -39,6 +39,9 @@ class RegisterTiles:
         several tiles stand side by side, it is made several times.
     parts : int
         Parts of the intermediate's columns, which different CTAs make.
+    cluster : int
+        1: the parts are summed through L2. As many as parts: they are the CTAs of a cluster, which
+        sum them through DSM.
     stages : int
         Stages in shared memory; 0 for as many as fit.
     """
@@ -46,6 +49,7 @@ class RegisterTiles:
     rows: int = 0
     columns: int = 0
     parts: int = 0
+    cluster: int = 0
     stages: int = 0
 
     def complete(self, sch: Any, chain: Chain, device: Device) -> RegisterTiles:
@@ -67,7 +71,7 @@ class RegisterTiles:
                 limit=f"parts of a multiple of {_STEP} columns, of at most "
                 f"{256 // len(chain.first)}, and tiles of the output of a multiple of 8 that "
                 f"together take {_REGISTERS} registers a thread; parts that all find room at the "
-                "same time",
+                "same time, or that are the CTAs of a cluster and divide the rows of a tile",
                 instead="leave tiles open, or keep the intermediate in the cluster "
                 "(schedule_clustered_ffn) or in L2 (schedule_tiled_ffn)",
             )
@@ -79,7 +83,10 @@ class RegisterTiles:
         columns = [self.columns] if self.columns else [*whole, *_COLUMNS]
         parts = [self.parts] if self.parts else self._parts(chain)
         for choice in product(rows, columns, parts):
-            yield RegisterTiles(*choice, self.stages)
+            parts_of_choice = choice[-1]
+            clusters = [self.cluster] if self.cluster else sorted({1, parts_of_choice})
+            for cluster in clusters:
+                yield RegisterTiles(*choice, cluster, self.stages)
 
     def _parts(self, chain: Chain) -> list[int]:
         """Numbers of parts that leave registers for an epilogue of any length."""
@@ -97,15 +104,26 @@ class RegisterTiles:
         width = chain.n // self.parts
         if width > 256 // len(chain.first) or width // 4 + self.columns // 2 > _REGISTERS:
             return False
+        if self.cluster > 1:
+            return self._fits_cluster(chain, device)
         if self.parts == 1:
             return True
         elements = min(self.rows, chain.m) * self.columns
         whole = chain.l % self.columns == 0 and elements % (self.parts * _UNIT) == 0
         return whole and self.waves(chain, device) == 1
 
+    def _fits_cluster(self, chain: Chain, device: Device) -> bool:
+        """Whether the CTAs of a cluster make all parts, and sum equal slices of a tile."""
+        size, rows = self.cluster, min(self.rows, chain.m)
+        # Slices are whole rows of a tile, or equal parts of the only one.
+        equal = rows % size == 0 or (rows == 1 and self.columns % (2 * size) == 0)
+        whole = chain.l % self.columns == 0 and equal
+        return size == self.parts and size <= device.max_cluster and whole
+
     def waves(self, chain: Chain, device: Device) -> int:
         """How often the GPU is filled with CTAs."""
-        return -(-self.ctas(chain) // device.resident_clusters(1))
+        clusters = -(-self.ctas(chain) // self.cluster)
+        return -(-clusters // device.resident_clusters(self.cluster))
 
     def microseconds(self, chain: Chain, device: Device) -> float:
         """What a division costs more than another, as `ClusterTiles` counts."""
@@ -113,4 +131,6 @@ class RegisterTiles:
         first = (self.rows + len(chain.first) * width) * chain.k
         loaded = 2 * (first + self.columns * width)
         sums = 2.5 + 0.2 * self.parts if self.parts > 1 else 0.0
+        if self.cluster > 1:  # what is received is sent at half the speed of loads
+            sums = 2 * self.rows * self.columns * 4 / 50e3 + (1.2 if self.cluster > 8 else 0.0)
         return self.waves(chain, device) * loaded / 50e3 + sums
