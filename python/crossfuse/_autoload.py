@@ -1,7 +1,8 @@
 """Entry point of group ``tvm.backends``: TVM calls `register` at the end of ``import tvm``.
 
-So every process that imports TVM, workers of a tuner too, has the primitives and the pipeline.
-Both are stand-ins that load the project when they are first used: ``import tvm`` stays as fast as
+So every process that imports TVM, workers of a tuner too, has the primitives, the pipeline
+and wgmma as a dispatch of TIRx's `gemm_async`.
+All are stand-ins that load the project when they are first used: ``import tvm`` stays as fast as
 it was, and may happen inside an import of ours.
 """
 
@@ -11,7 +12,7 @@ from typing import Any
 
 
 def register() -> None:
-    """Install the schedule primitives and the pipeline; idempotent.
+    """Install the schedule primitives, the pipeline and the dispatch of products; idempotent.
 
     A runtime-only TVM has neither schedules nor pipelines, and nothing is done.
     """
@@ -23,6 +24,7 @@ def register() -> None:
 
     install()
     _install_pipeline()
+    _install_gemm_async()
 
 
 def _install_pipeline() -> None:
@@ -43,3 +45,30 @@ def _install_pipeline() -> None:
     factory.crossfuse_wraps = stock  # type: ignore[attr-defined]
     compilation_pipeline.register_tir_pipeline("crossfuse", factory)
     registered["s_tir"] = factory
+
+
+def _install_gemm_async() -> None:
+    """Offer wgmma for TIRx's tile primitive `gemm_async`, which TVM has for Blackwell alone."""
+    from tvm.tirx.operator.tile_primitive import fail, predicate, register_dispatch
+    from tvm.tirx.operator.tile_primitive.dispatcher import list_registered_schedules
+
+    if "wgmma" in list_registered_schedules().get("tirx.tile.gemm_async", {}).get("cuda", []):
+        return
+
+    def on_hopper(_call: Any, context: Any) -> Any:
+        from crossfuse.lower.hopper.gemm_async import is_hopper
+
+        return is_hopper(context)
+
+    def lower(call: Any, context: Any) -> Any:
+        from crossfuse.errors import LoweringRefused
+        from crossfuse.lower.hopper.gemm_async import lower_gemm_async
+
+        try:
+            return lower_gemm_async(call, context)
+        except LoweringRefused as refused:
+            fail(str(refused))
+
+    register_dispatch(
+        "gemm_async", "cuda", variant="wgmma", priority=20, when=[predicate("sm_90a", on_hopper)]
+    )(lower)

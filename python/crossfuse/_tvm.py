@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, sym, tirx
 from tvm.backend.cuda.op import cuda_func_call
+from tvm.backend.cuda.tile_primitive.tma_utils import mma_shared_layout
 from tvm.ir import Call, IRModule, Op, TensorLoad, Var
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 from tvm.s_tir.schedule import ExprRV, Instruction, LoopRV, SBlockRV, ScheduleError
@@ -34,6 +35,9 @@ from tvm.tirx import (
     SeqStmt,
 )
 from tvm.tirx.buffer import is_buffer_var
+from tvm.tirx.layout import Axis as layout_axes
+from tvm.tirx.layout import S as _shard
+from tvm.tirx.layout import TileLayout
 
 __all__ = [
     "AllocBuffer",
@@ -64,6 +68,8 @@ __all__ = [
     "Var",
     "cuda_func_call",
     "is_buffer_var",
+    "layout_axes",
+    "mma_shared_layout",
     "s_tir",
     "script",
     "sym",
@@ -71,6 +77,16 @@ __all__ = [
     "tvm",
     "tvm_ffi",
 ]
+
+
+def tile_layout(extents: tuple[int, ...], strides: tuple[Any, ...]) -> TileLayout:
+    """A layout of a tile, outermost dimension first; strides on axes of threads, or plain."""
+    return TileLayout(_shard[extents:strides])
+
+
+def same_layout(one: Any, other: Any) -> bool:
+    """Whether two layouts put every element at the same place."""
+    return bool(tvm_ffi.structural_equal(one.canonicalize(), other.canonicalize()))
 
 
 def walk(node: Any, *callbacks: tuple[type, Callable[[Any], Any]]) -> None:

@@ -35,8 +35,9 @@ Rule = Annotated[
 Placement = Annotated[
     str,
     typer.Option(
-        help="Rule tensor, where the intermediate of a chain lives: dsm (shared memory of a "
-        "cluster), l2 (one persistent kernel), global (one kernel for each product), or auto."
+        help="Rule tensor, where the intermediate of a chain lives: registers (of the CTA that "
+        "makes it), dsm (shared memory of a cluster), l2 (one persistent kernel), global (one "
+        "kernel for each product), or auto."
     ),
 ]
 Constant = Annotated[

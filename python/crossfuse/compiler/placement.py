@@ -10,7 +10,7 @@ from typing import Any
 from crossfuse.hardware import Device
 
 #: Names that `compile` takes.
-PLACEMENTS = ("auto", "dsm", "l2", "global")
+PLACEMENTS = ("auto", "registers", "dsm", "l2", "global")
 #: Bytes of a function's tensors below which the shared memory of a cluster wins over L2: there the
 #: way through L2 costs more than the partial sums of several clusters. Measured on an H100,
 #: docs/hopper.md.
@@ -44,6 +44,8 @@ def tensor_options(
     from crossfuse.schedule.rules.chain import read_chain
     from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
     from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
+    from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
+    from crossfuse.schedule.rules.register_tiles import RegisterTiles
     from crossfuse.schedule.rules.tensor_tiles import TensorTiles
     from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
     from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
@@ -53,6 +55,13 @@ def tensor_options(
         return [partial(schedule_tiled_gemm, func, tiles=tiles, constant_weights=constant)]
     staged = partial(schedule_tiled_ffn, func, first=tiles, constant_weights=constant)
     rules = {
+        "registers": partial(
+            schedule_register_ffn,
+            func,
+            tiles=RegisterTiles(cluster=cluster),
+            constant_weights=constant,
+            target=target,
+        ),
         "dsm": partial(
             schedule_clustered_ffn,
             func,

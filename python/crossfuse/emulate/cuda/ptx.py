@@ -16,6 +16,10 @@ _START = re.compile(r"\basm\s*(?:volatile)?\s*\(")
 _TEXT = re.compile(r'\s*((?:"(?:[^"\\]|\\.)*"\s*)+)')
 _LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _OPERAND = re.compile(r'"[=+&]*\w+"\s*\(')
+#: Registers that a helper passes on to wgmma: their places are wanted, as they may change
+#: meanwhile.
+_FROM_REGISTERS = re.compile(r"wgmma\w*_rs_\w*\([^()]*__a0[^()]*\)")
+_BY_VALUE = re.compile(r"\buint32_t (__a\d)\b")
 
 _NOTHING = "((void)0)"
 _ELEMENTS = {"f16": "F16", "bf16": "BF16", "e4m3": "E4M3", "e5m2": "E5M2"}
@@ -45,6 +49,7 @@ def translate_asm(text: str) -> str:
     str
         Text of as many lines.
     """
+    text = _FROM_REGISTERS.sub(lambda each: _BY_VALUE.sub(r"uint32_t& \1", each[0]), text)
     parts: list[str] = []
     position = 0
     for start in _START.finditer(text):
@@ -128,12 +133,17 @@ def _load(match: re.Match[str], operands: list[str]) -> str:
 def _multiply(match: re.Match[str], operands: list[str]) -> str:
     count = int(match["n"]) // 2
     registers = ", ".join(f"&({each})" for each in operands[:count])
-    left, right, keep = operands[count : count + 3]
+    *left, right, keep = operands[count:]
     types = ", ".join(f"CROSSFUSE_{_ELEMENTS[match[side]]}" for side in ("left", "right"))
     transposed = match["transposed"] or "0"
+    shape = f"{match['n']}, {match['k']}, {types}, {transposed}"
+    call, operand = "wgmma", left[0]
+    before = f"float* registers_[] = {{{registers}}}; "
+    if match["kept"]:
+        before += f"unsigned* left_[] = {{{', '.join(f'&({each})' for each in left)}}}; "
+        call, operand = "wgmma_registers", "left_"
     return (
-        f"{{ float* registers_[] = {{{registers}}}; crossfuse_emulate_wgmma(registers_, "
-        f"{match['n']}, {match['k']}, {types}, {transposed}, {left}, {right}, {keep}); }}"
+        f"{{ {before}crossfuse_emulate_{call}(registers_, {shape}, {operand}, {right}, {keep}); }}"
     )
 
 
@@ -189,7 +199,10 @@ def _read(match: re.Match[str], operands: list[str]) -> str:
 
 def _pack(match: re.Match[str], operands: list[str]) -> str:
     kind = f"crossfuse_emulated::{_FORMATS[match[1]]}"
-    return f"{operands[0]} = crossfuse_ptx_pack<{kind}>({operands[1]}, {operands[2]})"
+    return (
+        f"{operands[0]} = crossfuse_ptx_pack<{kind}>({operands[1]}, {operands[2]}); "
+        f"crossfuse_emulate_register_written(&({operands[0]}))"
+    )
 
 
 def _await_copies(match: re.Match[str], _: list[str]) -> str:
@@ -225,8 +238,8 @@ _INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
     (re.compile(pattern), translator)
     for pattern, translator in (
         (
-            r"|setmaxnreg\..*|prefetch\.tensormap.*|fence\.mbarrier_init\..*|wgmma\.fence\..*|griddepcontrol\.launch_dependents;"
-            r"|nanosleep\..*",
+            r"|setmaxnreg\..*|prefetch\.tensormap.*|fence\.mbarrier_init\..*"
+            r"|griddepcontrol\.launch_dependents;|nanosleep\..*",
             lambda *_: _NOTHING,
         ),
         (r"griddepcontrol\.wait;", _call("grid_wait")),
@@ -289,13 +302,16 @@ _INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         (r"ld\.shared\.v[24]\.f32 \{[%\d, ]*\}, \[%\d\];", _fetch),
         (r"cvt\.rn\.(bf16x2|f16x2)\.f32 %0, %1, %2;", _pack),
         (r"stmatrix\.sync\.aligned\.m8n8\.x(\d)\.shared\.b16 \[%0\], .*", _matrices),
+        (r"mov\.b32 %0, 0;", lambda _, each: f"{each[0]} = 0"),
+        (r"wgmma\.fence\.sync\.aligned;", _call("wgmma_fence")),
         (r"wgmma\.commit_group\.sync\.aligned;", _call("wgmma_commit")),
         (r"wgmma\.wait_group\.sync\.aligned (\d+);", _numbered("wgmma_wait")),
         (
             r"\.reg \.pred \w+; setp\.ne\.b32 \w+, %\d+, 0; wgmma\.mma_async\.sync\.aligned\."
             r"m64n(?P<n>\d+)k(?P<k>\d+)\.f32\.(?P<left>\w+)\.(?P<right>\w+) "
             + _ACCUMULATORS
-            + r", %\d+, %\d+, \w+, 1, 1(?:, 0, (?P<transposed>[01]))?;",
+            + r", (?:%\d+|(?P<kept>\{[%\d, ]*\})), %\d+, \w+, 1, 1"
+            + r"(?:(?:, 0)?, (?P<transposed>[01]))?;",
             _multiply,
         ),
     )

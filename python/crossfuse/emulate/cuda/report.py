@@ -21,6 +21,7 @@ KINDS = (
     "peer-not-started",
     "deadlock",
     "async-race",
+    "register-race",
     "mbarrier",
     "barrier-divergence",
     "bad-rank",

@@ -91,9 +91,10 @@ class Body:
 
 
 @contextmanager
-def each_step(phase: PhasePlan) -> Iterator[tuple[dict[Any, Any], Any]]:
+def each_step(phase: PhasePlan, *, unrolled: bool = False) -> Iterator[tuple[dict[Any, Any], Any]]:
     """Statements for each step of the reduction; yields the step variable's value, and number."""
     contraction = phase.program.contraction
-    with ir.script.serial(0, contraction.steps) as number:
+    loop = ir.script.unroll if unrolled else ir.script.serial
+    with loop(0, contraction.steps) as number:
         ir.IRBuilder.name("step", number)
         yield {contraction.step: number}, number

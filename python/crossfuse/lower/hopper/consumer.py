@@ -12,7 +12,13 @@ from crossfuse.lower.hopper.epilogue import Epilogue
 from crossfuse.lower.hopper.exchange import SplitReduction
 from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.gather import Giver, await_slices
-from crossfuse.lower.hopper.left_tiles import LeftTiles, gathered_tiles, ring_tiles
+from crossfuse.lower.hopper.keep import Keeper
+from crossfuse.lower.hopper.left_tiles import (
+    LeftOperand,
+    LeftRegisters,
+    gathered_tiles,
+    ring_tiles,
+)
 from crossfuse.lower.hopper.load import sharing_rank
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.plan import WARPGROUP
@@ -28,6 +34,7 @@ def emit_multiplying(body: Body) -> None:
     plan, where = body.plan, body.where
     warpgroup = where.warpgroup - 1
     accumulators = registers("accumulators", plan.accumulators, "float32")
+    kept = registers("kept", plan.kept, "uint32") if plan.kept else None
     rings = [_Side(body, "left"), _Side(body, "right")]
     for phase in plan.phases:
         if phase.program.takes is not None and body.gather is not None:
@@ -41,11 +48,17 @@ def emit_multiplying(body: Body) -> None:
                 run(ir.script.ptx.griddepcontrol.wait())
         for number, phase in enumerate(plan.phases):
             multiplier = Multiplier(
-                phase, _left(body, phase, warpgroup), plan.right, body.region("right"), accumulators
+                phase,
+                _left(body, phase, warpgroup, kept),
+                plan.right,
+                body.region("right"),
+                accumulators,
             )
-            store = _Store(body, number, warpgroup, accumulators, warmup)
+            store = _Store(body, number, warpgroup, accumulators, kept, warmup)
             with body.each_tile(phase) as places:
-                multiplier.forget()
+                # Beside what is kept there is no room for registers that nothing defines: to ptxas
+                # they are in use since the start.
+                multiplier.clear() if plan.kept else multiplier.forget()
                 store.ahead(places)
                 with warmup.skipped():
                     if phase.program.takes is not None and body.gather is not None:
@@ -65,8 +78,10 @@ def emit_multiplying(body: Body) -> None:
         mbarrier.leave_cluster()
 
 
-def _left(body: Body, phase: PhasePlan, warpgroup: Any) -> LeftTiles:
-    """Where a phase's left tiles lie: in their ring, or where the cluster has gathered them."""
+def _left(body: Body, phase: PhasePlan, warpgroup: Any, kept: Any) -> LeftOperand:
+    """Where a phase's left tiles are: in their ring, gathered by the cluster, or in registers."""
+    if phase.program.reuses:
+        return LeftRegisters(kept, phase.kept, phase.program.contraction.depth)
     if phase.program.takes is not None:
         depth = phase.program.contraction.depth
         return gathered_tiles(phase.program.takes, depth, body.region("gathered"), warpgroup)
@@ -105,7 +120,8 @@ def _multiply(body: Body, phase_number: int, multiplier: Multiplier, rings: list
         for ring, release in zip(rings, releases, strict=True):
             release(ring.cursor.previous)
 
-    with each_step(phase) as (_, number):
+    # Registers have no addresses: each step names its own.
+    with each_step(phase, unrolled=phase.program.reuses) as (_, number):
         for ring in rings:
             ring.cursor.wait_full()
         if body.plan.timed:
@@ -131,6 +147,7 @@ class _Store:
         number: int,
         warpgroup: Any,
         accumulators: Any,
+        kept: Any,
         warmup: Warmup,
     ) -> None:
         phase = body.plan.phases[number]
@@ -138,7 +155,7 @@ class _Store:
         def note(event: str) -> None:
             body.timeline.stamp(event, number)
 
-        self.reduction = self.writer = self.giver = None
+        self.reduction = self.writer = self.giver = self.keeper = None
         if phase.program.exchange is not None and body.exchange is not None:
             self.reduction = SplitReduction(
                 phase,
@@ -156,6 +173,9 @@ class _Store:
             buffer, barriers = body.region("gathered"), body.gather
             given = (phase, body.where, warpgroup, accumulators, buffer, barriers, warmup)
             self.giver = Giver(*given)
+            return
+        if phase.program.keeps:
+            self.keeper = Keeper(phase, body.where, warpgroup, accumulators, kept, warmup)
             return
         flags = phase.raises
         if flags is not None:
@@ -175,6 +195,8 @@ class _Store:
         """Read what the tile needs besides its sums, before it is multiplied."""
         if self.giver is not None:
             self.giver.ahead(places)
+        elif self.keeper is not None:
+            self.keeper.ahead(places)
         elif self.reduction is None:
             self.epilogue.ahead(places)
 
@@ -189,6 +211,9 @@ class _Store:
         if self.giver is not None:
             self.giver.give(places)
             return
+        if self.keeper is not None:
+            self.keeper.keep(places)
+            return
         if leave is not None:
             with self.warmup.skipped():
                 leave()
@@ -196,7 +221,7 @@ class _Store:
 
     def finish(self) -> None:
         """Wait for what is still being stored."""
-        if self.reduction is None and self.giver is None:
+        if self.reduction is None and self.giver is None and self.keeper is None:
             self.epilogue.finish()
 
 

@@ -1,31 +1,47 @@
-"""Left tiles in shared memory as wgmma's matrix descriptors tell them (PTX ISA, wgmma)."""
+"""Left operands of wgmma: registers, or tiles in shared memory as matrix descriptors tell them.
+
+PTX ISA, wgmma.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.gathered import CHUNK, share_bytes
+from crossfuse.lower.hopper.hold import hold
+from crossfuse.lower.hopper.instruction import (
+    CORE_MATRIX,
+    K_BYTES,
+    NO_SWIZZLE,
+    described,
+    swizzled,
+    words,
+)
+from crossfuse.lower.hopper.kept import GROUP, GROUP_REGISTERS
 from crossfuse.lower.hopper.kernel_memory import RingPlan
 from crossfuse.lower.hopper.operand import ROW_BYTES, WARPGROUP_ROWS
-from crossfuse.lower.hopper.statements import Variable, run
+from crossfuse.lower.hopper.statements import Variable
 from crossfuse.lower.hopper.tile import Gather
 
-#: Bytes of a K-major row that hold the k of one wgmma.
-K_BYTES = 32
-#: Codes of swizzles for `encode_matrix_descriptor`.
-_NONE, _SWIZZLE_128 = 0, 3
-#: Bytes of eight rows of a swizzled tile: one repeat of the pattern.
-_PATTERN = 8 * ROW_BYTES
-#: Bytes of eight rows of eight 16-bit columns without a swizzle.
-_CORE_MATRIX = 128
+#: What names the operand of one wgmma: a tile, and the number of the wgmma in it.
+Operands = Callable[[Any, int], list[Any]]
+
+
+class LeftOperand(Protocol):
+    """Where one warpgroup's left tiles are."""
+
+    def open(self) -> Operands:
+        """Write what is needed once; returns how a wgmma names its operand."""
+
+    def hold(self) -> None:
+        """Keep the compiler from using the operand's registers for anything else before here."""
 
 
 @dataclass(frozen=True)
 class LeftTiles:
-    """Left tiles of one warpgroup.
+    """Left tiles of one warpgroup in shared memory, K-major.
 
     Attributes
     ----------
@@ -41,6 +57,50 @@ class LeftTiles:
     pitch: int
     step: int
 
+    def open(self) -> Operands:
+        """Write the first tile's descriptor."""
+        first = self.descriptor()
+
+        def operands(tile: Any, part: int) -> list[Any]:
+            return [first.value + words(tile * self.pitch + part * self.step)]
+
+        return operands
+
+    def hold(self) -> None:
+        """Shared memory has barriers."""
+
+
+@dataclass(frozen=True)
+class LeftRegisters:
+    """Left tiles of one warpgroup in its registers, see `kept`.
+
+    Attributes
+    ----------
+    registers : Any
+        All of them, in the order of the columns.
+    count : int
+        Their number.
+    depth : int
+        Columns of a tile.
+    """
+
+    registers: Any
+    count: int
+    depth: int
+
+    def open(self) -> Operands:
+        """Nothing is needed."""
+
+        def operands(tile: Any, part: int) -> list[Any]:
+            first = (tile * (self.depth // GROUP) + part) * GROUP_REGISTERS
+            return [self.registers[first + each] for each in range(GROUP_REGISTERS)]
+
+        return operands
+
+    def hold(self) -> None:
+        """All of them are in use until here."""
+        hold(self.registers, self.count)
+
 
 def ring_tiles(ring: RingPlan, region: Callable[[Any], Any], warpgroup: Any) -> LeftTiles:
     """Tiles of a ring, by stage."""
@@ -55,24 +115,6 @@ def gathered_tiles(
 
     def descriptor() -> Variable:
         address = region(warpgroup * share_bytes(gather))
-        return _described("left_tile", address, CHUNK, _CORE_MATRIX, _NONE)
+        return described("left_tile", address, CHUNK, CORE_MATRIX, NO_SWIZZLE)
 
     return LeftTiles(descriptor, depth // 8 * CHUNK, 2 * CHUNK)
-
-
-def swizzled(name: str, address: Any, leading: int = 16) -> Variable:
-    """Descriptor of a tile with rows of 128 bytes; its pattern repeats every 8 rows.
-
-    The leading offset has no meaning for K-major tiles.
-    """
-    return _described(name, address, leading, _PATTERN, _SWIZZLE_128)
-
-
-def _described(name: str, address: Any, leading: int, stride: int, swizzle: int) -> Variable:
-    descriptor = Variable(name, "uint64")
-    run(
-        ir.script.cuda.wgmma.encode_matrix_descriptor(
-            descriptor.address, address, leading // 16, stride // 16, swizzle
-        )
-    )
-    return descriptor

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from crossfuse.lower.hopper.flags import Flags
 from crossfuse.lower.hopper.gathered import check_depth, check_gather
+from crossfuse.lower.hopper.instruction import OPERAND_TYPES
+from crossfuse.lower.hopper.kept import check_kept, check_room, kept_registers
 from crossfuse.lower.hopper.operand import WARPGROUP_ROWS, Operand, make_operand
 from crossfuse.lower.hopper.store_plan import StorePlan, plan_store
 from crossfuse.lower.hopper.tile_program import Product, TileProgram
@@ -14,13 +16,6 @@ from crossfuse.lower.refusal import refuse
 
 #: Rows of a warpgroup's tile that each of its warps holds.
 WARP_ROWS = 16
-#: Element types of operands, with the type's name in PTX and the k of its wgmma.
-OPERAND_TYPES = {
-    "float16": ("f16", 16),
-    "bfloat16": ("bf16", 16),
-    "float8_e4m3fn": ("e4m3", 32),
-    "float8_e5m2": ("e5m2", 32),
-}
 #: Accumulators of a thread that leave room for addresses and the epilogue, by the number of
 #: multiplying warpgroups.
 _MAX_ACCUMULATORS = {1: 128, 2: 128, 3: 96}
@@ -35,7 +30,8 @@ class PhasePlan:
     program : TileProgram
         What it computes.
     left : Operand | None
-        How the left tile is loaded; None if the cluster has gathered it in shared memory.
+        How the left tile is loaded; None if it is there: gathered by the cluster in shared memory,
+        or kept in registers.
     rights : tuple[Operand, ...]
         How each product's right tile is loaded.
     store : StorePlan
@@ -68,6 +64,13 @@ class PhasePlan:
     def accumulators(self) -> int:
         """Float32 registers of one product's tile in a thread."""
         return self.columns // 2
+
+    @property
+    def kept(self) -> int:
+        """Registers of a thread that hold the left operand, if the phase before has kept it."""
+        contraction = self.program.contraction
+        columns = contraction.steps * contraction.depth
+        return kept_registers(columns) if self.program.reuses else 0
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -134,9 +137,14 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
         check_gather(program.gives, program.store.tile.dtype)
     if program.takes is not None:
         check_depth(program.takes, contraction.depth)
+    if program.keeps:
+        check_kept(program.store.tile)
+    if program.reuses:
+        check_room(contraction, consumers)
+    at_hand = program.takes or program.reuses
     return PhasePlan(
         program,
-        None if program.takes else make_operand(program, contraction.left, k_major=True),
+        None if at_hand else make_operand(program, contraction.left, k_major=True),
         tuple(
             make_operand(program, each.right, k_major=not each.is_transposed)
             for each in contraction.products

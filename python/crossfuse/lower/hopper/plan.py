@@ -80,6 +80,11 @@ class KernelPlan:
         return max(each.accumulators * len(each.rights) for each in self.phases)
 
     @property
+    def kept(self) -> int:
+        """Registers of a thread that hold an intermediate; 0 if there is none."""
+        return max(each.kept for each in self.phases)
+
+    @property
     def box_pitch(self) -> int:
         """Bytes from the boxes of a warpgroup to the next one's: the most of all phases.
 
@@ -226,8 +231,8 @@ def _with_distinct_maps(phases: tuple[PhasePlan, ...]) -> tuple[PhasePlan, ...]:
 def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:
     """Clusters that find room; as many as tiles where a cluster has to compute just one."""
     room = device.resident_clusters(phases[0].program.cluster_size)
-    if any(each.program.gives for each in phases):
-        # A cluster has room for what it gathers once; others take their turn on the GPU.
+    if any(each.program.gives or each.program.keeps for each in phases):
+        # A cluster has room for what it gathers or keeps once; others take their turn on the GPU.
         clusters = max(each.program.tiles for each in phases)
         if clusters > room and phases[-1].raises is not None:
             raise refuse(

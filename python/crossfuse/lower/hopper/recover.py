@@ -10,6 +10,13 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.recover_contraction import check_reduction, read_contraction
 from crossfuse.lower.hopper.recover_exchange import read_exchange, slice_tile
 from crossfuse.lower.hopper.recover_gather import is_gathered, recover_gathered
+from crossfuse.lower.hopper.recover_kept import (
+    check_taken,
+    is_kept,
+    kept_program,
+    read_kept,
+    recover_kept,
+)
 from crossfuse.lower.hopper.recover_places import (
     Loops,
     has_stages,
@@ -41,8 +48,10 @@ def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
         Nests one after another, each of loops over places, inside them loops with stages (two
         loads and a product of tiles each) and the store of the products; between them, if the
         reduction is split over the cluster, the two nests of `dsm_reduce`, or those of
-        `dsm_shuffle` if an intermediate stays in the cluster. A nest without stages adds partial
-        tiles that the one before it stores. Each block has one loop for each of its dimensions.
+        `dsm_shuffle` if an intermediate stays in the cluster. Between loops with stages, an
+        elementwise block may store to scope ``local``: its tile stays in registers. A nest without
+        stages adds partial tiles that the one before it stores. Each block has one loop for each of
+        its dimensions.
 
     Returns
     -------
@@ -88,7 +97,7 @@ def _kernels(programs: list[TileProgram]) -> list[list[TileProgram]]:
             kernels.append([])
         kernels[-1].append(program)
         _check_phase(program, kernels[-1][:-1])
-        if program.gives is not None:
+        if program.gives is not None or program.keeps:
             open_until = max(open_until, index + 1)
         if program.staged:
             made = program.store.tile.buffer
@@ -114,8 +123,9 @@ def _check_phase(program: TileProgram, before: list[TileProgram]) -> None:
     _, *others = _loaded(program)
     for each in before:
         made = each.store.tile.buffer
+        marked = each.staged or each.keeps
         as_left = program.contraction.left.buffer.same_as(made)
-        if any(other.same_as(made) for other in others) or (as_left and not each.staged):
+        if any(other.same_as(made) for other in others) or (as_left and not marked):
             raise refuse_program(
                 f"tensor '{made.name}'",
                 "an intermediate that a later phase of the same kernel loads",
@@ -147,16 +157,26 @@ def _recover_nest(node: Any, memory: tuple[Any, ...]) -> tuple[TileProgram, ...]
     if len(parts) == 2 and all(is_bound(each) for each in parts):
         if is_gathered(parts[1]):
             return recover_gathered(memory, outer, parts)
-        return (_recover_split(memory, outer, parts),)
+        return _recover_split(memory, outer, parts)
+    if is_kept(parts):
+        return recover_kept(memory, outer, parts)
     loops, store_nest = pipelined(parts)
     contraction, store, nest = read_products(loops, store_nest, outer)
     staged = GRID_STAGE in nest.block.annotations
     return (TileProgram(places_of(outer), contraction, None, store, memory, staged=staged),)
 
 
-def _recover_split(memory: tuple[Any, ...], outer: Loops, parts: list[Any]) -> TileProgram:
-    """A nest over the ranks that makes partial sums, and one that combines and stores slices."""
+def _recover_split(
+    memory: tuple[Any, ...], outer: Loops, parts: list[Any]
+) -> tuple[TileProgram, ...]:
+    """A nest over the ranks that makes partial sums, and one that combines and stores slices.
+
+    The partial sums may be those of a chain whose intermediate stays in registers.
+    """
     (making, made), (taking, taken) = (outer_loops(each) for each in parts)
+    first = kept = None
+    if is_kept(made):
+        first, kept, made = read_kept((*outer, *making), made)
     loops = [each for each in made if isinstance(each, ir.For) and has_stages(each)]
     if len(made) != 2 or len(loops) != 1 or len(taken) != 2 or len(making) != len(taking) != 1:
         raise refuse_program(
@@ -164,9 +184,12 @@ def _recover_split(memory: tuple[Any, ...], outer: Loops, parts: list[Any]) -> T
             f"nests of {len(made)} and {len(taken)} parts for each rank",
             "a pipelined loop and the copy to the slab, then the sum of slabs and its store",
         )
-    contraction = read_contraction(loops[0], (*outer, *making))
+    contraction = read_contraction(loops[0], (*outer, *making), kept)
     place, slice_var = places_of(making)[0], taking[0].loop_var
-    check_reduction(contraction, place)
+    if kept is None:
+        check_reduction(contraction, place)
+    else:
+        check_taken(kept, contraction)
     copy = tile_nest(made[1], (*outer, *making))
     combine = tile_nest(taken[0], (*outer, *taking))
     exchange = read_exchange(copy, combine, contraction, place, slice_var)
@@ -178,4 +201,7 @@ def _recover_split(memory: tuple[Any, ...], outer: Loops, parts: list[Any]) -> T
     # The epilogue counts rows from the tile's first one.
     store = replace(store, tile=replace(store.tile, origin=whole.origin, shape=whole.shape))
     staged = GRID_STAGE in nest.block.annotations
-    return TileProgram(places, contraction, exchange, store, memory, staged=staged)
+    second = TileProgram(places, contraction, exchange, store, memory, staged=staged)
+    if first is None:
+        return (second,)
+    return (kept_program(memory, places, first, contraction.rows), second)

@@ -8,14 +8,14 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.gathered import Element, gathered, side_by_side
-from crossfuse.lower.hopper.tile import Gather, Place, Tile
+from crossfuse.lower.hopper.tile import Gather, KeptTile, Place, Tile
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program, tile_nest
 from crossfuse.lower.hopper.tile_program import Contraction, Product
 from crossfuse.schedule.markers import CONSTANT, STAGES
 
 
 def read_contraction(
-    loop: Any, outer: tuple[Any, ...], gather: Gather | None = None
+    loop: Any, outer: tuple[Any, ...], takes: Gather | KeptTile | None = None
 ) -> Contraction:
     """Read one pipelined loop.
 
@@ -25,8 +25,9 @@ def read_contraction(
         The loop with stages.
     outer : tuple
         Loops around it.
-    gather : Gather | None
-        What the left operand is a part of, if it is in shared memory before the loop.
+    takes : Gather | KeptTile | None
+        What the left operand is a part of, if it is in shared memory or in registers before the
+        loop.
 
     Returns
     -------
@@ -42,7 +43,7 @@ def read_contraction(
     parts = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
     nests = [tile_nest(each, (*outer, loop)) for each in parts]
     steps, stages = ir.constant(loop.extent), ir.constant(loop.annotations[STAGES])
-    loaded = 2 if gather is None else 1
+    loaded = 2 if takes is None else 1
     if len(nests) != loaded + 1 or steps is None or stages is None or ir.constant(loop.min) != 0:
         raise refuse_program(
             f"loop '{loop.loop_var.name}'",
@@ -51,8 +52,8 @@ def read_contraction(
         )
     *copies, product = nests
     loads = dict(_load(each) for each in copies)
-    left, right, transposed = _operands(product, gather)
-    if gather is not None:
+    left, right, transposed = _operands(product, takes)
+    if takes is not None:
         loads[left.buffer] = left
     for operand in (left, right):
         tile = loads.get(operand.buffer)
@@ -64,7 +65,7 @@ def read_contraction(
     made = Product(loads[right.buffer], transposed, product.block.body.buffer)
     constant = CONSTANT in loop.annotations
     contraction = Contraction(loop.loop_var, steps, stages, loads[left.buffer], (made,), constant)
-    if gather is not None:
+    if isinstance(takes, Gather):
         contraction = replace(contraction, offset=_offset(contraction))
     _check_accumulator(product, contraction)
     _check_steps(product, contraction)
@@ -226,13 +227,14 @@ def _load(nest: TileNest) -> tuple[Any, Tile]:
     return body.buffer, nest.tile(body.value.source, body.value.indices)
 
 
-def _operands(nest: TileNest, gather: Gather | None) -> tuple[Tile, Tile, bool]:
+def _operands(nest: TileNest, takes: Gather | KeptTile | None) -> tuple[Tile, Tile, bool]:
     """Left and right operand of a product block, and whether the right one is [k, n]."""
     body, block = nest.block.body, nest.block
     if len(nest.loops) != 3 or not isinstance(body, ir.BufferStore) or len(body.indices) < 2:
         raise refuse_program(nest.where, "no product of matrices", "three loops over a tile")
     row, column = (nest.moved(each) for each in body.indices[-2:])
     layouts = {}
+    gather = takes if isinstance(takes, Gather) else None
     for factor in map(partial(_viewed, gather), _factors(body)):
         layouts[_layout(nest, factor, row, column)] = factor
     left, plain, transposed = (layouts.get(each) for each in ("left", "right", "transposed"))
@@ -244,17 +246,23 @@ def _operands(nest: TileNest, gather: Gather | None) -> tuple[Tile, Tile, bool]:
         )
     nest.check_predicate(body.buffer)
     first = nest.tile(left.source, left.indices)
-    if gather is not None:
-        if not left.source.same_as(gather.whole):
-            raise refuse_program(
-                nest.where, f"left operand '{left.source.name}'", f"'{gather.whole.name}'"
-            )
-        first = gathered(first, gather)
+    if takes is not None:
+        first = _at_hand(nest, first, takes)
     return (
         first,
         nest.tile(right.source, right.indices),
         plain is None,
     )
+
+
+def _at_hand(nest: TileNest, tile: Tile, takes: Gather | KeptTile) -> Tile:
+    """A left tile that nobody has to load."""
+    source = takes.whole if isinstance(takes, Gather) else takes.buffer
+    if not tile.buffer.same_as(source):
+        raise refuse_program(nest.where, f"left operand '{tile.buffer.name}'", f"'{source.name}'")
+    if isinstance(takes, Gather):
+        return gathered(tile, takes)
+    return KeptTile(tile.buffer, tile.origin, tile.shape)
 
 
 def _viewed(gather: Gather | None, load: Any) -> Element:

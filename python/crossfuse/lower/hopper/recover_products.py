@@ -10,7 +10,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.recover_contraction import check_reduction, merge, read_contraction
 from crossfuse.lower.hopper.recover_places import Loops, has_stages
 from crossfuse.lower.hopper.recover_store import read_store
-from crossfuse.lower.hopper.tile import Gather, Store, Tile
+from crossfuse.lower.hopper.tile import Gather, KeptTile, Store, Tile
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program, tile_nest
 from crossfuse.lower.hopper.tile_program import Contraction
 
@@ -42,7 +42,7 @@ def read_products(
     outer: Loops,
     read: ReadStore = read_store,
     *,
-    takes: Gather | None = None,
+    takes: Gather | KeptTile | None = None,
 ) -> tuple[Contraction, Store, TileNest]:
     """Read pipelined loops and the store of their products.
 
@@ -56,11 +56,12 @@ def read_products(
         Loops around both.
     read : Callable
         Reads the store, as `read_store` does.
-    takes : Gather | None
-        Where the left operand comes from, if the cluster has gathered it.
+    takes : Gather | KeptTile | None
+        Where the left operand comes from, if the cluster has gathered it or this CTA has kept it.
     """
     contraction = merge([read_contraction(each, outer, takes) for each in loops])
-    check_reduction(contraction, None)
+    if not isinstance(takes, KeptTile):  # of which a CTA makes a part
+        check_reduction(contraction, None)
     accumulators = tuple(each.accumulator for each in contraction.products)
     nest = tile_nest(store, outer)
     wanted = contraction.result(contraction.left.buffer)

@@ -112,7 +112,7 @@ def plan_store(program: TileProgram) -> StorePlan:
     """
     tile = program.store.tile
     pitch = tile.extents[1] * item_bytes(tile.dtype)
-    elsewhere = program.exchange is not None or program.gives is not None
+    elsewhere = program.exchange is not None or program.gives is not None or program.keeps
     if tile.dtype not in PACKED_TYPES or pitch % PITCH or elsewhere:
         return StorePlan()
     widths = box_widths(tile.shape[1], staged=program.staged)

@@ -116,6 +116,11 @@ class GatheredTile(Tile):
 
 
 @dataclass(frozen=True)
+class KeptTile(Tile):
+    """A box of an intermediate that stays in the registers of the CTA that makes it."""
+
+
+@dataclass(frozen=True)
 class Store:
     """What leaves registers.
 

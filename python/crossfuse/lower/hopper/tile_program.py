@@ -9,7 +9,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.sum_program import SumProgram
-from crossfuse.lower.hopper.tile import Gather, GatheredTile, Place, Store, Tile
+from crossfuse.lower.hopper.tile import Gather, GatheredTile, KeptTile, Place, Store, Tile
 
 
 @dataclass(frozen=True)
@@ -181,6 +181,16 @@ class TileProgram:
         """What its left operand comes from, if the cluster's phase before has made it."""
         tile = self.contraction.left
         return tile.gather if isinstance(tile, GatheredTile) else None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what it stores stays in registers, for the next phase."""
+        return isinstance(self.store.tile, KeptTile)
+
+    @property
+    def reuses(self) -> bool:
+        """Whether its left operand is in registers, from the phase before."""
+        return isinstance(self.contraction.left, KeptTile)
 
     @property
     def analyzer(self) -> Any:

@@ -1,4 +1,4 @@
-"""Tiles multiplied by a warpgroup, asynchronously, out of shared memory (PTX ISA, wgmma)."""
+"""Tiles multiplied by a warpgroup, asynchronously (PTX ISA, wgmma)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.hold import clear, forget, hold
+from crossfuse.lower.hopper.instruction import (
+    K_BYTES,
+    OPERAND_TYPES,
+    multiply,
+    swizzled,
+    words,
+)
 from crossfuse.lower.hopper.kernel_memory import RingPlan
-from crossfuse.lower.hopper.left_tiles import K_BYTES, LeftTiles, swizzled
+from crossfuse.lower.hopper.left_tiles import LeftOperand
 from crossfuse.lower.hopper.operand import ROW_BYTES, Operand
-from crossfuse.lower.hopper.phase import OPERAND_TYPES, PhasePlan
+from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.statements import Variable, run
 
 
@@ -20,8 +28,8 @@ class Multiplier:
     ----------
     plan : PhasePlan
         The phase.
-    left : LeftTiles
-        Where this warpgroup's left tiles lie.
+    left : LeftOperand
+        Where this warpgroup's left tiles are.
     ring : RingPlan
         Of right tiles.
     region : Callable
@@ -33,7 +41,7 @@ class Multiplier:
     def __init__(
         self,
         plan: PhasePlan,
-        left: LeftTiles,
+        left: LeftOperand,
         ring: RingPlan,
         region: Callable[[Any], Any],
         accumulators: Any,
@@ -42,7 +50,7 @@ class Multiplier:
         self.left = left
         self.ring = ring
         self.accumulators = accumulators
-        self._left = left.descriptor()
+        self._left = left.open()
         self._rights = []
         start = 0
         for operand in plan.rights:
@@ -54,60 +62,48 @@ class Multiplier:
         """Multiply a left tile and a stage; `first` clears what was accumulated before."""
         self.hold()
         run(ir.script.ptx.wgmma.fence.sync.aligned())
-        offsets = [left * self.left.pitch, right * self.ring.pitch]
+        offset = right * self.ring.pitch
         for part in range(self.plan.program.contraction.depth // self._k):
             keep = ir.script.Cast("uint32", ir.script.Not(first)) if part == 0 else 1
             for number in range(len(self._rights)):
-                self._multiply(number, offsets, part, ir.script.Cast("uint32", keep))
+                operands = self._left(left, part), self._right(number, offset, part)
+                self._multiply(number, *operands, ir.script.Cast("uint32", keep))
         run(ir.script.ptx.wgmma.commit_group.sync.aligned())
 
-    def _multiply(self, number: int, offsets: list[Any], part: int, keep: Any) -> None:
+    def _right(self, number: int, offset: Any, part: int) -> Any:
+        """The descriptor of a right tile, `offset` bytes behind that of the first stage."""
+        step = _step(self.plan.rights[number])
+        return self._rights[number].value + words(offset + part * step)
+
+    def _multiply(self, number: int, left: list[Any], right: Any, keep: Any) -> None:
         """One wgmma."""
-        plan, right = self.plan, self.plan.rights[number]
-        tiles = (plan.program.contraction.left, right.tile)
-        types = [OPERAND_TYPES[each.dtype][0] for each in tiles]
-        call = ir.script.ptx[
-            f"wgmma.mma_async.sync.aligned.m64n{plan.columns}k{self._k}.f32.{types[0]}.{types[1]}"
-        ]
-        # Only 16-bit types may have operands that are not K-major.
-        layouts = () if self._k == 32 else (0, 0 if right.k_major else 1)
-        first = number * plan.accumulators
-        run(
-            call(
-                *[self.accumulators[first + i] for i in range(plan.accumulators)],
-                self._left.value + _words(offsets[0] + part * self.left.step),
-                self._rights[number].value + _words(offsets[1] + part * _step(right)),
-                ir.script.ptx.pred(keep),
-                1,
-                1,
-                *layouts,
-            )
-        )
+        count, operand = self.plan.accumulators, self.plan.rights[number]
+        types = self.plan.program.contraction.left.dtype, operand.tile.dtype
+        registers = [self.accumulators[number * count + each] for each in range(count)]
+        multiply(types, registers, left, right, keep, transposed=not operand.k_major)
 
     def wait(self, pending: int) -> None:
         """Wait until at most `pending` stages are still being multiplied."""
         run(ir.script.ptx.wgmma.wait_group.sync.aligned(pending))
         if pending == 0:
             self.hold()
+            self.left.hold()
 
     def hold(self) -> None:
         """Keep the compiler from moving the accumulators across this place."""
-        self._touch("hold", "+f")
+        hold(self.accumulators, self._count)
 
     def forget(self) -> None:
         """Tell the compiler that what the accumulators held is of no use any more."""
-        self._touch("forget", "=f")
+        forget(self.accumulators, self._count)
 
-    def _touch(self, name: str, constraint: str) -> None:
-        """An empty instruction on all accumulators."""
-        count = self.plan.accumulators * len(self.plan.rights)
-        name = f"crossfuse_{name}_{count}"
-        source = (
-            f"__device__ __forceinline__ void {name}(float* registers) {{\n#pragma unroll\n"
-            f"  for (int i = 0; i < {count}; ++i) "
-            f'asm volatile("" : "{constraint}"(registers[i]) :: "memory");\n}}\n'
-        )
-        run(ir.cuda_func_call(name, self.accumulators.data, source_code=source))
+    def clear(self) -> None:
+        """Set the accumulators to zero."""
+        clear(self.accumulators, self._count)
+
+    @property
+    def _count(self) -> int:
+        return self.plan.accumulators * len(self.plan.rights)
 
 
 def _descriptor(address: Any, operand: Operand) -> Variable:
@@ -123,8 +119,3 @@ def _descriptor(address: Any, operand: Operand) -> Variable:
 def _step(operand: Operand) -> int:
     """Bytes from one wgmma to the next along k: 16 rows, if it is stored as [k, n]."""
     return K_BYTES if operand.k_major else 16 * ROW_BYTES
-
-
-def _words(offset: Any) -> Any:
-    """An offset in the descriptor's units of 16 bytes."""
-    return ir.script.Cast("uint64", offset // 16)

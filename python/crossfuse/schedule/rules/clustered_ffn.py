@@ -6,12 +6,11 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, device
-from crossfuse.schedule.facts import is_reduction
 from crossfuse.schedule.install import install
 from crossfuse.schedule.markers import CONSTANT, STAGES
 from crossfuse.schedule.rules.chain import Chain, read_two_products
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
-from crossfuse.schedule.rules.pipelined import pipeline
+from crossfuse.schedule.rules.pipelined import depth_beside, pipeline, read_of
 from crossfuse.schedule.rules.tensor_tiles import row_bytes_depth
 
 
@@ -109,11 +108,11 @@ def _second(sch: Any, chain: Chain, consumer: Any, tiles: ClusterTiles, constant
     sch.reorder(*part, row_tile, rank, slices, inside, row, column)
     sch.bind(sch.fuse(*part, row_tile) if part else row_tile, "blockIdx.x")
     sch.cluster_bind(rank)
-    index = _read_of(sch, consumer, chain.middle)
+    index = read_of(sch, consumer, chain.middle)
     sch.dsm_shuffle(chain.middle, consumer, index, rank, ring=False)
     _, rank, slices, inside, row, column = sch.get_loops(consumer)
     # Steps are as deep as a tile of D, however wide the slices are.
-    step, depth = sch.split(sch.fuse(slices, inside), [None, _depth(sch, consumer, index)])
+    step, depth = sch.split(sch.fuse(slices, inside), [None, depth_beside(sch, consumer, index)])
     sch.reorder(step, row, column, depth)
     weights = sch.cache_read(consumer, 1 - index, "shared.dyn", consumer_blocks=[consumer])
     sch.compute_at(weights, step, preserve_unit_loops=True)
@@ -147,24 +146,3 @@ def _sum(sch: Any, chain: Chain, tiles: ClusterTiles) -> None:
     sch.cluster_bind(rank)
     sch.compute_at(chain.second, element, preserve_unit_loops=True)
     sch.set_scope(chain.second, 0, "local")
-
-
-def _depth(sch: Any, consumer: Any, index: int) -> int:
-    """Elements of the reduction in a step of a block that multiplies its read `index` by weights.
-
-    A row of a tile if these are stored as [n, k]. As [k, n] they have rows of any number, and half
-    as many make more stages, for the first product too.
-    """
-    whole = row_bytes_depth(sch, consumer, index)
-    weights = sch.get(consumer).reads[1 - index]
-    reduced = [each.var for each in sch.get(consumer).iter_vars if is_reduction(each)]
-    inner = list(ir.variables(weights.region[-1].min))
-    k_major = any(each.same_as(var) for each in inner for var in reduced)
-    return whole if k_major else whole // 2
-
-
-def _read_of(sch: Any, consumer: Any, producer: Any) -> int:
-    """Which of a block's reads another block writes."""
-    written = sch.get(producer).writes[0].source
-    reads = sch.get(consumer).reads
-    return next(i for i, each in enumerate(reads) if each.source.same_as(written))

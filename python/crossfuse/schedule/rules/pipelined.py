@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from crossfuse import _tvm as ir
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.schedule.facts import name_of
+from crossfuse.schedule.facts import is_reduction, name_of
 from crossfuse.schedule.markers import CONSTANT, STAGES
 from crossfuse.schedule.rules.chain import Chain
-from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
 
 #: Tiles of one column of the output that neighbouring clusters compute at the same time, so that
 #: they share columns of B in L2.
@@ -93,3 +94,24 @@ def _bind_tiles(sch: Any, product: Any, chain: Chain, tiles: TensorTiles) -> Any
     sch.cluster_bind(beside, "y")
     sch.cluster_bind(rank)
     return rank
+
+
+def depth_beside(sch: Any, consumer: Any, index: int) -> int:
+    """Elements of the reduction in a step of a block that multiplies its read `index` by weights.
+
+    A row of a tile if these are stored as [n, k]. As [k, n] they have rows of any number, and half
+    as many make more stages, for the first product too.
+    """
+    whole = row_bytes_depth(sch, consumer, index)
+    weights = sch.get(consumer).reads[1 - index]
+    reduced = [each.var for each in sch.get(consumer).iter_vars if is_reduction(each)]
+    inner = list(ir.variables(weights.region[-1].min))
+    k_major = any(each.same_as(var) for each in inner for var in reduced)
+    return whole if k_major else whole // 2
+
+
+def read_of(sch: Any, consumer: Any, producer: Any) -> int:
+    """Which of a block's reads another block writes."""
+    written = sch.get(producer).writes[0].source
+    reads = sch.get(consumer).reads
+    return next(i for i, each in enumerate(reads) if each.source.same_as(written))

@@ -92,6 +92,14 @@ void crossfuse_emulate_store_matrices(unsigned address, const unsigned* register
 void crossfuse_emulate_wgmma(float* const* registers, unsigned n, unsigned k, int left_type,
                              int right_type, int right_is_transposed, unsigned long long left,
                              unsigned long long right, unsigned keep);
+// The same, with four registers of each thread as the left operand.
+void crossfuse_emulate_wgmma_registers(float* const* registers, unsigned n, unsigned k,
+                                       int left_type, int right_type, int right_is_transposed,
+                                       unsigned* const* left, unsigned long long right,
+                                       unsigned keep);
+void crossfuse_emulate_wgmma_fence();
+// An instruction has written a register that wgmma may read.
+void crossfuse_emulate_register_written(const unsigned* place);
 void crossfuse_emulate_wgmma_commit();
 void crossfuse_emulate_wgmma_wait(unsigned pending);
 

@@ -41,6 +41,17 @@ Site copy_into(const Span& span);
 Site copy_out_of(const Span& span);
 void clear_copies();
 
+// ---- registers of this thread that products read
+constexpr unsigned kOperandRegisters = 4;
+struct RegisterOperand {
+  const unsigned* places[kOperandRegisters];
+  unsigned values[kOperandRegisters];
+};
+RegisterOperand read_operand(unsigned* const* places, size_t product, Site site);
+// Products before number `until` have been waited for.
+void end_reads(size_t until);
+void clear_operands();
+
 // ---- products in flight
 Site product_reads(const Span& span);
 void clear_products();

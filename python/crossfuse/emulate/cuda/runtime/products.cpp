@@ -34,10 +34,12 @@ struct Product {
   Shape shape{};
   uint64_t left = 0, right = 0;
   bool keep = false;
+  bool left_is_registers = false;
+  RegisterOperand operands[kWarpgroup];
   std::vector<float*> registers[kWarpgroup];
   unsigned issued = 0;
   Site site = kNoSite;
-  Span reads[2];
+  Span reads[2];  // the left one is empty if that operand is in registers
   bool done = false;
 };
 
@@ -101,6 +103,15 @@ Span span_of(uint64_t bits, unsigned rows, unsigned k, int element, bool transpo
   return span;
 }
 
+// Element (row, k) of a left operand in registers: PTX ISA, wgmma, register fragments for A.
+float kept(const Product& product, unsigned row, unsigned k) {
+  unsigned bytes = bytes_of(product.shape.left), each = 4 / bytes;  // elements of a register
+  unsigned thread = row / 16 * kWarp + row % 8 * 4 + k % (4 * each) / each;
+  const unsigned* registers = product.operands[thread].values;
+  const unsigned* from = registers + row % 16 / 8 + k / (4 * each) * 2;
+  return decoded(reinterpret_cast<const uint8_t*>(from) + k % each * bytes, product.shape.left);
+}
+
 void multiply(Product& product, unsigned index) {
   const uint8_t* window = window_of(index);
   const Shape& shape = product.shape;
@@ -108,8 +119,12 @@ void multiply(Product& product, unsigned index) {
   std::vector<float> b(size_t(shape.n) * shape.k), a(size_t(64) * shape.k);
   for (unsigned row = 0; row < 64; ++row) {
     for (unsigned k = 0; k < shape.k; ++k) {
-      size_t at = place(left, row, k, bytes_of(shape.left), false);
-      a[row * shape.k + k] = decoded(window + at, shape.left);
+      float& element = a[row * shape.k + k];
+      if (product.left_is_registers) {
+        element = kept(product, row, k);
+      } else {
+        element = decoded(window + place(left, row, k, bytes_of(shape.left), false), shape.left);
+      }
     }
   }
   for (unsigned row = 0; row < shape.n; ++row) {
@@ -164,7 +179,47 @@ Site product_reads(const Span& span) {
   return kNoSite;
 }
 
-void clear_products() { warpgroups.clear(); }
+void clear_products() {
+  warpgroups.clear();
+  clear_operands();
+}
+
+namespace {
+// One thread's part of a product; the left operand is a descriptor, or registers if `kept` is.
+void issue(float* const* registers, const Shape& shape, uint64_t left, unsigned* const* kept,
+           uint64_t right, bool keep, Site site) {
+  Thread& self = *device.current;
+  Warpgroup& group = mine();
+  size_t number = self.products++;
+  if (number - group.first >= group.products.size()) {
+    group.products.emplace_back();
+    Product& made = group.products.back();
+    made.shape = shape;
+    made.left = left;
+    made.right = right;
+    made.keep = keep;
+    made.left_is_registers = kept != nullptr;
+    made.site = site;
+    bool transposed = shape.right_is_transposed != 0;
+    if (!kept) made.reads[0] = span_of(left, 64, shape.k, shape.left, false);
+    made.reads[1] = span_of(right, shape.n, shape.k, shape.right, transposed);
+  }
+  Product& product = group.at(number);
+  bool same = product.left == left && product.right == right && product.shape.n == shape.n &&
+              product.left_is_registers == (kept != nullptr);
+  if (!same && is_news("barrier-divergence", site, product.site)) {
+    report({"barrier-divergence", {}, site, product.site, current_cta(), current_thread(),
+            "threads of a warpgroup issue different products"});
+  }
+  check_reads(product);
+  for (const Span& span : product.reads) check_visible(span, Reader::kProduct, product.site);
+  unsigned thread = self.index() % kWarpgroup;
+  if (kept) product.operands[thread] = read_operand(kept, number, site);
+  product.registers[thread].assign(registers, registers + shape.n / 2);
+  ++product.issued;
+  if (product.issued == kWarpgroup) wake_warpgroup();
+}
+}  // namespace
 
 }  // namespace emu
 
@@ -172,32 +227,16 @@ extern "C" {
 void crossfuse_emulate_wgmma(float* const* registers, unsigned n, unsigned k, int left_type,
                              int right_type, int right_is_transposed, unsigned long long left,
                              unsigned long long right, unsigned keep) {
-  using namespace emu;
-  Thread& self = *device.current;
-  Warpgroup& group = mine();
-  size_t number = self.products++;
-  if (number - group.first >= group.products.size()) {
-    group.products.emplace_back();
-    Product& made = group.products.back();
-    made.shape = {n, k, left_type, right_type, right_is_transposed};
-    made.left = left;
-    made.right = right;
-    made.keep = keep != 0;
-    made.site = CROSSFUSE_SITE;
-    made.reads[0] = span_of(left, 64, k, left_type, false);
-    made.reads[1] = span_of(right, n, k, right_type, right_is_transposed != 0);
-  }
-  Product& product = group.at(number);
-  bool same = product.left == left && product.right == right && product.shape.n == n;
-  if (!same && is_news("barrier-divergence", CROSSFUSE_SITE, product.site)) {
-    report({"barrier-divergence", {}, CROSSFUSE_SITE, product.site, current_cta(),
-            current_thread(), "threads of a warpgroup issue different products"});
-  }
-  check_reads(product);
-  for (const Span& span : product.reads) check_visible(span, Reader::kProduct, product.site);
-  product.registers[self.index() % kWarpgroup].assign(registers, registers + n / 2);
-  ++product.issued;
-  if (product.issued == kWarpgroup) wake_warpgroup();
+  emu::Shape shape{n, k, left_type, right_type, right_is_transposed};
+  emu::issue(registers, shape, left, nullptr, right, keep != 0, CROSSFUSE_SITE);
+}
+
+void crossfuse_emulate_wgmma_registers(float* const* registers, unsigned n, unsigned k,
+                                       int left_type, int right_type, int right_is_transposed,
+                                       unsigned* const* left, unsigned long long right,
+                                       unsigned keep) {
+  emu::Shape shape{n, k, left_type, right_type, right_is_transposed};
+  emu::issue(registers, shape, 0, left, right, keep != 0, CROSSFUSE_SITE);
 }
 
 void crossfuse_emulate_wgmma_commit() {
@@ -220,6 +259,7 @@ void crossfuse_emulate_wgmma_wait(unsigned pending) {
     if (number < group.first) continue;
     if (!group.at(number).done) multiply(group.at(number), self.cta->window);
   }
+  end_reads(until);
   while (!group.products.empty() && group.products.front().done && group.first + 8 < until) {
     group.products.pop_front();
     ++group.first;

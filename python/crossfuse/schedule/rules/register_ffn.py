@@ -1,0 +1,163 @@
+"""Rule for two products on tensor cores whose intermediate never leaves registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.hardware import Device, device
+from crossfuse.schedule.install import install
+from crossfuse.schedule.markers import CONSTANT, STAGES
+from crossfuse.schedule.rules.chain import Chain, read_two_products
+from crossfuse.schedule.rules.pipelined import depth_beside, pipeline, read_of
+from crossfuse.schedule.rules.register_tiles import RegisterTiles
+from crossfuse.schedule.rules.tensor_tiles import row_bytes_depth
+
+
+def schedule_register_ffn(
+    func: Any,
+    *,
+    tiles: RegisterTiles | None = None,
+    constant_weights: bool = False,
+    target: str | Device = "nvidia-h100",
+) -> Any:
+    """Schedule a chain of two products for the Hopper pipeline, the intermediate in registers.
+
+    Each CTA makes the columns of the intermediate that it multiplies; every warpgroup multiplies
+    the rows that it has made, so that nobody waits between the products. With several parts, CTAs
+    make different columns, and their partial sums are added in the order of the parts, through L2::
+
+        for t in blockIdx.x:                                 # (part, row tile, column tile)
+            for k0 in range(K / 64):                         # crossfuse.stages
+                gemm0[tile] += A B                           # local
+            hidden[tile] = act(gemm0)                        # local
+            for n0 in range(N / parts / 64):                 # crossfuse.stages
+                gemm1[part, tile] += hidden D
+            partial[part, tile] = gemm1                      # crossfuse.grid_stage, if parts > 1
+        for t in blockIdx.x:
+            for e in range(elements of a slice):
+                out[e] = epilogue(sum over part of partial[part, e])
+
+    or, where the parts are the CTAs of a cluster, through DSM (`dsm_reduce`).
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        A canonical chain, see `crossfuse.workload.prim_func`.
+    tiles : RegisterTiles | None
+        Tile extents; what is left out is chosen.
+    constant_weights : bool
+        Whether no kernel that may still be running writes the weights: they are then loaded before
+        the kernel before is over (programmatic dependent launch).
+    target : str | Device
+        Device whose CTAs the choice counts.
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+        The schedule, with its trace.
+
+    Raises
+    ------
+    ScheduleRefused
+        If the function is no chain of two products, or its extents do not divide.
+    """
+    install()
+    sch = ir.Schedule(func)
+    chain = read_two_products(sch, "register_ffn")
+    chosen = (tiles or RegisterTiles()).complete(sch, chain, device(target))
+    if chosen.cluster > 1:
+        _first(sch, chain, _in_cluster(sch, chain, chosen, constant_weights), constant_weights)
+        return sch
+    consumer = _by_part(sch, chain, chosen) if chosen.parts > 1 else chain.second
+    place = _second(sch, chain, consumer, chosen, constant_weights)
+    if chosen.parts > 1:
+        store = sch.cache_write(consumer, 0, "local")
+        sch.reverse_compute_at(store, place, preserve_unit_loops=True)
+        sch.grid_stage(store)
+        _sum(sch, chain, chosen)
+    else:
+        sch.set_scope(consumer, 0, "local")
+        sch.reverse_compute_at(chain.epilogue, place, preserve_unit_loops=True)
+    _first(sch, chain, place, constant_weights)
+    return sch
+
+
+def _by_part(sch: Any, chain: Chain, tiles: RegisterTiles) -> Any:
+    """Split the second reduction; returns its new block."""
+    *_, reduction = sch.get_loops(chain.second)
+    part, _ = sch.split(reduction, [tiles.parts, None])
+    consumer = sch.rfactor(part, 0)
+    i, j, part, _ = sch.get_loops(consumer)
+    sch.reorder(part, i, j)
+    return consumer
+
+
+def _second(sch: Any, chain: Chain, consumer: Any, tiles: RegisterTiles, constant: bool) -> Any:
+    """The second product, of what is in registers."""
+    *part, i, j, k = sch.get_loops(consumer)
+    row_tile, row = sch.split(i, [None, tiles.rows])
+    column_tile, column = sch.split(j, [None, tiles.columns])
+    index = read_of(sch, consumer, chain.middle)
+    step, depth = sch.split(k, [None, depth_beside(sch, consumer, index)])
+    sch.reorder(*part, row_tile, column_tile, step, row, column, depth)
+    place = sch.fuse(*part, row_tile, column_tile)
+    sch.bind(place, "blockIdx.x")
+    _load_weights(sch, consumer, index, tiles, constant)
+    return place
+
+
+def _in_cluster(sch: Any, chain: Chain, tiles: RegisterTiles, constant: bool) -> Any:
+    """The second product, its reduction split over a cluster; returns the loop over its CTAs."""
+    i, j, k = sch.get_loops(chain.second)
+    row_tile, row = sch.split(i, [None, tiles.rows])
+    column_tile, column = sch.split(j, [None, tiles.columns])
+    depth = depth_beside(sch, chain.second, read_of(sch, chain.second, chain.middle))
+    rank, step, inside = sch.split(k, [tiles.cluster, None, depth])
+    sch.reorder(row_tile, column_tile, rank, step, row, column, inside)
+    sch.bind(sch.fuse(row_tile, column_tile), "blockIdx.x")
+    partial = sch.dsm_reduce(chain.second, rank)
+    store = sch.cache_write(partial, 0, "local")
+    _, rank, *_ = sch.get_loops(partial)
+    sch.reverse_compute_at(store, rank, preserve_unit_loops=True)
+    _load_weights(sch, partial, read_of(sch, partial, chain.middle), tiles, constant)
+    sch.set_scope(chain.second, 0, "local")
+    _, slices, *_ = sch.get_loops(chain.second)
+    sch.reverse_compute_at(chain.epilogue, slices, preserve_unit_loops=True)
+    return rank
+
+
+def _load_weights(sch: Any, product: Any, index: int, tiles: RegisterTiles, constant: bool) -> None:
+    """Stage what a product multiplies its read `index` by, in the loop over steps; mark it."""
+    *_, step, _, _, _ = sch.get_loops(product)
+    weights = sch.cache_read(product, 1 - index, "shared.dyn", consumer_blocks=[product])
+    sch.compute_at(weights, step, preserve_unit_loops=True)
+    sch.annotate(step, STAGES, tiles.stages)
+    if constant:
+        sch.annotate(step, CONSTANT, 1)
+
+
+def _first(sch: Any, chain: Chain, place: Any, constant: bool) -> None:
+    """The first products, of the columns that a CTA multiplies."""
+    sch.set_scope(chain.middle, 0, "local")
+    sch.compute_at(chain.middle, place, preserve_unit_loops=True)
+    for product in chain.first:
+        sch.compute_at(product, place, preserve_unit_loops=True)
+        *_, i, j, k = sch.get_loops(product)
+        step, depth = sch.split(k, [None, row_bytes_depth(sch, product)])
+        sch.reorder(step, i, j, depth)
+        sch.set_scope(product, 0, "local")
+        pipeline(sch, product, 0, constant)
+
+
+def _sum(sch: Any, chain: Chain, tiles: RegisterTiles) -> None:
+    """The sum of all parts: each CTA adds a part of one tile."""
+    i, j = sch.get_loops(chain.epilogue)
+    row_tile, row = sch.split(i, [None, min(tiles.rows, chain.m)])
+    column_tile, column = sch.split(j, [None, tiles.columns])
+    sch.reorder(row_tile, column_tile, row, column)
+    part, element = sch.split(sch.fuse(row, column), [tiles.parts, None])
+    sch.reorder(part, row_tile, column_tile, element)
+    sch.bind(sch.fuse(part, row_tile, column_tile), "blockIdx.x")
+    sch.compute_at(chain.second, element, preserve_unit_loops=True)
+    sch.set_scope(chain.second, 0, "local")

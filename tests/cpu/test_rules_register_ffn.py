@@ -1,0 +1,92 @@
+"""The rule for chains whose intermediate stays in registers: what it makes and chooses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import Trace
+
+from cpu.schedule.steps import assert_same
+from crossfuse import _tvm as ir
+from crossfuse.hardware import device
+from crossfuse.schedule.install import install
+from crossfuse.schedule.rules.chain import read_chain
+from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
+from crossfuse.schedule.rules.register_tiles import RegisterTiles
+from crossfuse.schedule.trace_json import trace_json
+from crossfuse.workload import parse, prim_func, resolve
+
+H100 = device("nvidia-h100")
+FFN = "gated_ffn:M=100,K=64,N=256,L=64,dtype=bfloat16"
+
+
+@pytest.mark.parametrize(("parts", "cluster"), [(2, 1), (4, 1), (2, 2), (4, 4)])
+def test_trace_replays_in_a_new_schedule(parts: int, cluster: int) -> None:
+    func = prim_func(parse(FFN))
+    sch = schedule_register_ffn(
+        func, tiles=RegisterTiles(64, 32, parts, cluster), constant_weights=True
+    )
+    again = Schedule(func)
+    Trace.apply_json_to_schedule(json.loads(trace_json(sch.trace)), again)
+    assert_same(again, sch)
+
+
+@pytest.mark.parametrize("name", ["G1", "G2", "G3", "G4", "G7", "G9", "G10"])
+def test_a_division_that_fits_is_chosen(name: str) -> None:
+    install()
+    sch = ir.Schedule(prim_func(resolve(f"{name}:M=128")))
+    chain = read_chain(sch)
+    chosen = RegisterTiles().complete(sch, chain, H100)
+    assert chosen.fits(chain, H100)
+    assert chosen.ctas(chain) <= 132
+    assert chosen.cluster == chosen.parts  # DSM costs less than L2
+    # Sums and what is made of them leave registers for the epilogue.
+    width = chain.n // chosen.parts
+    assert len(chain.first) * width // 2 + width // 4 <= 160
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "parts", "fits"),
+    [
+        (64, 64, 1, True),
+        (64, 64, 2, True),
+        (64, 64, 8, False),  # parts of 32 columns
+        (64, 60, 1, False),  # no whole groups of 8 columns
+        (64, 48, 1, True),  # the last tile reaches beyond the output
+        (64, 48, 2, False),
+        (64, 264, 1, False),
+    ],
+)
+def test_what_fits(rows: int, columns: int, parts: int, fits: bool) -> None:
+    install()
+    chain = read_chain(ir.Schedule(prim_func(parse(FFN.replace("gated_ffn", "gemm_chain")))))
+    assert RegisterTiles(rows, columns, parts, 1).fits(chain, H100) == fits
+
+
+@pytest.mark.parametrize(
+    ("m", "columns", "parts", "cluster", "fits"),
+    [
+        (128, 64, 2, 2, True),
+        (100, 64, 4, 4, True),  # the last rows of a tile are masked
+        (100, 48, 4, 4, False),  # columns are not
+        (128, 64, 4, 2, False),  # parts in several clusters
+        (10, 64, 4, 4, False),  # slices that are no whole rows
+        (1, 64, 4, 4, True),  # equal parts of the only one
+    ],
+)
+def test_what_fits_a_cluster(m: int, columns: int, parts: int, cluster: int, fits: bool) -> None:
+    install()
+    spec = parse(f"gemm_chain:M={m},K=64,N=256,L=64,dtype=bfloat16")
+    chain = read_chain(ir.Schedule(prim_func(spec)))
+    assert RegisterTiles(64, columns, parts, cluster).fits(chain, H100) == fits
+
+
+def test_ctas_that_wait_for_sums_run_at_once() -> None:
+    install()
+    spec = parse("gemm_chain:M=8192,K=64,N=256,L=64,dtype=bfloat16")
+    chain = read_chain(ir.Schedule(prim_func(spec)))
+    assert RegisterTiles(64, 32, 1, 1).waves(chain, H100) == 2
+    assert RegisterTiles(64, 32, 1, 1).fits(chain, H100)
+    assert not RegisterTiles(64, 32, 2, 1).fits(chain, H100)
