@@ -18,6 +18,11 @@ DSM_SCOPE = "shared.dsm"
 DSM_REDUCE = "crossfuse.dsm_reduce"
 #: Block annotation of `dsm_shuffle` on the staging block: "ring" or "all-gather".
 DSM_SHUFFLE = "crossfuse.dsm_shuffle"
+#: Annotation of the same block: how the Hopper pipeline sends slices, one of `DSM_COPIES`. Without
+#: it, by stores.
+DSM_COPY = "crossfuse.dsm_copy"
+#: Stores from all warps, each as soon as it has its rows; or one bulk copy to each peer.
+DSM_COPIES = ("stores", "bulk")
 
 #: Loop annotation: the loop runs as a pipeline of asynchronous tile loads and wgmma; the value is
 #: the number of stages in shared memory, 0 for as many as fit.

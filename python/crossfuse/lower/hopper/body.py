@@ -15,7 +15,7 @@ from crossfuse.lower.hopper.gather import GatherBarriers
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.plan import KernelPlan
 from crossfuse.lower.hopper.ring import Ring
-from crossfuse.lower.hopper.statements import Variable, when
+from crossfuse.lower.hopper.statements import Variable, let, when
 from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.timeline import Timeline
 
@@ -89,11 +89,18 @@ class Body:
                 yield places | grid_places(phase.program, tile.value)
                 tile.set(tile.value + clusters)
 
+    @contextmanager
+    def each_step(self, phase: PhasePlan) -> Iterator[tuple[dict[Any, Any], Any]]:
+        """Statements for each step of the reduction; yields the step variable's value, and number.
 
-@contextmanager
-def each_step(phase: PhasePlan) -> Iterator[tuple[dict[Any, Any], Any]]:
-    """Statements for each step of the reduction; yields the step variable's value, and number."""
-    contraction = phase.program.contraction
-    with ir.script.serial(0, contraction.steps) as number:
-        ir.IRBuilder.name("step", number)
-        yield {contraction.step: number}, number
+        They differ where the CTAs of a cluster begin with their own slices.
+        """
+        contraction, gather = phase.program.contraction, phase.program.takes
+        steps = contraction.steps
+        with ir.script.serial(0, steps) as number:
+            ir.IRBuilder.name("step", number)
+            step = number
+            if gather is not None and gather.ring and gather.place.extent > 1:
+                first = self.where.places[gather.place.var] * (steps // gather.place.extent)
+                step = let("step_of_ring", (first + number) % steps)
+            yield {contraction.step: step}, number

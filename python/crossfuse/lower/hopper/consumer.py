@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.body import Body, each_step
+from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.epilogue import Epilogue
 from crossfuse.lower.hopper.exchange import SplitReduction
 from crossfuse.lower.hopper.flags import FlagWriter
@@ -30,8 +31,8 @@ def emit_multiplying(body: Body) -> None:
     rings = [_Side(body, "left"), _Side(body, "right")]
     for phase in plan.phases:
         if phase.program.takes is not None and body.gather is not None:
-            with when(where.thread == 0):
-                body.gather.expect(phase.program.takes, warpgroup)
+            rank = where.places[phase.program.takes.place.var]
+            body.gather.expect(warpgroup, where.thread, rank)
     # With several tiles a CTA the first one warms up for the others.
     once = all(plan.clusters >= each.program.tiles for each in plan.phases)
     with warmed_up(once) as warmup:
@@ -43,8 +44,9 @@ def emit_multiplying(body: Body) -> None:
             with body.each_tile(phase) as places:
                 multiplier.forget()
                 with warmup.skipped():
-                    if phase.program.takes is not None and body.gather is not None:
-                        await_slices(body.gather, phase.program.takes, warpgroup)
+                    gather = phase.program.takes
+                    if gather is not None and not gather.ring and body.gather is not None:
+                        await_slices(body.gather, warpgroup, 0)
                     _multiply(body, number, multiplier, rings)
                 body.timeline.stamp("multiplied", number)
                 leaves = plan.leaves_early and phase is plan.phases[-1]
@@ -100,13 +102,15 @@ def _multiply(body: Body, phase_number: int, multiplier: Multiplier, rings: list
         for ring, release in zip(rings, releases, strict=True):
             release(ring.cursor.previous)
 
-    with each_step(phase) as (_, number):
+    with body.each_step(phase) as (values, number):
         for ring in rings:
             ring.cursor.wait_full()
         if body.plan.timed:
             with when(number == 0):
                 body.timeline.stamp("first tiles", phase_number)
-        place = left.cursor.stage if phase.left is not None else number
+        step = values[phase.program.contraction.step]
+        _await_slice(body, phase, number, step)
+        place = left.cursor.stage if phase.left is not None else step
         multiplier.start(place, right.cursor.stage, number == 0)
         multiplier.wait(pending=1)
         with when(number > 0):
@@ -115,6 +119,17 @@ def _multiply(body: Body, phase_number: int, multiplier: Multiplier, rings: list
             ring.cursor.advance()
     multiplier.wait(pending=0)
     hand_back()
+
+
+def _await_slice(body: Body, phase: PhasePlan, number: Any, step: Any) -> None:
+    """Wait for the slice that a step begins with, in ring order; the first one is the CTA's own."""
+    gather = phase.program.takes
+    if gather is None or not gather.ring or body.gather is None:
+        return
+    steps = phase.program.contraction.steps // gather.place.extent
+    if gather.place.extent > 1:
+        with when(ir.script.And(number > 0, number % steps == 0)):
+            await_slices(body.gather, body.where.warpgroup - 1, step // steps)
 
 
 class _Store:

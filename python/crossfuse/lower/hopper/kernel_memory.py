@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from crossfuse.hardware import Device
 from crossfuse.lower.hopper.arena import Arena
-from crossfuse.lower.hopper.gathered import gathered_bytes
+from crossfuse.lower.hopper.gathered import barrier_count, gathered_bytes
 from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.refusal import refuse
@@ -99,7 +99,12 @@ def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Ar
     gathered = max(gathered_bytes(each.program.takes, each.consumers) for each in phases)
     if gathered:
         arena = arena.with_region("gathered", gathered, _ALIGNMENT)
-        arena = arena.with_region("gather_barriers", 8 * phases[0].consumers, 8)
+        barriers = max(
+            barrier_count(each.program.takes, each.consumers)
+            for each in phases
+            if each.program.takes is not None
+        )
+        arena = arena.with_region("gather_barriers", 8 * barriers, 8)
     arena = arena.with_region("left", left.size, _ALIGNMENT)
     arena = arena.with_region("right", max(right.size, received), _ALIGNMENT)
     if received:

@@ -134,19 +134,36 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
         check_gather(program.gives, program.store.tile.dtype)
     if program.takes is not None:
         check_depth(program.takes, contraction.depth)
+    rights = tuple(
+        make_operand(program, each.right, k_major=not each.is_transposed)
+        for each in contraction.products
+    )
+    if program.takes is not None and program.takes.ring:
+        _check_own(rights)
     return PhasePlan(
         program,
         None if program.takes else make_operand(program, contraction.left, k_major=True),
-        tuple(
-            make_operand(program, each.right, k_major=not each.is_transposed)
-            for each in contraction.products
-        ),
+        rights,
         plan_store(program),
         consumers,
         (program.has_tail(0), program.has_tail(1)),
         Flags.of(program, consumers) if program.staged else None,
         awaits,
     )
+
+
+def _check_own(rights: tuple[Operand, ...]) -> None:
+    """CTAs that take slices in orders of their own load their own right tiles."""
+    for operand in rights:
+        if operand.sharers > 1:
+            raise refuse(
+                "tile-gather",
+                f"tensor '{operand.tile.buffer.name}'",
+                found=f"tiles that {operand.sharers} CTAs share, taken in ring order",
+                limit="right tiles of each CTA alone: each takes slices in an order of its own",
+                instead="bind columns of the output to the cluster, or call "
+                "dsm_shuffle(..., ring=False)",
+            )
 
 
 def _check_slices(program: TileProgram) -> None:

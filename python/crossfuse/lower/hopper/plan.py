@@ -15,8 +15,8 @@ from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
 
-#: Threads of a warpgroup.
-WARPGROUP = 128
+#: Threads of a warp, and of a warpgroup.
+WARP, WARPGROUP = 32, 128
 #: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
 #: others; 0 leaves them as launched. Together at most 64 Ki a CTA.
 REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}

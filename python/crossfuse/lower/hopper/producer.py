@@ -11,7 +11,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.body import Body, each_step
+from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.flags import FlagReader
 from crossfuse.lower.hopper.load import load_tile
@@ -40,7 +40,7 @@ def _emit_rights(body: Body) -> None:
     throttle = Throttle(body.right, body.plan.on_their_way)
     for number, phase in enumerate(body.plan.phases):
         body.timeline.stamp_here("weights asked for", number)
-        with body.each_tile(phase) as places, each_step(phase) as (step, _):
+        with body.each_tile(phase) as places, body.each_step(phase) as (step, _):
             throttle()
             _load(body, phase, "right", cursor, phase.rights, places | step)
             cursor.advance()
@@ -60,7 +60,7 @@ def _emit_lefts(body: Body) -> None:
             if reader is not None:
                 first = first_of_reduction(phase.program.contraction)
                 reader.start(at(phase.left.tile.origin[0], places), at(first, places))
-            with each_step(phase) as (step, _):
+            with body.each_step(phase) as (step, _):
                 if reader is not None:
                     last = phase.left.tile.origin[1] + (phase.left.tile.shape[1] - 1)
                     reader.wait(at(last, places, step))
