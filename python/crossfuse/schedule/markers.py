@@ -35,6 +35,11 @@ CONSTANT = "crossfuse.constant"
 #: Block annotation of `grid_stage`: what the block stores is loaded by a later nest of one kernel.
 GRID_STAGE = "crossfuse.grid_stage"
 
+#: Block annotation: the block stores an expression of two products, the rows of each tile in two
+#: halves bound to a cluster axis, which is the value. Each of the two CTAs makes one product of
+#: both halves, and they exchange halves through DSM; else each makes both products of its half.
+PAIRED = "crossfuse.paired"
+
 AXES = ("x", "y", "z")
 #: Thread tags whose launch TVM gets wrong; `cluster_bind` is the cure.
 NAIVE_TAGS = tuple(f"clusterCtaIdx.{axis}" for axis in AXES)

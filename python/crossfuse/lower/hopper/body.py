@@ -38,6 +38,8 @@ class Body:
         Barriers of left and right tiles.
     exchange : ExchangeBarriers | None
         If a reduction is split over the cluster.
+    paired : Any
+        Address of the barrier that completes when both CTAs of a pair have sent their halves.
     gather : GatherBarriers | None
         If an intermediate stays in the cluster.
     summed : Any
@@ -55,6 +57,7 @@ class Body:
     left: Ring
     right: Ring
     exchange: ExchangeBarriers | None
+    paired: Any
     gather: GatherBarriers | None
     summed: Any
     flags: Any

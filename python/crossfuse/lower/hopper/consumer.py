@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -14,6 +15,7 @@ from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.gather import Giver, await_slices
 from crossfuse.lower.hopper.left_tiles import LeftTiles, gathered_tiles, ring_tiles
 from crossfuse.lower.hopper.load import sharing_rank
+from crossfuse.lower.hopper.pairing import Pairing
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.ring import Cursor, Release
@@ -44,6 +46,8 @@ def emit_multiplying(body: Body) -> None:
             with body.each_tile(phase) as places:
                 multiplier.forget()
                 with warmup.skipped():
+                    if store.pairing is not None:
+                        store.pairing.expect()
                     gather = phase.program.takes
                     if gather is not None and not gather.ring and body.gather is not None:
                         await_slices(body.gather, warpgroup, 0)
@@ -144,18 +148,12 @@ class _Store:
         warmup: Warmup,
     ) -> None:
         phase = body.plan.phases[number]
-        self.reduction = self.writer = self.giver = None
-        if phase.program.exchange is not None and body.exchange is not None:
-            self.reduction = SplitReduction(
-                phase,
-                body.where,
-                warpgroup,
-                body.region("received"),
-                body.exchange,
-                warmup,
-                lambda event: body.timeline.stamp(event, number),
-            )
-            self.accumulators = accumulators
+        self.giver = None
+        self.writer = None if phase.raises is None else FlagWriter(body.placed(phase.raises))
+        self.pairing = self._pairing(body, number, warpgroup, warmup)
+        self.reduction = self.pairing or self._reduction(body, number, warpgroup, warmup)
+        self.accumulators = accumulators
+        if self.reduction is not None:
             return
         self.warmup = warmup
         if phase.program.gives is not None and body.gather is not None:
@@ -163,9 +161,6 @@ class _Store:
             given = (phase, body.where, warpgroup, accumulators, buffer, barriers, warmup)
             self.giver = Giver(*given)
             return
-        flags = phase.raises
-        if flags is not None:
-            self.writer = FlagWriter(body.placed(flags))
         self.epilogue = Epilogue(
             phase,
             body.where,
@@ -175,6 +170,25 @@ class _Store:
             body.maps,
             warmup,
         )
+
+    @staticmethod
+    def _reduction(
+        body: Body, number: int, warpgroup: Any, warmup: Warmup
+    ) -> SplitReduction | None:
+        phase = body.plan.phases[number]
+        if phase.program.exchange is None or body.exchange is None:
+            return None
+        note = partial(body.timeline.stamp, phase=number)
+        part = (phase, body.where, warpgroup, body.region("received"), body.exchange)
+        return SplitReduction(*part, warmup, note)
+
+    def _pairing(self, body: Body, number: int, warpgroup: Any, warmup: Warmup) -> Pairing | None:
+        phase = body.plan.phases[number]
+        if phase.program.exchange is None or not phase.program.exchange.pair:
+            return None
+        note = partial(body.timeline.stamp, phase=number)
+        part = (phase, body.where, warpgroup, body.region("paired"), body.paired)
+        return Pairing(*part, warmup, note, self.writer)
 
     def tile(self, places: dict[Any, Any], leave: Callable[[], None] | None) -> None:
         """Store a tile, from one CTA's sums or from those of the cluster.

@@ -190,34 +190,41 @@ class SplitReduction:
             ir.IRBuilder.name("turn", turn)
             unit = let("unit", turn * threads + me)
             with when(unit < units) if units % threads else nullcontext():
-                self._add(unit, total, received)
-                self._store(unit, row, column, total)
+                self._store(unit, row, column, self._add(unit, total, received))
 
-    def _add(self, unit: Any, total: Any, received: Any) -> None:
-        """Add what all CTAs sent of a unit: as many neighbours as a push has."""
+    def _add(self, unit: Any, total: Any, received: Any) -> tuple[Any, ...]:
+        """Add what all CTAs sent of a unit: as many neighbours as a push has. Returns the sums."""
         for slot in range(self.size):
-            address = self.buffer(slot * self.plan.slice_bytes + unit * (4 * self.count))
-            load = ir.script.ptx[f"ld.shared.v{self.count}.f32"]
-            target = received if slot else total
-            with self.warmup.skipped():
-                run(load(*[target[i] for i in range(self.count)], address))
+            self._load(slot, unit, received if slot else total)
             for i in range(self.count) if slot else ():
                 ir.script.buffer_store(total, total[i] + received[i], [i])
+        return (total,)
 
-    def _store(self, unit: Any, row: Any, column: Any, total: Any) -> None:
-        """Store the elements of a unit."""
+    def _load(self, slot: int, unit: Any, target: Any) -> None:
+        """Load what a CTA sent of a unit."""
+        address = self.buffer(slot * self.plan.slice_bytes + unit * (4 * self.count))
+        load = ir.script.ptx[f"ld.shared.v{self.count}.f32"]
+        with self.warmup.skipped():
+            run(load(*[target[i] for i in range(self.count)], address))
+
+    def _store(self, unit: Any, row: Any, column: Any, sums: tuple[Any, ...]) -> None:
+        """Store the elements of a unit, from what its CTAs sent of them."""
+
+        def element(number: int) -> tuple[Any, ...]:
+            return tuple(each[number] for each in sums)
+
         if self.count == 4:
             blocks = self.plan.accumulators // 4
             lane, block, warp = unit % 32, unit // 32 % blocks, unit // 32 // blocks
             i = row + self.rank * self.exchange.rows + warp * WARP_ROWS + lane // 4
             j = column + block * 8 + lane % 4 * 2
             for half in (0, 1):
-                low, high = total[2 * half], total[2 * half + 1]
-                self.elements.store_pair(i + 8 * half, j, (low,), (high,), self.warmup)
+                low, high = element(2 * half), element(2 * half + 1)
+                self.elements.store_pair(i + 8 * half, j, low, high, self.warmup)
             return
         position = let("position", self.rank * self.exchange.elements + unit * 2)
         i, j = row + position // self.exchange.width, column + position % self.exchange.width
-        self.elements.store_pair(i, j, (total[0],), (total[1],), self.warmup)
+        self.elements.store_pair(i, j, element(0), element(1), self.warmup)
 
     def _announce(self) -> None:
         """Tell all CTAs that this warpgroup has multiplied its tiles, and wait for theirs."""

@@ -85,6 +85,9 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) 
     if "received" in plan.arena:
         first = plan.arena["exchange_barriers"].offset
         exchange = ExchangeBarriers(memory.ptr_to([first]), memory.ptr_to([first + 8]))
+    paired = None
+    if "paired" in plan.arena:
+        paired = memory.ptr_to([plan.arena["pair_barrier"].offset])
     gather = None
     taken = next((each.program.takes for each in plan.phases if each.program.takes), None)
     if taken is not None:
@@ -93,7 +96,8 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) 
     summed = None
     if plan.summed is not None:
         summed = memory.ptr_to([plan.arena["sum_barrier"].offset])
-    body = Body(plan, where, maps, memory, left, right, exchange, gather, summed, flags, timeline)
+    barriers = (left, right, exchange, paired, gather, summed)
+    body = Body(plan, where, maps, memory, *barriers, flags, timeline)
     with when(ir.script.And(where.warpgroup == 0, where.thread < WARP)):
         _initialise(body)
         mbarrier.publish_initialised()
@@ -137,8 +141,12 @@ def _initialise(body: Body) -> None:
     if body.summed is not None:
         with when(thread == 0):
             mbarrier.initialise(body.summed, 1)
+    if body.paired is not None:
+        with when(thread == 0):
+            mbarrier.initialise(body.paired, 1)
     for phase in plan.phases:
-        if phase.program.exchange is not None and body.exchange is not None:
+        exchange = phase.program.exchange
+        if exchange is not None and not exchange.pair and body.exchange is not None:
             with when(thread == 0):
                 body.exchange.initialise(phase)
         if phase.program.takes is not None and body.gather is not None:

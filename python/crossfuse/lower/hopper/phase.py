@@ -48,6 +48,8 @@ class PhasePlan:
         What tells other CTAs that a tile is stored, if they load it in a later phase.
     awaits : Flags | None
         Flags of the tiles that make up the left operand, if an earlier phase stores it.
+    others : tuple[Operand, ...]
+        What the second CTA of a pair loads in place of `rights`; none without pairs.
     """
 
     program: TileProgram
@@ -58,6 +60,7 @@ class PhasePlan:
     tails: tuple[bool, bool]
     raises: Flags | None = None
     awaits: Flags | None = None
+    others: tuple[Operand, ...] = ()
 
     @property
     def columns(self) -> int:
@@ -72,7 +75,7 @@ class PhasePlan:
     @property
     def operands(self) -> tuple[Operand, ...]:
         """Everything that is loaded."""
-        return (*self.lefts, *self.rights)
+        return (*self.lefts, *self.rights, *self.others)
 
     @property
     def lefts(self) -> tuple[Operand, ...]:
@@ -126,7 +129,8 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
     """
     contraction = program.contraction
     for product in contraction.products:
-        _check_types(contraction.left.dtype, product)
+        for each in product.both:
+            _check_types(contraction.left.dtype, each)
     consumers = _consumers(program)
     if program.exchange is not None:
         _check_slices(program)
@@ -134,9 +138,12 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
         check_gather(program.gives, program.store.tile.dtype)
     if program.takes is not None:
         check_depth(program.takes, contraction.depth)
-    rights = tuple(
-        make_operand(program, each.right, k_major=not each.is_transposed)
-        for each in contraction.products
+    rights, others = (
+        tuple(_right(program, each) for each in group)
+        for group in (
+            contraction.products,
+            [each.instead for each in contraction.products if each.instead is not None],
+        )
     )
     if program.takes is not None and program.takes.ring:
         _check_own(rights)
@@ -149,7 +156,15 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
         (program.has_tail(0), program.has_tail(1)),
         Flags.of(program, consumers) if program.staged else None,
         awaits,
+        others,
     )
+
+
+def _right(program: TileProgram, product: Product) -> Operand:
+    """How a product's right tile is loaded; CTAs of a pair load different ones."""
+    exchange = program.exchange
+    apart = exchange.place if exchange is not None and exchange.pair else None
+    return make_operand(program, product.right, k_major=not product.is_transposed, apart=apart)
 
 
 def _check_own(rights: tuple[Operand, ...]) -> None:

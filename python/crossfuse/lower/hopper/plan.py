@@ -199,12 +199,13 @@ def _with_distinct_maps(phases: tuple[PhasePlan, ...]) -> tuple[PhasePlan, ...]:
         return replace(map_, name=names[map_])
 
     def renamed(phase: PhasePlan) -> PhasePlan:
-        lefts, rights = (
+        lefts, rights, others = (
             tuple(replace(each, map=named(each.map)) for each in group)
-            for group in (phase.lefts, phase.rights)
+            for group in (phase.lefts, phase.rights, phase.others)
         )
         store = phase.store.with_maps(named)
-        return replace(phase, left=lefts[0] if lefts else None, rights=rights, store=store)
+        left = lefts[0] if lefts else None
+        return replace(phase, left=left, rights=rights, others=others, store=store)
 
     return tuple(map(renamed, phases))
 
@@ -229,10 +230,11 @@ def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:
     # What peers send has one place: a cluster computes one tile.
     needed = max((each.tiles for each in split), default=clusters)
     if len(phases) > 1 and needed > room:
+        what = "paired CTAs" if any(each.others for each in phases) else "a split reduction"
         raise refuse(
             "grid-stage",
             f"clusters of {phases[0].program.cluster_size} on {device.name}",
-            found=f"{needed} tiles of a split reduction",
+            found=f"{needed} tiles of {what}",
             limit=f"{room} clusters that run at the same time, each with one tile",
             instead="take wider tiles, or leave grid_stage out",
         )

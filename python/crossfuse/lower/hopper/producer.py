@@ -6,7 +6,9 @@ left tiles wait for the kernel before, or for flags of the phase before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -19,7 +21,7 @@ from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.recover_contraction import first_of_reduction
 from crossfuse.lower.hopper.ring import Cursor, Throttle
-from crossfuse.lower.hopper.statements import let, run, when
+from crossfuse.lower.hopper.statements import branches, let, run, when
 from crossfuse.lower.hopper.sums import await_parts
 
 
@@ -94,9 +96,32 @@ def _load(
     cursor.wait_empty()
     full = ring.full(cursor.stage)
     mbarrier.expect(full, sum(each.size for each in operands))
+    load = partial(_load_tiles, body, phase, values, cursor.stage * plan.pitch, address, full)
+    if name == "right" and phase.others:
+        exchange = phase.program.exchange
+        assert exchange is not None
+        with branches(body.where.places[exchange.place.var] == 0) as (one, other):
+            with one:
+                load(operands)
+            with other:
+                load(phase.others)
+        return
+    load(operands)
+
+
+def _load_tiles(
+    body: Body,
+    phase: PhasePlan,
+    values: dict[Any, Any],
+    stage: Any,
+    address: Callable[[Any], Any],
+    full: Any,
+    operands: tuple[Operand, ...],
+) -> None:
+    """Load tiles one behind the other into a stage, which starts at an offset of the ring."""
     start = 0
     for operand in operands:
-        first = cursor.stage * plan.pitch + start
+        first = stage + start
         load_tile(
             phase.program,
             operand,

@@ -10,6 +10,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.recover_contraction import check_reduction, read_contraction
 from crossfuse.lower.hopper.recover_exchange import read_exchange, slice_tile
 from crossfuse.lower.hopper.recover_gather import is_gathered, recover_gathered
+from crossfuse.lower.hopper.recover_pair import is_paired, paired
 from crossfuse.lower.hopper.recover_places import (
     Loops,
     has_stages,
@@ -104,7 +105,8 @@ def _loads(program: TileProgram, buffer: Any) -> bool:
 def _loaded(program: TileProgram) -> list[Any]:
     """Buffers that a program loads, that of the left operand first."""
     contraction = program.contraction
-    loaded = [contraction.left.buffer, *(each.right.buffer for each in contraction.products)]
+    products = [each for product in contraction.products for each in product.both]
+    loaded = [contraction.left.buffer, *(each.right.buffer for each in products)]
     ir.walk(program.store.value, (ir.TensorLoad, lambda load: loaded.append(load.source)))
     return loaded
 
@@ -151,7 +153,8 @@ def _recover_nest(node: Any, memory: tuple[Any, ...]) -> tuple[TileProgram, ...]
     loops, store_nest = pipelined(parts)
     contraction, store, nest = read_products(loops, store_nest, outer)
     staged = GRID_STAGE in nest.block.annotations
-    return (TileProgram(places_of(outer), contraction, None, store, memory, staged=staged),)
+    program = TileProgram(places_of(outer), contraction, None, store, memory, staged=staged)
+    return (paired(program, nest) if is_paired(nest) else program,)
 
 
 def _recover_split(memory: tuple[Any, ...], outer: Loops, parts: list[Any]) -> TileProgram:

@@ -57,14 +57,18 @@ class TensorTiles:
             cluster=self.cluster or (2 if several else 1),
         )
 
-    def of_first(self, sch: Any, chain: Chain) -> TensorTiles:
-        """Fill in the tiles of a chain's first products: clusters along the columns."""
-        most = 256 // len(chain.first)
+    def of_first(self, sch: Any, chain: Chain, *, paired: bool = False) -> TensorTiles:
+        """Fill in the tiles of a chain's first products: clusters along the columns.
+
+        If CTAs are `paired`, each makes one of two products of as many columns as both have.
+        """
+        most = 256 if paired else 256 // len(chain.first)
         rows = self.rows or (128 if chain.m > 64 else 64)
         depth = row_bytes_depth(sch, chain.first[0])
-        cluster = self.cluster or _split_of_second(chain, rows, depth)
+        cluster = self.cluster or (2 if paired else _split_of_second(chain, rows, depth))
         size = cluster * self.across
-        share = -(-chain.n // (_CTAS // size * size))
+        beside = self.across if paired else size
+        share = -(-chain.n // (_CTAS // size * beside))
         columns = self.columns or min(most, -(-share // 8) * 8)
         return replace(self, rows=rows, columns=columns, cluster=cluster, depth=depth)
 
