@@ -126,6 +126,34 @@ def unguarded(image: KernelImage) -> KernelImage:
     return drop_call(drop_call(image, ARRIVE, -1), LEAVE, -1)
 
 
+def stored_again() -> KernelImage:
+    """The last columns of a slice are stored once more behind its copies."""
+    image = right("bulk, 2")
+    copy = re.search(rf"{COPY}\(", image.cuda[image.cuda.rindex("__global__") :])
+    assert copy is not None
+    behind = image.cuda.rindex("__global__") + copy.end()
+    *_, store = re.findall(r"tvm_builtin_ptx_stmatrix[^;]*;", image.cuda[:behind])
+    place = image.cuda.index("alignas(64) uint64_t left_tile_ptr_1", behind)
+    return replace(image, cuda=image.cuda[:place] + store + image.cuda[place:])
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "detail"),
+    [
+        ("bulk, 2", stored_again, "a store overwrites what a copy still reads"),
+        (
+            "bulk, 3",
+            lambda: change_argument(right("bulk, 3"), COPY, 0, "{} + 8192", 0),
+            "a copy reads what another still writes",
+        ),
+    ],
+    ids=["by a store", "by a copy"],
+)
+def test_slice_that_changes_while_it_is_copied(name: str, make: Any, detail: str) -> None:
+    report = emulate(make(), random_inputs(parse(CASES[name][0])), orders=4)
+    assert detail in {each.detail for each in report.findings}, report.findings
+
+
 _STEP = r"(int step_of_ring\w* = )(.*);"
 #: What is wrong: the image, and what the emulator reports; None: a wrong result.
 FAULTS: dict[str, tuple[str, Any, str | None]] = {
