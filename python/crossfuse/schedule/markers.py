@@ -95,10 +95,15 @@ def is_cluster_function(func: Any) -> bool:
 
 def staged_blocks(func: Any) -> list[Any]:
     """Blocks of a function that `grid_stage` was called for."""
+    return marked_blocks(func, GRID_STAGE)
+
+
+def marked_blocks(func: Any, mark: str) -> list[Any]:
+    """Blocks of a function with an annotation."""
     marked: list[Any] = []
 
     def visit(block: Any) -> None:
-        if GRID_STAGE in block.annotations:
+        if mark in block.annotations:
             marked.append(block)
 
     ir.walk(func.body, (ir.SBlock, visit))

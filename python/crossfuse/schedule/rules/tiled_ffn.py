@@ -122,14 +122,23 @@ def _paired(sch: Any, chain: Chain, tiles: TensorTiles) -> tuple[Any, ...]:
 
 
 def _check_pair(sch: Any, chain: Chain, tiles: TensorTiles) -> None:
-    if len(chain.first) == 2 and tiles.cluster == 2:
-        return
-    raise refuse(
-        ScheduleRefused,
-        "rule",
-        f"tiled_ffn, {name_of(sch, chain.middle)}",
-        found=f"{len(chain.first)} products for {tiles.cluster} paired CTAs",
-        limit="two products of one input, one for each CTA of a pair",
-        instead="leave paired out, or leave first.cluster open and take first.across for larger "
-        "clusters",
-    )
+    if len(chain.first) != 2 or tiles.cluster != 2:
+        raise refuse(
+            ScheduleRefused,
+            "rule",
+            f"tiled_ffn, {name_of(sch, chain.middle)}",
+            found=f"{len(chain.first)} products for {tiles.cluster} paired CTAs",
+            limit="two products of one input, one for each CTA of a pair",
+            instead="leave paired out, or leave first.cluster open and take first.across for "
+            "larger clusters",
+        )
+    if chain.m % 2 and 1 < chain.m < tiles.rows:
+        raise refuse(
+            ScheduleRefused,
+            "rule",
+            f"tiled_ffn, {name_of(sch, chain.second)}",
+            found=f"{chain.m} rows for paired CTAs",
+            limit="an even number of rows, one row, or a whole tile: both CTAs combine equal parts "
+            "of the second product's rows",
+            instead="leave paired out",
+        )
