@@ -37,7 +37,8 @@ class KernelPlan:
         Rings of left tiles, and of the right tiles of all products.
     arena : Arena
         Shared memory: ``left``, ``right``, ``boxes`` (if stored by TMA), ``gathered`` (if an
-        intermediate stays in the cluster), ``received`` (if a reduction is split), ``barriers``.
+        intermediate stays in the cluster), ``paired`` (if two CTAs make a product each),
+        ``received`` (if a reduction is split), ``barriers``.
         What is received lies where right tiles were.
     clusters : int
         Clusters launched; each goes through tiles ``c, c + clusters, ...`` of a phase.
