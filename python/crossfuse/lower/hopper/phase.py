@@ -138,6 +138,7 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
         check_gather(program.gives, program.store.tile.dtype)
     if program.takes is not None:
         check_depth(program.takes, contraction.depth)
+    left = None if program.takes else make_operand(program, contraction.left, k_major=True)
     rights, others = (
         tuple(_right(program, each) for each in group)
         for group in (
@@ -149,7 +150,7 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
         _check_own(rights)
     return PhasePlan(
         program,
-        None if program.takes else make_operand(program, contraction.left, k_major=True),
+        left,
         rights,
         plan_store(program),
         consumers,
