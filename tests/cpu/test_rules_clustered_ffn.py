@@ -10,6 +10,7 @@ from tvm.s_tir.schedule import Trace
 
 from cpu.schedule.steps import assert_same
 from crossfuse import _tvm as ir
+from crossfuse.errors import ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.chain import read_chain
@@ -22,10 +23,12 @@ H100 = device("nvidia-h100")
 FFN = "gated_ffn:M=100,K=64,N=256,L=64,dtype=bfloat16"
 
 
+@pytest.mark.parametrize("passing", [{}, {"bulk": True}, {"ring": True, "bulk": True}], ids=str)
 @pytest.mark.parametrize("parts", [1, 2])
-def test_trace_replays_in_a_new_schedule(parts: int) -> None:
+def test_trace_replays_in_a_new_schedule(parts: int, passing: dict[str, bool]) -> None:
     func = prim_func(parse(FFN))
-    sch = schedule_clustered_ffn(func, tiles=ClusterTiles(64, 2, parts), constant_weights=True)
+    tiles = ClusterTiles(64, 2, parts)
+    sch = schedule_clustered_ffn(func, tiles=tiles, constant_weights=True, **passing)
     again = Schedule(func)
     Trace.apply_json_to_schedule(json.loads(trace_json(sch.trace)), again)
     assert_same(again, sch)
@@ -48,6 +51,22 @@ def test_divisions_that_were_fastest_are_chosen(name: str) -> None:
     sch = ir.Schedule(prim_func(resolve(name)))
     chosen = ClusterTiles().complete(sch, read_chain(sch), H100)
     assert (chosen.rows, chosen.cluster, chosen.parts) == CHOSEN[name]
+
+
+def test_slices_in_ring_order_are_whole_steps() -> None:
+    """Weights as [n, k] come in rows of 128 bytes; as [k, n] in rows of any number."""
+    install()
+    spec = parse("gemm_chain:M=64,K=64,N=384,L=64,dtype=bfloat16,weights=nk")
+    with pytest.raises(ScheduleRefused) as caught:
+        schedule_clustered_ffn(prim_func(spec), tiles=ClusterTiles(64, 4, 1), ring=True)
+    assert "limit: clusters that divide them into slices of multiples of 64 and 8" in str(
+        caught.value
+    )
+    assert schedule_clustered_ffn(prim_func(spec), tiles=ClusterTiles(64, 4, 1)) is not None
+    plain = parse("gemm_chain:M=64,K=64,N=384,L=64,dtype=bfloat16")
+    sch = schedule_clustered_ffn(prim_func(plain), tiles=ClusterTiles(64, 4, 1), ring=True)
+    *_, slices, step, _, _, depth = sch.get_loops(sch.get_sblock("gemm1"))
+    assert [int(sch.get(each).extent) for each in (slices, step, depth)] == [4, 3, 32]
 
 
 def test_clusters_that_do_not_fit_at_once_take_turns() -> None:

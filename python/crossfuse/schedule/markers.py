@@ -18,6 +18,11 @@ DSM_SCOPE = "shared.dsm"
 DSM_REDUCE = "crossfuse.dsm_reduce"
 #: Block annotation of `dsm_shuffle` on the staging block: "ring" or "all-gather".
 DSM_SHUFFLE = "crossfuse.dsm_shuffle"
+#: Annotation of the same block: how the Hopper pipeline sends slices, one of `DSM_COPIES`. Without
+#: it, by stores.
+DSM_COPY = "crossfuse.dsm_copy"
+#: Stores from all warps, each as soon as it has its rows; or one bulk copy to each peer.
+DSM_COPIES = ("stores", "bulk")
 
 #: Loop annotation: the loop runs as a pipeline of asynchronous tile loads and wgmma; the value is
 #: the number of stages in shared memory, 0 for as many as fit.
@@ -29,6 +34,11 @@ CONSTANT = "crossfuse.constant"
 
 #: Block annotation of `grid_stage`: what the block stores is loaded by a later nest of one kernel.
 GRID_STAGE = "crossfuse.grid_stage"
+
+#: Block annotation: the block stores an expression of two products, the rows of each tile in two
+#: halves bound to a cluster axis, which is the value. Each of the two CTAs makes one product of
+#: both halves, and they exchange halves through DSM; else each makes both products of its half.
+PAIRED = "crossfuse.paired"
 
 AXES = ("x", "y", "z")
 #: Thread tags whose launch TVM gets wrong; `cluster_bind` is the cure.
@@ -85,10 +95,15 @@ def is_cluster_function(func: Any) -> bool:
 
 def staged_blocks(func: Any) -> list[Any]:
     """Blocks of a function that `grid_stage` was called for."""
+    return marked_blocks(func, GRID_STAGE)
+
+
+def marked_blocks(func: Any, mark: str) -> list[Any]:
+    """Blocks of a function with an annotation."""
     marked: list[Any] = []
 
     def visit(block: Any) -> None:
-        if GRID_STAGE in block.annotations:
+        if mark in block.annotations:
             marked.append(block)
 
     ir.walk(func.body, (ir.SBlock, visit))

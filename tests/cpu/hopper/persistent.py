@@ -70,7 +70,11 @@ def changed(case: str, name: str, position: int, by: str, index: int = 0) -> Ker
 
 def early(case: str, name: str, index: int = 0) -> KernelImage:
     """A statement that the warm-up no longer leaves out."""
-    image = right(case)
+    return unguarded(right(case), name, index)
+
+
+def unguarded(image: KernelImage, name: str, index: int = 0) -> KernelImage:
+    """The same of any image."""
     body = image.cuda.rindex("__global__")
     call = [each.start() for each in re.finditer(rf"\b{name}[([]", image.cuda[body:])][index] + body
     guard = image.cuda.rindex(GUARD, 0, call)
@@ -80,6 +84,11 @@ def early(case: str, name: str, index: int = 0) -> KernelImage:
 
 def unfenced(case: str) -> KernelImage:
     """Without the proxy fences on either side of a flag, and after the stores of each thread."""
-    raising = planted(case, FENCE_OF_RAISE, r"\1")
-    both = re.sub(FENCE_OF_AWAIT, r"\1", raising.cuda)
-    return drop_call(replace(raising, cuda=both), FENCE)
+    return without_fences(right(case))
+
+
+def without_fences(image: KernelImage) -> KernelImage:
+    """The same of any image."""
+    raising = re.sub(FENCE_OF_RAISE, r"\1", image.cuda, count=1)
+    both = re.sub(FENCE_OF_AWAIT, r"\1", raising)
+    return drop_call(replace(image, cuda=both), FENCE)

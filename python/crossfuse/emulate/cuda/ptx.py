@@ -268,6 +268,11 @@ _INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             r"\[%0, \{%1, %2\}\], \[%3\];",
             _call("tma_store"),
         ),
+        (
+            r"cp\.async\.bulk\.shared::cluster\.shared::cta\.mbarrier::complete_tx::bytes "
+            r"\[%0\], \[%1\], %2, \[%3\];",
+            _call("bulk_pass"),
+        ),
         (r"cp\.async\.bulk\.commit_group;", _call("bulk_commit")),
         (r"cp\.async\.bulk\.wait_group(?P<read>\.read)? (?P<pending>\d+);", _await_copies),
         (

@@ -15,7 +15,7 @@ from crossfuse.lower.hopper.gather import GatherBarriers
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.plan import KernelPlan
 from crossfuse.lower.hopper.ring import Ring
-from crossfuse.lower.hopper.statements import Variable, when
+from crossfuse.lower.hopper.statements import Variable, let, when
 from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.timeline import Timeline
 
@@ -38,6 +38,8 @@ class Body:
         Barriers of left and right tiles.
     exchange : ExchangeBarriers | None
         If a reduction is split over the cluster.
+    paired : Any
+        Address of the barrier that completes when both CTAs of a pair have sent their halves.
     gather : GatherBarriers | None
         If an intermediate stays in the cluster.
     summed : Any
@@ -55,6 +57,7 @@ class Body:
     left: Ring
     right: Ring
     exchange: ExchangeBarriers | None
+    paired: Any
     gather: GatherBarriers | None
     summed: Any
     flags: Any
@@ -89,12 +92,21 @@ class Body:
                 yield places | grid_places(phase.program, tile.value)
                 tile.set(tile.value + clusters)
 
+    @contextmanager
+    def each_step(
+        self, phase: PhasePlan, *, unrolled: bool = False
+    ) -> Iterator[tuple[dict[Any, Any], Any]]:
+        """Statements for each step of the reduction; yields the step variable's value, and number.
 
-@contextmanager
-def each_step(phase: PhasePlan, *, unrolled: bool = False) -> Iterator[tuple[dict[Any, Any], Any]]:
-    """Statements for each step of the reduction; yields the step variable's value, and number."""
-    contraction = phase.program.contraction
-    loop = ir.script.unroll if unrolled else ir.script.serial
-    with loop(0, contraction.steps) as number:
-        ir.IRBuilder.name("step", number)
-        yield {contraction.step: number}, number
+        They differ where the CTAs of a cluster begin with their own slices.
+        """
+        contraction, gather = phase.program.contraction, phase.program.takes
+        steps = contraction.steps
+        loop = ir.script.unroll if unrolled else ir.script.serial
+        with loop(0, steps) as number:
+            ir.IRBuilder.name("step", number)
+            step = number
+            if gather is not None and gather.ring and gather.place.extent > 1:
+                first = self.where.places[gather.place.var] * (steps // gather.place.extent)
+                step = let("step_of_ring", (first + number) % steps)
+            yield {contraction.step: step}, number

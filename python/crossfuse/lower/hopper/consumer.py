@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.body import Body, each_step
+from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.epilogue import Epilogue
 from crossfuse.lower.hopper.exchange import SplitReduction
 from crossfuse.lower.hopper.flags import FlagWriter
@@ -20,6 +21,7 @@ from crossfuse.lower.hopper.left_tiles import (
     ring_tiles,
 )
 from crossfuse.lower.hopper.load import sharing_rank
+from crossfuse.lower.hopper.pairing import Pairing
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.ring import Cursor, Release
@@ -38,8 +40,8 @@ def emit_multiplying(body: Body) -> None:
     rings = [_Side(body, "left"), _Side(body, "right")]
     for phase in plan.phases:
         if phase.program.takes is not None and body.gather is not None:
-            with when(where.thread == 0):
-                body.gather.expect(phase.program.takes, warpgroup)
+            rank = where.places[phase.program.takes.place.var]
+            body.gather.expect(warpgroup, where.thread, rank)
     # With several tiles a CTA the first one warms up for the others.
     once = all(plan.clusters >= each.program.tiles for each in plan.phases)
     with warmed_up(once) as warmup:
@@ -61,8 +63,11 @@ def emit_multiplying(body: Body) -> None:
                 multiplier.clear() if plan.kept else multiplier.forget()
                 store.ahead(places)
                 with warmup.skipped():
-                    if phase.program.takes is not None and body.gather is not None:
-                        await_slices(body.gather, phase.program.takes, warpgroup)
+                    if store.pairing is not None:
+                        store.pairing.expect()
+                    gather = phase.program.takes
+                    if gather is not None and not gather.ring and body.gather is not None:
+                        await_slices(body.gather, warpgroup, 0)
                     _multiply(body, number, multiplier, rings)
                 body.timeline.stamp("multiplied", number)
                 leaves = plan.leaves_early and phase is plan.phases[-1]
@@ -121,13 +126,15 @@ def _multiply(body: Body, phase_number: int, multiplier: Multiplier, rings: list
             release(ring.cursor.previous)
 
     # Registers have no addresses: each step names its own.
-    with each_step(phase, unrolled=phase.program.reuses) as (_, number):
+    with body.each_step(phase, unrolled=phase.program.reuses) as (values, number):
         for ring in rings:
             ring.cursor.wait_full()
         if body.plan.timed:
             with when(number == 0):
                 body.timeline.stamp("first tiles", phase_number)
-        place = left.cursor.stage if phase.left is not None else number
+        step = values[phase.program.contraction.step]
+        _await_slice(body, phase, number, step)
+        place = left.cursor.stage if phase.left is not None else step
         multiplier.start(place, right.cursor.stage, number == 0)
         multiplier.wait(pending=1)
         with when(number > 0):
@@ -136,6 +143,17 @@ def _multiply(body: Body, phase_number: int, multiplier: Multiplier, rings: list
             ring.cursor.advance()
     multiplier.wait(pending=0)
     hand_back()
+
+
+def _await_slice(body: Body, phase: PhasePlan, number: Any, step: Any) -> None:
+    """Wait for the slice that a step begins with, in ring order; the first one is the CTA's own."""
+    gather = phase.program.takes
+    if gather is None or not gather.ring or body.gather is None:
+        return
+    steps = phase.program.contraction.steps // gather.place.extent
+    if gather.place.extent > 1:
+        with when(ir.script.And(number > 0, number % steps == 0)):
+            await_slices(body.gather, body.where.warpgroup - 1, step // steps)
 
 
 class _Store:
@@ -151,22 +169,12 @@ class _Store:
         warmup: Warmup,
     ) -> None:
         phase = body.plan.phases[number]
-
-        def note(event: str) -> None:
-            body.timeline.stamp(event, number)
-
-        self.reduction = self.writer = self.giver = self.keeper = None
-        if phase.program.exchange is not None and body.exchange is not None:
-            self.reduction = SplitReduction(
-                phase,
-                body.where,
-                warpgroup,
-                body.region("received"),
-                body.exchange,
-                warmup,
-                note,
-            )
-            self.accumulators = accumulators
+        self.giver = self.keeper = None
+        self.writer = None if phase.raises is None else FlagWriter(body.placed(phase.raises))
+        self.pairing = self._pairing(body, number, warpgroup, warmup)
+        self.reduction = self.pairing or self._reduction(body, number, warpgroup, warmup)
+        self.accumulators = accumulators
+        if self.reduction is not None:
             return
         self.warmup = warmup
         if phase.program.gives is not None and body.gather is not None:
@@ -177,9 +185,6 @@ class _Store:
         if phase.program.keeps:
             self.keeper = Keeper(phase, body.where, warpgroup, accumulators, kept, warmup)
             return
-        flags = phase.raises
-        if flags is not None:
-            self.writer = FlagWriter(body.placed(flags))
         self.epilogue = Epilogue(
             phase,
             body.where,
@@ -188,7 +193,7 @@ class _Store:
             _boxes(body, warpgroup) if phase.store.boxes else None,
             body.maps,
             warmup,
-            note,
+            partial(body.timeline.stamp, phase=number),
         )
 
     def ahead(self, places: dict[Any, Any]) -> None:
@@ -199,6 +204,25 @@ class _Store:
             self.keeper.ahead(places)
         elif self.reduction is None:
             self.epilogue.ahead(places)
+
+    @staticmethod
+    def _reduction(
+        body: Body, number: int, warpgroup: Any, warmup: Warmup
+    ) -> SplitReduction | None:
+        phase = body.plan.phases[number]
+        if phase.program.exchange is None or body.exchange is None:
+            return None
+        note = partial(body.timeline.stamp, phase=number)
+        part = (phase, body.where, warpgroup, body.region("received"), body.exchange)
+        return SplitReduction(*part, warmup, note)
+
+    def _pairing(self, body: Body, number: int, warpgroup: Any, warmup: Warmup) -> Pairing | None:
+        phase = body.plan.phases[number]
+        if phase.program.exchange is None or not phase.program.exchange.pair:
+            return None
+        note = partial(body.timeline.stamp, phase=number)
+        part = (phase, body.where, warpgroup, body.region("paired"), body.paired)
+        return Pairing(*part, warmup, note, self.writer)
 
     def tile(self, places: dict[Any, Any], leave: Callable[[], None] | None) -> None:
         """Store a tile, from one CTA's sums or from those of the cluster.

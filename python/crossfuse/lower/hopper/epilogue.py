@@ -22,6 +22,15 @@ _GROUP = 32
 _TMA_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
 
 
+def publish_elements(
+    writer: FlagWriter, where: Coordinates, warpgroup: Any, place: tuple[Any, ...], warmup: Warmup
+) -> None:
+    """Raise the flag of the tile that starts at `place`, when a warpgroup's stores are done."""
+    mbarrier.meet_warpgroup(warpgroup)
+    with warmup.skipped(), when(where.thread == 0):
+        writer.raise_flag(*place)
+
+
 class Epilogue:
     """The epilogue of one multiplying warpgroup.
 
@@ -117,11 +126,12 @@ class Epilogue:
             if part is None:
                 # What each thread stored is to be read by TMA; partial sums are not.
                 run(ir.script.ptx.fence.proxy.async_.global_())
-            mbarrier.meet_warpgroup(self.warpgroup)
+            place = (row, column) if part is None else (row, column, part)
+            publish_elements(writer, self.where, self.warpgroup, place, self.warmup)
+            return
         with self.warmup.skipped(), when(self.where.thread == 0):
-            if self.plan.store.boxes:
-                run(ir.script.ptx.cp.async_.bulk.wait_group(0))
-                self.note("written")
+            run(ir.script.ptx.cp.async_.bulk.wait_group(0))
+            self.note("written")
             writer.raise_flag(row, column, part)
 
     def finish(self) -> None:

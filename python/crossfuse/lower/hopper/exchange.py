@@ -193,8 +193,8 @@ class SplitReduction:
             ir.IRBuilder.name("turn", turn)
             unit = let("unit", turn * threads + me)
             with when(unit < count) if count % threads else nullcontext():
-                self._add(unit, total, received)
-                self._store(unit, row, column, total, units)
+                sums = self._add(unit, total, received)
+                self._store(unit, row, column, sums, units)
                 units.advance(unit)
 
     def _thread(self) -> Any:
@@ -214,16 +214,20 @@ class SplitReduction:
             self.warmup,
         )
 
-    def _add(self, unit: Any, total: Any, received: Any) -> None:
-        """Add what all CTAs sent of a unit: as many neighbours as a push has."""
+    def _add(self, unit: Any, total: Any, received: Any) -> tuple[Any, ...]:
+        """Add what all CTAs sent of a unit: as many neighbours as a push has. Returns the sums."""
         for slot in range(self.size):
-            address = self.buffer(slot * self.plan.slice_bytes + unit * (4 * self.count))
-            load = ir.script.ptx[f"ld.shared.v{self.count}.f32"]
-            target = received if slot else total
-            with self.warmup.skipped():
-                run(load(*[target[i] for i in range(self.count)], address))
+            self._load(slot, unit, received if slot else total)
             for i in range(self.count) if slot else ():
                 ir.script.buffer_store(total, total[i] + received[i], [i])
+        return (total,)
+
+    def _load(self, slot: int, unit: Any, target: Any) -> None:
+        """Load what a CTA sent of a unit."""
+        address = self.buffer(slot * self.plan.slice_bytes + unit * (4 * self.count))
+        load = ir.script.ptx[f"ld.shared.v{self.count}.f32"]
+        with self.warmup.skipped():
+            run(load(*[target[i] for i in range(self.count)], address))
 
     def _places(self, unit: Any, row: Any, column: Any) -> list[tuple[Any, Any]]:
         """Row and column of the first element of each pair of a unit."""
@@ -236,12 +240,11 @@ class SplitReduction:
         position = let("position", self.rank * self.exchange.elements + unit * 2)
         return [(row + position // self.exchange.width, column + position % self.exchange.width)]
 
-    def _store(self, unit: Any, row: Any, column: Any, total: Any, units: Units) -> None:
-        """Store the elements of a unit."""
+    def _store(self, unit: Any, row: Any, column: Any, sums: tuple[Any, ...], units: Units) -> None:
+        """Store the elements of a unit, from what its CTAs sent of them."""
         for number, (i, j) in enumerate(self._places(unit, row, column)):
-            low, high = total[2 * number], total[2 * number + 1]
-            pairs = units.pairs[number]
-            self.elements.store_pair(i, j, (low,), (high,), self.warmup, pairs)
+            low, high = (tuple(each[2 * number + k] for each in sums) for k in (0, 1))
+            self.elements.store_pair(i, j, low, high, self.warmup, units.pairs[number])
 
     def _announce(self) -> None:
         """Tell all CTAs that this warpgroup has multiplied its tiles, and wait for theirs."""

@@ -66,7 +66,10 @@ class Flags:
             if not known.can_prove_equal(ir.tirx.floormod(origin, size), 0):
                 raise _refuse(tile, f"tiles of {size} from {origin}", "tiles side by side")
         if program.exchange is not None:
-            raise _refuse(tile, "sums of several CTAs", "tiles that one CTA computes")
+            if not program.exchange.pair:
+                raise _refuse(tile, "sums of several CTAs", "tiles that one CTA computes")
+            # Warpgroups of both CTAs store parts of each tile.
+            raisers *= program.exchange.place.extent
         parts = 1 if program.store.part is None else int(tile.buffer.ty.shape[0])
         return Flags(tile.buffer, *tile.shape, down, across, raisers, parts)
 

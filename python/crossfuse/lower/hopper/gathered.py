@@ -31,6 +31,16 @@ def gathered_bytes(gather: Gather | None, consumers: int) -> int:
     return 0 if gather is None else consumers * share_bytes(gather)
 
 
+def slice_bytes(gather: Gather) -> int:
+    """Bytes of one slice that one warpgroup multiplies."""
+    return gather.width // 8 * CHUNK
+
+
+def barrier_count(gather: Gather, consumers: int) -> int:
+    """Barriers of all warpgroups: one each, or one for each slice in ring order."""
+    return consumers * (gather.place.extent if gather.ring else 1)
+
+
 def check_gather(gather: Gather, dtype: str) -> None:
     """Refuse slices that wgmma cannot take.
 
@@ -84,12 +94,13 @@ def check_depth(gather: Gather, depth: int) -> None:
     LoweringRefused
         If a step is left over, or is no whole group of columns.
     """
-    columns = gather.extents[1]
+    columns = gather.width if gather.ring else gather.extents[1]
     if columns % depth or depth % _GROUP:
+        what = " of each slice" if gather.ring else ""
         raise refuse(
             "tile-gather",
             f"tensor '{gather.slab.name}'",
-            found=f"{columns} columns in steps of {depth}",
+            found=f"{columns} columns{what} in steps of {depth}",
             limit=f"whole steps of a multiple of {_GROUP} columns",
             instead="split the reduction by another factor, or choose another cluster size",
         )

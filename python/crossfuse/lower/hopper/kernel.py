@@ -12,14 +12,13 @@ from crossfuse.lower.hopper.consumer import emit_multiplying
 from crossfuse.lower.hopper.coordinates import declare_coordinates
 from crossfuse.lower.hopper.exchange import ExchangeBarriers
 from crossfuse.lower.hopper.gather import GatherBarriers
-from crossfuse.lower.hopper.plan import REGISTERS, KernelPlan
+from crossfuse.lower.hopper.plan import REGISTERS, WARP, KernelPlan
 from crossfuse.lower.hopper.producer import emit_loading
 from crossfuse.lower.hopper.recover import identifier
 from crossfuse.lower.hopper.ring import Ring
 from crossfuse.lower.hopper.statements import branches, run, when
 from crossfuse.lower.hopper.timeline import Timeline, timeline_buffer
 
-_WARP = 32
 # Descriptors are parameters: a generic address, which the instruction takes.
 _FETCH_DESCRIPTOR = """\
 __device__ __forceinline__ void crossfuse_fetch_descriptor(unsigned long long map) {
@@ -86,18 +85,23 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) 
     if "received" in plan.arena:
         first = plan.arena["exchange_barriers"].offset
         exchange = ExchangeBarriers(memory.ptr_to([first]), memory.ptr_to([first + 8]))
+    paired = None
+    if "paired" in plan.arena:
+        paired = memory.ptr_to([plan.arena["pair_barrier"].offset])
     gather = None
-    if "gathered" in plan.arena:
+    taken = next((each.program.takes for each in plan.phases if each.program.takes), None)
+    if taken is not None:
         first_gather = plan.arena["gather_barriers"].offset
-        gather = GatherBarriers(lambda warpgroup: memory.ptr_to([first_gather + warpgroup * 8]))
+        gather = GatherBarriers(taken, lambda number: memory.ptr_to([first_gather + number * 8]))
     summed = None
     if plan.summed is not None:
         summed = memory.ptr_to([plan.arena["sum_barrier"].offset])
-    body = Body(plan, where, maps, memory, left, right, exchange, gather, summed, flags, timeline)
-    with when(ir.script.And(where.warpgroup == 0, where.thread < _WARP)):
+    barriers = (left, right, exchange, paired, gather, summed)
+    body = Body(plan, where, maps, memory, *barriers, flags, timeline)
+    with when(ir.script.And(where.warpgroup == 0, where.thread < WARP)):
         _initialise(body)
         mbarrier.publish_initialised()
-    with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * _WARP)):
+    with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * WARP)):
         _fetch_descriptors(plan, where.lane, maps)
     mbarrier.meet_started(plan.cluster_size)
     timeline.stamp("cluster met")
@@ -137,13 +141,16 @@ def _initialise(body: Body) -> None:
     if body.summed is not None:
         with when(thread == 0):
             mbarrier.initialise(body.summed, 1)
+    if body.paired is not None:
+        with when(thread == 0):
+            mbarrier.initialise(body.paired, 1)
     for phase in plan.phases:
-        if phase.program.exchange is not None and body.exchange is not None:
+        exchange = phase.program.exchange
+        if exchange is not None and not exchange.pair and body.exchange is not None:
             with when(thread == 0):
                 body.exchange.initialise(phase)
         if phase.program.takes is not None and body.gather is not None:
-            with when(thread < plan.consumers):
-                body.gather.initialise(thread)
+            body.gather.initialise(plan.consumers, thread)
 
 
 def _fetch_descriptors(plan: KernelPlan, lane: Any, maps: dict[str, Any]) -> None:

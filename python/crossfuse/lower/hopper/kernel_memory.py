@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from crossfuse.hardware import Device
 from crossfuse.lower.hopper.arena import Arena
-from crossfuse.lower.hopper.gathered import gathered_bytes
+from crossfuse.lower.hopper.gathered import barrier_count, gathered_bytes
 from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.refusal import refuse
@@ -99,9 +99,18 @@ def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Ar
     gathered = max(gathered_bytes(each.program.takes, each.consumers) for each in phases)
     if gathered:
         arena = arena.with_region("gathered", gathered, _ALIGNMENT)
-        arena = arena.with_region("gather_barriers", 8 * phases[0].consumers, 8)
+        barriers = max(
+            barrier_count(each.program.takes, each.consumers)
+            for each in phases
+            if each.program.takes is not None
+        )
+        arena = arena.with_region("gather_barriers", 8 * barriers, 8)
     arena = arena.with_region("left", left.size, _ALIGNMENT)
     arena = arena.with_region("right", max(right.size, received), _ALIGNMENT)
+    paired = max(map(_paired_bytes, phases))
+    if paired:
+        arena = arena.with_region("paired", paired, _ALIGNMENT)
+        arena = arena.with_region("pair_barrier", 8, 8)
     if received:
         arena = arena.with_alias("received", "right", received)
         arena = arena.with_region("exchange_barriers", 16, 8)
@@ -116,6 +125,16 @@ def box_bytes(phases: tuple[PhasePlan, ...]) -> int:
 
 
 def _received_bytes(phase: PhasePlan) -> int:
-    """What the CTAs of the cluster send to one."""
+    """What the CTAs of the cluster send to one of partial sums."""
     exchange = phase.program.exchange
-    return 0 if exchange is None else exchange.place.extent * phase.slice_bytes
+    if exchange is None or exchange.pair:
+        return 0
+    return exchange.place.extent * phase.slice_bytes
+
+
+def _paired_bytes(phase: PhasePlan) -> int:
+    """What two CTAs send to each of them, while right tiles of the next phase are loaded."""
+    exchange = phase.program.exchange
+    if exchange is None or not exchange.pair:
+        return 0
+    return exchange.place.extent * phase.slice_bytes

@@ -78,8 +78,10 @@ def item_bytes(dtype: str) -> int:
     return int(ir.tvm.DataType(dtype).bits) // 8
 
 
-def make_operand(program: TileProgram, tile: Tile, *, k_major: bool) -> Operand:
-    """Decide how a tile is loaded.
+def make_operand(
+    program: TileProgram, tile: Tile, *, k_major: bool, apart: Place | None = None
+) -> Operand:
+    """Decide how a tile is loaded; CTAs that differ in place `apart` share nothing.
 
     Raises
     ------
@@ -104,7 +106,7 @@ def make_operand(program: TileProgram, tile: Tile, *, k_major: bool) -> Operand:
             "transpose the weight once, or use a 16-bit type",
         )
     boxes = 1 if k_major else -(-columns // width)
-    shared_by = _sharing(program, tile)
+    shared_by = tuple(each for each in _sharing(program, tile) if each is not apart)
     sharers = prod(each.extent for each in shared_by)
     # Parts of a multicast start on a swizzle pattern of eight rows, or are whole boxes.
     divisible = rows % (8 * sharers) == 0 if k_major else boxes % sharers == 0

@@ -44,6 +44,8 @@ class PhasePlan:
         What tells other CTAs that a tile is stored, if they load it in a later phase.
     awaits : Flags | None
         Flags of the tiles that make up the left operand, if an earlier phase stores it.
+    others : tuple[Operand, ...]
+        What the second CTA of a pair loads in place of `rights`; none without pairs.
     """
 
     program: TileProgram
@@ -54,6 +56,7 @@ class PhasePlan:
     tails: tuple[bool, bool]
     raises: Flags | None = None
     awaits: Flags | None = None
+    others: tuple[Operand, ...] = ()
 
     @property
     def columns(self) -> int:
@@ -75,7 +78,7 @@ class PhasePlan:
     @property
     def operands(self) -> tuple[Operand, ...]:
         """Everything that is loaded."""
-        return (*self.lefts, *self.rights)
+        return (*self.lefts, *self.rights, *self.others)
 
     @property
     def lefts(self) -> tuple[Operand, ...]:
@@ -129,7 +132,8 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
     """
     contraction = program.contraction
     for product in contraction.products:
-        _check_types(contraction.left.dtype, product)
+        for each in product.both:
+            _check_types(contraction.left.dtype, each)
     consumers = _consumers(program)
     if program.exchange is not None:
         _check_slices(program)
@@ -142,19 +146,48 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
     if program.reuses:
         check_room(contraction, consumers)
     at_hand = program.takes or program.reuses
+    left = None if at_hand else make_operand(program, contraction.left, k_major=True)
+    rights, others = (
+        tuple(_right(program, each) for each in group)
+        for group in (
+            contraction.products,
+            [each.instead for each in contraction.products if each.instead is not None],
+        )
+    )
+    if program.takes is not None and program.takes.ring:
+        _check_own(rights)
     return PhasePlan(
         program,
-        None if at_hand else make_operand(program, contraction.left, k_major=True),
-        tuple(
-            make_operand(program, each.right, k_major=not each.is_transposed)
-            for each in contraction.products
-        ),
+        left,
+        rights,
         plan_store(program),
         consumers,
         (program.has_tail(0), program.has_tail(1)),
         Flags.of(program, consumers) if program.staged else None,
         awaits,
+        others,
     )
+
+
+def _right(program: TileProgram, product: Product) -> Operand:
+    """How a product's right tile is loaded; CTAs of a pair load different ones."""
+    exchange = program.exchange
+    apart = exchange.place if exchange is not None and exchange.pair else None
+    return make_operand(program, product.right, k_major=not product.is_transposed, apart=apart)
+
+
+def _check_own(rights: tuple[Operand, ...]) -> None:
+    """CTAs that take slices in orders of their own load their own right tiles."""
+    for operand in rights:
+        if operand.sharers > 1:
+            raise refuse(
+                "tile-gather",
+                f"tensor '{operand.tile.buffer.name}'",
+                found=f"tiles that {operand.sharers} CTAs share, taken in ring order",
+                limit="right tiles of each CTA alone: each takes slices in an order of its own",
+                instead="bind columns of the output to the cluster, or call "
+                "dsm_shuffle(..., ring=False)",
+            )
 
 
 def _check_slices(program: TileProgram) -> None:

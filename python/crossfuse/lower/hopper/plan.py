@@ -16,8 +16,8 @@ from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
 
-#: Threads of a warpgroup.
-WARPGROUP = 128
+#: Threads of a warp, and of a warpgroup.
+WARP, WARPGROUP = 32, 128
 #: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
 #: others; 0 leaves them as launched. Together at most 64 Ki a CTA.
 REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
@@ -38,7 +38,8 @@ class KernelPlan:
         Rings of left tiles, and of the right tiles of all products.
     arena : Arena
         Shared memory: ``left``, ``right``, ``boxes`` (if stored by TMA), ``gathered`` (if an
-        intermediate stays in the cluster), ``received`` (if a reduction is split), ``barriers``.
+        intermediate stays in the cluster), ``paired`` (if two CTAs make a product each),
+        ``received`` (if a reduction is split), ``barriers``.
         What is received lies where right tiles were.
     clusters : int
         Clusters launched; each goes through tiles ``c, c + clusters, ...`` of a phase.
@@ -218,12 +219,13 @@ def _with_distinct_maps(phases: tuple[PhasePlan, ...]) -> tuple[PhasePlan, ...]:
         return replace(map_, name=names[map_])
 
     def renamed(phase: PhasePlan) -> PhasePlan:
-        lefts, rights = (
+        lefts, rights, others = (
             tuple(replace(each, map=named(each.map)) for each in group)
-            for group in (phase.lefts, phase.rights)
+            for group in (phase.lefts, phase.rights, phase.others)
         )
         store = phase.store.with_maps(named)
-        return replace(phase, left=lefts[0] if lefts else None, rights=rights, store=store)
+        left = lefts[0] if lefts else None
+        return replace(phase, left=left, rights=rights, others=others, store=store)
 
     return tuple(map(renamed, phases))
 
@@ -248,10 +250,11 @@ def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:
     # What peers send has one place: a cluster computes one tile.
     needed = max((each.tiles for each in split), default=clusters)
     if len(phases) > 1 and needed > room:
+        what = "paired CTAs" if any(each.others for each in phases) else "a split reduction"
         raise refuse(
             "grid-stage",
             f"clusters of {phases[0].program.cluster_size} on {device.name}",
-            found=f"{needed} tiles of a split reduction",
+            found=f"{needed} tiles of {what}",
             limit=f"{room} clusters that run at the same time, each with one tile",
             instead="take wider tiles, or leave grid_stage out",
         )

@@ -6,12 +6,14 @@ left tiles wait for the kernel before, or for flags of the phase before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.body import Body, each_step
+from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.flags import FlagReader
 from crossfuse.lower.hopper.load import load_tile
@@ -19,7 +21,7 @@ from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.recover_contraction import first_of_reduction
 from crossfuse.lower.hopper.ring import Cursor, Throttle
-from crossfuse.lower.hopper.statements import let, run, when
+from crossfuse.lower.hopper.statements import branches, let, run, when
 from crossfuse.lower.hopper.sums import await_parts
 
 
@@ -40,7 +42,7 @@ def _emit_rights(body: Body) -> None:
     throttle = Throttle(body.right, body.plan.on_their_way)
     for number, phase in enumerate(body.plan.phases):
         body.timeline.stamp_here("weights asked for", number)
-        with body.each_tile(phase) as places, each_step(phase) as (step, _):
+        with body.each_tile(phase) as places, body.each_step(phase) as (step, _):
             throttle()
             _load(body, phase, "right", cursor, phase.rights, places | step)
             cursor.advance()
@@ -64,7 +66,7 @@ def _emit_lefts(body: Body) -> None:
                     # A tile below the tensor has no flags, and loads zeros: any will do.
                     row = ir.script.min(row, phase.left.tile.extents[0] - 1)
                 reader.start(row, at(first, places))
-            with each_step(phase) as (step, _):
+            with body.each_step(phase) as (step, _):
                 if reader is not None:
                     last = phase.left.tile.origin[1] + (phase.left.tile.shape[1] - 1)
                     reader.wait(at(last, places, step))
@@ -98,9 +100,32 @@ def _load(
     cursor.wait_empty()
     full = ring.full(cursor.stage)
     mbarrier.expect(full, sum(each.size for each in operands))
+    load = partial(_load_tiles, body, phase, values, cursor.stage * plan.pitch, address, full)
+    if name == "right" and phase.others:
+        exchange = phase.program.exchange
+        assert exchange is not None
+        with branches(body.where.places[exchange.place.var] == 0) as (one, other):
+            with one:
+                load(operands)
+            with other:
+                load(phase.others)
+        return
+    load(operands)
+
+
+def _load_tiles(
+    body: Body,
+    phase: PhasePlan,
+    values: dict[Any, Any],
+    stage: Any,
+    address: Callable[[Any], Any],
+    full: Any,
+    operands: tuple[Operand, ...],
+) -> None:
+    """Load tiles one behind the other into a stage, which starts at an offset of the ring."""
     start = 0
     for operand in operands:
-        first = cursor.stage * plan.pitch + start
+        first = stage + start
         load_tile(
             phase.program,
             operand,

@@ -17,6 +17,7 @@ from crossfuse.lower.hopper.recover_kept import (
     read_kept,
     recover_kept,
 )
+from crossfuse.lower.hopper.recover_pair import is_paired, paired
 from crossfuse.lower.hopper.recover_places import (
     Loops,
     has_stages,
@@ -29,7 +30,7 @@ from crossfuse.lower.hopper.recover_store import read_store
 from crossfuse.lower.hopper.recover_sum import is_sum, read_sum, with_sums
 from crossfuse.lower.hopper.tile_nest import refuse_program, tile_nest
 from crossfuse.lower.hopper.tile_program import TileProgram
-from crossfuse.schedule.markers import GRID_STAGE, staged_blocks
+from crossfuse.schedule.markers import GRID_STAGE, PAIRED, marked_blocks, staged_blocks
 
 
 def is_tile_program(func: Any) -> bool:
@@ -77,15 +78,19 @@ def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
 
 
 def _check_marks(func: Any, programs: list[TileProgram]) -> None:
-    """Every block that is staged stores the result of a nest."""
-    marked = staged_blocks(func)
-    if len(marked) != sum(each.staged for each in programs):
-        names = ", ".join(f"'{each.name_hint}'" for each in marked)
-        raise refuse_program(
-            f"blocks {names}",
-            "grid_stage of a block inside a nest",
-            "grid_stage of blocks that store what a nest computes",
-        )
+    """Every block that is staged, or marked as that of a pair, stores the result of a nest."""
+    pairs = [each for each in programs if each.exchange is not None and each.exchange.pair]
+    for what, marked, found in (
+        ("grid_stage", staged_blocks(func), sum(each.staged for each in programs)),
+        (PAIRED, marked_blocks(func, PAIRED), len(pairs)),
+    ):
+        if len(marked) != found:
+            names = ", ".join(f"'{each.name_hint}'" for each in marked)
+            raise refuse_program(
+                f"blocks {names}",
+                f"{what} of a block inside a nest",
+                f"{what} of blocks that store what a nest computes",
+            )
 
 
 def _kernels(programs: list[TileProgram]) -> list[list[TileProgram]]:
@@ -113,7 +118,8 @@ def _loads(program: TileProgram, buffer: Any) -> bool:
 def _loaded(program: TileProgram) -> list[Any]:
     """Buffers that a program loads, that of the left operand first."""
     contraction = program.contraction
-    loaded = [contraction.left.buffer, *(each.right.buffer for each in contraction.products)]
+    products = [each for product in contraction.products for each in product.both]
+    loaded = [contraction.left.buffer, *(each.right.buffer for each in products)]
     ir.walk(program.store.value, (ir.TensorLoad, lambda load: loaded.append(load.source)))
     return loaded
 
@@ -163,7 +169,8 @@ def _recover_nest(node: Any, memory: tuple[Any, ...]) -> tuple[TileProgram, ...]
     loops, store_nest = pipelined(parts)
     contraction, store, nest = read_products(loops, store_nest, outer)
     staged = GRID_STAGE in nest.block.annotations
-    return (TileProgram(places_of(outer), contraction, None, store, memory, staged=staged),)
+    program = TileProgram(places_of(outer), contraction, None, store, memory, staged=staged)
+    return (paired(program, nest) if is_paired(nest) else program,)
 
 
 def _recover_split(

@@ -9,13 +9,14 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.recover_places import Loops, is_bound, outer_loops, places_of
 from crossfuse.lower.hopper.recover_products import pipelined, read_products, with_rows
+from crossfuse.lower.hopper.recover_ring import all_at_once, is_ring
 from crossfuse.lower.hopper.recover_slice import read_slice
 from crossfuse.lower.hopper.recover_store import read_store
 from crossfuse.lower.hopper.recover_sum import is_partial, read_partial
 from crossfuse.lower.hopper.tile import Gather, Place, Store
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program, tile_nest
 from crossfuse.lower.hopper.tile_program import Contraction, TileProgram
-from crossfuse.schedule.markers import DSM_SHUFFLE, GRID_STAGE
+from crossfuse.schedule.markers import DSM_COPIES, DSM_COPY, DSM_SHUFFLE, GRID_STAGE
 
 _Read = tuple[Contraction, Store, TileNest]
 
@@ -31,7 +32,7 @@ def is_gathered(node: Any) -> bool:
 def _copied(node: Any) -> Any:
     """The block of a nest that `dsm_shuffle` marked, or None."""
     while isinstance(node, ir.For):
-        node = node.body
+        node = node.body.seq[0] if is_ring(node) else node.body
     marked = isinstance(node, ir.SBlockRealize) and DSM_SHUFFLE in node.block.annotations
     return node.block if marked else None
 
@@ -67,8 +68,11 @@ def recover_gathered(
             f"{len(making)} and {len(taking)} loops over a cluster",
             "one cluster axis around either product",
         )
+    ring = is_ring(taken[0])
+    if ring:
+        taken = [*all_at_once(taken[0]), *taken[1:]]
     copy = tile_nest(taken[0], (*outer, *taking))
-    gather = _read_gather(copy, places_of(making)[0])
+    gather = _read_gather(copy, places_of(making)[0], ring)
     reader = partial(read_slice, gather=gather)
     first = read_products(*pipelined(made), (*outer, *making), reader)
     loops, store_nest = pipelined(taken[1:])
@@ -87,8 +91,8 @@ def recover_gathered(
     return tuple(programs)
 
 
-def _read_gather(nest: TileNest, place: Place) -> Gather:
-    """The copy of all slices, in the order of ranks."""
+def _read_gather(nest: TileNest, place: Place, ring: bool) -> Gather:
+    """The copy of all slices, at once or one after another."""
     block = nest.block
     body, order = block.body, str(block.annotations.get(DSM_SHUFFLE))
     plain = (
@@ -97,11 +101,17 @@ def _read_gather(nest: TileNest, place: Place) -> Gather:
         and len(body.indices) == len(body.value.indices) in (3, 4)
         and all(a.same_as(b) for a, b in zip(body.indices, body.value.indices, strict=True))
     )
-    if not plain or order != "all-gather":
+    if not plain or order != ("ring" if ring else "all-gather"):
         raise refuse_program(
             nest.where,
             f"slices in {order} order" if plain else "a statement that is no plain copy",
-            "the all-gather of dsm_shuffle(..., ring=False) outside the loop with stages",
+            "one slice after another in the order of dsm_shuffle(..., ring=True), or all of them "
+            "by dsm_shuffle(..., ring=False), outside the loop with stages",
+        )
+    copies = str(block.annotations.get(DSM_COPY, DSM_COPIES[0]))
+    if copies not in DSM_COPIES:
+        raise refuse_program(
+            nest.where, f"slices sent by '{copies}'", f"{DSM_COPY} of {' or '.join(DSM_COPIES)}"
         )
     slab = body.value.source
     ranks, columns = (nest.moved(body.indices[each]) for each in (0, -1))
@@ -114,7 +124,7 @@ def _read_gather(nest: TileNest, place: Place) -> Gather:
             f"all {place.extent} slices of the cluster, {shape[-1]} columns each",
         )
     nest.check_predicate(body.buffer)
-    return Gather(place, slab, body.buffer)
+    return Gather(place, slab, body.buffer, ring, copies == "bulk")
 
 
 def _check_columns(copy: TileNest, first: _Read, second: _Read) -> None:

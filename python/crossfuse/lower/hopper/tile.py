@@ -80,11 +80,17 @@ class Gather:
         different parts, in scope ``shared.dsm``.
     whole : Any
         The buffer in each CTA's shared memory that all slices are copied to.
+    ring : bool
+        Whether slices are multiplied as they arrive: CTA r begins with slice r.
+    bulk : bool
+        Whether they are sent by bulk copies; else by stores from registers.
     """
 
     place: Place
     slab: Any
     whole: Any
+    ring: bool = False
+    bulk: bool = False
 
     @property
     def width(self) -> int:

@@ -24,11 +24,24 @@ class Product:
         Whether the right tile is stored as [k, n] rather than [n, k].
     accumulator : Any
         The float32 buffer in registers.
+    instead : Product | None
+        What the second CTA of a pair makes, while the first one makes this.
     """
 
     right: Tile
     is_transposed: bool
     accumulator: Any
+    instead: Product | None = None
+
+    @property
+    def both(self) -> tuple[Product, ...]:
+        """The product of either CTA of a pair; else the one that there is."""
+        return (self,) if self.instead is None else (self, self.instead)
+
+    def with_parameters(self, images: Mapping[Any, Any]) -> Product:
+        """Return the product of other buffers than the function's parameters."""
+        instead = None if self.instead is None else self.instead.with_parameters(images)
+        return replace(self, right=self.right.with_parameters(images), instead=instead)
 
     @property
     def columns(self) -> int:
@@ -91,7 +104,9 @@ class Contraction:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A reduction that is split over a cluster: each CTA combines a slice of all partial tiles.
+    """Tiles of several CTAs that belong together: each CTA combines a slice of all of them.
+
+    They are partial sums of a reduction that is split, or the two products of a pair of CTAs.
 
     Attributes
     ----------
@@ -103,13 +118,16 @@ class Exchange:
     width : int
         Columns of the tile; fewer than the product's if the tensor has fewer.
     combined : Any
-        The buffer that the epilogue reads.
+        The buffer of sums that the epilogue reads; None for a pair: it reads both products.
+    pair : bool
+        Whether CTAs make different products.
     """
 
     place: Place
     elements: int
     width: int
     combined: Any
+    pair: bool = False
 
     @property
     def rows(self) -> int:
@@ -153,9 +171,7 @@ class TileProgram:
     def with_parameters(self, images: Mapping[Any, Any]) -> TileProgram:
         """Return the program on other buffers than the function's parameters."""
         loop = self.contraction
-        products = tuple(
-            replace(each, right=each.right.with_parameters(images)) for each in loop.products
-        )
+        products = tuple(each.with_parameters(images) for each in loop.products)
         return replace(
             self,
             contraction=replace(loop, left=loop.left.with_parameters(images), products=products),
@@ -203,9 +219,11 @@ class TileProgram:
     @property
     def results(self) -> tuple[Any, ...]:
         """Buffers in registers that the epilogue reads, in the order of the products."""
-        if self.exchange is not None:
+        if self.exchange is not None and not self.exchange.pair:
             return (self.exchange.combined,)
-        return tuple(each.accumulator for each in self.contraction.products)
+        return tuple(
+            each.accumulator for product in self.contraction.products for each in product.both
+        )
 
     @property
     def grid(self) -> tuple[Place, ...]:

@@ -14,7 +14,7 @@ from crossfuse.schedule.rules.chain import Chain
 
 #: Columns that slices are multiples of, and all slices of a cluster: what wgmma multiplies at once,
 #: and a row of a tile of D.
-_SLICE, _STEP = 16, 64
+SLICE, _STEP = 16, 64
 #: Neighbours that a thread adds at once.
 _UNIT = 4
 _CLUSTERS = (8, 4, 16, 2, 1)
@@ -44,15 +44,28 @@ class ClusterTiles:
     parts: int = 0
     stages: int = 0
 
-    def complete(self, sch: Any, chain: Chain, device: Device) -> ClusterTiles:
+    def complete(
+        self, sch: Any, chain: Chain, device: Device, multiple: int = SLICE
+    ) -> ClusterTiles:
         """Fill in what the caller left open by what takes the least time.
+
+        Parameters
+        ----------
+        sch : tvm.s_tir.Schedule
+            The schedule, for messages.
+        chain : Chain
+            What is divided.
+        device : Device
+            Whose clusters are counted.
+        multiple : int
+            Columns that slices are multiples of: whole steps of the second product in ring order.
 
         Raises
         ------
         ScheduleRefused
             If no division fits.
         """
-        fitting = [each for each in self._options() if each.fits(chain, device)]
+        fitting = [each for each in self._options() if each.fits(chain, device, multiple)]
         if not fitting:
             raise refuse(
                 ScheduleRefused,
@@ -60,7 +73,7 @@ class ClusterTiles:
                 name_of(sch, chain.second),
                 found=f"{chain.n} columns of the intermediate and {chain.l} of the output, "
                 f"for {self}",
-                limit=f"clusters that divide them into slices of multiples of {_SLICE} and 8 "
+                limit=f"clusters that divide them into slices of multiples of {multiple} and 8 "
                 "columns, and find room at the same time",
                 instead="leave tiles open, or keep the intermediate in L2 (schedule_tiled_ffn)",
             )
@@ -81,9 +94,9 @@ class ClusterTiles:
         """Columns of a slice of the intermediate."""
         return chain.n // (self.parts * self.cluster)
 
-    def fits(self, chain: Chain, device: Device) -> bool:
+    def fits(self, chain: Chain, device: Device, multiple: int = SLICE) -> bool:
         """Whether extents divide and tiles fit."""
-        if chain.n % (self.parts * self.cluster * _SLICE) or chain.l % (8 * self.cluster):
+        if chain.n % (self.parts * self.cluster * multiple) or chain.l % (8 * self.cluster):
             return False
         width, columns = self.width(chain), chain.l // self.cluster
         most = 256 // len(chain.first)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, device
 from crossfuse.schedule.install import install
-from crossfuse.schedule.markers import CONSTANT, STAGES
+from crossfuse.schedule.markers import CONSTANT, DSM_COPY, STAGES
 from crossfuse.schedule.rules.chain import Chain, read_two_products
-from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
-from crossfuse.schedule.rules.pipelined import depth_beside, pipeline, read_of
+from crossfuse.schedule.rules.cluster_tiles import SLICE, ClusterTiles
+from crossfuse.schedule.rules.pipelined import depth_beside, is_k_major, pipeline, read_of
 from crossfuse.schedule.rules.tensor_tiles import row_bytes_depth
 
 
@@ -18,6 +20,8 @@ def schedule_clustered_ffn(
     func: Any,
     *,
     tiles: ClusterTiles | None = None,
+    ring: bool = False,
+    bulk: bool = False,
     constant_weights: bool = False,
     target: str | Device = "nvidia-h100",
 ) -> Any:
@@ -48,6 +52,11 @@ def schedule_clustered_ffn(
         A canonical chain, see `crossfuse.workload.prim_func`.
     tiles : ClusterTiles | None
         Tile extents; what is left out is chosen.
+    ring : bool
+        Whether each CTA multiplies slice after slice, from its own one on, while the others arrive
+        (`dsm_shuffle` in ring order); else it waits for all of them.
+    bulk : bool
+        Whether slices are sent by bulk copies; else by stores from registers.
     constant_weights : bool
         Whether no kernel that may still be running writes the weights: they are then loaded before
         the kernel before is over (programmatic dependent launch).
@@ -67,9 +76,13 @@ def schedule_clustered_ffn(
     install()
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "clustered_ffn")
-    chosen = (tiles or ClusterTiles()).complete(sch, chain, device(target))
+    index = read_of(sch, chain.second, chain.middle)
+    whole_rows = ring and is_k_major(sch, chain.second, index)
+    multiple = row_bytes_depth(sch, chain.second, index) if whole_rows else SLICE
+    chosen = (tiles or ClusterTiles()).complete(sch, chain, device(target), multiple)
     consumer = _by_part(sch, chain, chosen) if chosen.parts > 1 else chain.second
-    rank = _second(sch, chain, consumer, chosen, constant_weights)
+    passing = _Passing(ring, bulk)
+    rank = _second(sch, chain, consumer, chosen, passing, constant_weights)
     if chosen.parts > 1:
         store = sch.cache_write(consumer, 0, "local")
         sch.reverse_compute_at(store, rank, preserve_unit_loops=True)
@@ -80,6 +93,14 @@ def schedule_clustered_ffn(
         sch.reverse_compute_at(chain.epilogue, rank, preserve_unit_loops=True)
     _first(sch, chain, constant_weights)
     return sch
+
+
+@dataclass(frozen=True)
+class _Passing:
+    """How slices pass: in ring order or all at once, by bulk copies or by stores."""
+
+    ring: bool
+    bulk: bool
 
 
 def _by_part(sch: Any, chain: Chain, tiles: ClusterTiles) -> Any:
@@ -99,7 +120,14 @@ def _by_part(sch: Any, chain: Chain, tiles: ClusterTiles) -> Any:
     return consumer
 
 
-def _second(sch: Any, chain: Chain, consumer: Any, tiles: ClusterTiles, constant: bool) -> Any:
+def _second(
+    sch: Any,
+    chain: Chain,
+    consumer: Any,
+    tiles: ClusterTiles,
+    passing: _Passing,
+    constant: bool,
+) -> Any:
     """The second product: columns over the CTAs, all slices in their shared memory."""
     *part, i, j, k = sch.get_loops(consumer)
     row_tile, row = sch.split(i, [None, tiles.rows])
@@ -109,10 +137,18 @@ def _second(sch: Any, chain: Chain, consumer: Any, tiles: ClusterTiles, constant
     sch.bind(sch.fuse(*part, row_tile) if part else row_tile, "blockIdx.x")
     sch.cluster_bind(rank)
     index = read_of(sch, consumer, chain.middle)
-    sch.dsm_shuffle(chain.middle, consumer, index, rank, ring=False)
+    at = slices if passing.ring else rank
+    stage = sch.dsm_shuffle(chain.middle, consumer, index, at, ring=passing.ring)
+    if passing.bulk:
+        sch.annotate(stage, DSM_COPY, "bulk")
     _, rank, slices, inside, row, column = sch.get_loops(consumer)
-    # Steps are as deep as a tile of D, however wide the slices are.
-    step, depth = sch.split(sch.fuse(slices, inside), [None, depth_beside(sch, consumer, index)])
+    depth = depth_beside(sch, consumer, index)
+    if passing.ring:
+        steps, depth = inside, gcd(depth, tiles.width(chain))
+    else:
+        # Steps are as deep as a tile of D, however wide the slices are.
+        steps = sch.fuse(slices, inside)
+    step, depth = sch.split(steps, [None, depth])
     sch.reorder(step, row, column, depth)
     weights = sch.cache_read(consumer, 1 - index, "shared.dyn", consumer_blocks=[consumer])
     sch.compute_at(weights, step, preserve_unit_loops=True)

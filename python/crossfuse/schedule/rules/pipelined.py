@@ -103,11 +103,15 @@ def depth_beside(sch: Any, consumer: Any, index: int) -> int:
     as many make more stages, for the first product too.
     """
     whole = row_bytes_depth(sch, consumer, index)
+    return whole if is_k_major(sch, consumer, index) else whole // 2
+
+
+def is_k_major(sch: Any, consumer: Any, index: int) -> bool:
+    """Whether the weights that a block multiplies its read `index` by are stored as [n, k]."""
     weights = sch.get(consumer).reads[1 - index]
     reduced = [each.var for each in sch.get(consumer).iter_vars if is_reduction(each)]
     inner = list(ir.variables(weights.region[-1].min))
-    k_major = any(each.same_as(var) for each in inner for var in reduced)
-    return whole if k_major else whole // 2
+    return any(each.same_as(var) for each in inner for var in reduced)
 
 
 def read_of(sch: Any, consumer: Any, producer: Any) -> int:

@@ -64,14 +64,17 @@ class TensorTiles:
             across=self.across or 1,
         )
 
-    def of_first(self, sch: Any, chain: Chain) -> TensorTiles:
-        """Fill in the tiles of a chain's first products."""
-        most = 256 // len(chain.first)
+    def of_first(self, sch: Any, chain: Chain, *, paired: bool = False) -> TensorTiles:
+        """Fill in the tiles of a chain's first products.
+
+        If CTAs are `paired`, each makes one of two products of as many columns as both have.
+        """
+        most = 256 if paired else 256 // len(chain.first)
         rows = self.rows or (128 if chain.m > 64 else 64)
         depth = row_bytes_depth(sch, chain.first[0])
         stacked = self.stacked
         if stacked is None:
-            stacked = chain.m > rows and self.cluster in (0, 2)
+            stacked = chain.m > rows and self.cluster in (0, 2) and not paired
         if stacked:
             cluster = self.cluster or 2
             across = self.across or stacked_across(chain, rows, most, cluster)
@@ -85,10 +88,11 @@ class TensorTiles:
                 depth=depth,
                 stacked=True,
             )
-        cluster = self.cluster or _split_of_second(chain, rows, depth)
+        cluster = self.cluster or (2 if paired else _split_of_second(chain, rows, depth))
         across = self.across or 1
         size = cluster * across
-        share = -(-chain.n // (_CTAS // size * size))
+        beside = across if paired else size
+        share = -(-chain.n // (_CTAS // size * beside))
         columns = self.columns or min(most, -(-share // 8) * 8)
         return replace(
             self,

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.install import install
+from crossfuse.schedule.markers import PAIRED
 from crossfuse.schedule.rules.chain import Chain, read_two_products
 from crossfuse.schedule.rules.pipelined import bind_rows, bind_split, pipeline
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
@@ -17,6 +20,7 @@ def schedule_tiled_ffn(
     first: TensorTiles | None = None,
     second: TensorTiles | None = None,
     staged: bool = True,
+    paired: bool = False,
     constant_weights: bool = False,
 ) -> Any:
     """Schedule a chain of two products for the Hopper pipeline, in two phases.
@@ -40,6 +44,10 @@ def schedule_tiled_ffn(
         Tile extents of either phase; what is left out is chosen.
     staged : bool
         Whether both phases are one persistent kernel, see `grid_stage`; else they are two.
+    paired : bool
+        Gated chains: whether of two CTAs of a cluster one multiplies by the gate's weights and the
+        other by the up's, of the same columns; each then makes half of the rows of the tile from
+        what both have (see `_paired`). Clusters have two CTAs, times ``first.across``.
     constant_weights : bool
         Whether no kernel that may still be running writes the weights: they are then loaded before
         the kernel before is over (programmatic dependent launch).
@@ -52,13 +60,15 @@ def schedule_tiled_ffn(
     Raises
     ------
     ScheduleRefused
-        If the function is no chain of two products.
+        If the function is no chain of two products; if CTAs are to be paired, no gated one.
     """
     install()
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "tiled_ffn")
-    tiles = (first or TensorTiles()).of_first(sch, chain)
-    _first(sch, chain, tiles, constant_weights)
+    tiles = (first or TensorTiles()).of_first(sch, chain, paired=paired)
+    if paired:
+        _check_pair(sch, chain, tiles)
+    _first(sch, chain, tiles, paired, constant_weights)
     # An axis has one extent in a function: both phases have clusters of one shape.
     chosen = (second or TensorTiles()).of_second(sch, chain, tiles)
     if chosen.cluster > 1:
@@ -70,9 +80,13 @@ def schedule_tiled_ffn(
     return sch
 
 
-def _first(sch: Any, chain: Chain, tiles: TensorTiles, constant: bool) -> None:
+def _first(sch: Any, chain: Chain, tiles: TensorTiles, paired: bool, constant: bool) -> None:
     """The intermediate: all first products of a tile in one nest, then their expression."""
-    rank = _stack(sch, chain, tiles) if tiles.stacked else _lay(sch, chain, tiles)
+    divide = _paired if paired else _stacked if tiles.stacked else _along_columns
+    row_tile, column_tile, beside, rank, row, column = divide(sch, chain, tiles)
+    sch.reorder(column_tile, row_tile, beside, rank, row, column)
+    sch.bind(sch.fuse(column_tile, row_tile), "blockIdx.x")
+    sch.cluster_bind(beside, "y")
     sch.cluster_bind(rank)
     for product in chain.first:
         sch.compute_at(product, rank, preserve_unit_loops=True)
@@ -83,25 +97,59 @@ def _first(sch: Any, chain: Chain, tiles: TensorTiles, constant: bool) -> None:
         pipeline(sch, product, tiles.stages, constant)
 
 
-def _lay(sch: Any, chain: Chain, tiles: TensorTiles) -> Any:
-    """Tiles of a cluster side by side; returns the loop over those that share rows of A."""
+def _along_columns(sch: Any, chain: Chain, tiles: TensorTiles) -> tuple[Any, ...]:
+    """Each CTA of a cluster has columns of its own; all share rows of A."""
     rows, columns = sch.get_loops(chain.middle)
     row_tile, row = sch.split(rows, [None, tiles.rows])
     column_tile, beside, rank, column = sch.split(
         columns, [None, tiles.across, tiles.cluster, tiles.columns]
     )
-    sch.reorder(column_tile, row_tile, beside, rank, row, column)
-    sch.bind(sch.fuse(column_tile, row_tile), "blockIdx.x")
-    sch.cluster_bind(beside, "y")
-    return rank
+    return row_tile, column_tile, beside, rank, row, column
 
 
-def _stack(sch: Any, chain: Chain, tiles: TensorTiles) -> Any:
-    """Tiles of a cluster one below the other; returns the loop over them."""
+def _stacked(sch: Any, chain: Chain, tiles: TensorTiles) -> tuple[Any, ...]:
+    """CTAs of a cluster one below the other; all share columns of the weights."""
     rows, columns = sch.get_loops(chain.middle)
     row_tile, rank, row = sch.split(rows, [None, tiles.cluster, tiles.rows])
     column_tile, beside, column = sch.split(columns, [None, tiles.across, tiles.columns])
-    sch.reorder(column_tile, row_tile, beside, rank, row, column)
-    sch.bind(sch.fuse(column_tile, row_tile), "blockIdx.x")
-    sch.cluster_bind(beside, "y")
-    return rank
+    return row_tile, column_tile, beside, rank, row, column
+
+
+def _paired(sch: Any, chain: Chain, tiles: TensorTiles) -> tuple[Any, ...]:
+    """Each CTA of two has half of the rows; the mark says that it makes one product of all.
+
+    ::
+
+        for c in cluster x (2):                              # half of the rows
+            gate[half c] += A B_gate                         # by CTA 0, of both halves
+            up[half c] += A B_up                             # by CTA 1
+            hidden[half c] = silu(gate) * up                 # crossfuse.paired: by CTA c
+    """
+    rows, columns = sch.get_loops(chain.middle)
+    row_tile, rank, row = sch.split(rows, [None, 2, tiles.rows // 2])
+    column_tile, beside, column = sch.split(columns, [None, tiles.across, tiles.columns])
+    sch.annotate(chain.middle, PAIRED, "x")
+    return row_tile, column_tile, beside, rank, row, column
+
+
+def _check_pair(sch: Any, chain: Chain, tiles: TensorTiles) -> None:
+    if len(chain.first) != 2 or tiles.cluster != 2:
+        raise refuse(
+            ScheduleRefused,
+            "rule",
+            f"tiled_ffn, {name_of(sch, chain.middle)}",
+            found=f"{len(chain.first)} products for {tiles.cluster} paired CTAs",
+            limit="two products of one input, one for each CTA of a pair",
+            instead="leave paired out, or leave first.cluster open and take first.across for "
+            "larger clusters",
+        )
+    if chain.m % 2 and 1 < chain.m < tiles.rows:
+        raise refuse(
+            ScheduleRefused,
+            "rule",
+            f"tiled_ffn, {name_of(sch, chain.second)}",
+            found=f"{chain.m} rows for paired CTAs",
+            limit="an even number of rows, one row, or a whole tile: both CTAs combine equal parts "
+            "of the second product's rows",
+            instead="leave paired out",
+        )

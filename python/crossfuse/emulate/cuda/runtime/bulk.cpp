@@ -1,4 +1,4 @@
-// The instructions that issue copies by TMA and wait for them, and asynchronous stores.
+// The instructions that issue copies by TMA and wait for them, and what passes from CTA to CTA.
 #include <cstring>
 
 #include "copies.h"
@@ -38,6 +38,28 @@ Copy copy_of(const void* map, int x, int y, Flight flight, Site site) {
   copy.y = y;
   copy.flight = flight;
   return copy;
+}
+
+// Where a thread sends something to: shared memory and a barrier of one CTA. False: nothing is sent.
+bool is_aimed(Copy& copy, unsigned address, unsigned bytes, unsigned barrier) {
+  unsigned window = 0, other = 0;
+  size_t offset = 0;
+  if (!locate(address, window, offset) || !locate(barrier, other, copy.barrier)) return false;
+  if (other != window && is_news("mbarrier", copy.site, kNoSite)) {
+    report({"mbarrier", shared_place(offset), copy.site, kNoSite, current_cta(), current_thread(),
+            "an asynchronous store completes a barrier of another CTA than it stores to"});
+  }
+  copy.shared = {window, offset, offset + bytes};
+  note_peer(window, offset, copy.site);
+  if (!find_shared(offset, bytes) && is_news("out-of-bounds", copy.site, kNoSite)) {
+    report({"out-of-bounds", shared_place(offset), copy.site, kNoSite, current_cta(),
+            current_thread(), format("stores %u bytes", bytes)});
+    return false;
+  }
+  conflict(copy, copy_into(copy.shared), "two stores write these bytes at once");
+  conflict(copy, copy_out_of(copy.shared), "a store writes what a copy still reads");
+  conflict(copy, product_reads(copy.shared), "a store writes a tile that is still being multiplied");
+  return true;
 }
 }  // namespace
 
@@ -87,25 +109,31 @@ void crossfuse_emulate_store_async(unsigned address, const void* values, unsigne
   Copy copy;
   copy.site = CROSSFUSE_SITE;
   copy.flight = Flight::kPush;
-  unsigned window = 0, other = 0;
-  size_t offset = 0;
-  if (!locate(address, window, offset) || !locate(barrier, other, copy.barrier)) return;
-  if (other != window && is_news("mbarrier", copy.site, kNoSite)) {
-    report({"mbarrier", shared_place(offset), copy.site, kNoSite, current_cta(), current_thread(),
-            "an asynchronous store completes a barrier of another CTA than it stores to"});
-  }
   const uint8_t* bytes_of_values = static_cast<const uint8_t*>(values);
   copy.values.assign(bytes_of_values, bytes_of_values + bytes);
-  copy.shared = {window, offset, offset + bytes};
-  note_peer(window, offset, copy.site);
-  if (!find_shared(offset, bytes) && is_news("out-of-bounds", copy.site, kNoSite)) {
+  if (is_aimed(copy, address, bytes, barrier)) launch(copy);
+}
+
+void crossfuse_emulate_bulk_pass(unsigned address, unsigned source, unsigned bytes,
+                                 unsigned barrier) {
+  using namespace emu;
+  Copy copy;
+  copy.site = CROSSFUSE_SITE;
+  copy.flight = Flight::kPass;
+  unsigned window = 0;
+  size_t offset = 0;
+  if (!locate(source, window, offset) || !is_aimed(copy, address, bytes, barrier)) return;
+  copy.source = {window, offset, offset + bytes};
+  if (window != device.current->cta->window && is_news("out-of-bounds", copy.site, kNoSite)) {
     report({"out-of-bounds", shared_place(offset), copy.site, kNoSite, current_cta(),
-            current_thread(), format("stores %u bytes", bytes)});
-    return;
+            current_thread(), "a bulk copy to another CTA reads that of its own thread"});
   }
-  conflict(copy, copy_into(copy.shared), "two stores write these bytes at once");
-  conflict(copy, copy_out_of(copy.shared), "a store writes what a copy still reads");
-  conflict(copy, product_reads(copy.shared), "a store writes a tile that is still being multiplied");
+  if ((offset | copy.shared.begin | bytes) % 16 && is_news("misaligned", copy.site, kNoSite)) {
+    report({"misaligned", shared_place(offset), copy.site, kNoSite, current_cta(), current_thread(),
+            "a bulk copy takes multiples of 16 bytes, from and to such places"});
+  }
+  conflict(copy, copy_into(copy.source), "a copy reads what another still writes");
+  check_visible(copy.source, Reader::kCopy, copy.site);
   launch(copy);
 }
 

@@ -11,9 +11,11 @@ namespace emu {
 namespace {
 std::vector<std::vector<Copy>> copies;  // by the window that they write or read
 size_t flying = 0;                      // all of them
+size_t passing = 0;                     // those that still read what they take to another CTA
 
 void enlist(Copy copy) {
   ++flying;
+  passing += copy.flight == Flight::kPass;
   copies[copy.shared.window].push_back(std::move(copy));
 }
 
@@ -63,6 +65,11 @@ void fill_shared(const Copy& copy) {
 }
 
 void read_shared(Copy& copy) {
+  if (copy.flight == Flight::kPass) {
+    const uint8_t* from = window_of(copy.source.window);
+    copy.values.assign(from + copy.source.begin, from + copy.source.end);
+    return;
+  }
   const uint8_t* window = window_of(copy.shared.window);
   copy.values.reserve(copy.shared.end - copy.shared.begin);
   for_elements(copy, [&](const uint8_t*, size_t at) {
@@ -83,12 +90,13 @@ void land(const Copy& copy) {
   device.current = nullptr;
 }
 
-// One step further: a store is read first, and lands some time after. False if it goes on.
+// One step further: what leaves shared memory is read first, and lands some time after. False if it
+// goes on.
 bool is_over(Copy& copy) {
-  bool reads = copy.flight == Flight::kStore;
+  bool reads = copy.flight == Flight::kStore || copy.flight == Flight::kPass;
   if (reads) {
     read_shared(copy);
-    copy.flight = Flight::kLanding;
+    copy.flight = copy.flight == Flight::kPass ? Flight::kPush : Flight::kLanding;
     copy.delay = delay();
   } else if (copy.flight == Flight::kLanding) {
     land(copy);
@@ -107,6 +115,7 @@ void step(std::vector<Copy>& among, size_t index) {
   Copy copy = std::move(among[index]);
   among.erase(among.begin() + static_cast<long>(index));
   --flying;
+  passing -= copy.flight == Flight::kPass;
   if (!is_over(copy)) enlist(std::move(copy));
 }
 }  // namespace
@@ -163,12 +172,19 @@ Site copy_out_of(const Span& span) {
   for (const Copy& copy : copies[span.window]) {
     if (copy.flight == Flight::kStore && copy.shared.meets(span)) return copy.site;
   }
+  if (passing == 0) return kNoSite;
+  for (const Cta& target : ctas_of(*device.ctas[span.window].cluster)) {
+    for (const Copy& copy : copies[target.window]) {
+      if (copy.flight == Flight::kPass && copy.source.meets(span)) return copy.site;
+    }
+  }
   return kNoSite;
 }
 
 void check_copies_at_end(const Cluster& cluster) {
   for (const Cta& cta : ctas_of(cluster)) {
     for (const Copy& copy : copies[cta.window]) {
+      passing -= copy.flight == Flight::kPass;
       // What has been read needs the CTA no more.
       if (copy.flight == Flight::kLanding) land(copy);
       if (copy.flight == Flight::kLanding || !is_news("early-exit", copy.site, kNoSite)) continue;
@@ -183,7 +199,7 @@ void check_copies_at_end(const Cluster& cluster) {
 
 void clear_copies() {
   copies.assign(device.ctas.size(), {});
-  flying = 0;
+  flying = passing = 0;
 }
 
 }  // namespace emu

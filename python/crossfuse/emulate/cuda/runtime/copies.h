@@ -7,6 +7,7 @@ namespace emu {
 enum class Flight : uint8_t {
   kLoad,     // from global to shared memory; completes bytes of an mbarrier
   kPush,     // of values to shared memory, as a load
+  kPass,     // from shared memory to that of another CTA, still to be read; then a push
   kStore,    // from shared to global memory, still to be read
   kLanding,  // the same, read but still to be written
 };
@@ -15,6 +16,7 @@ struct Copy {
   CUtensorMap map{};
   int x = 0, y = 0;
   Span shared;
+  Span source;  // of what passes from CTA to CTA
   Flight flight = Flight::kLoad;
   size_t barrier = 0;  // that a load or push completes
   Site site = kNoSite;
@@ -22,7 +24,9 @@ struct Copy {
   unsigned number = 0;          // of the owner's loads; of the group of a store
   std::vector<uint8_t> values;  // of a push; of a store once it has been read
   unsigned delay = 0;
-  bool fills_shared() const { return flight == Flight::kLoad || flight == Flight::kPush; }
+  bool fills_shared() const {
+    return flight == Flight::kLoad || flight == Flight::kPush || flight == Flight::kPass;
+  }
 };
 
 // Lets a copy of the running thread fly.
