@@ -16,7 +16,7 @@ import numpy as np
 
 from crossfuse.errors import CheckFailed, refuse
 from crossfuse.workload.dtypes import FLOAT_TYPES, float_type
-from crossfuse.workload.numerics import Stages, activate, stages, unfused, weight
+from crossfuse.workload.numerics import Stages, activate, left, stages, unfused, weight
 from crossfuse.workload.spec import WorkloadSpec
 
 FACTOR = 2.0
@@ -251,7 +251,7 @@ def _unavoidable(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Noise, rounding and scale as `make_tolerance` takes them."""
     a, *weights = (np.abs(inputs[name].astype(np.float64)) for name in spec.inputs)
-    weights = [weight(spec, stored) for stored in weights]
+    a, weights = left(spec, a), [weight(spec, stored) for stored in weights]
     out, kind = float_type(spec.out), float_type(spec.dtype)
     last = out.unit * np.abs(exact.output) + out.smallest
     if spec.kind == "gemm":

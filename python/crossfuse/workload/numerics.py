@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crossfuse.errors import CheckFailed, refuse
+from crossfuse.workload.conv_chain import ConvChainSpec, windows
 from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.expression import Algebra, evaluate
 from crossfuse.workload.spec import WorkloadSpec
@@ -78,6 +79,11 @@ def activate(spec: WorkloadSpec, x: np.ndarray) -> np.ndarray:
 def weight(spec: WorkloadSpec, stored: np.ndarray) -> np.ndarray:
     """View a stored weight as [K, N]."""
     return stored.T if spec.weights == "nk" else stored
+
+
+def left(spec: WorkloadSpec, stored: np.ndarray) -> np.ndarray:
+    """View the stored left operand as [M, K]: images as their windows."""
+    return windows(stored, spec.k1) if isinstance(spec, ConvChainSpec) else stored
 
 
 def stages(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> Stages:
@@ -164,7 +170,7 @@ def _run(
     """Compute in the type `work`; `between` and `last` round what leaves an operator."""
     check_inputs(spec, inputs)
     a, *weights = (inputs[name].astype(work) for name in spec.inputs)
-    weights = [weight(spec, stored) for stored in weights]
+    a, weights = left(spec, a), [weight(spec, stored) for stored in weights]
     with np.errstate(all="ignore"):
         if spec.kind == "gemm":
             first = _combined(spec, a, weights[0])

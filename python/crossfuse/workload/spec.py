@@ -5,24 +5,31 @@ gated_ffn:M=128,K=4096,N=11008,L=4096,dtype=bfloat16,act=silu
 gemm_chain:M=128,K=768,N=3072,L=768,dtype=float16,act=relu
 gemm:M=256,K=1024,N=512,dtype=float32,combine=max
 ```
+
+`crossfuse.workload.conv_chain` adds chains of convolutions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.workload import expression
 from crossfuse.workload.dtypes import closest, float_type
 
-KINDS = ("gated_ffn", "gemm_chain", "gemm")
+KINDS = ("gated_ffn", "gemm_chain", "gemm", "conv_chain")
 LAYOUTS = ("kn", "nk")
 COMBINERS = ("sum", "prod", "max", "min")
 DIMS = ("M", "K", "N", "L")
 
-_DEFAULT_ACT = {"gated_ffn": "silu", "gemm_chain": "relu", "gemm": "identity"}
-_DEFAULT_WEIGHTS = {"gated_ffn": "nk", "gemm_chain": "kn", "gemm": "kn"}
+_DEFAULT_ACT = {
+    "gated_ffn": "silu",
+    "gemm_chain": "relu",
+    "gemm": "identity",
+    "conv_chain": "relu",
+}
+_DEFAULT_WEIGHTS = {"gated_ffn": "nk", "gemm_chain": "kn", "gemm": "kn", "conv_chain": "nk"}
 # Linear indices into one matrix are int32 in the functions that are built from a spec.
 _MOST_ELEMENTS = 2**31 - 1
 _SLICE = "compute the matrix in slices"
@@ -39,7 +46,7 @@ class WorkloadSpec:
     Attributes
     ----------
     kind : str
-        One of `KINDS`.
+        One of `kinds`.
     M, K, N, L : int
         Extents; L is 0 for ``gemm``, which has no second product.
     dtype : str
@@ -61,6 +68,9 @@ class WorkloadSpec:
         A field that is missing, unknown, out of range or without meaning for the kind.
     """
 
+    #: What `kind` may be.
+    kinds: ClassVar[tuple[str, ...]] = KINDS[:3]
+
     kind: str
     M: int
     K: int
@@ -73,7 +83,7 @@ class WorkloadSpec:
     combine: str = "sum"
 
     def __post_init__(self) -> None:
-        _one_of("kind", self.kind, KINDS)
+        _one_of("kind", self.kind, self.kinds)
         values = {
             "dtype": float_type(self.dtype).name,
             "act": expression.canonical(self.act or _DEFAULT_ACT[self.kind]),
@@ -160,13 +170,15 @@ def parse(text: str) -> WorkloadSpec:
     return from_options(kind, options)
 
 
-def split(text: str) -> tuple[str, dict[str, str]]:
+def split(text: str, kind: str = "") -> tuple[str, dict[str, str]]:
     """Take ``head:key=value,...`` apart without reading the values.
 
     Parameters
     ----------
     text : str
         Text of a spec; the colon and what follows may be absent.
+    kind : str
+        Whose keys it has; what stands before the colon unless given.
 
     Returns
     -------
@@ -181,13 +193,14 @@ def split(text: str) -> tuple[str, dict[str, str]]:
         Pairs without ``=``, unknown keys, duplicated keys.
     """
     head, _, body = text.strip().partition(":")
+    keys = _keys(kind or head.strip())
     options: dict[str, str] = {}
     for item in _items(body):
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not value:
             limit = "key=value pairs separated by commas"
             raise _refused("workload-spec", head, repr(item), limit, "write key=value")
-        _one_of(f"{head}:key", key, _KEYS)
+        _one_of(f"{head}:key", key, keys)
         if key in options:
             found = f"{options[key]} and {value}"
             raise _refused("workload-key", f"{head}:{key}", found, "one value", "keep one of them")
@@ -215,6 +228,10 @@ def from_options(kind: str, options: dict[str, str]) -> WorkloadSpec:
     WorkloadRefused
         See `parse`.
     """
+    if kind == "conv_chain":
+        from crossfuse.workload import conv_chain
+
+        return conv_chain.from_options(options)
     needed = DIMS if kind != "gemm" else DIMS[:3]
     missing = [name for name in needed if name not in options]
     if missing:
@@ -226,7 +243,7 @@ def from_options(kind: str, options: dict[str, str]) -> WorkloadSpec:
             "add " + ",".join(f"{name}=128" for name in missing) + " or the extents you mean",
         )
     values: dict[str, Any] = dict(options)
-    values |= {name: _extent(kind, name, options[name]) for name in DIMS if name in options}
+    values |= {name: read_extent(kind, name, options[name]) for name in DIMS if name in options}
     return WorkloadSpec(kind, **values)
 
 
@@ -241,7 +258,23 @@ def _items(body: str) -> list[str]:
     return [*items, body[start:]] if body.strip() else []
 
 
-def _extent(kind: str, name: str, text: str) -> int:
+def _keys(kind: str) -> tuple[str, ...]:
+    """Keys of a kind; those of matrices for what is no kind."""
+    if kind != "conv_chain":
+        return _KEYS
+    from crossfuse.workload.conv_chain import KEYS
+
+    return KEYS
+
+
+def read_extent(kind: str, name: str, text: str) -> int:
+    """Read a number of elements.
+
+    Raises
+    ------
+    WorkloadRefused
+        If the text is no such number.
+    """
     # isdecimal alone would take digits of other scripts.
     if text.isascii() and text.isdecimal() and len(text) < 20:
         return int(text)
