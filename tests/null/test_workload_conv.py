@@ -12,6 +12,7 @@ from crossfuse.errors import WorkloadRefused
 from crossfuse.workload import (
     adversarial_inputs,
     check,
+    conv_module,
     ids,
     lookup,
     parse,
@@ -95,6 +96,21 @@ def test_the_reference_is_that_of_torch(window: int, weights: str) -> None:
     hidden = torch.conv2d(x.permute(0, 3, 1, 2), first, padding=window // 2).relu()
     out = torch.conv2d(hidden, d.reshape(4, 8, 1, 1)).permute(0, 2, 3, 1).reshape(spec.output)
     np.testing.assert_allclose(reference(spec, inputs), out.numpy(), rtol=1e-12, atol=1e-12)
+
+
+def test_the_module_has_the_weights_of_the_spec() -> None:
+    """A module in channels_last computes the workload of its weights as they lie in memory."""
+    torch = pytest.importorskip("torch")
+    spec = parse("conv_chain:batch=2,H=5,W=4,IC=6,OC1=8,OC2=4,k1=3,dtype=float32,act=gelu")
+    module = conv_module((6, 8, 4), 3, dtype="float32", act="gelu")
+    weights = [each.detach().permute(0, 2, 3, 1) for each in module.parameters()]
+    assert all(each.is_contiguous() for each in weights)
+    first, second = (each.reshape(len(each), -1).numpy() for each in weights)
+    inputs = random_inputs(spec) | {"B": first, "D": second}
+    x = torch.from_numpy(inputs["X"].astype(np.float64)).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        out = module.double()(x).permute(0, 2, 3, 1).reshape(spec.output).numpy()
+    np.testing.assert_allclose(reference(spec, inputs), out, rtol=1e-9, atol=1e-9)
 
 
 def test_inputs_are_those_of_images() -> None:

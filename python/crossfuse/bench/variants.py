@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from crossfuse.bench.convolution import eager_chain
 from crossfuse.bench.job import OWN
 from crossfuse.bench.ours import fused, unfused
 from crossfuse.bench.scaled_mm import scaled_mm
 from crossfuse.bench.variant import Variant, no_such, pack_apart
+from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.spec import WorkloadSpec
 
 _TORCH_TYPES = ("float16", "bfloat16", "float32")
@@ -64,6 +66,8 @@ def eager(spec: WorkloadSpec, *, together: bool) -> Variant:
     Variant
         Without gate and up both are the same.
     """
+    if isinstance(spec, ConvChainSpec):
+        return eager_chain(spec)
     import torch
 
     from crossfuse.workload.torch_modules import activation
