@@ -10,7 +10,7 @@ import pytest
 import crossfuse
 from cpu.hopper.checkers import emulated, passed
 from crossfuse.emulate.cuda import change_argument, emulate
-from crossfuse.errors import CheckFailed, LoweringRefused
+from crossfuse.errors import CheckFailed, LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage, PixelBox, TensorMap
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
@@ -21,6 +21,7 @@ from crossfuse.workload import (
     WorkloadSpec,
     adversarial_inputs,
     check,
+    lookup,
     parse,
     prim_func,
     random_inputs,
@@ -75,6 +76,24 @@ def test_windows_shared_by_multicast_in_both_phases() -> None:
     tiles = TensorTiles(cluster=2, columns=32)
     image = passed(parse(text), schedule_tiled_ffn(prim_func(parse(text)), first=tiles))
     assert "im2col.mbarrier::complete_tx::bytes.multicast::cluster" in image.cuda
+
+
+def test_a_deep_reduction_is_split_where_a_kernel_ends_with_it() -> None:
+    spec = parse("conv_chain:batch=2,H=5,W=7,IC=128,OC1=128,OC2=64,k1=3")
+    image = passed(spec, schedule_tiled_ffn(prim_func(spec), staged=False))
+    first, second = image.launches
+    assert first.cluster == second.cluster == (2, 1, 1)
+    # Each CTA loads the windows of its part, so that nobody shares them.
+    assert "im2col.mbarrier::complete_tx::bytes [" in image.cuda
+    (launch,) = lower(schedule_tiled_ffn(prim_func(spec))).image.launches
+    assert launch.cooperative
+
+
+def test_rows_of_many_pixels_are_one_persistent_kernel() -> None:
+    """Tiles are as wide as leaves a CTA for each, whatever the number of rows."""
+    for name in ("C1", "C2", "C3", "C5", "C6", "C7"):
+        (launch,) = lower(schedule_tiled_ffn(prim_func(lookup(name)))).image.launches
+        assert launch.cooperative
 
 
 @pytest.mark.parametrize("rule", ["dsm", "l2"])
@@ -140,6 +159,17 @@ def test_channels_that_do_not_fill_a_step_are_refused() -> None:
         "tile-operand: tensor 'X': found windows of 3 x 3 pixels of 32 channels; limit: a multiple "
         "of 64 channels (128 bytes), so that a step of the reduction lies within a pixel. Instead: "
         "pad the channels, or leave the stages out for the general lowering."
+    )
+
+
+def test_sums_of_two_products_are_not_split() -> None:
+    func = prim_func(parse("gated_ffn:M=64,K=256,N=128,L=64"))
+    with pytest.raises(ScheduleRefused) as caught:
+        schedule_tiled_ffn(func, first=TensorTiles(split=2), staged=False)
+    assert str(caught.value) == (
+        "tiles: block 'gemm0_gate': found reductions of 2 products split over 2 CTAs; limit: one "
+        "product, of which they exchange the sums. Instead: leave out the split of the first "
+        "products."
     )
 
 
