@@ -9,6 +9,7 @@ import pytest
 
 from cpu.emulate.kernels import clean, only, statement
 from crossfuse.emulate.cuda import emulate
+from crossfuse.errors import CheckFailed
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch, PixelBox, TensorMap
 
 HELPERS = """
@@ -156,3 +157,23 @@ def test_maps_of_a_matrix_and_of_pixels_are_told_apart() -> None:
     )
     finding = only(emulate(replace(image, cuda=text), [IMAGES]), "tensor-map")
     assert "a copy of a tile takes a map of pixels" in finding.detail
+
+
+MAPS = {
+    "of 2 dimensions, 1 strides": {"extents": (16, 36), "strides": (32,)},
+    r"strides \(24, 96, 384\); limit: multiples of 16": {"strides": (24, 96, 384)},
+    "of 1025 pixels of 8 channels": {"box": (8, 1025)},
+    "of 20 pixels of 257 channels": {"box": (257, 20)},
+    r"corners \(-129, 0, 0, 0\)": {"pixels": PixelBox((-129, 0), (0, 0))},
+    "a box of at least one pixel": {"pixels": PixelBox((0, 0), (-3, 0))},
+}
+
+
+@pytest.mark.parametrize("message", MAPS)
+def test_maps_that_the_driver_would_not_encode(message: str) -> None:
+    image = pixels()
+    (launch,) = image.launches
+    (map_,) = launch.tensor_maps
+    wrong = replace(launch, tensor_maps=(replace(map_, **MAPS[message]),))
+    with pytest.raises(CheckFailed, match=f"emulate-image: k: found .*{message}"):
+        emulate(replace(image, launches=(wrong,)), [IMAGES])
