@@ -35,7 +35,11 @@ from tvm.tirx import (
 )
 from tvm.tirx.buffer import is_buffer_var
 
+#: Name of the operator that chooses between two expressions.
+IF_THEN_ELSE = "prim.if_then_else"
+
 __all__ = [
+    "IF_THEN_ELSE",
     "AllocBuffer",
     "AttrStmt",
     "Bind",

@@ -25,6 +25,7 @@ KINDS = (
     "barrier-divergence",
     "bad-rank",
     "misaligned",
+    "tensor-map",
     "order-dependent",
     "crash",
     "timeout",

@@ -7,6 +7,7 @@ from typing import Any
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.markers import CONSTANT, STAGES
+from crossfuse.schedule.rules.operands import stage_at
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 
 
@@ -18,8 +19,7 @@ def pipeline(sch: Any, product: Any, stages: int, constant: bool = False) -> Non
     *_, step, _, _, _ = sch.get_loops(product)
     for index in (0, 1):
         # Each product has stages of its own, of operands that several share too.
-        stage = sch.cache_read(product, index, "shared.dyn", consumer_blocks=[product])
-        sch.compute_at(stage, step, preserve_unit_loops=True)
+        stage_at(sch, product, index, step)
     sch.annotate(step, STAGES, stages)
     if constant:
         sch.annotate(step, CONSTANT, 1)

@@ -29,7 +29,8 @@ class TensorTiles:
     cluster : int
         CTAs of a cluster, stacked along the rows; 1 if the reduction is split.
     split : int
-        CTAs of a cluster that each sum a part of the reduction.
+        CTAs of a cluster that each sum a part of the reduction; of a chain's first product only
+        where its intermediate passes from one kernel to the next.
     across : int
         Chains: tiles side by side that a cluster computes, each by as many CTAs as `split`; they
         share the tiles of the intermediate.
@@ -57,24 +58,34 @@ class TensorTiles:
             cluster=self.cluster or (2 if several else 1),
         )
 
-    def of_first(self, sch: Any, chain: Chain) -> TensorTiles:
-        """Fill in the tiles of a chain's first products: clusters along the columns."""
+    def of_first(self, sch: Any, chain: Chain, staged: bool = True) -> TensorTiles:
+        """Fill in the tiles of a chain's first products: clusters along the columns.
+
+        Unless it is `staged`, the reduction of a product that has far more to add than columns to
+        divide, such as that of a convolution, is split over the cluster.
+        """
         most = 256 // len(chain.first)
         rows = self.rows or (128 if chain.m > 64 else 64)
         depth = row_bytes_depth(sch, chain.first[0])
-        cluster = self.cluster or _split_of_second(chain, rows, depth)
-        size = cluster * self.across
-        share = -(-chain.n // (_CTAS // size * size))
+        size = self.cluster or _split_of_second(chain, rows, depth)
+        split = self.split
+        if not staged and split == 1 and not self.cluster and _is_deep(chain, size * depth):
+            split = size
+        cluster = size if split == 1 else self.cluster or 1
+        beside = cluster * self.across
+        side_by_side = _CTAS // (beside * split) * beside // _row_tiles(chain, rows)
+        share = -(-chain.n // max(1, side_by_side))
         columns = self.columns or min(most, -(-share // 8) * 8)
-        return replace(self, rows=rows, columns=columns, cluster=cluster, depth=depth)
+        return replace(self, rows=rows, columns=columns, cluster=cluster, split=split, depth=depth)
 
     def of_second(self, sch: Any, chain: Chain, first: TensorTiles) -> TensorTiles:
         """Fill in the tiles of a chain's second product: its reduction split over a cluster."""
         rows = self.rows or (128 if chain.m > 64 else 64)
         depth = row_bytes_depth(sch, chain.second)
-        split = self.split if self.split > 1 else first.cluster
+        split = self.split if self.split > 1 else max(first.cluster, first.split)
         across = first.across
-        share = -(-chain.l // max(1, _CTAS // (split * across) * across))
+        side_by_side = _CTAS // (split * across) * across // _row_tiles(chain, rows)
+        share = -(-chain.l // max(1, side_by_side))
         columns = self.columns or min(256, -(-share // 16) * 16)
         return replace(
             self, rows=rows, columns=columns, cluster=1, split=split, across=across, depth=depth
@@ -89,6 +100,16 @@ def _split_of_second(chain: Chain, rows: int, depth: int) -> int:
         return chain.n % (size * depth) == 0 and (whole_rows or chain.m == 1)
 
     return next(size for size in (4, 2, 1) if size == 1 or divides(size))
+
+
+def _row_tiles(chain: Chain, rows: int) -> int:
+    """Tiles on top of each other, over which the CTAs are spread too."""
+    return -(-chain.m // rows)
+
+
+def _is_deep(chain: Chain, steps: int) -> bool:
+    """Whether the first product's reduction is worth splitting into parts of whole steps."""
+    return len(chain.first) == 1 and chain.k >= 4 * chain.n and chain.k % steps == 0
 
 
 def row_bytes_depth(sch: Any, product: Any, index: int = 0) -> int:

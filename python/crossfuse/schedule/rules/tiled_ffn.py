@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.chain import Chain, read_two_products
 from crossfuse.schedule.rules.pipelined import bind_split, pipeline
@@ -57,14 +59,31 @@ def schedule_tiled_ffn(
     install()
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "tiled_ffn")
-    tiles = (first or TensorTiles()).of_first(sch, chain)
-    _first(sch, chain, tiles, constant_weights)
+    tiles = (first or TensorTiles()).of_first(sch, chain, staged)
+    if tiles.split > 1:
+        _check_split(sch, chain, tiles)
+        bind_split(sch, chain.first[0], chain.middle, tiles, constant_weights)
+    else:
+        _first(sch, chain, tiles, constant_weights)
     # An axis has one extent in a function: both phases have clusters of one shape.
     chosen = (second or TensorTiles()).of_second(sch, chain, tiles)
     bind_split(sch, chain.second, chain.epilogue, chosen, constant_weights)
     if staged:
         sch.grid_stage(chain.middle)
     return sch
+
+
+def _check_split(sch: Any, chain: Chain, tiles: TensorTiles) -> None:
+    """Only one product's sums are exchanged."""
+    if len(chain.first) > 1:
+        raise refuse(
+            ScheduleRefused,
+            "tiles",
+            name_of(sch, chain.first[0]),
+            found=f"reductions of {len(chain.first)} products split over {tiles.split} CTAs",
+            limit="one product, of which they exchange the sums",
+            instead="leave out the split of the first products",
+        )
 
 
 def _first(sch: Any, chain: Chain, tiles: TensorTiles, constant: bool) -> None:

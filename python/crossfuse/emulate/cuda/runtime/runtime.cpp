@@ -11,6 +11,7 @@
 #include "main.cpp"
 #include "mbarriers.cpp"
 #include "memory.cpp"
+#include "pixels.cpp"
 #include "products.cpp"
 #include "proxies.cpp"
 #include "schedule.cpp"
