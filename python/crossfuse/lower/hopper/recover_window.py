@@ -79,8 +79,8 @@ def _is_pixel(
 ) -> bool:
     """Whether pixel `tap` of every window is read as it must be."""
     _, height, width, channels = tile.images
-    image, y, x, channel = names = [ir.Var(name, "int32") for name in ("n", "y", "x", "c")]
     row, column = nest.block.body.indices
+    image, y, x, channel = names = [ir.Var(name, str(row.ty)) for name in ("n", "y", "x", "c")]
     values = {
         row: (image * height + y) * width + x,
         column: (tap[0] * tile.window + tap[1]) * channels + channel,
