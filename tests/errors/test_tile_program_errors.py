@@ -16,6 +16,8 @@ from crossfuse.lower.hopper.recover import recover
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.workload import parse, prim_func
+from crossfuse.workload.build import Form, Product, emit
+from crossfuse.workload.operand import Operand
 from errors import tile_programs as t
 
 AS_THE_RULES = "schedule as the tiled rules do"
@@ -114,6 +116,11 @@ PROGRAMS: dict[str, tuple[Any, str]] = {
         lambda: t.program(last=t.store_transposed),
         "block 'store': found the accumulator at [vj, vi]; ",
     ),
+    "store that reads integers": (
+        lambda: masked(),
+        "block 'out': found a load of 'mask' of int32; limit: further operands of float32, "
+        "bfloat16, float16, float8_e4m3fn, float8_e5m2. ",
+    ),
     "store that reads a stage": (
         lambda: t.program(last=t.store_of_staged),
         "block 'store': found a load of 'P'; ",
@@ -204,6 +211,22 @@ PLANS: dict[str, tuple[Any, str, str]] = {
         "use fewer stages or smaller tiles",
     ),
 }
+
+
+def masked() -> Any:
+    """A product whose columns are multiplied by integers."""
+    a, b = (Operand(name, (64, 64), "float16") for name in ("A", "B"))
+    mask = Operand("mask", (64,), "int32")
+    form = Form(
+        a,
+        (Product("gemm0", b, "nk"),),
+        None,
+        None,
+        lambda tensors, i, j: tensors["gemm0"](i, j) * tensors["mask"](j).astype("float32"),
+        (mask,),
+        "float16",
+    )
+    return schedule_tiled_gemm(emit(form))
 
 
 def function_of(made: Any) -> Any:

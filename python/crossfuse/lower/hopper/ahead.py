@@ -7,11 +7,12 @@ one that is stored, in the registers of sums that have been; all where there are
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.fragment import Fragment
-from crossfuse.lower.hopper.further import READ_TYPES, Further, Pair, load_pair
+from crossfuse.lower.hopper.further import READ_TYPES, Further, Pair, Read, read_all
 from crossfuse.lower.hopper.plan import REGISTERS
 from crossfuse.lower.hopper.statements import let
 from crossfuse.lower.hopper.warmup import Warmup
@@ -70,17 +71,15 @@ class Ahead:
         self._next = 0
         self.row, self.column = let("row_ahead", row), let("column_ahead", column)
         if self._rows_first:
-            for first, columns in self.groups:
-                self._read(first, columns, matrices=False)
+            read_all([each for group in self.groups for each in self._rows(*group)], self.warmup)
         if self._leads:
             self.advance()
 
     def advance(self) -> None:
         """Read what a group needs besides, if there is one left; called before each is stored."""
         if self.elements.further and self._next < len(self.groups):
-            if not self._rows_first:
-                self._read(*self.groups[self._next], matrices=False)
-            self._read(*self.groups[self._next], matrices=True)
+            group = self.groups[self._next]
+            read_all([*self._rows(*group), *self._matrices(*group)], self.warmup)
             self._next += 1
 
     def pairs(self, index: int) -> tuple[Pair, ...]:
@@ -101,28 +100,33 @@ class Ahead:
         rows = [each for each in self.elements.further if each.by_column and not each.by_row]
         return self.fragment.plan.columns // 8 * sum(each.registers for each in rows)
 
-    def _read(self, first: int, columns: int, matrices: bool) -> None:
+    def _rows(self, first: int, columns: int) -> list[Read]:
+        """What some columns need of rows and numbers, if it is not there yet."""
+        return self._needed(first, columns, matrices=False)
+
+    def _matrices(self, first: int, columns: int) -> list[Read]:
+        return self._needed(first, columns, matrices=True)
+
+    def _needed(self, first: int, columns: int, matrices: bool) -> list[Read]:
+        needed: list[Read] = []
         for index in range(first // 2, (first + columns) // 2, 2):
             for number, each in enumerate(self.elements.further):
                 key = _key(number, each, index)
-                if key in self._pairs or (each.by_row and each.by_column) != matrices:
-                    continue
-                self._pairs[key] = Pair(each)
-                self._load(number, self._pairs[key], index)
+                if key not in self._pairs and (each.by_row and each.by_column) == matrices:
+                    self._pairs[key] = Pair(each)
+                    needed.append(self._read(number, self._pairs[key], index))
+        return needed
 
-    def _load(self, number: int, pair: Pair, index: int) -> None:
-        """Read what accumulators `index` and the one after it need of an operand."""
+    def _read(self, number: int, pair: Pair, index: int) -> Read:
+        """What accumulators `index` and the one after it need of an operand."""
         i, j = self.fragment.place(self.row, self.column, index)
+        read = self.elements.read(pair, i, j)
         if not pair.further.beside:
-            self.elements.load((pair,), i, j, self.warmup)
-            return
+            return read
         base = self._base(number, pair.further, index)
         size = READ_TYPES[pair.further.dtype] // 8
-
-        def address(load: int) -> Any:
-            return base + ir.script.uint64((index // 4 * 8 + load) * size)
-
-        load_pair(pair, address, lambda load: self.elements.tails(i, j + load), self.warmup)
+        first = index // 4 * 8
+        return replace(read, address=lambda load: base + ir.script.uint64((first + load) * size))
 
     def _base(self, number: int, further: Further, index: int) -> Any:
         """Address of what this thread's first column of a row needs.

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import at
-from crossfuse.lower.hopper.further import Pair, further_of, load_pair
+from crossfuse.lower.hopper.further import Pair, Read, further_of, read_all
 from crossfuse.lower.hopper.statements import let, registers, run, when
 from crossfuse.lower.hopper.store_plan import PACKED_TYPES
 from crossfuse.lower.hopper.sum_program import SumProgram
@@ -71,15 +71,17 @@ class Elements:
         return tuple(map(Pair, self.further))
 
     def load(self, pairs: Sequence[Pair], i: Any, j: Any, warmup: Warmup) -> None:
-        """Read what elements (i, j) and (i, j + 1) need of some further operands."""
+        """Read what elements (i, j) and (i, j + 1) need of all further operands."""
+        read_all([self.read(each, i, j) for each in pairs], warmup)
+
+    def read(self, pair: Pair, i: Any, j: Any) -> Read:
+        """What elements (i, j) and (i, j + 1) need of an operand."""
         store = self.plan.program.store
-
-        def inside(number: int) -> list[Any]:
-            return self.tails(i, j + number)
-
-        for pair in pairs:
-            places = [pair.further.address(store, i, j + number) for number in (0, 1)]
-            load_pair(pair, places.__getitem__, inside, warmup)
+        return Read(
+            pair,
+            lambda number: pair.further.address(store, i, j + number),
+            lambda number: self.tails(i, j + number),
+        )
 
     def value(self, i: Any, j: Any, sums: tuple[Any, ...], read: Sequence[Any] = ()) -> Any:
         """The epilogue's value for element (i, j), given the sum of each product.

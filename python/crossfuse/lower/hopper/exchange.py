@@ -169,7 +169,8 @@ class SplitReduction:
             Called when this thread has sent everything.
         """
         units = self._units(values)
-        units.start(let("first_unit", self._thread()) if self.elements.further else None)
+        if self.elements.further:
+            units.start(let("first_unit", self._thread()))
         with self.warmup.skipped():
             self._announce()
         self.note("peers multiplied")

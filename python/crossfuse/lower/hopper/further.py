@@ -35,10 +35,6 @@ _LOADS = {
     8: (("ld.global.b8", "uint8", 1), ("ld.global.b16", "uint16", 1)),
 }
 
-#: By neighbour: where to read, and conditions on row and column.
-Addresses = Callable[[int], Any]
-Inside = Callable[[int], Sequence[Any]]
-
 
 @dataclass(frozen=True)
 class Further:
@@ -187,10 +183,11 @@ class Pair:
         )
 
 
-def load_pair(pair: Pair, address: Addresses, inside: Inside, warmup: Warmup) -> None:
-    """Read what two neighbours of a row need of an operand.
+@dataclass(frozen=True)
+class Read:
+    """What two neighbours of a row need of an operand, before it is read.
 
-    Parameters
+    Attributes
     ----------
     pair : Pair
         Registers.
@@ -199,16 +196,38 @@ def load_pair(pair: Pair, address: Addresses, inside: Inside, warmup: Warmup) ->
     inside : Callable
         Function from 0 or 1 to the conditions that the row and the column are the output's; None
         for one that always is. Nothing is read beyond the output's own extents.
+    """
+
+    pair: Pair
+    address: Callable[[int], Any]
+    inside: Callable[[int], Sequence[Any]]
+
+    def conditions(self, load: int) -> list[Any]:
+        """Conditions of a load: those that depend on what the operand depends on."""
+        further = self.pair.further
+        tails = zip(self.inside(load), (further.by_row, further.by_column), strict=True)
+        return [term for term, depends in tails if depends and term is not None]
+
+
+def read_all(reads: Sequence[Read], warmup: Warmup) -> None:
+    """Read several operands, one load after another.
+
+    Parameters
+    ----------
+    reads : Sequence[Read]
+        What to read.
     warmup : Warmup
         In which nothing is read: the kernel before may still be writing it, and what is read once
         stays in the SM's cache.
     """
-    further = pair.further
-    for load in range(further.loads):
-        tails = zip(inside(load), (further.by_row, further.by_column), strict=True)
-        terms = [term for term, depends in tails if depends and term is not None]
-        terms = [*warmup.conditions(), *terms]
-        if terms:
-            pair.clear(load)
-        with when(ir.conjunction(terms)) if terms else nullcontext():
-            pair.load(load, address(load))
+    loads = [(each, load) for each in reads for load in range(each.pair.further.loads)]
+    for each, load in loads:
+        if warmup.conditions() or each.conditions(load):
+            each.pair.clear(load)
+    # Addresses are named outside: others count from them.
+    places = [each.address(load) for each, load in loads]
+    with warmup.skipped():
+        for (each, load), place in zip(loads, places, strict=True):
+            terms = each.conditions(load)
+            with when(ir.conjunction(terms)) if terms else nullcontext():
+                each.pair.load(load, place)

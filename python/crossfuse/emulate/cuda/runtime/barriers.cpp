@@ -41,7 +41,9 @@ void cta_barrier(Site site) {
 void pass_cluster_barrier(Thread& thread) {
   ++thread.waited;
   if (thread.cta->cluster->relaxed[thread.waited]) return;
-  if (device.launch.cooperative) thread.clock.join(thread.cta->cluster->released[thread.waited]);
+  const Clock& released = thread.cta->cluster->released[thread.waited];
+  thread.clock.launches |= released.launches;
+  if (device.launch.cooperative) thread.clock.join(released);
   thread.acquired = std::max(thread.acquired, thread.waited);
 }
 

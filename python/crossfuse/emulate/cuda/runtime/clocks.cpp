@@ -78,20 +78,27 @@ void Clock::join(const Clock& other) {
   known = joined(known, other.known);
   visible = joined(visible, other.visible);
   refreshed = joined(refreshed, other.refreshed);
+  launches |= other.launches;
 }
 
 void release_to(Clock& clock) {
-  if (!device.launch.cooperative) return;
   Thread& self = *device.current;
+  clock.launches |= self.clock.launches;
+  if (!device.launch.cooperative) return;
   clock.join(self.clock);
   clock.known = raised(clock.known, self, Agent::kThread, self.time++);
 }
 
 void acquire_from(const Clock& clock) {
-  if (device.launch.cooperative) device.current->clock.join(clock);
+  Thread& self = *device.current;
+  self.clock.launches |= clock.launches;
+  if (device.launch.cooperative) self.clock.join(clock);
 }
 
 void meet_clocks(const std::vector<Thread*>& threads) {
+  bool launches = std::any_of(threads.begin(), threads.end(),
+                              [](const Thread* thread) { return thread->clock.launches; });
+  for (Thread* thread : threads) thread->clock.launches = launches;
   if (!device.launch.cooperative) return;
   Clock all;
   for (const Thread* thread : threads) all.join(thread->clock);
@@ -105,6 +112,7 @@ void meet_clocks(const std::vector<Thread*>& threads) {
 }
 
 void complete_to(Clock& clock, const Thread& issuer, Agent agent, uint32_t number) {
+  clock.launches |= issuer.clock.launches;
   if (device.launch.cooperative) clock.known = raised(clock.known, issuer, agent, number);
 }
 

@@ -26,6 +26,7 @@ struct Clock {
   Known known;      // comes before what follows
   Known visible;    // of that, what a proxy fence follows on the way: TMA sees ordinary stores
   Known refreshed;  // what was known at the latest proxy fence of this cluster
+  bool launches = false;  // the launches before are over: known without clocks, too (early.cpp)
   void join(const Clock& other);
 };
 

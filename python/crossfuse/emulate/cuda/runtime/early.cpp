@@ -14,10 +14,10 @@ void start_launch_dependences(bool first) {
 }
 
 // An early launch touches nothing that a launch before may still write, and writes nothing that one
-// may still read, before some thread of the CTA has waited for them.
+// may still read, before its thread has waited for them or met one that has.
 void check_dependence(Region& region, const Place& place, bool write, Site site) {
   (write ? region.written : region.read) = true;
-  if (!device.launch.early || device.current->cta->waited) return;
+  if (!device.launch.early || device.current->clock.launches) return;
   if (!region.was_written && !(write && region.was_read)) return;
   if (!is_news("early-launch", site, kNoSite)) return;
   report({"early-launch", place, site, kNoSite, current_cta(), current_thread(),
@@ -27,4 +27,4 @@ void check_dependence(Region& region, const Place& place, bool write, Site site)
 
 }  // namespace emu
 
-extern "C" void crossfuse_emulate_grid_wait() { emu::device.current->cta->waited = true; }
+extern "C" void crossfuse_emulate_grid_wait() { emu::device.current->clock.launches = true; }

@@ -98,7 +98,6 @@ void start_thread(Thread& thread, const CrossfuseIndex& block) {
 }
 
 void start_cta(Cta& cta) {
-  cta.waited = false;
   const Launch& launch = device.launch;
   CrossfuseIndex in = unflatten(cta.rank, launch.cluster), cluster = cta.cluster->index;
   CrossfuseIndex block{cluster.x * launch.cluster.x + in.x, cluster.y * launch.cluster.y + in.y,

@@ -139,7 +139,6 @@ struct Cta {
   std::vector<Thread*> threads;
   std::vector<Warp> warps;
   unsigned at_barrier = 0;
-  bool waited = false;  // for the launches before
   Region shared;
   LastTouch touched;
 };
