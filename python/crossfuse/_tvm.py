@@ -39,7 +39,11 @@ from tvm.tirx.layout import Axis as layout_axes
 from tvm.tirx.layout import S as _shard
 from tvm.tirx.layout import TileLayout
 
+#: Name of the operator that chooses between two expressions.
+IF_THEN_ELSE = "prim.if_then_else"
+
 __all__ = [
+    "IF_THEN_ELSE",
     "AllocBuffer",
     "AttrStmt",
     "Bind",

@@ -257,7 +257,7 @@ class TestPlan:
 class TestClusters:
     @pytest.mark.parametrize(("rows", "tiles"), [(256, 32), (512, 64)])
     def test_more_tiles_of_a_split_reduction_than_clusters(self, rows: int, tiles: int) -> None:
-        spec = f"gated_ffn:M={rows},K=256,N=512,L=512,dtype=bfloat16"
+        spec = f"gated_ffn:M={rows},K=256,N=512,L=4096,dtype=bfloat16"
         with pytest.raises(LoweringRefused) as caught:
             crossfuse.compile(spec, rule="tensor", placement="l2")
         assert str(caught.value) == (

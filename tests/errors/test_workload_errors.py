@@ -15,9 +15,9 @@ TYPES = "float16, bfloat16, float32, float8_e4m3fn, float8_e5m2"
 
 SPECS = {
     "gated_fnn:M=1": "workload-kind: kind: found 'gated_fnn'; "
-    "limit: one of gated_ffn, gemm_chain, gemm. Instead: write 'gated_ffn'.",
+    "limit: one of gated_ffn, gemm_chain, gemm, conv_chain. Instead: write 'gated_ffn'.",
     "matmul:M=1": "workload-kind: kind: found 'matmul'; "
-    "limit: one of gated_ffn, gemm_chain, gemm. Instead: choose one of these.",
+    "limit: one of gated_ffn, gemm_chain, gemm, conv_chain. Instead: choose one of these.",
     "gemm:M=1,K=2": "workload-extent: gemm: found no N; limit: the extents M, K, N. "
     "Instead: add N=128 or the extents you mean.",
     "gemm_chain:dtype=f16": "workload-extent: gemm_chain: found no M, K, N, L; limit: the extents "
@@ -64,11 +64,35 @@ SPECS = {
     "S33": f"workload-id: suites: found 'S33'; {IDS}. Instead: write 'S3'.",
     "ffn": f"workload-id: suites: found 'ffn'; {IDS}. "
     "Instead: choose one of these, or write a spec such as gemm:M=8,K=8,N=8.",
-    "C1": "workload-kind: C1: found conv_chain (ResNet); limit: a gemm_chain or gated_ffn, because "
-    "implicit GEMM chains are not yet lowered. Instead: take one of G1 to G10, or write the 1x1 "
-    "convolutions as a gemm_chain with M = H*W.",
-    "R7": "workload-kind: R7: found cascade (softmax); limit: a gemm_chain or gated_ffn, because "
-    "cascades of reductions are not yet lowered. Instead: take one of G1 to G10 or S1 to S8.",
+    "R7": "workload-kind: R7: found cascade (softmax); limit: a gemm_chain, gated_ffn or "
+    "conv_chain, because cascades of reductions are not yet lowered. Instead: take one of G1 to "
+    "G10, S1 to S8 or C1 to C8.",
+}
+CONV = "conv_chain:batch=1,H=7,W=5,IC=64,OC1=32,OC2=16"
+CONV_KEYS = (
+    "one of batch, H, W, IC, OC1, OC2, k1, k2, stride, dtype, act, weights, out, bias, scale, "
+    "residual"
+)
+SPECS |= {
+    CONV: "workload-extent: conv_chain: found no k1; limit: the extents batch, H, W, IC, OC1, OC2, "
+    "k1. Instead: add k1=1 or what you mean.",
+    f"{CONV},k1=2": "workload-extent: conv_chain:k1: found 2; limit: odd windows, which have a "
+    "pixel in the middle. Instead: pad the weights to k1=3.",
+    f"{CONV},k1=1,k2=3": "workload-extent: conv_chain:k2: found 3; limit: 1, because each CTA has "
+    "the pixels of its own tile of the intermediate alone. Instead: make the second convolution a "
+    "chain of its own.",
+    f"{CONV},k1=3,stride=2": "workload-extent: conv_chain:stride: found 2; limit: 1, because rows "
+    "of the output are taken from pixels that follow one another. Instead: leave stride out.",
+    f"{CONV},k1=3,M=4": f"workload-key: conv_chain:key: found 'M'; limit: {CONV_KEYS}. "
+    "Instead: choose one of these.",
+    f"{CONV},k1=0": "workload-extent: conv_chain:k1: found 0; limit: a positive integer. "
+    "Instead: write k1=1, say.",
+    f"{CONV},k1=x": "workload-extent: conv_chain:k1: found x; limit: a positive integer. "
+    "Instead: write k1=128, say.",
+    "C1:L=3": f"workload-key: C1:key: found 'L'; limit: {CONV_KEYS}. Instead: choose one of these.",
+    "conv_chain:batch=9,H=9999,W=999,IC=64,OC1=32,OC2=16,k1=1": "workload-extent: conv_chain:MxN: "
+    "found 2876832288 elements; limit: 2147483647, so that int32 can index them. "
+    "Instead: compute the matrix in slices.",
 }
 ACTS = {
     "silo": f"found 'silo'; limit: {LANGUAGE}. Instead: write 'silu'.",

@@ -91,6 +91,21 @@ FFNS = (
     "gated_ffn:M=256,K=512,N=2048,L=512,dtype=bfloat16",
     "gemm_chain:M=500,K=256,N=1024,L=264,dtype=float16,act=relu,weights=kn",
 )
+#: The suite, and images whose rows end within a tile, with windows of other extents.
+CONVOLUTIONS = (
+    *workload.ids("conv_chain"),
+    "conv_chain:batch=2,H=5,W=7,IC=64,OC1=128,OC2=64,k1=3",
+    "conv_chain:batch=3,H=9,W=1,IC=128,OC1=64,OC2=64,k1=5,dtype=float16,weights=kn",
+    "conv_chain:batch=1,H=20,W=10,IC=256,OC1=256,OC2=128,k1=7",
+)
+
+
+@pytest.mark.parametrize("placement", ["dsm", "l2", "global"])
+@pytest.mark.parametrize("text", CONVOLUTIONS)
+def test_convolutions(text: str, placement: str, tmp_path: Path) -> None:
+    options = {"rule": "tensor", "placement": placement, "constant_weights": True}
+    spec = workload.resolve(text)
+    run_repeatedly(crossfuse.compile(spec, directory=tmp_path, **options), spec)
 
 
 @pytest.mark.parametrize("name", GEMMS)

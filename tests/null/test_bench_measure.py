@@ -29,6 +29,9 @@ SPECS = (
     "gemm_chain:M=4,K=32,N=64,L=16,bias=first+last,scale=last,residual=out",
     "gated_ffn:M=8,K=64,N=96,L=32,bias=first,scale=first,residual=out",
     "gated_ffn:M=8,K=64,N=96,L=32,bias=first+last,weights=kn",
+    "conv_chain:batch=2,H=5,W=7,IC=8,OC1=16,OC2=24,k1=3,act=gelu",
+    "conv_chain:batch=1,H=4,W=3,IC=8,OC1=16,OC2=24,k1=1,dtype=float32,weights=kn",
+    "conv_chain:batch=1,H=4,W=3,IC=8,OC1=16,OC2=24,k1=3,bias=first+last,scale=last,residual=in",
 )
 SMALL = SPECS[0]
 EIGHT_BITS = "gemm:M=32,K=64,N=48,dtype=float8_e4m3fn"
@@ -189,6 +192,7 @@ def test_limits_are_kept_between_the_variants_of_a_workload(tmp_path: Path) -> N
         ("compile", "gemm:M=4,K=32,N=64,out=float32"),
         ("autotune", "gemm:M=4,K=32,N=64,dtype=float8_e4m3fn"),
         ("unfused", "gemm:M=4,K=32,N=64"),
+        ("unfused", "conv_chain:batch=1,H=4,W=3,IC=8,OC1=16,OC2=24,k1=3"),
         ("scaled-mm", "gemm:M=4,K=32,N=64"),
         ("scaled-mm", "gemm:M=4,K=32,N=64,dtype=float8_e4m3fn"),
         ("scaled-mm", "gemm:M=4,K=32,N=64,dtype=float8_e5m2,out=bfloat16"),

@@ -113,7 +113,8 @@ def test_rows_replace_those_of_the_workload() -> None:
         (["S3"], "0", "write M=128"),
         (["S3"], "1,two", "write --m 1,16,64,128"),
         (["S33"], "", "write 'S3'"),
-        (["conv_chain"], "", "take one of G1 to G10"),
+        (["cascade"], "", "take one of G1 to G10"),
+        (["C1"], "16", "change batch, H, W and k1"),
     ],
 )
 def test_what_is_no_workload_is_refused(workloads: list[str], rows: str, advice: str) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from crossfuse.bench.convolution import eager_chain
 from crossfuse.bench.variant import Variant, pack_apart
+from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.epilogue import affine
 from crossfuse.workload.spec import WorkloadSpec
 
@@ -27,6 +29,8 @@ def eager(spec: WorkloadSpec, *, together: bool) -> Variant:
     Variant
         Without gate and up both are the same.
     """
+    if isinstance(spec, ConvChainSpec):
+        return eager_chain(spec)
     import torch
 
     from crossfuse.workload.torch_modules import activation

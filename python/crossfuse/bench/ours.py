@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse.bench.job import OWN
 from crossfuse.bench.variant import Variant, no_such, pack_apart
+from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.spec import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -75,12 +76,14 @@ def unfused(spec: WorkloadSpec, device: str) -> Variant:
     Raises
     ------
     WorkloadRefused, ScheduleRefused, LoweringRefused
-        For a single product, and where there is no such kernel.
+        For a single product, for convolutions, and where there is no such kernel.
     """
     import torch
 
     if spec.kind == "gemm":
         raise no_such("unfused", spec, "a workload of two products", "leave unfused out")
+    if isinstance(spec, ConvChainSpec):
+        raise no_such("unfused", spec, "a chain of matrix products", "measure ours-global")
     first, beside, second = _products(spec)
     gate, down = _kernel(first, device), _kernel(second, device)
     up = None if beside is None else _kernel(beside, device)
@@ -122,7 +125,7 @@ def kernels(name: str, spec: WorkloadSpec) -> tuple[tuple[WorkloadSpec, str | No
     """
     if name in OWN and (spec.L or OWN[name] is None):
         return ((spec, OWN[name]),)
-    if name != "unfused" or spec.kind == "gemm":
+    if name != "unfused" or spec.kind == "gemm" or isinstance(spec, ConvChainSpec):
         return ()
     return tuple((each, None) for each in _products(spec) if each is not None)
 

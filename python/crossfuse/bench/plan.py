@@ -10,8 +10,7 @@ from crossfuse.bench.job import CALLS, L2, PROTOCOLS, REPEATS, VARIANTS, Job, Pl
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.workload.dtypes import closest
 from crossfuse.workload.spec import KINDS, WorkloadSpec
-from crossfuse.workload.spec_text import split
-from crossfuse.workload.suites import ids, resolve
+from crossfuse.workload.suites import ids, resolve, take_apart
 
 #: Names of suites; those that are not lowered yet are refused workload by workload.
 SUITES = ("gemm_chain", "gated_ffn", "conv_chain", "cascade")
@@ -130,7 +129,7 @@ def select(workloads: Iterable[str], rows: Sequence[int]) -> list[tuple[str, Wor
 
 def _label(text: str) -> str:
     """The workload as written, without its rows and default type."""
-    head, options = split(text)
+    head, options = take_apart(text)
     plain = {"M": None, "dtype": "bfloat16"} if head in KINDS else {"M": None}
     kept = [
         f"{key}={value}"

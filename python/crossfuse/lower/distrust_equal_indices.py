@@ -24,7 +24,6 @@ from crossfuse.lower.meeting_stores import is_shared, meeting_stores
 from crossfuse.lower.passes import prim_func_pass, was_lowered
 
 _DETOUR = "int64"
-_IF_THEN_ELSE = "prim.if_then_else"
 
 
 def distrust_equal_indices() -> Any:
@@ -151,11 +150,11 @@ def _seen(index: Any) -> Any:
 
 def _with_load(value: Any, load: Any) -> Any:
     always = ir.tirx.const(True, "bool")
-    return ir.Call(ir.Op.get(_IF_THEN_ELSE), [always, value, load], ret_ty=value.ty)
+    return ir.Call(ir.Op.get(ir.IF_THEN_ELSE), [always, value, load], ret_ty=value.ty)
 
 
 def _without_load(value: Any) -> Any:
-    if not isinstance(value, ir.Call) or not value.op.same_as(ir.Op.get(_IF_THEN_ELSE)):
+    if not isinstance(value, ir.Call) or not value.op.same_as(ir.Op.get(ir.IF_THEN_ELSE)):
         return value
     condition, kept, _ = value.args
     return kept if ir.constant(condition) == 1 else value

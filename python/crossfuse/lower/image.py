@@ -33,6 +33,25 @@ class BufferSpec:
 
 
 @dataclass(frozen=True)
+class PixelBox:
+    """Where copies of pixels begin, as the im2col mode of TMA has it.
+
+    Copies walk through a box of pixels of each image, row by row and image by image; each pixel is
+    loaded at an offset from there, which a copy gives, as zeros if that lies beyond the image.
+
+    Attributes
+    ----------
+    lower : tuple[int, ...]
+        First pixel of the box, counted from the first of the image: column, then row.
+    upper : tuple[int, ...]
+        Last pixel of the box, counted from the last of the image.
+    """
+
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class TensorMap:
     """A TMA descriptor that a kernel takes by value: how a box of a buffer is copied.
 
@@ -47,12 +66,15 @@ class TensorMap:
     strides : tuple[int, ...]
         Of every dimension but the innermost, in bytes; multiples of 16.
     box : tuple[int, ...]
-        Extents of what one copy moves, innermost first, at most 256 each.
+        Extents of what one copy moves, innermost first, at most 256 each. With `pixels`: how many
+        channels of how many pixels.
     swizzle : int
         Bytes that one swizzle pattern spans in shared memory: 0, 32, 64 or 128.
     fetch : int
         Bytes that L2 fetches at least from memory: 128, or 256 where what follows in a row is
         wanted soon.
+    pixels : PixelBox | None
+        Whether copies are of pixels of images [batch, row, column, channel].
     """
 
     name: str
@@ -62,6 +84,7 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: int
     fetch: int = 128
+    pixels: PixelBox | None = None
 
 
 @dataclass(frozen=True)

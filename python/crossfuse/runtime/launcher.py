@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from crossfuse.errors import EnvironmentRefused, LoweringRefused, refuse
-from crossfuse.lower.image import BufferSpec, Dim3, KernelImage, Launch
+from crossfuse.lower.image import BufferSpec, Dim3, KernelImage, Launch, TensorMap
 from crossfuse.runtime.host_compiler import find_host_compiler
 
 HEADERS = Path(__file__).parent / "host"
@@ -236,22 +236,36 @@ def _launch_tables(image: KernelImage, position: int, launch: Launch) -> list[st
     rows: list[str] = []
     for number, each in enumerate(launch.tensor_maps):
         suffix = f"{position}_{number}"
-        tables += [
-            f"const uint64_t extents_{suffix}[] = {{{_join(each.extents)}}};",
-            f"const uint64_t strides_{suffix}[] = {{{_join(each.strides)}}};",
-            f"const uint32_t box_{suffix}[] = {{{_join(each.box)}}};",
-        ]
-        buffer = buffers.index(each.buffer)
-        kind = TENSOR_MAP_TYPES[image.memory[buffer].dtype]
-        rows.append(
-            f"    {{{buffer}, {kind}, {len(each.extents)}, extents_{suffix}, strides_{suffix}, "
-            f"box_{suffix}, {TENSOR_MAP_SWIZZLES.index(each.swizzle)}, "
-            f"{TENSOR_MAP_FETCHES[each.fetch]}}},"
-        )
+        tables += _map_tables(suffix, each)
+        kind = TENSOR_MAP_TYPES[image.memory[buffers.index(each.buffer)].dtype]
+        rows.append(_map_row(suffix, each, buffers.index(each.buffer), kind))
     if rows:
         tables.append(f"const crossfuse::TensorMap maps_{position}[] = {{")
         tables += [*rows, "};"]
     return tables
+
+
+def _map_tables(suffix: str, each: TensorMap) -> list[str]:
+    tables = [
+        f"const uint64_t extents_{suffix}[] = {{{_join(each.extents)}}};",
+        f"const uint64_t strides_{suffix}[] = {{{_join(each.strides)}}};",
+        f"const uint32_t box_{suffix}[] = {{{_join(each.box)}}};",
+    ]
+    if each.pixels is not None:
+        tables += [
+            f"const int lower_{suffix}[] = {{{_join(each.pixels.lower)}}};",
+            f"const int upper_{suffix}[] = {{{_join(each.pixels.upper)}}};",
+        ]
+    return tables
+
+
+def _map_row(suffix: str, each: TensorMap, buffer: int, kind: int) -> str:
+    corners = "nullptr, nullptr" if each.pixels is None else f"lower_{suffix}, upper_{suffix}"
+    return (
+        f"    {{{buffer}, {kind}, {len(each.extents)}, extents_{suffix}, strides_{suffix}, "
+        f"box_{suffix}, {TENSOR_MAP_SWIZZLES.index(each.swizzle)}, "
+        f"{TENSOR_MAP_FETCHES[each.fetch]}, {corners}}},"
+    )
 
 
 def _launch_row(position: int, launch: Launch) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
-from crossfuse.lower.image import BufferSpec, Launch, TensorMap
+from crossfuse.lower.image import BufferSpec, Launch, PixelBox, TensorMap
 from crossfuse.runtime.cubin import ResourceUsage, read_usage
 
 FORMAT_VERSION = 2
@@ -141,4 +141,7 @@ def _launch(row: dict[str, Any]) -> Launch:
 
 def _tensor_map(row: dict[str, Any]) -> TensorMap:
     tuples = {key: tuple(row[key]) for key in ("extents", "strides", "box")}
-    return TensorMap(**(row | tuples))
+    pixels = row.get("pixels")
+    if pixels is not None:
+        pixels = PixelBox(tuple(pixels["lower"]), tuple(pixels["upper"]))
+    return TensorMap(**(row | tuples | {"pixels": pixels}))

@@ -24,7 +24,9 @@ _HOME = {
     "Tolerance": "accuracy",
     "check": "accuracy",
     "tolerance": "accuracy",
+    "ConvChainSpec": "conv_chain",
     "chain_module": "torch_modules",
+    "conv_module": "torch_modules",
     "gated_ffn_module": "torch_modules",
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tvm import te, tirx
 
+from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.epilogue import affine
 from crossfuse.workload.expression import Algebra, evaluate
 from crossfuse.workload.operand import Operand
@@ -70,7 +71,7 @@ class Form:
     Attributes
     ----------
     left : Operand
-        A, [M, K].
+        A, [M, K]; images [batch, H, W, channels] if there is a window.
     first : tuple[Product, ...]
         Products of A: one, or gate and up.
     middle : Elementwise or None
@@ -84,6 +85,8 @@ class Form:
         Further operands of `middle` and `epilogue`: scales, biases, residuals.
     out : str
         Type of the output.
+    window : int
+        Rows and columns of the windows of the images that are the rows of A; 0 for a matrix.
     """
 
     left: Operand
@@ -93,6 +96,7 @@ class Form:
     epilogue: Elementwise
     extras: tuple[Operand, ...]
     out: str
+    window: int = 0
 
 
 def prim_func(spec: WorkloadSpec) -> tirx.PrimFunc:
@@ -122,7 +126,8 @@ def prim_func(spec: WorkloadSpec) -> tirx.PrimFunc:
     if up:
         middle = _multiplied(middle, _finished(spec, *up))
     epilogue = _with_residual(spec, _finished(spec, last.name))
-    return emit(Form(a, tuple(first), middle, last, epilogue, extras, spec.out))
+    window = spec.k1 if isinstance(spec, ConvChainSpec) else 0
+    return emit(Form(a, tuple(first), middle, last, epilogue, extras, spec.out, window))
 
 
 def _finished(spec: WorkloadSpec, product: str) -> Elementwise:
@@ -164,7 +169,10 @@ def emit(form: Form) -> tirx.PrimFunc:
     3. ``gemm1``: float32 [M, L] reduced over N, reading ``hidden`` through a cast;
     4. ``out``: the epilogue in float32, cast to the output type.
 
-    With one product, 2 and 3 are absent and ``out`` reads the product.
+    With one product, 2 and 3 are absent and ``out`` reads the product. With a window, a block
+    ``windows`` [M, K] comes first, which reads the images at the pixels of each row's window and is
+    0 beyond them; the product reads it in the place of A. A schedule computes it where it stages
+    the operand.
 
     Parameters
     ----------
@@ -180,14 +188,34 @@ def emit(form: Form) -> tirx.PrimFunc:
     operands = (form.left, *(product.weight for product in products), *form.extras)
     tensors = {o.name: te.placeholder(o.shape, o.dtype, o.name) for o in operands}
     parameters = list(tensors.values())
+    left = tensors[form.left.name]
+    if form.window:
+        left = _windows(left, form.window)
     for product in form.first:
-        tensors[product.name] = _multiply(tensors[form.left.name], tensors, product)
+        tensors[product.name] = _multiply(left, tensors, product)
     last = tensors[form.first[0].name]
     if form.second and form.middle:
         hidden = _elementwise(last.shape, form.left.dtype, form.middle, tensors, "hidden")
         last = tensors[form.second.name] = _multiply(hidden, tensors, form.second)
     output = _elementwise(last.shape, form.out, form.epilogue, tensors, "out")
     return te.create_prim_func([*parameters, output])
+
+
+def _windows(images: te.Tensor, k: int) -> te.Tensor:
+    """The windows of images [batch, H, W, channels] as a matrix, see `workload.conv_chain`."""
+    batch, height, width, channels = images.shape
+
+    def element(p: Any, q: Any) -> Any:
+        # Divided by one extent after the other: TVM's analyzer proves no more than it must.
+        y = p // width % height + q // (channels * k) - k // 2
+        x = p % width + q // channels % k - k // 2
+        pixel = images(p // (height * width), y, x, q % channels)
+        if k == 1:
+            return pixel
+        inside = tirx.all(y >= 0, y < height, x >= 0, x < width)
+        return tirx.if_then_else(inside, pixel, tirx.const(0, images.dtype))
+
+    return te.compute((batch * height * width, channels * (k * k)), element, name="windows")
 
 
 def _multiply(left: te.Tensor, tensors: Mapping[str, te.Tensor], product: Product) -> te.Tensor:

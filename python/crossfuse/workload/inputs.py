@@ -34,7 +34,8 @@ def random_inputs(spec: WorkloadSpec, seed: int = 0) -> Inputs:
         # Factors spread around one, so that the product of K pairs stays of order one.
         factors = {n: _factors(rng, spec, spec.inputs[n]) for n in ("A", "B")}
         return _rounded(spec, factors | _further(rng, spec))
-    drawn = {"A": rng.standard_normal((spec.M, spec.K), np.float32)}
+    first = spec.operands[0]
+    drawn = {first.name: rng.standard_normal(first.shape, np.float32)}
     for each in spec.weight_operands:
         depth = spec.N if each.name == "D" else spec.K
         drawn[each.name] = rng.standard_normal(each.shape, np.float32) / np.float32(np.sqrt(depth))
@@ -50,6 +51,7 @@ def adversarial_inputs(spec: WorkloadSpec, seed: int = 0) -> Iterator[tuple[str,
     value. ``denormal``: A holds denormals. ``one_hot``: each row of A picks one row of B.
     ``alternating``: A alternates in sign along K over weights that do not change along K, so that
     the first products cancel. ``opposite``: the residual is the output without it, negated.
+    Of images, the rows of A are the pixels.
     With ``combine=prod`` the values of A are such that the product stays in range.
 
     Parameters
@@ -68,20 +70,22 @@ def adversarial_inputs(spec: WorkloadSpec, seed: int = 0) -> Iterator[tuple[str,
     """
     base = {name: array.astype(np.float32) for name, array in random_inputs(spec, seed).items()}
     rng = np.random.default_rng(seed + 1)
-    rows, columns = np.indices((spec.M, spec.K))
+    first = spec.operands[0]
+    left = base[first.name].reshape(-1, first.shape[-1])
+    rows, columns = np.indices(left.shape)
     kind = float_type(spec.dtype)
     product = spec.combine == "prod"
     signs = np.where(columns % 2, -1.0, 1.0)
     cases = {
-        "large": base["A"] * (1.0 if product else 256.0),
-        "zero_rows": np.where(rows % 2, base["A"], 0.0),
-        "constant_rows": 1.0 if product else base["A"][:, :1],
-        "denormal": rng.integers(-3, 4, (spec.M, spec.K)) * kind.smallest,
-        "one_hot": np.where(columns == (7 * rows + 3) % spec.K, 1.0, 0.0),
+        "large": left * (1.0 if product else 256.0),
+        "zero_rows": np.where(rows % 2, left, 0.0),
+        "constant_rows": 1.0 if product else left[:, :1],
+        "denormal": rng.integers(-3, 4, left.shape) * kind.smallest,
+        "one_hot": np.where(columns == (7 * rows + 3) % left.shape[1], 1.0, 0.0),
         "alternating": signs,
     }
     for name, a in cases.items():
-        inputs = base | {"A": np.broadcast_to(a, (spec.M, spec.K))}
+        inputs = base | {first.name: np.broadcast_to(a, left.shape).reshape(first.shape)}
         if name == "alternating" and not product:
             inputs |= {key: _level(spec, base[key]) for key in base if key.startswith("B")}
         yield name, _in_range(spec, inputs) if name == "large" else _rounded(spec, inputs)
@@ -93,13 +97,14 @@ def adversarial_inputs(spec: WorkloadSpec, seed: int = 0) -> Iterator[tuple[str,
 def _in_range(spec: WorkloadSpec, inputs: dict[str, np.ndarray]) -> Inputs:
     """Halve A until every tensor has room in its type; a row of zeros has it for sure."""
     room = min(float_type(spec.dtype).largest, float_type(spec.out).largest) / 4
+    first = spec.operands[0].name
     while True:
         rounded = _rounded(spec, inputs)
         tensors = stages(spec, rounded)
         largest = max(np.max(np.abs(t)) for t in (*tensors.first, tensors.hidden, tensors.output))
-        if largest <= room or not rounded["A"].any():
+        if largest <= room or not rounded[first].any():
             return rounded
-        inputs = inputs | {"A": inputs["A"] / 2}
+        inputs = inputs | {first: inputs[first] / 2}
 
 
 def _factors(rng: np.random.Generator, spec: WorkloadSpec, shape: tuple[int, ...]) -> np.ndarray:

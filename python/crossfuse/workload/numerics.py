@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crossfuse.errors import CheckFailed, refuse
+from crossfuse.workload.conv_chain import ConvChainSpec, windows
 from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.epilogue import affine
 from crossfuse.workload.expression import Algebra, evaluate
@@ -79,6 +80,12 @@ def activate(spec: WorkloadSpec, x: np.ndarray) -> np.ndarray:
 def weight(spec: WorkloadSpec, stored: np.ndarray) -> np.ndarray:
     """View a stored weight as [K, N]."""
     return stored.T if spec.weights == "nk" else stored
+
+
+def left(spec: WorkloadSpec, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    """View the stored left operand as [M, K]: images as their windows."""
+    stored = values[spec.operands[0].name]
+    return windows(stored, spec.k1) if isinstance(spec, ConvChainSpec) else stored
 
 
 def stages(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> Stages:
@@ -167,7 +174,7 @@ def _run(
     check_inputs(spec, inputs)
     values = {name: inputs[name].astype(work) for name in spec.inputs}
     matrices = [weight(spec, values[each.name]) for each in spec.weight_operands]
-    *first, final = spec.products
+    a, (*first, final) = left(spec, values), spec.products
 
     def with_residual(x: np.ndarray) -> np.ndarray:
         # Adding it is an operator of its own; scale and bias are a part of the product.
@@ -175,13 +182,13 @@ def _run(
 
     with np.errstate(all="ignore"):
         if spec.kind == "gemm":
-            sums = finish(spec, final, _combined(spec, values["A"], matrices[0]), values)
+            sums = finish(spec, final, _combined(spec, a, matrices[0]), values)
             if spec.act != "identity":
                 sums = between(sums)
             output = with_residual(activate(spec, sums))
             return Stages((sums,), output, output)
         firsts = tuple(
-            between(finish(spec, name, values["A"] @ matrix, values))
+            between(finish(spec, name, a @ matrix, values))
             for name, matrix in zip(first, matrices[:-1], strict=True)
         )
         hidden = between(activate(spec, firsts[0]))

@@ -36,3 +36,31 @@ def one_of(what: str, value: str, known: tuple[str, ...]) -> None:
             "one of " + ", ".join(known),
             closest(value, known, "choose one of these"),
         )
+
+
+def read_extent(kind: str, name: str, text: str) -> int:
+    """Read a number of elements.
+
+    Parameters
+    ----------
+    kind, name : str
+        Of the workload, and what the number is of.
+    text : str
+        Decimal digits.
+
+    Returns
+    -------
+    int
+        The number.
+
+    Raises
+    ------
+    WorkloadRefused
+        If the text is no such number.
+    """
+    # isdecimal alone would take digits of other scripts.
+    if text.isascii() and text.isdecimal() and len(text) < 20:
+        return int(text)
+    raise refused(
+        "workload-extent", f"{kind}:{name}", text, "a positive integer", f"write {name}=128, say"
+    )

@@ -1,21 +1,30 @@
-"""What is to be computed, as a value; `crossfuse.workload.spec_text` reads it from text."""
+"""What is to be computed, as a value; `crossfuse.workload.spec_text` reads it from text.
+
+`crossfuse.workload.conv_chain` adds chains of convolutions.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from crossfuse.workload import epilogue, expression
 from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.operand import Operand
 from crossfuse.workload.refusal import one_of, refused
 
-KINDS = ("gated_ffn", "gemm_chain", "gemm")
+KINDS = ("gated_ffn", "gemm_chain", "gemm", "conv_chain")
 LAYOUTS = ("kn", "nk")
 COMBINERS = ("sum", "prod", "max", "min")
 DIMS = ("M", "K", "N", "L")
 
-_DEFAULT_ACT = {"gated_ffn": "silu", "gemm_chain": "relu", "gemm": "identity"}
-_DEFAULT_WEIGHTS = {"gated_ffn": "nk", "gemm_chain": "kn", "gemm": "kn"}
+_DEFAULT_ACT = {
+    "gated_ffn": "silu",
+    "gemm_chain": "relu",
+    "gemm": "identity",
+    "conv_chain": "relu",
+}
+_DEFAULT_WEIGHTS = {"gated_ffn": "nk", "gemm_chain": "kn", "gemm": "kn", "conv_chain": "nk"}
 # Linear indices into one matrix are int32 in the functions that are built from a spec.
 _MOST_ELEMENTS = 2**31 - 1
 _SLICE = "compute the matrix in slices"
@@ -36,7 +45,7 @@ class WorkloadSpec:
     Attributes
     ----------
     kind : str
-        One of `KINDS`.
+        One of `kinds`.
     M, K, N, L : int
         Extents; L is 0 for ``gemm``, which has no second product.
     dtype : str
@@ -67,6 +76,9 @@ class WorkloadSpec:
         A field that is missing, unknown, out of range or without meaning for the kind.
     """
 
+    #: What `kind` may be.
+    kinds: ClassVar[tuple[str, ...]] = KINDS[:3]
+
     kind: str
     M: int
     K: int
@@ -82,7 +94,7 @@ class WorkloadSpec:
     residual: str = ""
 
     def __post_init__(self) -> None:
-        one_of("kind", self.kind, KINDS)
+        one_of("kind", self.kind, self.kinds)
         values = {
             "dtype": float_type(self.dtype).name,
             "act": expression.canonical(self.act or _DEFAULT_ACT[self.kind]),

@@ -6,6 +6,8 @@ gemm_chain:M=128,K=768,N=3072,L=768,dtype=float16,act=relu,bias=first+last,resid
 gemm:M=256,K=1024,N=512,dtype=float32,combine=max
 gemm:M=256,K=1024,N=512,dtype=float8_e4m3fn,out=bfloat16,scale=last,bias=last
 ```
+
+`crossfuse.workload.conv_chain` has those of convolutions.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from crossfuse.workload.refusal import one_of, refused
+from crossfuse.workload import conv_chain
+from crossfuse.workload.refusal import one_of, read_extent, refused
 from crossfuse.workload.spec import DIMS, KINDS, WorkloadSpec
 
 #: What may stand before an equals sign.
 KEYS = tuple(field.name for field in fields(WorkloadSpec) if field.name != "kind")
+_KEYS_OF_KIND = {conv_chain.KIND: conv_chain.KEYS}
 
 
 def parse(text: str) -> WorkloadSpec:
@@ -44,13 +48,15 @@ def parse(text: str) -> WorkloadSpec:
     return from_options(kind, options)
 
 
-def split(text: str) -> tuple[str, dict[str, str]]:
+def split(text: str, kind: str = "") -> tuple[str, dict[str, str]]:
     """Take ``head:key=value,...`` apart without reading the values.
 
     Parameters
     ----------
     text : str
         Text of a spec; the colon and what follows may be absent.
+    kind : str
+        Whose keys it has; what stands before the colon unless given.
 
     Returns
     -------
@@ -65,13 +71,14 @@ def split(text: str) -> tuple[str, dict[str, str]]:
         Pairs without ``=``, unknown keys, duplicated keys.
     """
     head, _, body = text.strip().partition(":")
+    keys = _KEYS_OF_KIND.get(kind or head.strip(), KEYS)
     options: dict[str, str] = {}
     for item in _items(body):
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not value:
             limit = "key=value pairs separated by commas"
             raise refused("workload-spec", head, repr(item), limit, "write key=value")
-        one_of(f"{head}:key", key, KEYS)
+        one_of(f"{head}:key", key, keys)
         if key in options:
             found = f"{options[key]} and {value}"
             raise refused("workload-key", f"{head}:{key}", found, "one value", "keep one of them")
@@ -99,6 +106,8 @@ def from_options(kind: str, options: dict[str, str]) -> WorkloadSpec:
     WorkloadRefused
         See `parse`.
     """
+    if kind == conv_chain.KIND:
+        return conv_chain.from_options(options)
     needed = DIMS if kind != "gemm" else DIMS[:3]
     missing = [name for name in needed if name not in options]
     if missing:
@@ -110,7 +119,7 @@ def from_options(kind: str, options: dict[str, str]) -> WorkloadSpec:
             "add " + ",".join(f"{name}=128" for name in missing) + " or the extents you mean",
         )
     values: dict[str, Any] = dict(options)
-    values |= {name: _extent(kind, name, options[name]) for name in DIMS if name in options}
+    values |= {name: read_extent(kind, name, options[name]) for name in DIMS if name in options}
     return WorkloadSpec(kind, **values)
 
 
@@ -123,12 +132,3 @@ def _items(body: str) -> list[str]:
             items.append(body[start:position])
             start = position + 1
     return [*items, body[start:]] if body.strip() else []
-
-
-def _extent(kind: str, name: str, text: str) -> int:
-    # isdecimal alone would take digits of other scripts.
-    if text.isascii() and text.isdecimal() and len(text) < 20:
-        return int(text)
-    raise refused(
-        "workload-extent", f"{kind}:{name}", text, "a positive integer", f"write {name}=128, say"
-    )

@@ -11,20 +11,18 @@ from types import MappingProxyType
 from typing import Any
 
 from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.workload import conv_chain
 from crossfuse.workload.dtypes import closest
 from crossfuse.workload.spec import DIMS, KINDS, WorkloadSpec
 from crossfuse.workload.spec_text import from_options, parse, split
 
 _NOT_LOWERED = {
-    "conv_chain": (
-        "a gemm_chain or gated_ffn, because implicit GEMM chains are not yet lowered",
-        "take one of G1 to G10, or write the 1x1 convolutions as a gemm_chain with M = H*W",
-    ),
     "cascade": (
-        "a gemm_chain or gated_ffn, because cascades of reductions are not yet lowered",
-        "take one of G1 to G10 or S1 to S8",
+        "a gemm_chain, gated_ffn or conv_chain, because cascades of reductions are not yet lowered",
+        "take one of G1 to G10, S1 to S8 or C1 to C8",
     ),
 }
+_EXTENTS = {"conv_chain": (*conv_chain.EXTENTS, "k2")}
 
 
 @dataclass(frozen=True)
@@ -119,9 +117,9 @@ def lookup(name: str, M: int | None = None, dtype: str = "bfloat16") -> Workload
     Parameters
     ----------
     name : str
-        Id of a gemm_chain or gated_ffn.
+        Id of a gemm_chain, gated_ffn or conv_chain.
     M : int, optional
-        Rows, instead of those of the suite.
+        Rows, instead of those of the suite; a conv_chain has one for each pixel.
     dtype : str
         Type of inputs and output.
 
@@ -133,10 +131,10 @@ def lookup(name: str, M: int | None = None, dtype: str = "bfloat16") -> Workload
     Raises
     ------
     WorkloadRefused
-        Unknown ids, and the convolution chains and cascades, which no kernel is made for.
+        Unknown ids, and the cascades, which no kernel is made for; rows of a conv_chain.
     """
-    options = {"dtype": dtype} | ({} if M is None else {"M": str(M)})
-    return _with_options(entry(name), options)
+    rows = "" if M is None else f",M={M}"
+    return resolve(f"{entry(name).id}:dtype={dtype}{rows}")
 
 
 def resolve(text: str) -> WorkloadSpec:
@@ -157,10 +155,32 @@ def resolve(text: str) -> WorkloadSpec:
     WorkloadRefused
         See `lookup` and `crossfuse.workload.spec_text.parse`.
     """
-    head, options = split(text)
+    head, options = take_apart(text)
     if head in _entries():
         return _with_options(_entries()[head], options)
     return parse(text) if ":" in text else lookup(head)
+
+
+def take_apart(text: str) -> tuple[str, dict[str, str]]:
+    """Take apart what a command line calls a workload, without reading the values.
+
+    Parameters
+    ----------
+    text : str
+        See `resolve`.
+
+    Returns
+    -------
+    tuple[str, dict[str, str]]
+        Id or kind, and what follows it, see `crossfuse.workload.spec_text.split`.
+
+    Raises
+    ------
+    WorkloadRefused
+        See `crossfuse.workload.spec_text.split`.
+    """
+    found = _entries().get(text.partition(":")[0].strip())
+    return split(text, found.kind if found else "")
 
 
 def _with_options(found: Entry, options: dict[str, str]) -> WorkloadSpec:
@@ -174,7 +194,8 @@ def _with_options(found: Entry, options: dict[str, str]) -> WorkloadSpec:
             limit=limit,
             instead=instead,
         )
-    extents = {name: str(found.values[name]) for name in DIMS}
+    names = _EXTENTS.get(found.kind, DIMS)
+    extents = {name: str(found.values[name]) for name in names}
     return from_options(found.kind, extents | options)
 
 

@@ -110,6 +110,52 @@ def chain_module(
     return _seeded(Chain, dtype, seed)
 
 
+def conv_module(
+    channels: tuple[int, int, int],
+    window: int,
+    dtype: str = "bfloat16",
+    seed: int = 0,
+    act: str = "relu",
+) -> torch.nn.Module:
+    """Make two convolutions of a ResNet's block: ``second(act(first(x)))``.
+
+    Parameters
+    ----------
+    channels : tuple[int, int, int]
+        Of the input, between the convolutions, and of the output.
+    window : int
+        Rows and columns of the first convolution's window, odd; the second one's is one pixel.
+    dtype : str
+        Type of the weights.
+    seed : int
+        Equal seeds give equal weights.
+    act : str
+        A name of `crossfuse.workload.expression.NAMED` or an expression in x.
+
+    Returns
+    -------
+    torch.nn.Module
+        In evaluation mode, on the CPU, without biases; weights in channels_last, so that their
+        memory is what a spec with ``weights=nk`` takes.
+    """
+    import torch
+
+    function = activation(act)
+
+    class ConvChain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            inner, middle, outer = channels
+            rim = window // 2
+            self.first = torch.nn.Conv2d(inner, middle, window, padding=rim, bias=False)
+            self.second = torch.nn.Conv2d(middle, outer, 1, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(function(self.first(x)))
+
+    return _seeded(ConvChain, dtype, seed).to(memory_format=torch.channels_last)
+
+
 def activation(act: str) -> Any:
     """Torch's own function where it has one, so that the graph is that of a real model."""
     import torch

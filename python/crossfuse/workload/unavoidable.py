@@ -8,7 +8,7 @@ import numpy as np
 
 from crossfuse.workload.dtypes import FLOAT_TYPES, float_type
 from crossfuse.workload.epilogue import affine
-from crossfuse.workload.numerics import Stages, activate, weight
+from crossfuse.workload.numerics import Stages, activate, left, weight
 from crossfuse.workload.spec import WorkloadSpec
 
 _F32 = FLOAT_TYPES["float32"]
@@ -36,7 +36,7 @@ def unavoidable(
         At each element of the output.
     """
     values = {name: inputs[name].astype(np.float64) for name in spec.inputs}
-    a, weights = np.abs(values["A"]), [np.abs(each) for each in _weights(spec, values)]
+    a, weights = np.abs(left(spec, values)), [np.abs(each) for each in _weights(spec, values)]
     *first, last = spec.products
     if spec.kind == "gemm":
         own = a @ weights[0] if spec.combine == "sum" else None

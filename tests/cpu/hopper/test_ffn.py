@@ -23,15 +23,21 @@ CASES = {
     "chain": ("gemm_chain:M=128,K=96,N=256,L=80,dtype=float16,act=gelu", {}),
     "chain of many steps": ("gemm_chain:M=64,K=64,N=1024,L=64,dtype=bfloat16,act=relu", {}),
     # Clusters stand along the rows, and split the second reduction where whole tiles do so.
-    "two rows of tiles": ("gated_ffn:M=256,K=128,N=256,L=64,dtype=bfloat16", {"columns": 64}),
-    "two by two": ("gated_ffn:M=256,K=64,N=256,L=64,dtype=float16", {"columns": 32, "across": 2}),
+    "two rows of tiles": (
+        "gated_ffn:M=256,K=128,N=256,L=64,dtype=bfloat16",
+        {"columns": 64, "stacked": True},
+    ),
+    "two by two": (
+        "gated_ffn:M=256,K=64,N=256,L=64,dtype=float16",
+        {"columns": 32, "across": 2, "stacked": True},
+    ),
     "rows of tiles with a tail": (
         "gemm_chain:M=300,K=64,N=128,L=72,dtype=float16,weights=kn",
-        {"columns": 64},
+        {"columns": 64, "stacked": True},
     ),
     "two by two with a tail": (
         "gemm_chain:M=200,K=64,N=128,L=136,dtype=bfloat16",
-        {"columns": 32, "across": 2},
+        {"columns": 32, "across": 2, "stacked": True},
     ),
 }
 

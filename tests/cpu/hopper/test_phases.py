@@ -35,17 +35,17 @@ SHAPES: dict[str, tuple[str, TensorTiles, TensorTiles]] = {
     ),
     "one below the other": (
         "gated_ffn:M=256,K=128,N=512,L=256,dtype=bfloat16",
-        TensorTiles(columns=64),
+        TensorTiles(columns=64, stacked=True),
         TensorTiles(),
     ),
     "two by two": (
         "gated_ffn:M=256,K=128,N=512,L=256,dtype=bfloat16",
-        TensorTiles(columns=64, across=2),
+        TensorTiles(columns=64, across=2, stacked=True),
         TensorTiles(),
     ),
     "one below the other, not split": (
         "gemm_chain:M=200,K=64,N=512,L=136,dtype=float16,weights=kn",
-        TensorTiles(),
+        TensorTiles(stacked=True),
         TensorTiles(),
     ),
     "tails": (

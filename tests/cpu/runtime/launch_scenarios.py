@@ -82,6 +82,7 @@ def main() -> None:
         "add again": attempt(add),
         "add twice": attempt(lambda: kernel("add_twice").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
         "tiled": attempt(lambda: kernel("tiled").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
+        "convolved": attempt(lambda: kernel("convolved").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
         "grid": attempt(grid),
         "grid again": attempt(grid),
         "grid, captured": attempt(grid, capturing=1),

@@ -143,6 +143,21 @@ int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address,
        type, rank, extents[0], extents[1], strides[0], box[0], box[1], swizzle);
   return result("cuTensorMapEncodeTiled");
 }
+int cuTensorMapEncodeIm2col(void* map, int type, unsigned rank, void* address,
+                            const unsigned long long* extents, const unsigned long long* strides,
+                            const int* lower, const int* upper, unsigned channels, unsigned pixels,
+                            const unsigned* steps, int interleave, int swizzle, int promotion,
+                            int fill) {
+  (void)interleave, (void)promotion, (void)fill;
+  memcpy(map, &address, sizeof(address)); /* where a launch writes */
+  note("{\"call\": \"encode pixels\", \"type\": %d, \"extents\": [%llu, %llu, %llu, %llu], "
+       "\"strides\": [%llu, %llu, %llu], \"box\": [%u, %u], \"lower\": [%d, %d], "
+       "\"upper\": [%d, %d], \"steps\": [%u, %u], \"swizzle\": %d}",
+       type, extents[0], extents[1], extents[2], extents[rank - 1], strides[0], strides[1],
+       strides[rank - 2], channels, pixels, lower[0], lower[1], upper[0], upper[1], steps[0],
+       steps[rank - 1], swizzle);
+  return result("cuTensorMapEncodeIm2col");
+}
 int cuMemAlloc_v2(pointer* address, size_t bytes) {
   *address = (pointer)(size_t)malloc(bytes);
   note("{\"call\": \"allocate\", \"bytes\": %zu}", bytes);

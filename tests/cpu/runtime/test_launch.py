@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cpu.runtime.images import cluster_sum, vector_add
-from crossfuse.lower.image import BufferSpec, KernelImage, TensorMap
+from crossfuse.lower.image import BufferSpec, KernelImage, PixelBox, TensorMap
 from crossfuse.runtime import build_library, find_host_compiler
 
 HERE = Path(__file__).parent
@@ -27,6 +27,14 @@ def tiled(add: KernelImage) -> KernelImage:
     early = replace(add.launches[0], arguments=("W", "C_map"), tensor_maps=(box,), early=True)
     space = BufferSpec("W", (4, 128), "float32", True)
     return replace(add, name="tiled", launches=(*add.launches, early), workspaces=(space,))
+
+
+def convolved(add: KernelImage) -> KernelImage:
+    """The output as two images of 4 x 8 pixels of 8 channels."""
+    box = PixelBox((-1, -2), (-3, -4))
+    pixels = TensorMap("C_map", "C", (8, 8, 4, 2), (32, 256, 1024), (8, 16), 32, pixels=box)
+    launch = replace(add.launches[0], arguments=("A", "B", "C_map"), tensor_maps=(pixels,))
+    return replace(add, name="convolved", launches=(launch,))
 
 
 def whole_grid(add: KernelImage) -> KernelImage:
@@ -44,7 +52,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     narrow = replace(add.launches[0], grid=(2, 1, 1))
     twice = replace(add, name="add_twice", launches=(*add.launches, narrow))
     sums = (cluster_sum(4), cluster_sum(16, shared_bytes=200_000))
-    for image in (add, twice, tiled(add), whole_grid(add), *sums):
+    for image in (add, twice, tiled(add), convolved(add), whole_grid(add), *sums):
         build_library(image, folder)
     stub = ["-shared", "-fPIC", "-x", "c", HERE / "libcuda_stub.c", "-o", folder / "libcuda.so.1"]
     subprocess.run([find_host_compiler(), *stub], check=True)
@@ -101,6 +109,17 @@ def test_workspaces_tensor_maps_and_early_launches(results: dict[str, Any]) -> N
             **{"box": [32, 4], "swizzle": 3},
         }
     ]
+
+
+def test_maps_of_pixels(results: dict[str, Any]) -> None:
+    assert calls(results["convolved"], "encode pixels") == [
+        {
+            **{"call": "encode pixels", "type": 7, "extents": [8, 8, 4, 2]},
+            **{"strides": [32, 256, 1024], "box": [8, 16], "lower": [-1, -2], "upper": [-3, -4]},
+            **{"steps": [1, 1], "swizzle": 1},
+        }
+    ]
+    assert calls(results["convolved"], "encode") == []
 
 
 def test_a_whole_grid_is_launched_together(results: dict[str, Any]) -> None:

@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from crossfuse.errors import ArtefactRefused, CheckFailed, RefusedError, refuse
-from crossfuse.lower.image import BufferSpec, KernelImage, Launch
+from crossfuse.lower.image import BufferSpec, KernelImage, Launch, TensorMap
 
 _MAX_THREADS = 1024
 _MAX_CLUSTER = 16
 # Of a cooperative launch: what fits into the runtime's address space, above what any device runs.
 _MAX_CTAS_AT_ONCE = 4096
 _MAX_THREADS_AT_ONCE = 1 << 18
+# Of a map of pixels in four dimensions: channels and pixels of a copy, and bits of a corner. CUDA
+# driver API, cuTensorMapEncodeIm2col.
+_MAX_CHANNELS, _MAX_PIXELS, _CORNER = 256, 1024, 128
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -55,7 +58,8 @@ def check_image(image: KernelImage) -> None:
     ------
     CheckFailed
         If buffers share a name, a launch names an unknown buffer, its grid is not whole clusters,
-        a CTA or cluster is too large, or more is to run at the same time than fits.
+        a CTA or cluster is too large, more is to run at the same time than fits, or the driver
+        would encode no such tensor map.
     """
     names = [buffer.name for buffer in image.memory]
     if len(set(names)) < len(names):
@@ -64,6 +68,8 @@ def check_image(image: KernelImage) -> None:
         raise _contradiction(image, "no launch", "at least one launch")
     for launch in image.launches:
         _check_launch(image, launch, names)
+        for each in launch.tensor_maps:
+            _check_map(image, each)
 
 
 def _check_launch(image: KernelImage, launch: Launch, names: list[str]) -> None:
@@ -88,6 +94,33 @@ def _check_launch(image: KernelImage, launch: Launch, names: list[str]) -> None:
     if launch.cluster_size > _MAX_CLUSTER:
         found = f"{where} with {launch.cluster_size} CTAs in a cluster"
         raise _contradiction(image, found, str(_MAX_CLUSTER))
+
+
+def _check_map(image: KernelImage, each: TensorMap) -> None:
+    """Fields that the driver takes: of a matrix, or of pixels."""
+    rank = len(each.extents)
+    due = 2 if each.pixels is None else 4
+    if rank != due or len(each.strides) != rank - 1 or len(each.box) != 2:
+        found = f"tensor map {each.name} of {rank} dimensions, {len(each.strides)} strides"
+        raise _contradiction(image, found, f"{due} dimensions and {due - 1} strides")
+    if any(stride % 16 for stride in each.strides):
+        raise _contradiction(
+            image, f"tensor map {each.name} with strides {each.strides}", "multiples of 16 bytes"
+        )
+    if each.pixels is None:
+        return
+    channels, pixels = each.box
+    if not (1 <= channels <= _MAX_CHANNELS and 1 <= pixels <= _MAX_PIXELS):
+        found = f"tensor map {each.name} of {pixels} pixels of {channels} channels"
+        raise _contradiction(image, found, f"{_MAX_PIXELS} pixels of {_MAX_CHANNELS} channels")
+    corners = (*each.pixels.lower, *each.pixels.upper)
+    if len(corners) != 4 or not all(-_CORNER <= corner < _CORNER for corner in corners):
+        found = f"tensor map {each.name} with corners {corners}"
+        raise _contradiction(image, found, f"two corners from {-_CORNER} to {_CORNER - 1}")
+    sides = zip(each.extents[1:3], each.pixels.lower, each.pixels.upper, strict=True)
+    if any(extent + upper - lower < 1 for extent, lower, upper in sides):
+        found = f"tensor map {each.name} with corners {corners} of images {each.extents[1:3]}"
+        raise _contradiction(image, found, "a box of at least one pixel")
 
 
 def inputs_by_name(

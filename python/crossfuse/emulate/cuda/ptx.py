@@ -130,6 +130,11 @@ def _load(match: re.Match[str], operands: list[str]) -> str:
     return f"crossfuse_emulate_tma_load({', '.join(operands[:5])}, {ranks})"
 
 
+def _load_pixels(match: re.Match[str], operands: list[str]) -> str:
+    ranks = operands[9] if match["multicast"] else "-1"
+    return f"crossfuse_emulate_tma_load_pixels({', '.join(operands[:9])}, {ranks})"
+
+
 def _multiply(match: re.Match[str], operands: list[str]) -> str:
     count = int(match["n"]) // 2
     registers = ", ".join(f"&({each})" for each in operands[:count])
@@ -262,6 +267,13 @@ _INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             r"(?P<multicast>\.multicast::cluster)?(?:\.L2::cache_hint)? "
             r"\[%0\], \[%1, \{%2, %3\}\], \[%4\](?:, %5)?(?:, %6)?;",
             _load,
+        ),
+        (
+            r"cp\.async\.bulk\.tensor\.4d\.shared::cluster\.global\.im2col\."
+            r"mbarrier::complete_tx::bytes(?P<multicast>\.multicast::cluster)?"
+            r"(?:\.L2::cache_hint)? \[%0\], \[%1, \{%2, %3, %4, %5\}\], \[%6\], \{%7, %8\}"
+            r"(?:, %9)?(?:, %10)?;",
+            _load_pixels,
         ),
         (
             r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta\.tile\.bulk_group "

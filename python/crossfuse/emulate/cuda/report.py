@@ -26,6 +26,7 @@ KINDS = (
     "barrier-divergence",
     "bad-rank",
     "misaligned",
+    "tensor-map",
     "order-dependent",
     "crash",
     "timeout",

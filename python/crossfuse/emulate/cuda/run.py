@@ -137,8 +137,9 @@ def _write_job(
         lines.append(" ".join(map(str, (*numbers, len(maps)))))
         for each in launch.tensor_maps:
             item = numpy_dtype(image.memory[position[each.buffer]].dtype).itemsize
-            row = (*each.extents, *each.strides, *each.box, each.swizzle, item)
-            lines.append(" ".join(map(str, (position[each.buffer], *row))))
+            row = (len(each.extents), *each.extents, *each.strides, *each.box, each.swizzle, item)
+            corners = () if each.pixels is None else (*each.pixels.lower, *each.pixels.upper)
+            lines.append(" ".join(map(str, (position[each.buffer], *row, *corners))))
     (directory / "job.txt").write_text("\n".join(lines) + "\n")
 
 

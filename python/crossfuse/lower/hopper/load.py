@@ -10,12 +10,15 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates, at, strides
 from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.statements import run
+from crossfuse.lower.hopper.tile import Tile
 from crossfuse.lower.hopper.tile_program import TileProgram
+from crossfuse.lower.hopper.window_tile import WindowTile
 
 #: Cache policy of lines that nobody loads again: what `createpolicy.fractional.L2::evict_first`
 #: makes, as CUTLASS spells it (include/cute/arch/copy_sm90_desc.hpp, TMA::CacheHintSm90).
 _EVICT_FIRST = 0x12F0000000000000
 _TMA = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+_PIXELS = "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
 
 
 def load_tile(
@@ -71,13 +74,28 @@ def _copy(
 ) -> None:
     address = ir.script.address_of(descriptor)
     name, more = _TMA, []
+    place: tuple[Any, ...] = coordinates
+    if operand.map.pixels is not None:
+        name = _PIXELS
+        place, offsets = _pixels(operand.tile, coordinates)
+        more += offsets
     if operand.sharers > 1:
         name += ".multicast::cluster"
         more.append(_mask(program, operand, where))
     if operand.streamed:
         name += ".L2::cache_hint"
         more.append(ir.script.uint64(_EVICT_FIRST))
-    run(ir.script.ptx[name](destination, address, *coordinates, barrier, *more))
+    run(ir.script.ptx[name](destination, address, *place, barrier, *more))
+
+
+def _pixels(tile: Tile, coordinates: tuple[Any, Any]) -> tuple[tuple[Any, ...], list[Any]]:
+    """The first pixel that is walked to, channel first, and its offset: across, then down."""
+    assert isinstance(tile, WindowTile)
+    column, row = coordinates
+    image, y, x = tile.corner(row)
+    down, across, channel = tile.within(column)
+    offsets = [ir.script.Cast("uint16", each) for each in (across, down)]
+    return (channel, x, y, image), offsets
 
 
 def _part(operand: Operand, where: Coordinates) -> Any:

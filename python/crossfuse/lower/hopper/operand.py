@@ -10,6 +10,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.tile import Place, Tile
 from crossfuse.lower.hopper.tile_program import TileProgram
+from crossfuse.lower.hopper.window_tile import WindowTile, window_map
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
 
@@ -118,9 +119,13 @@ def make_operand(
     streamed = _is_streamed(program, tile, k_major)
     # The next step loads what follows in each row: memory is faster by larger pieces.
     fetch = 2 * ROW_BYTES if streamed and k_major else ROW_BYTES
+    if isinstance(tile, WindowTile) and not tile.is_plain:
+        described = window_map(tile, width, box_rows, item, ROW_BYTES)
+    else:
+        described = tensor_map(tile, (width, box_rows), ROW_BYTES, fetch)
     return Operand(
         tile,
-        tensor_map(tile, (width, box_rows), ROW_BYTES, fetch),
+        described,
         k_major,
         boxes,
         boxes * rows * ROW_BYTES,
@@ -156,7 +161,12 @@ def _sharing(program: TileProgram, tile: Tile) -> tuple[Place, ...]:
 
 
 def _is_streamed(program: TileProgram, tile: Tile, k_major: bool) -> bool:
-    """Whether nobody else loads the tile; boxes of 64 columns may reach into a neighbour's."""
+    """Whether nobody else loads the tile; boxes of 64 columns may reach into a neighbour's.
+
+    Windows overlap: their pixels are loaded again.
+    """
+    if isinstance(tile, WindowTile) and not tile.is_plain:
+        return False
     width = ROW_BYTES // item_bytes(tile.dtype)
     whole = k_major or tile.shape[1] % width == 0
     return whole and not _absent(program.grid, tile) and _is_one_to_one(program, tile)

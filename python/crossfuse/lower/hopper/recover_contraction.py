@@ -8,6 +8,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.gathered import Element, gathered, side_by_side
+from crossfuse.lower.hopper.recover_window import read_window
 from crossfuse.lower.hopper.tile import Gather, KeptTile, Place, Tile
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program, tile_nest
 from crossfuse.lower.hopper.tile_program import Contraction, Product
@@ -212,10 +213,13 @@ def _on_step(contraction: Contraction, step: Any) -> Contraction:
 def _load(nest: TileNest) -> tuple[Any, Tile]:
     """The staging buffer and what it holds."""
     body = nest.block.body
+    staged = isinstance(body, ir.BufferStore) and str(body.buffer.scope()).startswith("shared")
+    window = read_window(nest) if staged else None
+    if window is not None:
+        return body.buffer, window
     plain = (
-        isinstance(body, ir.BufferStore)
+        staged
         and isinstance(body.value, ir.TensorLoad)
-        and str(body.buffer.scope()).startswith("shared")
         and str(body.value.source.scope()) == "global"
         and len(body.indices) == len(body.value.indices)
         and all(a.same_as(b) for a, b in zip(body.indices, body.value.indices, strict=True))

@@ -31,6 +31,9 @@ struct TensorMap {
   const uint64_t* strides;
   const uint32_t* box;
   int swizzle, promotion;
+  // Of copies of pixels: the corners of the box that they walk through; null for tiles of a matrix.
+  const int* lower;
+  const int* upper;
 };
 
 struct Launch {

@@ -86,6 +86,9 @@ constexpr Status kErrorNoDevice = 100;
   X(cuTensorMapEncodeTiled,                                           \
     (EncodedMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*, \
      const uint32_t*, int, int, int, int))                            \
+  X(cuTensorMapEncodeIm2col,                                          \
+    (EncodedMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const int*, const int*, \
+     uint32_t, uint32_t, const uint32_t*, int, int, int, int))        \
   X(cuMemAlloc_v2, (DevicePointer*, size_t))                          \
   X(cuMemFree_v2, (DevicePointer))                                    \
   X(cuMemsetD8Async, (DevicePointer, unsigned char, size_t, void*))   \

@@ -157,6 +157,15 @@ inline void check_fit(const Program& program, const Loaded& loaded, int index) {
 inline EncodedMap encode(const TensorMap& map, void* data) {
   EncodedMap encoded;
   const uint32_t steps[] = {1, 1, 1, 1, 1};
+  if (map.lower != nullptr) {
+    const uint32_t channels = map.box[0], pixels = map.box[1];
+    check(driver().cuTensorMapEncodeIm2col(&encoded, map.data_type, map.rank, data, map.extents,
+                                           map.strides, map.lower, map.upper, channels, pixels,
+                                           steps, /*interleave=*/0, map.swizzle, map.promotion,
+                                           /*fill=*/0),
+          "cuTensorMapEncodeIm2col");
+    return encoded;
+  }
   check(driver().cuTensorMapEncodeTiled(&encoded, map.data_type, map.rank, data, map.extents,
                                         map.strides, map.box, steps, /*interleave=*/0, map.swizzle,
                                         map.promotion, /*fill=*/0),

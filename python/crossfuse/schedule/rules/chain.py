@@ -7,6 +7,7 @@ from typing import Any
 
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.schedule.facts import bindings, combiner, function, is_reduction, name_of
+from crossfuse.schedule.rules.operands import is_view
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,8 @@ def read_product(sch: Any, rule: str) -> Chain:
 
 
 def _producers(sch: Any, block: Any) -> list[Any]:
-    return list(sch.get_producers(block))
+    """Blocks that compute what a block reads; views of inputs compute nothing."""
+    return [each for each in sch.get_producers(block) if not is_view(sch, each)]
 
 
 def _extents(sch: Any, block: Any) -> tuple[int, int, int]:

@@ -9,6 +9,7 @@ from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.schedule.facts import is_reduction, name_of
 from crossfuse.schedule.markers import CONSTANT, STAGES
 from crossfuse.schedule.rules.chain import Chain
+from crossfuse.schedule.rules.operands import stage_at
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
 
 #: Tiles of one column of the output that neighbouring clusters compute at the same time, so that
@@ -24,8 +25,7 @@ def pipeline(sch: Any, product: Any, stages: int, constant: bool = False) -> Non
     *_, step, _, _, _ = sch.get_loops(product)
     for index in (0, 1):
         # Each product has stages of its own, of operands that several share too.
-        stage = sch.cache_read(product, index, "shared.dyn", consumer_blocks=[product])
-        sch.compute_at(stage, step, preserve_unit_loops=True)
+        stage_at(sch, product, index, step)
     sch.annotate(step, STAGES, stages)
     if constant:
         sch.annotate(step, CONSTANT, 1)

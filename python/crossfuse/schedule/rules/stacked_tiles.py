@@ -12,6 +12,17 @@ _NARROWEST = 64
 _WIDEST = 256
 
 
+def row_tiles(chain: Chain, rows: int) -> int:
+    """Tiles on top of each other."""
+    return -(-chain.m // rows)
+
+
+def is_wide(chain: Chain, rows: int) -> bool:
+    """Whether there are several tiles of rows, with 64 columns at least for each SM."""
+    down = row_tiles(chain, rows)
+    return down > 1 and down * chain.n >= _NARROWEST * _CTAS[1]
+
+
 def stacked_across(chain: Chain, rows: int, most: int, cluster: int) -> int:
     """Tiles side by side in a cluster: two share the rows of A too, where tiles take turns anyway.
 
@@ -19,7 +30,7 @@ def stacked_across(chain: Chain, rows: int, most: int, cluster: int) -> int:
     for widths of 4096 and 11008 at M = 256, but 92 instead of 79 for 3072 and 8192, whose tiles
     then take a second turn.
     """
-    down = -(-chain.m // rows)
+    down = row_tiles(chain, rows)
     columns = stacked_columns(chain, rows, most, cluster, 1)
     turns = -(-chain.n // columns) > _CTAS[cluster] // cluster
     return 2 if cluster == down == 2 and turns else 1
@@ -39,7 +50,7 @@ def stacked_columns(chain: Chain, rows: int, most: int, cluster: int, across: in
     cluster, across : int
         CTAs of a cluster, one below the other and side by side.
     """
-    down = -(-chain.m // (rows * cluster))
+    down = row_tiles(chain, rows * cluster)
     room = _CTAS[cluster * across] // (cluster * across)
 
     def cost(columns: int) -> int:
@@ -66,7 +77,7 @@ def stacked_split(
         CTAs of a cluster: its reduction is split over `cluster`, or they stand along the rows;
         `across` of them lie side by side.
     """
-    down = -(-chain.m // rows)
+    down = row_tiles(chain, rows)
     room = _CTAS[cluster * across] // (cluster * across)
     most = room // down * across
     if most and chain.n % (cluster * depth) == 0 and chain.m % rows == 0:

@@ -6,13 +6,13 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.schedule.facts import constant_extent
+from crossfuse.schedule.rules.operands import stage_at
 from crossfuse.schedule.rules.tiles import Tiles
 
 
 def stage_operand(sch: Any, block: Any, index: int, at: Any, tiles: Tiles, vector: int = 1) -> Any:
     """Stage read buffer `index` of `block` in shared memory at loop `at`, by all threads."""
-    stage = sch.cache_read(block, index, "shared.dyn", consumer_blocks=[block])
-    sch.compute_at(stage, at, preserve_unit_loops=True)
+    stage = stage_at(sch, block, index, at)
     copy_by_threads(sch, stage, 2, tiles, vector)
     # Rows one bank apart: threads that read one column of different rows do not collide.
     word = max(1, 32 // int(ir.tvm.DataType(str(sch.get(stage).writes[0].source.ty.dtype)).bits))

@@ -7,7 +7,13 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.schedule.rules.chain import Chain
-from crossfuse.schedule.rules.stacked_tiles import stacked_across, stacked_columns, stacked_split
+from crossfuse.schedule.rules.stacked_tiles import (
+    is_wide,
+    row_tiles,
+    stacked_across,
+    stacked_columns,
+    stacked_split,
+)
 
 #: Bytes of a row of a tile in shared memory: what one swizzle pattern spans.
 _ROW_BYTES = 128
@@ -30,7 +36,8 @@ class TensorTiles:
     cluster : int
         CTAs of a cluster, stacked along the rows; 1 if the reduction is split.
     split : int
-        CTAs of a cluster that each sum a part of the reduction.
+        CTAs of a cluster that each sum a part of the reduction; of a chain's first product only
+        where its intermediate passes from one kernel to the next.
     across : int
         Chains: tiles side by side that a cluster computes, each by as many CTAs as `split`; they
         share the tiles of the intermediate.
@@ -64,17 +71,22 @@ class TensorTiles:
             across=self.across or 1,
         )
 
-    def of_first(self, sch: Any, chain: Chain, *, paired: bool = False) -> TensorTiles:
+    def of_first(
+        self, sch: Any, chain: Chain, *, staged: bool = True, paired: bool = False
+    ) -> TensorTiles:
         """Fill in the tiles of a chain's first products.
 
-        If CTAs are `paired`, each makes one of two products of as many columns as both have.
+        Unless it is `staged`, the reduction of a product that has far more to add than columns to
+        divide, such as that of a convolution, is split over the cluster. If CTAs are `paired`, each
+        makes one of two products of as many columns as both have.
         """
         most = 256 if paired else 256 // len(chain.first)
         rows = self.rows or (128 if chain.m > 64 else 64)
         depth = row_bytes_depth(sch, chain.first[0])
         stacked = self.stacked
         if stacked is None:
-            stacked = chain.m > rows and self.cluster in (0, 2) and not paired
+            free = self.cluster in (0, 2) and self.split == 1 and not paired
+            stacked = free and is_wide(chain, rows)
         if stacked:
             cluster = self.cluster or 2
             across = self.across or stacked_across(chain, rows, most, cluster)
@@ -88,17 +100,22 @@ class TensorTiles:
                 depth=depth,
                 stacked=True,
             )
-        cluster = self.cluster or (2 if paired else _split_of_second(chain, rows, depth))
-        across = self.across or 1
-        size = cluster * across
-        beside = across if paired else size
-        share = -(-chain.n // (_CTAS // size * beside))
+        size = self.cluster or (2 if paired else _split_of_second(chain, rows, depth))
+        split, across = self.split, self.across or 1
+        if not staged and split == 1 and not self.cluster and _is_deep(chain, size * depth):
+            split = size
+        cluster = size if split == 1 else self.cluster or 1
+        beside = cluster * across
+        # Two that are paired have their columns together.
+        side_by_side = _CTAS // (beside * split) * (across if paired else beside)
+        share = -(-chain.n // max(1, side_by_side // row_tiles(chain, rows)))
         columns = self.columns or min(most, -(-share // 8) * 8)
         return replace(
             self,
             rows=rows,
             columns=columns,
             cluster=cluster,
+            split=split,
             across=across,
             depth=depth,
             stacked=False,
@@ -125,9 +142,10 @@ class TensorTiles:
                 across=first.across,
                 depth=depth,
             )
-        split = self.split if self.split > 1 else first.cluster
+        split = self.split if self.split > 1 else max(first.cluster, first.split)
         across = first.across
-        share = -(-chain.l // max(1, _CTAS // (split * across) * across))
+        side_by_side = _CTAS // (split * across) * across // row_tiles(chain, rows)
+        share = -(-chain.l // max(1, side_by_side))
         columns = self.columns or min(256, -(-share // 16) * 16)
         return replace(
             self, rows=rows, columns=columns, cluster=1, split=split, across=across, depth=depth
@@ -142,6 +160,11 @@ def _split_of_second(chain: Chain, rows: int, depth: int) -> int:
         return chain.n % (size * depth) == 0 and (whole_rows or chain.m == 1)
 
     return next(size for size in (4, 2, 1) if size == 1 or divides(size))
+
+
+def _is_deep(chain: Chain, steps: int) -> bool:
+    """Whether the first product's reduction is worth splitting into parts of whole steps."""
+    return len(chain.first) == 1 and chain.k >= 4 * chain.n and chain.k % steps == 0
 
 
 def row_bytes_depth(sch: Any, product: Any, index: int = 0) -> int:

@@ -65,10 +65,14 @@ def schedule_tiled_ffn(
     install()
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "tiled_ffn")
-    tiles = (first or TensorTiles()).of_first(sch, chain, paired=paired)
+    tiles = (first or TensorTiles()).of_first(sch, chain, staged=staged, paired=paired)
     if paired:
         _check_pair(sch, chain, tiles)
-    _first(sch, chain, tiles, paired, constant_weights)
+    if tiles.split > 1:
+        _check_split(sch, chain, tiles)
+        bind_split(sch, chain.first[0], chain.middle, tiles, constant_weights)
+    else:
+        _first(sch, chain, tiles, paired, constant_weights)
     # An axis has one extent in a function: both phases have clusters of one shape.
     chosen = (second or TensorTiles()).of_second(sch, chain, tiles)
     if chosen.cluster > 1:
@@ -78,6 +82,19 @@ def schedule_tiled_ffn(
     if staged:
         sch.grid_stage(chain.middle)
     return sch
+
+
+def _check_split(sch: Any, chain: Chain, tiles: TensorTiles) -> None:
+    """Only one product's sums are exchanged."""
+    if len(chain.first) > 1:
+        raise refuse(
+            ScheduleRefused,
+            "tiles",
+            name_of(sch, chain.first[0]),
+            found=f"reductions of {len(chain.first)} products split over {tiles.split} CTAs",
+            limit="one product, of which they exchange the sums",
+            instead="leave out the split of the first products",
+        )
 
 
 def _first(sch: Any, chain: Chain, tiles: TensorTiles, paired: bool, constant: bool) -> None:

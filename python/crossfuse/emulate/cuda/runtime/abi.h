@@ -8,11 +8,14 @@ struct CrossfuseIndex {
 struct CrossfuseWide {
   unsigned long long low, high;
 };
-// A TMA descriptor of a matrix; the name is the one that generated text has for it.
+// A TMA descriptor of a matrix (rank 2), or of images of pixels of channels (rank 4) that im2col
+// mode loads; the name is the one that generated text has for it.
 struct CUtensorMap {
   void* base;
-  unsigned long long extents[2], pitch;  // innermost first; bytes from row to row
-  unsigned box[2], swizzle, item;
+  unsigned rank;
+  unsigned long long extents[4], strides[3];  // innermost first; bytes, of all but the innermost
+  unsigned box[2], swizzle, item;             // of pixels: channels and pixels that a copy moves
+  int lower[2], upper[2];  // of pixels: corners of the box of an image that copies walk through
   int buffer;
 };
 enum CrossfuseElement : int { CROSSFUSE_F16, CROSSFUSE_BF16, CROSSFUSE_E4M3, CROSSFUSE_E5M2 };
@@ -77,6 +80,10 @@ void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity);
 // `ranks` are the receiving CTAs as bits, or -1 for this CTA alone.
 void crossfuse_emulate_tma_load(unsigned destination, const void* map, int x, int y,
                                 unsigned barrier, int ranks);
+// The same of pixels: from the channel and the pixel (x, y) of the image on, at these offsets.
+void crossfuse_emulate_tma_load_pixels(unsigned destination, const void* map, int channel, int x,
+                                       int y, int image, unsigned barrier, unsigned across,
+                                       unsigned down, int ranks);
 void crossfuse_emulate_tma_store(const void* map, int x, int y, unsigned source);
 // Stores that complete bytes of an mbarrier, both in the same CTA; and reads of what they stored.
 void crossfuse_emulate_store_async(unsigned address, const void* values, unsigned bytes,

@@ -30,7 +30,14 @@ void conflict(const Copy& copy, Site other, const char* what) {
 
 size_t box_bytes(const CUtensorMap& map) { return size_t(map.box[0]) * map.box[1] * map.item; }
 
-Copy copy_of(const void* map, int x, int y, Flight flight, Site site) {
+void misuse(Site site, const char* what) {
+  if (is_news("tensor-map", site, kNoSite)) {
+    report({"tensor-map", {}, site, kNoSite, current_cta(), current_thread(), what});
+  }
+  stop();
+}
+
+Copy copy_of(const void* map, int x, long y, Flight flight, Site site) {
   Copy copy;
   copy.site = site;
   copy.map = *static_cast<const CUtensorMap*>(map);
@@ -63,13 +70,14 @@ bool is_aimed(Copy& copy, unsigned address, unsigned bytes, unsigned barrier) {
 }
 }  // namespace
 
-}  // namespace emu
+Copy tile_of(const void* map, int x, int y, Flight flight, Site site) {
+  Copy copy = copy_of(map, x, y, flight, site);
+  if (copy.map.rank != 2) misuse(site, "a copy of a tile takes a map of pixels");
+  return copy;
+}
 
-extern "C" {
-void crossfuse_emulate_tma_load(unsigned destination, const void* map, int x, int y,
-                                unsigned barrier, int ranks) {
-  using namespace emu;
-  Copy copy = copy_of(map, x, y, Flight::kLoad, CROSSFUSE_SITE);
+// Issues a load for all `ranks` of the cluster, or for this CTA alone.
+void load(Copy copy, unsigned destination, unsigned barrier, int ranks) {
   unsigned window = 0;
   size_t offset = 0;
   if (!locate(destination, window, offset) || !locate(barrier, window, copy.barrier)) return;
@@ -88,10 +96,35 @@ void crossfuse_emulate_tma_load(unsigned destination, const void* map, int x, in
     launch(copy);
   }
 }
+}  // namespace
+
+}  // namespace emu
+
+extern "C" {
+void crossfuse_emulate_tma_load(unsigned destination, const void* map, int x, int y,
+                                unsigned barrier, int ranks) {
+  using namespace emu;
+  load(tile_of(map, x, y, Flight::kLoad, CROSSFUSE_SITE), destination, barrier, ranks);
+}
+
+void crossfuse_emulate_tma_load_pixels(unsigned destination, const void* map, int channel, int x,
+                                       int y, int image, unsigned barrier, unsigned across,
+                                       unsigned down, int ranks) {
+  using namespace emu;
+  Copy copy = copy_of(map, channel, 0, Flight::kLoad, CROSSFUSE_SITE);
+  if (copy.map.rank != 4) misuse(copy.site, "a copy of pixels takes a map of a matrix");
+  copy.y = pixel_number(copy.map, x, y, image);
+  if (copy.y < 0) misuse(copy.site, "a copy of pixels begins outside the box of its map");
+  // PTX ISA, im2col mode: offsets of a tensor of four dimensions have 8 bits.
+  if (across > 255 || down > 255) misuse(copy.site, "a copy has an offset of more than 255 pixels");
+  copy.across = static_cast<int>(across);
+  copy.down = static_cast<int>(down);
+  load(copy, destination, barrier, ranks);
+}
 
 void crossfuse_emulate_tma_store(const void* map, int x, int y, unsigned source) {
   using namespace emu;
-  Copy copy = copy_of(map, x, y, Flight::kStore, CROSSFUSE_SITE);
+  Copy copy = tile_of(map, x, y, Flight::kStore, CROSSFUSE_SITE);
   unsigned window = 0;
   size_t offset = 0;
   if (!locate(source, window, offset)) return;

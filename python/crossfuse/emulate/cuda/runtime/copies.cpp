@@ -32,10 +32,15 @@ unsigned delay() {
 }
 
 uint8_t* element(const Copy& copy, unsigned row, unsigned column) {
-  long x = long(copy.x) + column, y = long(copy.y) + row;
+  long x = long(copy.x) + column, y = copy.y + row;
   const CUtensorMap& map = copy.map;
-  if (x < 0 || y < 0 || x >= long(map.extents[0]) || y >= long(map.extents[1])) return nullptr;
-  return static_cast<uint8_t*>(map.base) + size_t(y) * map.pitch + size_t(x) * map.item;
+  if (x < 0 || x >= long(map.extents[0])) return nullptr;
+  if (map.rank == 4) {
+    uint8_t* first = pixel(copy, row);
+    return first ? first + size_t(x) * map.item : nullptr;
+  }
+  if (y < 0 || y >= long(map.extents[1])) return nullptr;
+  return static_cast<uint8_t*>(map.base) + size_t(y) * map.strides[0] + size_t(x) * map.item;
 }
 
 // Calls `each(global, at)` for all elements of the box: its place in global memory, null outside

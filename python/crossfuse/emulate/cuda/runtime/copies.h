@@ -14,7 +14,9 @@ enum class Flight : uint8_t {
 
 struct Copy {
   CUtensorMap map{};
-  int x = 0, y = 0;
+  int x = 0;   // column of a tile; channel of pixels
+  long y = 0;  // row of a tile; of pixels the first one, as the box counts them
+  int across = 0, down = 0;  // from there to the pixel that is loaded
   Span shared;
   Span source;  // of what passes from CTA to CTA
   Flight flight = Flight::kLoad;
@@ -29,6 +31,10 @@ struct Copy {
   }
 };
 
+// The number of a pixel on the walk through the boxes of all images; -1 outside the box.
+long pixel_number(const CUtensorMap& map, int x, int y, int image);
+// Where a pixel of a copy begins in global memory, counted from the first one; null outside.
+uint8_t* pixel(const Copy& copy, unsigned number);
 // Lets a copy of the running thread fly.
 void launch(Copy copy);
 // The copy touches its part of global memory: bounds, initialisation, races.

@@ -31,6 +31,20 @@ void read_index(FILE* file, CrossfuseIndex& index) {
   if (fscanf(file, "%u %u %u", &index.x, &index.y, &index.z) != 3) fail("bad job: extents");
 }
 
+void read_map(FILE* file, CUtensorMap& map) {
+  bool good = fscanf(file, "%d %u", &map.buffer, &map.rank) == 2 && map.rank <= 4;
+  for (unsigned i = 0; good && i < map.rank; ++i) good = fscanf(file, "%llu", &map.extents[i]) == 1;
+  for (unsigned i = 1; good && i < map.rank; ++i) {
+    good = fscanf(file, "%llu", &map.strides[i - 1]) == 1;
+  }
+  good = good && fscanf(file, "%u %u %u %u", &map.box[0], &map.box[1], &map.swizzle, &map.item) == 4;
+  if (good && map.rank == 4) {
+    good = fscanf(file, "%d %d %d %d", &map.lower[0], &map.lower[1], &map.upper[0],
+                  &map.upper[1]) == 4;
+  }
+  if (!good) fail("bad job: map");
+}
+
 Launch read_launch(FILE* file) {
   Launch launch;
   unsigned count = 0;
@@ -49,12 +63,7 @@ Launch read_launch(FILE* file) {
   unsigned maps = 0;
   if (fscanf(file, "%u", &maps) != 1) fail("bad job: maps");
   launch.maps.resize(maps);
-  for (CUtensorMap& map : launch.maps) {
-    if (fscanf(file, "%d %llu %llu %llu %u %u %u %u", &map.buffer, &map.extents[0], &map.extents[1],
-               &map.pitch, &map.box[0], &map.box[1], &map.swizzle, &map.item) != 8) {
-      fail("bad job: map");
-    }
-  }
+  for (CUtensorMap& map : launch.maps) read_map(file, map);
   if (crossfuse_kernels[launch.kernel].pointers != count) fail("argument count");
   return launch;
 }

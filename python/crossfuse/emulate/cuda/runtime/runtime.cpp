@@ -12,6 +12,7 @@
 #include "mbarriers.cpp"
 #include "memory.cpp"
 #include "operands.cpp"
+#include "pixels.cpp"
 #include "products.cpp"
 #include "proxies.cpp"
 #include "schedule.cpp"

@@ -1,0 +1,42 @@
+"""How rules stage an operand of a product, and operands that are views of an input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.schedule.facts import combiner
+
+
+def is_view(sch: Any, block: Any) -> bool:
+    """Whether a block copies an input at other indices, and writes zero where there are none.
+
+    Such are the windows of a convolution. They are no part of a chain of products: a product's
+    operand is read that way wherever it is staged.
+    """
+    body = sch.get(block).body
+    if sch.get_producers(block) or combiner(sch, block) or not isinstance(body, ir.BufferStore):
+        return False
+    value = body.value
+    if isinstance(value, ir.Call) and str(getattr(value.op, "name", "")) == ir.IF_THEN_ELSE:
+        _, value, otherwise = value.args
+        if not isinstance(otherwise, ir.tirx.FloatImm) or float(otherwise.value) != 0:
+            return False
+    return isinstance(value, ir.TensorLoad)
+
+
+def stage_at(sch: Any, product: Any, index: int, at: Any) -> Any:
+    """Stage an operand of a product in shared memory at a loop; returns the copying block."""
+    source = sch.get(product).reads[index].source
+    views = [
+        each
+        for each in sch.get_producers(product)
+        if is_view(sch, each) and sch.get(each).writes[0].source.same_as(source)
+    ]
+    if views:
+        (stage,) = views
+        sch.set_scope(stage, 0, "shared.dyn")
+    else:
+        stage = sch.cache_read(product, index, "shared.dyn", consumer_blocks=[product])
+    sch.compute_at(stage, at, preserve_unit_loops=True)
+    return stage

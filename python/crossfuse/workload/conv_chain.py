@@ -1,0 +1,239 @@
+"""A chain of two convolutions, as a value and as text.
+
+```
+conv_chain:batch=1,H=56,W=56,IC=64,OC1=64,OC2=256,k1=3,k2=1,dtype=bfloat16,act=relu
+```
+
+As an implicit matrix product, a convolution multiplies the windows of the image, one row for each
+pixel, by its weights. A window reads row after row of its pixels, each with all channels, so that
+element ``(r * k + s) * channels + c`` of the reduction is channel c of pixel (r, s).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from crossfuse.errors import RefusedError
+from crossfuse.workload.operand import Operand
+from crossfuse.workload.refusal import read_extent, refused
+from crossfuse.workload.spec import WorkloadSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+KIND = "conv_chain"
+#: Extents of a chain that have no default.
+EXTENTS = ("batch", "H", "W", "IC", "OC1", "OC2", "k1")
+_WORDS = ("dtype", "act", "weights", "out", "bias", "scale", "residual")
+#: Every key of the text.
+KEYS = (*EXTENTS, "k2", "stride", *_WORDS)
+
+
+@dataclass(frozen=True)
+class ConvChainSpec(WorkloadSpec):
+    """Two convolutions of stride 1 over NHWC images, padded so that images keep their extents.
+
+    ``hidden = act(conv(X, B)); out = conv(hidden, D)``: as matrices, C[M,N] = act(windows of X @ B)
+    and E[M,L] = C @ D, where row ``(n * H + y) * W + x`` is pixel (y, x) of image n. The output is
+    such a matrix: in memory, it is the NHWC tensor [batch, H, W, OC2].
+
+    Make one by `conv_chain`, which works out the extents of the matrices.
+
+    Attributes
+    ----------
+    batch, H, W : int
+        Images, their rows and columns; M is their product.
+    k1 : int
+        Rows and columns of the first convolution's window, odd; K is k1 * k1 * IC. The second
+        one's window is one pixel.
+    weights : str
+        ``"nk"`` unless given: B is [OC1, k1 * k1 * IC] and D [OC2, OC1], as torch stores the
+        weights of convolutions in channels_last. ``"kn"``: [k1 * k1 * IC, OC1] and [OC1, OC2].
+
+    Raises
+    ------
+    WorkloadRefused
+        Extents that are not positive, that do not make up the matrices, or an even window.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = (KIND,)
+
+    batch: int = 1
+    H: int = 0
+    W: int = 0
+    k1: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "H", "W", "k1"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise _refused(name, value, "a positive integer", f"write {name}=1, say")
+        if self.k1 % 2 == 0:
+            limit = "odd windows, which have a pixel in the middle"
+            raise _refused("k1", self.k1, limit, f"pad the weights to k1={self.k1 + 1}")
+        super().__post_init__()
+        pixels, window = self.batch * self.H * self.W, self.k1 * self.k1
+        if pixels != self.M or self.K % window:
+            raise _refused(
+                "M",
+                f"{self.M} rows of {self.K}",
+                f"{pixels} rows, one for each pixel, of a multiple of {window}",
+                "change batch, H, W and k1, which say how many there are",
+            )
+
+    @property
+    def IC(self) -> int:
+        """Channels of the input."""
+        return self.K // (self.k1 * self.k1)
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """X, B and D, see the class, then what the epilogues read."""
+        shape = (self.batch, self.H, self.W, self.IC)
+        return (Operand("X", shape, self.dtype), *super().operands[1:])
+
+    def __str__(self) -> str:
+        """Canonical text; `crossfuse.workload.parse` reads it back to an equal spec."""
+        values = {name: getattr(self, name) for name in ("batch", "H", "W", "IC")}
+        values |= {"OC1": self.N, "OC2": self.L, "k1": self.k1, "k2": 1}
+        values |= {"dtype": self.dtype, "act": self.act}
+        if self.weights != "nk":
+            values["weights"] = self.weights
+        if self.out != self.dtype:
+            values["out"] = self.out
+        further = {name: getattr(self, name) for name in ("bias", "scale", "residual")}
+        values |= {name: value for name, value in further.items() if value}
+        return f"{KIND}:" + ",".join(f"{name}={value}" for name, value in values.items())
+
+
+def conv_chain(
+    *,
+    batch: int,
+    H: int,
+    W: int,
+    IC: int,
+    OC1: int,
+    OC2: int,
+    k1: int,
+    k2: int = 1,
+    stride: int = 1,
+    dtype: str = "bfloat16",
+    act: str = "",
+    weights: str = "",
+    out: str = "",
+    bias: str = "",
+    scale: str = "",
+    residual: str = "",
+) -> ConvChainSpec:
+    """Make the spec of a chain of two convolutions.
+
+    Parameters
+    ----------
+    batch, H, W : int
+        Images, their rows and columns.
+    IC, OC1, OC2 : int
+        Channels of the input, between the convolutions, and of the output.
+    k1, k2 : int
+        Rows and columns of the windows; k1 is odd, k2 is 1.
+    stride : int
+        Pixels from window to window: 1.
+    dtype, act, weights, out, bias, scale, residual : str
+        See `WorkloadSpec` and `ConvChainSpec`.
+
+    Returns
+    -------
+    ConvChainSpec
+        The value.
+
+    Raises
+    ------
+    WorkloadRefused
+        See `ConvChainSpec`; also for a second window of more than one pixel, and other strides.
+    """
+    if k2 != 1:
+        limit = "1, because each CTA has the pixels of its own tile of the intermediate alone"
+        raise _refused("k2", k2, limit, "make the second convolution a chain of its own")
+    if stride != 1:
+        limit = "1, because rows of the output are taken from pixels that follow one another"
+        raise _refused("stride", stride, limit, "leave stride out")
+    return ConvChainSpec(
+        KIND,
+        M=batch * H * W,
+        K=k1 * k1 * IC,
+        N=OC1,
+        L=OC2,
+        batch=batch,
+        H=H,
+        W=W,
+        k1=k1,
+        dtype=dtype,
+        act=act,
+        weights=weights,
+        out=out,
+        bias=bias,
+        scale=scale,
+        residual=residual,
+    )
+
+
+def from_options(options: dict[str, str]) -> ConvChainSpec:
+    """Make a spec from textual options.
+
+    Parameters
+    ----------
+    options : dict[str, str]
+        Values by key, one of `KEYS` each.
+
+    Returns
+    -------
+    ConvChainSpec
+        The value.
+
+    Raises
+    ------
+    WorkloadRefused
+        See `conv_chain`; also for missing extents.
+    """
+    missing = [name for name in EXTENTS if name not in options]
+    if missing:
+        raise refused(
+            "workload-extent",
+            KIND,
+            "no " + ", ".join(missing),
+            "the extents " + ", ".join(EXTENTS),
+            "add " + ",".join(f"{name}=1" for name in missing) + " or what you mean",
+        )
+    values: dict[str, Any] = {
+        name: text if name in _WORDS else read_extent(KIND, name, text)
+        for name, text in options.items()
+    }
+    return conv_chain(**values)
+
+
+def windows(images: np.ndarray, k: int) -> np.ndarray:
+    """Write the windows of images side by side.
+
+    Parameters
+    ----------
+    images : numpy.ndarray
+        [batch, H, W, channels].
+    k : int
+        Rows and columns of a window, odd.
+
+    Returns
+    -------
+    numpy.ndarray
+        [batch * H * W, k * k * channels]: a row for each pixel, with zeros beyond the image.
+    """
+    import numpy as np
+
+    batch, height, width, channels = images.shape
+    rim = (k // 2, k // 2)
+    padded = np.pad(images, ((0, 0), rim, rim, (0, 0)))
+    shifted = [padded[:, r : r + height, s : s + width] for r in range(k) for s in range(k)]
+    return np.stack(shifted, axis=3).reshape(batch * height * width, k * k * channels)
+
+
+def _refused(name: str, found: object, limit: str, instead: str) -> RefusedError:
+    return refused("workload-extent", f"{KIND}:{name}", found, limit, instead)
