@@ -11,6 +11,8 @@ import crossfuse
 from crossfuse import workload
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
+from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
+from crossfuse.schedule.rules.register_tiles import RegisterTiles
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
@@ -42,6 +44,15 @@ GEMMS = {
     "split, one row": ("M=1,N=256,K=1024,dtype=bfloat16,weights=nk", {"split": 4, "columns": 64}),
 }
 #: Rows, cluster size and parts.
+#: Workload; rows, columns of the output's tiles, parts, and CTAs of a cluster that sums them.
+REGISTERS = {
+    "one part": ("gemm_chain:M=128,K=512,N=128,L=64,dtype=bfloat16,act=relu", (64, 64, 1, 1)),
+    "wide": ("gemm_chain:M=256,K=512,N=256,L=256,dtype=float16", (128, 256, 1, 1)),
+    "through L2": ("gated_ffn:M=100,K=416,N=512,L=256,dtype=bfloat16", (64, 64, 4, 1)),
+    "cluster": ("gemm_chain:M=128,K=416,N=512,L=256,dtype=bfloat16,act=gelu", (64, 64, 8, 8)),
+    "gated, two warpgroups": ("gated_ffn:M=128,K=512,N=512,L=256,dtype=bfloat16", (128, 128, 8, 8)),
+    "one row": ("gated_ffn:M=1,K=512,N=512,L=256,dtype=bfloat16,weights=nk", (64, 64, 4, 4)),
+}
 CLUSTERS = {
     "1": ("gemm_chain:M=64,K=64,N=64,L=64,dtype=bfloat16,act=relu", (64, 1, 1)),
     "2": ("gemm_chain:M=128,K=256,N=256,L=128,dtype=bfloat16,act=gelu", (64, 2, 1)),
@@ -176,6 +187,17 @@ def test_gate_and_up_by_two_ctas(
     run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
 
 
+@pytest.mark.parametrize("constant", [False, True], ids=["after", "early"])
+@pytest.mark.parametrize("name", REGISTERS)
+def test_intermediate_in_registers(name: str, constant: bool, tmp_path: Path) -> None:
+    text, tiles = REGISTERS[name]
+    spec = workload.parse(text)
+    schedule = schedule_register_ffn(
+        workload.prim_func(spec), tiles=RegisterTiles(*tiles), constant_weights=constant
+    )
+    run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
+
+
 @pytest.mark.parametrize("placement", ["l2", "dsm"])
 def test_a_thousand_launches_are_equal(placement: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
@@ -193,8 +215,8 @@ def test_a_thousand_launches_are_equal(placement: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("placement", "constant"),
-    [("global", False), ("l2", False), ("l2", True), ("dsm", True)],
-    ids=["two kernels", "persistent", "persistent, early", "cluster, early"],
+    [("global", False), ("l2", False), ("l2", True), ("dsm", True), ("registers", True)],
+    ids=["two kernels", "persistent", "persistent, early", "cluster, early", "registers, early"],
 )
 def test_graphs_on_two_streams(placement: str, constant: bool, tmp_path: Path) -> None:
     """Each graph has a workspace and flags of its own; a third stream keeps the GPU busy."""

@@ -68,7 +68,6 @@ bool is_aimed(Copy& copy, unsigned address, unsigned bytes, unsigned barrier) {
   conflict(copy, product_reads(copy.shared), "a store writes a tile that is still being multiplied");
   return true;
 }
-}  // namespace
 
 Copy tile_of(const void* map, int x, int y, Flight flight, Site site) {
   Copy copy = copy_of(map, x, y, flight, site);
