@@ -5,11 +5,24 @@ from __future__ import annotations
 import pytest
 
 from crossfuse.schedule.rules.chain import Chain
-from crossfuse.schedule.rules.stacked_tiles import stacked_across, stacked_columns, stacked_split
+from crossfuse.schedule.rules.stacked_tiles import (
+    is_wide,
+    stacked_across,
+    stacked_columns,
+    stacked_split,
+)
 
 
 def chain(m: int, n: int, k: int, width: int) -> Chain:
     return Chain(("gate", "up"), None, None, None, m, n, k, width)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "wide"),
+    [(256, 4224, True), (256, 4216, False), (300, 2816, True), (512, 2048, False)],
+)
+def test_wide_chains_have_a_tile_for_each_sm(m: int, n: int, wide: bool) -> None:
+    assert is_wide(chain(m, n, 2048, 2048), 128) == wide
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,6 @@ GEMMS = {
     "split, a few rows": ("M=16,N=256,K=1024,dtype=bfloat16,weights=nk", {"split": 4}),
     "split, one row": ("M=1,N=256,K=1024,dtype=bfloat16,weights=nk", {"split": 4, "columns": 64}),
 }
-#: Rows, cluster size and parts.
 #: Workload; rows, columns of the output's tiles, parts, and CTAs of a cluster that sums them.
 REGISTERS = {
     "one part": ("gemm_chain:M=128,K=512,N=128,L=64,dtype=bfloat16,act=relu", (64, 64, 1, 1)),
@@ -53,6 +52,7 @@ REGISTERS = {
     "gated, two warpgroups": ("gated_ffn:M=128,K=512,N=512,L=256,dtype=bfloat16", (128, 128, 8, 8)),
     "one row": ("gated_ffn:M=1,K=512,N=512,L=256,dtype=bfloat16,weights=nk", (64, 64, 4, 4)),
 }
+#: Rows, cluster size and parts.
 CLUSTERS = {
     "1": ("gemm_chain:M=64,K=64,N=64,L=64,dtype=bfloat16,act=relu", (64, 1, 1)),
     "2": ("gemm_chain:M=128,K=256,N=256,L=128,dtype=bfloat16,act=gelu", (64, 2, 1)),
@@ -130,7 +130,8 @@ def test_product(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", FFNS)
 def test_two_kernels(text: str, tmp_path: Path) -> None:
     spec = workload.parse(text)
-    schedule = schedule_tiled_ffn(workload.prim_func(spec), staged=False)
+    tiles = TensorTiles(stacked=spec.M > 128)
+    schedule = schedule_tiled_ffn(workload.prim_func(spec), first=tiles, staged=False)
     run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
 
 
@@ -139,7 +140,7 @@ def test_two_kernels(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", FFNS)
 def test_one_persistent_kernel(text: str, across: int, constant: bool, tmp_path: Path) -> None:
     spec = workload.parse(text)
-    tiles = TensorTiles(cluster=2 if across > 1 else 0, across=across)
+    tiles = TensorTiles(cluster=2 if across > 1 else 0, across=across, stacked=spec.M > 128)
     func = workload.prim_func(spec)
     schedule = schedule_tiled_ffn(func, first=tiles, constant_weights=constant)
     run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
