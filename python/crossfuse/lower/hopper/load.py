@@ -77,7 +77,7 @@ def _copy(
     place: tuple[Any, ...] = coordinates
     if operand.map.pixels is not None:
         name = _PIXELS
-        place, offsets = _pixels(operand.tile, coordinates)
+        place, offsets = _pixels(operand.tile, coordinates, tail=program.has_tail(0))
         more += offsets
     if operand.sharers > 1:
         name += ".multicast::cluster"
@@ -88,10 +88,18 @@ def _copy(
     run(ir.script.ptx[name](destination, address, *place, barrier, *more))
 
 
-def _pixels(tile: Tile, coordinates: tuple[Any, Any]) -> tuple[tuple[Any, ...], list[Any]]:
-    """The first pixel that is walked to, channel first, and its offset: across, then down."""
+def _pixels(
+    tile: Tile, coordinates: tuple[Any, Any], *, tail: bool
+) -> tuple[tuple[Any, ...], list[Any]]:
+    """The first pixel that is walked to, channel first, and its offset: across, then down.
+
+    With a `tail`, rows may lie behind the last pixel. PTX says of no walk that it may begin there,
+    so it begins with the last pixel: nobody reads these rows.
+    """
     assert isinstance(tile, WindowTile)
     column, row = coordinates
+    if tail:
+        row = ir.script.min(row, tile.extents[0] - 1)
     image, y, x = tile.corner(row)
     down, across, channel = tile.within(column)
     offsets = [ir.script.Cast("uint16", each) for each in (across, down)]

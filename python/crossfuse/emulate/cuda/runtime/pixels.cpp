@@ -13,7 +13,8 @@ long box_extent(const CUtensorMap& map, int axis) {
 long pixel_number(const CUtensorMap& map, int x, int y, int image) {
   long column = long(x) - map.lower[0], row = long(y) - map.lower[1];
   long columns = box_extent(map, 0), rows = box_extent(map, 1);
-  if (image < 0 || column < 0 || row < 0 || column >= columns || row >= rows) return -1;
+  if (image < 0 || image >= long(map.extents[3])) return -1;
+  if (column < 0 || row < 0 || column >= columns || row >= rows) return -1;
   return (image * rows + row) * columns + column;
 }
 
