@@ -46,7 +46,7 @@ CHOSEN = {
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_divisions_that_were_fastest_are_chosen(name: str) -> None:
-    """On an H100 at M = 128, docs/hopper.md."""
+    """On an H100 at M = 128, docs/hopper-measured.md."""
     install()
     sch = ir.Schedule(prim_func(resolve(name)))
     chosen = ClusterTiles().complete(sch, read_chain(sch), H100)

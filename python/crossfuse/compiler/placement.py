@@ -13,7 +13,7 @@ from crossfuse.hardware import Device
 PLACEMENTS = ("auto", "registers", "dsm", "l2", "global")
 #: Bytes of a function's tensors below which the shared memory of a cluster wins over L2: there the
 #: way through L2 costs more than the partial sums of several clusters. Measured on an H100,
-#: docs/hopper.md.
+#: docs/hopper-measured.md.
 _DSM_BYTES = 6 << 20
 
 

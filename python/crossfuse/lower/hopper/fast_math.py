@@ -1,7 +1,7 @@
 """CUDA's fast functions of float32, for values that are rounded to a shorter type.
 
 A warp takes 16 cycles for the two instructions of a sigmoid that count; with the exact exponential
-and division it took 66 (docs/hopper.md).
+and division it took 66 (docs/hopper-measured.md).
 """
 
 from __future__ import annotations

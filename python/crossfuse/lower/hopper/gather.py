@@ -70,8 +70,9 @@ class Giver:
     """Sends a warpgroup's part of a slice to the same warpgroup of all CTAs of the cluster.
 
     Each warp stores its 16 rows in its own CTA's shared memory by stmatrix, and sends them from
-    there in pieces of 16 bytes. DSM takes stores faster than bulk copies (docs/hopper.md), which
-    need few instructions instead: one for each peer, when all warps have stored their rows::
+    there in pieces of 16 bytes. DSM takes stores faster than bulk copies
+    (docs/hopper-measured.md), which need few instructions instead: one for each peer, when all
+    warps have stored their rows::
 
         before                 push                         after, in every CTA
         CTA 0: h0              CTA 0 -- h0 --> 1, 2, 3

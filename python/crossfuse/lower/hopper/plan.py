@@ -22,7 +22,7 @@ WARP, WARPGROUP = 32, 128
 #: others; 0 leaves them as launched. Together at most 64 Ki a CTA.
 REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
 #: Bytes of weights that a CTA has on their way at least: 3 TB/s through 132 SMs for 3 us, the
-#: latency of a busy memory. Measured, see docs/hopper.md.
+#: latency of a busy memory. Measured, see docs/hopper-measured.md.
 _ON_THEIR_WAY = 72 << 10
 
 

@@ -4,7 +4,7 @@ What follows a product runs once in a kernel of one tile a CTA: several thousand
 after another, each new line of them from L2, behind all weights that are being loaded. So its
 warpgroups go through all code twice. The first time, the warm-up, nothing is multiplied, stored or
 waited for; it takes place while the first tiles are on their way. On an H100 small FFNs took 4 us
-less with it (docs/hopper.md).
+less with it (docs/hopper-measured.md).
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class ClusterTiles:
         """What a division costs more than another; a line through measurements on an H100.
 
         Each CTA loads its tiles at 50 bytes a nanosecond, wave after wave. The sum over parts takes
-        one more way through L2; clusters of 16 meet later (docs/hopper.md).
+        one more way through L2; clusters of 16 meet later (docs/hopper-measured.md).
         """
         width, columns = self.width(chain), chain.l // self.cluster
         whole = self.cluster * width

@@ -83,15 +83,18 @@ def _bind_tiles(sch: Any, product: Any, chain: Chain, tiles: TensorTiles) -> Any
     """Bind tile loops to grid and cluster; returns the loop over the cluster's CTAs."""
     i, j, k = sch.get_loops(product)
     row_tile, row = sch.split(i, [None, tiles.rows])
-    column_tile, beside, column = sch.split(j, [None, tiles.across, tiles.columns])
+    column_tile, *beside, column = sch.split(
+        j, [None, *([tiles.across] if tiles.across > 1 else []), tiles.columns]
+    )
     step, depth = sch.split(k, [None, tiles.depth])
     cluster_row, rank = sch.split(row_tile, [None, tiles.cluster])
     cluster_rows = -(-chain.m // (tiles.rows * tiles.cluster))
     group = next(each for each in range(_GROUP, 0, -1) if cluster_rows % each == 0)
     outer, inner = sch.split(cluster_row, [None, group])
-    sch.reorder(outer, column_tile, inner, beside, rank, step, row, column, depth)
+    sch.reorder(outer, column_tile, inner, *beside, rank, step, row, column, depth)
     sch.bind(sch.fuse(outer, column_tile, inner), "blockIdx.x")
-    sch.cluster_bind(beside, "y")
+    for loop in beside:
+        sch.cluster_bind(loop, "y")
     sch.cluster_bind(rank)
     return rank
 

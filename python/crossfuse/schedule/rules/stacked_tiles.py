@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from crossfuse.schedule.rules.chain import Chain
 
-#: CTAs that find room on an H100, by the size of their cluster (docs/hopper.md).
+#: CTAs that find room on an H100, by the size of their cluster (docs/hopper-measured.md).
 _CTAS = {1: 132, 2: 132, 4: 120, 8: 120, 16: 112}
 #: What a tile costs besides its columns: filling the rings, and its way out. In columns.
 _BESIDE = 16
