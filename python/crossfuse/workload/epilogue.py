@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.operand import Operand
 from crossfuse.workload.refusal import one_of, refused
-
-if TYPE_CHECKING:
-    from crossfuse.workload.spec import WorkloadSpec
 
 #: Products that a bias or a scale belongs to, as specs write them.
 PRODUCTS = ("first", "last", "first+last")
@@ -19,7 +16,39 @@ RESIDUALS = ("in", "out")
 _BIAS_OF_8_BITS = "bfloat16"
 
 
-def canonical(spec: WorkloadSpec, name: str) -> str:
+class Described(Protocol):
+    """A spec, as far as what follows its products needs it: see `WorkloadSpec`."""
+
+    @property
+    def kind(self) -> str:
+        """Kind of the workload."""
+
+    @property
+    def N(self) -> int:
+        """Columns of the first products."""
+
+    @property
+    def dtype(self) -> str:
+        """Type of the inputs."""
+
+    @property
+    def out(self) -> str:
+        """Type of the output."""
+
+    @property
+    def residual(self) -> str:
+        """Type of the residual as written; empty for none."""
+
+    @property
+    def products(self) -> tuple[str, ...]:
+        """Names of the products, in order."""
+
+    @property
+    def output(self) -> tuple[int, int]:
+        """Shape of the output."""
+
+
+def canonical(spec: Described, name: str) -> str:
     """The one spelling of a choice of products.
 
     Parameters
@@ -57,7 +86,7 @@ def canonical(spec: WorkloadSpec, name: str) -> str:
     return "last"
 
 
-def residual(spec: WorkloadSpec) -> str:
+def residual(spec: Described) -> str:
     """The one spelling of a residual's type.
 
     Raises
@@ -71,7 +100,7 @@ def residual(spec: WorkloadSpec) -> str:
     return "out" if spec.dtype == spec.out else spec.residual
 
 
-def affine(spec: WorkloadSpec, product: str) -> tuple[str, str]:
+def affine(spec: Described, product: str) -> tuple[str, str]:
     """Names of the scale and of the bias of a product.
 
     Parameters
@@ -94,7 +123,7 @@ def affine(spec: WorkloadSpec, product: str) -> tuple[str, str]:
     return scale, bias
 
 
-def further_operands(spec: WorkloadSpec) -> tuple[Operand, ...]:
+def further_operands(spec: Described) -> tuple[Operand, ...]:
     """Inputs besides A and the weights, in the order of the function's parameters.
 
     Parameters

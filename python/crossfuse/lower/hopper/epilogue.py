@@ -172,7 +172,7 @@ class Epilogue:
         packed = registers("packed", columns // 4, "uint32")
         for first in range(0, box.columns, columns):
             matrices = [packed[register] for register in range(columns // 4)]
-            self.fragment.pack(matrices, row, column, box.first + first, self.further)
+            self.fragment.pack(matrices, row, column, box.first + first, self.further.pairs)
             self._scatter(matrices, box, first)
 
     def _copy_box(self, box: StoreBox, row: Any, column: Any) -> None:

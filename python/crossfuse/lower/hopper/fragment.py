@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from crossfuse.lower.hopper.coordinates import Coordinates
 from crossfuse.lower.hopper.elements import Elements
+from crossfuse.lower.hopper.further import Pair
 from crossfuse.lower.hopper.phase import PhasePlan
-
-if TYPE_CHECKING:
-    from crossfuse.lower.hopper.ahead import Ahead
 
 
 class Fragment:
@@ -48,13 +47,20 @@ class Fragment:
             self.accumulators[number * count + index] for number in range(len(self.plan.rights))
         )
 
-    def pack(self, matrices: list[Any], row: Any, column: Any, first: int, ahead: Ahead) -> None:
+    def pack(
+        self,
+        matrices: list[Any],
+        row: Any,
+        column: Any,
+        first: int,
+        read: Callable[[int], Sequence[Pair]],
+    ) -> None:
         """Blocks of 8 columns in the order of stmatrix: both halves of the rows of each.
 
-        `ahead` has what they read besides their sums.
+        `read` tells of an accumulator what it and the next one read besides their sums.
         """
         for number, register in enumerate(matrices):
             index = first // 2 + number * 2
             i, j = self.place(row, column, index)
             low, high = self.sums(index), self.sums(index + 1)
-            self.elements.pack(register, i, j, low, high, ahead.pairs(index))
+            self.elements.pack(register, i, j, low, high, read(index))

@@ -167,7 +167,7 @@ class Giver:
         """Sixteen columns of the warp's rows, as four matrices of eight rows and columns."""
         self.further.advance()
         matrices = [packed[each] for each in range(4)]
-        self.fragment.pack(matrices, row, column, group * _GROUP, self.further)
+        self.fragment.pack(matrices, row, column, group * _GROUP, self.further.pairs)
         run(
             ir.script.ptx.stmatrix.sync.aligned.m8n8.x4.shared.b16(
                 self.buffer(start + group * (2 * CHUNK)), *matrices

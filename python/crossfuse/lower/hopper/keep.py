@@ -76,5 +76,5 @@ class Keeper:
             self.further.advance()
             first = group * GROUP_REGISTERS
             operand = [self.kept[first + each] for each in range(GROUP_REGISTERS)]
-            self.fragment.pack(operand, row, column, group * GROUP, self.further)
+            self.fragment.pack(operand, row, column, group * GROUP, self.further.pairs)
         hold(self.kept, kept_registers(self.width))
