@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.llvm import run_sequential
+from crossfuse.errors import CheckFailed
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
 from crossfuse.workload import WorkloadSpec, check, random_inputs
@@ -29,3 +32,14 @@ def emulated(
     report = emulate(image, inputs, orders=orders)
     report.raise_if_wrong()
     check(spec, inputs, report.outputs["out"])
+
+
+def caught(spec: WorkloadSpec, image: KernelImage, kind: str | None) -> None:
+    """Run a faulty kernel: a `kind` of fault is found; None: the result is wrong."""
+    inputs = random_inputs(spec)
+    if kind is None:
+        with pytest.raises(CheckFailed):
+            emulated(spec, image, inputs)
+        return
+    report = emulate(image, inputs, orders=3)
+    assert kind in {each.kind for each in report.findings}, report.findings

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.recover_contraction import check_reduction, merge, read_contraction
+from crossfuse.lower.hopper.recover_contraction import check_reduction, read_contraction
+from crossfuse.lower.hopper.recover_merge import merge
 from crossfuse.lower.hopper.recover_places import Loops, has_stages
 from crossfuse.lower.hopper.recover_store import read_store
 from crossfuse.lower.hopper.tile import Gather, KeptTile, Store, Tile

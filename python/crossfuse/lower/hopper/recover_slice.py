@@ -7,9 +7,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.gathered import gathered, side_by_side
-from crossfuse.lower.hopper.recover_contraction import covers
 from crossfuse.lower.hopper.recover_store import accumulator_loads
-from crossfuse.lower.hopper.tile import Gather, Store, Tile
+from crossfuse.lower.hopper.tile import Gather, Store, Tile, covers
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.further import READ_TYPES
-from crossfuse.lower.hopper.recover_contraction import covers
-from crossfuse.lower.hopper.tile import Store, Tile
+from crossfuse.lower.hopper.tile import Store, Tile, covers
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program
 
 

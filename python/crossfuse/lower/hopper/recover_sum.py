@@ -8,11 +8,11 @@ from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.recover_contraction import covers, is_zero
+from crossfuse.lower.hopper.recover_contraction import is_zero
 from crossfuse.lower.hopper.recover_places import Loops, has_stages, is_place, places_of
 from crossfuse.lower.hopper.recover_store import check_loads
 from crossfuse.lower.hopper.sum_program import UNIT, SumProgram
-from crossfuse.lower.hopper.tile import Place, Store, Tile
+from crossfuse.lower.hopper.tile import Place, Store, Tile, covers
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program, tile_nest
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.schedule.markers import GRID_STAGE

@@ -152,3 +152,13 @@ class Store:
         """The same store, of buffers with their images."""
         value = ir.substitute(self.value, lambda var: images.get(var, var))
         return replace(self, tile=self.tile.with_parameters(images), value=value)
+
+
+def covers(tile: Tile, wanted: Tile, known: Any) -> bool:
+    """Whether two tiles are the same, but for what lies outside their tensor."""
+    return all(
+        known.can_prove_equal(a, b) and (has == size or min(has, size) == extent)
+        for a, b, has, size, extent in zip(
+            tile.origin, wanted.origin, tile.shape, wanted.shape, tile.extents, strict=True
+        )
+    )

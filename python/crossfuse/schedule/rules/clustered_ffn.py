@@ -9,10 +9,16 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, device
 from crossfuse.schedule.install import install
-from crossfuse.schedule.markers import CONSTANT, DSM_COPY, STAGES
+from crossfuse.schedule.markers import DSM_COPY
 from crossfuse.schedule.rules.chain import Chain, read_two_products
 from crossfuse.schedule.rules.cluster_tiles import SLICE, ClusterTiles
-from crossfuse.schedule.rules.pipelined import depth_beside, is_k_major, pipeline, read_of
+from crossfuse.schedule.rules.pipelined import (
+    depth_beside,
+    is_k_major,
+    place_first,
+    read_of,
+    stage_weights,
+)
 from crossfuse.schedule.rules.tensor_tiles import row_bytes_depth
 
 
@@ -91,7 +97,8 @@ def schedule_clustered_ffn(
     else:
         sch.set_scope(consumer, 0, "local")
         sch.reverse_compute_at(chain.epilogue, rank, preserve_unit_loops=True)
-    _first(sch, chain, constant_weights)
+    _, making, *_ = sch.get_loops(chain.middle)
+    place_first(sch, chain, making, 0, constant_weights)
     return sch
 
 
@@ -150,24 +157,8 @@ def _second(
         steps = sch.fuse(slices, inside)
     step, depth = sch.split(steps, [None, depth])
     sch.reorder(step, row, column, depth)
-    weights = sch.cache_read(consumer, 1 - index, "shared.dyn", consumer_blocks=[consumer])
-    sch.compute_at(weights, step, preserve_unit_loops=True)
-    sch.annotate(step, STAGES, tiles.stages)
-    if constant:
-        sch.annotate(step, CONSTANT, 1)
+    stage_weights(sch, consumer, index, tiles.stages, constant)
     return rank
-
-
-def _first(sch: Any, chain: Chain, constant: bool) -> None:
-    """The first products: of one slice in each CTA."""
-    _, rank, *_ = sch.get_loops(chain.middle)
-    for product in chain.first:
-        sch.compute_at(product, rank, preserve_unit_loops=True)
-        *_, i, j, k = sch.get_loops(product)
-        step, depth = sch.split(k, [None, row_bytes_depth(sch, product)])
-        sch.reorder(step, i, j, depth)
-        sch.set_scope(product, 0, "local")
-        pipeline(sch, product, 0, constant)
 
 
 def _sum(sch: Any, chain: Chain, tiles: ClusterTiles) -> None:

@@ -26,6 +26,32 @@ def pipeline(sch: Any, product: Any, stages: int, constant: bool = False) -> Non
     for index in (0, 1):
         # Each product has stages of its own, of operands that several share too.
         stage_at(sch, product, index, step)
+    _mark(sch, step, stages, constant)
+
+
+def stage_weights(sch: Any, product: Any, index: int, stages: int, constant: bool) -> None:
+    """Stage what a product multiplies its read `index` by, and mark the loop, as `pipeline` does.
+
+    The read itself is at hand: in registers, or gathered in shared memory.
+    """
+    *_, step, _, _, _ = sch.get_loops(product)
+    weights = sch.cache_read(product, 1 - index, "shared.dyn", consumer_blocks=[product])
+    sch.compute_at(weights, step, preserve_unit_loops=True)
+    _mark(sch, step, stages, constant)
+
+
+def place_first(sch: Any, chain: Chain, loop: Any, stages: int, constant: bool) -> None:
+    """Compute a chain's first products in a loop over tiles of the intermediate, each pipelined."""
+    for product in chain.first:
+        sch.compute_at(product, loop, preserve_unit_loops=True)
+        *_, i, j, k = sch.get_loops(product)
+        step, depth = sch.split(k, [None, row_bytes_depth(sch, product)])
+        sch.reorder(step, i, j, depth)
+        sch.set_scope(product, 0, "local")
+        pipeline(sch, product, stages, constant)
+
+
+def _mark(sch: Any, step: Any, stages: int, constant: bool) -> None:
     sch.annotate(step, STAGES, stages)
     if constant:
         sch.annotate(step, CONSTANT, 1)

@@ -7,11 +7,9 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, device
 from crossfuse.schedule.install import install
-from crossfuse.schedule.markers import CONSTANT, STAGES
 from crossfuse.schedule.rules.chain import Chain, read_two_products
-from crossfuse.schedule.rules.pipelined import depth_beside, pipeline, read_of
+from crossfuse.schedule.rules.pipelined import depth_beside, place_first, read_of, stage_weights
 from crossfuse.schedule.rules.register_tiles import RegisterTiles
-from crossfuse.schedule.rules.tensor_tiles import row_bytes_depth
 
 
 def schedule_register_ffn(
@@ -103,7 +101,7 @@ def _second(sch: Any, chain: Chain, consumer: Any, tiles: RegisterTiles, constan
     sch.reorder(*part, row_tile, column_tile, step, row, column, depth)
     place = sch.fuse(*part, row_tile, column_tile)
     sch.bind(place, "blockIdx.x")
-    _load_weights(sch, consumer, index, tiles, constant)
+    stage_weights(sch, consumer, index, tiles.stages, constant)
     return place
 
 
@@ -120,34 +118,19 @@ def _in_cluster(sch: Any, chain: Chain, tiles: RegisterTiles, constant: bool) ->
     store = sch.cache_write(partial, 0, "local")
     _, rank, *_ = sch.get_loops(partial)
     sch.reverse_compute_at(store, rank, preserve_unit_loops=True)
-    _load_weights(sch, partial, read_of(sch, partial, chain.middle), tiles, constant)
+    index = read_of(sch, partial, chain.middle)
+    stage_weights(sch, partial, index, tiles.stages, constant)
     sch.set_scope(chain.second, 0, "local")
     _, slices, *_ = sch.get_loops(chain.second)
     sch.reverse_compute_at(chain.epilogue, slices, preserve_unit_loops=True)
     return rank
 
 
-def _load_weights(sch: Any, product: Any, index: int, tiles: RegisterTiles, constant: bool) -> None:
-    """Stage what a product multiplies its read `index` by, in the loop over steps; mark it."""
-    *_, step, _, _, _ = sch.get_loops(product)
-    weights = sch.cache_read(product, 1 - index, "shared.dyn", consumer_blocks=[product])
-    sch.compute_at(weights, step, preserve_unit_loops=True)
-    sch.annotate(step, STAGES, tiles.stages)
-    if constant:
-        sch.annotate(step, CONSTANT, 1)
-
-
 def _first(sch: Any, chain: Chain, place: Any, constant: bool) -> None:
     """The first products, of the columns that a CTA multiplies."""
     sch.set_scope(chain.middle, 0, "local")
     sch.compute_at(chain.middle, place, preserve_unit_loops=True)
-    for product in chain.first:
-        sch.compute_at(product, place, preserve_unit_loops=True)
-        *_, i, j, k = sch.get_loops(product)
-        step, depth = sch.split(k, [None, row_bytes_depth(sch, product)])
-        sch.reorder(step, i, j, depth)
-        sch.set_scope(product, 0, "local")
-        pipeline(sch, product, 0, constant)
+    place_first(sch, chain, place, 0, constant)
 
 
 def _sum(sch: Any, chain: Chain, tiles: RegisterTiles) -> None:

@@ -88,18 +88,8 @@ class TensorTiles:
             free = self.cluster in (0, 2) and self.split == 1 and not paired
             stacked = free and is_wide(chain, rows)
         if stacked:
-            cluster = self.cluster or 2
-            across = self.across or stacked_across(chain, rows, most, cluster)
-            columns = self.columns or stacked_columns(chain, rows, most, cluster, across)
-            return replace(
-                self,
-                rows=rows,
-                columns=columns,
-                cluster=cluster,
-                across=across,
-                depth=depth,
-                stacked=True,
-            )
+            tiles = replace(self, rows=rows, depth=depth, stacked=True)
+            return tiles._stacked(chain, most)
         size = self.cluster or (2 if paired else _split_of_second(chain, rows, depth))
         split, across = self.split, self.across or 1
         if not staged and split == 1 and not self.cluster and _is_deep(chain, size * depth):
@@ -120,6 +110,13 @@ class TensorTiles:
             depth=depth,
             stacked=False,
         )
+
+    def _stacked(self, chain: Chain, most: int) -> TensorTiles:
+        """Clusters along the rows of the intermediate, with tiles of at most so many columns."""
+        cluster = self.cluster or 2
+        across = self.across or stacked_across(chain, self.rows, most, cluster)
+        columns = self.columns or stacked_columns(chain, self.rows, most, cluster, across)
+        return replace(self, columns=columns, cluster=cluster, across=across)
 
     def of_second(self, sch: Any, chain: Chain, first: TensorTiles) -> TensorTiles:
         """Fill in the tiles of a chain's second product.

@@ -10,8 +10,8 @@ from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.install import install
 from crossfuse.schedule.markers import PAIRED
 from crossfuse.schedule.rules.chain import Chain, read_two_products
-from crossfuse.schedule.rules.pipelined import bind_rows, bind_split, pipeline
-from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
+from crossfuse.schedule.rules.pipelined import bind_rows, bind_split, place_first
+from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 
 
 def schedule_tiled_ffn(
@@ -105,13 +105,7 @@ def _first(sch: Any, chain: Chain, tiles: TensorTiles, paired: bool, constant: b
     sch.bind(sch.fuse(column_tile, row_tile), "blockIdx.x")
     sch.cluster_bind(beside, "y")
     sch.cluster_bind(rank)
-    for product in chain.first:
-        sch.compute_at(product, rank, preserve_unit_loops=True)
-        *_, i, j, k = sch.get_loops(product)
-        step, depth = sch.split(k, [None, row_bytes_depth(sch, product)])
-        sch.reorder(step, i, j, depth)
-        sch.set_scope(product, 0, "local")
-        pipeline(sch, product, tiles.stages, constant)
+    place_first(sch, chain, rank, tiles.stages, constant)
 
 
 def _along_columns(sch: Any, chain: Chain, tiles: TensorTiles) -> tuple[Any, ...]:

@@ -1,0 +1,250 @@
+"""The PTX instructions that the emulator knows, each as a call of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+#: Makes a C++ expression of a matched instruction and its operands.
+Translator = Callable[[re.Match[str], list[str]], str]
+
+_NOTHING = "((void)0)"
+_ELEMENTS = {"f16": "F16", "bf16": "BF16", "e4m3": "E4M3", "e5m2": "E5M2"}
+_READ_TYPES = {
+    "b8": "unsigned char",
+    "b16": "unsigned short",
+    "b32": "unsigned",
+    "f32": "float",
+    "v2.f32": "float2",
+}
+_FORMATS = {"bf16x2": "Bfloat16", "f16x2": "Half"}
+
+
+def _call(name: str, *extra: str) -> Translator:
+    """A call with all operands, then `extra`."""
+    return lambda _, operands: f"crossfuse_emulate_{name}({', '.join([*operands, *extra])})"
+
+
+def _numbered(name: str) -> Translator:
+    """A call with the number in the instruction."""
+    return lambda match, _: f"crossfuse_emulate_{name}({match[1]})"
+
+
+def _arrive(match: re.Match[str], operands: list[str]) -> str:
+    count = operands[1] if len(operands) > 1 else "1"
+    return f"crossfuse_emulate_mbarrier_arrive({operands[0]}, {count}, 0)"
+
+
+def _expect(_: re.Match[str], operands: list[str]) -> str:
+    return f"crossfuse_emulate_mbarrier_arrive({operands[0]}, 1, {operands[1]})"
+
+
+def _load(match: re.Match[str], operands: list[str]) -> str:
+    ranks = operands[5] if match["multicast"] else "-1"
+    return f"crossfuse_emulate_tma_load({', '.join(operands[:5])}, {ranks})"
+
+
+def _load_pixels(match: re.Match[str], operands: list[str]) -> str:
+    ranks = operands[9] if match["multicast"] else "-1"
+    return f"crossfuse_emulate_tma_load_pixels({', '.join(operands[:9])}, {ranks})"
+
+
+def _multiply(match: re.Match[str], operands: list[str]) -> str:
+    count = int(match["n"]) // 2
+    registers = ", ".join(f"&({each})" for each in operands[:count])
+    *left, right, keep = operands[count:]
+    types = ", ".join(f"CROSSFUSE_{_ELEMENTS[match[side]]}" for side in ("left", "right"))
+    transposed = match["transposed"] or "0"
+    shape = f"{match['n']}, {match['k']}, {types}, {transposed}"
+    call, operand = "wgmma", left[0]
+    before = f"float* registers_[] = {{{registers}}}; "
+    if match["kept"]:
+        before += f"unsigned* left_[] = {{{', '.join(f'&({each})' for each in left)}}}; "
+        call, operand = "wgmma_registers", "left_"
+    return (
+        f"{{ {before}crossfuse_emulate_{call}(registers_, {shape}, {operand}, {right}, {keep}); }}"
+    )
+
+
+def _matrices(match: re.Match[str], operands: list[str]) -> str:
+    registers = ", ".join(operands[1:])
+    return (
+        f"{{ unsigned registers_[] = {{{registers}}}; "
+        f"crossfuse_emulate_store_matrices({operands[0]}, registers_, {match[1]}); }}"
+    )
+
+
+def _push(_: re.Match[str], operands: list[str]) -> str:
+    address, *values, barrier = operands
+    return (
+        f"{{ float values_[] = {{{', '.join(values)}}}; "
+        f"crossfuse_emulate_store_async({address}, values_, {4 * len(values)}, {barrier}); }}"
+    )
+
+
+def _fetch(_: re.Match[str], operands: list[str]) -> str:
+    *targets, address = operands
+    values = "; ".join(f"{each} = values_[{i}]" for i, each in enumerate(targets))
+    return (
+        f"{{ float values_[4]; crossfuse_emulate_load_shared({address}, values_, "
+        f"{4 * len(targets)}); {values}; }}"
+    )
+
+
+def _store_word(_: re.Match[str], operands: list[str]) -> str:
+    return f"*(unsigned*)({operands[0]}) = {operands[1]}"
+
+
+def _store_pair(_: re.Match[str], operands: list[str]) -> str:
+    address, low, high = operands
+    return f"((float*)({address}))[0] = {low}; ((float*)({address}))[1] = {high}"
+
+
+def _load_global(_: re.Match[str], operands: list[str]) -> str:
+    *targets, address = operands
+    values = "; ".join(f"{each} = values_[{i}]" for i, each in enumerate(targets))
+    return f"{{ const float* values_ = (const float*)({address}); {values}; }}"
+
+
+def _read(match: re.Match[str], operands: list[str]) -> str:
+    """A load of one register or two neighbours, at an address of their alignment."""
+    *targets, address = operands
+    value = f"*(const {_READ_TYPES[match['type']]}*)({address})"
+    if len(targets) == 1:
+        return f"{targets[0]} = {value}"
+    low, high = targets
+    return f"{{ const auto value_ = {value}; {low} = value_.x; {high} = value_.y; }}"
+
+
+def _pack(match: re.Match[str], operands: list[str]) -> str:
+    kind = f"crossfuse_emulated::{_FORMATS[match[1]]}"
+    return (
+        f"{operands[0]} = crossfuse_ptx_pack<{kind}>({operands[1]}, {operands[2]}); "
+        f"crossfuse_emulate_register_written(&({operands[0]}))"
+    )
+
+
+def _await_copies(match: re.Match[str], _: list[str]) -> str:
+    return f"crossfuse_emulate_bulk_wait({match['pending']}, {int(match['read'] is not None)})"
+
+
+def _fence(match: re.Match[str], _: list[str]) -> str:
+    return f"crossfuse_emulate_fence_async(CROSSFUSE_{(match['space'] or 'all').upper()})"
+
+
+def _flag_load(match: re.Match[str], operands: list[str]) -> str:
+    order = f"CROSSFUSE_{(match['order'] or 'weak').upper()}"
+    target, address = operands
+    return f"{target} = crossfuse_emulate_flag_load((const void*)({address}), {order})"
+
+
+def _flag_store(match: re.Match[str], operands: list[str]) -> str:
+    order = f"CROSSFUSE_{match['order'].upper()}"
+    address, value = operands
+    return f"crossfuse_emulate_flag_store((void*)({address}), {value}, {order})"
+
+
+def _flag_add(match: re.Match[str], operands: list[str]) -> str:
+    order = f"CROSSFUSE_{match['order'].upper()}"
+    *target, address, value = operands
+    call = f"crossfuse_emulate_flag_add((void*)({address}), {value}, {order})"
+    return f"{target[0]} = {call}" if target else call
+
+
+_WORD = r"(?:u32|s32|b32)"
+_ACCUMULATORS = r"\{[%\d, ]*\}"
+#: Patterns of whole instructions, and what becomes of them.
+INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
+    (re.compile(pattern), translator)
+    for pattern, translator in (
+        (
+            r"|setmaxnreg\..*|prefetch\.tensormap.*|fence\.mbarrier_init\..*"
+            r"|griddepcontrol\.launch_dependents;|nanosleep\..*",
+            lambda *_: _NOTHING,
+        ),
+        (r"griddepcontrol\.wait;", _call("grid_wait")),
+        (r"fence\.proxy\.async(?:\.(?P<space>shared|global)(?:::(?:cta|cluster))?)?;", _fence),
+        (r"(?:fence\.(?:acq_rel|sc)\.(?:gpu|sys)|membar\.(?:gl|sys));", _call("fence_memory")),
+        (r"bar\.sync %0, %1;", _call("named_barrier")),
+        (
+            r"mapa\.shared::cluster\.u32 %0, %1, %2;",
+            lambda _, each: f"{each[0]} = crossfuse_emulate_map_rank({each[1]}, {each[2]})",
+        ),
+        (r"mbarrier\.init\.shared\.b64 \[%0\], %1;", _call("mbarrier_init")),
+        (r"mbarrier\.arrive\.expect_tx\.shared\.b64 _, \[%0\], %1;", _expect),
+        (r"mbarrier\.arrive\.shared(?:::cluster)?\.b64 _, \[%0\](?:, %1)?;", _arrive),
+        (
+            r"\.reg \.pred P1; .*mbarrier\.try_wait\.parity.*",
+            lambda _, each: f"crossfuse_emulate_mbarrier_wait({each[0]}, {each[1]})",
+        ),
+        (
+            r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global\.mbarrier::complete_tx::bytes"
+            r"(?P<multicast>\.multicast::cluster)?(?:\.L2::cache_hint)? "
+            r"\[%0\], \[%1, \{%2, %3\}\], \[%4\](?:, %5)?(?:, %6)?;",
+            _load,
+        ),
+        (
+            r"cp\.async\.bulk\.tensor\.4d\.shared::cluster\.global\.im2col\."
+            r"mbarrier::complete_tx::bytes(?P<multicast>\.multicast::cluster)?"
+            r"(?:\.L2::cache_hint)? \[%0\], \[%1, \{%2, %3, %4, %5\}\], \[%6\], \{%7, %8\}"
+            r"(?:, %9)?(?:, %10)?;",
+            _load_pixels,
+        ),
+        (
+            r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta\.tile\.bulk_group "
+            r"\[%0, \{%1, %2\}\], \[%3\];",
+            _call("tma_store"),
+        ),
+        (
+            r"cp\.async\.bulk\.shared::cluster\.shared::cta\.mbarrier::complete_tx::bytes "
+            r"\[%0\], \[%1\], %2, \[%3\];",
+            _call("bulk_pass"),
+        ),
+        (r"cp\.async\.bulk\.commit_group;", _call("bulk_commit")),
+        (r"cp\.async\.bulk\.wait_group(?P<read>\.read)? (?P<pending>\d+);", _await_copies),
+        (
+            r"st\.async\.(?:weak\.)?shared::cluster\.mbarrier::complete_tx::bytes\.v[24]\.f32 "
+            r"\[%0\], \{[%\d, ]*\}, \[%\d\];",
+            _push,
+        ),
+        (r"st\.global\.u32 \[%0\], %1;", _store_word),
+        (r"st\.global\.v2\.f32 \[%0\], \{%1, %2\};", _store_pair),
+        (r"ld\.global\.v4\.f32 \{[%\d, ]*\}, \[%\d\];", _load_global),
+        (r"ld\.global\.(?P<type>b8|b16|b32|f32) %0, \[%1\];", _read),
+        (r"ld\.global\.(?P<type>v2\.f32) \{%0, %1\}, \[%2\];", _read),
+        (
+            r"ld(?:\.(?P<order>acquire|relaxed)\.(?:gpu|sys)|\.weak|\.volatile)?\.global\."
+            + _WORD
+            + r" %0, \[%1\];",
+            _flag_load,
+        ),
+        (
+            rf"st\.(?P<order>release|relaxed)\.(?:gpu|sys)\.global\.{_WORD} \[%0\], %1;",
+            _flag_store,
+        ),
+        (
+            r"red\.(?P<order>release|relaxed)\.(?:gpu|sys)\.global\.add\.[us]32 \[%0\], %1;",
+            _flag_add,
+        ),
+        (
+            r"atom\.(?:add\.)?(?P<order>acq_rel|acquire|release|relaxed)\.(?:gpu|sys)\.global\."
+            r"(?:add\.)?[us]32 %0, \[%1\], %2;",
+            _flag_add,
+        ),
+        (r"ld\.shared\.v[24]\.f32 \{[%\d, ]*\}, \[%\d\];", _fetch),
+        (r"cvt\.rn\.(bf16x2|f16x2)\.f32 %0, %1, %2;", _pack),
+        (r"stmatrix\.sync\.aligned\.m8n8\.x(\d)\.shared\.b16 \[%0\], .*", _matrices),
+        (r"mov\.b32 %0, 0;", lambda _, each: f"{each[0]} = 0"),
+        (r"wgmma\.fence\.sync\.aligned;", _call("wgmma_fence")),
+        (r"wgmma\.commit_group\.sync\.aligned;", _call("wgmma_commit")),
+        (r"wgmma\.wait_group\.sync\.aligned (\d+);", _numbered("wgmma_wait")),
+        (
+            r"\.reg \.pred \w+; setp\.ne\.b32 \w+, %\d+, 0; wgmma\.mma_async\.sync\.aligned\."
+            r"m64n(?P<n>\d+)k(?P<k>\d+)\.f32\.(?P<left>\w+)\.(?P<right>\w+) "
+            + _ACCUMULATORS
+            + r", (?:%\d+|(?P<kept>\{[%\d, ]*\})), %\d+, \w+, 1, 1"
+            + r"(?:(?:, 0)?, (?P<transposed>[01]))?;",
+            _multiply,
+        ),
+    )
+]
