@@ -15,7 +15,7 @@ from gpu.test_cluster_kernels import run_repeatedly
 ONE = "scale=last,bias=last,residual=out"
 BOTH = "scale=first+last,bias=first+last,residual=out"
 PRODUCTS = {
-    "several tiles": ("M=4096,N=4096,K=256,dtype=bfloat16,weights=nk,act=gelu", {}),
+    "several tiles": ("M=512,N=768,K=256,dtype=bfloat16,weights=nk,act=gelu", {}),
     "tails": ("M=333,N=264,K=200,dtype=bfloat16", {}),
     "pairs": ("M=333,N=262,K=200,dtype=float16,weights=nk", {}),
     "odd width": ("M=333,N=263,K=200,dtype=bfloat16,weights=nk", {}),

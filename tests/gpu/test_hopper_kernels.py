@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 import crossfuse
+from crossfuse import _tvm as ir
 from crossfuse import workload
+from crossfuse.schedule.install import install
+from crossfuse.schedule.rules.chain import read_product
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
+from crossfuse.schedule.rules.pipelined import bind_split
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
 from crossfuse.schedule.rules.register_tiles import RegisterTiles
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
@@ -97,6 +101,7 @@ FFNS = (
     "gated_ffn:M=16,K=512,N=1024,L=512,dtype=float16",
     "gated_ffn:M=100,K=136,N=768,L=72,dtype=bfloat16",
     "gated_ffn:M=1,K=256,N=1024,L=256,dtype=bfloat16",
+    "gated_ffn:M=49,K=128,N=520,L=264,dtype=bfloat16",
     "gemm_chain:M=128,K=768,N=3072,L=768,dtype=bfloat16,act=gelu",
     "gemm_chain:M=64,K=256,N=1024,L=256,dtype=float16,act=relu,weights=kn",
     "gated_ffn:M=256,K=512,N=2048,L=512,dtype=bfloat16",
@@ -124,6 +129,17 @@ def test_product(name: str, tmp_path: Path) -> None:
     text, tiles = GEMMS[name]
     spec = workload.parse(f"gemm:{text}")
     schedule = schedule_tiled_gemm(workload.prim_func(spec), tiles=TensorTiles(**tiles))
+    run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
+
+
+def test_a_reduction_split_over_a_cluster_of_one(tmp_path: Path) -> None:
+    """The CTA sends its sums to itself."""
+    spec = workload.parse("gemm:M=64,N=256,K=512,dtype=bfloat16,weights=nk")
+    install()
+    schedule = ir.Schedule(workload.prim_func(spec))
+    chain = read_product(schedule, "split over 1")
+    tiles = TensorTiles(split=1).complete(schedule, chain)
+    bind_split(schedule, chain.first[0], chain.epilogue, tiles)
     run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
 
 

@@ -33,14 +33,13 @@ inline unsigned cluster_size(const Launch& launch) {
   return launch.cluster.x * launch.cluster.y * launch.cluster.z;
 }
 
-inline LaunchConfig launch_config(const Launch& launch, LaunchAttributes* attributes, void* stream,
-                                  bool always_clusters = false) {
-  // A grid without clusters keeps the plain launch, which every driver path knows.
-  if (always_clusters || cluster_size(launch) > 1) {
-    LaunchAttribute& cluster = attributes->items[attributes->count++];
-    cluster.id = kLaunchClusterDimension;
-    cluster.value.cluster = {launch.cluster.x, launch.cluster.y, launch.cluster.z};
-  }
+inline LaunchConfig launch_config(const Launch& launch, LaunchAttributes* attributes,
+                                  void* stream) {
+  // A single CTA is launched as a cluster too: where there is none, st.async is an illegal
+  // instruction on an H100, and a reduction may be split over a cluster of one.
+  LaunchAttribute& cluster = attributes->items[attributes->count++];
+  cluster.id = kLaunchClusterDimension;
+  cluster.value.cluster = {launch.cluster.x, launch.cluster.y, launch.cluster.z};
   if (launch.early) {
     LaunchAttribute& early = attributes->items[attributes->count++];
     early.id = kLaunchProgrammatic;
@@ -116,7 +115,7 @@ inline std::unique_ptr<Loaded> load_on(const Program& program, int device_id) {
   for (int i = 0; i < program.launch_count; ++i) {
     const Launch& launch = program.launches[i];
     LaunchAttributes attributes;
-    const LaunchConfig config = launch_config(launch, &attributes, nullptr, true);
+    const LaunchConfig config = launch_config(launch, &attributes, nullptr);
     int clusters = 0;
     loaded->functions.push_back(prepare_function(launch, module));
     check(driver().cuOccupancyMaxActiveClusters(&clusters, loaded->functions.back(), &config),

@@ -75,7 +75,7 @@ def schedule_tiled_ffn(
         _first(sch, chain, tiles, paired, constant_weights)
     # An axis has one extent in a function: both phases have clusters of one shape.
     chosen = (second or TensorTiles()).of_second(sch, chain, tiles)
-    if chosen.cluster > 1:
+    if chosen.split == 1:
         bind_rows(sch, chain, chain.second, chosen, constant_weights)
     else:
         bind_split(sch, chain.second, chain.epilogue, chosen, constant_weights)
