@@ -66,6 +66,10 @@ class WorkloadRefused(RefusedError):
     """A workload spec, model or graph is not one the project can take."""
 
 
+class PlanRefused(RefusedError):
+    """A chain, loop order, tile, cluster or place that no plan can have."""
+
+
 class EnvironmentRefused(RefusedError):
     """The machine lacks something: a package version, nvcc, a C++ compiler, a GPU."""
 

@@ -1,0 +1,150 @@
+"""What a chain must be for the analysis to hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from crossfuse.errors import PlanRefused, RefusedError, refuse
+
+if TYPE_CHECKING:
+    from crossfuse.planner.chain.spec import Chain, Product
+
+
+def check_chain(chain: Chain) -> None:
+    """Refuse what is not a chain of products.
+
+    Parameters
+    ----------
+    chain : Chain
+        As its constructor got it.
+
+    Raises
+    ------
+    PlanRefused
+        Names that are used twice or unknown, extents and sizes below 1, dims and tensors that
+        nothing uses, a left operand that the product before did not make, a sum over a dim that an
+        operand lacks or the output has, outputs with other dims than the operands leave.
+    """
+    if not chain.products:
+        raise _refused("products", "none", "at least one product", "add the products in order")
+    _check_names(chain)
+    _check_sizes(chain)
+    for index in range(len(chain.products)):
+        _check_links(chain, index)
+        _check_dims(chain, chain.products[index])
+    _check_use(chain)
+
+
+def _check_names(chain: Chain) -> None:
+    names = {"dims": [each.name for each in chain.dims]}
+    names["tensors"] = [each.name for each in chain.tensors]
+    for what, present in names.items():
+        twice = _twice(present)
+        if twice:
+            found, limit = f"{twice!r} twice", "one of each name"
+            raise _refused(what, found, limit, "rename one of them")
+    for tensor in chain.tensors:
+        unknown = [each for each in tensor.dims if each not in names["dims"]]
+        if unknown:
+            found, limit = repr(unknown[0]), "the dims " + ", ".join(names["dims"])
+            raise _refused(f"tensor {tensor.name}", found, limit, "add the dim, with its extent")
+        twice = _twice(tensor.dims)
+        if twice:
+            found, limit = (
+                f"{twice!r} twice",
+                "each dim once; a diagonal is no operand",
+            )
+            raise _refused(f"tensor {tensor.name}", found, limit, "rename one of them")
+    for product in chain.products:
+        for name in (product.left, *product.rights, product.output):
+            if name not in names["tensors"]:
+                found, limit = repr(name), "the tensors " + ", ".join(names["tensors"])
+                raise _refused(f"product of {product.output}", found, limit, "add the tensor")
+
+
+def _check_sizes(chain: Chain) -> None:
+    sizes: list[tuple[str, object]] = [(f"dim {each.name}", each.extent) for each in chain.dims]
+    sizes += [(f"item of {each.name}", each.item) for each in chain.tensors]
+    sizes += [(f"repeats of {each.name}", each.repeats) for each in chain.tensors]
+    for where, value in sizes:
+        if type(value) is not int or value < 1:
+            raise _refused(where, value, "a positive integer", "write 1, say")
+
+
+def _check_links(chain: Chain, index: int) -> None:
+    """Each product's left operand and the roles of its tensors."""
+    product, where = chain.products[index], f"product of {chain.products[index].output}"
+    if index and product.left != chain.products[index - 1].output:
+        limit = f"{chain.products[index - 1].output}, which the product before makes"
+        raise _refused(where, f"left operand {product.left}", limit, "order the products")
+    if not product.rights or len(product.rights) > 2:
+        limit = "one right operand, or two that are combined element by element"
+        raise _refused(where, f"{len(product.rights)} right operands", limit, "join the weights")
+    last = index == len(chain.products) - 1
+    roles = {product.output: "output" if last else "intermediate"}
+    roles |= dict.fromkeys(product.rights if index else (product.left, *product.rights), "input")
+    for name, role in roles.items():
+        if chain.tensor(name).role != role:
+            found = f"{name} as {chain.tensor(name).role}"
+            raise _refused(where, found, f"{role}, from its place in the chain", f"write {role}")
+
+
+def _check_dims(chain: Chain, product: Product) -> None:
+    where, reduction = f"product of {product.output}", product.reduction
+    left, output = chain.tensor(product.left), chain.tensor(product.output)
+    rights = [chain.tensor(each) for each in product.rights]
+    for operand in (left, *rights):
+        if reduction not in operand.dims:
+            found = f"a sum over {reduction!r}, which does not index {operand.name}"
+            shared = [each for each in left.dims if each in rights[0].dims]
+            limit = "a dim that indexes both operands: " + (", ".join(shared) or "there is none")
+            raise _refused(where, found, limit, "sum over the dim that they share")
+    if reduction in output.dims:
+        found = f"{output.name}[{', '.join(output.dims)}], which the summed {reduction!r} indexes"
+        raise _refused(where, found, "outputs without it", f"take {reduction!r} out of its dims")
+    if any(set(each.dims) != set(rights[0].dims) for each in rights):
+        found = " and ".join(f"{each.name}[{', '.join(each.dims)}]" for each in rights)
+        raise _refused(where, found, "the same dims, as results are combined", "make them alike")
+    columns = [each for each in rights[0].dims if each not in left.dims]
+    if len(columns) != 1:
+        found = f"{len(columns)} dims of {rights[0].name} that {left.name} lacks"
+        raise _refused(where, found, "one, the columns of the output", "flatten them into one dim")
+    made = {*left.dims, *rights[0].dims} - {reduction}
+    if set(output.dims) != made:
+        found = f"{output.name}[{', '.join(output.dims)}]"
+        limit = "all dims of the operands but the summed one: " + ", ".join(sorted(made))
+        raise _refused(where, found, limit, "index the output by these")
+
+
+def _check_use(chain: Chain) -> None:
+    """Dims and tensors without a use; outputs that are made twice."""
+    indexed = {dim for tensor in chain.tensors for dim in tensor.dims}
+    for dim in chain.dims:
+        if dim.name not in indexed:
+            limit = "dims that index a tensor"
+            raise _refused(f"dim {dim.name}", "no tensor with it", limit, "leave the dim out")
+    names = [chain.products[0].left]
+    names += [name for each in chain.products for name in (*each.rights, each.output)]
+    twice = _twice(names)
+    if twice:
+        found, limit = f"{twice} in two places", "one place in the chain for each tensor"
+        raise _refused("tensors", found, limit, "rename the second one")
+    unused = [each.name for each in chain.tensors if each.name not in names]
+    if unused:
+        found, limit = f"{unused[0]}, which no product has", "operands and results"
+        raise _refused("tensors", found, limit, "leave it out")
+
+
+def _twice(names: Iterable[str]) -> str:
+    """A name that stands twice; empty if there is none."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return ""
+
+
+def _refused(where: str, found: object, limit: str, instead: str) -> RefusedError:
+    return refuse(PlanRefused, "chain", where, found=found, limit=limit, instead=instead)

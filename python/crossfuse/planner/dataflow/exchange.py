@@ -1,0 +1,266 @@
+"""What the CTAs of a cluster send each other, and what clusters add through L2.
+
+With the letters of `crossfuse.planner.dataflow.cluster`, e elements of a tile, b bytes of a stored
+element and a bytes of a partial sum:
+
+```
+all-exchange      s = split CTAs have partial sums of one tile; all of them need it whole
+
+  partial   0: [....]  1: [....]       reduce-scatter: CTA i gets slice i from s - 1 peers,
+  reduced   0: [ab  ]  1: [  cd]         (s - 1) e a in all
+  whole     0: [abcd]  1: [abcd]       all-gather: slice i goes to s - 1 peers, (s - 1) e b in all
+                                       naive: each sends all it has to each peer, s (s - 1) e a
+
+shuffle           g CTAs of a shuffle group have a tile each and need all g
+
+  has       0: [A.]  1: [.B]           as a ring or all at once, each gets g - 1 tiles:
+  needs     0: [AB]  1: [AB]             X (g - 1) e b in all for the X CTAs of a row
+
+reduce-scatter    s = split CTAs have partial sums of one tile of the output; each keeps a slice
+
+  partial   0: [....]  1: [....]         (s - 1) e a in all
+  reduced   0: [ab  ]  1: [  cd]
+
+between clusters  c clusters have partial sums of the same output, which L2 adds: c e a
+```
+
+Totals are exact for tiles of any size, clipped ones too, as is what one CTA sends: slices differ by
+one element at most. Every CTA of a group takes part, also one whose share of the sum or whose
+columns lie beyond the edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from crossfuse.errors import PlanRefused, refuse
+from crossfuse.planner.chain.spec import Chain
+from crossfuse.planner.dataflow.cluster import cluster_lanes
+from crossfuse.planner.dataflow.counts import Count, ceil_div, choose, most
+from crossfuse.planner.dataflow.footprint import ACCUMULATOR
+from crossfuse.planner.dataflow.residency import Residency
+from crossfuse.planner.dataflow.volume import Nest, elements_made, elements_moved
+
+METHODS = ("scatter", "naive")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes over DSM.
+
+    Attributes
+    ----------
+    leaving, arriving : Count
+        Of the CTA with the most, in one exchange of whole tiles.
+    total : Count
+        Of all CTAs together.
+    """
+
+    leaving: Count
+    arriving: Count
+    total: Count
+
+
+def all_exchange(
+    elements: Count,
+    split: Count,
+    *,
+    item: int,
+    accumulator: int = ACCUMULATOR,
+    method: str = "scatter",
+) -> Traffic:
+    """All of `split` CTAs combine their partial tiles, and have the result whole.
+
+    Parameters
+    ----------
+    elements : Count
+        Of the tile.
+    split : Count
+        CTAs that share it: shares of the sum, or two for gate and up.
+    item, accumulator : int
+        Bytes of an element of the result, and of a partial one.
+    method : str
+        ``"scatter"``: a reduce-scatter of partial sums, then an all-gather of results.
+        ``"naive"``: each sends its partial tile to each other and all combine, in one step.
+
+    Returns
+    -------
+    Traffic
+        Of one tile.
+
+    Raises
+    ------
+    PlanRefused
+        For other methods.
+    """
+    if method not in METHODS:
+        raise refuse(
+            PlanRefused,
+            "exchange",
+            "method of all_exchange",
+            found=repr(method),
+            limit="one of " + ", ".join(METHODS),
+            instead="write 'scatter', which moves the fewest bytes",
+        )
+    peers = split - 1
+    if method == "naive":
+        one = peers * elements * accumulator
+        return Traffic(one, one, one * split)
+    small, large = elements // split, ceil_div(elements, split)
+
+    def sent(slice_: Count) -> Count:
+        return (elements - slice_) * accumulator + slice_ * peers * item
+
+    def received(slice_: Count) -> Count:
+        return slice_ * peers * accumulator + (elements - slice_) * item
+
+    return Traffic(
+        most(sent(small), sent(large)),
+        most(received(small), received(large)),
+        peers * elements * (accumulator + item),
+    )
+
+
+def shuffle(elements: Count, group: Count, *, item: int) -> Traffic:
+    """All CTAs of a shuffle group get the tiles of the others.
+
+    Parameters
+    ----------
+    elements : Count
+        Of each CTA's tile.
+    group : Count
+        CTAs of the group, cls_shuffle.
+    item : int
+        Bytes of an element.
+
+    Returns
+    -------
+    Traffic
+        Of one group.
+    """
+    one = (group - 1) * elements * item
+    return Traffic(one, one, one * group)
+
+
+def reduce_scatter(elements: Count, split: Count, *, accumulator: int = ACCUMULATOR) -> Traffic:
+    """`split` CTAs add their partial tiles; each keeps a slice of the sum.
+
+    Parameters
+    ----------
+    elements : Count
+        Of the tile.
+    split : Count
+        CTAs that share it, cls_reduce.
+    accumulator : int
+        Bytes of a partial sum.
+
+    Returns
+    -------
+    Traffic
+        Of one tile.
+    """
+    peers = split - 1
+    leaving = (elements - elements // split) * accumulator
+    arriving = peers * ceil_div(elements, split) * accumulator
+    return Traffic(leaving, arriving, peers * elements * accumulator)
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """All bytes that the CTAs of all clusters send each other over a run, by primitive.
+
+    Attributes
+    ----------
+    all_exchange, shuffle : Mapping[str, Count]
+        By intermediate.
+    reduce_scatter : Count
+        Of the output.
+    """
+
+    all_exchange: Mapping[str, Count]
+    shuffle: Mapping[str, Count]
+    reduce_scatter: Count
+
+    @property
+    def total(self) -> Count:
+        """All of them."""
+        parts = (*self.all_exchange.values(), *self.shuffle.values(), self.reduce_scatter)
+        total: Count = 0
+        for each in parts:
+            total = total + each
+        return total
+
+
+def exchanges(
+    chain: Chain,
+    cluster: Mapping[str, Count],
+    made: tuple[Nest, ...],
+    residency: Residency,
+    *,
+    method: str = "scatter",
+) -> Exchanges:
+    """Count what a whole run exchanges.
+
+    Parameters
+    ----------
+    chain : Chain
+        What is computed.
+    cluster : Mapping[str, Count]
+        CTAs along each dim.
+    made : tuple[Nest, ...]
+        Nests of clusters, see `crossfuse.planner.dataflow.volume.nests`.
+    residency : Residency
+        As for the nests. An intermediate that is grid-wide goes through L2: each CTA stores the
+        slice that it reduced, so that there is neither an all-gather nor a shuffle.
+    method : str
+        See `all_exchange`.
+
+    Returns
+    -------
+    Exchanges
+        Bytes.
+    """
+    lanes = cluster_lanes(chain, cluster)
+    combined: dict[str, Count] = {}
+    shuffled: dict[str, Count] = {}
+    for index, tensor in enumerate(chain.intermediates):
+        terms = len(chain.products[index].rights)
+        elements = elements_made(made[index], tensor.dims)
+        split, group = lanes[index].split, lanes[index + 1].shuffle
+        size = ACCUMULATOR * terms
+        if tensor.name in residency.grid_wide:
+            combined[tensor.name] = reduce_scatter(elements, split, accumulator=size).total
+            continue
+        traffic = all_exchange(elements, split, item=tensor.item, accumulator=size, method=method)
+        combined[tensor.name] = traffic.total
+        # Each share of the sum has the tiles whole and serves its own shuffle groups.
+        shuffled[tensor.name] = split * shuffle(elements, group, item=tensor.item).leaving
+    output = chain.output
+    hold = residency.position(output, made[-1].schedule)
+    elements = elements_moved(made[-1], output.dims, hold)
+    size = ACCUMULATOR * len(chain.products[-1].rights)
+    stored = reduce_scatter(elements, lanes[-1].split, accumulator=size).total
+    return Exchanges(combined, shuffled, stored)
+
+
+def inter_cluster_reduce(
+    elements: Count, clusters: Count, *, accumulator: int = ACCUMULATOR
+) -> Count:
+    """Bytes that clusters add into L2 when each has partial sums of the same output.
+
+    Parameters
+    ----------
+    elements : Count
+        Of the output.
+    clusters : Count
+        That have partial sums of each element; with one the sums are whole and nothing is added.
+    accumulator : int
+        Bytes of a partial sum.
+
+    Returns
+    -------
+    Count
+        Bytes; 0 for one cluster, whose sums are stored and not added.
+    """
+    return choose(clusters > 1, clusters * elements * accumulator, 0)

@@ -1,0 +1,245 @@
+"""All that a fused chain moves, by memory level and tensor.
+
+```
+level       what is counted                                                 nests of
+registers   operands that tensor cores read from shared memory              CTAs
+shared      what arrives in shared memory, from L2 or from peers            CTAs
+dsm         what CTAs send each other                                       clusters
+l2          what clusters read from L2 and write to it                      clusters
+hbm         what L2 reads from HBM and writes to it                         the grid
+```
+
+A cluster reads a tile once from L2, for all its CTAs that need it (multicast). The clusters walk in
+step, so that they read a tile once from HBM. L2 keeps what the loops inside some position touch:
+the outermost position is taken at which the tiles of all tensors fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from crossfuse.planner.chain.spec import Chain, Tensor
+from crossfuse.planner.dataflow.counts import Count, choose
+from crossfuse.planner.dataflow.exchange import Exchanges, exchanges
+from crossfuse.planner.dataflow.footprint import ACCUMULATOR, region_elements
+from crossfuse.planner.dataflow.residency import Residency
+from crossfuse.planner.dataflow.schedules import LoopSchedule
+from crossfuse.planner.dataflow.tiling import Tiling
+from crossfuse.planner.dataflow.volume import (
+    Nest,
+    elements_made,
+    elements_moved,
+    nests,
+    operand_reads,
+)
+
+MEMORIES = ("registers", "shared", "dsm", "l2", "hbm")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the analysis must know of a kernel beside its tiles.
+
+    Attributes
+    ----------
+    l2_bytes : int
+        L2 for tiles that are read again.
+    rows, columns : int
+        Of the output tile of one instruction: 64 by at most 256 for wgmma.
+    method : str
+        How partial sums are combined, see `crossfuse.planner.dataflow.exchange.all_exchange`.
+    adds : bool
+        Whether L2 adds partial sums of the output; else they are read back and written again.
+    spilled : Mapping[str, Count]
+        Part of each intermediate, 0 to 1, that clusters keep in L2 for want of room.
+    """
+
+    l2_bytes: int
+    rows: int = 64
+    columns: int = 256
+    method: str = "scatter"
+    adds: bool = True
+    spilled: Mapping[str, Count] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Movement:
+    """Bytes of a run.
+
+    Attributes
+    ----------
+    bytes : Mapping[str, Mapping[str, Count]]
+        By level, one of `MEMORIES`, and tensor. The output counts what is written and read back.
+    exchanged : Exchanges
+        What ``bytes["dsm"]`` is made of.
+    """
+
+    bytes: Mapping[str, Mapping[str, Count]]
+    exchanged: Exchanges
+
+    def total(self, level: str) -> Count:
+        """Bytes of all tensors at a level."""
+        total: Count = 0
+        for each in self.bytes[level].values():
+            total = total + each
+        return total
+
+
+def movement(
+    chain: Chain,
+    schedule: LoopSchedule,
+    tiling: Tiling,
+    residency: Residency,
+    machine: Machine,
+) -> Movement:
+    """Analyse one candidate, or many of one schedule and residency at once.
+
+    Parameters
+    ----------
+    chain, schedule, residency, machine
+        What runs, how and where.
+    tiling : Tiling
+        Integers, or int64 arrays of one shape with an entry for each candidate; see
+        `crossfuse.planner.dataflow.counts.counting_type` for their type.
+
+    Returns
+    -------
+    Movement
+        Integers, or arrays.
+    """
+    cta, cluster, grid = (
+        nests(chain, schedule, tiling, residency, level) for level in ("cta", "cluster", "grid")
+    )
+    exchanged = exchanges(chain, tiling.cluster, cluster, residency, method=machine.method)
+    dsm = {
+        name: exchanged.all_exchange[name] + exchanged.shuffle.get(name, 0)
+        for name in exchanged.all_exchange
+    }
+    dsm[chain.output.name] = exchanged.reduce_scatter
+    return Movement(
+        {
+            "registers": _registers(chain, cta, machine),
+            "shared": _arrivals(chain, cta, residency),
+            "dsm": dsm,
+            "l2": _through_l2(chain, cluster, residency, machine),
+            "hbm": _through_hbm(chain, grid, residency, machine),
+        },
+        exchanged,
+    )
+
+
+def _registers(chain: Chain, made: tuple[Nest, ...], machine: Machine) -> dict[str, Count]:
+    found = {}
+    for index, (nest, product) in enumerate(zip(made, chain.products, strict=True)):
+        pieces = {chain.rows[-1]: machine.rows, chain.column(index): machine.columns}
+        for name in (product.left, *product.rights):
+            tensor = chain.tensor(name)
+            times = len(product.rights) if name == product.left else 1
+            found[name] = operand_reads(nest, tensor.dims, pieces) * tensor.item * times
+    return found
+
+
+def _arrivals(chain: Chain, made: tuple[Nest, ...], residency: Residency) -> dict[str, Count]:
+    """Operands. Of an intermediate, each CTA gets what it multiplies: its own and its peers'."""
+    return {
+        tensor.name: _moved(nest, tensor, residency) * tensor.item
+        for nest, tensor in _operands(chain, made)
+    }
+
+
+def _through_l2(
+    chain: Chain, made: tuple[Nest, ...], residency: Residency, machine: Machine
+) -> dict[str, Count]:
+    found = {
+        tensor.name: _moved(nest, tensor, residency) * tensor.item
+        for nest, tensor in _operands(chain, made)
+        if tensor.role == "input"
+    }
+    for index in range(len(chain.intermediates)):
+        name = chain.products[index].output
+        found[name] = _handed_on(chain, made, index, residency, machine)
+    hold = residency.position(chain.output, made[-1].schedule)
+    found[chain.output.name] = _written(chain, made[-1], hold, machine.adds)
+    return found
+
+
+def _handed_on(
+    chain: Chain, made: tuple[Nest, ...], index: int, residency: Residency, machine: Machine
+) -> Count:
+    """Bytes of an intermediate in L2: written once made, read by clusters tile by tile.
+
+    Of a tensor that stays in its cluster, this is the part that spilled, unless several clusters
+    have partial sums of it.
+    """
+    tensor, reduction = chain.intermediates[index], chain.products[index].reduction
+    written = elements_made(made[index], tensor.dims)
+    read = elements_moved(made[index + 1], tensor.dims, len(made[0].schedule.order)) * tensor.item
+    whole = written * tensor.item + read
+    if tensor.name not in residency.grid_wide:
+        whole = whole * machine.spilled.get(tensor.name, 0)
+    if reduction not in made[0].schedule.spatial:
+        return whole
+    parts = written * ACCUMULATOR * len(chain.products[index].rights)
+    return choose(made[index].grains[reduction].tiles > 1, parts + read, whole)
+
+
+def _written(chain: Chain, nest: Nest, hold: int, adds: bool) -> Count:
+    """Bytes of the output: whole sums as stored, partial ones in full and as often as they come."""
+    tensor = chain.output
+    elements = elements_moved(nest, tensor.dims, hold)
+    partial = elements * ACCUMULATOR
+    if not adds:
+        again = elements - elements_moved(nest, tensor.dims, hold, first=True)
+        partial = partial + again * ACCUMULATOR
+    return choose(elements > chain.elements(tensor.name), partial, elements * tensor.item)
+
+
+def _through_hbm(
+    chain: Chain, made: tuple[Nest, ...], residency: Residency, machine: Machine
+) -> dict[str, Count]:
+    """What L2 cannot keep comes again; what fits moves once, and an intermediate not at all."""
+    inner = len(made[0].schedule.order)
+    inputs = [(nest, each) for nest, each in _operands(chain, made) if each.role == "input"]
+    found = {each.name: _from_hbm(nest, each, inner) for nest, each in inputs}
+    result = _written(chain, made[-1], inner, adds=False)
+    for hold in reversed(range(inner)):
+        fits = _working_set(chain, made, residency, hold) <= machine.l2_bytes
+        for nest, tensor in inputs:
+            found[tensor.name] = choose(fits, _from_hbm(nest, tensor, hold), found[tensor.name])
+        result = choose(fits, _written(chain, made[-1], hold, adds=False), result)
+    for index, tensor in enumerate(chain.intermediates):
+        if tensor.name in residency.grid_wide:
+            consumer, hold = made[index + 1], residency.position(tensor, made[0].schedule)
+            region = region_elements(consumer, tensor.dims, hold) * tensor.item
+            moved = elements_made(made[index], tensor.dims) * tensor.item
+            moved = moved + _from_hbm(consumer, tensor, inner)
+            streams = _working_set(chain, made, replace(residency, grid_wide=frozenset()), inner)
+            found[tensor.name] = choose(region + streams <= machine.l2_bytes, 0, moved)
+    return {**found, chain.output.name: result}
+
+
+def _working_set(chain: Chain, made: tuple[Nest, ...], residency: Residency, hold: int) -> Count:
+    """Bytes that the loops from a position on touch in L2."""
+    needed: Count = 0
+    for nest, tensor in (*_operands(chain, made), (made[-1], chain.output)):
+        if tensor.role != "intermediate" or tensor.name in residency.grid_wide:
+            size = region_elements(nest, tensor.dims, hold) * tensor.item
+            needed = needed + size // tensor.repeats
+    return needed
+
+
+def _from_hbm(nest: Nest, tensor: Tensor, hold: int) -> Count:
+    return elements_moved(nest, tensor.dims, hold) * tensor.item // tensor.repeats
+
+
+def _operands(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:
+    return [
+        (nest, chain.tensor(name))
+        for nest, product in zip(made, chain.products, strict=True)
+        for name in (product.left, *product.rights)
+    ]
+
+
+def _moved(nest: Nest, tensor: Tensor, residency: Residency) -> Count:
+    return elements_moved(nest, tensor.dims, residency.position(tensor, nest.schedule))
