@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.counts import Count, Flag, both, most
+from crossfuse.planner.dataflow.counts import Count, Flag, both, floor_div, most
 
 #: CTAs in a cluster at most, with the launch attribute for sizes beyond 8.
 MAX_CLUSTER = Device.max_cluster
@@ -86,7 +86,7 @@ def cluster_lanes(chain: Chain, cluster: Mapping[str, Count]) -> tuple[Lanes, ..
     lanes, row = [Lanes(first, split, 1)], first * split
     for index in range(1, len(chain.products)):
         columns = cluster.get(chain.column(index), 1)
-        lanes.append(Lanes(columns, row // columns, columns // lanes[-1].split))
+        lanes.append(Lanes(columns, floor_div(row, columns), floor_div(columns, lanes[-1].split)))
     return tuple(lanes)
 
 
@@ -100,7 +100,7 @@ def legal_cluster(chain: Chain, cluster: Mapping[str, Count], limit: int = MAX_C
         columns = cluster.get(chain.column(index), 1)
         legal = both(legal, both(row % columns == 0, columns % split == 0))
         # What does not divide is illegal already; only a division by 0 must not follow.
-        split = most(row // columns, 1)
+        split = most(floor_div(row, columns), 1)
     return legal
 
 

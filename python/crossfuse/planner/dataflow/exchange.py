@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.dataflow.cluster import cluster_lanes
-from crossfuse.planner.dataflow.counts import Count, ceil_div, choose, most
+from crossfuse.planner.dataflow.counts import Count, ceil_div, choose, floor_div, most
 from crossfuse.planner.dataflow.footprint import ACCUMULATOR
 from crossfuse.planner.dataflow.residency import Residency
 from crossfuse.planner.dataflow.volume import Nest, elements_made, elements_moved
@@ -103,11 +103,11 @@ def all_exchange(
             limit="one of " + ", ".join(METHODS),
             instead="write 'scatter', which moves the fewest bytes",
         )
-    peers = split - 1
+    peers, total = split - 1, combined_bytes(elements, split, item, accumulator, method)
     if method == "naive":
         one = peers * elements * accumulator
-        return Traffic(one, one, one * split)
-    small, large = elements // split, ceil_div(elements, split)
+        return Traffic(one, one, total)
+    small, large = floor_div(elements, split), ceil_div(elements, split)
 
     def sent(slice_: Count) -> Count:
         return (elements - slice_) * accumulator + slice_ * peers * item
@@ -118,8 +118,17 @@ def all_exchange(
     return Traffic(
         most(sent(small), sent(large)),
         most(received(small), received(large)),
-        peers * elements * (accumulator + item),
+        total,
     )
+
+
+def combined_bytes(
+    elements: Count, split: Count, item: int, accumulator: int, method: str = "scatter"
+) -> Count:
+    """The total of an `all_exchange`, or of many: of `elements` in tiles of any size."""
+    if method == "naive":
+        return split * (split - 1) * elements * accumulator
+    return (split - 1) * elements * (accumulator + item)
 
 
 def shuffle(elements: Count, group: Count, *, item: int) -> Traffic:
@@ -161,7 +170,7 @@ def reduce_scatter(elements: Count, split: Count, *, accumulator: int = ACCUMULA
         Of one tile.
     """
     peers = split - 1
-    leaving = (elements - elements // split) * accumulator
+    leaving = (elements - floor_div(elements, split)) * accumulator
     arriving = peers * ceil_div(elements, split) * accumulator
     return Traffic(leaving, arriving, peers * elements * accumulator)
 
@@ -230,17 +239,16 @@ def exchanges(
         split, group = lanes[index].split, lanes[index + 1].shuffle
         size = ACCUMULATOR * terms
         if tensor.name in residency.grid_wide:
-            combined[tensor.name] = reduce_scatter(elements, split, accumulator=size).total
+            combined[tensor.name] = (split - 1) * elements * size
             continue
-        traffic = all_exchange(elements, split, item=tensor.item, accumulator=size, method=method)
-        combined[tensor.name] = traffic.total
+        combined[tensor.name] = combined_bytes(elements, split, tensor.item, size, method)
         # Each share of the sum has the tiles whole and serves its own shuffle groups.
-        shuffled[tensor.name] = split * shuffle(elements, group, item=tensor.item).leaving
+        shuffled[tensor.name] = split * (group - 1) * elements * tensor.item
     output = chain.output
     hold = residency.position(output, made[-1].schedule)
     elements = elements_moved(made[-1], output.dims, hold)
     size = ACCUMULATOR * len(chain.products[-1].rights)
-    stored = reduce_scatter(elements, lanes[-1].split, accumulator=size).total
+    stored = (lanes[-1].split - 1) * elements * size
     return Exchanges(combined, shuffled, stored)
 
 

@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from crossfuse.planner.chain.spec import Chain, Tensor
-from crossfuse.planner.dataflow.counts import Count, choose
+from crossfuse.planner.dataflow.counts import Count, Share, ceil_div, choose, part
 from crossfuse.planner.dataflow.exchange import Exchanges, exchanges
 from crossfuse.planner.dataflow.footprint import ACCUMULATOR, region_elements
 from crossfuse.planner.dataflow.residency import Residency
 from crossfuse.planner.dataflow.schedules import LoopSchedule
-from crossfuse.planner.dataflow.tiling import Tiling
+from crossfuse.planner.dataflow.tiling import LEVELS, Tiling
 from crossfuse.planner.dataflow.volume import (
     Nest,
     elements_made,
@@ -51,7 +51,7 @@ class Machine:
         How partial sums are combined, see `crossfuse.planner.dataflow.exchange.all_exchange`.
     adds : bool
         Whether L2 adds partial sums of the output; else they are read back and written again.
-    spilled : Mapping[str, Count]
+    spilled : Mapping[str, Share]
         Part of each intermediate, 0 to 1, that clusters keep in L2 for want of room.
     """
 
@@ -60,7 +60,7 @@ class Machine:
     columns: int = 256
     method: str = "scatter"
     adds: bool = True
-    spilled: Mapping[str, Count] = field(default_factory=dict)
+    spilled: Mapping[str, Share] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -100,17 +100,15 @@ def movement(
     chain, schedule, residency, machine
         What runs, how and where.
     tiling : Tiling
-        Integers, or int64 arrays of one shape with an entry for each candidate; see
-        `crossfuse.planner.dataflow.counts.counting_type` for their type.
+        Integers, or arrays of one shape with an entry for each candidate.
 
     Returns
     -------
     Movement
         Integers, or arrays.
     """
-    cta, cluster, grid = (
-        nests(chain, schedule, tiling, residency, level) for level in ("cta", "cluster", "grid")
-    )
+    made = nests(chain, schedule, tiling, residency)
+    cta, cluster, grid = (made[level] for level in LEVELS)
     exchanged = exchanges(chain, tiling.cluster, cluster, residency, method=machine.method)
     dsm = {
         name: exchanged.all_exchange[name] + exchanged.shuffle.get(name, 0)
@@ -177,7 +175,7 @@ def _handed_on(
     read = elements_moved(made[index + 1], tensor.dims, len(made[0].schedule.order)) * tensor.item
     whole = written * tensor.item + read
     if tensor.name not in residency.grid_wide:
-        whole = whole * machine.spilled.get(tensor.name, 0)
+        whole = part(whole, machine.spilled.get(tensor.name, 0))
     if reduction not in made[0].schedule.spatial:
         return whole
     parts = written * ACCUMULATOR * len(chain.products[index].rights)
@@ -224,13 +222,18 @@ def _working_set(chain: Chain, made: tuple[Nest, ...], residency: Residency, hol
     needed: Count = 0
     for nest, tensor in (*_operands(chain, made), (made[-1], chain.output)):
         if tensor.role != "intermediate" or tensor.name in residency.grid_wide:
-            size = region_elements(nest, tensor.dims, hold) * tensor.item
-            needed = needed + size // tensor.repeats
+            needed = needed + _in_memory(region_elements(nest, tensor.dims, hold), tensor)
     return needed
 
 
 def _from_hbm(nest: Nest, tensor: Tensor, hold: int) -> Count:
-    return elements_moved(nest, tensor.dims, hold) * tensor.item // tensor.repeats
+    return _in_memory(elements_moved(nest, tensor.dims, hold), tensor)
+
+
+def _in_memory(elements: Count, tensor: Tensor) -> Count:
+    """Bytes that elements take in memory, where those that repeat stand once."""
+    size = elements * tensor.item
+    return ceil_div(size, tensor.repeats) if tensor.repeats > 1 else size
 
 
 def _operands(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:

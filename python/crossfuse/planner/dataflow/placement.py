@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.dataflow.counts import Count, least, most
+from crossfuse.planner.dataflow.counts import Count, floor_div, least, most
 
 PLACES = ("registers", "shared", "dsm", "l2", "hbm")
 _REGISTER = 4
@@ -163,7 +163,7 @@ def place(needs: Sequence[Need], room: Capacities) -> dict[str, dict[str, Count]
         where["dsm"] = least(left, (need.sharers - 1) * shared)
         left = left - where["dsm"]
         shared = shared - where["shared"]
-        where["l2"] = least(left, l2 // need.units)
+        where["l2"] = least(left, floor_div(l2, need.units))
         l2 = l2 - where["l2"] * need.units
         where["hbm"] = left - where["l2"]
         placed[need.name] = where

@@ -32,6 +32,8 @@ class Walk:
         Whose units have the buffers.
     pieces : dict[str, int]
         What an instruction takes along a dim that does not index an operand; 1 where absent.
+    padded : bool
+        Whether tiles at the edge count as whole ones.
     moved : Counter[str]
         Elements by tensor that came, or of the output that left, after `run`.
     again : Counter[str]
@@ -50,6 +52,7 @@ class Walk:
     residency: Residency
     level: str
     pieces: dict[str, int] = field(default_factory=dict)
+    padded: bool = False
     moved: Counter[str] = field(default_factory=Counter)
     again: Counter[str] = field(default_factory=Counter)
     made: Counter[str] = field(default_factory=Counter)
@@ -58,7 +61,7 @@ class Walk:
 
     def run(self) -> Walk:
         """Run the chain once."""
-        self._views = grains(self.chain, self.schedule, self.tiling, self.level)
+        self._views = grains(self.chain, self.schedule, self.tiling)[self.level]
         self._buffer: dict[str, tuple[int, ...]] = {}
         self._seen: dict[str, set[tuple[int, ...]]] = {}
         self._execute(len(self.chain.products) - 1, {})
@@ -109,7 +112,7 @@ class Walk:
             for dim, lane in zip(self.chain.loops(index), lanes, strict=True):
                 inside = self.schedule.position(dim) >= hold
                 present = self._iterations(index, dim, lane, None if inside else at.get(dim, 0))
-                size *= len(present) if dim in tensor.dims else bool(present)
+                size *= self._length(index, dim, present) if dim in tensor.dims else bool(present)
             sizes.append(size)
         return sizes
 
@@ -135,6 +138,10 @@ class Walk:
         starts = [(each * int(grain.lanes) + lane) * int(grain.tile) for each in steps]
         present = [range(each, each + int(grain.tile)) for each in starts]
         return [each for some in present for each in some if each < grain.extent]
+
+    def _length(self, index: int, dim: str, present: list[int]) -> int:
+        tile = int(self._views[index][dim].tile)
+        return len(range(0, len(present), tile)) * tile if self.padded else len(present)
 
     def _copies(self, index: int) -> int:
         """Clusters that each run a product for columns of their own of a later one."""

@@ -18,9 +18,12 @@ left wait.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
@@ -29,6 +32,8 @@ from crossfuse.planner.dataflow.counts import Count, ceil_div, least
 from crossfuse.planner.dataflow.schedules import LoopSchedule
 
 LEVELS = ("cta", "cluster", "grid")
+#: Candidates that are analysed at once: an array of them has 128 KiB.
+PIECE = 16384
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,31 @@ class Tiling:
 
     block: Mapping[str, Count]
     cluster: Mapping[str, Count]
+
+    def pieces(self, size: int = PIECE) -> Iterator[Tiling]:
+        """Cut many candidates into pieces that stay in a core's cache while they are analysed.
+
+        Parameters
+        ----------
+        size : int
+            Candidates of a piece.
+
+        Yields
+        ------
+        Tiling
+            In order; at least one.
+        """
+        present = (*self.block.values(), *self.cluster.values())
+        count = max((len(each) for each in present if isinstance(each, np.ndarray)), default=1)
+        for start in range(0, count, size):
+            part = slice(start, start + size)
+            yield Tiling(_cut(self.block, part), _cut(self.cluster, part))
+
+
+def _cut(extents: Mapping[str, Count], part: slice) -> dict[str, Count]:
+    return {
+        dim: each[part] if isinstance(each, np.ndarray) else each for dim, each in extents.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -100,36 +130,28 @@ class Grain:
         return least(self.tile, self.extent)
 
 
-def grains(
-    chain: Chain, schedule: LoopSchedule, tiling: Tiling, level: str
-) -> tuple[dict[str, Grain], ...]:
-    """Say what a unit of a level takes along each dim.
+View: TypeAlias = "tuple[dict[str, Grain], ...]"
+
+
+def grains(chain: Chain, schedule: LoopSchedule, tiling: Tiling) -> dict[str, View]:
+    """Say what a unit of each level takes along each dim.
 
     Parameters
     ----------
     chain, schedule, tiling
         The candidates.
-    level : str
-        One of `LEVELS`.
 
     Returns
     -------
-    tuple[dict[str, Grain], ...]
-        For each product, the dims of the chain. Dims that a product does not run over have the
-        grain of clusters, which is what it is repeated by.
+    dict[str, tuple[dict[str, Grain], ...]]
+        By level, one of `LEVELS`, and product: the dims of the chain. Dims that a product does not
+        run over have the grain of clusters, which is what it is repeated by.
     """
     extents, lanes = chain.extents, cluster_lanes(chain, tiling.cluster)
     wide = {dim: tiling.block[dim] * tiling.cluster.get(dim, 1) for dim in extents}
-
-    def cluster_grain(dim: str) -> Grain:
-        spatial = dim in schedule.spatial
-        if spatial and level == "grid":
-            return Grain(extents[dim], extents[dim], 1)
-        return Grain(extents[dim], wide[dim], None if spatial else 1)
-
-    shared = {dim: cluster_grain(dim) for dim in extents}
-    if level != "cta":
-        return tuple(shared for _ in chain.products)
+    side = {dim: None if dim in schedule.spatial else 1 for dim in extents}
+    cluster = {dim: Grain(extents[dim], wide[dim], side[dim]) for dim in extents}
+    grid = {dim: Grain(extents[dim], extents[dim], 1) for dim in schedule.spatial}
 
     def cta_grain(dim: str, tile: Count, side: Count) -> Grain:
         return Grain(extents[dim], tile, None if dim in schedule.spatial else side)
@@ -137,13 +159,18 @@ def grains(
     rows = {
         dim: cta_grain(dim, tiling.block[dim], tiling.cluster.get(dim, 1)) for dim in chain.rows
     }
-    views = []
+    ctas = []
     for index, (product, lane) in enumerate(zip(chain.products, lanes, strict=True)):
         column, summed = chain.column(index), product.reduction
         own = {column: cta_grain(column, tiling.block[column], lane.columns)}
         own[summed] = cta_grain(summed, tiling.block[summed] * lane.shuffle, lane.split)
-        views.append({**shared, **rows, **own})
-    return tuple(views)
+        ctas.append({**cluster, **rows, **own})
+    count = len(chain.products)
+    return {
+        "cta": tuple(ctas),
+        "cluster": (cluster,) * count,
+        "grid": ({**cluster, **grid},) * count,
+    }
 
 
 def check_tiling(chain: Chain, tiling: Tiling) -> None:

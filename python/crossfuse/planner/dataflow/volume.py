@@ -29,10 +29,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.counts import Count, Flag, both, ceil_div, choose, either
+from crossfuse.planner.dataflow.counts import Count, Flag, both, ceil_div, choose, either, floor_div
 from crossfuse.planner.dataflow.residency import Residency
 from crossfuse.planner.dataflow.schedules import LoopSchedule
-from crossfuse.planner.dataflow.tiling import Grain, Tiling, grains
+from crossfuse.planner.dataflow.tiling import Grain, Tiling, View, grains
 
 
 @dataclass(frozen=True)
@@ -58,30 +58,34 @@ class Nest:
 
 
 def nests(
-    chain: Chain, schedule: LoopSchedule, tiling: Tiling, residency: Residency, level: str
-) -> tuple[Nest, ...]:
-    """Make the nest of each product.
+    chain: Chain, schedule: LoopSchedule, tiling: Tiling, residency: Residency
+) -> dict[str, tuple[Nest, ...]]:
+    """Make the nest of each product at each level.
 
     Parameters
     ----------
     chain, schedule, tiling, residency
         The candidates, see `check_tiling` and `check_residency` for what they must be.
-    level : str
-        One of `crossfuse.planner.dataflow.tiling.LEVELS`.
 
     Returns
     -------
-    tuple[Nest, ...]
-        In the order of the products.
+    dict[str, tuple[Nest, ...]]
+        By level, one of `crossfuse.planner.dataflow.tiling.LEVELS`, in the order of the products.
     """
-    views = grains(chain, schedule, tiling, level)
+    views = grains(chain, schedule, tiling)
+    return {level: _nests(chain, schedule, view, residency) for level, view in views.items()}
+
+
+def _nests(
+    chain: Chain, schedule: LoopSchedule, view: View, residency: Residency
+) -> tuple[Nest, ...]:
     repeats: dict[str, Flag] = {}
     made: list[Nest] = []
     for index in reversed(range(len(chain.products))):
         own = chain.loops(index)
         if index < len(chain.products) - 1:
             repeats = _repeats(chain, index, made[-1], residency)
-        made.append(Nest(schedule, own, views[index], repeats))
+        made.append(Nest(schedule, own, view[index], repeats))
     return tuple(reversed(made))
 
 
@@ -214,6 +218,7 @@ def operand_reads(nest: Nest, dims: tuple[str, ...], pieces: Mapping[str, int]) 
             count = count * grain.extent
         elif dim in nest.own:
             size = pieces.get(dim, 1)
-            whole = (grain.extent // grain.tile) * ceil_div(grain.tile, size)
-            count = count * (whole + ceil_div(grain.extent % grain.tile, size))
+            whole = floor_div(grain.extent, grain.tile)
+            rest = grain.extent - whole * grain.tile
+            count = count * (whole * ceil_div(grain.tile, size) + ceil_div(rest, size))
     return count * _times(nest)

@@ -1,0 +1,249 @@
+"""All levels together, on the workloads of the suites, and a million candidates at once."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from crossfuse.errors import PlanRefused
+from crossfuse.hardware import device
+from crossfuse.planner.chain.build import chain_of, matrix_chain
+from crossfuse.planner.chain.spec import Chain
+from crossfuse.planner.dataflow.counts import ceil_div, exact, floor_div
+from crossfuse.planner.dataflow.footprint import accumulators, footprints, gathered
+from crossfuse.planner.dataflow.movement import MEMORIES, Machine, Movement, movement
+from crossfuse.planner.dataflow.residency import Residency, check_residency, kept, recomputed
+from crossfuse.planner.dataflow.schedules import read_schedule
+from crossfuse.planner.dataflow.tiling import Tiling, check_tiling
+from crossfuse.planner.dataflow.volume import nests
+from crossfuse.workload import lookup, parse
+from null.planner.chains import random_case, random_tiling
+
+H100 = Machine(device("nvidia-h100").l2_bytes)
+G4 = matrix_chain(128, [768, 3072, 768])
+TILES = Tiling({"m": 128, "n": 128, "k": 64, "l": 96}, {"n": 8, "l": 8})
+
+
+def compulsory(chain: Chain) -> int:
+    return sum(
+        chain.elements(each.name) * each.item // each.repeats
+        for each in chain.tensors
+        if each.role != "intermediate"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "mebibytes"), [("G1", 0.35), ("G4", 9.4), ("G5", 258), ("S3", 260), ("S8", 18.5)]
+)
+def test_hbm_moves_what_must_be_when_clusters_walk_in_step(name: str, mebibytes: float) -> None:
+    chain = chain_of(lookup(name))
+    schedule = read_schedule("m n | l k", chain)
+    found = movement(chain, schedule, TILES, kept(chain, schedule), H100)
+    assert found.total("hbm") == compulsory(chain)
+    assert found.total("hbm") / 2**20 == pytest.approx(mebibytes, rel=0.02)
+
+
+def test_a_convolution_reads_its_image_once_from_hbm_and_its_windows_from_l2() -> None:
+    chain = chain_of(parse("conv_chain:batch=1,H=56,W=56,IC=64,OC1=64,OC2=256,k1=3"))
+    schedule = read_schedule("m | n l k", chain)
+    tiling = Tiling({"m": 128, "n": 64, "k": 64, "l": 256}, {})
+    found = movement(chain, schedule, tiling, kept(chain, schedule), H100)
+    assert found.bytes["hbm"]["A"] == 56 * 56 * 64 * 2
+    assert found.bytes["l2"]["A"] == 56 * 56 * 64 * 9 * 2
+
+
+def test_a_cluster_that_covers_the_intermediate() -> None:
+    """G4 in 3 clusters of 8 CTAs along n: C goes to all peers, E is added in L2 by 3 clusters."""
+    schedule = read_schedule("m n l | k", G4)
+    found = movement(G4, schedule, TILES, kept(G4, schedule), H100)
+    assert found.bytes["dsm"] == {"C": 7 * 128 * 3072 * 2, "E": 0}
+    assert found.bytes["l2"] == {
+        "A": 3 * 128 * 768 * 2,  # multicast: once for each cluster
+        "B": 3072 * 768 * 2,
+        "C": 0,
+        "D": 3072 * 768 * 2,
+        "E": 3 * 128 * 768 * 4,
+    }
+    assert found.bytes["shared"] == {
+        "A": 24 * 128 * 768 * 2,
+        "B": 3072 * 768 * 2,
+        "C": 8 * 128 * 3072 * 2,
+        "D": 3072 * 768 * 2,
+    }
+    # Instructions of 64 rows: every weight is read twice, A once for each 128 columns.
+    assert found.bytes["registers"] == {
+        "A": 24 * 128 * 768 * 2,
+        "B": 2 * 3072 * 768 * 2,
+        "C": 8 * 128 * 3072 * 2,
+        "D": 2 * 3072 * 768 * 2,
+    }
+
+
+def test_an_intermediate_in_l2_is_written_and_read_and_has_no_exchange() -> None:
+    schedule = read_schedule("m n l | k", G4)
+    wide = Residency({"C": 0}, frozenset({"C"}))
+    tiling = Tiling({"m": 128, "n": 128, "k": 64, "l": 96}, {})
+    check_residency(G4, schedule, wide)
+    found = movement(G4, schedule, tiling, wide, H100)
+    size = 128 * 3072 * 2
+    assert found.bytes["l2"]["C"] == size + 8 * size  # eight CTAs along l read it
+    assert found.bytes["dsm"] == {"C": 0, "E": 0}
+    assert found.bytes["hbm"]["C"] == 0
+    assert movement(G4, schedule, tiling, wide, Machine(2**20)).bytes["hbm"]["C"] == 2 * size
+
+
+def test_a_small_l2_is_refilled() -> None:
+    """Each step of m reads the weights again: 12 times, unless they stay in L2."""
+    chain = matrix_chain(1536, [768, 3072, 768])
+    schedule = read_schedule("l | m n k", chain)
+    tiling = Tiling({"m": 128, "n": 128, "k": 64, "l": 128}, {})
+    residency = kept(chain, schedule)
+    large = movement(chain, schedule, tiling, residency, Machine(50 << 20))
+    small = movement(chain, schedule, tiling, residency, Machine(4 << 20))
+    assert large.bytes["hbm"]["B"] == 3072 * 768 * 2
+    assert small.bytes["hbm"]["B"] == 12 * 3072 * 768 * 2
+    assert small.bytes["l2"] == large.bytes["l2"]
+
+
+def test_partial_sums_are_read_back_where_nobody_adds() -> None:
+    schedule = read_schedule("m | n l k", G4)
+    tiling = Tiling({"m": 128, "n": 128, "k": 64, "l": 96}, {})
+    residency = kept(G4, schedule)
+    adds = movement(G4, schedule, tiling, residency, H100).bytes["l2"]["E"]
+    reads = movement(G4, schedule, tiling, residency, Machine(H100.l2_bytes, adds=False))
+    assert adds == 24 * 128 * 768 * 4
+    assert reads.bytes["l2"]["E"] == (24 + 23) * 128 * 768 * 4
+
+
+def test_levels_of_a_run_are_in_order() -> None:
+    """What comes from HBM crosses L2, and what crosses L2 arrives in at least one CTA."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        case = random_case(rng)
+        found = movement(case.chain, case.schedule, case.tiling, case.residency, H100).bytes
+        for tensor in case.chain.tensors:
+            if tensor.role == "input":
+                held = case.residency.position(tensor, case.schedule) < len(case.schedule.order)
+                name = tensor.name
+                assert found["l2"][name] <= found["shared"][name] <= found["registers"][name]
+                assert held or found["hbm"][name] <= found["l2"][name]
+                assert found["hbm"][name] >= case.chain.elements(name) * tensor.item
+
+
+def test_footprints_of_a_cta() -> None:
+    schedule = read_schedule("m | l n k", G4)
+    residency = kept(G4, schedule)
+    made = nests(G4, schedule, TILES, residency)["cta"]
+    # Of 3072 columns in steps of 8 * 128, this CTA makes 3 * 128 and gathers those of its group.
+    assert footprints(G4, made, residency) == {
+        "A": 128 * 64 * 2,
+        "B": 128 * 64 * 2,
+        "C": 128 * 384 * 2,
+        "D": 96 * 1024 * 2,
+        "E": 128 * 96 * 2,
+    }
+    assert gathered(G4, made, 1, residency.hold["C"]) == 128 * 3072 * 2
+    assert accumulators(G4, made, 0, schedule.position("k")) == 128 * 128 * 4
+    assert accumulators(G4, made, 1, schedule.position("n")) == 128 * 96 * 4
+
+
+def arrays(rng: np.random.Generator, count: int) -> Tiling:
+    """Candidates of G5 at 256 rows."""
+    clusters = np.array([(1, 1, 1, 1), (2, 4, 2, 4), (2, 4, 2, 8), (1, 4, 1, 2), (1, 8, 2, 4)])
+    chosen = clusters[rng.integers(0, len(clusters), count)]
+    block = {dim: rng.choice([16, 32, 48, 64, 128, 256], count) for dim in "mnkl"}
+    return Tiling(block, dict(zip("mnkl", chosen.T, strict=True)))
+
+
+def alone(tiling: Tiling, index: int) -> Tiling:
+    return Tiling(
+        {dim: int(each[index]) for dim, each in tiling.block.items()},
+        {dim: int(each[index]) for dim, each in tiling.cluster.items()},
+    )
+
+
+def totals(found: Movement, index: int | None = None) -> list[int]:
+    sums = [found.total(level) for level in MEMORIES]
+    return [each if index is None else np.broadcast_to(each, PIECE)[index] for each in sums]
+
+
+PIECE = 5000
+
+
+@pytest.mark.parametrize("order", ["m n | l k", "m | n l k", "m | l n k", "m l n k |", "k | l n m"])
+def test_candidates_together_are_as_each_alone(order: str) -> None:
+    chain = matrix_chain(256, [4096, 16384, 4096])
+    schedule, rng = read_schedule(order, chain), np.random.default_rng(2)
+    for rule in (kept, recomputed):
+        residency, tiling = rule(chain, schedule), arrays(rng, PIECE)
+        together = movement(chain, schedule, tiling, residency, H100)
+        for index in range(0, PIECE, 250):
+            one = movement(chain, schedule, alone(tiling, index), residency, H100)
+            assert totals(one) == totals(together, index)
+
+
+def test_a_million_candidates_take_about_a_second() -> None:
+    """Half a second at most on a machine that does nothing else; this one runs tests."""
+    chain = matrix_chain(256, [4096, 16384, 4096])
+    schedule, tiling = read_schedule("m n | l k", chain), arrays(np.random.default_rng(3), 10**6)
+    residency, start = kept(chain, schedule), time.process_time()
+    pieces = list(tiling.pieces())
+    best = min(
+        float(np.min(movement(chain, schedule, each, residency, H100).total("l2")))
+        for each in pieces
+    )
+    assert time.process_time() - start < 2
+    assert best >= compulsory(chain)
+    assert sum(len(each.block["m"]) for each in pieces) == 10**6
+
+
+def test_quotients_of_arrays_are_exact() -> None:
+    rng = np.random.default_rng(4)
+    counts, sizes = rng.integers(1, 2**50, 10**5), rng.integers(1, 2**20, 10**5)
+    counts[::2] -= counts[::2] % sizes[::2]
+    assert (ceil_div(counts, sizes) == -(-counts // sizes)).all()
+    assert (floor_div(counts, sizes) == counts // sizes).all()
+
+
+def test_counts_that_may_not_be_exact_are_known() -> None:
+    assert exact(matrix_chain(256, [4096, 16384, 4096]))
+    assert not exact(matrix_chain(4096, [4096, 16384, 65536]))
+
+
+@pytest.mark.parametrize(
+    ("residency", "text"),
+    [
+        (Residency({"X": 0}), "hold of X: found 0; limit: 0 to 2, for one of A, B, C, D, E"),
+        (Residency({"A": 3}), "hold of A: found 3; limit: 0 to 2"),
+        (
+            Residency({"C": 2}),
+            "hold of C: found 2; limit: 1, outside the loop over 'k', before which no tile is made",
+        ),
+        (Residency({"C": 1}, frozenset("A")), "grid_wide: found A; limit: intermediates: C"),
+    ],
+)
+def test_residencies_that_cannot_be_are_refused(residency: Residency, text: str) -> None:
+    with pytest.raises(PlanRefused) as caught:
+        check_residency(G4, read_schedule("m n | l k", G4), residency)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        ({"m": 1, "n": 1, "k": 1}, "block l: found none; limit: a positive integer for each of m"),
+        ({"m": 0, "n": 1, "k": 1, "l": 1}, "block m: found 0"),
+        ({"m": 1, "n": 1, "k": 1, "l": 1, "x": 4}, "block x: found 4"),
+    ],
+)
+def test_tiles_that_cannot_be_are_refused(block: dict[str, int], text: str) -> None:
+    with pytest.raises(PlanRefused) as caught:
+        check_tiling(G4, Tiling(block, {}))
+    assert text in str(caught.value)
+
+
+def test_pieces_of_one_candidate() -> None:
+    tiling = random_tiling(np.random.default_rng(5), G4)
+    assert list(tiling.pieces()) == [tiling]
