@@ -1,0 +1,19 @@
+"""What the analysis loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+import crossfuse.planner.dataflow.needs, crossfuse.planner.dataflow.movement
+import crossfuse.planner.chain.build
+print(*sorted({"tvm", "torch", "scipy", "ml_dtypes"} & set(sys.modules)))
+"""
+
+
+def test_the_analysis_needs_numpy_alone() -> None:
+    run = [sys.executable, "-c", PROGRAM]
+    found = subprocess.run(run, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []
