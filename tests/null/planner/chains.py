@@ -48,6 +48,8 @@ def random_cluster(rng: np.random.Generator, chain: Chain) -> dict[str, int]:
     while True:
         sizes = (1, 1, 1, 2, 2, 3, 4)
         cluster = {dim: int(rng.choice(sizes)) for dim in chain.extents}
+        if len(chain.products[0].rights) == 2 and rng.random() < 0.3:
+            cluster["terms"] = 2
         if legal_cluster(chain, cluster):
             return cluster
 

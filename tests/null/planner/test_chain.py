@@ -102,6 +102,10 @@ BAD = {
         "chain: products: found none; limit: at least one product",
     ),
     "a dim twice": (lambda: replace(FFN, dims=(*FFN.dims, Dim("m", 3))), "dims: found 'm' twice"),
+    "a dim of a reserved name": (
+        lambda: replace(FFN, dims=(*FFN.dims, Dim("terms", 2))),
+        "dims: found 'terms'; limit: other names",
+    ),
     "a tensor twice": (
         lambda: replace(FFN, tensors=(*FFN.tensors, E)),
         "tensors: found 'E' twice",

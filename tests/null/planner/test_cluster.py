@@ -128,6 +128,7 @@ def test_legal_clusters_are_those_that_are_not_refused() -> None:
         ({"n": 4, "k": 2, "l": 3}, "cls_l: found 3, which 2 CTAs that share a tile do not divide"),
         ({"n": 4, "k": 2, "l": 6}, "cls_l: found 6, which does not divide the 8 CTAs of a row"),
         ({"n": 2, "l": 4}, "cls_l: found 4, which does not divide the 2 CTAs of a row"),
+        ({"terms": 2}, "terms: found 2; limit: divisors of 1, the weights of the first product"),
         ({"x": 2}, "cls_x: found 2; limit: positive integers along m, k, n, l"),
         ({"m": 0}, "cls_m: found 0"),
         ({"m": 1.5}, "cls_m: found 1.5"),

@@ -84,12 +84,12 @@ def walked(chain: Chain, tiling: Tiling, method: str) -> tuple[dict[str, int], d
     lanes, cluster = cluster_lanes(chain, tiling.cluster), tiling.cluster
     rows = [lengths(chain.extents[dim], tiling.block[dim]) for dim in chain.rows]
     heights = [int(np.prod(each)) for each in combinations(*rows)]
-    combined, gathered, stored = {}, {}, 0
+    combined, gathered, stored, terms = {}, {}, 0, cluster.get("terms", 1)
     row = int(lanes[0].columns * lanes[0].split)
     for index, product in enumerate(chain.products):
         dim, lane, tensor = chain.column(index), lanes[index], chain.tensor(product.output)
         block, wide = tiling.block[dim], tiling.block[dim] * cluster.get(dim, 1)
-        accumulator = 4 * len(product.rights)
+        accumulator = 4 * (len(product.rights) if index else len(product.rights) // terms)
         for height, start in combinations(heights, range(0, chain.extents[dim], wide)):
             widths = [
                 max(0, min(block, chain.extents[dim] - start - each * block))
@@ -130,7 +130,8 @@ def test_exchanges_of_a_run_equal_the_walk(products: int, method: str) -> None:
             assert not rest
             if tensor.name in residency.grid_wide:
                 split = cluster_lanes(chain, tiling.cluster)[index].split
-                size = 4 * len(chain.products[index].rights)
+                terms = tiling.cluster.get("terms", 1) if not index else 1
+                size = 4 * len(chain.products[index].rights) // terms
                 once = (split - 1) * chain.elements(tensor.name) * size
                 assert found.all_exchange[tensor.name] == times * once
                 assert tensor.name not in found.shuffle

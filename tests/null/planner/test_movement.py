@@ -132,6 +132,37 @@ def test_levels_of_a_run_are_in_order() -> None:
                 assert found["hbm"][name] >= case.chain.elements(name) * tensor.item
 
 
+def test_clusters_that_share_a_sum_of_the_intermediate_add_it_in_l2() -> None:
+    schedule = read_schedule("m k | n l", G4)
+    tiling = Tiling({"m": 128, "n": 128, "k": 64, "l": 96}, {})
+    found = movement(G4, schedule, tiling, kept(G4, schedule), H100)
+    assert found.bytes["l2"]["C"] == 12 * 128 * 3072 * 4 + 128 * 3072 * 2
+    whole = Tiling({**tiling.block, "k": 768}, {})
+    assert movement(G4, schedule, whole, kept(G4, schedule), H100).bytes["l2"]["C"] == 0
+
+
+def test_gate_and_up_on_two_ctas() -> None:
+    """They share A and exchange halves of their tiles; each weight goes to one of them."""
+    chain = matrix_chain(128, [64, 256, 64], gated=True)
+    schedule = read_schedule("m n l | k", chain)
+    block = {"m": 128, "n": 64, "k": 64, "l": 16}
+    tiling = Tiling(block, {"n": 4, "l": 4, "terms": 2})
+    check_tiling(chain, tiling)
+    residency = kept(chain, schedule)
+    found = movement(chain, schedule, tiling, residency, H100).bytes
+    apart = movement(chain, schedule, Tiling(block, {"n": 4, "l": 4}), residency, H100).bytes
+    assert found["shared"]["A"] == 2 * 4 * 128 * 64 * 2 == 2 * apart["shared"]["A"]
+    assert found["shared"]["B_up"] == 256 * 64 * 2 == apart["shared"]["B_up"]
+    # All-exchange: float32 products to the peer by halves, results back. Then shuffle 2, reduce 2.
+    assert found["dsm"]["C"] == 128 * 256 * (4 + 2) + 2 * 128 * 256 * 2
+    assert found["dsm"]["E"] == 128 * 64 * 4
+    assert apart["dsm"] == {"C": 3 * 128 * 256 * 2, "E": 0}
+    assert found["registers"]["A"] == apart["registers"]["A"]
+    made = nests(chain, schedule, tiling, residency)["cta"]
+    assert accumulators(chain, tiling.cluster, made, 0, 0) == 128 * 64 * 4
+    assert accumulators(chain, {}, made, 0, 0) == 2 * 128 * 64 * 4
+
+
 def test_footprints_of_a_cta() -> None:
     schedule = read_schedule("m | l n k", G4)
     residency = kept(G4, schedule)
@@ -145,8 +176,8 @@ def test_footprints_of_a_cta() -> None:
         "E": 128 * 96 * 2,
     }
     assert gathered(G4, made, 1, residency.hold["C"]) == 128 * 3072 * 2
-    assert accumulators(G4, made, 0, schedule.position("k")) == 128 * 128 * 4
-    assert accumulators(G4, made, 1, schedule.position("n")) == 128 * 96 * 4
+    assert accumulators(G4, {}, made, 0, schedule.position("k")) == 128 * 128 * 4
+    assert accumulators(G4, {}, made, 1, schedule.position("n")) == 128 * 96 * 4
 
 
 def arrays(rng: np.random.Generator, count: int) -> Tiling:

@@ -157,7 +157,10 @@ def test_arrays_of_candidates_say_the_same_as_each_alone() -> None:
         chain, many = case.chain, [random_tiling(rng, case.chain) for _ in range(20)]
         tiling = Tiling(
             {dim: np.array([each.block[dim] for each in many]) for dim in chain.extents},
-            {dim: np.array([each.cluster[dim] for each in many]) for dim in chain.extents},
+            {
+                dim: np.array([each.cluster.get(dim, 1) for each in many])
+                for dim in (*chain.extents, "terms")
+            },
         )
         for level in LEVELS:
             together = formulas(replace(case, tiling=tiling), level)
@@ -219,7 +222,6 @@ def test_a_kept_intermediate_is_made_once() -> None:
         case = random_case(rng)
         chain: Chain = case.chain
         residency = kept(chain, case.schedule)
-        wide = replace(residency, grid_wide=frozenset(each.name for each in chain.intermediates))
-        made = nests(chain, case.schedule, case.tiling, wide)["grid"]
+        made = nests(chain, case.schedule, case.tiling, residency)["grid"]
         for index, tensor in enumerate(chain.intermediates):
             assert elements_made(made[index], tensor.dims) == chain.elements(tensor.name)

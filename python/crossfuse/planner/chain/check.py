@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from crossfuse.planner.chain.spec import Chain, Product
 
 
+#: What a cluster calls the weights of the first product, beside the dims of the chain.
+TERMS = "terms"
+
+
 def check_chain(chain: Chain) -> None:
     """Refuse what is not a chain of products.
 
@@ -44,6 +48,9 @@ def _check_names(chain: Chain) -> None:
         if twice:
             found, limit = f"{twice!r} twice", "one of each name"
             raise _refused(what, found, limit, "rename one of them")
+    if TERMS in names["dims"]:
+        limit = "other names; clusters call the weights of the first product so"
+        raise _refused("dims", repr(TERMS), limit, "rename the dim")
     for tensor in chain.tensors:
         unknown = [each for each in tensor.dims if each not in names["dims"]]
         if unknown:

@@ -22,6 +22,10 @@ shuffle group, and cls_reduce = cls_n / cls_shuffle = 2 shares of the sum over n
 The same holds from any product to the next: the shares of product p take the place of ``cls_k``.
 With X CTAs in a row, ``split_p = X / columns_p`` and ``shuffle_p = columns_p / split_(p-1)``, which
 is also ``columns_(p-1) / split_p``.
+
+Gate and up can be on two CTAs: ``terms = 2`` in the vector. Both have the same left tiles, one
+weight each, and sums of one weight. In the all-exchange they are two more shares of a tile, so that
+``cls_k * terms`` stands where ``cls_k`` does above; only the reduction is not divided by it.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from dataclasses import dataclass
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
+from crossfuse.planner.chain.check import TERMS
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.dataflow.counts import Count, Flag, both, floor_div, most
 
@@ -47,7 +52,7 @@ class Lanes:
     columns : Count
         Tiles of the output side by side.
     split : Count
-        Shares of the sum; ``columns * split`` is the same for all products.
+        Shares of the sum, times terms; ``columns * split`` is the same for all products.
     shuffle : Count
         Tiles of the left operand that a CTA multiplies: its own and those of the other CTAs of its
         shuffle group. 1 for the first product, which loads its operand.
@@ -74,15 +79,14 @@ def cluster_lanes(chain: Chain, cluster: Mapping[str, Count]) -> tuple[Lanes, ..
     chain : Chain
         What is computed.
     cluster : Mapping[str, Count]
-        CTAs along each dim; 1 where absent. Must be legal, see `legal_cluster`.
+        CTAs along each dim, and of ``"terms"``; 1 where absent. Must be legal, see `legal_cluster`.
 
     Returns
     -------
     tuple[Lanes, ...]
         One for each product.
     """
-    split = cluster.get(chain.products[0].reduction, 1)
-    first = cluster.get(chain.column(0), 1)
+    split, first = _shares(chain, cluster), cluster.get(chain.column(0), 1)
     lanes, row = [Lanes(first, split, 1)], first * split
     for index in range(1, len(chain.products)):
         columns = cluster.get(chain.column(index), 1)
@@ -92,10 +96,10 @@ def cluster_lanes(chain: Chain, cluster: Mapping[str, Count]) -> tuple[Lanes, ..
 
 def legal_cluster(chain: Chain, cluster: Mapping[str, Count], limit: int = MAX_CLUSTER) -> Flag:
     """Whether the CTAs divide evenly and are no more than `limit`; see `check_cluster`."""
-    first = cluster.get(chain.column(0), 1)
-    split = cluster.get(chain.products[0].reduction, 1)
+    split, first = _shares(chain, cluster), cluster.get(chain.column(0), 1)
     row = first * split
     legal: Flag = row * row_lanes(chain, cluster) <= limit
+    legal = both(legal, len(chain.products[0].rights) % cluster.get(TERMS, 1) == 0)
     for index in range(1, len(chain.products)):
         columns = cluster.get(chain.column(index), 1)
         legal = both(legal, both(row % columns == 0, columns % split == 0))
@@ -119,18 +123,24 @@ def check_cluster(chain: Chain, cluster: Mapping[str, int], limit: int = MAX_CLU
     Raises
     ------
     PlanRefused
-        Dims that the chain lacks, extents below 1, too many CTAs, and columns that do not divide
-        the CTAs of a row (cls_reduce) or are no multiple of the shares before (cls_shuffle).
+        Dims that the chain lacks, extents below 1, too many CTAs, terms that do not divide the
+        weights, and columns that do not divide the CTAs of a row (cls_reduce) or are no multiple of
+        the shares before (cls_shuffle).
     """
+    terms = len(chain.products[0].rights)
     for dim, extent in cluster.items():
-        if dim not in chain.extents or type(extent) is not int or extent < 1:
+        if dim not in (*chain.extents, TERMS) or type(extent) is not int or extent < 1:
             allowed = "positive integers along " + ", ".join(chain.extents)
             raise _refused(f"cls_{dim}", extent, allowed, "leave out dims that are not divided")
-    first, reduction = chain.column(0), chain.products[0].reduction
-    split = cluster.get(reduction, 1)
+    if terms % cluster.get(TERMS, 1):
+        limits = f"divisors of {terms}, the weights of the first product"
+        raise _refused(TERMS, cluster[TERMS], limits, "leave it out")
+    first, split = chain.column(0), int(_shares(chain, cluster))
     row, rows = cluster.get(first, 1) * split, row_lanes(chain, cluster)
     if row * rows > limit:
+        reduction = chain.products[0].reduction
         names = " * ".join(f"cls_{each}" for each in (*chain.rows, first, reduction))
+        names += f" * {TERMS}" if TERMS in cluster else ""
         raise _refused("cluster", f"{row * rows} CTAs, {names}", f"{limit} CTAs", "take fewer")
     for index in range(1, len(chain.products)):
         column = chain.column(index)
@@ -144,6 +154,11 @@ def check_cluster(chain: Chain, cluster: Mapping[str, int], limit: int = MAX_CLU
             limits = f"divisors of {row}, so that every CTA has columns of this product"
             raise _refused(f"cls_{column}", found, limits, f"write cls_{column}={row}, say")
         split = row // columns
+
+
+def _shares(chain: Chain, cluster: Mapping[str, Count]) -> Count:
+    """CTAs that make parts of one tile of the first product's result."""
+    return cluster.get(chain.products[0].reduction, 1) * cluster.get(TERMS, 1)
 
 
 def _refused(where: str, found: object, limit: str, instead: str) -> PlanRefused:

@@ -38,7 +38,7 @@ from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.dataflow.cluster import cluster_lanes
 from crossfuse.planner.dataflow.counts import Count, ceil_div, choose, floor_div, most
-from crossfuse.planner.dataflow.footprint import ACCUMULATOR
+from crossfuse.planner.dataflow.footprint import ACCUMULATOR, sums_of
 from crossfuse.planner.dataflow.residency import Residency
 from crossfuse.planner.dataflow.volume import Nest, elements_made, elements_moved
 
@@ -123,7 +123,7 @@ def all_exchange(
 
 
 def combined_bytes(
-    elements: Count, split: Count, item: int, accumulator: int, method: str = "scatter"
+    elements: Count, split: Count, item: int, accumulator: Count, method: str = "scatter"
 ) -> Count:
     """The total of an `all_exchange`, or of many: of `elements` in tiles of any size."""
     if method == "naive":
@@ -216,7 +216,7 @@ def exchanges(
     chain : Chain
         What is computed.
     cluster : Mapping[str, Count]
-        CTAs along each dim.
+        CTAs along each dim, and of ``"terms"``.
     made : tuple[Nest, ...]
         Nests of clusters, see `crossfuse.planner.dataflow.volume.nests`.
     residency : Residency
@@ -234,7 +234,7 @@ def exchanges(
     combined: dict[str, Count] = {}
     shuffled: dict[str, Count] = {}
     for index, tensor in enumerate(chain.intermediates):
-        terms = len(chain.products[index].rights)
+        terms = sums_of(chain, cluster, index)
         elements = elements_made(made[index], tensor.dims)
         split, group = lanes[index].split, lanes[index + 1].shuffle
         size = ACCUMULATOR * terms
@@ -247,7 +247,7 @@ def exchanges(
     output = chain.output
     hold = residency.position(output, made[-1].schedule)
     elements = elements_moved(made[-1], output.dims, hold)
-    size = ACCUMULATOR * len(chain.products[-1].rights)
+    size = ACCUMULATOR * sums_of(chain, cluster, len(chain.products) - 1)
     stored = (lanes[-1].split - 1) * elements * size
     return Exchanges(combined, shuffled, stored)
 

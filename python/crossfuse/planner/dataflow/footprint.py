@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from crossfuse.planner.chain.check import TERMS
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.counts import Count
+from crossfuse.planner.dataflow.counts import Count, floor_div
 from crossfuse.planner.dataflow.residency import Residency
 from crossfuse.planner.dataflow.volume import Nest
 
@@ -72,7 +75,15 @@ def gathered(chain: Chain, made: tuple[Nest, ...], index: int, hold: int) -> Cou
     return region_elements(made[index], tensor.dims, hold) * tensor.item
 
 
-def accumulators(chain: Chain, made: tuple[Nest, ...], index: int, hold: int) -> Count:
+def sums_of(chain: Chain, cluster: Mapping[str, Count], index: int) -> Count:
+    """Sums that a CTA has for each element of the result of a product: of its weights."""
+    terms = len(chain.products[index].rights)
+    return terms if index else floor_div(terms, cluster.get(TERMS, 1))
+
+
+def accumulators(
+    chain: Chain, cluster: Mapping[str, Count], made: tuple[Nest, ...], index: int, hold: int
+) -> Count:
     """Bytes of partial sums that a unit has of the result of product `index`.
 
     Sums are partial until the loop over the reduction is through, so that all tiles inside it are
@@ -80,5 +91,5 @@ def accumulators(chain: Chain, made: tuple[Nest, ...], index: int, hold: int) ->
     sums move.
     """
     tensor = chain.tensor(chain.products[index].output)
-    terms = len(chain.products[index].rights)
-    return region_elements(made[index], tensor.dims, hold) * ACCUMULATOR * terms
+    sums = sums_of(chain, cluster, index)
+    return region_elements(made[index], tensor.dims, hold) * ACCUMULATOR * sums

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from crossfuse.planner.chain.check import TERMS
 from crossfuse.planner.chain.spec import Chain, Tensor
 from crossfuse.planner.dataflow.counts import Count, Share, ceil_div, choose, part
 from crossfuse.planner.dataflow.exchange import Exchanges, exchanges
@@ -118,7 +119,7 @@ def movement(
     return Movement(
         {
             "registers": _registers(chain, cta, machine),
-            "shared": _arrivals(chain, cta, residency),
+            "shared": _arrivals(chain, cta, residency, tiling.cluster),
             "dsm": dsm,
             "l2": _through_l2(chain, cluster, residency, machine),
             "hbm": _through_hbm(chain, grid, residency, machine),
@@ -138,12 +139,16 @@ def _registers(chain: Chain, made: tuple[Nest, ...], machine: Machine) -> dict[s
     return found
 
 
-def _arrivals(chain: Chain, made: tuple[Nest, ...], residency: Residency) -> dict[str, Count]:
+def _arrivals(
+    chain: Chain, made: tuple[Nest, ...], residency: Residency, cluster: Mapping[str, Count]
+) -> dict[str, Count]:
     """Operands. Of an intermediate, each CTA gets what it multiplies: its own and its peers'."""
-    return {
+    found = {
         tensor.name: _moved(nest, tensor, residency) * tensor.item
         for nest, tensor in _operands(chain, made)
     }
+    left = chain.products[0].left
+    return {**found, left: found[left] * cluster.get(TERMS, 1)}
 
 
 def _through_l2(

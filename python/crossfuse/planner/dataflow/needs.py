@@ -52,7 +52,7 @@ def needs_of(
         hold = len(schedule.order) if hold < 0 else hold
         if tensor.role == "output":
             hold = residency.position(tensor, schedule)
-        size = accumulators(chain, made, index, hold)
+        size = accumulators(chain, cluster, made, index, hold)
         sums.append(Need(f"{tensor.name} sums", size, registers=True, units=ctas))
         if tensor.role == "intermediate" and tensor.name not in residency.grid_wide:
             group = lanes[index + 1].shuffle

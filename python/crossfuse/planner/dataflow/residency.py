@@ -60,10 +60,9 @@ def kept(chain: Chain, schedule: LoopSchedule) -> Residency:
     """Hold intermediates so long that each cluster makes them once: FlashFuser's analysis."""
     hold = {}
     for index, tensor in enumerate(chain.intermediates):
-        after = range(index + 1, len(chain.products))
-        later = {dim for each in after for dim in chain.loops(each)}
-        positions = [schedule.position(dim) for dim in later - set(tensor.dims)]
-        outside = [each for each in positions if each >= 0]
+        # Loops of later products repeat the consumer no more, since its own result is kept.
+        others = set(chain.loops(index + 1)) - set(tensor.dims)
+        outside = [each for each in map(schedule.position, others) if each >= 0]
         hold[tensor.name] = min([_latest(chain, schedule, index), *outside])
     return Residency(hold)
 

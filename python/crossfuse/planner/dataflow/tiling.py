@@ -46,7 +46,7 @@ class Tiling:
         Extent that a CTA takes along each dim; the reduction of a later product takes
         cls_shuffle of them.
     cluster : Mapping[str, Count]
-        CTAs along each dim; 1 where absent.
+        CTAs along each dim, and for gate and up (``"terms"``); 1 where absent.
     """
 
     block: Mapping[str, Count]
@@ -163,7 +163,8 @@ def grains(chain: Chain, schedule: LoopSchedule, tiling: Tiling) -> dict[str, Vi
     for index, (product, lane) in enumerate(zip(chain.products, lanes, strict=True)):
         column, summed = chain.column(index), product.reduction
         own = {column: cta_grain(column, tiling.block[column], lane.columns)}
-        own[summed] = cta_grain(summed, tiling.block[summed] * lane.shuffle, lane.split)
+        split = lane.split if index else tiling.cluster.get(summed, 1)
+        own[summed] = cta_grain(summed, tiling.block[summed] * lane.shuffle, split)
         ctas.append({**cluster, **rows, **own})
     count = len(chain.products)
     return {
