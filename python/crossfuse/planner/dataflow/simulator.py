@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import product as combinations
+from math import prod
 
 from crossfuse.planner.chain.spec import Chain, Tensor
 from crossfuse.planner.dataflow.residency import Residency
@@ -107,26 +108,26 @@ class Walk:
     def _regions(self, index: int, tensor: Tensor, at: _Steps, hold: int) -> list[int]:
         """Elements of a tensor's region in each unit."""
         sizes = []
-        for lanes in combinations(*(self._lanes(index, dim) for dim in self.chain.loops(index))):
-            size = 1
-            for dim, lane in zip(self.chain.loops(index), lanes, strict=True):
-                inside = self.schedule.position(dim) >= hold
-                present = self._iterations(index, dim, lane, None if inside else at.get(dim, 0))
-                size *= self._length(index, dim, present) if dim in tensor.dims else bool(present)
-            sizes.append(size)
-        return sizes
+        for dim in self.chain.loops(index):
+            step = None if self.schedule.position(dim) >= hold else at.get(dim, 0)
+            lanes = [self._iterations(index, dim, lane, step) for lane in self._lanes(index, dim)]
+            indexed = dim in tensor.dims
+            sizes.append(
+                [self._length(index, dim, each) if indexed else bool(each) for each in lanes]
+            )
+        return [prod(unit) for unit in combinations(*sizes)]
 
     def _instructions(self, index: int, tensor: Tensor, at: _Steps) -> int:
         """Elements of an operand that the instructions of all units read in one step."""
-        total = 0
-        for lanes in combinations(*(self._lanes(index, dim) for dim in self.chain.loops(index))):
-            size = 1
-            for dim, lane in zip(self.chain.loops(index), lanes, strict=True):
-                present = self._iterations(index, dim, lane, at.get(dim, 0))
-                piece = 1 if dim in tensor.dims else self.pieces.get(dim, 1)
-                size *= len(range(0, len(present), piece))
-            total += size
-        return total * self._copies(index)
+        sizes = []
+        for dim in self.chain.loops(index):
+            lanes = [
+                self._iterations(index, dim, lane, at.get(dim, 0))
+                for lane in self._lanes(index, dim)
+            ]
+            piece = 1 if dim in tensor.dims else self.pieces.get(dim, 1)
+            sizes.append([len(range(0, len(each), piece)) for each in lanes])
+        return sum(prod(unit) for unit in combinations(*sizes)) * self._copies(index)
 
     def _lanes(self, index: int, dim: str) -> range:
         return range(int(self._views[index][dim].lanes))
