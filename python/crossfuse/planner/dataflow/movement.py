@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from crossfuse.planner.chain.check import TERMS
 from crossfuse.planner.chain.spec import Chain, Tensor
-from crossfuse.planner.dataflow.counts import Count, Share, ceil_div, choose, part
+from crossfuse.planner.dataflow.counts import Count, Flag, Share, ceil_div, choose, part
 from crossfuse.planner.dataflow.exchange import Exchanges, exchanges
 from crossfuse.planner.dataflow.footprint import ACCUMULATOR, region_elements
 from crossfuse.planner.dataflow.residency import Residency
@@ -204,13 +204,19 @@ def _through_hbm(
     """What L2 cannot keep comes again; what fits moves once, and an intermediate not at all."""
     inner = len(made[0].schedule.order)
     inputs = [(nest, each) for nest, each in _operands(chain, made) if each.role == "input"]
-    found = {each.name: _from_hbm(nest, each, inner) for nest, each in inputs}
-    result = _written(chain, made[-1], inner, adds=False)
-    for hold in reversed(range(inner)):
-        fits = _working_set(chain, made, residency, hold) <= machine.l2_bytes
+    # What a CTA holds for longer than L2 does not come again for that.
+    longest = {each.name: residency.position(each, made[0].schedule) for each in chain.tensors}
+    result: Count = 0
+    found: dict[str, Count] = {}
+    for hold in reversed(range(inner + 1)):
+        fits: Flag = hold == inner
+        if hold < inner:
+            fits = _working_set(chain, made, residency, hold) <= machine.l2_bytes
         for nest, tensor in inputs:
-            found[tensor.name] = choose(fits, _from_hbm(nest, tensor, hold), found[tensor.name])
-        result = choose(fits, _written(chain, made[-1], hold, adds=False), result)
+            size = _from_hbm(nest, tensor, min(hold, longest[tensor.name]))
+            found[tensor.name] = choose(fits, size, found.get(tensor.name, 0))
+        stays = min(hold, longest[chain.output.name])
+        result = choose(fits, _written(chain, made[-1], stays, adds=False), result)
     for index, tensor in enumerate(chain.intermediates):
         if tensor.name in residency.grid_wide:
             consumer, hold = made[index + 1], residency.position(tensor, made[0].schedule)
