@@ -16,7 +16,7 @@ from crossfuse.planner.dataflow.footprint import accumulators, footprints, gathe
 from crossfuse.planner.dataflow.movement import MEMORIES, Machine, Movement, movement
 from crossfuse.planner.dataflow.residency import Residency, check_residency, kept, recomputed
 from crossfuse.planner.dataflow.schedules import read_schedule
-from crossfuse.planner.dataflow.tiling import Tiling, check_tiling
+from crossfuse.planner.dataflow.tiling import Tiling, check_tiling, grains
 from crossfuse.planner.dataflow.volume import nests
 from crossfuse.workload import lookup, parse
 from null.planner.chains import random_case, random_tiling
@@ -169,6 +169,8 @@ def test_gate_and_up_on_two_ctas() -> None:
     assert found["dsm"]["E"] == 128 * 64 * 4
     assert apart["dsm"] == {"C": 3 * 128 * 256 * 2, "E": 0}
     assert found["registers"]["A"] == apart["registers"]["A"]
+    # Each of them sums over all of k.
+    assert grains(chain, schedule, tiling)["cta"][0]["k"].lanes == 1
     made = nests(chain, schedule, tiling, residency)["cta"]
     assert accumulators(chain, tiling.cluster, made, 0, 0) == 128 * 64 * 4
     assert accumulators(chain, {}, made, 0, 0) == 2 * 128 * 64 * 4
