@@ -16,7 +16,7 @@ from crossfuse.lower.hopper.instruction import (
 )
 from crossfuse.lower.hopper.kernel_memory import RingPlan
 from crossfuse.lower.hopper.left_tiles import LeftOperand
-from crossfuse.lower.hopper.operand import ROW_BYTES, Operand
+from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.statements import Variable, run
 
@@ -109,13 +109,14 @@ class Multiplier:
 def _descriptor(address: Any, operand: Operand) -> Variable:
     """Matrix descriptor of a right operand's first stage.
 
-    Tiles stored as [k, n] repeat every 8 rows of k and, by the leading offset, every 64 columns.
+    Tiles stored as [k, n] repeat every 8 rows of k and, by the leading offset, with every box.
     """
+    width = operand.row_bytes
     if operand.k_major:
         return swizzled("right_tile", address)
-    return swizzled("right_tile", address, operand.tile.shape[0] * ROW_BYTES)
+    return swizzled("right_tile", address, operand.tile.shape[0] * width, width)
 
 
 def _step(operand: Operand) -> int:
     """Bytes from one wgmma to the next along k: 16 rows, if it is stored as [k, n]."""
-    return K_BYTES if operand.k_major else 16 * ROW_BYTES
+    return K_BYTES if operand.k_major else 16 * operand.row_bytes
