@@ -93,7 +93,7 @@ def test_compile_takes_the_rule(tmp_path: Any) -> None:
     apart = crossfuse.compile(spec, rule="tensor", placement="global", directory=tmp_path)
     launches = apart.lowered.image.launches
     assert [each.cooperative for each in launches] == [False, False]
-    for placement in ("dsm", "auto"):  # so small an intermediate stays in the cluster
+    for placement in ("dsm", "auto"):  # so small an intermediate stays in registers
         within = crossfuse.compile(spec, rule="tensor", placement=placement, directory=tmp_path)
         (launch,) = within.lowered.image.launches
         assert not launch.cooperative
