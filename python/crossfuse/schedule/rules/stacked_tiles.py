@@ -9,7 +9,11 @@ _CTAS = {1: 132, 2: 132, 4: 120, 8: 120, 16: 112}
 #: What a tile costs besides its columns: filling the rings, and its way out. In columns.
 _BESIDE = 16
 _NARROWEST = 64
-_WIDEST = 256
+
+
+def widest(rows: int, products: int = 1) -> int:
+    """Columns of a tile that registers have room for, of each of several products."""
+    return (256 if rows <= 128 else 192) // products // 8 * 8
 
 
 def row_tiles(chain: Chain, rows: int) -> int:
@@ -82,10 +86,10 @@ def stacked_split(
     most = room // down * across
     if most and chain.n % (cluster * depth) == 0 and chain.m % rows == 0:
         columns = _whole(-(-chain.l // most))
-        if columns <= _WIDEST:
+        if columns <= widest(rows):
             return cluster, columns
     most = max(1, room // -(-down // cluster)) * across
-    return 1, min(_WIDEST, max(_NARROWEST, _whole(-(-chain.l // most))))
+    return 1, min(widest(rows), max(_NARROWEST, _whole(-(-chain.l // most))))
 
 
 def _whole(columns: int) -> int:
