@@ -18,7 +18,7 @@ from crossfuse.lower.hopper.statements import let, registers, run, when
 from crossfuse.lower.hopper.store_plan import StoreBox
 from crossfuse.lower.hopper.warmup import Warmup
 
-#: Columns of elements that are stored without boxes, of which further operands are read at once.
+#: Columns of which further operands are read at once, where no box tells.
 _GROUP = 32
 _TMA_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
 
@@ -83,13 +83,26 @@ class Epilogue:
         The columns of a block of rows follow those of the one above it, as accumulators do.
         """
         if self.plan.store.boxes:
-            return tuple((self._first(each), each.columns) for each in self.plan.store.boxes)
+            return tuple(
+                (self._first(each) + first, min(self._span, each.columns - first))
+                for each in self.plan.store.boxes
+                for first in range(0, each.columns, self._span)
+            )
         width = self.plan.columns
+        span = _GROUP // self.plan.blocks
         return tuple(
-            (block * width + first, min(_GROUP, width - first))
+            (block * width + first, min(span, width - first))
             for block in range(self.plan.blocks)
-            for first in range(0, width, _GROUP)
+            for first in range(0, width, span)
         )
+
+    @property
+    def _span(self) -> int:
+        """Columns of a box of which further operands are read at once.
+
+        Those of a whole box, unless the sums of several blocks of rows leave little room.
+        """
+        return _GROUP if self.plan.blocks > 1 else ROW_BYTES // 2
 
     def _first(self, box: StoreBox) -> int:
         return box.block * self.plan.columns + box.first
@@ -174,10 +187,11 @@ class Epilogue:
 
     def _fill_box(self, box: StoreBox, row: Any, column: Any, place: BoxPlace) -> None:
         # Sixteen columns are four matrices of 8 x 8 for each warp, the narrowest box's eight two.
-        self.further.advance()
         columns = min(16, box.columns)
         packed = registers("packed", columns // 4, "uint32")
         for first in range(0, box.columns, columns):
+            if first % self._span == 0:
+                self.further.advance()
             matrices = [packed[register] for register in range(columns // 4)]
             start = self._first(box) + first
             self.fragment.pack(matrices, row, column, start, self.further.pairs)

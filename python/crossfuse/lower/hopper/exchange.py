@@ -102,10 +102,7 @@ class SplitReduction:
         self.parts = [part for block in range(plan.blocks) for part in self._parts(block)]
 
     def _parts(self, below: int) -> list[_Part]:
-        """Neighbouring accumulators with one owner, each with its place in the owner's slice.
-
-        Those of one block of 64 rows, `below` so many others.
-        """
+        """Neighbouring accumulators of a block of rows, with one owner and a place in its slice."""
         index = self.warpgroup * self.plan.blocks + below
         warp = let("warp_of_tile", index * _WARPS + self.where.warp)
         start = self.plan.first_sum(below, 0)

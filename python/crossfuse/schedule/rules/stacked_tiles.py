@@ -61,7 +61,11 @@ def stacked_columns(chain: Chain, rows: int, most: int, cluster: int, across: in
         tiles = down * -(-chain.n // (columns * across))
         return -(-tiles // room) * (columns + _BESIDE)
 
-    return min(range(most, min(_NARROWEST, most) - 1, -8), key=cost)
+    # CTAs that share a tile load whole groups of eight rows of it each. Tiles of 128 rows were
+    # measured with columns that are no multiple of that, and so with weights that nobody shares.
+    step = 8 * cluster if rows > 128 else 8
+    widest_shared = most - most % step
+    return min(range(widest_shared, min(_NARROWEST, widest_shared) - 1, -step), key=cost)
 
 
 def stacked_split(
