@@ -17,6 +17,8 @@ from crossfuse.lower.refusal import refuse
 
 #: Rows of a warpgroup's tile that each of its warps holds.
 WARP_ROWS = 16
+#: Columns of a wgmma at most.
+_MAX_COLUMNS = 256
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,17 @@ class PhasePlan:
     def sums(self) -> int:
         """Float32 registers of a thread that hold its part of all products' tiles."""
         return self.blocks * len(self.rights) * self.accumulators
+
+    @property
+    def is_one_product(self) -> bool:
+        """Whether one wgmma multiplies by the right tiles of all products.
+
+        Those stored as [n, k] lie in a stage as if they were one tile, and so do the sums. The left
+        tile is read once then. With one block of rows, products are apart: so they were measured.
+        """
+        alike = len({(each.k_major, each.tile.dtype) for each in self.rights}) == 1
+        fits = self.columns * len(self.rights) <= _MAX_COLUMNS
+        return self.blocks > 1 and alike and self.rights[0].k_major and fits
 
     def first_sum(self, block: int, product: int) -> int:
         """The first register of a block's sums of a product: blocks one behind the other."""

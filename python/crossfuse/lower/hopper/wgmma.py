@@ -64,11 +64,14 @@ class Multiplier:
         self.hold()
         run(ir.script.ptx.wgmma.fence.sync.aligned())
         offset = right * self.ring.pitch
+        count = len(self._rights)
+        together = count if self.plan.is_one_product else 1
         for part in range(self.plan.program.contraction.depth // self._k):
             keep = ir.script.Cast("uint32", ir.script.Not(first)) if part == 0 else 1
-            for block, number in product(range(self.plan.blocks), range(len(self._rights))):
+            for block, number in product(range(self.plan.blocks), range(0, count, together)):
                 operands = self._left(left, part, block), self._right(number, offset, part)
-                self._multiply((block, number), *operands, ir.script.Cast("uint32", keep))
+                which = (block, number)
+                self._multiply(which, together, *operands, ir.script.Cast("uint32", keep))
         run(ir.script.ptx.wgmma.commit_group.sync.aligned())
 
     def _right(self, number: int, offset: Any, part: int) -> Any:
@@ -76,9 +79,11 @@ class Multiplier:
         step = _step(self.plan.rights[number])
         return self._rights[number].value + words(offset + part * step)
 
-    def _multiply(self, which: tuple[int, int], left: list[Any], right: Any, keep: Any) -> None:
-        """One wgmma: of a block of rows and a product."""
-        count, operand = self.plan.accumulators, self.plan.rights[which[1]]
+    def _multiply(
+        self, which: tuple[int, int], together: int, left: list[Any], right: Any, keep: Any
+    ) -> None:
+        """One wgmma: of a block of rows, and of products from one on."""
+        count, operand = together * self.plan.accumulators, self.plan.rights[which[1]]
         types = self.plan.program.contraction.left.dtype, operand.tile.dtype
         first = self.plan.first_sum(*which)
         registers = [self.accumulators[first + each] for each in range(count)]
