@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 
-from crossfuse.lower.hopper.operand import PITCH, WARPGROUP_ROWS, item_bytes, tensor_map
+from crossfuse.lower.hopper.operand import PITCH, ROW_BYTES, WARPGROUP_ROWS, item_bytes, tensor_map
 from crossfuse.lower.hopper.tile import Tile
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import TensorMap
@@ -22,7 +22,7 @@ _SLOTS = 2
 
 @dataclass(frozen=True)
 class StoreBox:
-    """What one copy stores: some columns of the rows of a warpgroup.
+    """What one copy stores: some columns of a block of 64 rows.
 
     Attributes
     ----------
@@ -32,12 +32,15 @@ class StoreBox:
         Descriptor of the copy.
     offset : int
         Bytes from the first box of a warpgroup to this one. Boxes of one offset take turns.
+    block : int
+        Number of the block among those of the warpgroup.
     """
 
     first: int
     columns: int
     map: TensorMap
     offset: int
+    block: int = 0
 
     @property
     def pitch(self) -> int:
@@ -57,11 +60,16 @@ class StorePlan:
     Attributes
     ----------
     boxes : tuple[StoreBox, ...]
-        Staged in shared memory and stored by TMA, in the order of their columns; none stores
-        elements directly.
+        Staged in shared memory and stored by TMA, block by block in the order of their columns;
+        none stores elements directly.
+    page : int
+        Bytes of a warpgroup's share of a left stage, if boxes lie in the stages that it multiplied
+        last: offsets count through one page after another, and no box lies in two. 0 if boxes have
+        a place of their own.
     """
 
     boxes: tuple[StoreBox, ...] = ()
+    page: int = 0
 
     @property
     def slots(self) -> int:
@@ -74,10 +82,21 @@ class StorePlan:
         return max((each.offset + each.size for each in self.boxes), default=0)
 
     @property
+    def pages(self) -> int:
+        """Left stages whose places boxes take."""
+        return -(-self.slot_bytes // self.page) if self.page else 0
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of a place of their own of one warpgroup's boxes."""
+        return 0 if self.page else self.slot_bytes
+
+    @property
     def batches(self) -> tuple[tuple[StoreBox, ...], ...]:
-        """Boxes that leave together: all if there is room for all of them, else each alone."""
+        """Boxes that leave together: those of a block if there is room for all, else each alone."""
         if self.slots == len(self.boxes):
-            return (self.boxes,)
+            blocks = groupby(self.boxes, key=lambda each: each.block)
+            return tuple(tuple(boxes) for _, boxes in blocks)
         return tuple((each,) for each in self.boxes)
 
     @property
@@ -93,31 +112,61 @@ class StorePlan:
         batch : int
             Number of the one that is filled.
         """
+        if self.slots == len(self.boxes):
+            return batch  # all of this tile, and none of the one before
         # An odd number of boxes ends with the slot that the next tile begins with.
         again = batch == 0 and len(self.boxes) % self.slots
-        return 0 if again or len(self.batches) == 1 else self.slots - 1
+        return 0 if again else self.slots - 1
 
     def with_maps(self, change: Callable[[TensorMap], TensorMap]) -> StorePlan:
         """Return the same boxes with other descriptors."""
-        return StorePlan(tuple(replace(each, map=change(each.map)) for each in self.boxes))
+        boxes = tuple(replace(each, map=change(each.map)) for each in self.boxes)
+        return replace(self, boxes=boxes)
 
 
-def plan_store(program: TileProgram) -> StorePlan:
+def plan_store(program: TileProgram, blocks: int = 1) -> StorePlan:
     """Plan a store: by TMA where elements are 16 bits wide and rows of the output can be copied.
 
     Parameters
     ----------
     program : TileProgram
         The program that stores; the columns of its tile are a multiple of 8.
+    blocks : int
+        Blocks of 64 rows of each warpgroup. Tiles of several leave no room for boxes beside the
+        rings, so these lie in left stages.
     """
     tile = program.store.tile
     pitch = tile.extents[1] * item_bytes(tile.dtype)
     elsewhere = program.exchange is not None or program.gives is not None or program.keeps
     if tile.dtype not in PACKED_TYPES or pitch % PITCH or elsewhere:
         return StorePlan()
+    if blocks > 1:
+        return _in_stages(program, blocks)
     widths = box_widths(tile.shape[1], staged=program.staged)
     # Others wait for a tile that is staged: all its boxes leave at once.
     return StorePlan(_placed(tile, widths, len(widths) if program.staged else _SLOTS))
+
+
+def _in_stages(program: TileProgram, blocks: int) -> StorePlan:
+    """Boxes of all blocks in the left stages that were multiplied last.
+
+    Nobody else reads a warpgroup's rows of a stage, and it hands the stage back once the boxes in
+    it have left. What a tile does not multiply is not its to use: tiles of fewer steps than their
+    boxes need are stored without any.
+    """
+    tile, contraction = program.store.tile, program.contraction
+    page = blocks * WARPGROUP_ROWS * ROW_BYTES
+    boxes: list[StoreBox] = []
+    end = 0
+    for block in range(blocks):
+        for box in _placed(tile, box_widths(tile.shape[1], staged=True), tile.shape[1]):
+            if end % page + box.size > page:
+                end += page - end % page
+            boxes.append(replace(box, offset=end, block=block))
+            end += box.size
+    plan = StorePlan(tuple(boxes), page)
+    stages = min(contraction.steps, contraction.stages or contraction.steps)
+    return plan if plan.pages <= stages else StorePlan()
 
 
 def box_widths(columns: int, *, staged: bool) -> tuple[int, ...]:

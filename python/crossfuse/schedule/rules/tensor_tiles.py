@@ -13,6 +13,7 @@ from crossfuse.schedule.rules.stacked_tiles import (
     stacked_across,
     stacked_columns,
     stacked_split,
+    widest,
 )
 
 #: Bytes of a row of a tile in shared memory: what one swizzle pattern spans.
@@ -28,9 +29,10 @@ class TensorTiles:
     Attributes
     ----------
     rows : int
-        Rows of the output tile of a CTA: 64 for each warpgroup that multiplies.
+        Rows of the output tile of a CTA: 64 for each warpgroup that multiplies, and 256 for two
+        that multiply 128 each.
     columns : int
-        Columns of the tile, a multiple of 8 up to 256.
+        Columns of the tile, a multiple of 8 up to 256; of 256 rows, up to 192 of all products.
     depth : int
         Elements of the reduction in a stage.
     cluster : int
@@ -60,12 +62,12 @@ class TensorTiles:
 
     def complete(self, sch: Any, chain: Chain) -> TensorTiles:
         """Fill in what the caller left open."""
-        rows = self.rows or (128 if chain.m > 64 else 64)
+        rows = self.rows or tile_rows(chain)
         several = chain.m > rows and self.split == 1
         return replace(
             self,
             rows=rows,
-            columns=self.columns or _columns(chain.n),
+            columns=self.columns or _columns(chain.n, widest(rows)),
             depth=self.depth or row_bytes_depth(sch, chain.first[0]),
             cluster=self.cluster or (2 if several else 1),
             across=self.across or 1,
@@ -80,8 +82,8 @@ class TensorTiles:
         divide, such as that of a convolution, is split over the cluster. If CTAs are `paired`, each
         makes one of two products of as many columns as both have.
         """
-        most = 256 if paired else 256 // len(chain.first)
-        rows = self.rows or (128 if chain.m > 64 else 64)
+        rows = self.rows or tile_rows(chain)
+        most = widest(rows) if paired else widest(rows, len(chain.first))
         depth = row_bytes_depth(sch, chain.first[0])
         stacked = self.stacked
         if stacked is None:
@@ -124,7 +126,8 @@ class TensorTiles:
         Its reduction is split over a cluster; but of a stacked chain only if all parts then find
         room at once.
         """
-        rows = self.rows or (128 if chain.m > 64 else 64)
+        # A tile of the second product waits for tiles of the first of as many rows.
+        rows = self.rows or first.rows
         depth = row_bytes_depth(sch, chain.second)
         if first.stacked:
             split, columns = stacked_split(chain, rows, depth, first.cluster, first.across)
@@ -143,7 +146,7 @@ class TensorTiles:
         across = first.across
         side_by_side = _CTAS // (split * across) * across // row_tiles(chain, rows)
         share = -(-chain.l // max(1, side_by_side))
-        columns = self.columns or min(256, -(-share // 16) * 16)
+        columns = self.columns or min(widest(rows), -(-share // 16) * 16)
         return replace(
             self, rows=rows, columns=columns, cluster=1, split=split, across=across, depth=depth
         )
@@ -170,6 +173,15 @@ def row_bytes_depth(sch: Any, product: Any, index: int = 0) -> int:
     return _ROW_BYTES * 8 // int(dtype.bits)
 
 
-def _columns(width: int) -> int:
-    """256 columns use a tensor core best; a narrow product gets no wider tile than it has."""
-    return min(256, -(-width // 8) * 8)
+def tile_rows(chain: Chain) -> int:
+    """Rows of a CTA's tile, where the caller leaves them open: here tiles of 256 would be chosen.
+
+    They halve what two tiles of 128 rows bring from L2, for up to 256 rows in clusters side by
+    side, for more in clusters that stand along the rows.
+    """
+    return 128 if chain.m > 64 else 64
+
+
+def _columns(width: int, most: int) -> int:
+    """The most columns use a tensor core best; a narrow product gets no wider tile than it has."""
+    return min(most, -(-width // 8) * 8)

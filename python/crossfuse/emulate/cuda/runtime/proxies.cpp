@@ -134,10 +134,14 @@ void crossfuse_emulate_store_matrices(unsigned address, const unsigned* register
     size_t offset = 0;
     if (!locate(static_cast<unsigned>(rows[matrix * 8 + self.lane / 4]), window, offset)) return;
     offset += self.lane % 4 * 4;
-    Site reader = copy_out_of({window, offset, offset + 4});
-    if (reader != kNoSite && is_news("async-race", reader, site)) {
+    Span written{window, offset, offset + 4};
+    std::pair<Site, const char*> readers[] = {
+        {copy_out_of(written), "a store overwrites what a copy still reads"},
+        {product_reads(written), "a store overwrites a tile that is still being multiplied"}};
+    for (const auto& [reader, what] : readers) {
+      if (reader == kNoSite || !is_news("async-race", reader, site)) continue;
       report({"async-race", shared_place(offset), reader, site, current_cta(), current_thread(),
-              "a store overwrites what a copy still reads"});
+              what});
     }
     if (!remote_access(device.ctas[window], offset, 4, Mode::kWrite, site)) return;
     memcpy(window_of(window) + offset, &registers[matrix], 4);
