@@ -10,7 +10,7 @@ from typing import Any
 from crossfuse.hardware import Device
 
 #: Names that `compile` takes.
-PLACEMENTS = ("auto", "registers", "dsm", "l2", "global")
+PLACEMENTS = ("auto", "registers", "dsm", "dsm-unordered", "l2", "global")
 #: Bytes of a function's tensors below which the shared memory of a cluster wins over L2: there the
 #: way through L2 costs more than the partial sums of several clusters. Measured on an H100,
 #: docs/hopper-measured.md.
@@ -72,6 +72,7 @@ def tensor_options(
         "l2": partial(staged, staged=True),
         "global": partial(staged, staged=False),
     }
+    rules["dsm-unordered"] = partial(rules["dsm"], unordered=True)
     return [rules[each] for each in (_places(func) if placement == "auto" else (placement,))]
 
 
