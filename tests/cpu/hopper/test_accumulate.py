@@ -13,8 +13,10 @@ from cpu.hopper.accumulation import CASES, right, scheduled, spec_of
 from cpu.hopper.checkers import emulated, passed
 from cpu.lower.support import kernels_in
 from crossfuse import _tvm as ir
+from crossfuse.compiler.placement import tensor_options
 from crossfuse.emulate.cuda import emulate
 from crossfuse.errors import LoweringRefused, ScheduleRefused
+from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
 from crossfuse.runtime import compile_cubin
@@ -130,6 +132,24 @@ def test_the_schedule_says_it() -> None:
     found: list[Any] = []
     ir.walk(sch.mod["main"].body, (ir.SBlock, lambda each: found.append(each.annotations)))
     assert [str(each[ACCUMULATE]) for each in found if ACCUMULATE in each] == ["tma"]
+
+
+def test_slices_in_ring_order_by_bulk_copies() -> None:
+    spec = parse("gemm_chain:M=16,K=64,N=384,L=96,dtype=bfloat16")
+    tiles = ClusterTiles(64, 2, 3)
+    passed(
+        spec,
+        schedule_clustered_ffn(prim_func(spec), tiles=tiles, ring=True, bulk=True, unordered=True),
+    )
+
+
+def test_a_placement_takes_the_parts_of_the_rule() -> None:
+    """Six, the fastest in order."""
+    func = prim_func(resolve("G10"))
+    (option,) = tensor_options(func, 0, "dsm-unordered", True, device("nvidia-h100"))
+    image = lower(option()).image
+    assert image.unordered
+    assert image.launches[0].grid == (2 * 6 * 8, 1, 1)
 
 
 REFUSED = {
