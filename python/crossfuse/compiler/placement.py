@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from crossfuse.schedule.rules.register_tiles import RegisterTiles
 
 #: Names that `compile` takes.
-PLACEMENTS = ("auto", "registers", "dsm", "l2", "global")
+PLACEMENTS = ("auto", "registers", "dsm", "dsm-unordered", "l2", "global")
 #: Bytes of a function's tensors below which registers may win over the shared memory of a cluster,
 #: and microseconds that making the intermediate several times may cost there: an exchange costs
 #: more than its bytes. Measured on an H100, docs/hopper-measured.md.
@@ -81,6 +81,7 @@ def tensor_options(
         "l2": partial(staged, staged=True),
         "global": partial(staged, staged=False),
     }
+    rules["dsm-unordered"] = partial(rules["dsm"], unordered=True)
     places = _places(func, target) if placement == "auto" else (placement,)
     return [rules[each] for each in places]
 

@@ -95,6 +95,19 @@ def _store_word(_: re.Match[str], operands: list[str]) -> str:
     return f"*(unsigned*)({operands[0]}) = {operands[1]}"
 
 
+def _store_shared(_: re.Match[str], operands: list[str]) -> str:
+    address, *values = operands
+    return (
+        f"{{ float values_[] = {{{', '.join(values)}}}; "
+        f"crossfuse_emulate_store_shared({address}, values_, {4 * len(values)}); }}"
+    )
+
+
+def _store_four(_: re.Match[str], operands: list[str]) -> str:
+    address, *values = operands
+    return f"*(float4*)({address}) = make_float4({', '.join(values)})"
+
+
 def _store_pair(_: re.Match[str], operands: list[str]) -> str:
     address, low, high = operands
     return f"((float*)({address}))[0] = {low}; ((float*)({address}))[1] = {high}"
@@ -196,6 +209,11 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             _call("tma_store"),
         ),
         (
+            r"cp\.reduce\.async\.bulk\.tensor\.2d\.global\.shared::cta\.add\.tile\.bulk_group "
+            r"\[%0, \{%1, %2\}\], \[%3\];",
+            _call("tma_add"),
+        ),
+        (
             r"cp\.async\.bulk\.shared::cluster\.shared::cta\.mbarrier::complete_tx::bytes "
             r"\[%0\], \[%1\], %2, \[%3\];",
             _call("bulk_pass"),
@@ -208,6 +226,8 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             _push,
         ),
         (r"st\.global\.u32 \[%0\], %1;", _store_word),
+        (r"st\.global\.v4\.f32 \[%0\], \{[%\d, ]*\};", _store_four),
+        (r"st\.shared\.v[24]\.f32 \[%0\], \{[%\d, ]*\};", _store_shared),
         (r"st\.global\.v2\.f32 \[%0\], \{%1, %2\};", _store_pair),
         (r"ld\.global\.v4\.f32 \{[%\d, ]*\}, \[%\d\];", _load_global),
         (r"ld\.global\.(?P<type>b8|b16|b32|f32) %0, \[%1\];", _read),

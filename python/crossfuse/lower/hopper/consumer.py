@@ -9,6 +9,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.accumulate import Accumulation
 from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.box_place import BoxPlace, OwnPlace, PlaceInStages
 from crossfuse.lower.hopper.epilogue import Epilogue
@@ -201,7 +202,8 @@ class _Store:
         if phase.program.keeps:
             self.keeper = Keeper(phase, body.where, warpgroup, accumulators, kept, warmup)
             return
-        self.epilogue = Epilogue(
+        leave_by = Accumulation if phase.program.store.adds else Epilogue
+        self.epilogue = leave_by(
             phase,
             body.where,
             warpgroup,

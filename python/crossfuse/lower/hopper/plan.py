@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from crossfuse.hardware import Device
 from crossfuse.lower.hopper.arena import Arena
@@ -139,6 +140,11 @@ class KernelPlan:
     def summed(self) -> SumProgram | None:
         """What adds the partial tiles of the last phase."""
         return self.phases[-1].program.summed
+
+    @property
+    def sums(self) -> tuple[Any, ...]:
+        """Buffers that TMA adds partial tiles in: zero before the first launch, and after each."""
+        return () if self.summed is None or not self.summed.accumulated else (self.summed.partial,)
 
     @property
     def flag_count(self) -> int:

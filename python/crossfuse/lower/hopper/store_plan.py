@@ -18,6 +18,9 @@ PACKED_TYPES = {"bfloat16": "bf16x2", "float16": "f16x2"}
 _WIDTHS = (64, 32, 16, 8)
 #: Boxes of a tile that nobody waits for: one is filled while another is copied.
 _SLOTS = 2
+#: Boxes of float32 sums in shared memory at once where one warpgroup multiplies: 32 KiB at most.
+#: Where there are two, ptxas spills the addresses of so many: they take turns.
+_SLOTS_OF_SUMS = 4
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class StoreBox:
     ----------
     first, columns : int
         First column in the tile, and number of columns.
+    pitch : int
+        Bytes of a row: the span of the swizzle, or 16 without one.
     map : TensorMap
         Descriptor of the copy.
     offset : int
@@ -38,14 +43,10 @@ class StoreBox:
 
     first: int
     columns: int
+    pitch: int
     map: TensorMap
     offset: int
     block: int = 0
-
-    @property
-    def pitch(self) -> int:
-        """Bytes of a row."""
-        return 2 * self.columns
 
     @property
     def size(self) -> int:
@@ -137,6 +138,8 @@ def plan_store(program: TileProgram, blocks: int = 1) -> StorePlan:
     """
     tile = program.store.tile
     pitch = tile.extents[1] * item_bytes(tile.dtype)
+    if program.store.adds:
+        return _plan_addition(tile, program.contraction.rows > WARPGROUP_ROWS)
     elsewhere = program.exchange is not None or program.gives is not None or program.keeps
     if tile.dtype not in PACKED_TYPES or pitch % PITCH or elsewhere:
         return StorePlan()
@@ -169,13 +172,20 @@ def _in_stages(program: TileProgram, blocks: int) -> StorePlan:
     return plan if plan.pages <= stages else StorePlan()
 
 
+def _plan_addition(tile: Tile, in_turns: bool) -> StorePlan:
+    """Boxes of float32 sums, which are added rather than stored."""
+    widths = box_widths(2 * tile.shape[1], staged=True)
+    slots = _SLOTS if in_turns else _SLOTS_OF_SUMS
+    return StorePlan(_placed(tile, widths, min(len(widths), slots)))
+
+
 def box_widths(columns: int, *, staged: bool) -> tuple[int, ...]:
     """Cut a tile into boxes, from wide to narrow.
 
     Parameters
     ----------
     columns : int
-        Of the tile: a multiple of 8.
+        Of the tile, counted as elements of 16 bits: a multiple of 8.
     staged : bool
         Whether all boxes are in shared memory at once. The fewest are best then; others take turns,
         and narrow ones of one width need the least room.
@@ -197,14 +207,20 @@ def box_widths(columns: int, *, staged: bool) -> tuple[int, ...]:
 
 
 def _placed(tile: Tile, widths: tuple[int, ...], slots: int) -> tuple[StoreBox, ...]:
-    """Boxes side by side that go round the slots; the first ones, the widest, are their sizes."""
-    firsts = accumulate(widths, initial=0)
-    maps = {each: tensor_map(tile, (each, WARPGROUP_ROWS), _swizzle(each)) for each in widths}
+    """Boxes side by side that go round the slots; the first ones, the widest, are their sizes.
+
+    Widths are counted as elements of 16 bits.
+    """
+    columns = {each: 2 * each // item_bytes(tile.dtype) for each in widths}
+    firsts = accumulate((columns[each] for each in widths), initial=0)
+    maps = {
+        each: tensor_map(tile, (columns[each], WARPGROUP_ROWS), _swizzle(each)) for each in widths
+    }
     boxes: list[StoreBox] = []
     end = 0
     for number, (first, width) in enumerate(zip(firsts, widths, strict=False)):
         offset = boxes[number - slots].offset if number >= slots else end
-        boxes.append(StoreBox(first, width, maps[width], offset))
+        boxes.append(StoreBox(first, columns[width], 2 * width, maps[width], offset))
         end = max(end, offset + boxes[-1].size)
     return tuple(boxes)
 

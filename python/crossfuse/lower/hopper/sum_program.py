@@ -37,6 +37,9 @@ class SumProgram:
         The epilogue.
     parameters : tuple
         Everything in global memory.
+    accumulated : bool
+        Whether the parts are added already: `partial` is their sum, [row, column], which has to be
+        zero again behind this phase.
     """
 
     places: tuple[Place, ...]
@@ -48,6 +51,7 @@ class SumProgram:
     sums: Any
     store: Store
     parameters: tuple[Any, ...]
+    accumulated: bool = False
 
     @property
     def results(self) -> tuple[Any, ...]:

@@ -1,9 +1,9 @@
-"""The sum of partial tiles of several clusters, in the order of their parts."""
+"""The sum of partial tiles of several clusters: in the order of their parts, or added by TMA."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ def await_parts(
             "crossfuse_await_parts",
             placed.address(first),
             ir.script.int32(flags.down * flags.across),
-            ir.script.int32(program.parts),
+            ir.script.int32(flags.parts),
             (launch + ir.script.uint32(1)) * ir.script.uint32(flags.raisers),
             source_code=_AWAIT,
         )
@@ -90,6 +90,10 @@ class Sum:
         part 0: tile [64, 96]          adds its rows of part 0,
         part 1: tile [64, 96]          1, 2, ... in this order      out: tile [64, 96]
         ...
+
+    Tiles that TMA adds (`accumulate`) are one sum when the flag is up. It is read, and zero again
+    behind it. The next launch on the same memory adds to it once it has loaded left tiles, which
+    it does when this launch is over (`griddepcontrol.wait` where it starts early): it finds zeros.
 
     Parameters
     ----------
@@ -131,6 +135,8 @@ class Sum:
                     low, high = (total[first],), (total[first + 1],)
                     pairs = ahead.pairs[first // 2]
                     self.elements.store_pair(row, column + first, low, high, self.warmup, pairs)
+                if self.program.accumulated:
+                    self._clear(row, column)
                 ahead.advance(unit)
 
     def _place(self, unit: Any, values: Mapping[Any, Any]) -> tuple[Any, Any]:
@@ -154,11 +160,28 @@ class Sum:
         for each in range(UNIT):
             ir.script.buffer_store(total, ir.script.float32(0), [each])
         load = ir.script.ptx["ld.global.v4.f32"]
-        inside = self.elements.inside(row, column)
-        exists = when(ir.conjunction(inside)) if inside else nullcontext()
-        with self.warmup.skipped(), exists, ir.script.unroll(0, self.program.parts) as number:
+        if self.program.accumulated:
+            with self._existing(row, column):
+                place = self.program.partial.ptr_to([row, column])
+                run(load(*[total[each] for each in range(UNIT)], place))
+            return
+        with self._existing(row, column), ir.script.unroll(0, self.program.parts) as number:
             ir.IRBuilder.name("number", number)
             place = self.program.partial.ptr_to([number, row, column])
             run(load(*[part[each] for each in range(UNIT)], place))
             for each in range(UNIT):
                 ir.script.buffer_store(total, total[each] + part[each], [each])
+
+    def _clear(self, row: Any, column: Any) -> None:
+        """Make a unit of the sums zero again, which the next launch adds to."""
+        store = ir.script.ptx["st.global.v4.f32"]
+        with self._existing(row, column):
+            place = self.program.partial.ptr_to([row, column])
+            run(store(place, *[ir.script.float32(0)] * UNIT))
+
+    @contextmanager
+    def _existing(self, row: Any, column: Any) -> Iterator[None]:
+        """Statements for units of the output, outside the warm-up."""
+        inside = self.elements.inside(row, column)
+        with self.warmup.skipped(), when(ir.conjunction(inside)) if inside else nullcontext():
+            yield

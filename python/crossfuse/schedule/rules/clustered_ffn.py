@@ -9,7 +9,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, device
 from crossfuse.schedule.install import install
-from crossfuse.schedule.markers import DSM_COPY
+from crossfuse.schedule.markers import ACCUMULATE, DSM_COPY
 from crossfuse.schedule.rules.chain import Chain, read_two_products
 from crossfuse.schedule.rules.cluster_tiles import SLICE, ClusterTiles
 from crossfuse.schedule.rules.pipelined import (
@@ -20,6 +20,7 @@ from crossfuse.schedule.rules.pipelined import (
     stage_weights,
 )
 from crossfuse.schedule.rules.tensor_tiles import row_bytes_depth
+from crossfuse.schedule.rules.unordered import check_unordered
 
 
 def schedule_clustered_ffn(
@@ -28,6 +29,7 @@ def schedule_clustered_ffn(
     tiles: ClusterTiles | None = None,
     ring: bool = False,
     bulk: bool = False,
+    unordered: bool = False,
     constant_weights: bool = False,
     target: str | Device = "nvidia-h100",
 ) -> Any:
@@ -63,6 +65,10 @@ def schedule_clustered_ffn(
         (`dsm_shuffle` in ring order); else it waits for all of them.
     bulk : bool
         Whether slices are sent by bulk copies; else by stores from registers.
+    unordered : bool
+        Whether TMA adds the partial sums in L2 in the order in which they come
+        (`crossfuse.accumulate`): with three parts or more, results may differ in the last bits from
+        run to run.
     constant_weights : bool
         Whether no kernel that may still be running writes the weights: they are then loaded before
         the kernel before is over (programmatic dependent launch).
@@ -77,7 +83,8 @@ def schedule_clustered_ffn(
     Raises
     ------
     ScheduleRefused
-        If the function is no chain of two products, or its extents do not divide.
+        If the function is no chain of two products, its extents do not divide, or there is just
+        one part to add in no order.
     """
     install()
     sch = ir.Schedule(func)
@@ -86,6 +93,8 @@ def schedule_clustered_ffn(
     whole_rows = ring and is_k_major(sch, chain.second, index)
     multiple = row_bytes_depth(sch, chain.second, index) if whole_rows else SLICE
     chosen = (tiles or ClusterTiles()).complete(sch, chain, device(target), multiple)
+    if unordered:
+        check_unordered(sch, chain, chosen.parts, 1)
     consumer = _by_part(sch, chain, chosen) if chosen.parts > 1 else chain.second
     passing = _Passing(ring, bulk)
     rank = _second(sch, chain, consumer, chosen, passing, constant_weights)
@@ -93,6 +102,8 @@ def schedule_clustered_ffn(
         store = sch.cache_write(consumer, 0, "local")
         sch.reverse_compute_at(store, rank, preserve_unit_loops=True)
         sch.grid_stage(store)
+        if unordered:
+            sch.annotate(store, ACCUMULATE, "tma")
         _sum(sch, chain, chosen)
     else:
         sch.set_scope(consumer, 0, "local")

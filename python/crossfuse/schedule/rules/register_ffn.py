@@ -7,15 +7,18 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, device
 from crossfuse.schedule.install import install
+from crossfuse.schedule.markers import ACCUMULATE
 from crossfuse.schedule.rules.chain import Chain, read_two_products
 from crossfuse.schedule.rules.pipelined import depth_beside, place_first, read_of, stage_weights
 from crossfuse.schedule.rules.register_tiles import RegisterTiles
+from crossfuse.schedule.rules.unordered import check_unordered
 
 
 def schedule_register_ffn(
     func: Any,
     *,
     tiles: RegisterTiles | None = None,
+    unordered: bool = False,
     constant_weights: bool = False,
     target: str | Device = "nvidia-h100",
 ) -> Any:
@@ -44,6 +47,10 @@ def schedule_register_ffn(
         A canonical chain, see `crossfuse.workload.prim_func`.
     tiles : RegisterTiles | None
         Tile extents; what is left out is chosen.
+    unordered : bool
+        Whether TMA adds the partial sums in L2 in the order in which they come
+        (`crossfuse.accumulate`): with three parts or more, results may differ in the last bits from
+        run to run.
     constant_weights : bool
         Whether no kernel that may still be running writes the weights: they are then loaded before
         the kernel before is over (programmatic dependent launch).
@@ -58,12 +65,15 @@ def schedule_register_ffn(
     Raises
     ------
     ScheduleRefused
-        If the function is no chain of two products, or its extents do not divide.
+        If the function is no chain of two products, its extents do not divide, or there is nothing
+        to add in no order: one part, or parts that a cluster sums.
     """
     install()
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "register_ffn")
     chosen = (tiles or RegisterTiles()).complete(sch, chain, device(target))
+    if unordered:
+        check_unordered(sch, chain, chosen.parts, chosen.cluster)
     if chosen.cluster > 1:
         _first(sch, chain, _in_cluster(sch, chain, chosen, constant_weights), constant_weights)
         return sch
@@ -73,6 +83,8 @@ def schedule_register_ffn(
         store = sch.cache_write(consumer, 0, "local")
         sch.reverse_compute_at(store, place, preserve_unit_loops=True)
         sch.grid_stage(store)
+        if unordered:
+            sch.annotate(store, ACCUMULATE, "tma")
         _sum(sch, chain, chosen)
     else:
         sch.set_scope(consumer, 0, "local")
