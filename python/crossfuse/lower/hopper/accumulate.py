@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.box_place import BoxPlace
 from crossfuse.lower.hopper.epilogue import Epilogue
 from crossfuse.lower.hopper.operand import ROW_BYTES
 from crossfuse.lower.hopper.phase import WARP_ROWS
@@ -34,7 +35,7 @@ class Accumulation(Epilogue):
     raised when the additions are done (`wait_group 0`), not when their boxes have been read.
     """
 
-    def _fill_box(self, box: StoreBox, row: Any, column: Any) -> None:
+    def _fill_box(self, box: StoreBox, row: Any, column: Any, place: BoxPlace) -> None:
         """Two neighbours of a row are one store of eight bytes; rows are swizzled."""
         # Hidden, or addresses are computed ahead of all products and kept in registers.
         thread = let("thread_of_box", hidden(self.where.thread))
@@ -47,11 +48,11 @@ class Accumulation(Epilogue):
             # Every swizzle goes by the number of the 128 bytes that a row lies in.
             pattern = here * box.pitch // ROW_BYTES % (box.pitch // _CHUNK)
             chunk = (2 * block + lane % 4 // 2) ^ pattern
-            place = box.offset + here * box.pitch + chunk * _CHUNK + lane % 2 * (_CHUNK // 2)
+            inside = here * box.pitch + chunk * _CHUNK + lane % 2 * (_CHUNK // 2)
             (low,), (high,) = self.fragment.sums(index), self.fragment.sums(index + 1)
-            run(store(self.boxes(place), low, high))
+            run(store(place.address(box.offset, inside), low, high))
 
-    def _copy_box(self, box: StoreBox, row: Any, column: Any) -> None:
+    def _copy_box(self, box: StoreBox, row: Any, column: Any, place: BoxPlace) -> None:
         call = ir.script.ptx[_TMA_ADD]
         address = ir.script.address_of(self.descriptors[box.map.name])
-        run(call(address, column + box.first, row, self.boxes(box.offset)))
+        run(call(address, column + box.first, row, place.address(box.offset)))
