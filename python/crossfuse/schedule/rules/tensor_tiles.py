@@ -14,6 +14,7 @@ from crossfuse.schedule.rules.stacked_tiles import (
     stacked_columns,
     stacked_split,
 )
+from crossfuse.schedule.shares import has_equal_shares
 
 #: Bytes of a row of a tile in shared memory: what one swizzle pattern spans.
 _ROW_BYTES = 128
@@ -90,9 +91,9 @@ class TensorTiles:
         if stacked:
             tiles = replace(self, rows=rows, depth=depth, stacked=True)
             return tiles._stacked(chain, most)
-        size = self.cluster or (2 if paired else _split_of_second(chain, rows, depth))
+        size = self.cluster or (2 if paired else _split_of_second(chain, depth))
         split, across = self.split, self.across or 1
-        if not staged and split == 1 and not self.cluster and _is_deep(chain, size * depth):
+        if not staged and split == 1 and not self.cluster and _is_deep(chain, size, depth):
             split = size
         cluster = size if split == 1 else self.cluster or 1
         beside = cluster * across
@@ -149,19 +150,15 @@ class TensorTiles:
         )
 
 
-def _split_of_second(chain: Chain, rows: int, depth: int) -> int:
-    """CTAs over which the second product's reduction and the rows of its tile divide."""
-
-    def divides(size: int) -> bool:
-        whole_rows = chain.m >= rows or chain.m % size == 0
-        return chain.n % (size * depth) == 0 and (whole_rows or chain.m == 1)
-
-    return next(size for size in (4, 2, 1) if size == 1 or divides(size))
+def _split_of_second(chain: Chain, depth: int) -> int:
+    """CTAs that each have steps of the second product's reduction."""
+    return next(size for size in (4, 2, 1) if has_equal_shares(chain.n, size, depth))
 
 
-def _is_deep(chain: Chain, steps: int) -> bool:
-    """Whether the first product's reduction is worth splitting into parts of whole steps."""
-    return len(chain.first) == 1 and chain.k >= 4 * chain.n and chain.k % steps == 0
+def _is_deep(chain: Chain, size: int, depth: int) -> bool:
+    """Whether the first product's reduction is worth splitting over `size` CTAs."""
+    deep = len(chain.first) == 1 and chain.k >= 4 * chain.n
+    return deep and has_equal_shares(chain.k, size, depth)
 
 
 def row_bytes_depth(sch: Any, product: Any, index: int = 0) -> int:
