@@ -140,6 +140,9 @@ class Store:
         Expression over the accumulator and further tensors at that index.
     part : Any
         Index of the matrix among several partial ones, [part, row, column]; None for one matrix.
+    zeros_from : int | None
+        Column from which on elements are zero: the tile stays in the cluster or in registers, and
+        reaches beyond the intermediate. None if it does not.
     """
 
     tile: Tile
@@ -147,6 +150,7 @@ class Store:
     column: Any
     value: Any
     part: Any = None
+    zeros_from: int | None = None
 
     def with_parameters(self, images: Mapping[Any, Any]) -> Store:
         """The same store, of buffers with their images."""
