@@ -45,6 +45,7 @@ GEMMS = {
     "split over 8": ("M=128,N=256,K=1024,dtype=float16,weights=nk", {"split": 8, "columns": 64}),
     "split over 16": ("M=64,N=256,K=2048,dtype=bfloat16,weights=nk", {"split": 16, "columns": 64}),
     "split, a few rows": ("M=16,N=256,K=1024,dtype=bfloat16,weights=nk", {"split": 4}),
+    "split, 33 rows": ("M=33,N=256,K=1000,dtype=bfloat16,weights=nk", {"split": 4}),
     "split, one row": ("M=1,N=256,K=1024,dtype=bfloat16,weights=nk", {"split": 4, "columns": 64}),
 }
 #: Workload; rows, columns of the output's tiles, parts, and CTAs of a cluster that sums them.
@@ -55,6 +56,15 @@ REGISTERS = {
     "cluster": ("gemm_chain:M=128,K=416,N=512,L=256,dtype=bfloat16,act=gelu", (64, 64, 8, 8)),
     "gated, two warpgroups": ("gated_ffn:M=128,K=512,N=512,L=256,dtype=bfloat16", (128, 128, 8, 8)),
     "one row": ("gated_ffn:M=1,K=512,N=512,L=256,dtype=bfloat16,weights=nk", (64, 64, 4, 4)),
+    "33 rows": ("gated_ffn:M=33,K=512,N=512,L=256,dtype=bfloat16", (64, 64, 4, 4)),
+    "parts beyond": (
+        "gemm_chain:M=7,K=416,N=520,L=264,dtype=float16,weights=nk,act=gelu",
+        (64, 96, 5, 5),
+    ),
+    "parts beyond, through L2": (
+        "gemm_chain:M=100,K=416,N=520,L=264,dtype=bfloat16,act=gelu",
+        (128, 96, 5, 1),
+    ),
 }
 #: Rows, cluster size and parts.
 CLUSTERS = {
@@ -65,6 +75,13 @@ CLUSTERS = {
     "8": ("gemm_chain:M=100,K=416,N=512,L=256,dtype=bfloat16,act=relu", (64, 8, 1)),
     "16": ("gemm_chain:M=128,K=32,N=512,L=256,dtype=bfloat16", (64, 16, 1)),
     "one row": ("gated_ffn:M=1,K=64,N=512,L=128,dtype=bfloat16,weights=nk", (64, 8, 1)),
+    "4, beyond": ("gated_ffn:M=33,K=416,N=1000,L=264,dtype=bfloat16,weights=nk", (64, 4, 3)),
+    "4, two warpgroups, beyond": (
+        "gemm_chain:M=127,K=136,N=264,L=72,dtype=float16,act=gelu",
+        (128, 4, 1),
+    ),
+    "8, beyond": ("gemm_chain:M=100,K=416,N=520,L=264,dtype=bfloat16,act=gelu", (64, 8, 1)),
+    "8, parts, beyond": ("gated_ffn:M=7,K=416,N=1032,L=264,dtype=float16", (64, 8, 2)),
     "2, parts": ("gemm_chain:M=100,K=64,N=768,L=96,dtype=bfloat16,act=relu", (64, 2, 3)),
     "8, parts": ("gemm_chain:M=128,K=768,N=3072,L=768,dtype=bfloat16,act=relu", (64, 8, 6)),
     "8, parts, two warpgroups": ("gated_ffn:M=128,K=512,N=2048,L=512,dtype=float16", (128, 8, 8)),
@@ -82,6 +99,9 @@ PASSING = {
     "8, parts, ring": (CLUSTERS["8, parts"], True, False),
     "one row, ring": (CLUSTERS["one row"], True, False),
     "16, ring": (CLUSTERS["16"], True, False),
+    "8, beyond, bulk": (CLUSTERS["8, beyond"], False, True),
+    "8, beyond, ring": (CLUSTERS["8, beyond"], True, False),
+    "8, parts, beyond, both": (CLUSTERS["8, parts, beyond"], True, True),
     "3, both": (CLUSTERS["3"], True, True),
     "8, both": (CLUSTERS["8"], True, True),
     "8, parts, both": (CLUSTERS["8, parts"], True, True),
@@ -95,6 +115,7 @@ PAIRS: list[tuple[str, dict[str, int]]] = [
     ("gated_ffn:M=1,K=512,N=1024,L=512,dtype=bfloat16,weights=kn", {"columns": 72}),
     ("gated_ffn:M=100,K=200,N=1024,L=256,dtype=bfloat16", {"across": 2}),
     ("gated_ffn:M=64,K=512,N=4096,L=512,dtype=bfloat16", {"across": 4}),
+    ("gated_ffn:M=33,K=512,N=1000,L=512,dtype=bfloat16,weights=nk", {}),
 ]
 FFNS = (
     "gated_ffn:M=128,K=512,N=1024,L=512,dtype=bfloat16",
@@ -106,6 +127,10 @@ FFNS = (
     "gemm_chain:M=64,K=256,N=1024,L=256,dtype=float16,act=relu,weights=kn",
     "gated_ffn:M=256,K=512,N=2048,L=512,dtype=bfloat16",
     "gemm_chain:M=500,K=256,N=1024,L=264,dtype=float16,act=relu,weights=kn",
+    "gated_ffn:M=3,K=256,N=1000,L=264,dtype=bfloat16",
+    "gated_ffn:M=33,K=512,N=1032,L=1000,dtype=float16,weights=nk",
+    "gemm_chain:M=7,K=256,N=1024,L=512,dtype=bfloat16,act=gelu",
+    "gemm_chain:M=127,K=136,N=640,L=72,dtype=bfloat16,act=relu",
 )
 #: The suite, and images whose rows end within a tile, with windows of other extents.
 CONVOLUTIONS = (

@@ -82,6 +82,11 @@ class SumProgram:
         inside = self.index[dimension] < self.store.tile.extents[dimension]
         return not self.analyzer.can_prove(inside)
 
+    def begins_inside(self, dimension: int) -> bool:
+        """Whether all slices begin within the output: rows are 0, columns 1."""
+        inside = self.first[dimension] < self.store.tile.extents[dimension]
+        return bool(self.analyzer.can_prove(inside))
+
     def with_parameters(self, images: Mapping[Any, Any]) -> SumProgram:
         """Return the program on other buffers than the function's parameters."""
         return replace(

@@ -68,17 +68,28 @@ def await_parts(
     """
     flags = placed.flags
     row, column = (at(each, dict(values)) for each in program.first)
-    first = row // flags.rows * flags.across + column // flags.columns
-    run(
-        ir.cuda_func_call(
-            "crossfuse_await_parts",
-            placed.address(first),
-            ir.script.int32(flags.down * flags.across),
-            ir.script.int32(flags.parts),
-            (launch + ir.script.uint32(1)) * ir.script.uint32(flags.raisers),
-            source_code=_AWAIT,
+    down, across = row // flags.rows, column // flags.columns
+    first = down * flags.across + across
+    # A tile beyond the output has no flags, and nobody adds it.
+    starts = (down * flags.rows, across * flags.columns)
+    inside = [
+        start < extent
+        for dimension, (start, extent) in enumerate(
+            zip(starts, program.store.tile.extents, strict=True)
         )
-    )
+        if not program.begins_inside(dimension)
+    ]
+    with when(ir.conjunction(inside)) if inside else nullcontext():
+        run(
+            ir.cuda_func_call(
+                "crossfuse_await_parts",
+                placed.address(first),
+                ir.script.int32(flags.down * flags.across),
+                ir.script.int32(flags.parts),
+                (launch + ir.script.uint32(1)) * ir.script.uint32(flags.raisers),
+                source_code=_AWAIT,
+            )
+        )
 
 
 class Sum:

@@ -143,6 +143,9 @@ class Store:
     adds : int
         Number of clusters that add a tile each to the same one, which is zero before; 0 where each
         tile is stored once.
+    zeros_from : int | None
+        Column from which on elements are zero: the tile stays in the cluster or in registers, and
+        reaches beyond the intermediate. None if it does not.
     """
 
     tile: Tile
@@ -151,6 +154,7 @@ class Store:
     value: Any
     part: Any = None
     adds: int = 0
+    zeros_from: int | None = None
 
     def with_parameters(self, images: Mapping[Any, Any]) -> Store:
         """The same store, of buffers with their images."""

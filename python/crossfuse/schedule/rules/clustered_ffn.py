@@ -96,6 +96,7 @@ def schedule_clustered_ffn(
     if unordered:
         check_unordered(sch, chain, chosen.parts, 1)
     consumer = _by_part(sch, chain, chosen) if chosen.parts > 1 else chain.second
+    _lay_out(sch, chain, chosen)
     passing = _Passing(ring, bulk)
     rank = _second(sch, chain, consumer, chosen, passing, constant_weights)
     if chosen.parts > 1:
@@ -122,20 +123,32 @@ class _Passing:
 
 
 def _by_part(sch: Any, chain: Chain, tiles: ClusterTiles) -> Any:
-    """Split the second reduction, and the intermediate's columns with it; returns its new block."""
-    share = chain.n // tiles.parts
+    """Split the second reduction; returns its new block."""
     *_, reduction = sch.get_loops(chain.second)
-    part, _ = sch.split(reduction, [tiles.parts, share])
+    part, _ = sch.split(reduction, [tiles.parts, tiles.share(chain)])
     consumer = sch.rfactor(part, 0)
+    i, j, part, _ = sch.get_loops(consumer)
+    sch.reorder(part, i, j)
+    return consumer
+
+
+def _lay_out(sch: Any, chain: Chain, tiles: ClusterTiles) -> None:
+    """Divide the intermediate's columns by part; those beyond the last one are zero.
+
+    What an activation makes of zero may be no number, so it is not even multiplied by zero.
+    """
+    share = tiles.share(chain)
 
     def by_part(i: Any, j: Any) -> list[Any]:
         return [j // share, i, j % share]
 
-    sch.transform_block_layout(chain.middle, by_part)
-    sch.transform_layout(chain.middle, ("write", 0), by_part)
-    i, j, part, _ = sch.get_loops(consumer)
-    sch.reorder(part, i, j)
-    return consumer
+    if tiles.pads(chain):
+        (written,) = sch.get(chain.middle).writes
+        zero = ir.tirx.FloatImm(str(written.source.ty.dtype), 0.0)
+        sch.transform_layout(chain.middle, ("write", 0), by_part, pad_value=zero)
+    elif tiles.parts > 1:
+        sch.transform_block_layout(chain.middle, by_part)
+        sch.transform_layout(chain.middle, ("write", 0), by_part)
 
 
 def _second(
@@ -149,8 +162,8 @@ def _second(
     """The second product: columns over the CTAs, all slices in their shared memory."""
     *part, i, j, k = sch.get_loops(consumer)
     row_tile, row = sch.split(i, [None, tiles.rows])
-    rank, column = sch.split(j, [tiles.cluster, None])
-    slices, inside = sch.split(k, [tiles.cluster, None])
+    rank, column = sch.split(j, [tiles.cluster, tiles.columns(chain)])
+    slices, inside = sch.split(k, [tiles.cluster, tiles.width(chain)])
     sch.reorder(*part, row_tile, rank, slices, inside, row, column)
     sch.bind(sch.fuse(*part, row_tile) if part else row_tile, "blockIdx.x")
     sch.cluster_bind(rank)
@@ -175,8 +188,8 @@ def _second(
 def _sum(sch: Any, chain: Chain, tiles: ClusterTiles) -> None:
     """The sum of all parts: each cluster adds a part of every CTA's tile."""
     i, j = sch.get_loops(chain.epilogue)
-    row_tile, row = sch.split(i, [None, min(tiles.rows, chain.m)])
-    rank, column = sch.split(j, [tiles.cluster, None])
+    row_tile, row = sch.split(i, [None, tiles.rows_of_sum(chain)])
+    rank, column = sch.split(j, [tiles.cluster, tiles.columns(chain)])
     sch.reorder(row_tile, rank, row, column)
     part, element = sch.split(sch.fuse(row, column), [tiles.parts, None])
     sch.reorder(part, row_tile, rank, element)

@@ -9,7 +9,13 @@ from crossfuse.hardware import Device, device
 from crossfuse.schedule.install import install
 from crossfuse.schedule.markers import ACCUMULATE
 from crossfuse.schedule.rules.chain import Chain, read_two_products
-from crossfuse.schedule.rules.pipelined import depth_beside, place_first, read_of, stage_weights
+from crossfuse.schedule.rules.pipelined import (
+    depth_beside,
+    has_uneven_rows,
+    place_first,
+    read_of,
+    stage_weights,
+)
 from crossfuse.schedule.rules.register_tiles import RegisterTiles
 from crossfuse.schedule.rules.unordered import check_unordered
 
@@ -96,7 +102,7 @@ def schedule_register_ffn(
 def _by_part(sch: Any, chain: Chain, tiles: RegisterTiles) -> Any:
     """Split the second reduction; returns its new block."""
     *_, reduction = sch.get_loops(chain.second)
-    part, _ = sch.split(reduction, [tiles.parts, None])
+    part, _ = sch.split(reduction, [tiles.parts, tiles.width(chain)])
     consumer = sch.rfactor(part, 0)
     i, j, part, _ = sch.get_loops(consumer)
     sch.reorder(part, i, j)
@@ -123,10 +129,11 @@ def _in_cluster(sch: Any, chain: Chain, tiles: RegisterTiles, constant: bool) ->
     row_tile, row = sch.split(i, [None, tiles.rows])
     column_tile, column = sch.split(j, [None, tiles.columns])
     depth = depth_beside(sch, chain.second, read_of(sch, chain.second, chain.middle))
-    rank, step, inside = sch.split(k, [tiles.cluster, None, depth])
+    rank, step, inside = sch.split(k, [tiles.cluster, tiles.width(chain) // depth, depth])
     sch.reorder(row_tile, column_tile, rank, step, row, column, inside)
     sch.bind(sch.fuse(row_tile, column_tile), "blockIdx.x")
-    partial = sch.dsm_reduce(chain.second, rank)
+    uneven = has_uneven_rows(chain.m, tiles.rows, tiles.cluster)
+    partial = sch.dsm_reduce(chain.second, rank, whole_rows=uneven)
     store = sch.cache_write(partial, 0, "local")
     _, rank, *_ = sch.get_loops(partial)
     sch.reverse_compute_at(store, rank, preserve_unit_loops=True)
@@ -148,7 +155,7 @@ def _first(sch: Any, chain: Chain, place: Any, constant: bool) -> None:
 def _sum(sch: Any, chain: Chain, tiles: RegisterTiles) -> None:
     """The sum of all parts: each CTA adds a part of one tile."""
     i, j = sch.get_loops(chain.epilogue)
-    row_tile, row = sch.split(i, [None, min(tiles.rows, chain.m)])
+    row_tile, row = sch.split(i, [None, tiles.rows_of_sum(chain)])
     column_tile, column = sch.split(j, [None, tiles.columns])
     sch.reorder(row_tile, column_tile, row, column)
     part, element = sch.split(sch.fuse(row, column), [tiles.parts, None])

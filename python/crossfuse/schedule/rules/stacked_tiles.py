@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from crossfuse.schedule.rules.chain import Chain
+from crossfuse.schedule.shares import has_equal_shares
 
 #: CTAs that find room on an H100, by the size of their cluster (docs/hopper-measured.md).
 _CTAS = {1: 132, 2: 132, 4: 120, 8: 120, 16: 112}
@@ -88,7 +89,7 @@ def stacked_split(
     down = row_tiles(chain, rows)
     room = _CTAS[cluster * across] // (cluster * across)
     most = room // down * across
-    if most and chain.n % (cluster * depth) == 0 and chain.m % rows == 0:
+    if most and has_equal_shares(chain.n, cluster, depth) and chain.m % rows == 0:
         columns = _whole(-(-chain.l // most))
         if columns <= widest(rows):
             return cluster, columns

@@ -15,6 +15,7 @@ from crossfuse.schedule.rules.stacked_tiles import (
     stacked_split,
     widest,
 )
+from crossfuse.schedule.shares import has_equal_shares
 
 #: Bytes of a row of a tile in shared memory: what one swizzle pattern spans.
 _ROW_BYTES = 128
@@ -82,7 +83,9 @@ class TensorTiles:
         divide, such as that of a convolution, is split over the cluster. If CTAs are `paired`, each
         makes one of two products of as many columns as both have.
         """
-        rows = self.rows or tile_rows(chain)
+        given = paired or self.stacked is not None
+        free_tile = not (given or self.cluster or self.columns or self.across)
+        rows = self.rows or tile_rows(chain, tall=staged and free_tile)
         most = widest(rows) if paired else widest(rows, len(chain.first))
         depth = row_bytes_depth(sch, chain.first[0])
         stacked = self.stacked
@@ -92,9 +95,9 @@ class TensorTiles:
         if stacked:
             tiles = replace(self, rows=rows, depth=depth, stacked=True)
             return tiles._stacked(chain, most)
-        size = self.cluster or (2 if paired else _split_of_second(chain, rows, depth))
+        size = self.cluster or (2 if paired else _split_of_second(chain, depth))
         split, across = self.split, self.across or 1
-        if not staged and split == 1 and not self.cluster and _is_deep(chain, size * depth):
+        if not staged and split == 1 and not self.cluster and _is_deep(chain, size, depth):
             split = size
         cluster = size if split == 1 else self.cluster or 1
         beside = cluster * across
@@ -152,19 +155,15 @@ class TensorTiles:
         )
 
 
-def _split_of_second(chain: Chain, rows: int, depth: int) -> int:
-    """CTAs over which the second product's reduction and the rows of its tile divide."""
-
-    def divides(size: int) -> bool:
-        whole_rows = chain.m >= rows or chain.m % size == 0
-        return chain.n % (size * depth) == 0 and (whole_rows or chain.m == 1)
-
-    return next(size for size in (4, 2, 1) if size == 1 or divides(size))
+def _split_of_second(chain: Chain, depth: int) -> int:
+    """CTAs that each have steps of the second product's reduction."""
+    return next(size for size in (4, 2, 1) if has_equal_shares(chain.n, size, depth))
 
 
-def _is_deep(chain: Chain, steps: int) -> bool:
-    """Whether the first product's reduction is worth splitting into parts of whole steps."""
-    return len(chain.first) == 1 and chain.k >= 4 * chain.n and chain.k % steps == 0
+def _is_deep(chain: Chain, size: int, depth: int) -> bool:
+    """Whether the first product's reduction is worth splitting over `size` CTAs."""
+    deep = len(chain.first) == 1 and chain.k >= 4 * chain.n
+    return deep and has_equal_shares(chain.k, size, depth)
 
 
 def row_bytes_depth(sch: Any, product: Any, index: int = 0) -> int:
@@ -173,12 +172,16 @@ def row_bytes_depth(sch: Any, product: Any, index: int = 0) -> int:
     return _ROW_BYTES * 8 // int(dtype.bits)
 
 
-def tile_rows(chain: Chain) -> int:
-    """Rows of a CTA's tile, where the caller leaves them open: here tiles of 256 would be chosen.
+def tile_rows(chain: Chain, *, tall: bool = False) -> int:
+    """Rows of a CTA's tile, where the caller leaves them open.
 
-    They halve what two tiles of 128 rows bring from L2, for up to 256 rows in clusters side by
-    side, for more in clusters that stand along the rows.
+    Tiles of 256 halve what two of 128 rows bring from L2. Where they may be chosen (`tall`), they
+    are for wide gated chains of up to 256 rows, in clusters side by side: 114.5 instead of 121.2 us
+    for widths of 4096 and 11008. Of 512 rows they take longer: 202.9 instead of 195.6
+    (docs/hopper-measured.md).
     """
+    if tall and len(chain.first) == 2 and 128 < chain.m <= 256 and is_wide(chain, 128):
+        return 256
     return 128 if chain.m > 64 else 64
 
 
