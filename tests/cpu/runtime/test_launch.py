@@ -170,7 +170,7 @@ def test_a_cluster_of_16_is_allowed_explicitly(results: dict[str, Any]) -> None:
     outcome = results["cluster 16"]
     (launch,) = calls(outcome, "launch")
     assert (launch["grid"], launch["shared"]) == ([32, 1, 1], 200_000)
-    assert (launch["cluster"], launch["id"]) == ([16, 1, 1], CLUSTER_DIMENSION)
+    assert (launch["cluster"], launch["ids"][0]) == ([16, 1, 1], CLUSTER_DIMENSION)
     assert calls(outcome, "attribute") == [
         {"call": "attribute", "id": MAX_DYNAMIC_SHARED, "value": 200_000},
         {"call": "attribute", "id": NON_PORTABLE_CLUSTER, "value": 1},
