@@ -132,6 +132,13 @@ FFNS = (
     "gemm_chain:M=7,K=256,N=1024,L=512,dtype=bfloat16,act=gelu",
     "gemm_chain:M=127,K=136,N=640,L=72,dtype=bfloat16,act=relu",
 )
+#: Two blocks of rows for each warpgroup.
+TALL = (
+    "gated_ffn:M=256,K=512,N=2048,L=512,dtype=bfloat16",
+    "gated_ffn:M=200,K=256,N=1024,L=264,dtype=float16",
+    "gemm_chain:M=256,K=256,N=1024,L=256,dtype=float16,act=relu,weights=kn",
+    "gated_ffn:M=500,K=512,N=2048,L=512,dtype=bfloat16",
+)
 #: The suite, and images whose rows end within a tile, with windows of other extents.
 CONVOLUTIONS = (
     *workload.ids("conv_chain"),
@@ -184,6 +191,17 @@ def test_one_persistent_kernel(text: str, across: int, constant: bool, tmp_path:
     tiles = TensorTiles(cluster=2 if across > 1 else 0, across=across, stacked=spec.M > 128)
     func = workload.prim_func(spec)
     schedule = schedule_tiled_ffn(func, first=tiles, constant_weights=constant)
+    run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
+
+
+@pytest.mark.parametrize("further", ["", ",scale=first+last,bias=first+last,residual=out"])
+@pytest.mark.parametrize("text", TALL)
+def test_tiles_of_256_rows(text: str, further: str, tmp_path: Path) -> None:
+    spec = workload.parse(text + further)
+    tiles = TensorTiles(rows=256, stacked=spec.M > 256)
+    schedule = schedule_tiled_ffn(
+        workload.prim_func(spec), first=tiles, second=TensorTiles(rows=256), constant_weights=True
+    )
     run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
 
 
