@@ -40,6 +40,14 @@ CASES: dict[str, tuple[str, ClusterTiles | RegisterTiles]] = {
         "gemm_chain:M=64,K=64,N=384,L=96,dtype=bfloat16,out=float32",
         ClusterTiles(64, 2, 3),
     ),
+    "widths that do not divide": (
+        "gemm_chain:M=36,K=64,N=328,L=72,dtype=bfloat16,weights=nk",
+        ClusterTiles(64, 2, 3),
+    ),
+    "a CTA without columns": (
+        "gated_ffn:M=7,K=64,N=320,L=16,dtype=float16",
+        ClusterTiles(64, 4, 2),
+    ),
     "registers": (
         "gemm_chain:M=100,K=64,N=256,L=64,dtype=bfloat16,act=relu",
         RegisterTiles(64, 64, 2, 1),
@@ -51,6 +59,10 @@ CASES: dict[str, tuple[str, ClusterTiles | RegisterTiles]] = {
     "registers, 8 parts, two warpgroups": (
         "gemm_chain:M=128,K=64,N=512,L=64,dtype=float16",
         RegisterTiles(128, 32, 8, 1),
+    ),
+    "registers, widths that do not divide": (
+        "gemm_chain:M=20,K=64,N=200,L=72,dtype=bfloat16,act=gelu",
+        RegisterTiles(64, 48, 2, 1),
     ),
     "registers, one row": (
         "gemm_chain:M=1,K=64,N=256,L=64,dtype=bfloat16,weights=nk",
