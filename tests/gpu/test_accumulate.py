@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import crossfuse
+from cpu.hopper.accumulation import scheduled_by
 from crossfuse import workload
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
-from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
-from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
 from crossfuse.schedule.rules.register_tiles import RegisterTiles
 from crossfuse.workload.accuracy import judge, tolerance
+from gpu.streams import replayed_on_two_streams
 from gpu.test_cluster_kernels import REPEATS, run_repeatedly
 
 #: Rows, cluster size and parts; or rows, columns and parts.
@@ -43,15 +43,8 @@ CASES: dict[str, tuple[str, ClusterTiles | RegisterTiles]] = {
 def compiled(
     text: str, tiles: ClusterTiles | RegisterTiles, constant: bool, directory: Path
 ) -> crossfuse.Compiled:
-    func = workload.prim_func(workload.parse(text))
-    if isinstance(tiles, ClusterTiles):
-        schedule = schedule_clustered_ffn(
-            func, tiles=tiles, unordered=True, constant_weights=constant
-        )
-    else:
-        schedule = schedule_register_ffn(
-            func, tiles=tiles, unordered=True, constant_weights=constant
-        )
+    options = {"unordered": True, "constant_weights": constant}
+    schedule = scheduled_by(workload.parse(text), tiles, **options)
     return crossfuse.compile(schedule, directory=directory)
 
 
@@ -103,27 +96,7 @@ def test_graphs_on_two_streams(tmp_path: Path) -> None:
     """Each launch of a graph has sums of its own, zero again when the graph is replayed."""
     torch = pytest.importorskip("torch")
     kernel = compiled(*CASES["G4"], True, tmp_path).kernel
-    shapes = [each.shape for each in kernel.buffers if not each.output]
-    given = [
-        [torch.randn(each, device="cuda").to(torch.bfloat16) / 16 for each in shapes]
-        for _ in range(2)
-    ]
-    due = [kernel.run(*each) for each in given]
-    outputs = [torch.zeros_like(each) for each in due]
-    graphs, streams = [], [torch.cuda.Stream() for _ in given]
-    torch.cuda.synchronize()
-    for each, output in zip(given, outputs, strict=True):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(4):
-                kernel(*each, output)
-        graphs.append(graph)
-    for _ in range(50):
-        for graph, stream in zip(graphs, streams, strict=True):
-            with torch.cuda.stream(stream):
-                graph.replay()
-    torch.cuda.synchronize()
-    for found, wanted in zip(outputs, due, strict=True):
+    for found, wanted in replayed_on_two_streams(kernel):
         assert torch.allclose(found, wanted, rtol=2**-7, atol=float(wanted.abs().max()) * 2**-8)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +19,7 @@ from crossfuse.schedule.rules.register_tiles import RegisterTiles
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
+from gpu.streams import replayed_on_two_streams
 from gpu.test_cluster_kernels import run_repeatedly
 
 GEMMS = {
@@ -281,35 +281,6 @@ def test_a_thousand_launches_are_equal(placement: str, tmp_path: Path) -> None:
 def test_graphs_on_two_streams(placement: str, constant: bool, tmp_path: Path) -> None:
     """Each graph has a workspace and flags of its own; a third stream keeps the GPU busy."""
     torch = pytest.importorskip("torch")
-    spec = workload.parse(FFNS[0])
     options = {"placement": placement, "constant_weights": constant}
-    kernel = crossfuse.compile(spec, rule="tensor", directory=tmp_path, **options).kernel
-
-    def inputs(seed: int) -> list[Any]:
-        generator = torch.Generator(device="cuda").manual_seed(seed)
-        shapes = [each.shape for each in kernel.buffers if not each.output]
-        return [
-            torch.randn(shape, generator=generator, device="cuda").to(torch.bfloat16) / 16
-            for shape in shapes
-        ]
-
-    given = [inputs(seed) for seed in (1, 2)]
-    due = [kernel.run(*each) for each in given]
-    outputs = [torch.zeros_like(each) for each in due]
-    torch.cuda.synchronize()
-    graphs, streams = [], [torch.cuda.Stream() for _ in given]
-    for each, output in zip(given, outputs, strict=True):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(4):
-                kernel(*each, output)
-        graphs.append(graph)
-    busy, square = torch.cuda.Stream(), torch.randn(4096, 4096, device="cuda")
-    for _ in range(50):
-        with torch.cuda.stream(busy):
-            square @ square
-        for graph, stream in zip(graphs, streams, strict=True):
-            with torch.cuda.stream(stream):
-                graph.replay()
-    torch.cuda.synchronize()
-    assert all(torch.equal(a, b) for a, b in zip(outputs, due, strict=True))
+    compiled = crossfuse.compile(FFNS[0], rule="tensor", directory=tmp_path, **options)
+    assert all(torch.equal(*each) for each in replayed_on_two_streams(compiled.kernel))

@@ -90,7 +90,7 @@ def render(report: KernelReport, *, schedule: bool = True) -> list[RenderableTyp
         parts.append(verdicts(report.verdicts))
     if report.timing is not None:
         parts.append(Text(_timing(report)))
-    parts.append(Text(f"library  {report.library}\nmanifest {report.manifest}"))
+    parts.append(Text(f"library  {report.shared_object}\nmanifest {report.manifest}"))
     return parts
 
 

@@ -54,7 +54,7 @@ class Compiled:
         """The loaded library: called with all buffers, see `crossfuse.runtime.LoadedKernel`."""
         from crossfuse.runtime import load
 
-        return load(self.artefact.library)
+        return load(self.artefact.shared_object)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run on the GPU.

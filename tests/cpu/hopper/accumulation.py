@@ -75,14 +75,15 @@ def spec_of(name: str) -> WorkloadSpec:
     return parse(CASES[name][0])
 
 
+def scheduled_by(spec: WorkloadSpec, tiles: ClusterTiles | RegisterTiles, **options: bool) -> Any:
+    """Schedule a chain by the rule whose tiles are given."""
+    rule: Any = schedule_clustered_ffn if isinstance(tiles, ClusterTiles) else schedule_register_ffn
+    return rule(prim_func(spec), tiles=tiles, **options)
+
+
 def scheduled(name: str, *, unordered: bool = True, constant: bool = False) -> Any:
-    tiles = CASES[name][1]
-    func = prim_func(spec_of(name))
-    if isinstance(tiles, ClusterTiles):
-        return schedule_clustered_ffn(
-            func, tiles=tiles, unordered=unordered, constant_weights=constant
-        )
-    return schedule_register_ffn(func, tiles=tiles, unordered=unordered, constant_weights=constant)
+    options = {"unordered": unordered, "constant_weights": constant}
+    return scheduled_by(spec_of(name), CASES[name][1], **options)
 
 
 @cache

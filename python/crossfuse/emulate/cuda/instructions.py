@@ -74,12 +74,18 @@ def _matrices(match: re.Match[str], operands: list[str]) -> str:
     )
 
 
-def _push(_: re.Match[str], operands: list[str]) -> str:
-    address, *values, barrier = operands
+def _store_values(way: str, operands: list[str], more: str = "") -> str:
+    """Floats to a shared address, by a function of the emulator."""
+    address, *values = operands
     return (
         f"{{ float values_[] = {{{', '.join(values)}}}; "
-        f"crossfuse_emulate_store_async({address}, values_, {4 * len(values)}, {barrier}); }}"
+        f"crossfuse_emulate_store_{way}({address}, values_, {4 * len(values)}{more}); }}"
     )
+
+
+def _push(_: re.Match[str], operands: list[str]) -> str:
+    *stored, barrier = operands
+    return _store_values("async", stored, f", {barrier}")
 
 
 def _fetch(_: re.Match[str], operands: list[str]) -> str:
@@ -96,11 +102,7 @@ def _store_word(_: re.Match[str], operands: list[str]) -> str:
 
 
 def _store_shared(_: re.Match[str], operands: list[str]) -> str:
-    address, *values = operands
-    return (
-        f"{{ float values_[] = {{{', '.join(values)}}}; "
-        f"crossfuse_emulate_store_shared({address}, values_, {4 * len(values)}); }}"
-    )
+    return _store_values("shared", operands)
 
 
 def _store_four(_: re.Match[str], operands: list[str]) -> str:
