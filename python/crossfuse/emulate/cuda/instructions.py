@@ -88,12 +88,16 @@ def _push(_: re.Match[str], operands: list[str]) -> str:
     return _store_values("async", stored, f", {barrier}")
 
 
+def _taken(targets: list[str]) -> str:
+    """Assignments of what was loaded."""
+    return "; ".join(f"{each} = values_[{i}]" for i, each in enumerate(targets))
+
+
 def _fetch(_: re.Match[str], operands: list[str]) -> str:
     *targets, address = operands
-    values = "; ".join(f"{each} = values_[{i}]" for i, each in enumerate(targets))
     return (
         f"{{ float values_[4]; crossfuse_emulate_load_shared({address}, values_, "
-        f"{4 * len(targets)}); {values}; }}"
+        f"{4 * len(targets)}); {_taken(targets)}; }}"
     )
 
 
@@ -117,8 +121,7 @@ def _store_pair(_: re.Match[str], operands: list[str]) -> str:
 
 def _load_global(_: re.Match[str], operands: list[str]) -> str:
     *targets, address = operands
-    values = "; ".join(f"{each} = values_[{i}]" for i, each in enumerate(targets))
-    return f"{{ const float* values_ = (const float*)({address}); {values}; }}"
+    return f"{{ const float* values_ = (const float*)({address}); {_taken(targets)}; }}"
 
 
 def _read(match: re.Match[str], operands: list[str]) -> str:
