@@ -152,7 +152,7 @@ def build(case: Case, directory: str) -> dict[str, Any]:
     return {
         "case": case.name,
         "status": "built",
-        "library": str(compiled.artefact.library),
+        "library": str(compiled.artefact.shared_object),
         "registers": max(each.registers for each in used),
         "spill_bytes": sum(each.spill_store_bytes + each.spill_load_bytes for each in used),
         "shared_bytes": max(each.dynamic_shared_bytes for each in compiled.lowered.image.launches),

@@ -44,7 +44,7 @@ def test_compile_writes_library_and_manifest(tmp_path: Path) -> None:
     code, text = run("compile", SMALL, "-o", str(tmp_path), "--cluster", "4", "--json")
     found = json.loads(text)
     assert code == 0
-    assert Path(found["library"]).is_file()
+    assert Path(found["shared_object"]).is_file()
     assert json.loads(Path(found["manifest"]).read_text())["arch"] == "sm_90a"
 
 

@@ -33,7 +33,7 @@ def test_cpu_checks_pass(compiled: crossfuse.Compiled) -> None:
 
 
 def test_library_is_loadable_and_says_what_it_is(compiled: crossfuse.Compiled) -> None:
-    kernel = load(compiled.artefact.library, check_device=False)
+    kernel = load(compiled.artefact.shared_object, check_device=False)
     assert kernel.name == "ffn"
     assert kernel.manifest.metadata["source"] == FFN
     assert kernel.manifest.metadata["cluster"] == 4

@@ -10,7 +10,6 @@ from tvm.s_tir.schedule import Trace
 
 from cpu.schedule.steps import assert_same
 from crossfuse import _tvm as ir
-from crossfuse.errors import ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.chain import read_chain
@@ -25,8 +24,9 @@ FFN = "gated_ffn:M=100,K=64,N=256,L=64,dtype=bfloat16"
 
 @pytest.mark.parametrize("passing", [{}, {"bulk": True}, {"ring": True, "bulk": True}], ids=str)
 @pytest.mark.parametrize("parts", [1, 2])
-def test_trace_replays_in_a_new_schedule(parts: int, passing: dict[str, bool]) -> None:
-    func = prim_func(parse(FFN))
+@pytest.mark.parametrize("width", [256, 200])
+def test_trace_replays_in_a_new_schedule(width: int, parts: int, passing: dict[str, bool]) -> None:
+    func = prim_func(parse(FFN.replace("N=256", f"N={width}")))
     tiles = ClusterTiles(64, 2, parts)
     sch = schedule_clustered_ffn(func, tiles=tiles, constant_weights=True, **passing)
     again = Schedule(func)
@@ -57,12 +57,13 @@ def test_slices_in_ring_order_are_whole_steps() -> None:
     """Weights as [n, k] come in rows of 128 bytes; as [k, n] in rows of any number."""
     install()
     spec = parse("gemm_chain:M=64,K=64,N=384,L=64,dtype=bfloat16,weights=nk")
-    with pytest.raises(ScheduleRefused) as caught:
-        schedule_clustered_ffn(prim_func(spec), tiles=ClusterTiles(64, 4, 1), ring=True)
-    assert "limit: clusters that divide them into slices of multiples of 64 and 8" in str(
-        caught.value
-    )
-    assert schedule_clustered_ffn(prim_func(spec), tiles=ClusterTiles(64, 4, 1)) is not None
+    chain = read_chain(ir.Schedule(prim_func(spec)))
+    whole = ClusterTiles(64, 4, 1, multiple=64)
+    assert (whole.width(chain), whole.pads(chain)) == (128, True)
+    assert (ClusterTiles(64, 4, 1).width(chain), ClusterTiles(64, 4, 1).pads(chain)) == (96, False)
+    sch = schedule_clustered_ffn(prim_func(spec), tiles=ClusterTiles(64, 4, 1), ring=True)
+    *_, slices, step, _, _, depth = sch.get_loops(sch.get_sblock("gemm1"))
+    assert [int(sch.get(each).extent) for each in (slices, step, depth)] == [4, 2, 64]
     plain = parse("gemm_chain:M=64,K=64,N=384,L=64,dtype=bfloat16")
     sch = schedule_clustered_ffn(prim_func(plain), tiles=ClusterTiles(64, 4, 1), ring=True)
     *_, slices, step, _, _, depth = sch.get_loops(sch.get_sblock("gemm1"))
@@ -83,18 +84,28 @@ def test_clusters_that_do_not_fit_at_once_take_turns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "cluster", "parts", "fits"),
+    ("rows", "cluster", "parts", "fits", "divides"),
     [
-        (64, 4, 1, True),
-        (64, 4, 2, True),
-        (64, 3, 1, False),  # does not divide the widths
-        (64, 16, 2, False),  # slices of 8 columns
-        (64, 1, 2, True),
-        (64, 1, 1, True),
-        (64, 2, 16, False),  # slices of 8 columns
+        (64, 4, 1, True, True),
+        (64, 4, 2, True, True),
+        (64, 3, 1, True, False),  # slices of 128 columns
+        (64, 16, 2, False, False),  # slices of 16 columns: the second part has none
+        (64, 1, 2, True, True),
+        (64, 1, 1, True, True),
+        (64, 2, 16, False, False),
     ],
 )
-def test_what_fits(rows: int, cluster: int, parts: int, fits: bool) -> None:
+def test_what_fits(rows: int, cluster: int, parts: int, fits: bool, divides: bool) -> None:
     install()
     chain = read_chain(ir.Schedule(prim_func(parse(FFN.replace("gated_ffn", "gemm_chain")))))
-    assert ClusterTiles(rows, cluster, parts).fits(chain, H100) == fits
+    tiles = ClusterTiles(rows, cluster, parts)
+    assert (tiles.fits(chain, H100), tiles.divides(chain)) == (fits, divides)
+
+
+def test_what_divides_is_chosen_first() -> None:
+    """Else slices reach beyond the widths, and the intermediate is zero there."""
+    install()
+    for width, pads in ((512, False), (520, True)):
+        spec = parse(f"gemm_chain:M=128,K=416,N={width},L=256,dtype=bfloat16")
+        sch = schedule_clustered_ffn(prim_func(spec))
+        assert ("if_then_else" in str(sch.mod.script())) == pads

@@ -52,10 +52,11 @@ def test_a_division_that_fits_is_chosen(name: str) -> None:
     [
         (64, 64, 1, True),
         (64, 64, 2, True),
-        (64, 64, 8, False),  # parts of 32 columns
+        (64, 64, 3, False),  # parts of 128 columns: the last one has none
+        (64, 64, 8, False),  # parts of 64 columns: four have none
         (64, 60, 1, False),  # no whole groups of 8 columns
         (64, 48, 1, True),  # the last tile reaches beyond the output
-        (64, 48, 2, False),
+        (64, 48, 2, True),
         (64, 264, 1, False),
     ],
 )
@@ -70,9 +71,9 @@ def test_what_fits(rows: int, columns: int, parts: int, fits: bool) -> None:
     [
         (128, 64, 2, 2, True),
         (100, 64, 4, 4, True),  # the last rows of a tile are masked
-        (100, 48, 4, 4, False),  # columns are not
+        (100, 48, 4, 4, True),  # and so are columns
         (128, 64, 4, 2, False),  # parts in several clusters
-        (10, 64, 4, 4, False),  # slices that are no whole rows
+        (10, 64, 4, 4, True),  # three rows for each, one for the last
         (1, 64, 4, 4, True),  # equal parts of the only one
     ],
 )

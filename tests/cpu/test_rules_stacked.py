@@ -10,6 +10,7 @@ from crossfuse.schedule.rules.stacked_tiles import (
     stacked_across,
     stacked_columns,
     stacked_split,
+    widest,
 )
 
 
@@ -36,6 +37,24 @@ def test_wide_chains_have_a_tile_for_each_sm(m: int, n: int, wide: bool) -> None
 )
 def test_columns_fill_the_last_turn(m: int, columns: int) -> None:
     assert stacked_columns(chain(m, 11008, 4096, 4096), 128, 128, 2, 1) == columns
+
+
+@pytest.mark.parametrize(
+    ("n", "across", "columns"),
+    [(11008, 1, 96), (11008, 2, 96), (5632, 1, 96), (8192, 1, 64), (8192, 2, 80), (9728, 1, 80)],
+)
+def test_tiles_of_256_rows_have_columns_that_two_share(n: int, across: int, columns: int) -> None:
+    """Each loads a half, of whole groups of eight."""
+    tiles = chain(512, n, 4096, 4096)
+    assert stacked_columns(tiles, 256, widest(256, 2), 2, across) == columns
+
+
+@pytest.mark.parametrize(
+    ("rows", "products", "columns"),
+    [(64, 1, 256), (128, 2, 128), (128, 3, 80), (192, 1, 192), (256, 1, 192), (256, 2, 96)],
+)
+def test_columns_that_registers_have_room_for(rows: int, products: int, columns: int) -> None:
+    assert widest(rows, products) == columns
 
 
 @pytest.mark.parametrize(

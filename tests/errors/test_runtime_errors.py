@@ -39,14 +39,14 @@ def artefact(tmp_path_factory: pytest.TempPathFactory) -> Artefact:
 
 @pytest.fixture(scope="module")
 def kernel(artefact: Artefact) -> LoadedKernel:
-    return load(artefact.library)
+    return load(artefact.shared_object)
 
 
 @pytest.fixture
 def copy(artefact: Artefact, tmp_path: Path) -> Path:
     """A copy of the library and its manifest, to be damaged."""
     shutil.copy(artefact.manifest_path, tmp_path)
-    return Path(shutil.copy(artefact.library, tmp_path))
+    return Path(shutil.copy(artefact.shared_object, tmp_path))
 
 
 def message(error: type[Exception], action: Callable[[], Any]) -> str:

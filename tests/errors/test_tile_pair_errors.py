@@ -38,15 +38,6 @@ def test_rule_takes_two_products_and_two_ctas(text: str, tiles: TensorTiles, fou
     assert "paired CTAs; limit: two products of one input, one for each CTA" in str(caught.value)
 
 
-def test_rule_takes_rows_that_both_ctas_combine() -> None:
-    with pytest.raises(ScheduleRefused) as caught:
-        scheduled(FFN.replace("M=64", "M=33"), paired=True)
-    assert str(caught.value).startswith(
-        "rule: tiled_ffn, block 'gemm1': found 33 rows for paired CTAs; limit: an even number of "
-        "rows, one row, or a whole tile"
-    )
-
-
 def test_mark_where_products_are_split() -> None:
     """Each CTA sums a part of one product: there is no other one to make."""
     schedule = scheduled()

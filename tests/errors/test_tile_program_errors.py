@@ -185,13 +185,20 @@ PLANS: dict[str, tuple[Any, str, str]] = {
         "tile-shape: product of 'gemm0_local': found a tile of 96 x 64; ",
         OTHER_FACTORS,
     ),
-    "four warpgroups": (
-        lambda: product("M=256,N=64,K=64,dtype=float16,weights=nk", rows=256),
-        "tile-shape: product of 'gemm0_local': found a tile of 256 x 64; ",
+    "five blocks of rows": (
+        lambda: product("M=320,N=64,K=64,dtype=float16,weights=nk", rows=320),
+        "tile-shape: product of 'gemm0_local': found a tile of 320 x 64; ",
+        OTHER_FACTORS,
+    ),
+    "too many accumulators of two blocks": (
+        lambda: product("M=256,N=200,K=64,dtype=float16,weights=nk", rows=256, columns=200),
+        "tile-shape: product of 'gemm0_local': found a tile of 256 x 200; limit: 64 or 128 rows "
+        "with columns in multiples of 8 up to 256, or 192 or 256 rows with up to 192 columns; all "
+        "products of a tile together",
         OTHER_FACTORS,
     ),
     "too many accumulators": (
-        lambda: product("M=192,N=256,K=64,dtype=float16,weights=nk", rows=192),
+        lambda: product("M=192,N=256,K=64,dtype=float16,weights=nk", rows=192, columns=256),
         "tile-shape: product of 'gemm0_local': found a tile of 192 x 256; ",
         OTHER_FACTORS,
     ),

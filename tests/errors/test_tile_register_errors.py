@@ -85,10 +85,10 @@ def test_tile_is_refused(text: str, tiles: tuple[int, ...], message: str) -> Non
 @pytest.mark.parametrize(
     ("text", "tiles"),
     [
-        ("gemm_chain:M=64,K=64,N=200,L=64", (0, 0, 0)),  # no whole steps
+        ("gemm_chain:M=64,K=64,N=200,L=64", (64, 64, 1)),  # no whole steps
         ("gemm_chain:M=64,K=64,N=512,L=64", (64, 64, 1)),  # wider than a tile
         ("gated_ffn:M=64,K=64,N=256,L=64", (64, 64, 1)),
-        ("gemm_chain:M=64,K=64,N=256,L=72", (64, 32, 2)),  # parts of tiles beyond the output
+        ("gemm_chain:M=64,K=64,N=64,L=72", (64, 32, 2)),  # a part without columns
     ],
 )
 def test_division_is_refused(text: str, tiles: tuple[int, ...]) -> None:

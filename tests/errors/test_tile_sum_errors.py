@@ -121,10 +121,10 @@ def test_slices_that_are_no_pairs() -> None:
 
 
 def test_slices_that_are_no_boxes() -> None:
-    spec = parse("gemm:M=6,N=64,K=256,dtype=bfloat16,weights=nk")
-    schedule = schedule_tiled_gemm(prim_func(spec), tiles=TensorTiles(split=4, columns=64))
+    spec = parse("gemm:M=64,N=48,K=768,dtype=bfloat16,weights=nk")
+    schedule = schedule_tiled_gemm(prim_func(spec), tiles=TensorTiles(split=12, columns=48))
     with pytest.raises(LoweringRefused) as caught:
         lower(schedule)
     assert str(caught.value).startswith(
-        "tile-program: axis cluster.x: found slices of 96 elements of rows of 64; "
+        "tile-program: axis cluster.x: found slices of 256 elements of rows of 48; "
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +19,7 @@ from crossfuse.schedule.rules.register_tiles import RegisterTiles
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
+from gpu.streams import replayed_on_two_streams
 from gpu.test_cluster_kernels import run_repeatedly
 
 GEMMS = {
@@ -45,6 +45,7 @@ GEMMS = {
     "split over 8": ("M=128,N=256,K=1024,dtype=float16,weights=nk", {"split": 8, "columns": 64}),
     "split over 16": ("M=64,N=256,K=2048,dtype=bfloat16,weights=nk", {"split": 16, "columns": 64}),
     "split, a few rows": ("M=16,N=256,K=1024,dtype=bfloat16,weights=nk", {"split": 4}),
+    "split, 33 rows": ("M=33,N=256,K=1000,dtype=bfloat16,weights=nk", {"split": 4}),
     "split, one row": ("M=1,N=256,K=1024,dtype=bfloat16,weights=nk", {"split": 4, "columns": 64}),
 }
 #: Workload; rows, columns of the output's tiles, parts, and CTAs of a cluster that sums them.
@@ -55,6 +56,15 @@ REGISTERS = {
     "cluster": ("gemm_chain:M=128,K=416,N=512,L=256,dtype=bfloat16,act=gelu", (64, 64, 8, 8)),
     "gated, two warpgroups": ("gated_ffn:M=128,K=512,N=512,L=256,dtype=bfloat16", (128, 128, 8, 8)),
     "one row": ("gated_ffn:M=1,K=512,N=512,L=256,dtype=bfloat16,weights=nk", (64, 64, 4, 4)),
+    "33 rows": ("gated_ffn:M=33,K=512,N=512,L=256,dtype=bfloat16", (64, 64, 4, 4)),
+    "parts beyond": (
+        "gemm_chain:M=7,K=416,N=520,L=264,dtype=float16,weights=nk,act=gelu",
+        (64, 96, 5, 5),
+    ),
+    "parts beyond, through L2": (
+        "gemm_chain:M=100,K=416,N=520,L=264,dtype=bfloat16,act=gelu",
+        (128, 96, 5, 1),
+    ),
 }
 #: Rows, cluster size and parts.
 CLUSTERS = {
@@ -65,6 +75,13 @@ CLUSTERS = {
     "8": ("gemm_chain:M=100,K=416,N=512,L=256,dtype=bfloat16,act=relu", (64, 8, 1)),
     "16": ("gemm_chain:M=128,K=32,N=512,L=256,dtype=bfloat16", (64, 16, 1)),
     "one row": ("gated_ffn:M=1,K=64,N=512,L=128,dtype=bfloat16,weights=nk", (64, 8, 1)),
+    "4, beyond": ("gated_ffn:M=33,K=416,N=1000,L=264,dtype=bfloat16,weights=nk", (64, 4, 3)),
+    "4, two warpgroups, beyond": (
+        "gemm_chain:M=127,K=136,N=264,L=72,dtype=float16,act=gelu",
+        (128, 4, 1),
+    ),
+    "8, beyond": ("gemm_chain:M=100,K=416,N=520,L=264,dtype=bfloat16,act=gelu", (64, 8, 1)),
+    "8, parts, beyond": ("gated_ffn:M=7,K=416,N=1032,L=264,dtype=float16", (64, 8, 2)),
     "2, parts": ("gemm_chain:M=100,K=64,N=768,L=96,dtype=bfloat16,act=relu", (64, 2, 3)),
     "8, parts": ("gemm_chain:M=128,K=768,N=3072,L=768,dtype=bfloat16,act=relu", (64, 8, 6)),
     "8, parts, two warpgroups": ("gated_ffn:M=128,K=512,N=2048,L=512,dtype=float16", (128, 8, 8)),
@@ -82,6 +99,9 @@ PASSING = {
     "8, parts, ring": (CLUSTERS["8, parts"], True, False),
     "one row, ring": (CLUSTERS["one row"], True, False),
     "16, ring": (CLUSTERS["16"], True, False),
+    "8, beyond, bulk": (CLUSTERS["8, beyond"], False, True),
+    "8, beyond, ring": (CLUSTERS["8, beyond"], True, False),
+    "8, parts, beyond, both": (CLUSTERS["8, parts, beyond"], True, True),
     "3, both": (CLUSTERS["3"], True, True),
     "8, both": (CLUSTERS["8"], True, True),
     "8, parts, both": (CLUSTERS["8, parts"], True, True),
@@ -95,6 +115,7 @@ PAIRS: list[tuple[str, dict[str, int]]] = [
     ("gated_ffn:M=1,K=512,N=1024,L=512,dtype=bfloat16,weights=kn", {"columns": 72}),
     ("gated_ffn:M=100,K=200,N=1024,L=256,dtype=bfloat16", {"across": 2}),
     ("gated_ffn:M=64,K=512,N=4096,L=512,dtype=bfloat16", {"across": 4}),
+    ("gated_ffn:M=33,K=512,N=1000,L=512,dtype=bfloat16,weights=nk", {}),
 ]
 FFNS = (
     "gated_ffn:M=128,K=512,N=1024,L=512,dtype=bfloat16",
@@ -106,6 +127,17 @@ FFNS = (
     "gemm_chain:M=64,K=256,N=1024,L=256,dtype=float16,act=relu,weights=kn",
     "gated_ffn:M=256,K=512,N=2048,L=512,dtype=bfloat16",
     "gemm_chain:M=500,K=256,N=1024,L=264,dtype=float16,act=relu,weights=kn",
+    "gated_ffn:M=3,K=256,N=1000,L=264,dtype=bfloat16",
+    "gated_ffn:M=33,K=512,N=1032,L=1000,dtype=float16,weights=nk",
+    "gemm_chain:M=7,K=256,N=1024,L=512,dtype=bfloat16,act=gelu",
+    "gemm_chain:M=127,K=136,N=640,L=72,dtype=bfloat16,act=relu",
+)
+#: Two blocks of rows for each warpgroup.
+TALL = (
+    "gated_ffn:M=256,K=512,N=2048,L=512,dtype=bfloat16",
+    "gated_ffn:M=200,K=256,N=1024,L=264,dtype=float16",
+    "gemm_chain:M=256,K=256,N=1024,L=256,dtype=float16,act=relu,weights=kn",
+    "gated_ffn:M=500,K=512,N=2048,L=512,dtype=bfloat16",
 )
 #: The suite, and images whose rows end within a tile, with windows of other extents.
 CONVOLUTIONS = (
@@ -159,6 +191,17 @@ def test_one_persistent_kernel(text: str, across: int, constant: bool, tmp_path:
     tiles = TensorTiles(cluster=2 if across > 1 else 0, across=across, stacked=spec.M > 128)
     func = workload.prim_func(spec)
     schedule = schedule_tiled_ffn(func, first=tiles, constant_weights=constant)
+    run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
+
+
+@pytest.mark.parametrize("further", ["", ",scale=first+last,bias=first+last,residual=out"])
+@pytest.mark.parametrize("text", TALL)
+def test_tiles_of_256_rows(text: str, further: str, tmp_path: Path) -> None:
+    spec = workload.parse(text + further)
+    tiles = TensorTiles(rows=256, stacked=spec.M > 256)
+    schedule = schedule_tiled_ffn(
+        workload.prim_func(spec), first=tiles, second=TensorTiles(rows=256), constant_weights=True
+    )
     run_repeatedly(crossfuse.compile(schedule, directory=tmp_path), spec)
 
 
@@ -238,35 +281,6 @@ def test_a_thousand_launches_are_equal(placement: str, tmp_path: Path) -> None:
 def test_graphs_on_two_streams(placement: str, constant: bool, tmp_path: Path) -> None:
     """Each graph has a workspace and flags of its own; a third stream keeps the GPU busy."""
     torch = pytest.importorskip("torch")
-    spec = workload.parse(FFNS[0])
     options = {"placement": placement, "constant_weights": constant}
-    kernel = crossfuse.compile(spec, rule="tensor", directory=tmp_path, **options).kernel
-
-    def inputs(seed: int) -> list[Any]:
-        generator = torch.Generator(device="cuda").manual_seed(seed)
-        shapes = [each.shape for each in kernel.buffers if not each.output]
-        return [
-            torch.randn(shape, generator=generator, device="cuda").to(torch.bfloat16) / 16
-            for shape in shapes
-        ]
-
-    given = [inputs(seed) for seed in (1, 2)]
-    due = [kernel.run(*each) for each in given]
-    outputs = [torch.zeros_like(each) for each in due]
-    torch.cuda.synchronize()
-    graphs, streams = [], [torch.cuda.Stream() for _ in given]
-    for each, output in zip(given, outputs, strict=True):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(4):
-                kernel(*each, output)
-        graphs.append(graph)
-    busy, square = torch.cuda.Stream(), torch.randn(4096, 4096, device="cuda")
-    for _ in range(50):
-        with torch.cuda.stream(busy):
-            square @ square
-        for graph, stream in zip(graphs, streams, strict=True):
-            with torch.cuda.stream(stream):
-                graph.replay()
-    torch.cuda.synchronize()
-    assert all(torch.equal(a, b) for a, b in zip(outputs, due, strict=True))
+    compiled = crossfuse.compile(FFNS[0], rule="tensor", directory=tmp_path, **options)
+    assert all(torch.equal(*each) for each in replayed_on_two_streams(compiled.kernel))

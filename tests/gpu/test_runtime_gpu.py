@@ -23,7 +23,7 @@ MILLISECOND = 2_000_000  # clock cycles, about
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[KernelImage], LoadedKernel]:
     """Build and load an image."""
     folder = tmp_path_factory.mktemp("libraries")
-    return lambda image: load(build_library(image, folder).library)
+    return lambda image: load(build_library(image, folder).shared_object)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,14 +26,17 @@ def invoke(*arguments: str) -> tuple[int, str, str]:
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend to have a GPU on which every job takes the time of its variant."""
 
-    def answer(job: Job, timeout: float, command: object) -> Timing:
-        if job.variant not in TIMES:
-            return Timing("timeout", f"no answer in {timeout:g} s")
-        return Timing("ok", "", TIMES[job.variant], TIMES[job.variant] - 1, 0.5, 0.5, 2, 2)
+    def answers(jobs: Sequence[Job], timeout: float, command: object) -> Iterator[Timing]:
+        for job in jobs:
+            time = TIMES.get(job.variant)
+            if time is None:
+                yield Timing("timeout", f"no answer in {timeout:g} s")
+            else:
+                yield Timing("ok", "", time, time - 1, 0.5, 0.5, 2, 2)
 
     monkeypatch.setattr(environment, "require_gpu", lambda: None)
     monkeypatch.setattr(environment, "record", lambda: {"gpu": {"name": "H100"}})
-    monkeypatch.setattr(run, "run_job", answer)
+    monkeypatch.setattr(run, "measured", answers)
     monkeypatch.setattr(ahead, "build_ahead", lambda *_: 0)
     monkeypatch.setenv("COLUMNS", "160")
 
@@ -115,7 +119,7 @@ def test_plot_without_matplotlib_is_refused_before_anything_runs(
     machine: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    monkeypatch.setattr(run, "run_job", lambda *arguments: pytest.fail("a job ran"))
+    monkeypatch.setattr(run, "measured", lambda *arguments: pytest.fail("a job ran"))
     code, _, errors = invoke("S3", "--plot", str(tmp_path / "x.png"))
     assert code == 2
     assert "pip install matplotlib" in errors

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from crossfuse import compiler
-from crossfuse.bench import environment, variants, worker
+from crossfuse.bench import environment, ours, variants, worker
 from crossfuse.bench.job import OWN, Job
 from crossfuse.errors import LoweringRefused, ScheduleRefused, refuse
 from crossfuse.runtime.cubin import ResourceUsage
@@ -80,6 +80,7 @@ def test_refused_placement_is_a_row(
         found = f"placement {options['placement']}"
         raise refuse(family, "compile", "chain", found=found, limit="l2", instead="take l2")
 
+    ours.compile_kernel.cache_clear()
     monkeypatch.setitem(vars(compiler), "compile", refuses)
     monkeypatch.setattr(environment, "require_gpu", lambda: None)
     found = worker.run(Job(CHAIN, "ours-global"))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from crossfuse.bench import environment, worker
 from crossfuse.bench.job import Job, Planned, Timing
-from crossfuse.bench.run import WORKER, run, run_job
+from crossfuse.bench.run import WORKER, measured, run
 from crossfuse.doctor.gpu import Gpu, find_gpus
 from crossfuse.errors import EnvironmentRefused
 
@@ -49,6 +50,23 @@ time.sleep(60)
 """
 
 
+# Notes when it has its job and when it may measure, as seconds.
+PATIENT = """
+import json, sys, time
+job = json.loads(sys.stdin.readline())
+begun = time.time()
+sys.stdin.read()
+free = time.time()
+time.sleep(0.3)
+print(json.dumps({"status": "ok", "message": f"{begun} {free} {time.time()}"}))
+"""
+
+
+def run_job(job: Job, timeout: float, command: tuple[str, ...]) -> Timing:
+    (timing,) = measured([job], timeout, command)
+    return timing
+
+
 def test_answer_of_the_worker_is_the_timing() -> None:
     timing = run_job(JOB, 30, fake(ECHO))
     assert timing == Timing("ok", "eager", 3.0, seconds=timing.seconds)
@@ -65,6 +83,26 @@ def test_bad_jobs_do_not_stop_the_others() -> None:
     assert rows[0].timing.message == "no answer in 2 s"
     assert rows[1].timing.message == "exit code 1 without an answer. the GPU fell off [the bus]"
     assert rows[2].timing.message == "signal 11 without an answer."
+
+
+@pytest.mark.parametrize("protocol", ["graph", "stream"])
+def test_the_next_jobs_prepare_while_one_measures(protocol: str) -> None:
+    """But where launches are timed they would be in the way."""
+    job = Job(JOB.spec, "eager", protocol=protocol)
+    timings = list(measured([job] * 5, 30, fake(PATIENT)))
+    notes = [[float(each) for each in timing.message.split()] for timing in timings]
+    for (_, _, end), (begun, free, _) in pairwise(notes):
+        assert end <= free
+        assert (begun < end) == (protocol == "graph")
+
+
+def test_nobody_prepares_any_more_when_the_run_is_broken_off(tmp_path: Path) -> None:
+    note = tmp_path / "children"
+    program = f"import os, sys; print(os.getpid(), file=open({str(note)!r}, 'a')); sys.stdin.read()"
+    timings = measured([JOB] * 5, 30, fake(program))
+    next(timings)
+    timings.close()
+    assert not any(_alive(int(each)) for each in note.read_text().split())
 
 
 def test_timeout_kills_the_children_too(tmp_path: Path) -> None:
@@ -108,7 +146,7 @@ def test_prints_of_libraries_do_not_reach_the_answer(tmp_path: Path) -> None:
     program = (
         "import os\n"
         "from crossfuse.bench import worker\n"
-        "def run(job, folder):\n"
+        "def run(job, folder, wait):\n"
         "    print('AUTOTUNE mm'); os.system('echo from a child')\n"
         "    return worker.Timing('ok', job.variant)\n"
         "worker.run = run\n"
@@ -118,7 +156,7 @@ def test_prints_of_libraries_do_not_reach_the_answer(tmp_path: Path) -> None:
 
 
 def test_exceptions_of_a_job_are_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(job: Job, folder: Path | None) -> Timing:
+    def broken(job: Job, problem: object) -> Timing:
         raise ValueError("no such kernel image")
 
     monkeypatch.setattr(environment, "require_gpu", lambda: None)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from crossfuse.bench.job import Counters, Job
 from crossfuse.bench.ncu import PERMISSION, Readings, command, find_ncu, parse
-from crossfuse.bench.run import execute
+from crossfuse.bench.process import execute
 from crossfuse.errors import RefusedError
 
 READ, WRITE = "dram__bytes_read.sum", "dram__bytes_write.sum"

@@ -15,6 +15,7 @@ OWN: dict[str, str | None] = {
     "ours-global": "global",
     "ours-l2": "l2",
     "ours-dsm": "dsm",
+    "ours-dsm-unordered": "dsm-unordered",
     "ours-registers": "registers",
 }
 #: Name and meaning of every way to compute a workload.
@@ -23,6 +24,7 @@ VARIANTS = {
     "ours-global": "the fused kernel in two launches, intermediate in global memory",
     "ours-l2": "the fused kernel in one persistent launch, intermediate in the L2 cache",
     "ours-dsm": "the fused kernel with the intermediate in the shared memory of a cluster",
+    "ours-dsm-unordered": "the same, partial sums of clusters added by TMA in no order",
     "ours-registers": "the fused kernel with the intermediate in the registers of its CTA",
     "unfused": "our own kernels, one for each product",
     "eager": "PyTorch eager (cuBLAS), weights of gate and up concatenated",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -130,10 +131,13 @@ def kernels(name: str, spec: WorkloadSpec) -> tuple[tuple[WorkloadSpec, str | No
     return tuple((each, None) for each in _products(spec) if each is not None)
 
 
+@functools.cache
 def compile_kernel(
     spec: WorkloadSpec, placement: str | None, target: str, directory: str | None = None
 ) -> Compiled:
     """Compile a workload as the bench does: its weights are constant while it is timed.
+
+    A process compiles each once.
 
     Parameters
     ----------

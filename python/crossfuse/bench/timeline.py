@@ -140,7 +140,7 @@ def measure_timeline(
     timed = lower(compiled.schedule, target, timeline=True)
     library = build_library(timed.image, mkdtemp(prefix="crossfuse-"), device=device(target))
     symbols = [each.symbol for each in timed.image.launches]
-    return summarise(symbols, timed.events, _stamps(spec, load(library.library), timed))
+    return summarise(symbols, timed.events, _stamps(spec, load(library.shared_object), timed))
 
 
 def _stamps(spec: WorkloadSpec, kernel: LoadedKernel, timed: Lowered) -> list[np.ndarray]:

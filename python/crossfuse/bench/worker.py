@@ -1,7 +1,8 @@
 """One job in this process: ``python -m crossfuse.bench.worker [FOLDER]``.
 
-Reads a job as JSON from standard input and writes its timing as JSON to standard output; whatever
-else is printed goes to standard error. References are kept in FOLDER between processes.
+Reads a job as a line of JSON from standard input and prepares what needs no GPU. When standard
+input ends it measures, and writes the timing as JSON to standard output; whatever else is printed
+goes to standard error. References are kept in FOLDER between processes.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ _LONGEST = 600
 def main() -> None:
     """Run the job on standard input."""
     answer = _own_stdout()
-    job = Job.from_json(json.load(sys.stdin))
+    job = Job.from_json(json.loads(sys.stdin.readline()))
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
-    json.dump(run(job, folder).to_json(), answer)
+    json.dump(run(job, folder, sys.stdin.read).to_json(), answer)
     answer.close()
 
 
-def run(job: Job, folder: Path | None = None) -> Timing:
+def run(job: Job, folder: Path | None = None, wait: Callable[[], Any] = lambda: None) -> Timing:
     """Measure a job; whatever goes wrong in Python is an answer too.
 
     Parameters
@@ -45,6 +46,8 @@ def run(job: Job, folder: Path | None = None) -> Timing:
         What to measure.
     folder : pathlib.Path | None
         See `crossfuse.bench.problem.make_problem`.
+    wait : Callable
+        Returns when the GPU is free.
 
     Returns
     -------
@@ -55,20 +58,51 @@ def run(job: Job, folder: Path | None = None) -> Timing:
 
     try:
         require_gpu()
-        return measure_job(job, folder)
+        problem = prepare(job, folder)
+        wait()
+        return measure_job(job, problem)
     except RefusedError as error:
         return Timing("refused", str(error))
     except Exception as error:
         return Timing("failed", f"{type(error).__name__}: {error}"[:_LONGEST])
 
 
-def measure_job(job: Job, folder: Path | None = None, device: str = "cuda") -> Timing:
-    """Check, time, and check again.
+def prepare(job: Job, folder: Path | None = None) -> Problem:
+    """Do what takes long and needs no GPU: imports, kernels of ours, the float64 reference.
 
     Parameters
     ----------
     job, folder
         See `run`.
+
+    Returns
+    -------
+    Problem
+        The job's.
+    """
+    import torch  # noqa: F401
+
+    from crossfuse.bench.ours import compile_kernel, kernels, target_of
+    from crossfuse.bench.problem import make_problem
+    from crossfuse.doctor.gpu import find_gpus
+    from crossfuse.workload.spec_text import parse
+
+    spec = parse(job.spec)
+    target = target_of("".join(each.name for each in find_gpus()[:1]))
+    for kernel in kernels(job.variant, spec):
+        compile_kernel(*kernel, target)
+    return make_problem(spec, folder)
+
+
+def measure_job(job: Job, problem: Problem | None = None, device: str = "cuda") -> Timing:
+    """Check, time, and check again.
+
+    Parameters
+    ----------
+    job : Job
+        What to measure.
+    problem : Problem | None
+        From `prepare`; made here without one.
     device : str
         Where the tensors are.
 
@@ -84,10 +118,9 @@ def measure_job(job: Job, folder: Path | None = None, device: str = "cuda") -> T
     from crossfuse.bench.variants import make
     from crossfuse.workload.spec_text import parse
 
-    spec = parse(job.spec)
+    problem = problem or make_problem(parse(job.spec))
     with torch.no_grad():
-        variant = make(job.variant, spec, device)
-        return _measure(job, variant, make_problem(spec, folder), device)
+        return _measure(job, make(job.variant, problem.spec, device), problem, device)
 
 
 def _measure(job: Job, variant: Variant, problem: Problem, device: str) -> Timing:

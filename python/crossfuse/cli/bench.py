@@ -27,8 +27,8 @@ _Variants = Annotated[
     str,
     typer.Option(
         help="Of ours, unfused, eager, eager-apart, compile, autotune; scaled-mm, scaled-mm-fast "
-        "for 8-bit floats; ours-registers, ours-dsm, ours-l2, ours-global for a chain's "
-        "intermediate."
+        "for 8-bit floats; ours-registers, ours-dsm, ours-dsm-unordered, ours-l2, ours-global "
+        "for a chain's intermediate."
     ),
 ]
 _L2 = Annotated[str, typer.Option(help="State of the cache: cold, hot, or cold,hot.")]

@@ -36,8 +36,9 @@ Placement = Annotated[
     str,
     typer.Option(
         help="Rule tensor, where the intermediate of a chain lives: registers (of the CTA that "
-        "makes it), dsm (shared memory of a cluster), l2 (one persistent kernel), global (one "
-        "kernel for each product), or auto."
+        "makes it), dsm (shared memory of a cluster), dsm-unordered (the same, partial sums of "
+        "clusters added by TMA in no order), l2 (one persistent kernel), global (one kernel for "
+        "each product), or auto."
     ),
 ]
 Constant = Annotated[
@@ -89,7 +90,7 @@ def render(report: KernelReport, *, schedule: bool = True) -> list[RenderableTyp
         parts.append(verdicts(report.verdicts))
     if report.timing is not None:
         parts.append(Text(_timing(report)))
-    parts.append(Text(f"library  {report.library}\nmanifest {report.manifest}"))
+    parts.append(Text(f"library  {report.shared_object}\nmanifest {report.manifest}"))
     return parts
 
 

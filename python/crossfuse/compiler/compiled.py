@@ -54,7 +54,7 @@ class Compiled:
         """The loaded library: called with all buffers, see `crossfuse.runtime.LoadedKernel`."""
         from crossfuse.runtime import load
 
-        return load(self.artefact.library)
+        return load(self.artefact.shared_object)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run on the GPU.
@@ -131,7 +131,8 @@ def compile(
     placement : str
         Rule ``"tensor"``: where the intermediate of a chain lives. ``"l2"``: one persistent kernel
         that all CTAs run at the same time, see `grid_stage`. ``"dsm"``: the shared memory of a
-        cluster, see `dsm_shuffle`. ``"registers"``: those of the CTA that makes it; a
+        cluster, see `dsm_shuffle`; ``"dsm-unordered"``: the same, and TMA adds the partial sums of
+        clusters in the order in which they come. ``"registers"``: those of the CTA that makes it; a
         cluster sums its parts. ``"global"``: one kernel for each product. ``"auto"``: the first
         that fits, in the order that suits the size.
     constant_weights : bool

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import prod
-from typing import Any
+from math import inf, prod
+from typing import TYPE_CHECKING, Any
 
+from crossfuse.errors import ScheduleRefused
 from crossfuse.hardware import Device
 
+if TYPE_CHECKING:
+    from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
+    from crossfuse.schedule.rules.register_tiles import RegisterTiles
+
 #: Names that `compile` takes.
-PLACEMENTS = ("auto", "registers", "dsm", "l2", "global")
+PLACEMENTS = ("auto", "registers", "dsm", "dsm-unordered", "l2", "global")
+#: Bytes of a function's tensors below which registers may win over the shared memory of a cluster,
+#: and microseconds that making the intermediate several times may cost there: an exchange costs
+#: more than its bytes. Measured on an H100, docs/hopper-measured.md.
+_REGISTER_BYTES, _EXCHANGE = 3 << 20, 2.5
 #: Bytes of a function's tensors below which the shared memory of a cluster wins over L2: there the
 #: way through L2 costs more than the partial sums of several clusters. Measured on an H100,
 #: docs/hopper-measured.md.
@@ -72,13 +81,37 @@ def tensor_options(
         "l2": partial(staged, staged=True),
         "global": partial(staged, staged=False),
     }
-    return [rules[each] for each in (_places(func) if placement == "auto" else (placement,))]
+    rules["dsm-unordered"] = partial(rules["dsm"], unordered=True)
+    places = _places(func, target) if placement == "auto" else (placement,)
+    return [rules[each] for each in places]
 
 
-def _places(func: Any) -> tuple[str, ...]:
+def _places(func: Any, target: Device) -> tuple[str, ...]:
     """Where an intermediate may live, the best place first."""
     from crossfuse.lower.extract import buffer_specs
     from crossfuse.runtime.launcher import DTYPES
 
     size = sum(prod(each.shape) * DTYPES[each.dtype][1] // 8 for each in buffer_specs(func))
-    return ("dsm", "l2", "global") if size < _DSM_BYTES else ("l2", "global", "dsm")
+    if size >= _DSM_BYTES:
+        return ("l2", "global", "dsm")
+    first = ("registers",) if size < _REGISTER_BYTES and _registers_win(func, target) else ()
+    return (*first, "dsm", "l2", "global")
+
+
+def _registers_win(func: Any, target: Device) -> bool:
+    """Whether a chain is faster in registers than in the shared memory of a cluster."""
+    from crossfuse import _tvm as ir
+    from crossfuse.schedule.rules.chain import read_chain
+    from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
+    from crossfuse.schedule.rules.register_tiles import RegisterTiles
+
+    sch = ir.Schedule(func)
+    chain = read_chain(sch)
+
+    def time(tiles: ClusterTiles | RegisterTiles) -> float:
+        try:
+            return tiles.complete(sch, chain, target).microseconds(chain, target)
+        except ScheduleRefused:
+            return inf
+
+    return time(RegisterTiles()) < time(ClusterTiles()) + _EXCHANGE

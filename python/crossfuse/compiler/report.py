@@ -37,7 +37,7 @@ class KernelReport:
         Cluster barriers in the generated code.
     resources : tuple[dict, ...]
         Registers and spills of each kernel.
-    library, manifest : str
+    shared_object, manifest : str
         Files.
     verdicts : tuple[Verdict, ...]
         Outcomes of the checks that were run.
@@ -55,7 +55,7 @@ class KernelReport:
     shared_limit: int
     barriers: int
     resources: tuple[dict[str, Any], ...]
-    library: str
+    shared_object: str
     manifest: str
     verdicts: tuple[Verdict, ...] = ()
     timing: Timing | None = None
@@ -104,7 +104,7 @@ def make_report(
         shared_limit=compiled.target.max_shared_bytes,
         barriers=image.cuda.count("crossfuse_cluster_sync();"),
         resources=tuple(asdict(each) for each in compiled.artefact.manifest.resources),
-        library=str(compiled.artefact.library),
+        shared_object=str(compiled.artefact.shared_object),
         manifest=str(compiled.artefact.manifest_path),
         verdicts=tuple(verdicts),
         timing=timing,

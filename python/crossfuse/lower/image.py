@@ -146,6 +146,9 @@ class KernelImage:
     state : tuple[BufferSpec, ...]
         What is zero before the first launch and kept from one to the next, such as flags. Launches
         that may run at the same time have memory of their own for it.
+    unordered : bool
+        Whether it adds floating point numbers in the order in which they come: results may differ
+        in the last bits from run to run.
     """
 
     name: str
@@ -154,6 +157,7 @@ class KernelImage:
     launches: tuple[Launch, ...]
     workspaces: tuple[BufferSpec, ...] = ()
     state: tuple[BufferSpec, ...] = ()
+    unordered: bool = False
 
     @property
     def memory(self) -> tuple[BufferSpec, ...]:

@@ -29,7 +29,7 @@ class Artefact:
 
     Attributes
     ----------
-    library : pathlib.Path
+    shared_object : pathlib.Path
         The shared library.
     manifest_path : pathlib.Path
         The JSON file beside it.
@@ -37,7 +37,7 @@ class Artefact:
         Its content.
     """
 
-    library: Path
+    shared_object: Path
     manifest_path: Path
     manifest: Manifest
 

@@ -174,7 +174,7 @@ def compile_launcher(source: str, cubin: bytes, manifest: str) -> bytes:
     compiler = find_host_compiler()
     command = [str(compiler), "-std=c++17", "-Os", "-shared", "-fPIC", "-fvisibility=hidden"]
     command += [f"-I{directory}" for directory in (HEADERS, *include)]
-    # nodelete: the loaded CUDA modules must survive the last handle to the library (launch.h).
+    # nodelete: the loaded CUDA modules must survive the last handle to the library (load.h).
     command += ["launcher.cpp", "-o", "kernel.so", f"-L{library}", "-ltvm_ffi", "-ldl", "-pthread"]
     command += ["-Wl,-z,nodelete", "-Wl,-s"]
     with tempfile.TemporaryDirectory(prefix="crossfuse-") as scratch:

@@ -21,7 +21,15 @@ from crossfuse.schedule.tiles import check_slab
 RULE = "dsm_reduce"
 
 
-def dsm_reduce(sch: Any, block: Any, loop: Any, *, scatter: bool = True, axis: str = "x") -> Any:
+def dsm_reduce(
+    sch: Any,
+    block: Any,
+    loop: Any,
+    *,
+    scatter: bool = True,
+    axis: str = "x",
+    whole_rows: bool = False,
+) -> Any:
     """Split a reduction over the CTAs of a cluster and combine the partial tiles through DSM.
 
     `loop` is the part of the reduction that becomes the rank; the loops outside it walk over
@@ -69,6 +77,10 @@ def dsm_reduce(sch: Any, block: Any, loop: Any, *, scatter: bool = True, axis: s
         True: each CTA ends with its own slice of the tile. False: with all of it.
     axis : str
         Cluster axis of the ranks, "x", "y" or "z"; tile loops may be bound to the others.
+    whole_rows : bool
+        With ``scatter=True``: whether slices are whole rows of the tile, as many for each CTA;
+        those of the last CTAs are shorter or empty where the ranks do not divide the rows. Else
+        they are equal numbers of elements, counted row by row.
 
     Returns
     -------
@@ -107,7 +119,7 @@ def dsm_reduce(sch: Any, block: Any, loop: Any, *, scatter: bool = True, axis: s
         return reduction
 
     def change(target: Any, reduction: Reduction) -> Any:
-        return _split(target, block, loop, reduction, scatter)
+        return _split(target, block, loop, reduction, scatter, whole_rows)
 
     def check(trial: Any, reduction: Reduction, partial: Any) -> None:
         check_slab(trial, RULE, reduction.where, partial, _rank_loop(trial, partial))
@@ -117,7 +129,9 @@ def dsm_reduce(sch: Any, block: Any, loop: Any, *, scatter: bool = True, axis: s
     return rehearsed(sch, read, change, check)
 
 
-def _split(sch: Any, block: Any, loop: Any, reduction: Reduction, scatter: bool) -> Any:
+def _split(
+    sch: Any, block: Any, loop: Any, reduction: Reduction, scatter: bool, whole_rows: bool
+) -> Any:
     """Make partial tiles in the slabs of the ranks, and combine them."""
     with refusing(
         RULE,
@@ -139,7 +153,7 @@ def _split(sch: Any, block: Any, loop: Any, reduction: Reduction, scatter: bool)
         if tile_loop is not None:
             sch.reverse_compute_at(block, tile_loop, preserve_unit_loops=True)
         if scatter:
-            _scatter(sch, block, reduction)
+            _scatter(sch, block, reduction, whole_rows)
         else:
             exchange_output(sch, block, tile_loop, reduction)
     return partial
@@ -151,14 +165,19 @@ def _rank_loop(sch: Any, partial: Any) -> Any:
     return next(each for each in sch.get_loops(partial) if binds(sch.get(each).loop_var, rank))
 
 
-def _scatter(sch: Any, block: Any, reduction: Reduction) -> None:
+def _scatter(sch: Any, block: Any, reduction: Reduction, whole_rows: bool) -> None:
     """Let each CTA combine one slice of the tile."""
     tile = list(sch.get_loops(block))[reduction.depth :]
     ranks = [each for each in tile if _drives_reduction(sch, block, each)]
     rest = [each for each in tile if not any(each is taken for taken in ranks)]
-    flat = sch.fuse(*rest) if len(rest) > 1 else rest[0]
-    slices, element = sch.split(flat, [reduction.ranks, None])
-    sch.reorder(slices, element, *ranks)
+    if whole_rows:
+        rows, *rest = rest
+        slices, row = sch.split(rows, [reduction.ranks, None])
+        sch.reorder(slices, row, *rest, *ranks)
+    else:
+        flat = sch.fuse(*rest) if len(rest) > 1 else rest[0]
+        slices, element = sch.split(flat, [reduction.ranks, None])
+        sch.reorder(slices, element, *ranks)
     cluster_bind(sch, slices, reduction.axis)
 
 

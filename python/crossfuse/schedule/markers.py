@@ -35,6 +35,12 @@ CONSTANT = "crossfuse.constant"
 #: Block annotation of `grid_stage`: what the block stores is loaded by a later nest of one kernel.
 GRID_STAGE = "crossfuse.grid_stage"
 
+#: Annotation of a block that stores partial tiles for `grid_stage`: how those of different clusters
+#: are added, one of `ACCUMULATIONS`. Without it, in the order of the parts.
+ACCUMULATE = "crossfuse.accumulate"
+#: By TMA in the L2 cache, in the order in which they come: sums may differ from run to run.
+ACCUMULATIONS = ("tma",)
+
 #: Block annotation: the block stores an expression of two products, the rows of each tile in two
 #: halves bound to a cluster axis, which is the value. Each of the two CTAs makes one product of
 #: both halves, and they exchange halves through DSM; else each makes both products of its half.

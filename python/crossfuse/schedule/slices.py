@@ -147,9 +147,12 @@ def _slice_loop(
         users = [each for each, value in values if binds(variable, value)]
         if not users or not all(is_reduction(each) for each in users):
             continue
-        for dimension, extent in enumerate(region.region):
-            if any(binds(user.var, extent.min) for user in users):
-                return step, dimension
+        indices = [each.min for each in region.region]
+        sliced = [n for n, each in enumerate(indices) if any(binds(u.var, each) for u in users)]
+        if sliced:
+            # A layout may count parts in front of the columns, and have only one.
+            several = [n for n in sliced if ir.constant(region.source.ty.shape[n]) != 1]
+            return step, (several or sliced)[0]
     raise refuse(
         ScheduleRefused,
         rule,

@@ -18,6 +18,12 @@ CASES = {
     "one tile": ("gemm:M=64,N=64,K=64,dtype=bfloat16,weights=nk", {}),
     "float16": ("gemm:M=64,N=64,K=192,dtype=float16,weights=nk", {}),
     "stored as [k, n]": ("gemm:M=64,N=192,K=128,dtype=bfloat16,weights=kn", {"columns": 192}),
+    "[k, n] by 32": ("gemm:M=64,N=160,K=128,dtype=float16,weights=kn", {"columns": 80}),
+    "[k, n] by 16": ("gemm:M=64,N=48,K=128,dtype=bfloat16,weights=kn", {"columns": 16}),
+    "[k, n] by 32, shared": (
+        "gemm:M=128,N=192,K=128,dtype=bfloat16,weights=kn",
+        {"rows": 64, "cluster": 2, "columns": 192},
+    ),
     "e4m3": ("gemm:M=64,N=64,K=256,dtype=float8_e4m3fn,weights=nk,out=bfloat16", {}),
     "e5m2 to float32": ("gemm:M=64,N=40,K=256,dtype=float8_e5m2,weights=nk,out=float32", {}),
     "float32 output": ("gemm:M=64,N=64,K=64,dtype=bfloat16,weights=nk,out=float32", {}),

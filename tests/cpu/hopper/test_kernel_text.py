@@ -110,7 +110,8 @@ def test_wgmma(dtype: str, weights: str, columns: int, shape: str, flags: str) -
         ("M=256,N=128,weights=nk", {"cluster": 2}, True),
         ("M=512,N=128,weights=nk", {"cluster": 4}, True),
         ("M=256,N=128,weights=kn", {"cluster": 2}, True),
-        ("M=256,N=64,weights=kn", {"cluster": 2}, False),  # one box for two CTAs
+        ("M=256,N=64,weights=kn", {"cluster": 2}, True),  # two boxes of 32 columns
+        ("M=256,N=32,weights=kn", {"cluster": 2}, False),  # one for two CTAs
         ("M=256,N=8,weights=nk", {"cluster": 2}, False),
     ],
 )

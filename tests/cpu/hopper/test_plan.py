@@ -149,12 +149,16 @@ def test_an_arena_aligns_its_regions() -> None:
         # Parts of 20 rows would not start on a pattern of 8: everybody loads everything.
         ({"cluster": 4, "columns": 80}, "nk", 1, (64, 80), 1),
         ({"cluster": 2, "columns": 8}, "nk", 1, (64, 8), 1),
-        # As [k, n], a part is whole boxes of 64 columns.
+        # As [k, n], a part is whole boxes, of 64 columns or those with which less is loaded.
         ({"cluster": 1}, "kn", 1, (64, 64), 4),
         ({"cluster": 2}, "kn", 2, (64, 64), 2),
         ({"cluster": 4}, "kn", 4, (64, 64), 1),
-        ({"cluster": 2, "columns": 192}, "kn", 1, (64, 64), 3),
-        ({"cluster": 2, "columns": 64}, "kn", 1, (64, 64), 1),
+        ({"cluster": 2, "columns": 192}, "kn", 2, (32, 64), 3),
+        ({"cluster": 2, "columns": 64}, "kn", 2, (32, 64), 1),
+        ({"cluster": 1, "columns": 80}, "kn", 1, (32, 64), 3),
+        ({"cluster": 1, "columns": 24}, "kn", 1, (32, 64), 1),
+        ({"cluster": 1, "columns": 48}, "kn", 1, (64, 64), 1),
+        ({"cluster": 1, "columns": 16}, "kn", 1, (16, 64), 1),
         ({"cluster": 4, "columns": 200}, "kn", 4, (64, 64), 1),
     ],
 )

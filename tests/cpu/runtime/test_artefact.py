@@ -20,7 +20,10 @@ from crossfuse.runtime.launcher import DTYPES, generate_launcher
 def test_the_manifest_tells_what_the_library_is(added: Artefact) -> None:
     manifest = added.manifest
     image = vector_add()
-    assert (added.library.name, added.manifest_path.name) == ("vector_add.so", "vector_add.json")
+    assert (added.shared_object.name, added.manifest_path.name) == (
+        "vector_add.so",
+        "vector_add.json",
+    )
     assert (manifest.name, manifest.device, manifest.arch) == (
         "vector_add",
         "nvidia-h100",
@@ -40,15 +43,15 @@ def test_the_manifest_tells_what_the_library_is(added: Artefact) -> None:
 
 def test_the_manifest_goes_round(added: Artefact) -> None:
     assert Manifest.from_json(added.manifest.to_json(), "here") == added.manifest
-    assert load(added.library).manifest == added.manifest
-    assert load(str(added.library)).buffers == vector_add().buffers
+    assert load(added.shared_object).manifest == added.manifest
+    assert load(str(added.shared_object)).buffers == vector_add().buffers
 
 
 def test_tvm_ffi_alone_reads_the_library(added: Artefact) -> None:
-    module = tvm_ffi.load_module(str(added.library))
+    module = tvm_ffi.load_module(str(added.shared_object))
     record = json.loads(added.manifest_path.read_text())
     embedded = json.loads(module["vector_add_manifest"]())
-    assert record == embedded | {"library_sha256": sha256(added.library.read_bytes())}
+    assert record == embedded | {"library_sha256": sha256(added.shared_object.read_bytes())}
     cubin = module["vector_add_cubin"]()
     assert sha256(bytes(cubin)) == added.manifest.cubin_sha256
     with pytest.raises(TypeError, match="argument-count: vector_add: found 0 arguments"):
@@ -63,8 +66,8 @@ def test_the_same_image_gives_the_same_bytes(added: Artefact, tmp_path: Path) ->
         schedule_trace=added.manifest.trace,
         cache=False,
     )
-    assert again.library == tmp_path / "other.so"
-    assert again.library.read_bytes() == added.library.read_bytes()
+    assert again.shared_object == tmp_path / "other.so"
+    assert again.shared_object.read_bytes() == added.shared_object.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.json", "other.so"]
 
 
@@ -88,8 +91,8 @@ def test_the_launcher_spells_every_type_and_shape() -> None:
 
 
 def test_a_library_can_be_built_again_and_loaded_in_one_process(tmp_path: Path) -> None:
-    first = load(build_library(vector_add(), tmp_path).library)
-    second = load(build_library(vector_add(rows=8), tmp_path).library)
+    first = load(build_library(vector_add(), tmp_path).shared_object)
+    second = load(build_library(vector_add(rows=8), tmp_path).shared_object)
     assert [kernel.buffers[0].shape for kernel in (first, second)] == [(4, 128), (8, 128)]
     tensor = np.zeros((8, 128), np.float32)
     with pytest.raises(ArtefactRefused, match=r"limit: \(4, 128\)"):
@@ -99,6 +102,6 @@ def test_a_library_can_be_built_again_and_loaded_in_one_process(tmp_path: Path) 
 
 
 def test_outputs_may_stand_anywhere(tmp_path: Path) -> None:
-    kernel = load(build_library(bfloat16_twice(), tmp_path).library)
+    kernel = load(build_library(bfloat16_twice(), tmp_path).shared_object)
     assert [buffer.output for buffer in kernel.buffers] == [True, False]
     assert kernel.name == "bfloat16_twice"

@@ -76,7 +76,10 @@ def test_a_plain_launch(results: dict[str, Any]) -> None:
     assert outcome["value"] == 7.0  # written by the stub's launch, so the output was copied back
     (launch,) = calls(outcome, "launch")
     assert (launch["grid"], launch["block"]) == ([4, 1, 1], [128, 1, 1])
-    assert (launch["shared"], launch["attributes"], launch["stream"]) == (0, 0, 0)
+    assert (launch["shared"], launch["stream"]) == (0, 0)
+    # Without the attribute a single CTA is no cluster, and st.async is illegal.
+    assert (launch["attributes"], launch["ids"][0]) == (1, CLUSTER_DIMENSION)
+    assert launch["cluster"] == [1, 1, 1]
     assert launch["context"] == 0x1000 + 40
     assert calls(outcome, "load") == [{"call": "load", "elf": True}]
     assert calls(outcome, "function") == [{"call": "function", "name": "add_kernel"}]
@@ -100,7 +103,8 @@ def test_workspaces_tensor_maps_and_early_launches(results: dict[str, Any]) -> N
     outcome = results["tiled"]
     assert outcome["value"] == 7.0
     first, second = calls(outcome, "launch")
-    assert (first["attributes"], second["attributes"], second["id"]) == (0, 1, PROGRAMMATIC)
+    assert (first["attributes"], second["attributes"]) == (1, 2)
+    assert second["ids"] == [CLUSTER_DIMENSION, PROGRAMMATIC]
     assert [each["bytes"] for each in calls(outcome, "allocate")] == [2048] * 4
     assert len(calls(outcome, "free")) == 4
     assert calls(outcome, "encode") == [
@@ -124,7 +128,8 @@ def test_maps_of_pixels(results: dict[str, Any]) -> None:
 
 def test_a_whole_grid_is_launched_together(results: dict[str, Any]) -> None:
     (launch,) = calls(results["grid"], "launch")
-    assert (launch["attributes"], launch["id"], launch["cluster"][0]) == (1, COOPERATIVE, 1)
+    assert launch["ids"] == [CLUSTER_DIMENSION, COOPERATIVE]
+    assert launch["cluster"][0] == 1
     refused = results["grid, no room"]
     assert refused["text"] == (
         "cluster-fit: kernel 'add_kernel' on Stub GPU 1 (cuda:1): found room for 3 clusters of 1 "
@@ -153,7 +158,7 @@ def test_a_portable_cluster(results: dict[str, Any]) -> None:
     outcome = results["cluster 4"]
     (launch,) = calls(outcome, "launch")
     assert (launch["grid"], launch["shared"]) == ([8, 1, 1], 512)
-    assert (launch["attributes"], launch["id"]) == (1, CLUSTER_DIMENSION)
+    assert (launch["attributes"], launch["ids"][0]) == (1, CLUSTER_DIMENSION)
     assert launch["cluster"] == [4, 1, 1]
     assert calls(outcome, "attribute") == [
         {"call": "attribute", "id": MAX_DYNAMIC_SHARED, "value": 512}
@@ -165,7 +170,7 @@ def test_a_cluster_of_16_is_allowed_explicitly(results: dict[str, Any]) -> None:
     outcome = results["cluster 16"]
     (launch,) = calls(outcome, "launch")
     assert (launch["grid"], launch["shared"]) == ([32, 1, 1], 200_000)
-    assert (launch["cluster"], launch["id"]) == ([16, 1, 1], CLUSTER_DIMENSION)
+    assert (launch["cluster"], launch["ids"][0]) == ([16, 1, 1], CLUSTER_DIMENSION)
     assert calls(outcome, "attribute") == [
         {"call": "attribute", "id": MAX_DYNAMIC_SHARED, "value": 200_000},
         {"call": "attribute", "id": NON_PORTABLE_CLUSTER, "value": 1},

@@ -77,6 +77,39 @@ def scattered(
 
 
 @T.prim_func(s_tir=True)
+def scattered_rows(
+    A: T.Buffer((8, 32), "float32"),
+    B: T.Buffer((32, 8), "float32"),
+    C: T.Buffer((8, 8), "float32"),
+):
+    P = T.sblock_alloc_buffer((3, 8, 8), scope="shared.dsm")
+    for i_0 in range(1):
+        for k_0 in T.parallel(3, annotations=X):
+            for k_1, i_1, j in T.grid(11, 8, 8):
+                with T.sblock("C_rf"):
+                    rank = T.axis.spatial(3, k_0)
+                    vi = T.axis.spatial(8, i_0 * 8 + i_1)
+                    vj, vk = T.axis.remap("SR", [j, k_1])
+                    T.where(k_0 * 11 + k_1 < 32)
+                    with T.init():
+                        P[rank, vi, vj] = T.float32(0)
+                    P[rank, vi, vj] = (
+                        P[rank, vi, vj] + A[vi, rank * 11 + vk] * B[rank * 11 + vk, vj]
+                    )
+        for z in T.parallel(3, annotations=X):
+            for e, j, r in T.grid(3, 8, 3):
+                with T.sblock("C"):
+                    rank = T.axis.reduce(3, r)
+                    vi = T.axis.spatial(8, z * 3 + e)
+                    vj = T.axis.spatial(8, j)
+                    T.where(z * 3 + e < 8)
+                    T.sblock_attr({"crossfuse.dsm_reduce": "scatter"})
+                    with T.init():
+                        C[vi, vj] = T.float32(0)
+                    C[vi, vj] = C[vi, vj] + P[rank, vi, vj]
+
+
+@T.prim_func(s_tir=True)
 def exchanged_output(
     A: T.Buffer((8, 32), "float32"),
     B: T.Buffer((32, 8), "float32"),
@@ -152,6 +185,13 @@ def reduced(func: Any, rows: int = 4, **options: Any) -> Any:
 
 def test_scatter_leaves_each_cta_a_slice() -> None:
     assert_same(reduced(matmul), scattered)
+
+
+def test_slices_of_whole_rows_that_the_ranks_do_not_divide() -> None:
+    sch = Schedule(matmul)
+    block = sch.get_sblock("C")
+    sch.dsm_reduce(block, split_reduction(sch, block, 8, 3), whole_rows=True)
+    assert_same(sch, scattered_rows)
 
 
 def test_all_exchange_of_an_output_stores_a_slice_from_each_cta() -> None:

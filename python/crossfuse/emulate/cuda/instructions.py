@@ -74,25 +74,44 @@ def _matrices(match: re.Match[str], operands: list[str]) -> str:
     )
 
 
-def _push(_: re.Match[str], operands: list[str]) -> str:
-    address, *values, barrier = operands
+def _store_values(way: str, operands: list[str], more: str = "") -> str:
+    """Floats to a shared address, by a function of the emulator."""
+    address, *values = operands
     return (
         f"{{ float values_[] = {{{', '.join(values)}}}; "
-        f"crossfuse_emulate_store_async({address}, values_, {4 * len(values)}, {barrier}); }}"
+        f"crossfuse_emulate_store_{way}({address}, values_, {4 * len(values)}{more}); }}"
     )
+
+
+def _push(_: re.Match[str], operands: list[str]) -> str:
+    *stored, barrier = operands
+    return _store_values("async", stored, f", {barrier}")
+
+
+def _taken(targets: list[str]) -> str:
+    """Assignments of what was loaded."""
+    return "; ".join(f"{each} = values_[{i}]" for i, each in enumerate(targets))
 
 
 def _fetch(_: re.Match[str], operands: list[str]) -> str:
     *targets, address = operands
-    values = "; ".join(f"{each} = values_[{i}]" for i, each in enumerate(targets))
     return (
         f"{{ float values_[4]; crossfuse_emulate_load_shared({address}, values_, "
-        f"{4 * len(targets)}); {values}; }}"
+        f"{4 * len(targets)}); {_taken(targets)}; }}"
     )
 
 
 def _store_word(_: re.Match[str], operands: list[str]) -> str:
     return f"*(unsigned*)({operands[0]}) = {operands[1]}"
+
+
+def _store_shared(_: re.Match[str], operands: list[str]) -> str:
+    return _store_values("shared", operands)
+
+
+def _store_four(_: re.Match[str], operands: list[str]) -> str:
+    address, *values = operands
+    return f"*(float4*)({address}) = make_float4({', '.join(values)})"
 
 
 def _store_pair(_: re.Match[str], operands: list[str]) -> str:
@@ -102,8 +121,7 @@ def _store_pair(_: re.Match[str], operands: list[str]) -> str:
 
 def _load_global(_: re.Match[str], operands: list[str]) -> str:
     *targets, address = operands
-    values = "; ".join(f"{each} = values_[{i}]" for i, each in enumerate(targets))
-    return f"{{ const float* values_ = (const float*)({address}); {values}; }}"
+    return f"{{ const float* values_ = (const float*)({address}); {_taken(targets)}; }}"
 
 
 def _read(match: re.Match[str], operands: list[str]) -> str:
@@ -196,6 +214,11 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             _call("tma_store"),
         ),
         (
+            r"cp\.reduce\.async\.bulk\.tensor\.2d\.global\.shared::cta\.add\.tile\.bulk_group "
+            r"\[%0, \{%1, %2\}\], \[%3\];",
+            _call("tma_add"),
+        ),
+        (
             r"cp\.async\.bulk\.shared::cluster\.shared::cta\.mbarrier::complete_tx::bytes "
             r"\[%0\], \[%1\], %2, \[%3\];",
             _call("bulk_pass"),
@@ -208,6 +231,8 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             _push,
         ),
         (r"st\.global\.u32 \[%0\], %1;", _store_word),
+        (r"st\.global\.v4\.f32 \[%0\], \{[%\d, ]*\};", _store_four),
+        (r"st\.shared\.v[24]\.f32 \[%0\], \{[%\d, ]*\};", _store_shared),
         (r"st\.global\.v2\.f32 \[%0\], \{%1, %2\};", _store_pair),
         (r"ld\.global\.v4\.f32 \{[%\d, ]*\}, \[%\d\];", _load_global),
         (r"ld\.global\.(?P<type>b8|b16|b32|f32) %0, \[%1\];", _read),

@@ -88,14 +88,16 @@ class EmulationReport:
     name : str
         Name of the emulated function.
     outputs : Mapping[str, np.ndarray]
-        Every output by name; elements that were never written hold all-ones bytes. Empty after a
-        crash, a timeout or a deadlock.
+        Every output of the first run by name; elements that were never written hold all-ones bytes.
+        Empty after a crash, a timeout or a deadlock.
     findings : tuple[Finding, ...]
         What is wrong; empty for a correct kernel.
     seconds : float
         Wall time, compilation included.
     launches : int
         Kernel launches of one run.
+    later : tuple[Mapping[str, np.ndarray], ...]
+        The same of further runs, in other orders; empty ones behind a run with findings.
     """
 
     name: str
@@ -103,6 +105,7 @@ class EmulationReport:
     findings: tuple[Finding, ...]
     seconds: float
     launches: int
+    later: tuple[Mapping[str, np.ndarray], ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -56,7 +56,8 @@ def emulate(
     between them and not from the order in which they ran; clusters of a cooperative launch are
     ordered by the releases and acquires of flags in global memory. Copies by TMA read and write
     until they are waited for, and need a proxy fence after what others wrote. State is zero before
-    the first order and kept for the next one, which is a second call of the function.
+    the first order and kept for the next one, which is a second call of the function. Outputs of
+    all orders are equal bit by bit, unless the image says that it adds in no order.
 
     Parameters
     ----------
@@ -79,7 +80,7 @@ def emulate(
     Returns
     -------
     EmulationReport
-        Outputs of the first run, and findings.
+        Outputs of all runs, and findings.
 
     Raises
     ------
@@ -101,10 +102,10 @@ def emulate(
         seconds = max(1, round(timeout_s))
         _write_job(directory, image, translation, inputs, (seed, max(orders, 1), limit, seconds))
         records = _execute(executable, directory, timeout_s)
-        outputs = _read_outputs(directory, image)
+        runs = tuple(_read_outputs(directory, image, order) for order in range(max(orders, 1)))
     findings = _findings(records, executable, translation, image)[:max_findings]
     elapsed = time.perf_counter() - start
-    return EmulationReport(image.name, outputs, findings, elapsed, len(image.launches))
+    return EmulationReport(image.name, runs[0], findings, elapsed, len(image.launches), runs[1:])
 
 
 def _write_job(
@@ -115,7 +116,7 @@ def _write_job(
     settings: tuple[int, ...],
 ) -> None:
     position = {buffer.name: index for index, buffer in enumerate(image.memory)}
-    words = [*settings, len(image.memory), len(image.launches)]
+    words = [*settings, int(image.unordered), len(image.memory), len(image.launches)]
     lines = [" ".join(map(str, words))]
     state = {buffer.name for buffer in image.state}
     for index, buffer in enumerate(image.memory):
@@ -189,10 +190,10 @@ def _start(executable: Path, directory: Path, timeout_s: float) -> tuple[int | N
     return _NO_MEANS, "an executable that stays open for writing"
 
 
-def _read_outputs(directory: Path, image: KernelImage) -> dict[str, np.ndarray]:
+def _read_outputs(directory: Path, image: KernelImage, order: int) -> dict[str, np.ndarray]:
     outputs = {}
     for index, buffer in enumerate(image.buffers):
-        path = directory / f"output_{index}.bin"
+        path = directory / f"output_{index}_{order}.bin"
         if buffer.output and path.exists():
             values = np.fromfile(path, dtype=numpy_dtype(buffer.dtype))
             outputs[buffer.name] = values.reshape(buffer.shape)

@@ -22,6 +22,9 @@ _MOST_REGISTERS = 255
 #: Those that addresses, one group of a matrix and the epilogue's expression need.
 _OTHERS = 64
 
+#: Number of an operand; eight columns, block of 64 rows, and half of them, if it depends on these.
+_Key = tuple[int, int, int, int]
+
 #: An address that the compiler does not take apart again.
 _HIDE = """\
 __device__ __forceinline__ unsigned long long crossfuse_hide_address(const void* place) {
@@ -55,8 +58,8 @@ class Ahead:
         room = self._room()
         self._rows_first = self._row_registers() <= room
         self._leads = room > 0
-        self._bases: dict[tuple[int, int], Any] = {}
-        self._pairs: dict[tuple[int, int, int], Pair] = {}
+        self._bases: dict[tuple[int, int, int], Any] = {}
+        self._pairs: dict[_Key, Pair] = {}
         self._next = 0
 
     def start(self, row: Any, column: Any) -> None:
@@ -85,7 +88,7 @@ class Ahead:
     def pairs(self, index: int) -> tuple[Pair, ...]:
         """What accumulators `index` and the one after it read."""
         return tuple(
-            self._pairs[_key(number, each, index)]
+            self._pairs[self._key(number, each, index)]
             for number, each in enumerate(self.elements.further)
         )
 
@@ -93,7 +96,7 @@ class Ahead:
         """Registers that are free while the sums of a whole tile are held."""
         plan = self.fragment.plan
         held = REGISTERS[plan.consumers][1] or _MOST_REGISTERS
-        return held - plan.accumulators * len(plan.rights) - _OTHERS
+        return held - plan.sums - _OTHERS
 
     def _row_registers(self) -> int:
         """Registers for the rows of a whole tile."""
@@ -111,7 +114,7 @@ class Ahead:
         needed: list[Read] = []
         for index in range(first // 2, (first + columns) // 2, 2):
             for number, each in enumerate(self.elements.further):
-                key = _key(number, each, index)
+                key = self._key(number, each, index)
                 if key not in self._pairs and (each.by_row and each.by_column) == matrices:
                     self._pairs[key] = Pair(each)
                     needed.append(self._read(number, self._pairs[key], index))
@@ -125,7 +128,7 @@ class Ahead:
             return read
         base = self._base(number, pair.further, index)
         size = READ_TYPES[pair.further.dtype] // 8
-        first = index // 4 * 8
+        first = index % self.fragment.plan.accumulators // 4 * 8
         return replace(read, address=lambda load: base + ir.script.uint64((first + load) * size))
 
     def _base(self, number: int, further: Further, index: int) -> Any:
@@ -133,18 +136,23 @@ class Ahead:
 
         Others are counted from it: an address each would need more registers than the elements.
         """
-        half = index // 2 % 2 if further.by_row else 0
-        if (number, half) not in self._bases:
+        below, half = self._rows_of(index) if further.by_row else (0, 0)
+        if (number, below, half) not in self._bases:
             store = self.elements.plan.program.store
-            place = further.address(store, *self.fragment.place(self.row, self.column, 2 * half))
+            first = below * self.fragment.plan.accumulators + 2 * half
+            place = further.address(store, *self.fragment.place(self.row, self.column, first))
             address = ir.cuda_func_call(
                 "crossfuse_hide_address", place, source_code=_HIDE, return_type="uint64"
             )
-            self._bases[number, half] = let("base", address)
-        return self._bases[number, half]
+            self._bases[number, below, half] = let("base", address)
+        return self._bases[number, below, half]
 
+    def _key(self, number: int, further: Further, index: int) -> _Key:
+        """An operand, and which of its pairs an accumulator needs: of which columns and rows."""
+        columns = index % self.fragment.plan.accumulators // 4
+        rows = self._rows_of(index) if further.by_row else (0, 0)
+        return number, columns if further.by_column else 0, *rows
 
-def _key(number: int, further: Further, index: int) -> tuple[int, int, int]:
-    """An operand, and which of its pairs an accumulator needs: of which block, of which rows."""
-    block, half = index // 4, index // 2 % 2
-    return number, block if further.by_column else 0, half if further.by_row else 0
+    def _rows_of(self, index: int) -> tuple[int, int]:
+        """Block of 64 rows of an accumulator, and half of the rows of its warp there."""
+        return index // self.fragment.plan.accumulators, index // 2 % 2

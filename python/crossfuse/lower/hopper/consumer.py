@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.accumulate import Accumulation
 from crossfuse.lower.hopper.body import Body
+from crossfuse.lower.hopper.box_place import BoxPlace, OwnPlace, PlaceInStages
 from crossfuse.lower.hopper.epilogue import Epilogue
 from crossfuse.lower.hopper.exchange import SplitReduction
 from crossfuse.lower.hopper.flags import FlagWriter
@@ -56,11 +59,13 @@ def emit_multiplying(body: Body) -> None:
                 body.region("right"),
                 accumulators,
             )
-            store = _Store(body, number, warpgroup, accumulators, kept, warmup)
+            boxes = _boxes(body, phase, warpgroup, rings[0])
+            store = _Store(body, number, warpgroup, accumulators, kept, boxes, warmup)
             with body.each_tile(phase) as places:
-                # Beside what is kept there is no room for registers that nothing defines: to ptxas
-                # they are in use since the start.
-                multiplier.clear() if plan.kept else multiplier.forget()
+                # Beside what is kept, or a block's sums beside another's, there is no room for
+                # registers that nothing defines: to ptxas they are in use since the start.
+                crowded = plan.kept or plan.blocks > 1
+                multiplier.clear() if crowded else multiplier.forget()
                 store.ahead(places)
                 with warmup.skipped():
                     if store.pairing is not None:
@@ -90,7 +95,8 @@ def _left(body: Body, phase: PhasePlan, warpgroup: Any, kept: Any) -> LeftOperan
     if phase.program.takes is not None:
         depth = phase.program.contraction.depth
         return gathered_tiles(phase.program.takes, depth, body.region("gathered"), warpgroup)
-    return ring_tiles(body.plan.left, body.region("left"), warpgroup)
+    rows = phase.warpgroups.share
+    return ring_tiles(body.plan.left, body.region("left"), warpgroup, rows)
 
 
 class _Side:
@@ -115,15 +121,23 @@ class _Side:
 
 
 def _multiply(body: Body, phase_number: int, multiplier: Multiplier, rings: list[_Side]) -> None:
-    """All steps of a tile; a stage is handed back when the next one's products are under way."""
+    """All steps of a tile; a stage is handed back when the next one's products are under way.
+
+    The last left stages are not, if boxes will take their place.
+    """
     phase = body.plan.phases[phase_number]
     left, right = rings
     rings = rings if phase.left is not None else [right]
     releases = [ring.release(phase) for ring in rings]
+    kept_from = phase.program.contraction.steps - phase.store.pages
 
-    def hand_back() -> None:
+    def hand_back(number: Any = None) -> None:
         for ring, release in zip(rings, releases, strict=True):
-            release(ring.cursor.previous)
+            keeps = phase.store.pages and ring is left
+            if keeps and number is None:
+                continue  # boxes come into the last ones
+            with when(number <= kept_from) if keeps else nullcontext():
+                release(ring.cursor.previous)
 
     # Registers have no addresses: each step names its own.
     with body.each_step(phase, unrolled=phase.program.reuses) as (values, number):
@@ -138,7 +152,7 @@ def _multiply(body: Body, phase_number: int, multiplier: Multiplier, rings: list
         multiplier.start(place, right.cursor.stage, number == 0)
         multiplier.wait(pending=1)
         with when(number > 0):
-            hand_back()
+            hand_back(number)
         for ring in rings:
             ring.cursor.advance()
     multiplier.wait(pending=0)
@@ -166,6 +180,7 @@ class _Store:
         warpgroup: Any,
         accumulators: Any,
         kept: Any,
+        boxes: BoxPlace | None,
         warmup: Warmup,
     ) -> None:
         phase = body.plan.phases[number]
@@ -176,7 +191,9 @@ class _Store:
         self.accumulators = accumulators
         if self.reduction is not None:
             return
+        self.where = body.where
         self.warmup = warmup
+        self.boxes = boxes
         if phase.program.gives is not None and body.gather is not None:
             buffer, barriers = body.region("gathered"), body.gather
             given = (phase, body.where, warpgroup, accumulators, buffer, barriers, warmup)
@@ -185,12 +202,13 @@ class _Store:
         if phase.program.keeps:
             self.keeper = Keeper(phase, body.where, warpgroup, accumulators, kept, warmup)
             return
-        self.epilogue = Epilogue(
+        leave_by = Accumulation if phase.program.store.adds else Epilogue
+        self.epilogue = leave_by(
             phase,
             body.where,
             warpgroup,
             accumulators,
-            _boxes(body, warpgroup) if phase.store.boxes else None,
+            boxes,
             body.maps,
             warmup,
             partial(body.timeline.stamp, phase=number),
@@ -242,6 +260,8 @@ class _Store:
             with self.warmup.skipped():
                 leave()
         self.epilogue.store(places, self.writer)
+        if self.boxes is not None and leave is None:
+            self.boxes.close(self.where.thread, self.warmup)
 
     def finish(self) -> None:
         """Wait for what is still being stored."""
@@ -249,7 +269,17 @@ class _Store:
             self.epilogue.finish()
 
 
-def _boxes(body: Body, warpgroup: Any) -> Callable[[Any], Any]:
-    """A function from an offset among a warpgroup's boxes to an address."""
-    region, first = body.region("boxes"), warpgroup * body.plan.box_pitch
-    return lambda offset: region(first + offset)
+def _boxes(body: Body, phase: PhasePlan, warpgroup: Any, left: _Side) -> BoxPlace | None:
+    """Where the boxes of a phase are."""
+    if not phase.store.boxes:
+        return None
+    if not phase.store.pages:
+        return OwnPlace(phase.store, body.region("boxes"), body.plan.box_pitch, warpgroup)
+    return PlaceInStages(
+        phase.store,
+        body.plan.left,
+        body.region("left"),
+        warpgroup,
+        left.cursor,
+        partial(left.release, phase),
+    )

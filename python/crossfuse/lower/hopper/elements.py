@@ -109,10 +109,12 @@ class Elements:
 
     def tails(self, i: Any, j: Any) -> list[Any]:
         """The condition on the row and that on the column; None for one that always holds."""
-        return [
+        conditions = [
             index < extent if tail else None
             for index, extent, tail in zip((i, j), self.tile.extents, self.plan.tails, strict=True)
         ]
+        beyond = self.plan.program.store.zeros_from
+        return conditions if beyond is None else [conditions[0], j < beyond]
 
     def pack(
         self,
@@ -125,8 +127,15 @@ class Elements:
     ) -> None:
         """Two neighbours of a row in one register; `pairs` hold what they read."""
         convert = getattr(ir.script.ptx.cvt.rn, PACKED_TYPES[self.tile.dtype]).f32
-        values = self._values(i, j, low, high, pairs)
-        run(convert(target, _as_float(values[1]), _as_float(values[0])))
+        first, second = map(_as_float, self._values(i, j, low, high, pairs))
+        run(convert(target, self._or_zero(j + 1, second), self._or_zero(j, first)))
+
+    def _or_zero(self, j: Any, value: Any) -> Any:
+        """A value of column j of what the next product multiplies: zero beyond its columns."""
+        beyond = self.plan.program.store.zeros_from
+        if beyond is None:
+            return value
+        return ir.script.if_then_else(j < beyond, value, ir.script.float32(0))
 
     def store_pair(
         self,

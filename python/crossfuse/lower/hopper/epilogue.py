@@ -8,6 +8,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.ahead import Ahead
+from crossfuse.lower.hopper.box_place import BoxPlace
 from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.fragment import Fragment
@@ -17,7 +18,7 @@ from crossfuse.lower.hopper.statements import let, registers, run, when
 from crossfuse.lower.hopper.store_plan import StoreBox
 from crossfuse.lower.hopper.warmup import Warmup
 
-#: Columns of elements that are stored without boxes, of which further operands are read at once.
+#: Columns of which further operands are read at once, where no box tells.
 _GROUP = 32
 _TMA_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
 
@@ -44,9 +45,8 @@ class Epilogue:
         Index of the multiplying warpgroup.
     accumulators : Any
         Its registers.
-    boxes : Any
-        Function from a byte offset among this warpgroup's boxes to an address in shared memory;
-        None without boxes.
+    boxes : BoxPlace | None
+        Where this warpgroup's boxes are in shared memory; None without boxes.
     descriptors : Mapping
         Tensor maps by name.
     warmup : Warmup
@@ -61,7 +61,7 @@ class Epilogue:
         where: Coordinates,
         warpgroup: Any,
         accumulators: Any,
-        boxes: Any,
+        boxes: BoxPlace | None,
         descriptors: Mapping[str, Any],
         warmup: Warmup,
         note: Callable[[str], None],
@@ -78,16 +78,39 @@ class Epilogue:
         self.further = Ahead(self.fragment, self._groups(), warmup)
 
     def _groups(self) -> tuple[tuple[int, int], ...]:
-        """First column and number of columns of what is stored together."""
+        """First column and number of columns of what is stored together.
+
+        The columns of a block of rows follow those of the one above it, as accumulators do.
+        """
         if self.plan.store.boxes:
-            return tuple((each.first, each.columns) for each in self.plan.store.boxes)
+            return tuple(
+                (self._first(each) + first, min(self._span, each.columns - first))
+                for each in self.plan.store.boxes
+                for first in range(0, each.columns, self._span)
+            )
         width = self.plan.columns
-        return tuple((first, min(_GROUP, width - first)) for first in range(0, width, _GROUP))
+        span = _GROUP // self.plan.blocks
+        return tuple(
+            (block * width + first, min(span, width - first))
+            for block in range(self.plan.blocks)
+            for first in range(0, width, span)
+        )
+
+    @property
+    def _span(self) -> int:
+        """Columns of a box of which further operands are read at once.
+
+        Those of a whole box, unless the sums of several blocks of rows leave little room.
+        """
+        return _GROUP if self.plan.blocks > 1 else ROW_BYTES // 2
+
+    def _first(self, box: StoreBox) -> int:
+        return box.block * self.plan.columns + box.first
 
     def ahead(self, values: Mapping[Any, Any]) -> None:
         """Read what is needed besides the sums of the tile at the place that `values` tell."""
         row, column = self._origin(values)
-        self.further.start(row + self.warpgroup * WARPGROUP_ROWS, column)
+        self.further.start(row + self.warpgroup * self.plan.warpgroups.share, column)
 
     def _origin(self, values: Mapping[Any, Any]) -> tuple[Any, Any]:
         row, column = (at(each, dict(values)) for each in self.plan.program.store.tile.origin)
@@ -110,10 +133,10 @@ class Epilogue:
         row, column = self._origin(values)
         part = self.elements.begin(values)
         first = let("first_row", row)
-        row = let("row", row + self.warpgroup * WARPGROUP_ROWS)
+        row = let("row", row + self.warpgroup * self.plan.warpgroups.share)
         column = let("column", column)
-        if self.plan.store.boxes:
-            self._store_boxes(row, column)
+        if self.boxes is not None:
+            self._store_boxes(row, column, self.boxes)
             self.note("in boxes")
         else:
             self._store_elements(row, column)
@@ -149,38 +172,39 @@ class Epilogue:
                 pairs = self.further.pairs(index)
                 self.elements.store_pair(i, j, low, high, self.warmup, pairs)
 
-    def _store_boxes(self, row: Any, column: Any) -> None:
+    def _store_boxes(self, row: Any, column: Any, place: BoxPlace) -> None:
         """Boxes of 64 rows: registers, swizzled shared memory, TMA."""
-        store = self.plan.store
-        for number, batch in enumerate(store.batches):
-            with when(self.where.thread == 0):
-                run(ir.script.ptx.cp.async_.bulk.wait_group.read(store.pending(number)))
-            mbarrier.meet_warpgroup(self.warpgroup)
+        for number, batch in enumerate(self.plan.store.batches):
+            place.open(number, self.where.thread)
             for box in batch:
-                self._fill_box(box, row, column)
+                self._fill_box(box, row, column, place)
             run(ir.script.ptx.fence.proxy.async_.shared__cta())
             mbarrier.meet_warpgroup(self.warpgroup)
             with self.warmup.skipped(), when(self.where.thread == 0):
                 for box in batch:
-                    self._copy_box(box, row, column)
+                    self._copy_box(box, row, column, place)
                 run(ir.script.ptx.cp.async_.bulk.commit_group())
 
-    def _fill_box(self, box: StoreBox, row: Any, column: Any) -> None:
+    def _fill_box(self, box: StoreBox, row: Any, column: Any, place: BoxPlace) -> None:
         # Sixteen columns are four matrices of 8 x 8 for each warp, the narrowest box's eight two.
-        self.further.advance()
         columns = min(16, box.columns)
         packed = registers("packed", columns // 4, "uint32")
         for first in range(0, box.columns, columns):
+            if first % self._span == 0:
+                self.further.advance()
             matrices = [packed[register] for register in range(columns // 4)]
-            self.fragment.pack(matrices, row, column, box.first + first, self.further.pairs)
-            self._scatter(matrices, box, first)
+            start = self._first(box) + first
+            self.fragment.pack(matrices, row, column, start, self.further.pairs)
+            with place.filling(self.warmup):
+                self._scatter(matrices, box, first, place)
 
-    def _copy_box(self, box: StoreBox, row: Any, column: Any) -> None:
+    def _copy_box(self, box: StoreBox, row: Any, column: Any, place: BoxPlace) -> None:
         call = ir.script.ptx[_TMA_STORE]
         address = ir.script.address_of(self.descriptors[box.map.name])
-        run(call(address, column + box.first, row, self.boxes(box.offset)))
+        below = row + box.block * WARPGROUP_ROWS
+        run(call(address, column + box.first, below, place.address(box.offset)))
 
-    def _scatter(self, matrices: list[Any], box: StoreBox, first: int) -> None:
+    def _scatter(self, matrices: list[Any], box: StoreBox, first: int, place: BoxPlace) -> None:
         """Store 8 x 8 matrices from a column on; rows are swizzled as the tensor map says.
 
         Each lane names a row of a matrix: the first 16 lanes those of two matrices one below the
@@ -192,5 +216,5 @@ class Epilogue:
         # Every swizzle goes by the number of the 128 bytes that a row lies in.
         pattern = row * box.pitch // ROW_BYTES % (box.pitch // 16)
         store = getattr(ir.script.ptx.stmatrix.sync.aligned.m8n8, f"x{len(matrices)}").shared.b16
-        place = box.offset + row * box.pitch + (chunk ^ pattern) * 16
-        run(store(self.boxes(place), *matrices))
+        inside = row * box.pitch + (chunk ^ pattern) * 16
+        run(store(place.address(box.offset, inside), *matrices))

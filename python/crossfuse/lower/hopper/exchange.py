@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -92,7 +92,6 @@ class SplitReduction:
         self.exchange = exchange
         self.size = exchange.place.extent
         self.rank = where.places[exchange.place.var]
-        self.warp = let("warp_of_tile", warpgroup * _WARPS + where.warp)
         self.buffer = buffer
         self.barriers = barriers
         self.count = 4 if plan.has_whole_warps else 2
@@ -100,14 +99,20 @@ class SplitReduction:
         self.warmup = warmup
         self.note = note
         self.elements = Elements(plan)
-        self.parts = self._parts()
+        self.parts = [part for block in range(plan.blocks) for part in self._parts(block)]
 
-    def _parts(self) -> list[_Part]:
-        """Neighbouring accumulators with one owner, each with its place in the owner's slice."""
-        if self.count == 4:
-            return self._parts_of_warps()
+    def _parts(self, below: int) -> list[_Part]:
+        """Neighbouring accumulators of a block of rows, with one owner and a place in its slice."""
+        index = self.warpgroup * self.plan.blocks + below
+        warp = let("warp_of_tile", index * _WARPS + self.where.warp)
+        start = self.plan.first_sum(below, 0)
+        parts = self._parts_of_warps(warp) if self.count == 4 else self._parts_of_rows(warp)
+        return [replace(each, first=start + each.first) for each in parts]
+
+    def _parts_of_rows(self, warp: Any) -> list[_Part]:
+        """Pairs of a row."""
         rows = [
-            let("row_of_tile", self.warp * WARP_ROWS + self.where.lane // 4 + 8 * half)
+            let("row_of_tile", warp * WARP_ROWS + self.where.lane // 4 + 8 * half)
             for half in (0, 1)
         ]
         if not self.exchange.rows:
@@ -127,12 +132,12 @@ class SplitReduction:
             parts.append(_Part(first, owners[half], starts[half] + column * 4, exists))
         return parts
 
-    def _parts_of_warps(self) -> list[_Part]:
+    def _parts_of_warps(self, warp: Any) -> list[_Part]:
         """Blocks of eight columns, in the layout of the fragments."""
         warps = self.exchange.rows // WARP_ROWS
         blocks = self.plan.accumulators // 4
-        owner = _Owner(self, let("owner", self.warp // warps))
-        start = let("start", self.warp % warps * (blocks * 32 * 16) + self.where.lane * 16)
+        owner = _Owner(self, let("owner", warp // warps))
+        start = let("start", warp % warps * (blocks * 32 * 16) + self.where.lane * 16)
         return [_Part(4 * block, owner, start + block * (32 * 16), None) for block in range(blocks)]
 
     def _part_of_pair(self, rows: list[Any], first: int) -> _Part:

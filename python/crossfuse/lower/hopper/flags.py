@@ -30,7 +30,7 @@ class Flags:
     down, across : int
         Tiles along the rows and along the columns.
     raisers : int
-        Warpgroups that store a part of a tile; each counts once.
+        Warpgroups that store a part of a tile, or add to it; each counts once.
     parts : int
         Matrices of the tensor, if it holds several partial ones.
     """
@@ -70,6 +70,8 @@ class Flags:
                 raise _refuse(tile, "sums of several CTAs", "tiles that one CTA computes")
             # Warpgroups of both CTAs store parts of each tile.
             raisers *= program.exchange.place.extent
+        # Clusters that add to one tile count at one flag.
+        raisers *= max(program.store.adds, 1)
         parts = 1 if program.store.part is None else int(tile.buffer.ty.shape[0])
         return Flags(tile.buffer, *tile.shape, down, across, raisers, parts)
 

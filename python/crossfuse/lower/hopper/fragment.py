@@ -8,11 +8,14 @@ from typing import Any
 from crossfuse.lower.hopper.coordinates import Coordinates
 from crossfuse.lower.hopper.elements import Elements
 from crossfuse.lower.hopper.further import Pair
+from crossfuse.lower.hopper.operand import WARPGROUP_ROWS
 from crossfuse.lower.hopper.phase import PhasePlan
 
 
 class Fragment:
     """A warpgroup's accumulators as elements of a tile.
+
+    The indices of each block of 64 rows follow those of the block above.
 
     Parameters
     ----------
@@ -34,17 +37,20 @@ class Fragment:
         """Where an accumulator belongs, in a tile of this warpgroup that begins at row and column.
 
         Accumulator ``4 j + 2 h + q`` of a thread is element (warp * 16 + lane / 4 + 8 h,
-        8 j + 2 (lane % 4) + q) of the tile. PTX ISA, wgmma, register fragments for D.
+        8 j + 2 (lane % 4) + q) of the block. PTX ISA, wgmma, register fragments for D.
         """
+        below, index = divmod(index, self.plan.accumulators)
         block, half, pair = index // 4, index // 2 % 2, index % 2
-        i = row + (self.where.warp * 16 + self.where.lane // 4 + 8 * half)
+        down = WARPGROUP_ROWS * below + 8 * half
+        i = row + (self.where.warp * 16 + self.where.lane // 4 + down)
         return i, column + (block * 8 + self.where.lane % 4 * 2 + pair)
 
     def sums(self, index: int) -> tuple[Any, ...]:
         """An accumulator of each product."""
-        count = self.plan.accumulators
+        below, index = divmod(index, self.plan.accumulators)
         return tuple(
-            self.accumulators[number * count + index] for number in range(len(self.plan.rights))
+            self.accumulators[self.plan.first_sum(below, number) + index]
+            for number in range(len(self.plan.rights))
         )
 
     def pack(
@@ -57,6 +63,7 @@ class Fragment:
     ) -> None:
         """Blocks of 8 columns in the order of stmatrix: both halves of the rows of each.
 
+        The columns of a block of rows follow those of the one above it.
         `read` tells of an accumulator what it and the next one read besides their sums.
         """
         for number, register in enumerate(matrices):

@@ -59,13 +59,18 @@ def generate(
     launches = tuple(
         _launch(plan, symbol, kernel) for plan, (symbol, kernel) in zip(plans, kernels, strict=True)
     )
-    spaces = tuple(
-        BufferSpec(identifier(each), tuple(int(n) for n in each.ty.shape), str(each.ty.dtype), True)
-        for each in workspaces(func)
-    )
-    kept = tuple(each for plan in plans for each in plan.state)
-    image = KernelImage(name, _cuda(kernels), buffers, launches, spaces, kept)
+    taken = {each for plan in plans for phase in plan.phases for each in phase.program.parameters}
+    spaces = tuple(_spec(each) for each in workspaces(func) if each in taken)
+    sums = tuple(_spec(each) for plan in plans for each in plan.sums)
+    kept = (*(each for plan in plans for each in plan.state), *sums)
+    image = KernelImage(name, _cuda(kernels), buffers, launches, spaces, kept, bool(sums))
     return image, _shared_memory(plans), tuple(map(events, plans)) if timeline else ()
+
+
+def _spec(buffer: Any) -> BufferSpec:
+    """A buffer in global memory that is no parameter."""
+    shape = tuple(int(extent) for extent in buffer.ty.shape)
+    return BufferSpec(identifier(buffer), shape, str(buffer.ty.dtype), True)
 
 
 def _shared_memory(plans: list[KernelPlan]) -> SharedMemoryPlan:

@@ -19,6 +19,7 @@ OPERAND_TYPES = {
 K_BYTES = 32
 #: Codes of swizzles for `encode_matrix_descriptor`.
 NO_SWIZZLE, SWIZZLE_128 = 0, 3
+_SWIZZLES = {32: 1, 64: 2, 128: SWIZZLE_128}
 #: Bytes of eight rows of a swizzled tile: one repeat of the pattern.
 PATTERN = 8 * ROW_BYTES
 #: Bytes of eight rows of 16 bytes each, without a swizzle.
@@ -59,12 +60,12 @@ def multiply(
     run(call(*accumulators, *left, right, ir.script.ptx.pred(keep), 1, 1, *layouts))
 
 
-def swizzled(name: str, address: Any, leading: int = 16) -> Variable:
-    """Descriptor of a tile with rows of 128 bytes; its pattern repeats every 8 rows.
+def swizzled(name: str, address: Any, leading: int = 16, row_bytes: int = ROW_BYTES) -> Variable:
+    """Descriptor of a tile with rows as long as its swizzle; the pattern repeats every 8 rows.
 
     The leading offset has no meaning for K-major tiles.
     """
-    return described(name, address, leading, PATTERN, SWIZZLE_128)
+    return described(name, address, leading, 8 * row_bytes, _SWIZZLES[row_bytes])
 
 
 def described(name: str, address: Any, leading: int, stride: int, swizzle: int) -> Variable:
@@ -79,7 +80,7 @@ def described(name: str, address: Any, leading: int, stride: int, swizzle: int) 
     leading, stride : int
         Bytes between neighbours, as PTX has them for this swizzle.
     swizzle : int
-        `NO_SWIZZLE` or `SWIZZLE_128`.
+        `NO_SWIZZLE`, `SWIZZLE_128` or one of the narrower ones.
     """
     descriptor = Variable(name, "uint64")
     run(

@@ -63,11 +63,12 @@ def plan_memory(phases: tuple[PhasePlan, ...], device: Device) -> tuple[RingPlan
     """
     left, right = _ring([each.lefts for each in phases]), _ring([each.rights for each in phases])
     wanted = max(each.program.contraction.stages for each in phases)
-    options = [wanted] if wanted else list(range(_MAX_STAGES, 1, -1))
+    held = max(each.store.pages for each in phases)
+    options = [wanted] if wanted else list(range(_MAX_STAGES, max(held, 2) - 1, -1))
     for stages in options:
         # Right tiles come from far away: left ones get what these leave, if it is enough.
         fewest = stages if wanted else min(stages, _LEFT_STAGES)
-        for fewer in range(stages, fewest - 1, -1):
+        for fewer in range(stages, max(fewest, held) - 1, -1):
             rings = replace(left, stages=fewer), replace(right, stages=stages)
             arena = _arena(phases, *rings)
             if arena.size <= device.max_shared_bytes:
@@ -90,7 +91,10 @@ def _ring(loaded: list[tuple[Operand, ...]]) -> RingPlan:
 
 
 def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Arena:
-    """Where everything lies; what peers send takes the place of right tiles that are used up."""
+    """Where everything lies; what peers send takes the place of tiles that are used up.
+
+    That of right tiles if it is enough; with several blocks of rows, that of left tiles too.
+    """
     received = max((_received_bytes(each) for each in phases), default=0)
     arena = Arena()
     boxes = box_bytes(phases) * phases[0].consumers
@@ -106,13 +110,15 @@ def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Ar
         )
         arena = arena.with_region("gather_barriers", 8 * barriers, 8)
     arena = arena.with_region("left", left.size, _ALIGNMENT)
-    arena = arena.with_region("right", max(right.size, received), _ALIGNMENT)
+    spread = received > right.size and phases[0].blocks > 1
+    most = max(right.size, received - spread * left.size)
+    arena = arena.with_region("right", most, _ALIGNMENT)
     paired = max(map(_paired_bytes, phases))
     if paired:
         arena = arena.with_region("paired", paired, _ALIGNMENT)
         arena = arena.with_region("pair_barrier", 8, 8)
     if received:
-        arena = arena.with_alias("received", "right", received)
+        arena = arena.with_alias("received", "left" if spread else "right", received)
         arena = arena.with_region("exchange_barriers", 16, 8)
     if phases[-1].program.summed is not None:
         arena = arena.with_region("sum_barrier", 8, 8)
@@ -120,8 +126,8 @@ def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Ar
 
 
 def box_bytes(phases: tuple[PhasePlan, ...]) -> int:
-    """What a warpgroup stages of its tiles, in any phase."""
-    return max(each.store.slot_bytes for each in phases)
+    """What a warpgroup stages of its tiles in a place for that alone, in any phase."""
+    return max(each.store.own_bytes for each in phases)
 
 
 def _received_bytes(phase: PhasePlan) -> int:

@@ -25,8 +25,9 @@ from crossfuse.lower.hopper.operand import ROW_BYTES, WARPGROUP_ROWS
 from crossfuse.lower.hopper.statements import Variable
 from crossfuse.lower.hopper.tile import Gather
 
-#: What names the operand of one wgmma: a tile, and the number of the wgmma in it.
-Operands = Callable[[Any, int], list[Any]]
+#: What names the operand of one wgmma: a tile, the number of the wgmma in it, and the block of 64
+#: rows.
+Operands = Callable[[Any, int, int], list[Any]]
 
 
 class LeftOperand(Protocol):
@@ -61,8 +62,9 @@ class LeftTiles:
         """Write the first tile's descriptor."""
         first = self.descriptor()
 
-        def operands(tile: Any, part: int) -> list[Any]:
-            return [first.value + words(tile * self.pitch + part * self.step)]
+        def operands(tile: Any, part: int, block: int) -> list[Any]:
+            start = part * self.step + block * (WARPGROUP_ROWS * ROW_BYTES)
+            return [first.value + words(tile * self.pitch + start)]
 
         return operands
 
@@ -91,7 +93,7 @@ class LeftRegisters:
     def open(self) -> Operands:
         """Nothing is needed."""
 
-        def operands(tile: Any, part: int) -> list[Any]:
+        def operands(tile: Any, part: int, block: int) -> list[Any]:
             first = (tile * (self.depth // GROUP) + part) * GROUP_REGISTERS
             return [self.registers[first + each] for each in range(GROUP_REGISTERS)]
 
@@ -102,9 +104,11 @@ class LeftRegisters:
         hold(self.registers, self.count)
 
 
-def ring_tiles(ring: RingPlan, region: Callable[[Any], Any], warpgroup: Any) -> LeftTiles:
-    """Tiles of a ring, by stage."""
-    start = warpgroup * (WARPGROUP_ROWS * ROW_BYTES)
+def ring_tiles(
+    ring: RingPlan, region: Callable[[Any], Any], warpgroup: Any, rows: int
+) -> LeftTiles:
+    """Tiles of a ring, by stage: as many rows as the warpgroup multiplies."""
+    start = warpgroup * (rows * ROW_BYTES)
     return LeftTiles(lambda: swizzled("left_tile", region(start)), ring.pitch, K_BYTES)
 
 

@@ -20,6 +20,8 @@ WARPGROUP_ROWS = 64
 ROW_BYTES = 128
 #: Rows of a box at most. PTX ISA, cp.async.bulk.tensor.
 MAX_BOX = 256
+#: Columns of a box that take as long to load as asking for it does.
+_COPY = 16
 #: Multiple of bytes that strides of a tensor map must be.
 PITCH = 16
 
@@ -28,9 +30,9 @@ PITCH = 16
 class Operand:
     """A tile of a product's operand in shared memory.
 
-    The tile is cut into boxes of 128 bytes width along its inner dimension. A K-major operand has
-    one box in a stage; one that is stored as [k, n] has one for every 64 columns, each with the
-    rows of the whole stage.
+    The tile is cut into boxes along its inner dimension. A K-major operand has one box in a stage,
+    with rows of 128 bytes; one that is stored as [k, n] has one for every 64 or, where that leaves
+    less beside the tile, 32 or 16 columns, each with the rows of the whole stage.
 
     Attributes
     ----------
@@ -57,6 +59,11 @@ class Operand:
     size: int
     shared_by: tuple[Place, ...]
     streamed: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of a box, and of its swizzle pattern."""
+        return self.map.swizzle
 
     @property
     def sharers(self) -> int:
@@ -106,9 +113,11 @@ def make_operand(
             "operands of 8 bits stored as [n, k]",
             "transpose the weight once, or use a 16-bit type",
         )
-    boxes = 1 if k_major else -(-columns // width)
     shared_by = tuple(each for each in _sharing(program, tile) if each is not apart)
     sharers = prod(each.extent for each in shared_by)
+    if not k_major:
+        width = _box_columns(columns, width, sharers)
+    boxes, row_bytes = -(-columns // width), width * item
     # Parts of a multicast start on a swizzle pattern of eight rows, or are whole boxes.
     divisible = rows % (8 * sharers) == 0 if k_major else boxes % sharers == 0
     if not divisible:
@@ -116,19 +125,19 @@ def make_operand(
     box_rows = rows // sharers if k_major else rows
     while box_rows > MAX_BOX:
         box_rows //= 2
-    streamed = _is_streamed(program, tile, k_major)
+    streamed = _is_streamed(program, tile, columns % width == 0)
     # The next step loads what follows in each row: memory is faster by larger pieces.
     fetch = 2 * ROW_BYTES if streamed and k_major else ROW_BYTES
     if isinstance(tile, WindowTile) and not tile.is_plain:
         described = window_map(tile, width, box_rows, item, ROW_BYTES)
     else:
-        described = tensor_map(tile, (width, box_rows), ROW_BYTES, fetch)
+        described = tensor_map(tile, (width, box_rows), row_bytes, fetch)
     return Operand(
         tile,
         described,
         k_major,
         boxes,
-        boxes * rows * ROW_BYTES,
+        boxes * rows * row_bytes,
         shared_by,
         streamed,
     )
@@ -160,15 +169,27 @@ def _sharing(program: TileProgram, tile: Tile) -> tuple[Place, ...]:
     return _absent(program.cluster, tile)
 
 
-def _is_streamed(program: TileProgram, tile: Tile, k_major: bool) -> bool:
-    """Whether nobody else loads the tile; boxes of 64 columns may reach into a neighbour's.
+def _box_columns(columns: int, most: int, sharers: int) -> int:
+    """Columns of a box of a tile that is stored as [k, n]: those with which least is loaded.
+
+    Rows of a quarter pattern are for the narrowest tiles alone.
+    """
+
+    def cost(width: int) -> float:
+        boxes = -(-columns // width)
+        return boxes / (1 if boxes % sharers else sharers) * (width + _COPY)
+
+    widths = (most, most // 2, most // 4) if columns <= most // 4 else (most, most // 2)
+    return min(widths, key=cost)
+
+
+def _is_streamed(program: TileProgram, tile: Tile, whole: bool) -> bool:
+    """Whether nobody else loads the tile; boxes that are not `whole` reach into a neighbour's.
 
     Windows overlap: their pixels are loaded again.
     """
     if isinstance(tile, WindowTile) and not tile.is_plain:
         return False
-    width = ROW_BYTES // item_bytes(tile.dtype)
-    whole = k_major or tile.shape[1] % width == 0
     return whole and not _absent(program.grid, tile) and _is_one_to_one(program, tile)
 
 

@@ -8,17 +8,17 @@ from crossfuse.lower.hopper.flags import Flags
 from crossfuse.lower.hopper.gathered import check_depth, check_gather
 from crossfuse.lower.hopper.instruction import OPERAND_TYPES
 from crossfuse.lower.hopper.kept import check_kept, check_room, kept_registers
-from crossfuse.lower.hopper.operand import WARPGROUP_ROWS, Operand, make_operand
+from crossfuse.lower.hopper.operand import Operand, make_operand
 from crossfuse.lower.hopper.store_plan import StorePlan, plan_store
 from crossfuse.lower.hopper.tile_program import Product, TileProgram
+from crossfuse.lower.hopper.warpgroups import Warpgroups, share_rows
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
 
 #: Rows of a warpgroup's tile that each of its warps holds.
 WARP_ROWS = 16
-#: Accumulators of a thread that leave room for addresses and the epilogue, by the number of
-#: multiplying warpgroups.
-_MAX_ACCUMULATORS = {1: 128, 2: 128, 3: 96}
+#: Columns of a wgmma at most.
+_MAX_COLUMNS = 256
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class PhasePlan:
         How each product's right tile is loaded.
     store : StorePlan
         How the result is stored.
-    consumers : int
-        Warpgroups that multiply.
+    warpgroups : Warpgroups
+        Those that multiply.
     tails : tuple[bool, bool]
         Whether tiles of the output reach beyond its rows, and beyond its columns.
     raises : Flags | None
@@ -52,7 +52,7 @@ class PhasePlan:
     left: Operand | None
     rights: tuple[Operand, ...]
     store: StorePlan
-    consumers: int
+    warpgroups: Warpgroups
     tails: tuple[bool, bool]
     raises: Flags | None = None
     awaits: Flags | None = None
@@ -67,6 +67,36 @@ class PhasePlan:
     def accumulators(self) -> int:
         """Float32 registers of one product's tile in a thread."""
         return self.columns // 2
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply."""
+        return self.warpgroups.count
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 64 rows that each of them multiplies, one below the other."""
+        return self.warpgroups.blocks
+
+    @property
+    def sums(self) -> int:
+        """Float32 registers of a thread that hold its part of all products' tiles."""
+        return self.blocks * len(self.rights) * self.accumulators
+
+    @property
+    def is_one_product(self) -> bool:
+        """Whether one wgmma multiplies by the right tiles of all products.
+
+        Those stored as [n, k] lie in a stage as if they were one tile, and so do the sums. The left
+        tile is read once then. With one block of rows, products are apart: so they were measured.
+        """
+        alike = len({(each.k_major, each.tile.dtype) for each in self.rights}) == 1
+        fits = self.columns * len(self.rights) <= _MAX_COLUMNS
+        return self.blocks > 1 and alike and self.rights[0].k_major and fits
+
+    def first_sum(self, block: int, product: int) -> int:
+        """The first register of a block's sums of a product: blocks one behind the other."""
+        return (block * len(self.rights) + product) * self.accumulators
 
     @property
     def kept(self) -> int:
@@ -106,7 +136,7 @@ class PhasePlan:
         exchange = self.program.exchange
         assert exchange is not None
         rows = exchange.rows * exchange.place.extent
-        full = rows == self.consumers * WARPGROUP_ROWS and exchange.width == self.columns
+        full = rows == self.warpgroups.rows and exchange.width == self.columns
         return full and exchange.rows % WARP_ROWS == 0
 
 
@@ -134,7 +164,7 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
     for product in contraction.products:
         for each in product.both:
             _check_types(contraction.left.dtype, each)
-    consumers = _consumers(program)
+    warpgroups = share_rows(program)
     if program.exchange is not None:
         _check_slices(program)
     if program.gives is not None:
@@ -144,7 +174,7 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
     if program.keeps:
         check_kept(program.store.tile)
     if program.reuses:
-        check_room(contraction, consumers)
+        check_room(contraction, warpgroups.count)
     at_hand = program.takes or program.reuses
     left = None if at_hand else make_operand(program, contraction.left, k_major=True)
     rights, others = (
@@ -160,10 +190,10 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
         program,
         left,
         rights,
-        plan_store(program),
-        consumers,
+        plan_store(program, warpgroups.blocks),
+        warpgroups,
         (program.has_tail(0), program.has_tail(1)),
-        Flags.of(program, consumers) if program.staged else None,
+        Flags.of(program, warpgroups.count) if program.staged else None,
         awaits,
         others,
     )
@@ -221,19 +251,3 @@ def _check_types(left: str, product: Product) -> None:
             limit="operands of one 16-bit type",
             instead="convert one of them",
         )
-
-
-def _consumers(program: TileProgram) -> int:
-    rows, columns = program.contraction.rows, program.contraction.columns
-    consumers = rows // WARPGROUP_ROWS
-    most = 2 * _MAX_ACCUMULATORS.get(consumers, 0) // len(program.contraction.products)
-    if rows % WARPGROUP_ROWS or consumers not in _MAX_ACCUMULATORS or columns % 8 or columns > most:
-        raise refuse(
-            "tile-shape",
-            f"product of '{program.contraction.products[0].accumulator.name}'",
-            found=f"a tile of {rows} x {columns}",
-            limit="64 or 128 rows with columns in multiples of 8 up to 256, or 192 rows with up "
-            "to 192 columns",
-            instead="split rows and columns by other factors",
-        )
-    return consumers

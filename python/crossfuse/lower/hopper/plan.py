@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from crossfuse.hardware import Device
 from crossfuse.lower.hopper.arena import Arena
 from crossfuse.lower.hopper.flags import Flags, state
 from crossfuse.lower.hopper.further import further_of
 from crossfuse.lower.hopper.kernel_memory import RingPlan, box_bytes, plan_memory
-from crossfuse.lower.hopper.operand import WARPGROUP_ROWS
 from crossfuse.lower.hopper.phase import PhasePlan, plan_phase
 from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.tile_program import TileProgram
@@ -40,7 +40,7 @@ class KernelPlan:
         Shared memory: ``left``, ``right``, ``boxes`` (if stored by TMA), ``gathered`` (if an
         intermediate stays in the cluster), ``paired`` (if two CTAs make a product each),
         ``received`` (if a reduction is split), ``barriers``.
-        What is received lies where right tiles were.
+        What is received lies where right tiles were; where left tiles were too, if it needs more.
     clusters : int
         Clusters launched; each goes through tiles ``c, c + clusters, ...`` of a phase.
     early : bool
@@ -66,6 +66,11 @@ class KernelPlan:
         return self.phases[0].consumers
 
     @property
+    def blocks(self) -> int:
+        """Blocks of 64 rows that each of them multiplies."""
+        return self.phases[0].blocks
+
+    @property
     def threads(self) -> int:
         """Threads of a CTA."""
         return WARPGROUP * (self.consumers + 1)
@@ -78,7 +83,7 @@ class KernelPlan:
     @property
     def accumulators(self) -> int:
         """Float32 registers that the widest phase sums in."""
-        return max(each.accumulators * len(each.rights) for each in self.phases)
+        return max(each.sums for each in self.phases)
 
     @property
     def kept(self) -> int:
@@ -88,6 +93,8 @@ class KernelPlan:
     @property
     def box_pitch(self) -> int:
         """Bytes from the boxes of a warpgroup to the next one's: the most of all phases.
+
+        0 if they lie in left stages.
 
         The place is the same in all phases, since another warpgroup's boxes of the phase before may
         not have left yet.
@@ -133,6 +140,11 @@ class KernelPlan:
     def summed(self) -> SumProgram | None:
         """What adds the partial tiles of the last phase."""
         return self.phases[-1].program.summed
+
+    @property
+    def sums(self) -> tuple[Any, ...]:
+        """Buffers that TMA adds partial tiles in: zero before the first launch, and after each."""
+        return () if self.summed is None or not self.summed.accumulated else (self.summed.partial,)
 
     @property
     def flag_count(self) -> int:
@@ -195,13 +207,13 @@ def _phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
         phases.append(plan_phase(program, flags))
     first, *others = phases
     for phase in others:
-        found = (phase.consumers, phase.program.cluster_size)
-        if found != (first.consumers, first.program.cluster_size):
+        found = (phase.warpgroups, phase.program.cluster_size)
+        if found != (first.warpgroups, first.program.cluster_size):
             raise refuse(
                 "grid-stage",
                 "phases of one kernel",
-                found=f"tiles of {WARPGROUP_ROWS * phase.consumers} rows in clusters of {found[1]}",
-                limit=f"{WARPGROUP_ROWS * first.consumers} rows in clusters of "
+                found=f"tiles of {phase.warpgroups.rows} rows in clusters of {found[1]}",
+                limit=f"{first.warpgroups.rows} rows in clusters of "
                 f"{first.program.cluster_size}, as in the first phase",
                 instead="give all phases tiles of the same rows and one cluster size",
             )

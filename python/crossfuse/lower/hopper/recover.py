@@ -30,7 +30,13 @@ from crossfuse.lower.hopper.recover_store import read_store
 from crossfuse.lower.hopper.recover_sum import is_sum, read_sum, with_sums
 from crossfuse.lower.hopper.tile_nest import refuse_program, tile_nest
 from crossfuse.lower.hopper.tile_program import TileProgram
-from crossfuse.schedule.markers import GRID_STAGE, PAIRED, marked_blocks, staged_blocks
+from crossfuse.schedule.markers import (
+    ACCUMULATE,
+    GRID_STAGE,
+    PAIRED,
+    marked_blocks,
+    staged_blocks,
+)
 
 
 def is_tile_program(func: Any) -> bool:
@@ -78,11 +84,12 @@ def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
 
 
 def _check_marks(func: Any, programs: list[TileProgram]) -> None:
-    """Every block that is staged, or marked as that of a pair, stores the result of a nest."""
+    """Every block with a mark is one that its lowering has found."""
     pairs = [each for each in programs if each.exchange is not None and each.exchange.pair]
     for what, marked, found in (
         ("grid_stage", staged_blocks(func), sum(each.staged for each in programs)),
         (PAIRED, marked_blocks(func, PAIRED), len(pairs)),
+        (ACCUMULATE, marked_blocks(func, ACCUMULATE), sum(map(_is_added, programs))),
     ):
         if len(marked) != found:
             names = ", ".join(f"'{each.name_hint}'" for each in marked)
@@ -91,6 +98,10 @@ def _check_marks(func: Any, programs: list[TileProgram]) -> None:
                 f"{what} of a block inside a nest",
                 f"{what} of blocks that store what a nest computes",
             )
+
+
+def _is_added(program: TileProgram) -> bool:
+    return program.store.adds > 0
 
 
 def _kernels(programs: list[TileProgram]) -> list[list[TileProgram]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -106,29 +107,43 @@ def _slice(
 ) -> int:
     """Elements of a slice; checks that slices follow each other, row by row."""
     body = nest.block.body
-    element, ranks = _combined(nest, slab, place)
-    count = int(element.extent) if element is not None else 1
-    position = slice_var * count + (0 if element is None else element.loop_var)
+    elements, ranks = _combined(nest, slab, place)
+    count = prod(int(each.extent) for each in elements)
+    row, column = _in_slice(elements, slice_var, count, width)
     origin = contraction.result(slab).origin
-    wanted = (
-        origin[0] + ir.tirx.floordiv(position, width),
-        origin[1] + ir.tirx.floormod(position, width),
-    )
+    wanted = (origin[0] + row, origin[1] + column)
     here = all(
         nest.known.can_prove_equal(nest.placed(index), value)
         for index, value in zip(body.indices, wanted, strict=True)
     )
-    if not here or int(ranks.extent) != place.extent:
+    whole = len(elements) < 2 or int(elements[1].extent) == width
+    if not here or not whole or int(ranks.extent) != place.extent:
         raise refuse_program(
             nest.where,
             f"slices of {count} elements, at {nest.placed(body.indices[0])}",
             f"slices that follow each other in rows of {width} elements",
         )
+    if count * place.extent > contraction.rows * width:
+        raise refuse_program(
+            nest.where,
+            f"{place.extent} slices of {count} elements",
+            f"slices of the {contraction.rows * width} elements of a tile",
+        )
+    nest.check_predicate(body.buffer)
     return count
 
 
-def _combined(nest: TileNest, slab: Any, place: Place) -> tuple[Any, Any]:
-    """Loops over the elements of a slice and over the ranks."""
+def _in_slice(elements: list[Any], slice_var: Any, count: int, width: int) -> tuple[Any, Any]:
+    """Row and column in the tile of an element of a slice: of whole rows, or counted row by row."""
+    if len(elements) == 2:
+        row, column = elements
+        return slice_var * int(row.extent) + row.loop_var, column.loop_var
+    position = slice_var * count + (elements[0].loop_var if elements else 0)
+    return ir.tirx.floordiv(position, width), ir.tirx.floormod(position, width)
+
+
+def _combined(nest: TileNest, slab: Any, place: Place) -> tuple[list[Any], Any]:
+    """Loops over the elements of a slice, or its rows and columns, and the loop over the ranks."""
     body = nest.block.body
     value = body.value if isinstance(body, ir.BufferStore) else None
     loads = [value.a, value.b] if isinstance(value, ir.tirx.Add) else []
@@ -139,14 +154,14 @@ def _combined(nest: TileNest, slab: Any, place: Place) -> tuple[Any, Any]:
         and loads[1].source.same_as(slab)
         and all(a.same_as(b) for a, b in zip(loads[1].indices[1:], body.indices, strict=True))
     )
-    if not sums or len(nest.loops) > 2:
+    if not sums or len(nest.loops) > 3:
         raise refuse_program(
             nest.where, f"the statement {value}", "C[i, j] + slab[rank, i, j] over ranks"
         )
     ranks = nest.moved(loads[1].indices[0])
     elements = [each for each in nest.loops if ranks is None or not each.same_as(ranks)]
-    if ranks is None or len(elements) > 1:
+    if ranks is None or len(elements) > 2:
         raise refuse_program(
             nest.where, "no loop over ranks", f"a sum over the {place.extent} slabs"
         )
-    return (elements[0] if elements else None), ranks
+    return elements, ranks

@@ -103,7 +103,11 @@ def _read_kept(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) -> S
     """Read an elementwise store to registers."""
     store = read_store(nest, accumulators, wanted)
     tile = store.tile
-    return replace(store, tile=KeptTile(tile.buffer, tile.origin, tile.shape))
+    end, extent = tile.origin[1] + tile.shape[1], tile.extents[1]
+    # The next product takes all of the tile: what an activation makes of zero is left out.
+    beyond = None if nest.known.can_prove(end <= extent) else extent
+    kept = KeptTile(tile.buffer, tile.origin, tile.shape)
+    return replace(store, tile=kept, zeros_from=beyond)
 
 
 def check_taken(kept: Tile, contraction: Contraction) -> None:

@@ -7,9 +7,12 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.gathered import gathered, side_by_side
+from crossfuse.lower.hopper.recover_contraction import is_zero
 from crossfuse.lower.hopper.recover_store import accumulator_loads
 from crossfuse.lower.hopper.tile import Gather, Store, Tile, covers
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program
+from crossfuse.lower.stored_elements import implies
+from crossfuse.lower.tree import bounds, is_call
 
 
 def read_slice(
@@ -51,9 +54,10 @@ def read_slice(
             f"slab {nest.placed(body.indices[0])}",
             f"the slab of CTA {gather.place.var}",
         )
-    column, value = _in_columns_of_product(nest, loads[0], inner)
+    value, zeros_from = _without_zeros(nest, loads[0])
+    column, value = _in_columns_of_product(nest, value, loads[0], inner)
     shape = (max(tile.shape[0], wanted.shape[0]), wanted.shape[1])
-    return Store(replace(tile, shape=shape), row, column, value)
+    return Store(replace(tile, shape=shape), row, column, value, zeros_from=zeros_from)
 
 
 def _check_accumulator(nest: TileNest, load: Any, stored: tuple[Any, ...], wanted: Tile) -> None:
@@ -67,9 +71,32 @@ def _check_accumulator(nest: TileNest, load: Any, stored: tuple[Any, ...], wante
         )
 
 
-def _in_columns_of_product(nest: TileNest, load: Any, inner: Any) -> tuple[Any, Any]:
-    """The value that is stored, in a variable for the product's column; and that variable."""
-    value, column = nest.block.body.value, load.indices[-1]
+def _without_zeros(nest: TileNest, load: Any) -> tuple[Any, int | None]:
+    """The value that is stored, and the product's column from which on it is zero, or None.
+
+    Raises
+    ------
+    LoweringRefused
+        If it is zero anywhere but beyond the product's columns.
+    """
+    value = nest.block.body.value
+    if not is_call(value, ir.IF_THEN_ELSE):
+        return value, None
+    condition, zero, inside = value.args
+    extent = int(load.source.ty.shape[-1])
+    loops = bounds((*nest.around, *nest.loops))
+    condition, beyond = nest.placed(condition), extent <= nest.placed(load.indices[-1])
+    same = implies(condition, beyond, loops) and implies(beyond, condition, loops)
+    if not same or not is_zero(zero):
+        raise refuse_program(
+            nest.where, f"{zero} where {condition}", f"zeros from column {extent} of the product on"
+        )
+    return inside, extent
+
+
+def _in_columns_of_product(nest: TileNest, value: Any, load: Any, inner: Any) -> tuple[Any, Any]:
+    """The variable for the product's column; and the value that is stored, in that variable."""
+    column = load.indices[-1]
     if column.same_as(inner):
         return column, value
     known = ir.sym.Analyzer()

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.recover_accumulation import accumulated, read_accumulation
 from crossfuse.lower.hopper.recover_contraction import is_zero
 from crossfuse.lower.hopper.recover_places import Loops, has_stages, is_place, places_of
 from crossfuse.lower.hopper.recover_store import check_loads
@@ -69,7 +70,8 @@ def read_partial(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) ->
         )
     shape = (max(tile.shape[0], wanted.shape[0]), wanted.shape[1])
     matrix = nest.known.simplify(nest.placed(part))
-    return Store(replace(tile, shape=shape), row, column, load, matrix)
+    adds = read_accumulation(nest, int(body.buffer.ty.shape[0]))
+    return Store(replace(tile, shape=shape), row, column, load, matrix, adds)
 
 
 def is_sum(node: Any) -> bool:
@@ -142,7 +144,7 @@ def with_sums(programs: list[TileProgram], sums: list[SumProgram]) -> list[TileP
                 "partial tiles that the nest before stores on as many places (grid_stage)",
             )
         programs = [replace(p, summed=each) if p is makers[0] else p for p in programs]
-    return programs
+    return accumulated(programs)
 
 
 def _fits(program: TileProgram, summed: SumProgram) -> bool:

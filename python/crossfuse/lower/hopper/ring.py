@@ -67,8 +67,14 @@ class Cursor:
     @property
     def previous(self) -> Any:
         """The stage behind it."""
+        return self.before(1)
+
+    def before(self, number: int) -> Any:
+        """The stage so many behind it, at most all of them."""
         stages = self.ring.stages
-        return ir.script.Select(self.stage == 0, stages - 1, self.stage - 1)
+        wraps = self.stage == 0 if number == 1 else self.stage < number
+        wrapped = stages - 1 if number == 1 else self.stage + (stages - number)
+        return ir.script.Select(wraps, wrapped, self.stage - number)
 
     def wait_full(self) -> None:
         """Wait until the stage has been filled."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 
-from crossfuse.lower.hopper.operand import PITCH, WARPGROUP_ROWS, item_bytes, tensor_map
+from crossfuse.lower.hopper.operand import PITCH, ROW_BYTES, WARPGROUP_ROWS, item_bytes, tensor_map
 from crossfuse.lower.hopper.tile import Tile
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import TensorMap
@@ -18,31 +18,35 @@ PACKED_TYPES = {"bfloat16": "bf16x2", "float16": "f16x2"}
 _WIDTHS = (64, 32, 16, 8)
 #: Boxes of a tile that nobody waits for: one is filled while another is copied.
 _SLOTS = 2
+#: Boxes of float32 sums in shared memory at once where one warpgroup multiplies: 32 KiB at most.
+#: Where there are two, ptxas spills the addresses of so many: they take turns.
+_SLOTS_OF_SUMS = 4
 
 
 @dataclass(frozen=True)
 class StoreBox:
-    """What one copy stores: some columns of the rows of a warpgroup.
+    """What one copy stores: some columns of a block of 64 rows.
 
     Attributes
     ----------
     first, columns : int
         First column in the tile, and number of columns.
+    pitch : int
+        Bytes of a row: the span of the swizzle, or 16 without one.
     map : TensorMap
         Descriptor of the copy.
     offset : int
         Bytes from the first box of a warpgroup to this one. Boxes of one offset take turns.
+    block : int
+        Number of the block among those of the warpgroup.
     """
 
     first: int
     columns: int
+    pitch: int
     map: TensorMap
     offset: int
-
-    @property
-    def pitch(self) -> int:
-        """Bytes of a row."""
-        return 2 * self.columns
+    block: int = 0
 
     @property
     def size(self) -> int:
@@ -57,11 +61,16 @@ class StorePlan:
     Attributes
     ----------
     boxes : tuple[StoreBox, ...]
-        Staged in shared memory and stored by TMA, in the order of their columns; none stores
-        elements directly.
+        Staged in shared memory and stored by TMA, block by block in the order of their columns;
+        none stores elements directly.
+    page : int
+        Bytes of a warpgroup's share of a left stage, if boxes lie in the stages that it multiplied
+        last: offsets count through one page after another, and no box lies in two. 0 if boxes have
+        a place of their own.
     """
 
     boxes: tuple[StoreBox, ...] = ()
+    page: int = 0
 
     @property
     def slots(self) -> int:
@@ -74,10 +83,21 @@ class StorePlan:
         return max((each.offset + each.size for each in self.boxes), default=0)
 
     @property
+    def pages(self) -> int:
+        """Left stages whose places boxes take."""
+        return -(-self.slot_bytes // self.page) if self.page else 0
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of a place of their own of one warpgroup's boxes."""
+        return 0 if self.page else self.slot_bytes
+
+    @property
     def batches(self) -> tuple[tuple[StoreBox, ...], ...]:
-        """Boxes that leave together: all if there is room for all of them, else each alone."""
+        """Boxes that leave together: those of a block if there is room for all, else each alone."""
         if self.slots == len(self.boxes):
-            return (self.boxes,)
+            blocks = groupby(self.boxes, key=lambda each: each.block)
+            return tuple(tuple(boxes) for _, boxes in blocks)
         return tuple((each,) for each in self.boxes)
 
     @property
@@ -93,31 +113,70 @@ class StorePlan:
         batch : int
             Number of the one that is filled.
         """
+        if self.slots == len(self.boxes):
+            return batch  # all of this tile, and none of the one before
         # An odd number of boxes ends with the slot that the next tile begins with.
         again = batch == 0 and len(self.boxes) % self.slots
-        return 0 if again or len(self.batches) == 1 else self.slots - 1
+        return 0 if again else self.slots - 1
 
     def with_maps(self, change: Callable[[TensorMap], TensorMap]) -> StorePlan:
         """Return the same boxes with other descriptors."""
-        return StorePlan(tuple(replace(each, map=change(each.map)) for each in self.boxes))
+        boxes = tuple(replace(each, map=change(each.map)) for each in self.boxes)
+        return replace(self, boxes=boxes)
 
 
-def plan_store(program: TileProgram) -> StorePlan:
+def plan_store(program: TileProgram, blocks: int = 1) -> StorePlan:
     """Plan a store: by TMA where elements are 16 bits wide and rows of the output can be copied.
 
     Parameters
     ----------
     program : TileProgram
         The program that stores; the columns of its tile are a multiple of 8.
+    blocks : int
+        Blocks of 64 rows of each warpgroup. Tiles of several leave no room for boxes beside the
+        rings, so these lie in left stages.
     """
     tile = program.store.tile
     pitch = tile.extents[1] * item_bytes(tile.dtype)
+    if program.store.adds:
+        return _plan_addition(tile, program.contraction.rows > WARPGROUP_ROWS)
     elsewhere = program.exchange is not None or program.gives is not None or program.keeps
     if tile.dtype not in PACKED_TYPES or pitch % PITCH or elsewhere:
         return StorePlan()
+    if blocks > 1:
+        return _in_stages(program, blocks)
     widths = box_widths(tile.shape[1], staged=program.staged)
     # Others wait for a tile that is staged: all its boxes leave at once.
     return StorePlan(_placed(tile, widths, len(widths) if program.staged else _SLOTS))
+
+
+def _in_stages(program: TileProgram, blocks: int) -> StorePlan:
+    """Boxes of all blocks in the left stages that were multiplied last.
+
+    Nobody else reads a warpgroup's rows of a stage, and it hands the stage back once the boxes in
+    it have left. What a tile does not multiply is not its to use: tiles of fewer steps than their
+    boxes need are stored without any.
+    """
+    tile, contraction = program.store.tile, program.contraction
+    page = blocks * WARPGROUP_ROWS * ROW_BYTES
+    boxes: list[StoreBox] = []
+    end = 0
+    for block in range(blocks):
+        for box in _placed(tile, box_widths(tile.shape[1], staged=True), tile.shape[1]):
+            if end % page + box.size > page:
+                end += page - end % page
+            boxes.append(replace(box, offset=end, block=block))
+            end += box.size
+    plan = StorePlan(tuple(boxes), page)
+    stages = min(contraction.steps, contraction.stages or contraction.steps)
+    return plan if plan.pages <= stages else StorePlan()
+
+
+def _plan_addition(tile: Tile, in_turns: bool) -> StorePlan:
+    """Boxes of float32 sums, which are added rather than stored."""
+    widths = box_widths(2 * tile.shape[1], staged=True)
+    slots = _SLOTS if in_turns else _SLOTS_OF_SUMS
+    return StorePlan(_placed(tile, widths, min(len(widths), slots)))
 
 
 def box_widths(columns: int, *, staged: bool) -> tuple[int, ...]:
@@ -126,7 +185,7 @@ def box_widths(columns: int, *, staged: bool) -> tuple[int, ...]:
     Parameters
     ----------
     columns : int
-        Of the tile: a multiple of 8.
+        Of the tile, counted as elements of 16 bits: a multiple of 8.
     staged : bool
         Whether all boxes are in shared memory at once. The fewest are best then; others take turns,
         and narrow ones of one width need the least room.
@@ -148,14 +207,20 @@ def box_widths(columns: int, *, staged: bool) -> tuple[int, ...]:
 
 
 def _placed(tile: Tile, widths: tuple[int, ...], slots: int) -> tuple[StoreBox, ...]:
-    """Boxes side by side that go round the slots; the first ones, the widest, are their sizes."""
-    firsts = accumulate(widths, initial=0)
-    maps = {each: tensor_map(tile, (each, WARPGROUP_ROWS), _swizzle(each)) for each in widths}
+    """Boxes side by side that go round the slots; the first ones, the widest, are their sizes.
+
+    Widths are counted as elements of 16 bits.
+    """
+    columns = {each: 2 * each // item_bytes(tile.dtype) for each in widths}
+    firsts = accumulate((columns[each] for each in widths), initial=0)
+    maps = {
+        each: tensor_map(tile, (columns[each], WARPGROUP_ROWS), _swizzle(each)) for each in widths
+    }
     boxes: list[StoreBox] = []
     end = 0
     for number, (first, width) in enumerate(zip(firsts, widths, strict=False)):
         offset = boxes[number - slots].offset if number >= slots else end
-        boxes.append(StoreBox(first, width, maps[width], offset))
+        boxes.append(StoreBox(first, columns[width], 2 * width, maps[width], offset))
         end = max(end, offset + boxes[-1].size)
     return tuple(boxes)
 

@@ -37,6 +37,9 @@ class SumProgram:
         The epilogue.
     parameters : tuple
         Everything in global memory.
+    accumulated : bool
+        Whether the parts are added already: `partial` is their sum, [row, column], which has to be
+        zero again behind this phase.
     """
 
     places: tuple[Place, ...]
@@ -48,6 +51,7 @@ class SumProgram:
     sums: Any
     store: Store
     parameters: tuple[Any, ...]
+    accumulated: bool = False
 
     @property
     def results(self) -> tuple[Any, ...]:
@@ -77,6 +81,11 @@ class SumProgram:
         """Whether elements may lie beyond the output: rows are 0, columns 1."""
         inside = self.index[dimension] < self.store.tile.extents[dimension]
         return not self.analyzer.can_prove(inside)
+
+    def begins_inside(self, dimension: int) -> bool:
+        """Whether all slices begin within the output: rows are 0, columns 1."""
+        inside = self.first[dimension] < self.store.tile.extents[dimension]
+        return bool(self.analyzer.can_prove(inside))
 
     def with_parameters(self, images: Mapping[Any, Any]) -> SumProgram:
         """Return the program on other buffers than the function's parameters."""

@@ -1,9 +1,9 @@
-"""The sum of partial tiles of several clusters, in the order of their parts."""
+"""The sum of partial tiles of several clusters: in the order of their parts, or added by TMA."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,17 +68,28 @@ def await_parts(
     """
     flags = placed.flags
     row, column = (at(each, dict(values)) for each in program.first)
-    first = row // flags.rows * flags.across + column // flags.columns
-    run(
-        ir.cuda_func_call(
-            "crossfuse_await_parts",
-            placed.address(first),
-            ir.script.int32(flags.down * flags.across),
-            ir.script.int32(program.parts),
-            (launch + ir.script.uint32(1)) * ir.script.uint32(flags.raisers),
-            source_code=_AWAIT,
+    down, across = row // flags.rows, column // flags.columns
+    first = down * flags.across + across
+    # A tile beyond the output has no flags, and nobody adds it.
+    starts = (down * flags.rows, across * flags.columns)
+    inside = [
+        start < extent
+        for dimension, (start, extent) in enumerate(
+            zip(starts, program.store.tile.extents, strict=True)
         )
-    )
+        if not program.begins_inside(dimension)
+    ]
+    with when(ir.conjunction(inside)) if inside else nullcontext():
+        run(
+            ir.cuda_func_call(
+                "crossfuse_await_parts",
+                placed.address(first),
+                ir.script.int32(flags.down * flags.across),
+                ir.script.int32(flags.parts),
+                (launch + ir.script.uint32(1)) * ir.script.uint32(flags.raisers),
+                source_code=_AWAIT,
+            )
+        )
 
 
 class Sum:
@@ -90,6 +101,10 @@ class Sum:
         part 0: tile [64, 96]          adds its rows of part 0,
         part 1: tile [64, 96]          1, 2, ... in this order      out: tile [64, 96]
         ...
+
+    Tiles that TMA adds (`accumulate`) are one sum when the flag is up. It is read, and zero again
+    behind it. The next launch on the same memory adds to it once it has loaded left tiles, which
+    it does when this launch is over (`griddepcontrol.wait` where it starts early): it finds zeros.
 
     Parameters
     ----------
@@ -131,6 +146,8 @@ class Sum:
                     low, high = (total[first],), (total[first + 1],)
                     pairs = ahead.pairs[first // 2]
                     self.elements.store_pair(row, column + first, low, high, self.warmup, pairs)
+                if self.program.accumulated:
+                    self._clear(row, column)
                 ahead.advance(unit)
 
     def _place(self, unit: Any, values: Mapping[Any, Any]) -> tuple[Any, Any]:
@@ -154,11 +171,28 @@ class Sum:
         for each in range(UNIT):
             ir.script.buffer_store(total, ir.script.float32(0), [each])
         load = ir.script.ptx["ld.global.v4.f32"]
-        inside = self.elements.inside(row, column)
-        exists = when(ir.conjunction(inside)) if inside else nullcontext()
-        with self.warmup.skipped(), exists, ir.script.unroll(0, self.program.parts) as number:
+        if self.program.accumulated:
+            with self._existing(row, column):
+                place = self.program.partial.ptr_to([row, column])
+                run(load(*[total[each] for each in range(UNIT)], place))
+            return
+        with self._existing(row, column), ir.script.unroll(0, self.program.parts) as number:
             ir.IRBuilder.name("number", number)
             place = self.program.partial.ptr_to([number, row, column])
             run(load(*[part[each] for each in range(UNIT)], place))
             for each in range(UNIT):
                 ir.script.buffer_store(total, total[each] + part[each], [each])
+
+    def _clear(self, row: Any, column: Any) -> None:
+        """Make a unit of the sums zero again, which the next launch adds to."""
+        store = ir.script.ptx["st.global.v4.f32"]
+        with self._existing(row, column):
+            place = self.program.partial.ptr_to([row, column])
+            run(store(place, *[ir.script.float32(0)] * UNIT))
+
+    @contextmanager
+    def _existing(self, row: Any, column: Any) -> Iterator[None]:
+        """Statements for units of the output, outside the warm-up."""
+        inside = self.elements.inside(row, column)
+        with self.warmup.skipped(), when(ir.conjunction(inside)) if inside else nullcontext():
+            yield

@@ -140,6 +140,12 @@ class Store:
         Expression over the accumulator and further tensors at that index.
     part : Any
         Index of the matrix among several partial ones, [part, row, column]; None for one matrix.
+    adds : int
+        Number of clusters that add a tile each to the same one, which is zero before; 0 where each
+        tile is stored once.
+    zeros_from : int | None
+        Column from which on elements are zero: the tile stays in the cluster or in registers, and
+        reaches beyond the intermediate. None if it does not.
     """
 
     tile: Tile
@@ -147,6 +153,8 @@ class Store:
     column: Any
     value: Any
     part: Any = None
+    adds: int = 0
+    zeros_from: int | None = None
 
     def with_parameters(self, images: Mapping[Any, Any]) -> Store:
         """The same store, of buffers with their images."""

@@ -89,12 +89,21 @@ class TileNest:
         return zero if any(var.same_as(loop.loop_var) for loop in self.loops) else var
 
     def check_predicate(self, buffer: Any) -> None:
-        """The block runs for every element of its domain: only tails of tensors are left out."""
+        """The block runs for every element of its domain: only tails of tensors are left out.
+
+        A sum leaves out terms beyond its operands: those that a kernel adds are zero.
+        """
         loops = bounds((*self.around, *self.loops))
         inside = [
             value < each.dom.extent
             for each, value in zip(self.block.iter_vars, self.realize.iter_values, strict=True)
         ]
+        if self.block.init is not None:
+            inside += [
+                self.placed(index.min) < extent
+                for read in self.block.reads
+                for index, extent in zip(read.region, read.source.ty.shape, strict=True)
+            ]
         for term in ir.terms(self.realize.predicate):
             if ir.constant(term) != 1 and not any(implies(each, term, loops) for each in inside):
                 raise refuse_program(

@@ -39,7 +39,7 @@ class Warmup:
 
     def conditions(self) -> list[Any]:
         """Conditions of statements that only count."""
-        return [] if self.turn is None else [_hidden(self.turn) > 0]
+        return [] if self.turn is None else [hidden(self.turn) > 0]
 
     def skipped(self) -> Any:
         """A context for statements that the warm-up leaves out."""
@@ -52,10 +52,11 @@ def warmed_up(wanted: bool) -> Iterator[Warmup]:
     if not wanted:
         yield Warmup()
         return
-    with ir.script.serial(0, _hidden(ir.script.int32(2))) as turn:
+    with ir.script.serial(0, hidden(ir.script.int32(2))) as turn:
         ir.IRBuilder.name("turn", turn)
         yield Warmup(turn)
 
 
-def _hidden(value: Any) -> Any:
+def hidden(value: Any) -> Any:
+    """A value of which the compiler knows nothing, and which it does not compute ahead of time."""
     return ir.cuda_func_call("crossfuse_hide", value, source_code=_HIDE, return_type="int32")

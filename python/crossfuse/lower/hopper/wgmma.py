@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -16,13 +17,13 @@ from crossfuse.lower.hopper.instruction import (
 )
 from crossfuse.lower.hopper.kernel_memory import RingPlan
 from crossfuse.lower.hopper.left_tiles import LeftOperand
-from crossfuse.lower.hopper.operand import ROW_BYTES, Operand
+from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.statements import Variable, run
 
 
 class Multiplier:
-    """One warpgroup's products: 64 rows of the left tile by all of each right one.
+    """One warpgroup's products: its blocks of 64 rows of the left tile by all of each right one.
 
     Parameters
     ----------
@@ -63,11 +64,14 @@ class Multiplier:
         self.hold()
         run(ir.script.ptx.wgmma.fence.sync.aligned())
         offset = right * self.ring.pitch
+        count = len(self._rights)
+        together = count if self.plan.is_one_product else 1
         for part in range(self.plan.program.contraction.depth // self._k):
             keep = ir.script.Cast("uint32", ir.script.Not(first)) if part == 0 else 1
-            for number in range(len(self._rights)):
-                operands = self._left(left, part), self._right(number, offset, part)
-                self._multiply(number, *operands, ir.script.Cast("uint32", keep))
+            for block, number in product(range(self.plan.blocks), range(0, count, together)):
+                operands = self._left(left, part, block), self._right(number, offset, part)
+                which = (block, number)
+                self._multiply(which, together, *operands, ir.script.Cast("uint32", keep))
         run(ir.script.ptx.wgmma.commit_group.sync.aligned())
 
     def _right(self, number: int, offset: Any, part: int) -> Any:
@@ -75,11 +79,14 @@ class Multiplier:
         step = _step(self.plan.rights[number])
         return self._rights[number].value + words(offset + part * step)
 
-    def _multiply(self, number: int, left: list[Any], right: Any, keep: Any) -> None:
-        """One wgmma."""
-        count, operand = self.plan.accumulators, self.plan.rights[number]
+    def _multiply(
+        self, which: tuple[int, int], together: int, left: list[Any], right: Any, keep: Any
+    ) -> None:
+        """One wgmma: of a block of rows, and of products from one on."""
+        count, operand = together * self.plan.accumulators, self.plan.rights[which[1]]
         types = self.plan.program.contraction.left.dtype, operand.tile.dtype
-        registers = [self.accumulators[number * count + each] for each in range(count)]
+        first = self.plan.first_sum(*which)
+        registers = [self.accumulators[first + each] for each in range(count)]
         multiply(types, registers, left, right, keep, transposed=not operand.k_major)
 
     def wait(self, pending: int) -> None:
@@ -91,31 +98,28 @@ class Multiplier:
 
     def hold(self) -> None:
         """Keep the compiler from moving the accumulators across this place."""
-        hold(self.accumulators, self._count)
+        hold(self.accumulators, self.plan.sums)
 
     def forget(self) -> None:
         """Tell the compiler that what the accumulators held is of no use any more."""
-        forget(self.accumulators, self._count)
+        forget(self.accumulators, self.plan.sums)
 
     def clear(self) -> None:
         """Set the accumulators to zero."""
-        clear(self.accumulators, self._count)
-
-    @property
-    def _count(self) -> int:
-        return self.plan.accumulators * len(self.plan.rights)
+        clear(self.accumulators, self.plan.sums)
 
 
 def _descriptor(address: Any, operand: Operand) -> Variable:
     """Matrix descriptor of a right operand's first stage.
 
-    Tiles stored as [k, n] repeat every 8 rows of k and, by the leading offset, every 64 columns.
+    Tiles stored as [k, n] repeat every 8 rows of k and, by the leading offset, with every box.
     """
+    width = operand.row_bytes
     if operand.k_major:
         return swizzled("right_tile", address)
-    return swizzled("right_tile", address, operand.tile.shape[0] * ROW_BYTES)
+    return swizzled("right_tile", address, operand.tile.shape[0] * width, width)
 
 
 def _step(operand: Operand) -> int:
     """Bytes from one wgmma to the next along k: 16 rows, if it is stored as [k, n]."""
-    return K_BYTES if operand.k_major else 16 * ROW_BYTES
+    return K_BYTES if operand.k_major else 16 * operand.row_bytes

@@ -2,6 +2,7 @@
 #ifndef CROSSFUSE_HOST_STATE_H
 #define CROSSFUSE_HOST_STATE_H
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -28,14 +29,15 @@ class StateMemory {
   }
 
  private:
-  static constexpr size_t kPieces = 64;  // of a chunk
+  static constexpr size_t kPieces = 64;     // of a chunk, at most
+  static constexpr size_t kChunk = 4 << 20;  // bytes, unless a piece takes more
   static constexpr size_t kAlign = 256;
 
   char* allocate(size_t bytes) {
     const size_t size = (bytes + kAlign - 1) / kAlign * kAlign;
     if (left_ == 0) {
-      next_ = zeroed(size * kPieces);
-      left_ = kPieces;
+      left_ = std::max<size_t>(1, std::min(kPieces, kChunk / size));
+      next_ = zeroed(size * left_);
     }
     --left_;
     char* piece = next_;

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import product
+from math import gcd, lcm
 from typing import Any
 
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.rules.chain import Chain
+from crossfuse.schedule.shares import has_equal_shares
 
 #: Columns that slices are multiples of, and all slices of a cluster: what wgmma multiplies at once,
 #: and a row of a tile of D.
 SLICE, _STEP = 16, 64
+#: Columns that tiles of the output are multiples of.
+_BOX = 8
 #: Neighbours that a thread adds at once.
 _UNIT = 4
 _CLUSTERS = (8, 4, 16, 2, 1)
@@ -37,12 +41,15 @@ class ClusterTiles:
         Parts of the intermediate's columns, which different clusters make.
     stages : int
         Stages in shared memory; 0 for as many as fit.
+    multiple : int
+        Columns that slices of the intermediate are multiples of.
     """
 
     rows: int = 0
     cluster: int = 0
     parts: int = 0
     stages: int = 0
+    multiple: int = field(default=SLICE, repr=False)
 
     def complete(
         self, sch: Any, chain: Chain, device: Device, multiple: int = SLICE
@@ -65,7 +72,10 @@ class ClusterTiles:
         ScheduleRefused
             If no division fits.
         """
-        fitting = [each for each in self._options() if each.fits(chain, device, multiple)]
+        options = [replace(each, multiple=multiple) for each in self._options()]
+        fitting = [each for each in options if each.fits(chain, device)]
+        # What divides leaves nothing to fill up.
+        fitting = [each for each in fitting if each.divides(chain)] or fitting
         if not fitting:
             raise refuse(
                 ScheduleRefused,
@@ -73,8 +83,8 @@ class ClusterTiles:
                 name_of(sch, chain.second),
                 found=f"{chain.n} columns of the intermediate and {chain.l} of the output, "
                 f"for {self}",
-                limit=f"clusters that divide them into slices of multiples of {multiple} and 8 "
-                "columns, and find room at the same time",
+                limit=f"clusters with slices of multiples of {multiple} and 8 columns that "
+                "find room at the same time, and parts that each have some",
                 instead="leave tiles open, or keep the intermediate in L2 (schedule_tiled_ffn)",
             )
         return min(fitting, key=lambda each: each.microseconds(chain, device))
@@ -91,24 +101,50 @@ class ClusterTiles:
         return -(-chain.m // self.rows) * self.parts
 
     def width(self, chain: Chain) -> int:
-        """Columns of a slice of the intermediate."""
-        return chain.n // (self.parts * self.cluster)
+        """Columns of a slice of the intermediate; the last ones may reach beyond it.
 
-    def fits(self, chain: Chain, device: Device, multiple: int = SLICE) -> bool:
-        """Whether extents divide and tiles fit."""
-        if chain.n % (self.parts * self.cluster * multiple) or chain.l % (8 * self.cluster):
-            return False
-        width, columns = self.width(chain), chain.l // self.cluster
+        The slices of a cluster together are whole steps.
+        """
+        multiple = lcm(self.multiple, _STEP // gcd(_STEP, self.cluster))
+        return -(-chain.n // (self.parts * self.cluster * multiple)) * multiple
+
+    def share(self, chain: Chain) -> int:
+        """Columns of the intermediate that a cluster makes."""
+        return self.cluster * self.width(chain)
+
+    def columns(self, chain: Chain) -> int:
+        """Columns of a CTA's tile of the output; the last one may reach beyond it."""
+        return -(-chain.l // (self.cluster * _BOX)) * _BOX
+
+    def pads(self, chain: Chain) -> bool:
+        """Whether slices reach beyond the intermediate."""
+        return self.parts * self.share(chain) > chain.n
+
+    def divides(self, chain: Chain) -> bool:
+        """Whether no slice and no tile that is added reaches beyond its tensor."""
+        whole = self.parts == 1 or self.rows_of_sum(chain) == min(self.rows, chain.m)
+        columns = self.cluster * self.columns(chain)
+        return whole and not self.pads(chain) and columns == chain.l
+
+    def rows_of_sum(self, chain: Chain) -> int:
+        """Rows of a tile of which each part adds as many elements.
+
+        Rows beyond the output are added by nobody.
+        """
+        return rows_in_parts(min(self.rows, chain.m), self.columns(chain), self.parts)
+
+    def fits(self, chain: Chain, device: Device) -> bool:
+        """Whether tiles fit, and every part has some of the intermediate."""
+        width, columns = self.width(chain), self.columns(chain)
         most = 256 // len(chain.first)
-        gathered = self.rows * self.cluster * width * 2
-        if width * self.cluster % _STEP or width > most or columns > 256:
-            return False
-        if gathered > _MAX_GATHERED:
+        gathered = self.rows * self.share(chain) * 2
+        if width > most or columns > 256 or gathered > _MAX_GATHERED:
             return False
         if self.parts == 1:
             return True
-        elements = min(self.rows, chain.m) * columns
-        return elements % (self.parts * _UNIT) == 0 and self.waves(chain, device) == 1
+        shares = has_equal_shares(chain.n, self.parts, self.share(chain))
+        within = self.rows_of_sum(chain) <= self.rows
+        return shares and within and self.waves(chain, device) == 1
 
     def waves(self, chain: Chain, device: Device) -> int:
         """How often the GPU is filled with clusters."""
@@ -120,9 +156,14 @@ class ClusterTiles:
         Each CTA loads its tiles at 50 bytes a nanosecond, wave after wave. The sum over parts takes
         one more way through L2; clusters of 16 meet later (docs/hopper-measured.md).
         """
-        width, columns = self.width(chain), chain.l // self.cluster
-        whole = self.cluster * width
+        width, columns, whole = self.width(chain), self.columns(chain), self.share(chain)
         first = (self.rows + len(chain.first) * width) * chain.k
         loaded = 2 * (first + (self.rows + columns) * whole)
         sums = 2.5 + 0.2 * self.parts if self.parts > 1 else 0.0
         return self.waves(chain, device) * loaded / 50e3 + sums + (1.2 if self.cluster > 8 else 0.0)
+
+
+def rows_in_parts(rows: int, columns: int, parts: int) -> int:
+    """Rows of a tile, so many at least, of which each part adds as many neighbours."""
+    multiple = parts * _UNIT // gcd(parts * _UNIT, columns)
+    return -(-rows // multiple) * multiple

@@ -9,7 +9,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, device
 from crossfuse.schedule.install import install
-from crossfuse.schedule.markers import DSM_COPY
+from crossfuse.schedule.markers import ACCUMULATE, DSM_COPY
 from crossfuse.schedule.rules.chain import Chain, read_two_products
 from crossfuse.schedule.rules.cluster_tiles import SLICE, ClusterTiles
 from crossfuse.schedule.rules.pipelined import (
@@ -20,6 +20,7 @@ from crossfuse.schedule.rules.pipelined import (
     stage_weights,
 )
 from crossfuse.schedule.rules.tensor_tiles import row_bytes_depth
+from crossfuse.schedule.rules.unordered import check_unordered
 
 
 def schedule_clustered_ffn(
@@ -28,6 +29,7 @@ def schedule_clustered_ffn(
     tiles: ClusterTiles | None = None,
     ring: bool = False,
     bulk: bool = False,
+    unordered: bool = False,
     constant_weights: bool = False,
     target: str | Device = "nvidia-h100",
 ) -> Any:
@@ -63,6 +65,10 @@ def schedule_clustered_ffn(
         (`dsm_shuffle` in ring order); else it waits for all of them.
     bulk : bool
         Whether slices are sent by bulk copies; else by stores from registers.
+    unordered : bool
+        Whether TMA adds the partial sums in L2 in the order in which they come
+        (`crossfuse.accumulate`): with three parts or more, results may differ in the last bits from
+        run to run.
     constant_weights : bool
         Whether no kernel that may still be running writes the weights: they are then loaded before
         the kernel before is over (programmatic dependent launch).
@@ -77,7 +83,8 @@ def schedule_clustered_ffn(
     Raises
     ------
     ScheduleRefused
-        If the function is no chain of two products, or its extents do not divide.
+        If the function is no chain of two products, its extents do not divide, or there is just
+        one part to add in no order.
     """
     install()
     sch = ir.Schedule(func)
@@ -86,13 +93,18 @@ def schedule_clustered_ffn(
     whole_rows = ring and is_k_major(sch, chain.second, index)
     multiple = row_bytes_depth(sch, chain.second, index) if whole_rows else SLICE
     chosen = (tiles or ClusterTiles()).complete(sch, chain, device(target), multiple)
+    if unordered:
+        check_unordered(sch, chain, chosen.parts, 1)
     consumer = _by_part(sch, chain, chosen) if chosen.parts > 1 else chain.second
+    _lay_out(sch, chain, chosen)
     passing = _Passing(ring, bulk)
     rank = _second(sch, chain, consumer, chosen, passing, constant_weights)
     if chosen.parts > 1:
         store = sch.cache_write(consumer, 0, "local")
         sch.reverse_compute_at(store, rank, preserve_unit_loops=True)
         sch.grid_stage(store)
+        if unordered:
+            sch.annotate(store, ACCUMULATE, "tma")
         _sum(sch, chain, chosen)
     else:
         sch.set_scope(consumer, 0, "local")
@@ -111,20 +123,32 @@ class _Passing:
 
 
 def _by_part(sch: Any, chain: Chain, tiles: ClusterTiles) -> Any:
-    """Split the second reduction, and the intermediate's columns with it; returns its new block."""
-    share = chain.n // tiles.parts
+    """Split the second reduction; returns its new block."""
     *_, reduction = sch.get_loops(chain.second)
-    part, _ = sch.split(reduction, [tiles.parts, share])
+    part, _ = sch.split(reduction, [tiles.parts, tiles.share(chain)])
     consumer = sch.rfactor(part, 0)
+    i, j, part, _ = sch.get_loops(consumer)
+    sch.reorder(part, i, j)
+    return consumer
+
+
+def _lay_out(sch: Any, chain: Chain, tiles: ClusterTiles) -> None:
+    """Divide the intermediate's columns by part; those beyond the last one are zero.
+
+    What an activation makes of zero may be no number, so it is not even multiplied by zero.
+    """
+    share = tiles.share(chain)
 
     def by_part(i: Any, j: Any) -> list[Any]:
         return [j // share, i, j % share]
 
-    sch.transform_block_layout(chain.middle, by_part)
-    sch.transform_layout(chain.middle, ("write", 0), by_part)
-    i, j, part, _ = sch.get_loops(consumer)
-    sch.reorder(part, i, j)
-    return consumer
+    if tiles.pads(chain):
+        (written,) = sch.get(chain.middle).writes
+        zero = ir.tirx.FloatImm(str(written.source.ty.dtype), 0.0)
+        sch.transform_layout(chain.middle, ("write", 0), by_part, pad_value=zero)
+    elif tiles.parts > 1:
+        sch.transform_block_layout(chain.middle, by_part)
+        sch.transform_layout(chain.middle, ("write", 0), by_part)
 
 
 def _second(
@@ -138,8 +162,8 @@ def _second(
     """The second product: columns over the CTAs, all slices in their shared memory."""
     *part, i, j, k = sch.get_loops(consumer)
     row_tile, row = sch.split(i, [None, tiles.rows])
-    rank, column = sch.split(j, [tiles.cluster, None])
-    slices, inside = sch.split(k, [tiles.cluster, None])
+    rank, column = sch.split(j, [tiles.cluster, tiles.columns(chain)])
+    slices, inside = sch.split(k, [tiles.cluster, tiles.width(chain)])
     sch.reorder(*part, row_tile, rank, slices, inside, row, column)
     sch.bind(sch.fuse(*part, row_tile) if part else row_tile, "blockIdx.x")
     sch.cluster_bind(rank)
@@ -164,8 +188,8 @@ def _second(
 def _sum(sch: Any, chain: Chain, tiles: ClusterTiles) -> None:
     """The sum of all parts: each cluster adds a part of every CTA's tile."""
     i, j = sch.get_loops(chain.epilogue)
-    row_tile, row = sch.split(i, [None, min(tiles.rows, chain.m)])
-    rank, column = sch.split(j, [tiles.cluster, None])
+    row_tile, row = sch.split(i, [None, tiles.rows_of_sum(chain)])
+    rank, column = sch.split(j, [tiles.cluster, tiles.columns(chain)])
     sch.reorder(row_tile, rank, row, column)
     part, element = sch.split(sch.fuse(row, column), [tiles.parts, None])
     sch.reorder(part, row_tile, rank, element)

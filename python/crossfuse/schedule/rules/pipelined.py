@@ -11,6 +11,7 @@ from crossfuse.schedule.markers import CONSTANT, STAGES
 from crossfuse.schedule.rules.chain import Chain
 from crossfuse.schedule.rules.operands import stage_at
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
+from crossfuse.schedule.shares import has_equal_shares
 
 #: Tiles of one column of the output that neighbouring clusters compute at the same time, so that
 #: they share columns of B in L2.
@@ -65,19 +66,20 @@ def bind_split(
     Raises
     ------
     ScheduleRefused
-        If the parts are not whole steps.
+        If a CTA has no part of the reduction.
     """
     i, j, k = sch.get_loops(product)
-    extent = int(sch.get(k).extent)
-    if extent % (tiles.split * tiles.depth) or tiles.cluster > 1:
+    m, extent = (int(sch.get(each).extent) for each in (i, k))
+    if not has_equal_shares(extent, tiles.split, tiles.depth) or tiles.cluster > 1:
         raise refuse(
             ScheduleRefused,
             "tiles",
             name_of(sch, product),
             found=f"a reduction of {extent} split over {tiles.split} CTAs, in steps of "
             f"{tiles.depth}, in a cluster with {tiles.cluster} rows of tiles",
-            limit="parts of whole steps, and one row of tiles",
-            instead="choose a split that divides the steps, and cluster=1",
+            limit="a part of as many steps for each CTA, of which the last begins within the "
+            "reduction, and one row of tiles",
+            instead="choose a smaller split, and cluster=1",
         )
     row_tile, row = sch.split(i, [None, tiles.rows])
     column_tile, beside, column = sch.split(j, [None, tiles.across, tiles.columns])
@@ -85,7 +87,7 @@ def bind_split(
     sch.reorder(column_tile, row_tile, beside, rank, step, row, column, depth)
     sch.bind(sch.fuse(column_tile, row_tile), "blockIdx.x")
     sch.cluster_bind(beside, "y")
-    partial = sch.dsm_reduce(product, rank)
+    partial = sch.dsm_reduce(product, rank, whole_rows=has_uneven_rows(m, tiles.rows, tiles.split))
     store = sch.cache_write(partial, 0, "local")
     _, _, rank, *_ = sch.get_loops(partial)
     sch.reverse_compute_at(store, rank, preserve_unit_loops=True)
@@ -93,6 +95,23 @@ def bind_split(
     sch.set_scope(product, 0, "local")
     _, _, slices, *_ = sch.get_loops(product)
     sch.reverse_compute_at(epilogue, slices, preserve_unit_loops=True)
+
+
+def has_uneven_rows(m: int, rows: int, size: int) -> bool:
+    """Whether CTAs that combine the rows of the only tile get different numbers of them.
+
+    One row is divided too, by its columns.
+
+    Parameters
+    ----------
+    m : int
+        Rows of the output.
+    rows : int
+        Rows of a tile.
+    size : int
+        CTAs that combine it.
+    """
+    return 1 < m < rows and m % size > 0
 
 
 def bind_rows(

@@ -7,15 +7,24 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, device
 from crossfuse.schedule.install import install
+from crossfuse.schedule.markers import ACCUMULATE
 from crossfuse.schedule.rules.chain import Chain, read_two_products
-from crossfuse.schedule.rules.pipelined import depth_beside, place_first, read_of, stage_weights
+from crossfuse.schedule.rules.pipelined import (
+    depth_beside,
+    has_uneven_rows,
+    place_first,
+    read_of,
+    stage_weights,
+)
 from crossfuse.schedule.rules.register_tiles import RegisterTiles
+from crossfuse.schedule.rules.unordered import check_unordered
 
 
 def schedule_register_ffn(
     func: Any,
     *,
     tiles: RegisterTiles | None = None,
+    unordered: bool = False,
     constant_weights: bool = False,
     target: str | Device = "nvidia-h100",
 ) -> Any:
@@ -44,6 +53,10 @@ def schedule_register_ffn(
         A canonical chain, see `crossfuse.workload.prim_func`.
     tiles : RegisterTiles | None
         Tile extents; what is left out is chosen.
+    unordered : bool
+        Whether TMA adds the partial sums in L2 in the order in which they come
+        (`crossfuse.accumulate`): with three parts or more, results may differ in the last bits from
+        run to run.
     constant_weights : bool
         Whether no kernel that may still be running writes the weights: they are then loaded before
         the kernel before is over (programmatic dependent launch).
@@ -58,12 +71,15 @@ def schedule_register_ffn(
     Raises
     ------
     ScheduleRefused
-        If the function is no chain of two products, or its extents do not divide.
+        If the function is no chain of two products, its extents do not divide, or there is nothing
+        to add in no order: one part, or parts that a cluster sums.
     """
     install()
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "register_ffn")
     chosen = (tiles or RegisterTiles()).complete(sch, chain, device(target))
+    if unordered:
+        check_unordered(sch, chain, chosen.parts, chosen.cluster)
     if chosen.cluster > 1:
         _first(sch, chain, _in_cluster(sch, chain, chosen, constant_weights), constant_weights)
         return sch
@@ -73,6 +89,8 @@ def schedule_register_ffn(
         store = sch.cache_write(consumer, 0, "local")
         sch.reverse_compute_at(store, place, preserve_unit_loops=True)
         sch.grid_stage(store)
+        if unordered:
+            sch.annotate(store, ACCUMULATE, "tma")
         _sum(sch, chain, chosen)
     else:
         sch.set_scope(consumer, 0, "local")
@@ -84,7 +102,7 @@ def schedule_register_ffn(
 def _by_part(sch: Any, chain: Chain, tiles: RegisterTiles) -> Any:
     """Split the second reduction; returns its new block."""
     *_, reduction = sch.get_loops(chain.second)
-    part, _ = sch.split(reduction, [tiles.parts, None])
+    part, _ = sch.split(reduction, [tiles.parts, tiles.width(chain)])
     consumer = sch.rfactor(part, 0)
     i, j, part, _ = sch.get_loops(consumer)
     sch.reorder(part, i, j)
@@ -111,10 +129,11 @@ def _in_cluster(sch: Any, chain: Chain, tiles: RegisterTiles, constant: bool) ->
     row_tile, row = sch.split(i, [None, tiles.rows])
     column_tile, column = sch.split(j, [None, tiles.columns])
     depth = depth_beside(sch, chain.second, read_of(sch, chain.second, chain.middle))
-    rank, step, inside = sch.split(k, [tiles.cluster, None, depth])
+    rank, step, inside = sch.split(k, [tiles.cluster, tiles.width(chain) // depth, depth])
     sch.reorder(row_tile, column_tile, rank, step, row, column, inside)
     sch.bind(sch.fuse(row_tile, column_tile), "blockIdx.x")
-    partial = sch.dsm_reduce(chain.second, rank)
+    uneven = has_uneven_rows(chain.m, tiles.rows, tiles.cluster)
+    partial = sch.dsm_reduce(chain.second, rank, whole_rows=uneven)
     store = sch.cache_write(partial, 0, "local")
     _, rank, *_ = sch.get_loops(partial)
     sch.reverse_compute_at(store, rank, preserve_unit_loops=True)
@@ -136,7 +155,7 @@ def _first(sch: Any, chain: Chain, place: Any, constant: bool) -> None:
 def _sum(sch: Any, chain: Chain, tiles: RegisterTiles) -> None:
     """The sum of all parts: each CTA adds a part of one tile."""
     i, j = sch.get_loops(chain.epilogue)
-    row_tile, row = sch.split(i, [None, min(tiles.rows, chain.m)])
+    row_tile, row = sch.split(i, [None, tiles.rows_of_sum(chain)])
     column_tile, column = sch.split(j, [None, tiles.columns])
     sch.reorder(row_tile, column_tile, row, column)
     part, element = sch.split(sch.fuse(row, column), [tiles.parts, None])

@@ -11,11 +11,11 @@ from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.rules.chain import Chain
+from crossfuse.schedule.rules.cluster_tiles import rows_in_parts
+from crossfuse.schedule.shares import has_equal_shares
 
 #: Columns that parts of the intermediate are multiples of: a row of a tile of D.
 _STEP = 64
-#: Neighbours that a thread adds at once.
-_UNIT = 4
 #: Registers of a thread for what is kept, a quarter of one for each column, and for the sums of the
 #: output beside it, a half for each.
 _REGISTERS = 192
@@ -61,6 +61,8 @@ class RegisterTiles:
             If no division fits.
         """
         fitting = [each for each in self._options(chain) if each.fits(chain, device)]
+        # What divides leaves nothing to fill up.
+        fitting = [each for each in fitting if each.divides(chain)] or fitting
         if not fitting:
             raise refuse(
                 ScheduleRefused,
@@ -68,10 +70,11 @@ class RegisterTiles:
                 name_of(sch, chain.second),
                 found=f"{chain.n} columns of the intermediate and {chain.l} of the output, "
                 f"for {self}",
-                limit=f"parts of a multiple of {_STEP} columns, of at most "
-                f"{256 // len(chain.first)}, and tiles of the output of a multiple of 8 that "
-                f"together take {_REGISTERS} registers a thread; parts that all find room at the "
-                "same time, or that are the CTAs of a cluster and divide the rows of a tile",
+                limit=f"parts of a multiple of {_STEP} columns, each with some of them, of at most "
+                f"{256 // len(chain.first)} (a single part: all of them), and tiles of the output "
+                f"of a multiple of 8 that together take {_REGISTERS} registers a thread; parts "
+                "that all find room at the same time, or that are the CTAs of a cluster and have "
+                "as many rows of a tile each",
                 instead="leave tiles open, or keep the intermediate in the cluster "
                 "(schedule_clustered_ffn) or in L2 (schedule_tiled_ffn)",
             )
@@ -97,28 +100,48 @@ class RegisterTiles:
         """CTAs of the kernel."""
         return -(-chain.m // self.rows) * -(-chain.l // self.columns) * self.parts
 
-    def fits(self, chain: Chain, device: Device) -> bool:
-        """Whether extents divide and tiles fit."""
-        if chain.n % (self.parts * _STEP) or self.columns % 8 or self.columns > 256:
+    def width(self, chain: Chain) -> int:
+        """Columns of the intermediate that a CTA makes; the last part may reach beyond it."""
+        return -(-chain.n // (self.parts * _STEP)) * _STEP
+
+    def divides(self, chain: Chain) -> bool:
+        """Whether no part and no tile that is added reaches beyond its tensor."""
+        if self.parts * self.width(chain) != chain.n:
             return False
-        width = chain.n // self.parts
+        through_l2 = self.parts > self.cluster
+        whole = not through_l2 or self.rows_of_sum(chain) == min(self.rows, chain.m)
+        return self.parts == 1 or (whole and chain.l % self.columns == 0)
+
+    def rows_of_sum(self, chain: Chain) -> int:
+        """Rows of a tile of which each part adds as many elements, through L2.
+
+        Rows beyond the output are added by nobody.
+        """
+        return rows_in_parts(min(self.rows, chain.m), self.columns, self.parts)
+
+    def fits(self, chain: Chain, device: Device) -> bool:
+        """Whether tiles fit, and every part has some of the intermediate."""
+        width = self.width(chain)
         if width > 256 // len(chain.first) or width // 4 + self.columns // 2 > _REGISTERS:
+            return False
+        if self.columns % 8 or self.columns > 256:
+            return False
+        if self.parts == 1:  # nothing tells that its only tile is wider than the intermediate
+            return self.cluster == 1 and self.divides(chain)
+        if not has_equal_shares(chain.n, self.parts, width):
             return False
         if self.cluster > 1:
             return self._fits_cluster(chain, device)
-        if self.parts == 1:
-            return True
-        elements = min(self.rows, chain.m) * self.columns
-        whole = chain.l % self.columns == 0 and elements % (self.parts * _UNIT) == 0
-        return whole and self.waves(chain, device) == 1
+        return self.rows_of_sum(chain) <= self.rows and self.waves(chain, device) == 1
 
     def _fits_cluster(self, chain: Chain, device: Device) -> bool:
-        """Whether the CTAs of a cluster make all parts, and sum equal slices of a tile."""
+        """Whether the CTAs of a cluster make all parts, and sum slices of a tile."""
         size, rows = self.cluster, min(self.rows, chain.m)
-        # Slices are whole rows of a tile, or equal parts of the only one.
-        equal = rows % size == 0 or (rows == 1 and self.columns % (2 * size) == 0)
-        whole = chain.l % self.columns == 0 and equal
-        return size == self.parts and size <= device.max_cluster and whole
+        # Slices are whole rows of a tile, or equal parts of the only one. They lie within the tile
+        # that is multiplied, and the last ones may end before.
+        within = rows % size == 0 or -(-chain.m // size) * size <= self.rows
+        equal = self.columns % (2 * size) == 0 if rows == 1 else within
+        return size == self.parts and size <= device.max_cluster and equal
 
     def waves(self, chain: Chain, device: Device) -> int:
         """How often the GPU is filled with CTAs."""
@@ -127,7 +150,7 @@ class RegisterTiles:
 
     def microseconds(self, chain: Chain, device: Device) -> float:
         """What a division costs more than another, as `ClusterTiles` counts."""
-        width = chain.n // self.parts
+        width = self.width(chain)
         first = (self.rows + len(chain.first) * width) * chain.k
         loaded = 2 * (first + self.columns * width)
         sums = 2.5 + 0.2 * self.parts if self.parts > 1 else 0.0

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from crossfuse.schedule.rules.chain import Chain
+from crossfuse.schedule.shares import has_equal_shares
 
 #: CTAs that find room on an H100, by the size of their cluster (docs/hopper-measured.md).
 _CTAS = {1: 132, 2: 132, 4: 120, 8: 120, 16: 112}
 #: What a tile costs besides its columns: filling the rings, and its way out. In columns.
 _BESIDE = 16
 _NARROWEST = 64
-_WIDEST = 256
+
+
+def widest(rows: int, products: int = 1) -> int:
+    """Columns of a tile that registers have room for, of each of several products."""
+    return (256 if rows <= 128 else 192) // products // 8 * 8
 
 
 def row_tiles(chain: Chain, rows: int) -> int:
@@ -57,7 +62,11 @@ def stacked_columns(chain: Chain, rows: int, most: int, cluster: int, across: in
         tiles = down * -(-chain.n // (columns * across))
         return -(-tiles // room) * (columns + _BESIDE)
 
-    return min(range(most, min(_NARROWEST, most) - 1, -8), key=cost)
+    # CTAs that share a tile load whole groups of eight rows of it each. Tiles of 128 rows were
+    # measured with columns that are no multiple of that, and so with weights that nobody shares.
+    step = 8 * cluster if rows > 128 else 8
+    widest_shared = most - most % step
+    return min(range(widest_shared, min(_NARROWEST, widest_shared) - 1, -step), key=cost)
 
 
 def stacked_split(
@@ -80,12 +89,12 @@ def stacked_split(
     down = row_tiles(chain, rows)
     room = _CTAS[cluster * across] // (cluster * across)
     most = room // down * across
-    if most and chain.n % (cluster * depth) == 0 and chain.m % rows == 0:
+    if most and has_equal_shares(chain.n, cluster, depth) and chain.m % rows == 0:
         columns = _whole(-(-chain.l // most))
-        if columns <= _WIDEST:
+        if columns <= widest(rows):
             return cluster, columns
     most = max(1, room // -(-down // cluster)) * across
-    return 1, min(_WIDEST, max(_NARROWEST, _whole(-(-chain.l // most))))
+    return 1, min(widest(rows), max(_NARROWEST, _whole(-(-chain.l // most))))
 
 
 def _whole(columns: int) -> int:

@@ -13,7 +13,9 @@ from crossfuse.schedule.rules.stacked_tiles import (
     stacked_across,
     stacked_columns,
     stacked_split,
+    widest,
 )
+from crossfuse.schedule.shares import has_equal_shares
 
 #: Bytes of a row of a tile in shared memory: what one swizzle pattern spans.
 _ROW_BYTES = 128
@@ -28,9 +30,10 @@ class TensorTiles:
     Attributes
     ----------
     rows : int
-        Rows of the output tile of a CTA: 64 for each warpgroup that multiplies.
+        Rows of the output tile of a CTA: 64 for each warpgroup that multiplies, and 256 for two
+        that multiply 128 each.
     columns : int
-        Columns of the tile, a multiple of 8 up to 256.
+        Columns of the tile, a multiple of 8 up to 256; of 256 rows, up to 192 of all products.
     depth : int
         Elements of the reduction in a stage.
     cluster : int
@@ -60,12 +63,12 @@ class TensorTiles:
 
     def complete(self, sch: Any, chain: Chain) -> TensorTiles:
         """Fill in what the caller left open."""
-        rows = self.rows or (128 if chain.m > 64 else 64)
+        rows = self.rows or tile_rows(chain)
         several = chain.m > rows and self.split == 1
         return replace(
             self,
             rows=rows,
-            columns=self.columns or _columns(chain.n),
+            columns=self.columns or _columns(chain.n, widest(rows)),
             depth=self.depth or row_bytes_depth(sch, chain.first[0]),
             cluster=self.cluster or (2 if several else 1),
             across=self.across or 1,
@@ -80,8 +83,10 @@ class TensorTiles:
         divide, such as that of a convolution, is split over the cluster. If CTAs are `paired`, each
         makes one of two products of as many columns as both have.
         """
-        most = 256 if paired else 256 // len(chain.first)
-        rows = self.rows or (128 if chain.m > 64 else 64)
+        given = paired or self.stacked is not None
+        free_tile = not (given or self.cluster or self.columns or self.across)
+        rows = self.rows or tile_rows(chain, tall=staged and free_tile)
+        most = widest(rows) if paired else widest(rows, len(chain.first))
         depth = row_bytes_depth(sch, chain.first[0])
         stacked = self.stacked
         if stacked is None:
@@ -90,9 +95,9 @@ class TensorTiles:
         if stacked:
             tiles = replace(self, rows=rows, depth=depth, stacked=True)
             return tiles._stacked(chain, most)
-        size = self.cluster or (2 if paired else _split_of_second(chain, rows, depth))
+        size = self.cluster or (2 if paired else _split_of_second(chain, depth))
         split, across = self.split, self.across or 1
-        if not staged and split == 1 and not self.cluster and _is_deep(chain, size * depth):
+        if not staged and split == 1 and not self.cluster and _is_deep(chain, size, depth):
             split = size
         cluster = size if split == 1 else self.cluster or 1
         beside = cluster * across
@@ -124,7 +129,8 @@ class TensorTiles:
         Its reduction is split over a cluster; but of a stacked chain only if all parts then find
         room at once.
         """
-        rows = self.rows or (128 if chain.m > 64 else 64)
+        # A tile of the second product waits for tiles of the first of as many rows.
+        rows = self.rows or first.rows
         depth = row_bytes_depth(sch, chain.second)
         if first.stacked:
             split, columns = stacked_split(chain, rows, depth, first.cluster, first.across)
@@ -143,25 +149,21 @@ class TensorTiles:
         across = first.across
         side_by_side = _CTAS // (split * across) * across // row_tiles(chain, rows)
         share = -(-chain.l // max(1, side_by_side))
-        columns = self.columns or min(256, -(-share // 16) * 16)
+        columns = self.columns or min(widest(rows), -(-share // 16) * 16)
         return replace(
             self, rows=rows, columns=columns, cluster=1, split=split, across=across, depth=depth
         )
 
 
-def _split_of_second(chain: Chain, rows: int, depth: int) -> int:
-    """CTAs over which the second product's reduction and the rows of its tile divide."""
-
-    def divides(size: int) -> bool:
-        whole_rows = chain.m >= rows or chain.m % size == 0
-        return chain.n % (size * depth) == 0 and (whole_rows or chain.m == 1)
-
-    return next(size for size in (4, 2, 1) if size == 1 or divides(size))
+def _split_of_second(chain: Chain, depth: int) -> int:
+    """CTAs that each have steps of the second product's reduction."""
+    return next(size for size in (4, 2, 1) if has_equal_shares(chain.n, size, depth))
 
 
-def _is_deep(chain: Chain, steps: int) -> bool:
-    """Whether the first product's reduction is worth splitting into parts of whole steps."""
-    return len(chain.first) == 1 and chain.k >= 4 * chain.n and chain.k % steps == 0
+def _is_deep(chain: Chain, size: int, depth: int) -> bool:
+    """Whether the first product's reduction is worth splitting over `size` CTAs."""
+    deep = len(chain.first) == 1 and chain.k >= 4 * chain.n
+    return deep and has_equal_shares(chain.k, size, depth)
 
 
 def row_bytes_depth(sch: Any, product: Any, index: int = 0) -> int:
@@ -170,6 +172,19 @@ def row_bytes_depth(sch: Any, product: Any, index: int = 0) -> int:
     return _ROW_BYTES * 8 // int(dtype.bits)
 
 
-def _columns(width: int) -> int:
-    """256 columns use a tensor core best; a narrow product gets no wider tile than it has."""
-    return min(256, -(-width // 8) * 8)
+def tile_rows(chain: Chain, *, tall: bool = False) -> int:
+    """Rows of a CTA's tile, where the caller leaves them open.
+
+    Tiles of 256 halve what two of 128 rows bring from L2. Where they may be chosen (`tall`), they
+    are for wide gated chains of up to 256 rows, in clusters side by side: 114.5 instead of 121.2 us
+    for widths of 4096 and 11008. Of 512 rows they take longer: 202.9 instead of 195.6
+    (docs/hopper-measured.md).
+    """
+    if tall and len(chain.first) == 2 and 128 < chain.m <= 256 and is_wide(chain, 128):
+        return 256
+    return 128 if chain.m > 64 else 64
+
+
+def _columns(width: int, most: int) -> int:
+    """The most columns use a tensor core best; a narrow product gets no wider tile than it has."""
+    return min(most, -(-width // 8) * 8)

@@ -154,13 +154,3 @@ def _check_pair(sch: Any, chain: Chain, tiles: TensorTiles) -> None:
             instead="leave paired out, or leave first.cluster open and take first.across for "
             "larger clusters",
         )
-    if chain.m % 2 and 1 < chain.m < tiles.rows:
-        raise refuse(
-            ScheduleRefused,
-            "rule",
-            f"tiled_ffn, {name_of(sch, chain.second)}",
-            found=f"{chain.m} rows for paired CTAs",
-            limit="an even number of rows, one row, or a whole tile: both CTAs combine equal parts "
-            "of the second product's rows",
-            instead="leave paired out",
-        )

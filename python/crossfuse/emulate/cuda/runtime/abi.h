@@ -85,6 +85,8 @@ void crossfuse_emulate_tma_load_pixels(unsigned destination, const void* map, in
                                        int y, int image, unsigned barrier, unsigned across,
                                        unsigned down, int ranks);
 void crossfuse_emulate_tma_store(const void* map, int x, int y, unsigned source);
+// The same of float32, added to what is there.
+void crossfuse_emulate_tma_add(const void* map, int x, int y, unsigned source);
 // Stores that complete bytes of an mbarrier, both in the same CTA; and reads of what they stored.
 void crossfuse_emulate_store_async(unsigned address, const void* values, unsigned bytes,
                                    unsigned barrier);
@@ -99,6 +101,8 @@ void crossfuse_emulate_bulk_wait(unsigned pending, int only_reads);
 void crossfuse_emulate_fence_async(int space);
 void crossfuse_emulate_named_barrier(unsigned id, unsigned threads);
 void crossfuse_emulate_store_matrices(unsigned address, const unsigned* registers, unsigned count);
+// An ordinary store of neighbours by one thread.
+void crossfuse_emulate_store_shared(unsigned address, const float* values, unsigned bytes);
 void crossfuse_emulate_wgmma(float* const* registers, unsigned n, unsigned k, int left_type,
                              int right_type, int right_is_transposed, unsigned long long left,
                              unsigned long long right, unsigned keep);

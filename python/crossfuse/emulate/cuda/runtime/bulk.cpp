@@ -95,6 +95,19 @@ void load(Copy copy, unsigned destination, unsigned barrier, int ranks) {
     launch(copy);
   }
 }
+
+// Issues a copy from shared to global memory, or an addition.
+void store(Copy copy, unsigned source) {
+  unsigned window = 0;
+  size_t offset = 0;
+  if (!locate(source, window, offset)) return;
+  copy.shared = {window, offset, offset + box_bytes(copy.map)};
+  copy.number = device.current->bulk_groups + 1;
+  check_target(copy, "reads");
+  check_visible(copy.shared, Reader::kCopy, copy.site);
+  if (device.launch.cooperative) note_global(copy);
+  launch(copy);
+}
 }  // namespace
 
 }  // namespace emu
@@ -123,16 +136,15 @@ void crossfuse_emulate_tma_load_pixels(unsigned destination, const void* map, in
 
 void crossfuse_emulate_tma_store(const void* map, int x, int y, unsigned source) {
   using namespace emu;
+  store(tile_of(map, x, y, Flight::kStore, CROSSFUSE_SITE), source);
+}
+
+void crossfuse_emulate_tma_add(const void* map, int x, int y, unsigned source) {
+  using namespace emu;
   Copy copy = tile_of(map, x, y, Flight::kStore, CROSSFUSE_SITE);
-  unsigned window = 0;
-  size_t offset = 0;
-  if (!locate(source, window, offset)) return;
-  copy.shared = {window, offset, offset + box_bytes(copy.map)};
-  copy.number = device.current->bulk_groups + 1;
-  check_target(copy, "reads");
-  check_visible(copy.shared, Reader::kCopy, copy.site);
-  if (device.launch.cooperative) note_global(copy);
-  launch(copy);
+  if (copy.map.item != sizeof(float)) misuse(copy.site, "an addition takes a map of float32");
+  copy.adds = true;
+  store(copy, source);
 }
 
 void crossfuse_emulate_store_async(unsigned address, const void* values, unsigned bytes,

@@ -9,7 +9,7 @@ enum class Flight : uint8_t {
   kPush,     // of values to shared memory, as a load
   kPass,     // from shared memory to that of another CTA, still to be read; then a push
   kStore,    // from shared to global memory, still to be read
-  kLanding,  // the same, read but still to be written
+  kLanding,  // the same, read but still to be written, or added
 };
 
 struct Copy {
@@ -20,6 +20,7 @@ struct Copy {
   Span shared;
   Span source;  // of what passes from CTA to CTA
   Flight flight = Flight::kLoad;
+  bool adds = false;   // of a store: to float32 numbers that are there
   size_t barrier = 0;  // that a load or push completes
   Site site = kNoSite;
   Thread* owner = nullptr;      // who issued it

@@ -3,6 +3,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <set>
 #include <tuple>
 #include <unistd.h>
@@ -11,7 +12,7 @@ namespace emu {
 
 namespace {
 FILE* file = nullptr;
-size_t limit = 0, count = 0;
+size_t limit = 0, count = 0, faults = 0;
 std::set<std::tuple<const void*, Site, Site>> known;
 
 void write_text(const char* key, const std::string& text) {
@@ -34,6 +35,7 @@ void open_findings(const char* path, size_t most) {
 }
 
 size_t findings_count() { return count; }
+size_t faults_count() { return faults; }
 
 bool is_news(const char* kind, Site first, Site second) {
   if (count >= limit) return false;
@@ -43,6 +45,7 @@ bool is_news(const char* kind, Site first, Site second) {
 void report(const Finding& finding) {
   if (count >= limit) return;
   ++count;
+  faults += strcmp(finding.kind, "barrier-statement") != 0;
   fputc('{', file);
   write_text("kind", finding.kind);
   write_text("shared", finding.place.shared);

@@ -27,6 +27,9 @@ struct Finding {
 bool is_news(const char* kind, Site first, Site second);
 void report(const Finding& finding);
 size_t findings_count();
+// Of those, what is wrong for sure: whether barriers at two places are two statements, only whoever
+// reads the report can tell.
+size_t faults_count();
 // Ends the process with exit status 0; the findings so far are on disk.
 [[noreturn]] void stop();
 void open_findings(const char* path, size_t limit);

@@ -77,14 +77,15 @@ size_t swizzle(size_t address, unsigned layout) {
 // Where element (row, k) of an operand lies in the window.
 size_t place(const Descriptor& tile, unsigned row, unsigned k, unsigned bytes, bool transposed) {
   size_t at;
+  unsigned span = tile.layout ? 128u >> (tile.layout - 1) : 16;
   if (transposed) {
-    unsigned group = 128 / bytes;
-    at = row / group * tile.leading + k / 8 * tile.stride + k % 8 * 128 + row % group * bytes;
+    unsigned group = span / bytes;
+    at = row / group * tile.leading + k / 8 * tile.stride + k % 8 * span + row % group * bytes;
   } else if (tile.layout == 0) {
     unsigned group = 16 / bytes;
     at = row / 8 * tile.stride + k / group * tile.leading + row % 8 * 16 + k % group * bytes;
   } else {
-    at = row / 8 * tile.stride + row % 8 * (128u >> (tile.layout - 1)) + k * bytes;
+    at = row / 8 * tile.stride + row % 8 * span + k * bytes;
   }
   return swizzle(tile.start + at, tile.layout);
 }

@@ -29,6 +29,22 @@ void raise(Thread& thread, std::vector<std::pair<size_t, size_t>>& stores, Visib
   }
 }
 
+// An ordinary store to a place that a shared address means.
+void store_words(unsigned window, size_t offset, const void* values, size_t bytes, Site site) {
+  Span written{window, offset, offset + bytes};
+  std::pair<Site, const char*> readers[] = {
+      {copy_out_of(written), "a store overwrites what a copy still reads"},
+      {product_reads(written), "a store overwrites a tile that is still being multiplied"}};
+  for (const auto& [reader, what] : readers) {
+    if (reader == kNoSite || !is_news("async-race", reader, site)) continue;
+    report({"async-race", shared_place(offset), reader, site, current_cta(), current_thread(),
+            what});
+  }
+  if (!remote_access(device.ctas[window], offset, bytes, Mode::kWrite, site)) return;
+  memcpy(window_of(window) + offset, values, bytes);
+  note_generic_store(offset, bytes);
+}
+
 struct NamedBarrier {
   std::vector<Thread*> threads;
 };
@@ -133,15 +149,14 @@ void crossfuse_emulate_store_matrices(unsigned address, const unsigned* register
     unsigned window = 0;
     size_t offset = 0;
     if (!locate(static_cast<unsigned>(rows[matrix * 8 + self.lane / 4]), window, offset)) return;
-    offset += self.lane % 4 * 4;
-    Site reader = copy_out_of({window, offset, offset + 4});
-    if (reader != kNoSite && is_news("async-race", reader, site)) {
-      report({"async-race", shared_place(offset), reader, site, current_cta(), current_thread(),
-              "a store overwrites what a copy still reads"});
-    }
-    if (!remote_access(device.ctas[window], offset, 4, Mode::kWrite, site)) return;
-    memcpy(window_of(window) + offset, &registers[matrix], 4);
-    note_generic_store(offset, 4);
+    store_words(window, offset + self.lane % 4 * 4, &registers[matrix], 4, site);
   }
+}
+
+void crossfuse_emulate_store_shared(unsigned address, const float* values, unsigned bytes) {
+  using namespace emu;
+  unsigned window = 0;
+  size_t offset = 0;
+  if (locate(address, window, offset)) store_words(window, offset, values, bytes, CROSSFUSE_SITE);
 }
 }

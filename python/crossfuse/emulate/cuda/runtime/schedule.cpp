@@ -5,6 +5,7 @@
 #include <memory>
 #include <ucontext.h>
 
+#include "additions.h"
 #include "async.h"
 #include "memory.h"
 
@@ -174,6 +175,7 @@ void run_clusters(const uint32_t* order) {
   clear_visibility();
   clear_named_barriers();
   clear_flags();
+  clear_sums();
   poison_windows();
   for (Cluster& cluster : device.clusters) start_cluster(cluster, *order++);
   std::vector<Thread*> round;

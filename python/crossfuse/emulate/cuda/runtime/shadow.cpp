@@ -1,3 +1,4 @@
+#include "additions.h"
 #include "schedule.h"
 #include "shadow.h"
 
@@ -150,6 +151,34 @@ void check_cell(Region& region, Cell& cell, size_t offset, const Access& now, co
   cell.write = now;
 }
 
+// A copy adds to the words of a cell: in any order with others, but after whatever wrote them first.
+void check_addition(const Region& region, const Cell& cell, size_t offset, const Access& now,
+                    const Thread& thread) {
+  for (size_t at = offset; at < offset + (size_t(1) << region.granule); at += kWord) {
+    Sum& sum = sum_at(region.base + at);
+    if (sum.added.empty()) {
+      sum.before = cell.write;
+    } else if (sum.before.cluster && !ordered(sum.before, thread, false)) {
+      race(region, at, sum.before, true, now, Mode::kAtomic);
+    }
+    if (sum.before.cluster) check_proxy(region, at, sum.before, now, thread);
+    sum.added.push_back(now);
+  }
+}
+
+// Whatever else touches the words of a cell follows all additions.
+void check_sums(const Region& region, size_t offset, const Access& now, const Thread& thread,
+                Mode mode) {
+  for (size_t at = offset; at < offset + (size_t(1) << region.granule); at += kWord) {
+    const Sum* sum = find_sum(region.base + at);
+    if (!sum) continue;
+    for (const Access& each : sum->added) {
+      if (!ordered(each, thread, false)) race(region, at, each, true, now, mode);
+    }
+    if (writes(mode)) forget_sum(region.base + at);
+  }
+}
+
 void check_cells(Region& region, size_t offset, size_t bytes, Mode mode, Site site,
                  Doer doer = {}) {
   const Thread& thread = *device.current;
@@ -167,7 +196,11 @@ void check_cells(Region& region, size_t offset, size_t bytes, Mode mode, Site si
   now.agent = static_cast<unsigned>(doer.agent);
   now.time = doer.agent == Agent::kThread ? thread.time : doer.number;
   Cell* cell = region.cells + (offset >> region.granule);
+  bool adds = mode == Mode::kAtomic && doer.agent == Agent::kStores;
+  bool sums = device.launch.cooperative && region.argument >= 0;
   for (size_t at = offset; at < offset + bytes; at += size_t(1) << region.granule) {
+    if (sums && adds) check_addition(region, *cell, at, now, thread);
+    if (sums && !adds) check_sums(region, at, now, thread, mode);
     check_cell(region, *cell++, at, now, thread, mode);
   }
 }
