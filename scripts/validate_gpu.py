@@ -125,12 +125,18 @@ def pipeline_cases() -> list[Case]:
         "gemm_chain:M=64,K=256,N=512,L=256,dtype=float16,act=relu,weights=kn",
     ):
         for options in (
+            {"placement": "registers"},
             {"placement": "dsm"},
             {"placement": "global"},
             {"placement": "l2"},
             {"placement": "l2", "constant_weights": True},
         ):
             found.append(Case(text, options=tensor | options))
+    several_parts = "gated_ffn:M=16,K=136,N=384,L=72,dtype=float16"
+    found.append(Case(several_parts, options=tensor | {"placement": "dsm-unordered"}))
+    # Tiles of 256 rows need a wide layer.
+    tall = "gated_ffn:M=200,K=64,N=4224,L=64,dtype=bfloat16"
+    found.append(Case(tall, options=tensor | {"placement": "l2"}))
     return found
 
 
@@ -160,7 +166,7 @@ def build(case: Case, directory: str) -> dict[str, Any]:
     }
 
 
-def run_case(spec_text: str, library: str, repeats: int) -> dict[str, Any]:
+def run_case(spec_text: str, library: str, repeats: int, ordered: bool) -> dict[str, Any]:
     """Run one library on the GPU: repeats, numerics, time."""
     from crossfuse import workload
     from crossfuse.runtime import load
@@ -186,7 +192,8 @@ def run_case(spec_text: str, library: str, repeats: int) -> dict[str, Any]:
         from crossfuse.compiler.measure import median_microseconds
 
         result["microseconds"] = round(median_microseconds(lambda: kernel(*tensors, output)), 2)
-    result["status"] = "passed" if distinct == 0 else "failed"
+    # Sums in no order are right, see above, and need not be equal.
+    result["status"] = "passed" if distinct == 0 or not ordered else "failed"
     return result
 
 
@@ -212,7 +219,7 @@ def worker(jobs: str, repeats: int) -> None:
     for job in json.loads(Path(jobs).read_text()):
         print(json.dumps({"case": job["case"], "status": "started"}), flush=True)
         try:
-            result = run_case(job["spec"], job["library"], repeats)
+            result = run_case(job["spec"], job["library"], repeats, job["ordered"])
         except Exception as error:
             result = {"status": "failed", "detail": f"{type(error).__name__}: {error}"[:600]}
         print(json.dumps({"case": job["case"]} | result), flush=True)
@@ -295,7 +302,12 @@ def main() -> None:
         folders = [f"{scratch}/{index}" for index in range(len(chosen))]
         built = list(pool.map(build, chosen, folders))
     jobs = [
-        {"case": case.name, "spec": case.spec, "library": record["library"]}
+        {
+            "case": case.name,
+            "spec": case.spec,
+            "library": record["library"],
+            "ordered": case.options.get("placement") != "dsm-unordered",
+        }
         for case, record in zip(chosen, built, strict=True)
         if record["status"] == "built"
     ]

@@ -25,9 +25,8 @@ def test_products_of_8_bit_floats_are_right_and_timed(variant: str, protocol: st
     assert found.complaints == ""
 
 
-@pytest.mark.parametrize("variant", ["ours-global", "eager"])
+@pytest.mark.parametrize("variant", ["ours-l2", "ours-global", "eager"])
 def test_cold_weights_are_read_from_memory_about_once(variant: str) -> None:
-    """Of kernels that Nsight Compute launches: not of persistent ones."""
     spec = lookup("S8", M=128)
     found = count(Job(str(spec), variant), 240)
     if "no ncu" in found.message or PERMISSION in found.message:

@@ -73,7 +73,7 @@ def test_what_is_no_table_is_refused(text: str, found: str, advice: str) -> None
 
 def test_command_leaves_caches_alone_and_profiles_what_is_marked() -> None:
     words = ncu.command(Path("/opt/ncu"), ("a.sum", "b.sum"), Path("log"), ("python", "-m", "x"))
-    assert words[:3] == ("env", "LC_ALL=C", "/opt/ncu")
+    assert words[:4] == ("env", "LC_ALL=C", "CROSSFUSE_COOPERATIVE=0", "/opt/ncu")
     assert words[-3:] == ("python", "-m", "x")
     options = dict(pairwise(words))
     assert options["--metrics"] == "a.sum,b.sum"

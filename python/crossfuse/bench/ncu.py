@@ -85,6 +85,8 @@ def command(
     Every kernel between the program's ``cudaProfilerStart`` and ``cudaProfilerStop`` is run by
     itself. Caches are left as the kernel before has left them, and clocks as they are: flushing,
     which is the default, would throw out the intermediate of a chain between its kernels.
+    Cooperative launches fail under Nsight Compute 2025.3 (``LaunchFailed``); without the attribute
+    they do not.
 
     Parameters
     ----------
@@ -100,10 +102,10 @@ def command(
     Returns
     -------
     tuple[str, ...]
-        In a locale in which numbers have a full stop.
+        In a locale in which numbers have a full stop, and without cooperative launches.
     """
     return (
-        *("env", "LC_ALL=C", str(ncu)),
+        *("env", "LC_ALL=C", "CROSSFUSE_COOPERATIVE=0", str(ncu)),
         *("--metrics", ",".join(metrics)),
         *("--profile-from-start", "off", "--target-processes", "application-only"),
         *("--replay-mode", "kernel", "--cache-control", "none", "--clock-control", "none"),

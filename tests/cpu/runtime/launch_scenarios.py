@@ -58,6 +58,14 @@ def grid(**options: Any) -> float:
     return float(kernel("whole_grid", check_device=False).run(zeros, zeros, **options)[0, 0])
 
 
+def profiled() -> float:
+    os.environ["CROSSFUSE_COOPERATIVE"] = "0"
+    try:
+        return grid()
+    finally:
+        del os.environ["CROSSFUSE_COOPERATIVE"]
+
+
 def on_stream() -> None:
     arrays = [on_gpu(aligned((4, 128)), device=1) for _ in "ABC"]
     with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:1"), STREAM):
@@ -87,6 +95,7 @@ def main() -> None:
         "grid again": attempt(grid),
         "grid, captured": attempt(grid, capturing=1),
         "grid, captured again": attempt(grid, capturing=1),
+        "grid, profiled": attempt(profiled),
         "grid, no room": attempt(lambda: grid(device=1), clusters=3, devices=2),
         "fault": attempt(add, fail="cuMemcpyDtoH_v2"),
         "cluster 4": attempt(lambda: total(4)),

@@ -115,6 +115,11 @@ def test_workspaces_tensor_maps_and_early_launches(results: dict[str, Any]) -> N
     ]
 
 
+def test_profilers_launch_a_whole_grid_without_the_attribute(results: dict[str, Any]) -> None:
+    (launch,) = calls(results["grid, profiled"], "launch")
+    assert (launch["attributes"], launch["ids"][0]) == (1, CLUSTER_DIMENSION)
+
+
 def test_maps_of_pixels(results: dict[str, Any]) -> None:
     assert calls(results["convolved"], "encode pixels") == [
         {

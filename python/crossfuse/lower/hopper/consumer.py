@@ -14,6 +14,7 @@ from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.box_place import BoxPlace, OwnPlace, PlaceInStages
 from crossfuse.lower.hopper.epilogue import Epilogue
 from crossfuse.lower.hopper.exchange import SplitReduction
+from crossfuse.lower.hopper.fillers import count
 from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.gather import Giver, await_slices
 from crossfuse.lower.hopper.keep import Keeper
@@ -59,7 +60,7 @@ def emit_multiplying(body: Body) -> None:
                 body.region("right"),
                 accumulators,
             )
-            boxes = _boxes(body, phase, warpgroup, rings[0])
+            boxes = _boxes(body, number, warpgroup, rings[0])
             store = _Store(body, number, warpgroup, accumulators, kept, boxes, warmup)
             with body.each_tile(phase) as places:
                 # Beside what is kept, or a block's sums beside another's, there is no room for
@@ -110,14 +111,12 @@ class _Side:
         )
         self.cursor = Cursor(self.ring)
 
-    def release(self, phase: PhasePlan) -> Release:
+    def release(self, number: int) -> Release:
         """How stages are handed back in a phase: to those who fill them."""
-        operands = phase.lefts if self.name == "left" else phase.rights
-        most = max(operands, key=lambda each: each.sharers)
-        where = self.body.where
-        rank = sharing_rank(phase.program, most, where, where.thread % most.sharers)
-        weight = self.plan.sharers // most.sharers
-        return Release(self.ring, where.thread, (most.sharers, rank), weight)
+        program, fillers = self.body.plan.phases[number].program, self.plan.fillers[number]
+        where, found = self.body.where, count(fillers)
+        rank = sharing_rank(program, fillers, where, where.thread % found)
+        return Release(self.ring, where.thread, (found, rank), self.plan.sharers // found)
 
 
 def _multiply(body: Body, phase_number: int, multiplier: Multiplier, rings: list[_Side]) -> None:
@@ -128,7 +127,7 @@ def _multiply(body: Body, phase_number: int, multiplier: Multiplier, rings: list
     phase = body.plan.phases[phase_number]
     left, right = rings
     rings = rings if phase.left is not None else [right]
-    releases = [ring.release(phase) for ring in rings]
+    releases = [ring.release(phase_number) for ring in rings]
     kept_from = phase.program.contraction.steps - phase.store.pages
 
     def hand_back(number: Any = None) -> None:
@@ -269,8 +268,9 @@ class _Store:
             self.epilogue.finish()
 
 
-def _boxes(body: Body, phase: PhasePlan, warpgroup: Any, left: _Side) -> BoxPlace | None:
+def _boxes(body: Body, phase_number: int, warpgroup: Any, left: _Side) -> BoxPlace | None:
     """Where the boxes of a phase are."""
+    phase = body.plan.phases[phase_number]
     if not phase.store.boxes:
         return None
     if not phase.store.pages:
@@ -281,5 +281,5 @@ def _boxes(body: Body, phase: PhasePlan, warpgroup: Any, left: _Side) -> BoxPlac
         body.region("left"),
         warpgroup,
         left.cursor,
-        partial(left.release, phase),
+        partial(left.release, phase_number),
     )

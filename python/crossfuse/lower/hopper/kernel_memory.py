@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 
 from crossfuse.hardware import Device
 from crossfuse.lower.hopper.arena import Arena
+from crossfuse.lower.hopper.fillers import Fillers, count, fillers_of
 from crossfuse.lower.hopper.gathered import barrier_count, gathered_bytes
 from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.phase import PhasePlan
+from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.refusal import refuse
 
 _MAX_STAGES = 12
@@ -27,13 +29,18 @@ class RingPlan:
         Number of stages.
     pitch : int
         Bytes from one to the next: the most that any phase loads in a step.
-    sharers : int
-        CTAs that fill stages of one another, in the phase where most do.
+    fillers : tuple[tuple[Place, ...], ...]
+        For each phase, the CTAs that hear of an empty stage.
     """
 
     stages: int
     pitch: int
-    sharers: int
+    fillers: tuple[Fillers, ...]
+
+    @property
+    def sharers(self) -> int:
+        """CTAs that fill stages of one another, in the phase where most do."""
+        return max(map(count, self.fillers))
 
     @property
     def size(self) -> int:
@@ -61,7 +68,8 @@ def plan_memory(phases: tuple[PhasePlan, ...], device: Device) -> tuple[RingPlan
     LoweringRefused
         If two stages do not fit.
     """
-    left, right = _ring([each.lefts for each in phases]), _ring([each.rights for each in phases])
+    left = _ring([(each.program, each.lefts) for each in phases])
+    right = _ring([(each.program, each.rights) for each in phases])
     wanted = max(each.program.contraction.stages for each in phases)
     held = max(each.store.pages for each in phases)
     options = [wanted] if wanted else list(range(_MAX_STAGES, max(held, 2) - 1, -1))
@@ -83,11 +91,10 @@ def plan_memory(phases: tuple[PhasePlan, ...], device: Device) -> tuple[RingPlan
     )
 
 
-def _ring(loaded: list[tuple[Operand, ...]]) -> RingPlan:
+def _ring(loaded: list[tuple[TileProgram, tuple[Operand, ...]]]) -> RingPlan:
     """The ring of some operands of each phase, without its stages."""
-    pitch = max(sum(operand.size for operand in each) for each in loaded)
-    sharers = max(operand.sharers for each in loaded for operand in each)
-    return RingPlan(0, pitch, sharers)
+    pitch = max(sum(operand.size for operand in each) for _, each in loaded)
+    return RingPlan(0, pitch, fillers_of(loaded))
 
 
 def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Arena:

@@ -10,7 +10,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates, at, strides
 from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.statements import run
-from crossfuse.lower.hopper.tile import Tile
+from crossfuse.lower.hopper.tile import Place, Tile
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.hopper.window_tile import WindowTile
 
@@ -114,23 +114,25 @@ def _part(operand: Operand, where: Coordinates) -> Any:
     return part
 
 
-def sharing_rank(program: TileProgram, operand: Operand, where: Coordinates, number: Any) -> Any:
-    """Rank of one of the CTAs that share an operand's tile with this one, by its number."""
+def sharing_rank(
+    program: TileProgram, shared_by: tuple[Place, ...], where: Coordinates, number: Any
+) -> Any:
+    """Rank of one of the CTAs that differ from this one in some places alone, by its number."""
     steps = strides(program.cluster)
-    rank = _first_sharer(program, operand, where)
-    for place in reversed(operand.shared_by):
+    rank = _first_sharer(program, shared_by, where)
+    for place in reversed(shared_by):
         rank = rank + number % place.extent * steps[place.var]
         number = number // place.extent
     return rank
 
 
-def _first_sharer(program: TileProgram, operand: Operand, where: Coordinates) -> Any:
-    """Rank of the first CTA that shares an operand's tile with this one.
+def _first_sharer(program: TileProgram, shared_by: tuple[Place, ...], where: Coordinates) -> Any:
+    """Rank of the first CTA that differs from this one in some places alone.
 
     A sum of what is never negative: TVM refuses to cast what might be.
     """
     steps = strides(program.cluster)
-    shared = [place.var for place in operand.shared_by]
+    shared = [place.var for place in shared_by]
     others = (place.var for place in program.cluster if place.var not in shared)
     rank: Any = 0
     for var in others:
@@ -147,5 +149,5 @@ def _mask(program: TileProgram, operand: Operand, where: Coordinates) -> Any:
     pattern = sum(1 << sum(combination) for combination in product(*moves))
     if program.cluster_size == operand.sharers:
         return ir.script.uint16(pattern)
-    first = _first_sharer(program, operand, where)
+    first = _first_sharer(program, operand.shared_by, where)
     return ir.script.Cast("uint16", ir.script.int32(pattern) << first)

@@ -133,8 +133,8 @@ class Release:
     thread : Any
         Index of the thread in its warpgroup.
     fillers : tuple[int, Any]
-        CTAs that fill a stage of this one in this phase: how many, and the rank of number `thread`
-        of them.
+        CTAs that fill a stage of this one in this phase or a later one: how many, and the rank of
+        number `thread` of them.
     weight : int
         What each arrival counts. The barrier waits for as many in every phase: for all CTAs that
         share a stage in the phase where most do.

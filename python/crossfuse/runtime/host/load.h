@@ -2,6 +2,8 @@
 #ifndef CROSSFUSE_HOST_LOAD_H
 #define CROSSFUSE_HOST_LOAD_H
 
+#include <cstdlib>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -31,6 +33,14 @@ inline unsigned cluster_size(const Launch& launch) {
   return launch.cluster.x * launch.cluster.y * launch.cluster.z;
 }
 
+// Nsight Compute (2025.3) does not launch cooperative kernels, so that it is run without. CTAs that
+// wait for each other still come to run: there is room for all of them (`check_fit`), what holds it
+// began earlier and ends by itself, and what starts early waits until all of them run.
+inline bool may_cooperate() {
+  const char* said = std::getenv("CROSSFUSE_COOPERATIVE");
+  return said == nullptr || std::strcmp(said, "0") != 0;
+}
+
 inline LaunchConfig launch_config(const Launch& launch, LaunchAttributes* attributes,
                                   void* stream) {
   // A single CTA is launched as a cluster too: where there is none, st.async is an illegal
@@ -43,7 +53,7 @@ inline LaunchConfig launch_config(const Launch& launch, LaunchAttributes* attrib
     early.id = kLaunchProgrammatic;
     early.value.programmatic = 1;
   }
-  if (launch.cooperative) {
+  if (launch.cooperative && may_cooperate()) {
     LaunchAttribute& cooperative = attributes->items[attributes->count++];
     cooperative.id = kLaunchCooperative;
     cooperative.value.cooperative = 1;
