@@ -72,6 +72,10 @@ def test_random_functions_cover_what_chains_may_be() -> None:
     assert any("b" in each.extents for each in chains)
     assert any(len(product.rights) == 2 for each in chains for product in each.products[1:])
     assert any(len(product.further) > 2 for each in chains for product in each.products)
-    batched = [[("b" in each.tensor(right).dims) for right in product.rights]
-               for each in chains for product in each.products if "b" in each.extents]
+    batched = [
+        [("b" in each.tensor(right).dims) for right in product.rights]
+        for each in chains
+        for product in each.products
+        if "b" in each.extents
+    ]
     assert any(all(each) for each in batched) and any(not any(each) for each in batched)

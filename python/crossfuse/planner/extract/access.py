@@ -15,6 +15,7 @@ from crossfuse import _tvm as ir
 #: Iterations of variables, all from 0.
 Domain = Mapping[Any, int]
 _BIJECTIVE = 3
+_PASSES = 4
 
 
 def is_affine(expression: Any) -> bool:
@@ -48,7 +49,26 @@ def analyzer(domain: Domain) -> Any:
 def simplified(indices: Iterable[Any], domain: Domain) -> tuple[Any, ...]:
     """Indices in their simplest form; variables of one iteration become 0."""
     known = analyzer(domain)
-    return tuple(known.simplify(each) for each in indices)
+    return tuple(_settled(known, each) for each in indices)
+
+
+def _settled(known: Any, index: Any) -> Any:
+    """An index simplified until nothing changes: one pass leaves some quotients as they are."""
+    for _ in range(_PASSES):
+        before, index = index, _digit(known, known.simplify(index))
+        if ir.tvm_ffi.structural_equal(before, index):
+            break
+    return index
+
+
+def _digit(known: Any, index: Any) -> Any:
+    """``a % c // d`` as ``a // d % (c // d)``, where the quotient may become simpler by itself."""
+    if not isinstance(index, ir.tirx.FloorDiv) or not isinstance(index.a, ir.tirx.FloorMod):
+        return index
+    whole, part = ir.constant(index.a.b), ir.constant(index.b)
+    if whole is None or part is None or whole % part:
+        return index
+    return known.simplify(known.simplify(index.a.a // index.b) % (whole // part))
 
 
 def replaced(indices: Iterable[Any], values: Mapping[Any, Any], domain: Domain) -> tuple[Any, ...]:

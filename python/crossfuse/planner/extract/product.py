@@ -100,11 +100,12 @@ def split(
     able = [each for each in factors if mains[id(each)] is not None]
     down = [each for each in factors if products(program, each.reads)]
     rights = _others(able, down)
+    _check_factors(block, able)
     if not down:
         down, rights = _first_operands(program, block, able, columns, order)
     elif not rights:
         raise _refused_operand(program, block, able[-1], "two operands that are computed")
-    _check_weights(program, block, rights)
+    _check_weights(program, block, _of_columns(factors, down, rights))
     first = not any(products(program, each.reads) for each in down)
     after = [] if first else _after(block, _others(factors, [*down, *rights]), down)
     made = [each for each in _others(factors, down) if any(map(program.is_made, each.reads))]
@@ -129,9 +130,7 @@ def split(
     return operands
 
 
-def _after(
-    block: Block, factors: Sequence[Factor], down: Sequence[Factor]
-) -> list[Factor]:
+def _after(block: Block, factors: Sequence[Factor], down: Sequence[Factor]) -> list[Factor]:
     """Factors that may as well be part of what comes down: they follow none of the columns.
 
     Scales are such, and denominators of a softmax.
@@ -167,11 +166,16 @@ def _first_operands(
 def _leading(
     program: Program, block: Block, able: list[Factor], order: Sequence[Any]
 ) -> list[Factor]:
-    """Factors with the first coordinate that not all have; the first parameter if there is none."""
+    """Factors with the first coordinate that others lack, which have one of their own.
+
+    Without rows or without columns, the first parameter.
+    """
     placed = [each for each in able if _variables(each) & set(order)]
     for coordinate in order:
         having = [each for each in placed if coordinate in _variables(each)]
-        if having and len(having) < len(placed):
+        rest = _others(placed, having)
+        own = {var for each in rest for var in _variables(each)} & set(order)
+        if own - {var for each in having for var in _variables(each)}:
             return having
     first = min(able, key=lambda each: _place(program, _known(program, block, each)))
     return [first]
@@ -224,6 +228,16 @@ def _others(factors: Sequence[Factor], chosen: Sequence[Factor]) -> list[Factor]
     return [each for each in factors if not any(each is other for other in chosen)]
 
 
+def _of_columns(
+    factors: Sequence[Factor], down: Sequence[Factor], rights: Sequence[Factor]
+) -> list[Factor]:
+    """Factors of the right operand: its own, and what follows loops that only it follows."""
+    brought = {var for each in rights for var in _variables(each)}
+    brought -= {var for each in down for var in _variables(each)}
+    more = [each for each in _others(factors, [*down, *rights]) if brought & _variables(each)]
+    return [*rights, *more]
+
+
 def _check_weights(program: Program, block: Block, rights: Sequence[Factor]) -> None:
     for each in rights:
         for read in each.reads:
@@ -238,9 +252,22 @@ def _check_further(block: Block, found: Split) -> None:
     for each in found.further:
         parts = (rows, found.columns, _loops(block, block.summed))
         if all(part & each.variables for part in parts):
-            what = "a factor that follows rows, columns and the sum"
-            where = f"{block.where}, buffer '{each.buffer.name}'"
-            raise refused(where, what, "products of a left and a right operand")
+            raise _refused_mask(block, each)
+
+
+def _check_factors(block: Block, able: Sequence[Factor]) -> None:
+    """No factor has the rows of one and the columns of another."""
+    followed = [_variables(each) & set(block.coordinates) for each in able]
+    for each, own in zip(able, followed, strict=True):
+        inside = [other for other in followed if other < own]
+        if any(one - other and other - one for one in inside for other in inside):
+            raise _refused_mask(block, each.reads[0])
+
+
+def _refused_mask(block: Block, read: Read) -> Exception:
+    where = f"{block.where}, buffer '{read.buffer.name}'"
+    found = "a factor that follows rows, columns and the sum"
+    return refused(where, found, "products of a left and a right operand")
 
 
 def _refused_operand(program: Program, block: Block, factor: Factor, found: str) -> Exception:

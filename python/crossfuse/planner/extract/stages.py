@@ -106,11 +106,20 @@ def find_stages(program: Program) -> list[Stage]:
         stages.append(_stage(program, reader, found))
         reader = next_reader(stages[-1])
     if not stages:
-        found_ = "an output that is no element-wise function of a product"
-        raise refused(reader.where, found_, "chains of matrix products")
+        raise _no_product(program, reader)
     stages.reverse()
     _check_all(program, stages)
     return stages
+
+
+def _no_product(program: Program, reader: Reader) -> Exception:
+    """The refusal of an output that no product is read for."""
+    made = [program.blocks[each.buffer] for each in reader.reads if program.is_made(each)]
+    found = "an output that is no element-wise function of a product"
+    if made:
+        found = f"the {made[0].combine} of block '{made[0].name}'"
+    limit = "sums of products of a left and a right operand"
+    return refused(reader.where, found, limit, "leave it to a library, there is nothing to fuse")
 
 
 def output_reader(program: Program) -> Reader:
@@ -162,7 +171,7 @@ def _stage(program: Program, reader: Reader, found: Sequence[Read]) -> Stage:
     if len(blocks) > 2:
         names = ", ".join(f"'{each.name}'" for each in blocks)
         limit = "one product, or two of one left operand"
-        raise refused(reader.where, f"{len(blocks)} products ({names})", limit, "join weights")
+        raise refused(reader.where, f"{len(blocks)} products ({names})", limit, "join the weights")
     block, others = blocks[0], blocks[1:]
     index, inside = mapped(reader, reads[0], _coordinates(block))
     first = split(program, block, _columns(reader, block, index), _order(reader, block, index))
