@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse._blocks import combiner_of
+from crossfuse._blocks import is_reduction as is_reduction  # read by those who read facts
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.schedule.markers import cluster_axis
-
-#: The combining operators of `dsm_reduce`, by the TVM node of their update expression.
-COMBINERS = {ir.tirx.Add: "sum", ir.tirx.Mul: "product", ir.tirx.Max: "max", ir.tirx.Min: "min"}
 
 
 @dataclass(frozen=True)
@@ -171,11 +170,6 @@ def binds(loop_var: Any, expression: Any) -> bool:
     return any(var.same_as(loop_var) for var in ir.variables(expression))
 
 
-def is_reduction(iter_var: Any) -> bool:
-    """Whether a block iteration variable is a reduction axis."""
-    return int(iter_var.iter_type) == int(ir.IterVar.CommReduce)
-
-
 def span(expression: Any, inner: list[Any]) -> int:
     """Number of values an index takes while the `inner` loops run and all others stand still."""
     kept = [loop.loop_var for loop in inner]
@@ -197,16 +191,7 @@ def analyzer(loops: list[Any]) -> Any:
 
 def combiner(sch: Any, block: Any) -> str | None:
     """Operator of a reduction block: "sum", "product", "max", "min", or None."""
-    node = sch.get(block)
-    body = node.body
-    if node.init is None or not isinstance(body, ir.BufferStore):
-        return None
-    operator = COMBINERS.get(type(body.value))
-    if operator is None:
-        return None
-    updated = (body.value.a, body.value.b)
-    carried = any(isinstance(x, ir.TensorLoad) and x.source.same_as(body.buffer) for x in updated)
-    return operator if carried else None
+    return combiner_of(sch.get(block))
 
 
 def written_buffer(sch: Any, block: Any) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crossfuse.planner.chain.build import matrix_chain
+from crossfuse.planner.chain.layers import PARTS, Further
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.dataflow.cluster import legal_cluster
 from crossfuse.planner.dataflow.residency import Residency, kept, recomputed
@@ -33,7 +34,16 @@ def random_chain(rng: np.random.Generator, products: int | None = None) -> Chain
         batched_weights=bool(batch and rng.random() < 0.5),
         gated=bool(rng.random() < 0.5),
         item=int(rng.choice([1, 2])),
+        further={index: random_further(rng, batch) for index in range(count)},
     )
+
+
+def random_further(rng: np.random.Generator, batch: int) -> list[Further]:
+    """Inputs of any dims: scalars, rows, columns, and some that go with an operand."""
+    parts = [each for each in PARTS if batch or each != "batch"]
+    count = int(rng.choice([0, 0, 1, 2]))
+    chosen = [tuple(each for each in parts if rng.random() < 0.4) for _ in range(count)]
+    return [Further(each, int(rng.choice([1, 2, 4]))) for each in chosen]
 
 
 def random_schedule(rng: np.random.Generator, chain: Chain) -> LoopSchedule:

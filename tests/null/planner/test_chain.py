@@ -8,7 +8,8 @@ import pytest
 
 from crossfuse.errors import PlanRefused
 from crossfuse.planner.chain.build import chain_of, matrix_chain
-from crossfuse.planner.chain.spec import Chain, Dim, Product, Tensor
+from crossfuse.planner.chain.layers import Further, Operand, assemble
+from crossfuse.planner.chain.spec import Chain, Dim, Product, Reduction, Tensor
 from crossfuse.workload import ids, lookup, parse
 
 FFN = matrix_chain(128, [768, 3072, 768])
@@ -177,6 +178,35 @@ BAD = {
         lambda: with_product(0, rights=("B", "B")),
         "tensors: found B in two places",
     ),
+    "a further input of other dims": (
+        lambda: replace(
+            FFN,
+            tensors=(*FFN.tensors, Tensor("bias", ("l",), 2, "input")),
+            products=(replace(FFN.products[0], further=("bias",)), FFN.products[1]),
+        ),
+        "product of C: found 'l' in further input bias; limit: dims that the product runs over: m",
+    ),
+    "an intermediate as a further input": (
+        lambda: with_product(1, further=("C",)),
+        "product of E: found C as intermediate; limit: input",
+    ),
+    "a further input twice": (
+        lambda: with_product(0, further=("B",)),
+        "tensors: found B in two places",
+    ),
+    "a reduction of nothing": (
+        lambda: replace(FFN, reductions=(Reduction("most", "X", "max", ("n",)),)),
+        "reduction 'most': found 'X'; limit: the tensors A, B, C, D, E",
+    ),
+    "a reduction over another dim": (
+        lambda: replace(FFN, reductions=(Reduction("most", "C", "max", ("l",)),)),
+        "reduction 'most': found 'l'; limit: dims of C: m, n",
+    ),
+    "a further input of no product": (
+        lambda: matrix_chain(8, [4, 4], further={1: [Further((), 2)]}),
+        "further: found product 1; limit: 0 to 0",
+    ),
+    "no layers": (lambda: assemble(8, 4, Operand(2), []), "widths: found no product"),
     "no widths": (lambda: matrix_chain(8, [4]), "widths: found 1 widths; limit: two"),
     "weights of no batch": (
         lambda: matrix_chain(8, [4, 4], batched_weights=True),

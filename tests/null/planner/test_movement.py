@@ -8,7 +8,8 @@ import pytest
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import chain_of, matrix_chain
-from crossfuse.planner.chain.spec import Chain
+from crossfuse.planner.chain.layers import Layer, Operand, Reduced, assemble
+from crossfuse.planner.chain.spec import Chain, Reduction
 from crossfuse.planner.dataflow.counts import ceil_div, exact, floor_div
 from crossfuse.planner.dataflow.footprint import accumulators, footprints, gathered
 from crossfuse.planner.dataflow.movement import MEMORIES, Machine, Movement, movement
@@ -79,6 +80,44 @@ def test_a_cluster_that_covers_the_intermediate() -> None:
     }
 
 
+def test_an_epilogue_reads_once_for_each_sum_that_is_whole() -> None:
+    """G4 with biases and a residual: E leaves in parts for each n, and is finished once."""
+    text = "gemm_chain:M=1536,K=768,N=3072,L=768,bias=first+last,scale=first,residual=in"
+    chain, plain = chain_of(parse(text)), matrix_chain(1536, [768, 3072, 768])
+    assert chain.products[0].further == ("C_0", "C_1")
+    assert chain.products[1].further == ("E_0", "E_1")
+    assert chain.tensor("C_0").dims == () and chain.tensor("E_1").dims == ("m", "l")
+    tiling = Tiling({"m": 128, "n": 128, "k": 64, "l": 96}, {})
+    for order in ("m | n l k", "m | l n k"):
+        schedule = read_schedule(order, chain)
+        found = movement(chain, schedule, tiling, kept(chain, schedule), H100)
+        without = movement(plain, schedule, tiling, kept(plain, schedule), H100)
+        # A CTA has 128 of 1536 rows, so that there are twelve that read a bias.
+        by_cta = {"C_0": 4 * 12, "C_1": 3072 * 2 * 12, "E_0": 768 * 2 * 12, "E_1": 1536 * 768 * 2}
+        assert found.bytes["l2"] == {**without.bytes["l2"], **by_cta}
+        in_memory = {"C_0": 4, "C_1": 3072 * 2, "E_0": 768 * 2, "E_1": 1536 * 768 * 2}
+        assert found.bytes["hbm"] == {**without.bytes["hbm"], **in_memory}
+        for level in ("registers", "shared", "dsm"):
+            assert found.bytes[level] == without.bytes[level]
+
+
+def test_reductions_between_products_are_not_analysed() -> None:
+    layers = [
+        Layer(512, (Operand(2),), 2, reduced=(Reduced("most", "max", ("column",)),)),
+        Layer(64, (Operand(2),), 2),
+    ]
+    chain = assemble(512, 64, Operand(2), layers)
+    assert chain.reductions == (Reduction("most", "C", "max", ("n",)),)
+    schedule = read_schedule("m | n l k", chain)
+    with pytest.raises(PlanRefused) as caught:
+        movement(chain, schedule, TILES, kept(chain, schedule), H100)
+    assert str(caught.value) == (
+        "chain: reduction 'most': found the max of C over n; limit: products and element-wise "
+        "functions between them, which is what volumes are known of. Instead: plan the products "
+        "on either side as chains of their own."
+    )
+
+
 def test_an_intermediate_in_l2_is_written_and_read_and_has_no_exchange() -> None:
     schedule = read_schedule("m n l | k", G4)
     wide = Residency({"C": 0}, frozenset({"C"}))
@@ -133,10 +172,12 @@ def test_levels_of_a_run_are_in_order() -> None:
         case = random_case(rng)
         machine = Machine(int(rng.choice([10, 100, 10**6])))
         found = movement(case.chain, case.schedule, case.tiling, case.residency, machine).bytes
+        further = {name for each in case.chain.products for name in each.further}
         for tensor in case.chain.tensors:
             if tensor.role == "input":
                 name = tensor.name
-                assert found["l2"][name] <= found["shared"][name] <= found["registers"][name]
+                if name not in further:
+                    assert found["l2"][name] <= found["shared"][name] <= found["registers"][name]
                 assert found["hbm"][name] <= found["l2"][name]
                 assert found["hbm"][name] >= case.chain.elements(name) * tensor.item
 

@@ -42,12 +42,14 @@ def formulas(case: Case, level: str, padded: bool = False) -> dict[tuple[str, st
     """What the formulas say, by count and tensor."""
     chain, schedule, found = case.chain, case.schedule, {}
     made = nests(chain, schedule, case.tiling, case.residency)[level]
-    for nest, product in zip(made, chain.products, strict=True):
-        for name in (product.left, *product.rights, product.output):
-            tensor, result = chain.tensor(name), name == product.output
+    for index, (own, product) in enumerate(zip(made, chain.products, strict=True)):
+        for name in (product.left, *product.rights, product.output, *product.further):
+            tensor, result, nest = chain.tensor(name), name == product.output, own
             hold = case.residency.position(tensor, schedule)
             if result:
                 found["made", name] = elements_made(nest, tensor.dims)
+            elif name in product.further:
+                nest = replace(own, own=chain.further_loops(index, name))
             else:
                 times = len(product.rights) if name == product.left else 1
                 found["read", name] = times * operand_reads(nest, tensor.dims, PIECES)
@@ -124,6 +126,11 @@ def only_loops_that_index(nest: Nest, dims: tuple[str, ...], hold: int, **_: boo
     return prod(nest.grains[dim].extent for dim in dims)
 
 
+def the_sum_repeats_all(nest: Nest, dims: tuple[str, ...], hold: int, **options: bool) -> int:
+    """A planted fault: what the epilogue reads comes for every step of the sum."""
+    return elements_moved_as_is(replace(nest, own=nest.grains), dims, hold, **options)
+
+
 def every_loop_crosses(nest: Nest, dims: tuple[str, ...], hold: int, **_: bool) -> int:
     """A planted fault: Chimera's rules as printed, where loops of one iteration cross too."""
     count, crossed = 1, False
@@ -135,7 +142,10 @@ def every_loop_crosses(nest: Nest, dims: tuple[str, ...], hold: int, **_: bool) 
     return count
 
 
-@pytest.mark.parametrize("fault", [only_loops_that_index, every_loop_crosses])
+elements_moved_as_is = elements_moved
+
+
+@pytest.mark.parametrize("fault", [only_loops_that_index, every_loop_crosses, the_sum_repeats_all])
 def test_the_walk_catches_rules_as_published(fault, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "elements_moved", fault)
     rng, caught, done = np.random.default_rng(6), 0, 0

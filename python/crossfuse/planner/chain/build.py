@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from crossfuse.errors import PlanRefused, refuse
-from crossfuse.planner.chain.spec import Chain, Dim, Product, Tensor
+from crossfuse.errors import PlanRefused, RefusedError, refuse
+from crossfuse.planner.chain.layers import Further, Layer, Operand, assemble
+from crossfuse.planner.chain.spec import Chain
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.dtypes import float_type
+from crossfuse.workload.epilogue import affine, further_operands
 from crossfuse.workload.spec import WorkloadSpec
+
+_NOTHING: Mapping[int, Sequence[Further]] = MappingProxyType({})
 
 
 def chain_of(spec: WorkloadSpec) -> Chain:
@@ -40,6 +45,7 @@ def chain_of(spec: WorkloadSpec) -> Chain:
         item=float_type(spec.dtype).size,
         out=float_type(spec.out).size,
         repeats=spec.k1 * spec.k1 if isinstance(spec, ConvChainSpec) else 1,
+        further=_further(spec),
     )
 
 
@@ -53,6 +59,7 @@ def matrix_chain(
     item: int = 2,
     out: int = 0,
     repeats: int = 1,
+    further: Mapping[int, Sequence[Further]] = _NOTHING,
 ) -> Chain:
     """Make a chain of products of any length.
 
@@ -72,58 +79,64 @@ def matrix_chain(
         Bytes of an element, and of one of the output where that differs.
     repeats : int
         See `Tensor`, of the first left operand.
+    further : Mapping[int, Sequence[Further]]
+        What products read besides, by their index.
 
     Returns
     -------
     Chain
-        Dims m, n, k and l; from three products on m, k, n0, n1 and so on. Tensors A to E; from
-        three products on A, B0, C0, B1, C1 and so on.
+        With the names of `crossfuse.planner.chain.layers`.
 
     Raises
     ------
     PlanRefused
-        No product, weights in a batch without a batch, or extents that are not positive.
+        No product, weights in a batch without a batch, further inputs of a product that there is
+        not, or extents that are not positive.
     """
-    count = len(widths) - 1
-    if count < 1:
-        raise refuse(
-            PlanRefused,
-            "chain",
+    if len(widths) < 2:
+        raise _refused(
             "widths",
-            found=f"{len(widths)} widths",
-            limit="two for the first product, and one for each after it",
-            instead="write the columns of every left operand and of the output",
+            f"{len(widths)} widths",
+            "two for the first product, and one for each after it",
+            "write the columns of every left operand and of the output",
         )
     if batched_weights and not batch:
-        raise refuse(
-            PlanRefused,
-            "chain",
-            "batched_weights",
-            found="no batch dim",
-            limit="weights for each matrix of a batch",
-            instead="write batch=1, say",
+        limit = "weights for each matrix of a batch"
+        raise _refused("batched_weights", "no batch dim", limit, "write batch=1, say")
+    outside = [index for index in further if not 0 <= index < len(widths) - 1]
+    if outside:
+        limit = f"0 to {len(widths) - 2}, for one of the products"
+        raise _refused("further", f"product {outside[0]}", limit, "count products from 0")
+    weight, last = Operand(item, batched=batched_weights), len(widths) - 2
+    layers = [
+        Layer(
+            width,
+            (weight, weight) if gated and not index else (weight,),
+            (out or item) if index == last else item,
+            tuple(further.get(index, ())),
         )
-    names = ["k", *(("n", "l")[:count] if count < 3 else [f"n{each}" for each in range(count)])]
-    lead = ("b",) if batch else ()
-    shared = lead if batched_weights else ()
-    dims = [*(Dim(each, batch) for each in lead), Dim("m", rows)]
-    dims += [Dim(name, width) for name, width in zip(names, widths, strict=True)]
-    tensors = [Tensor("A", (*lead, "m", "k"), item, "input", repeats)]
-    products: list[Product] = []
-    for index in range(count):
-        summed, column, last = names[index], names[index + 1], index == count - 1
-        right, result = _names(index, count)
-        rights = (f"{right}_gate", f"{right}_up") if gated and not index else (right,)
-        tensors += [Tensor(each, (*shared, column, summed), item, "input") for each in rights]
-        role, size = ("output", out or item) if last else ("intermediate", item)
-        left = products[-1].output if products else "A"
-        tensors.append(Tensor(result, (*lead, "m", column), size, role))
-        products.append(Product(result, left, rights, summed))
-    return Chain(tuple(dims), tuple(tensors), tuple(products))
+        for index, width in enumerate(widths[1:])
+    ]
+    return assemble(rows, widths[0], Operand(item, repeats), layers, batch=batch)
 
 
-def _names(index: int, count: int) -> tuple[str, str]:
-    """Names of the weights and of the result of a product."""
-    if count < 3:
-        return (("B", "C"), ("D", "E"))[index]
-    return f"B{index}", f"C{index}"
+def _further(spec: WorkloadSpec) -> dict[int, list[Further]]:
+    """Scales, biases and the residual of a workload by product, as its function takes them."""
+    last = 1 if spec.L else 0
+    found: dict[int, list[Further]] = {0: [], last: []}
+    for product in spec.products:
+        scale, bias = affine(spec, product)
+        place = last if product == spec.products[-1] else 0
+        names = {scale: (), bias: ("column",)}
+        for operand in further_operands(spec):
+            if operand.name in names:
+                size = float_type(operand.dtype).size
+                found[place].append(Further(names[operand.name], size))
+    if spec.residual:
+        *_, residual = further_operands(spec)
+        found[last].append(Further(("row", "column"), float_type(residual.dtype).size))
+    return found
+
+
+def _refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
+    return refuse(PlanRefused, "chain", where, found=found, limit=limit, instead=instead)

@@ -28,7 +28,8 @@ def check_chain(chain: Chain) -> None:
     PlanRefused
         Names that are used twice or unknown, extents and sizes below 1, dims and tensors that
         nothing uses, a left operand that the product before did not make, a sum over a dim that an
-        operand lacks or the output has, outputs with other dims than the operands leave.
+        operand lacks or the output has, outputs with other dims than the operands leave, further
+        inputs with dims that their product lacks, reductions of unknown tensors.
     """
     if not chain.products:
         raise _refused("products", "none", "at least one product", "add the products in order")
@@ -37,7 +38,32 @@ def check_chain(chain: Chain) -> None:
     for index in range(len(chain.products)):
         _check_links(chain, index)
         _check_dims(chain, chain.products[index])
+        _check_further(chain, index)
     _check_use(chain)
+    _check_reductions(chain)
+
+
+def refuse_reductions(chain: Chain) -> None:
+    """Refuse a chain whose reductions are not all sums of products.
+
+    Parameters
+    ----------
+    chain : Chain
+        What is about to be analysed.
+
+    Raises
+    ------
+    PlanRefused
+        Naming the first of its `Chain.reductions`.
+    """
+    if chain.reductions:
+        first = chain.reductions[0]
+        raise _refused(
+            f"reduction '{first.name}'",
+            f"the {first.combine} of {first.tensor} over {', '.join(first.dims)}",
+            "products and element-wise functions between them, which is what volumes are known of",
+            "plan the products on either side as chains of their own",
+        )
 
 
 def _check_names(chain: Chain) -> None:
@@ -64,7 +90,7 @@ def _check_names(chain: Chain) -> None:
             )
             raise _refused(f"tensor {tensor.name}", found, limit, "rename one of them")
     for product in chain.products:
-        for name in (product.left, *product.rights, product.output):
+        for name in (product.left, *product.rights, product.output, *product.further):
             if name not in names["tensors"]:
                 found, limit = repr(name), "the tensors " + ", ".join(names["tensors"])
                 raise _refused(f"product of {product.output}", found, limit, "add the tensor")
@@ -90,7 +116,8 @@ def _check_links(chain: Chain, index: int) -> None:
         raise _refused(where, f"{len(product.rights)} right operands", limit, "join the weights")
     last = index == len(chain.products) - 1
     roles = {product.output: "output" if last else "intermediate"}
-    roles |= dict.fromkeys(product.rights if index else (product.left, *product.rights), "input")
+    inputs = product.rights if index else (product.left, *product.rights)
+    roles |= dict.fromkeys((*inputs, *product.further), "input")
     for name, role in roles.items():
         if chain.tensor(name).role != role:
             found = f"{name} as {chain.tensor(name).role}"
@@ -124,6 +151,31 @@ def _check_dims(chain: Chain, product: Product) -> None:
         raise _refused(where, found, limit, "index the output by these")
 
 
+def _check_further(chain: Chain, index: int) -> None:
+    """Further inputs are read at elements of their product."""
+    product, loops = chain.products[index], chain.loops(index)
+    for name in product.further:
+        odd = [each for each in chain.tensor(name).dims if each not in loops]
+        if odd:
+            where, found = f"product of {product.output}", f"{odd[0]!r} in further input {name}"
+            limit = "dims that the product runs over: " + ", ".join(loops)
+            raise _refused(where, found, limit, "read it where a product has that dim")
+
+
+def _check_reductions(chain: Chain) -> None:
+    names = [each.name for each in chain.tensors]
+    for each in chain.reductions:
+        where = f"reduction '{each.name}'"
+        if each.tensor not in names:
+            limit = "the tensors " + ", ".join(names)
+            raise _refused(where, repr(each.tensor), limit, "name one of these")
+        dims = chain.tensor(each.tensor).dims
+        odd = [dim for dim in each.dims if dim not in dims]
+        if odd or not each.dims:
+            found, limit = repr(odd[0]) if odd else "no dims", ", ".join(dims)
+            raise _refused(where, found, f"dims of {each.tensor}: {limit}", "name one of these")
+
+
 def _check_use(chain: Chain) -> None:
     """Dims and tensors without a use; outputs that are made twice."""
     indexed = {dim for tensor in chain.tensors for dim in tensor.dims}
@@ -132,14 +184,15 @@ def _check_use(chain: Chain) -> None:
             limit = "dims that index a tensor"
             raise _refused(f"dim {dim.name}", "no tensor with it", limit, "leave the dim out")
     names = [chain.products[0].left]
-    names += [name for each in chain.products for name in (*each.rights, each.output)]
+    for each in chain.products:
+        names += [*each.rights, each.output, *each.further]
     twice = _twice(names)
     if twice:
         found, limit = f"{twice} in two places", "one place in the chain for each tensor"
         raise _refused("tensors", found, limit, "rename the second one")
     unused = [each.name for each in chain.tensors if each.name not in names]
     if unused:
-        found, limit = f"{unused[0]}, which no product has", "operands and results"
+        found, limit = f"{unused[0]}, which no product has", "what products read and make"
         raise _refused("tensors", found, limit, "leave it out")
 
 

@@ -5,8 +5,11 @@ C[m,n] = act(sum over k of A[m,k] * B[n,k])        dims m, n, k, l
 E[m,l] =     sum over n of C[m,n] * D[l,n]
 ```
 
-Every product multiplies what the one before made. Activations and epilogues move nothing between
-CTAs and memories, so that they are no part of this.
+Every product multiplies what the one before made. Of activations and epilogues, only what they
+read is part of this: biases, residuals and scales come from memory.
+
+A reduction that is no product (the maximum and the sum of a softmax) is listed where it stands.
+Such a chain can be read and shown, but not yet analysed: see `refuse_reductions`.
 """
 
 from __future__ import annotations
@@ -77,12 +80,38 @@ class Product:
         element.
     reduction : str
         The dim that is summed.
+    further : tuple[str, ...]
+        Inputs that are read besides, by the epilogue or with an operand. Those that the summed dim
+        indexes are read with the operands, others once for each element of a result.
     """
 
     output: str
     left: str
     rights: tuple[str, ...]
     reduction: str
+    further: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A reduction of a tensor that is no product.
+
+    Attributes
+    ----------
+    name : str
+        Of the block that makes it.
+    tensor : str
+        The tensor that it reads, after whatever is done to its elements.
+    combine : str
+        ``"sum"``, ``"product"``, ``"max"`` or ``"min"``.
+    dims : tuple[str, ...]
+        Dims of the tensor that are reduced.
+    """
+
+    name: str
+    tensor: str
+    combine: str
+    dims: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -97,6 +126,8 @@ class Chain:
         All operands and results.
     products : tuple[Product, ...]
         At least one.
+    reductions : tuple[Reduction, ...]
+        Reductions of the tensors that are no products, as in a softmax.
 
     Raises
     ------
@@ -107,6 +138,7 @@ class Chain:
     dims: tuple[Dim, ...]
     tensors: tuple[Tensor, ...]
     products: tuple[Product, ...]
+    reductions: tuple[Reduction, ...] = ()
 
     def __post_init__(self) -> None:
         check_chain(self)
@@ -138,6 +170,16 @@ class Chain:
         """Dims that a product runs over: of its output, then the one that it sums."""
         product = self.products[index]
         return (*self.tensor(product.output).dims, product.reduction)
+
+    def further_loops(self, index: int, name: str) -> tuple[str, ...]:
+        """Dims that a product runs over each time that it reads one of its further inputs.
+
+        The epilogue runs when a sum is whole, so that the loop over the reduction repeats nothing
+        that it reads.
+        """
+        product = self.products[index]
+        with_operands = product.reduction in self.tensor(name).dims
+        return self.loops(index) if with_operands else self.tensor(product.output).dims
 
     def column(self, index: int) -> str:
         """The dim that only the weights of a product bring in."""

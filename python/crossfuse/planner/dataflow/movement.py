@@ -12,6 +12,8 @@ hbm         what L2 reads from HBM and writes to it                         the 
 A cluster reads a tile once from L2, for all its CTAs that need it (multicast). The clusters walk in
 step, so that they read a tile once from HBM. L2 keeps what the loops inside some position touch:
 the outermost position is taken at which the tiles of all tensors fit.
+
+Further inputs, such as biases, go from L2 to registers, which the levels between do not see.
 """
 
 from __future__ import annotations
@@ -156,8 +158,7 @@ def _through_l2(
 ) -> dict[str, Count]:
     found = {
         tensor.name: _moved(nest, tensor, residency) * tensor.item
-        for nest, tensor in _operands(chain, made)
-        if tensor.role == "input"
+        for nest, tensor in _inputs(chain, made)
     }
     for index in range(len(chain.intermediates)):
         name = chain.products[index].output
@@ -203,7 +204,7 @@ def _through_hbm(
 ) -> dict[str, Count]:
     """What L2 cannot keep comes again; what fits moves once, and an intermediate not at all."""
     inner = len(made[0].schedule.order)
-    inputs = [(nest, each) for nest, each in _operands(chain, made) if each.role == "input"]
+    inputs = _inputs(chain, made)
     # What a CTA holds for longer than L2 does not come again for that.
     longest = {each.name: residency.position(each, made[0].schedule) for each in chain.tensors}
     result: Count = 0
@@ -231,7 +232,8 @@ def _through_hbm(
 def _working_set(chain: Chain, made: tuple[Nest, ...], residency: Residency, hold: int) -> Count:
     """Bytes that the loops from a position on touch in L2."""
     needed: Count = 0
-    for nest, tensor in (*_operands(chain, made), (made[-1], chain.output)):
+    moving = (*_operands(chain, made), *_further(chain, made), (made[-1], chain.output))
+    for nest, tensor in moving:
         if tensor.role != "intermediate" or tensor.name in residency.grid_wide:
             needed = needed + _in_memory(region_elements(nest, tensor.dims, hold), tensor)
     return needed
@@ -253,6 +255,20 @@ def _operands(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]
         for nest, product in zip(made, chain.products, strict=True)
         for name in (product.left, *product.rights)
     ]
+
+
+def _further(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:
+    """Further inputs, with the loops that read them."""
+    return [
+        (replace(nest, own=chain.further_loops(index, name)), chain.tensor(name))
+        for index, (nest, product) in enumerate(zip(made, chain.products, strict=True))
+        for name in product.further
+    ]
+
+
+def _inputs(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:
+    operands = [each for each in _operands(chain, made) if each[1].role == "input"]
+    return [*operands, *_further(chain, made)]
 
 
 def _moved(nest: Nest, tensor: Tensor, residency: Residency) -> Count:

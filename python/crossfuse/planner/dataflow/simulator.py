@@ -87,16 +87,28 @@ class Walk:
                     copies = 1 if name != product.left else len(product.rights)
                     self.read[name] += copies * self._instructions(index, tensor, at)
                 self._touch(index, tensor, at)
+            self._read_further(index, at)
 
-    def _touch(self, index: int, tensor: Tensor, at: _Steps) -> None:
-        """Have a tensor's region in the buffer."""
+    def _read_further(self, index: int, at: _Steps) -> None:
+        """Read what the epilogue reads when a sum is whole, and what goes with operands always."""
+        product = self.chain.products[index]
+        last = int(self._views[index][product.reduction].steps) - 1
+        for name in product.further:
+            tensor = self.chain.tensor(name)
+            if product.reduction in tensor.dims or at.get(product.reduction, last) == last:
+                self._touch(index, tensor, at, self.chain.further_loops(index, name))
+
+    def _touch(
+        self, index: int, tensor: Tensor, at: _Steps, loops: tuple[str, ...] | None = None
+    ) -> None:
+        """Have a tensor's region in the buffer, in the units that stand along `loops`."""
         hold = self.residency.position(tensor, self.schedule)
         outside = [dim for dim in self.schedule.order[:hold] if dim in tensor.dims]
         key = tuple(at[dim] for dim in outside)
         if self._buffer.get(tensor.name) == key:
             return
         self._buffer[tensor.name] = key
-        units = self._regions(index, tensor, at, hold)
+        units = self._regions(index, tensor, at, hold, loops)
         self.moved[tensor.name] += sum(units) * self._copies(index)
         self.largest[tensor.name] = max(self.largest[tensor.name], *units)
         seen = self._seen.setdefault(tensor.name, set())
@@ -105,10 +117,17 @@ class Walk:
         if tensor.role == "intermediate":
             self._execute(index - 1, {dim: at[dim] for dim in outside})
 
-    def _regions(self, index: int, tensor: Tensor, at: _Steps, hold: int) -> list[int]:
-        """Elements of a tensor's region in each unit."""
+    def _regions(
+        self,
+        index: int,
+        tensor: Tensor,
+        at: _Steps,
+        hold: int,
+        loops: tuple[str, ...] | None = None,
+    ) -> list[int]:
+        """Elements of a tensor's region in each unit along the dims of a product, or along some."""
         sizes = []
-        for dim in self.chain.loops(index):
+        for dim in loops or self.chain.loops(index):
             step = None if self.schedule.position(dim) >= hold else at.get(dim, 0)
             lanes = [self._iterations(index, dim, lane, step) for lane in self._lanes(index, dim)]
             indexed = dim in tensor.dims

@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from crossfuse.planner.chain.check import refuse_reductions
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.dataflow.counts import Count, Flag, both, ceil_div, choose, either, floor_div
 from crossfuse.planner.dataflow.residency import Residency
@@ -71,7 +72,13 @@ def nests(
     -------
     dict[str, tuple[Nest, ...]]
         By level, one of `crossfuse.planner.dataflow.tiling.LEVELS`, in the order of the products.
+
+    Raises
+    ------
+    PlanRefused
+        If the chain has reductions that are no products: nothing says what they move.
     """
+    refuse_reductions(chain)
     views = grains(chain, schedule, tiling)
     return {level: _nests(chain, schedule, view, residency) for level, view in views.items()}
 

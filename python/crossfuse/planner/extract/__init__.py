@@ -1,0 +1,1 @@
+"""Chains read off functions; the only part of the planner that sees TVM."""

@@ -1,0 +1,155 @@
+"""Which elements an index reaches: quasi-affine maps of integer variables.
+
+A map is made of variables, constants, sums, products by constants, and quotients and remainders by
+constants. TVM's iterator maps (``detect_iter_map``) say whether one is a bijection and invert it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from crossfuse import _tvm as ir
+
+#: Iterations of variables, all from 0.
+Domain = Mapping[Any, int]
+_BIJECTIVE = 3
+_PASSES = 4
+
+
+def is_affine(expression: Any) -> bool:
+    """Whether an index is a quasi-affine expression of variables.
+
+    A walk by hand: a callback of TVM's walk cannot stop it.
+    """
+    if ir.constant(expression) is not None or isinstance(expression, ir.Var):
+        return not ir.is_buffer_var(expression)
+    if isinstance(expression, ir.tirx.Cast):
+        return "int" in str(expression.ty) and is_affine(expression.value)
+    if isinstance(expression, ir.tirx.Add | ir.tirx.Sub):
+        return is_affine(expression.a) and is_affine(expression.b)
+    if isinstance(expression, ir.tirx.Mul):
+        numbers = (ir.constant(expression.a), ir.constant(expression.b))
+        return numbers != (None, None) and is_affine(expression.a) and is_affine(expression.b)
+    quotients = ir.tirx.FloorDiv | ir.tirx.FloorMod | ir.tirx.Div | ir.tirx.Mod
+    if isinstance(expression, quotients):
+        return (ir.constant(expression.b) or 0) > 0 and is_affine(expression.a)
+    return False
+
+
+def analyzer(domain: Domain) -> Any:
+    """An analyzer that knows how far variables count."""
+    known = ir.sym.Analyzer()
+    for var, extent in domain.items():
+        known.bind(var, ir.tvm.ir.Range(0, extent))
+    return known
+
+
+def simplified(indices: Iterable[Any], domain: Domain) -> tuple[Any, ...]:
+    """Indices in their simplest form; variables of one iteration become 0."""
+    known = analyzer(domain)
+    return tuple(_settled(known, each) for each in indices)
+
+
+def _settled(known: Any, index: Any) -> Any:
+    """An index simplified until nothing changes: one pass leaves some quotients as they are."""
+    for _ in range(_PASSES):
+        before, index = index, _digit(known, known.simplify(index))
+        if ir.tvm_ffi.structural_equal(before, index):
+            break
+    return index
+
+
+def _digit(known: Any, index: Any) -> Any:
+    """``a % c // d`` as ``a // d % (c // d)``, where the quotient may become simpler by itself."""
+    if not isinstance(index, ir.tirx.FloorDiv) or not isinstance(index.a, ir.tirx.FloorMod):
+        return index
+    whole, part = ir.constant(index.a.b), ir.constant(index.b)
+    if whole is None or part is None or whole % part:
+        return index
+    return known.simplify(known.simplify(index.a.a // index.b) % (whole // part))
+
+
+def replaced(indices: Iterable[Any], values: Mapping[Any, Any], domain: Domain) -> tuple[Any, ...]:
+    """Indices with expressions of other variables in the place of their own."""
+    return simplified(
+        (ir.substitute(each, lambda var: values.get(var, var)) for each in indices), domain
+    )
+
+
+def variables(indices: Iterable[Any]) -> frozenset[Any]:
+    """Variables that occur in indices."""
+    return frozenset(var for each in indices for var in ir.variables(each))
+
+
+def extent_of(names: Iterable[Any], domain: Domain) -> int:
+    """Iterations of variables together."""
+    return prod(domain[each] for each in names)
+
+
+def reached(indices: Sequence[Any], shape: Sequence[int], domain: Domain) -> int:
+    """Most elements of a buffer that an access reaches.
+
+    Its box, from the least to the largest index of each dimension within the buffer, or one for
+    each iteration where these are fewer. Windows that overlap fill their box.
+    """
+    known, box = analyzer(domain), 1
+    for index, extent in zip(indices, shape, strict=True):
+        bound = known.const_int_bound(index)
+        least, most = max(int(bound.min_value), 0), min(int(bound.max_value), extent - 1)
+        box *= max(most - least + 1, 1)
+    return min(box, extent_of(variables(indices), domain))
+
+
+def inverse(
+    indices: Sequence[Any], coordinates: Mapping[Any, int], domain: Domain, predicate: Any = None
+) -> dict[Any, Any] | None:
+    """Invert a map from all of a domain onto all coordinates of a buffer.
+
+    Parameters
+    ----------
+    indices : Sequence[Any]
+        One for each coordinate, in variables of the domain.
+    coordinates : Mapping[Any, int]
+        Variables that stand for the indices in the result, with the extents of the buffer.
+    domain : Mapping[Any, int]
+        Variables of the map; those of one iteration may be absent from the indices.
+    predicate : Any
+        Where the map applies; everywhere if None.
+
+    Returns
+    -------
+    dict[Any, Any] | None
+        The domain's variables in terms of the coordinates; None if no bijection is found.
+    """
+    every = (extent_of(coordinates, coordinates), extent_of(domain, domain))
+    if predicate is None and every[0] != every[1]:
+        return None
+    plain = _plain(indices, coordinates, domain) if predicate is None else None
+    if plain is not None:
+        return plain
+    ranges = {var: ir.tvm.ir.Range(0, extent) for var, extent in domain.items()}
+    condition = ir.tirx.IntImm("bool", 1) if predicate is None else predicate
+    level = ir.sym.iter_affine_map.IterMapLevel(_BIJECTIVE)
+    found = ir.sym.detect_iter_map(list(indices), ranges, condition, level)
+    if not len(found.indices):
+        return None
+    values = ir.sym.inverse_affine_iter_map(found.indices, list(coordinates))
+    zero = {var: ir.tirx.IntImm(str(var.ty), 0) for var in domain}
+    return {var: values[var] if var in values else zero[var] for var in domain}
+
+
+def _plain(
+    indices: Sequence[Any], coordinates: Mapping[Any, int], domain: Domain
+) -> dict[Any, Any] | None:
+    """The inverse of a permutation of variables, beside which there may be dimensions of one."""
+    values = {var: ir.tirx.IntImm(str(var.ty), 0) for var in domain}
+    used = set()
+    for (coordinate, extent), index in zip(coordinates.items(), indices, strict=True):
+        if index in domain and domain[index] == extent and index not in used:
+            values[index] = coordinate
+            used.add(index)
+        elif extent != 1 or ir.constant(index) != 0:
+            return None
+    return values if all(var in used or domain[var] == 1 for var in domain) else None

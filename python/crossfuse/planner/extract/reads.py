@@ -1,0 +1,227 @@
+"""What values are made of: inputs and reductions, seen through element-wise blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.planner.extract import access
+from crossfuse.planner.extract.blocks import Block, shape_of
+from crossfuse.planner.extract.digits import apart, radices, taken_apart
+from crossfuse.planner.extract.refusal import refused
+
+#: Operators that hide which elements they touch.
+_POINTERS = ("tirx.address_of", "tirx.tvm_access_ptr", "tirx.buffer_data")
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """A read of an input, or of what a reduction makes.
+
+    Attributes
+    ----------
+    buffer : Any
+        What is read.
+    indices : tuple
+        Where, in variables of the reader.
+    """
+
+    buffer: Any
+    indices: tuple[Any, ...]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for reads of the same elements of the same buffer."""
+        return (self.buffer, *map(ir.tvm_ffi.structural_hash, self.indices))
+
+    @property
+    def variables(self) -> frozenset[Any]:
+        """Variables that its indices follow."""
+        return access.variables(self.indices)
+
+    def moved(self, values: Mapping[Any, Any], domain: access.Domain) -> Read:
+        """The same read by a reader of other variables."""
+        return replace(self, indices=access.replaced(self.indices, values, domain))
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """One of the values that a term is the product of.
+
+    Attributes
+    ----------
+    reads : tuple[Read, ...]
+        What it is made of.
+    item : int
+        Bytes of the narrowest type that it has on the way to the term.
+    """
+
+    reads: tuple[Read, ...]
+    item: int
+
+
+@dataclass(eq=False)
+class Program:
+    """Blocks by the buffer that they write, with what each reads.
+
+    Attributes
+    ----------
+    blocks : dict
+        In program order.
+    inputs : dict
+        Place of each input among the parameters.
+    output : Any
+        The buffer of the result.
+    """
+
+    blocks: dict[Any, Block]
+    inputs: dict[Any, int]
+    output: Any
+    _reads: dict[Any, tuple[Read, ...]] = field(default_factory=dict)
+    _factors: dict[Any, tuple[Factor, ...]] = field(default_factory=dict)
+
+    def reads(self, block: Block) -> tuple[Read, ...]:
+        """What a block is made of, in its own variables, each read once."""
+        if block.buffer not in self._reads:
+            self._reads[block.buffer] = self._read(block.value, block)
+        return self._reads[block.buffer]
+
+    def factors(self, block: Block) -> tuple[Factor, ...]:
+        """What the value of a block is the product of, in its own variables."""
+        if block.buffer not in self._factors:
+            self._factors[block.buffer] = self._split(block.value, block)
+        return self._factors[block.buffer]
+
+    def shape(self, read: Read, where: str) -> tuple[int, ...]:
+        """Extents of what a read indexes."""
+        made = self.blocks.get(read.buffer)
+        if made is None:
+            return shape_of(read.buffer, where)
+        return tuple(made.domain[each] for each in made.coordinates)
+
+    def take_apart(self) -> None:
+        """Have the loops of reductions be those that their indices are made of."""
+        for buffer, block in self.blocks.items():
+            if block.combine:
+                indices = [index for each in self.reads(block) for index in each.indices]
+                strides = radices(indices, block.domain)
+                if strides:
+                    self.blocks[buffer] = taken_apart(block, strides)
+                    self._reads.pop(buffer)
+
+    def is_made(self, read: Read) -> bool:
+        """Whether a read is of what a reduction makes."""
+        return read.buffer in self.blocks
+
+    def _split(self, value: Any, block: Block) -> tuple[Factor, ...]:
+        if isinstance(value, ir.tirx.Cast):
+            found = self._split(value.value, block)
+            return tuple(replace(each, item=min(each.item, item_of(value))) for each in found)
+        if isinstance(value, ir.tirx.Mul | ir.tirx.Div):
+            sides = [self._split(each, block) for each in (value.a, value.b)]
+            if all(any(self._made(each) for each in side) for side in sides):
+                # Both come down the chain, so that what is stored is what they make together.
+                sides = [
+                    tuple(replace(each, item=item_of(value)) for each in side) for side in sides
+                ]
+            return _distinct_factors([each for side in sides for each in side])
+        source = self._elementwise(value)
+        if source is None:
+            return (Factor(self._read(value, block), item_of(value)),)
+        values = dict(zip(source.coordinates, value.indices, strict=True))
+        return tuple(
+            Factor(
+                tuple(read.moved(values, block.domain) for read in each.reads),
+                min(each.item, item_of(value)),
+            )
+            for each in self.factors(source)
+        )
+
+    def _made(self, factor: Factor) -> bool:
+        return any(self.is_made(read) for read in factor.reads)
+
+    def _elementwise(self, value: Any) -> Block | None:
+        if not isinstance(value, ir.TensorLoad):
+            return None
+        block = self.blocks.get(value.source)
+        return None if block is None or block.combine else block
+
+    def _read(self, value: Any, block: Block) -> tuple[Read, ...]:
+        loads: list[Any] = []
+        calls: list[Any] = []
+        ir.walk(value, (ir.TensorLoad, loads.append))
+        ir.walk(value, (ir.Call, calls.append))
+        for call in calls:
+            if str(getattr(call.op, "name", "")) in _POINTERS:
+                limit, instead = "reads of elements", "read the elements by their indices"
+                raise refused(block.where, f"a pointer {call}", limit, instead)
+        found: list[Read] = []
+        for load in loads:
+            found += self._through(load, block)
+        return distinct(found)
+
+    def _through(self, load: Any, block: Block) -> list[Read]:
+        where = f"{block.where}, buffer '{load.source.name}'"
+        for index in load.indices:
+            if not access.is_affine(index):
+                kind = "a data-dependent" if _has_load(index) else "an"
+                limit = "sums of loops times constants, and their quotients by constants"
+                instead = "compute that part outside, as a function of its own"
+                raise refused(where, f"{kind} index {index}", limit, instead)
+        if load.source not in self.blocks and load.source not in self.inputs:
+            raise refused(where, "a buffer that nothing writes", "inputs and results of blocks")
+        shape_of(load.source, block.where)
+        source = self._elementwise(load)
+        if source is None:
+            made = self.blocks.get(load.source)
+            indices = load.indices if made is None else apart(made, load.indices)
+            return [Read(load.source, access.simplified(indices, block.domain))]
+        values = dict(zip(source.coordinates, load.indices, strict=True))
+        return [each.moved(values, block.domain) for each in self.reads(source)]
+
+
+def distinct(reads: Iterable[Read]) -> tuple[Read, ...]:
+    """Reads, each once."""
+    return tuple({each.key: each for each in reads}.values())
+
+
+def item_of(value: Any) -> int:
+    """Bytes of an element of a value's type.
+
+    Raises
+    ------
+    PlanRefused
+        For types that are no whole number of bytes.
+    """
+    return _bytes(str(value.ty))
+
+
+def item_of_buffer(buffer: Any) -> int:
+    """Bytes of an element of a buffer; raises as `item_of`."""
+    return _bytes(str(buffer.ty.dtype))
+
+
+def _bytes(dtype: str) -> int:
+    bits = int(ir.tvm.DataType(dtype).bits)
+    if dtype == "bool":
+        return 1
+    if bits % 8:
+        limit, instead = "whole bytes", "pack the elements into bytes"
+        raise refused(f"type {dtype}", f"elements of {bits} bits", limit, instead)
+    return bits // 8
+
+
+def _distinct_factors(factors: Iterable[Factor]) -> tuple[Factor, ...]:
+    found: dict[Any, Factor] = {}
+    for each in factors:
+        key = (each.item, frozenset(read.key for read in each.reads))
+        found.setdefault(key, each)
+    return tuple(found.values())
+
+
+def _has_load(expression: Any) -> bool:
+    found: list[Any] = []
+    ir.walk(expression, (ir.TensorLoad, found.append))
+    return bool(found)
