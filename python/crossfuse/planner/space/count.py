@@ -14,6 +14,7 @@ import numpy as np
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import Chain
+from crossfuse.planner.dataflow.schedules import LoopSchedule
 from crossfuse.planner.space.domain import Domain, Extents, chosen, published
 from crossfuse.planner.space.rules import KINDS, PUBLISHED, Rule, ctas_of
 
@@ -103,18 +104,21 @@ def narrowed(chain: Chain, domain: Domain, rule: Rule) -> Domain:
 
 
 def with_room(
-    chain: Chain, device: Device, domain: Domain, rules: Sequence[Rule], tiles: Extents
-) -> dict[int, dict[float, np.ndarray]]:
-    """Say which tiles have room, by schedule (its index) and CTAs of a cluster."""
-    sizes = np.unique(ctas_of(chain, domain.clusters))
+    chain: Chain,
+    device: Device,
+    schedule: LoopSchedule,
+    rules: Sequence[Rule],
+    tiles: Extents,
+    sizes: np.ndarray,
+) -> dict[float, np.ndarray]:
+    """Say which tiles have room under a schedule, by CTAs of a cluster."""
     length = len(next(iter(tiles.values())))
-    found: dict[int, dict[float, np.ndarray]] = {}
-    for index, schedule in enumerate(domain.schedules):
-        found[index] = {}
-        for size in sizes:
-            ctas = np.full(length, size)
-            flags = [rule.keep(chain, device, schedule, tiles, ctas) for rule in rules]
-            found[index][float(size)] = np.logical_and.reduce(flags)
+    found = {}
+    for size in sizes:
+        ctas, keep = np.full(length, size), np.ones(length, dtype=bool)
+        for rule in rules:
+            keep &= rule.keep(chain, device, schedule, tiles, ctas)
+        found[float(size)] = keep
     return found
 
 
@@ -141,9 +145,10 @@ def _kept(chain: Chain, rule: Rule, dim: str, values: Sequence[int]) -> np.ndarr
 
 
 def _with_room(chain: Chain, device: Device, left: Domain, rules: Sequence[Rule]) -> int:
-    clusters = ctas_of(chain, left.clusters)
-    total = 0
-    for flags in with_room(chain, device, left, rules, left.tiles()).values():
-        for size, keep in flags.items():
-            total += int(np.count_nonzero(keep)) * int(np.count_nonzero(clusters == size))
+    sizes, times = np.unique(ctas_of(chain, left.clusters), return_counts=True)
+    tiles, total = left.tiles(), 0
+    for schedule in left.schedules:
+        flags = with_room(chain, device, schedule, rules, tiles, sizes)
+        for keep, each in zip(flags.values(), times, strict=True):
+            total += int(np.count_nonzero(keep)) * int(each)
     return total

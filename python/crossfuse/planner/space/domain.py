@@ -94,9 +94,16 @@ def published(
     Domain
         All schedules, times clusters, times extent / step blocks for each dim.
     """
-    extents, sizes = chain.extents, tuple(cluster_extents)
-    blocks = {
-        dim: tuple(range(step, max(extent, step) + 1, step)) for dim, extent in extents.items()
+    names, sizes = list(chain.extents), tuple(cluster_extents)
+    clusters = grid(dict.fromkeys(names, sizes))
+    return Domain(tuple(loop_schedules(names)), blocks_of(chain, step), clusters)
+
+
+def blocks_of(chain: Chain, step: int = STEP) -> dict[str, tuple[int, ...]]:
+    """Multiples of a step up to the extent, by dim, and the step at least; any of a batch."""
+    batch = chain.rows[:-1]
+    steps = {dim: 1 if dim in batch else step for dim in chain.extents}
+    return {
+        dim: tuple(range(steps[dim], max(extent, steps[dim]) + 1, steps[dim]))
+        for dim, extent in chain.extents.items()
     }
-    schedules = tuple(loop_schedules(list(extents)))
-    return Domain(schedules, blocks, grid(dict.fromkeys(extents, sizes)))

@@ -24,6 +24,7 @@ from crossfuse.planner.space.rules import (
     Rule,
     ctas_of,
     divides,
+    sum_before_use,
 )
 
 
@@ -78,11 +79,6 @@ def _executable(chain: Chain, clusters: Extents) -> np.ndarray:
     return np.asarray(legal_cluster(chain, clusters))
 
 
-def _innermost_or_spatial(chain: Chain, schedule: LoopSchedule) -> bool:
-    dim = chain.products[0].reduction
-    return dim in schedule.spatial or schedule.order[-1] == dim
-
-
 def innermost(chain: Chain, schedule: LoopSchedule) -> bool:
     """The first reduction is walked, inside all other loops."""
     return schedule.order[-1:] == (chain.products[0].reduction,)
@@ -109,7 +105,7 @@ ALTERNATIVES: Mapping[str, Sequence[Rule]] = {
     ),
     "R3": (
         PUBLISHED[2],
-        Rule("R3", "k innermost or spatial", "schedule", _innermost_or_spatial),
+        Rule("R3", "k innermost or spatial", "schedule", sum_before_use),
         Rule("R3", "k innermost", "schedule", innermost),
         Rule("R3", "no loop over m or n inside k", "schedule", _inside_its_tile),
     ),

@@ -55,8 +55,9 @@ class Rule:
 
 
 def divides(chain: Chain, dim: str, blocks: np.ndarray) -> np.ndarray:
-    """Multiples of 16 that divide the dim."""
-    found: np.ndarray = (blocks % STEP == 0) & (chain.extents[dim] % blocks == 0)
+    """Multiples of 16 that divide the dim; any divisors of a batch."""
+    step = 1 if dim in chain.rows[:-1] else STEP
+    found: np.ndarray = (blocks % step == 0) & (chain.extents[dim] % blocks == 0)
     return found
 
 
@@ -77,10 +78,15 @@ def several_ctas(chain: Chain, clusters: Extents) -> np.ndarray:
 
 
 def sum_before_use(chain: Chain, schedule: LoopSchedule) -> bool:
-    """The first reduction is innermost or spatial, and another loop is walked."""
+    """The first reduction is innermost or spatial: sums are whole before they are activated."""
     dim = chain.products[0].reduction
-    others = [each for each in schedule.order if each != dim]
-    return bool(others) and (dim in schedule.spatial or schedule.order[-1] == dim)
+    return dim in schedule.spatial or schedule.order[-1] == dim
+
+
+def tiles_walked(chain: Chain, schedule: LoopSchedule) -> bool:
+    """As `sum_before_use`, and another loop is walked."""
+    others = [each for each in schedule.order if each != chain.products[0].reduction]
+    return bool(others) and sum_before_use(chain, schedule)
 
 
 def columns_in_a_cluster(chain: Chain, schedule: LoopSchedule) -> bool:
@@ -156,7 +162,7 @@ def live(
 
 R1 = Rule("R1", "tiles are multiples of 16 that divide", "block", divides)
 R2 = Rule("R2", "2 to 16 CTAs, cls_k divides cls_l", "cluster", several_ctas)
-R3 = Rule("R3", "k innermost or spatial, and another loop walked", "schedule", sum_before_use)
+R3 = Rule("R3", "k innermost or spatial, and another loop walked", "schedule", tiles_walked)
 R4 = Rule("R4", "l not spatial", "schedule", columns_in_a_cluster)
 R5 = Rule("R5", "each tensor fits where it may spill to", "room", Room())
 PUBLISHED = (R1, R2, R3, R4, R5)
