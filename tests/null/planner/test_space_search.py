@@ -9,7 +9,7 @@ import pytest
 
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
-from crossfuse.planner.chain.build import matrix_chain
+from crossfuse.planner.chain.build import chain_of, matrix_chain
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.dataflow.cluster import legal_cluster
 from crossfuse.planner.dataflow.movement import MEMORIES, Machine, movement
@@ -25,12 +25,14 @@ from crossfuse.planner.space.roof import Roof
 from crossfuse.planner.space.rules import PUBLISHED, sum_before_use
 from crossfuse.planner.space.search import Candidate, search
 from crossfuse.planner.space.tiles import dividing, even
+from crossfuse.workload import parse
 from null.planner.chains import random_case
 
 H100 = device("nvidia-h100")
 L2 = Machine(H100.l2_bytes)
 SMALL = matrix_chain(48, [32, 80, 32])
 GATED = matrix_chain(16, [16, 48, 32], gated=True)
+CONVOLUTIONS = chain_of(parse("conv_chain:batch=1,H=4,W=4,IC=16,OC1=32,OC2=16,k1=3"))
 THREE = matrix_chain(16, [16, 32, 16, 48])
 #: Ratios that make each level the bound of some candidates; no measured numbers.
 ROOFS = (
@@ -150,12 +152,14 @@ def test_a_loop_of_one_step_may_as_well_be_spatial() -> None:
             checked += 1
 
 
+@pytest.mark.parametrize("chain", [GATED, CONVOLUTIONS])
 @pytest.mark.parametrize("roof", ROOFS)
-def test_no_score_is_below_its_bound(roof: Roof) -> None:
-    for group in all_groups(GATED)[::2]:
-        bound = least_bytes(GATED, roof)
+def test_no_score_is_below_its_bound(chain: Chain, roof: Roof) -> None:
+    """Also where L2 is too small, and memory has each pixel once and L2 all windows."""
+    machine, bound = Machine(10**4), least_bytes(chain, roof)
+    for group in all_groups(chain)[::3]:
         for tiling in group.pieces():
-            moved = movement(GATED, group.schedule, tiling, group.residency, L2)
+            moved = movement(chain, group.schedule, tiling, group.residency, machine)
             assert (roof.score(moved, group, tiling) >= bound.least(group, tiling)).all()
 
 
