@@ -217,6 +217,21 @@ def test_the_best_are_those_of_a_whole_sort(threads: int, piece: int) -> None:
         assert roof.score(alone, group, each.tiling) == each.score
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_bounds_leave_the_same_best_in_any_order(threads: int) -> None:
+    """Of candidates that no other one stands for, the best are those of a search without limits."""
+    groups, roof = all_groups(SMALL, ("published", "again")), ROOFS[0]
+    idle = idle_loops(SMALL, groups)
+    few = search(SMALL, groups, roof.score, L2, keep=20, bounds=[idle], threads=1)
+    bounds = (idle, least_bytes(SMALL, roof))
+    found = search(SMALL, groups, roof.score, L2, keep=20, bounds=bounds, threads=threads, piece=99)
+    wide = [each.score for each in few.best]
+    assert [each.score for each in found.best] == wide
+    assert found.bounded["idle loop"] == few.bounded["idle loop"] > 0
+    once = search(SMALL, groups, roof.score, L2, keep=20, bounds=bounds, threads=1, piece=99)
+    assert [key(each) for each in once.best] == [key(each) for each in found.best]
+
+
 def test_tiles_that_divide_are_among_the_even_ones() -> None:
     for chain in (SMALL, matrix_chain(200, [1000, 11008, 4096])):
         for dim, each in dividing(chain).items():

@@ -125,8 +125,10 @@ def search(
         for order, group, tiling in queue:
             places = np.arange(candidates_of(tiling))
             for each in bounds:
-                # Equal scores may win by their order, so that only worse ones go.
-                stay = np.flatnonzero(each.least(group, tiling) <= top.limit)
+                # Equal scores may win by their order, so that only worse ones go, and those that
+                # another candidate stands for, even while there is no limit yet.
+                least = each.least(group, tiling)
+                stay = np.flatnonzero((least <= top.limit) & (least < np.inf))
                 counts[each.name] += candidates_of(tiling) - len(stay)
                 places, tiling = places[stay], _picked(tiling, stay)
                 if not len(stay):
