@@ -9,6 +9,8 @@ PROGRAM = """
 import sys
 import crossfuse.planner.dataflow.needs, crossfuse.planner.dataflow.movement
 import crossfuse.planner.chain.build, crossfuse.planner.extract.chain
+import crossfuse.planner.space.readings, crossfuse.planner.space.search
+import crossfuse.planner.space.cut, crossfuse.planner.space.families
 print(*sorted({"tvm", "torch", "scipy", "ml_dtypes"} & set(sys.modules)))
 """
 

@@ -1,0 +1,221 @@
+"""A search through groups of candidates: each is analysed and scored, and the best few are kept."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+from typing import TypeAlias
+
+import numpy as np
+
+from crossfuse.errors import PlanRefused, refuse
+from crossfuse.planner.chain.spec import Chain
+from crossfuse.planner.dataflow.movement import Machine, Movement, movement
+from crossfuse.planner.dataflow.residency import Residency
+from crossfuse.planner.dataflow.schedules import LoopSchedule
+from crossfuse.planner.dataflow.tiling import PIECE, Tiling
+from crossfuse.planner.space.bounds import Bound
+from crossfuse.planner.space.groups import Group, candidates_of
+
+#: Lower is better. One number for each candidate, of what it moves and of what it is.
+Score: TypeAlias = "Callable[[Movement, Group, Tiling], np.ndarray]"
+_SCORED = "scored"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a chain.
+
+    Attributes
+    ----------
+    score : float
+        As the caller scored it.
+    family : str
+        Of its group.
+    schedule, residency, tiling
+        What it is; the tiling has plain integers.
+    """
+
+    score: float
+    family: str
+    schedule: LoopSchedule
+    residency: Residency
+    tiling: Tiling
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found.
+
+    Attributes
+    ----------
+    best : tuple[Candidate, ...]
+        Best first. Equal scores are in the order of the groups.
+    scored : int
+        Candidates that were analysed.
+    bounded : Mapping[str, int]
+        Candidates that each bound left out, by its name.
+    """
+
+    best: tuple[Candidate, ...]
+    scored: int
+    bounded: Mapping[str, int]
+
+
+def search(
+    chain: Chain,
+    groups: Sequence[Group],
+    score: Score,
+    machine: Machine,
+    *,
+    keep: int = 8,
+    bounds: Sequence[Bound] = (),
+    threads: int = 2,
+    piece: int = PIECE,
+) -> Found:
+    """Score all candidates and keep the best.
+
+    Parameters
+    ----------
+    chain : Chain
+        What is computed.
+    groups : Sequence[Group]
+        The candidates.
+    score : Callable
+        Of (Movement, Group, Tiling) to an array: the cost model. Called from several threads.
+    machine : Machine
+        See `crossfuse.planner.dataflow.movement.movement`.
+    keep : int
+        Candidates to return at most.
+    bounds : Sequence[Bound]
+        Candidates that one of them puts behind the best `keep` so far are not analysed.
+    threads : int
+        That work at the same time; numpy lets go of the interpreter.
+    piece : int
+        Candidates that are analysed at once.
+
+    Returns
+    -------
+    Found
+        Its `best` is the same for any number of threads. How many candidates a bound left out is
+        not, as it depends on what was found before.
+
+    Raises
+    ------
+    PlanRefused
+        If nothing is to be kept, or there is no candidate.
+    """
+    if keep < 1 or not any(each.size for each in groups):
+        raise refuse(
+            PlanRefused,
+            "search",
+            "keep, candidates",
+            found=f"{keep}, {sum(each.size for each in groups)}",
+            limit="at least one of each",
+            instead="keep 8, say, of groups that rules have left candidates in",
+        )
+    top, queue = _Top(keep), _Queue(groups, piece)
+
+    def run() -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for order, group, tiling in queue:
+            places = np.arange(candidates_of(tiling))
+            for each in bounds:
+                # Equal scores may win by their order, so that only worse ones go, and those that
+                # another candidate stands for, even while there is no limit yet.
+                least = each.least(group, tiling)
+                stay = np.flatnonzero((least <= top.limit) & (least < np.inf))
+                counts[each.name] += candidates_of(tiling) - len(stay)
+                places, tiling = places[stay], _picked(tiling, stay)
+                if not len(stay):
+                    break
+            else:
+                moved = movement(chain, group.schedule, tiling, group.residency, machine)
+                scores = np.broadcast_to(score(moved, group, tiling), (len(places),))
+                top.add(order, group, tiling, places, scores)
+                counts[_SCORED] += len(places)
+        return counts
+
+    with ThreadPoolExecutor(threads) as pool:
+        parts = [each.result() for each in [pool.submit(run) for _ in range(threads)]]
+    total = sum(parts, Counter[str]())
+    return Found(top.best(), total[_SCORED], {each.name: total[each.name] for each in bounds})
+
+
+class _Queue:
+    """Pieces for several threads; each makes its own, when it comes to it.
+
+    They come in a fixed shuffled order: bounds leave more out when good candidates came early.
+    """
+
+    def __init__(self, groups: Iterable[Group], piece: int) -> None:
+        self._lock, self._piece = Lock(), piece
+        places = [
+            (group, batch, start)
+            for group in groups
+            for batch in group.batches
+            for start in range(0, batch.size, piece)
+        ]
+        order = np.random.default_rng(0).permutation(len(places))
+        self._places = iter([(int(each), places[each]) for each in order])
+
+    def __iter__(self) -> Iterator[tuple[int, Group, Tiling]]:
+        while True:
+            with self._lock:
+                place = next(self._places, None)
+            if place is None:
+                return
+            order, (group, batch, start) = place
+            yield order, group, batch.piece(start, self._piece)
+
+
+def _picked(tiling: Tiling, index: np.ndarray) -> Tiling:
+    if len(index) == candidates_of(tiling):
+        return tiling
+    block = {dim: np.asarray(each)[index] for dim, each in tiling.block.items()}
+    cluster = {dim: np.asarray(each)[index] for dim, each in tiling.cluster.items()}
+    return Tiling(block, cluster)
+
+
+class _Top:
+    """The best few so far. The place in the order of candidates breaks ties."""
+
+    def __init__(self, keep: int) -> None:
+        self._keep, self._lock = keep, Lock()
+        self._best: list[tuple[float, int, int, Candidate]] = []
+        self.limit = float("inf")
+
+    def add(
+        self, order: int, group: Group, tiling: Tiling, places: np.ndarray, scores: np.ndarray
+    ) -> None:
+        """Merge the scores of a piece."""
+        few = np.flatnonzero(scores <= self.limit)
+        if len(few) > self._keep:
+            # Among equals the first ones count, which a partial sort does not keep.
+            last = np.partition(scores[few], self._keep - 1)[self._keep - 1]
+            better = few[scores[few] < last]
+            equal = few[scores[few] == last][: self._keep - len(better)]
+            few = np.concatenate([better, equal])
+        found = [
+            (float(scores[each]), order, int(places[each]), _one(group, tiling, int(each), scores))
+            for each in few
+        ]
+        with self._lock:
+            merged = [*self._best, *found]
+            self._best = heapq.nsmallest(self._keep, merged, key=lambda each: each[:3])
+            if len(self._best) == self._keep:
+                self.limit = self._best[-1][0]
+
+    def best(self) -> tuple[Candidate, ...]:
+        return tuple(each[-1] for each in self._best)
+
+
+def _one(group: Group, tiling: Tiling, index: int, scores: np.ndarray) -> Candidate:
+    block = {dim: int(np.asarray(each)[index]) for dim, each in tiling.block.items()}
+    cluster = {dim: int(np.asarray(each)[index]) for dim, each in tiling.cluster.items()}
+    score = float(scores[index])
+    return Candidate(score, group.family, group.schedule, group.residency, Tiling(block, cluster))
