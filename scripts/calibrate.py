@@ -8,7 +8,6 @@ Takes about a minute, most of it compiling. Nothing else should run on the GPU.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -36,7 +35,7 @@ def main() -> int:
     except RefusedError as error:
         print(error, file=sys.stderr)
         return 2
-    write_atomically(options.out, (json.dumps(found.to_json(), indent=1) + "\n").encode())
+    write_atomically(options.out, found.text().encode())
     note(f"written to {options.out}")
     return 0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
 from crossfuse.planner.calibration.products import TYPES, products
-from crossfuse.planner.calibration.record import MEASURED, Measured, read
+from crossfuse.planner.calibration.record import VERSION, Measured, read
 
 SOURCES = Path(__file__).parent / "cuda"
 """Directory of the CUDA programs."""
@@ -140,7 +140,7 @@ def assemble(
         else:
             found[name] = entry
         spread[name] = round(max(spread.get(name, 0.0), line["spread"]), 4)
-    head = {"device": device, "status": MEASURED, "version": 1, "machine": dict(machine)}
+    head = {"name": device, "provisional": False, "version": VERSION, "machine": dict(machine)}
     return read({**found, **head, "spread": spread}, f"measurement of {device}")
 
 
@@ -157,7 +157,7 @@ def _entry(line: Mapping[str, Any]) -> tuple[str | None, Any]:
         field = name if line["method"] == "st.async" else f"{name}_bulk"
         return field, [line["size"], value]
     if name == "latency" and line.get("size", _DSM_CLUSTER) == _DSM_CLUSTER:
-        return f"latency_{line['level']}", value
+        return line["level"], value
     return None, None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import lru_cache
@@ -18,8 +17,6 @@ VERSION = 1
 
 DIRECTORY = Path(__file__).parent.parent / "devices"
 """Where the records that come with the package are."""
-
-MEASURED, PROVISIONAL = "measured", "provisional"
 
 _AGAIN = "measure the device again: python scripts/calibrate.py --device NAME --out FILE"
 # Least and largest value that a Hopper GPU can have, several times what is known on either side.
@@ -37,14 +34,24 @@ _LIMITS = {
     "dsm_push": (2e3, 5e5),
     "dsm_push_bulk": (2e3, 5e5),
     "tensor": (1e4, 5e7),
-    "latency_hbm": (0.1, 5.0),
-    "latency_l2": (0.03, 2.0),
-    "latency_dsm": (0.02, 1.0),
-    "cluster_barrier": (0.02, 5.0),
+    "hbm": (0.1, 5.0),
+    "l2": (0.03, 2.0),
+    "dsm": (0.02, 1.0),
+    "cluster_barrier": (0.002, 5.0),
     "flag": (0.1, 20.0),
     "launch": (0.2, 20.0),
     "early_launch": (0.1, 20.0),
     "resident": (1, 132),
+}
+# Numbers in a row of a field that is a table: keys, then the value.
+_WIDTHS = {
+    "multicast_ingest": 2,
+    "multicast_ingest_one": 2,
+    "dsm_push": 2,
+    "dsm_push_bulk": 2,
+    "cluster_barrier": 2,
+    "resident": 2,
+    "tensor": 4,
 }
 
 
@@ -54,10 +61,10 @@ class Measured:
 
     Attributes
     ----------
-    device : str
+    name : str
         Target name, see `crossfuse.hardware.device`.
-    status : str
-        ``"measured"``, or ``"provisional"`` where numbers are published or derived.
+    provisional : bool
+        Whether numbers are published or derived instead of measured on this device.
     hbm_read, hbm_write, l2_read, l2_write : float
         Bytes a microsecond over all SMs, by ordinary accesses.
     sm_ingest : float
@@ -73,7 +80,7 @@ class Measured:
     tensor : tuple[tuple[int, int, str, float], ...]
         Rows and columns of a CTA's tile, element type, floating-point operations a microsecond of
         one SM, operands in shared memory.
-    latency_hbm, latency_l2, latency_dsm : float
+    hbm, l2, dsm : float
         Microseconds of a load that the next one waits for; DSM in a cluster of 4.
     cluster_barrier : tuple[tuple[int, float], ...]
         Cluster size, and microseconds of arrive.release and wait.acquire.
@@ -95,8 +102,8 @@ class Measured:
         Of the schema.
     """
 
-    device: str
-    status: str
+    name: str
+    provisional: bool
     hbm_read: float
     hbm_write: float
     l2_read: float
@@ -109,9 +116,9 @@ class Measured:
     dsm_push: tuple[tuple[int, float], ...]
     dsm_push_bulk: tuple[tuple[int, float], ...]
     tensor: tuple[tuple[int, int, str, float], ...]
-    latency_hbm: float
-    latency_l2: float
-    latency_dsm: float
+    hbm: float
+    l2: float
+    dsm: float
     cluster_barrier: tuple[tuple[int, float], ...]
     flag: float
     launch: float
@@ -125,6 +132,17 @@ class Measured:
     def to_json(self) -> dict[str, Any]:
         """As a value that `json` can write."""
         return asdict(self)
+
+    def text(self) -> str:
+        """As the JSON text of a file, with a row of a table on each line."""
+        parts = (f"  {json.dumps(key)}: {_lines(value)}" for key, value in self.to_json().items())
+        return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _lines(value: object) -> str:
+    if not isinstance(value, tuple):
+        return json.dumps(value)
+    return "[\n" + ",\n".join(f"    {json.dumps(row)}" for row in value) + "\n  ]"
 
 
 def read(value: object, where: str = "record") -> Measured:
@@ -162,9 +180,9 @@ def read(value: object, where: str = "record") -> Measured:
     if missing or unknown:
         found = [f"no {name}" for name in missing] + [f"unknown {name}" for name in unknown]
         raise _refuse("fields", where, ", ".join(found), "the fields of Measured")
-    device(str(value["device"]))
-    if value["status"] not in (MEASURED, PROVISIONAL):
-        raise _refuse("status", where, value["status"], f"{MEASURED} or {PROVISIONAL}")
+    device(str(value["name"]))
+    if not isinstance(value["provisional"], bool):
+        raise _refuse("corrupt", f"provisional of {where}", value["provisional"], "true or false")
     checked = {name: _checked(name, value[name], where) for name in _LIMITS}
     return Measured(**{**value, **checked})
 
@@ -205,7 +223,7 @@ def measured(name: str) -> Measured:
     Returns
     -------
     Measured
-        Its record; `status` says whether it was measured.
+        Its record; `provisional` says whether it was measured elsewhere.
 
     Raises
     ------
@@ -221,20 +239,29 @@ def _shipped(name: str) -> Measured:
 
 
 def _checked(name: str, value: object, where: str) -> Any:
-    """A number, or rows whose last entry is one, all within the limits of a field."""
+    """A number, or the rows of a table, within the limits of a field."""
+    width = _WIDTHS.get(name)
+    if width is None:
+        return _number(name, value, where)
+    if not isinstance(value, (list, tuple)) or not value:
+        raise _refuse("corrupt", f"{name} of {where}", repr(value), "a list of rows")
+    for row in value:
+        if not isinstance(row, (list, tuple)) or len(row) != width:
+            raise _refuse("corrupt", f"{name} of {where}", repr(row), f"rows of {width} entries")
+        _number(name, row[-1], where)
+    rows = sorted(tuple(row) for row in value)
+    if len({row[:-1] for row in rows}) != len(rows):
+        raise _refuse("corrupt", f"{name} of {where}", "a key twice", "each key once")
+    return tuple(rows)
+
+
+def _number(name: str, value: object, where: str) -> float:
     least, most = _LIMITS[name]
-    rows = value if isinstance(value, (list, tuple)) else [[value]]
-    if not rows:
-        raise _refuse("corrupt", f"{name} of {where}", "no entries", "at least one")
-    for row in rows:
-        if not isinstance(row, (list, tuple)) or not row:
-            raise _refuse("corrupt", f"{name} of {where}", repr(row), "rows that end in a number")
-        last = row[-1]
-        if isinstance(last, bool) or not isinstance(last, (int, float)):
-            raise _refuse("corrupt", f"{name} of {where}", repr(last), "a number")
-        if not math.isfinite(last) or not least <= last <= most:
-            raise _refuse("absurd", f"{name} of {where}", last, f"{least:g} to {most:g}")
-    return tuple(map(tuple, rows)) if isinstance(value, (list, tuple)) else value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _refuse("corrupt", f"{name} of {where}", repr(value), "a number")
+    if not least <= value <= most:  # not a number is not between them either
+        raise _refuse("absurd", f"{name} of {where}", value, f"{least:g} to {most:g}")
+    return value
 
 
 def _refuse(fault: str, where: str, found: object, limit: str) -> RefusedError:

@@ -20,7 +20,6 @@ int main() {
     if (clusters == 0) continue;
     const std::string keys = "\"size\": " + std::to_string(size);
     harness::report("resident", keys, {static_cast<double>(clusters), 0, 1});
-    if (size == 1) continue;
     harness::report("cluster_barrier", keys, harness::each(kMeetings, [&] {
                       harness::launch(meet, clusters * size, 128, size, kMeetings);
                     }));

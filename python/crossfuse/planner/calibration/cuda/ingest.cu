@@ -77,13 +77,13 @@ int main() {
   const unsigned char* data = harness::device_array<unsigned char>(kLarge);
   const int sms = harness::resident(ingest, 64, 1);
   measure("sm_ingest", "", data, 1, 1, kSmall, 2048);
-  measure("sm_ingest_all", "", data, 1, sms, kSmall, 1024);
+  measure("sm_ingest_all", "", data, 1, sms, kSmall, 2048);
   measure("hbm_ingest_all", "", data, 1, sms, kLarge, 992);
-  for (int size : {2, 4, 8, 16}) {
+  for (int size : {1, 2, 4, 8, 16}) {
     const int clusters = harness::resident(ingest, 64, size);
     const std::string keys = "\"size\": " + std::to_string(size);
-    measure("multicast_ingest_one", keys, data, size, 1, kSmall, 1024);
-    measure("multicast_ingest", keys, data, size, clusters, kSmall, 1024);
+    measure("multicast_ingest_one", keys, data, size, 1, kSmall, 2048);
+    measure("multicast_ingest", keys, data, size, clusters, kSmall, 2048);
   }
   return 0;
 }
