@@ -30,17 +30,19 @@ TYPES = {
     "float16": ElementType("f16", 16, 0xBFFFBFFF),
     "float8_e4m3fn": ElementType("e4m3", 32, 0xBFBFBFBF),
 }
-COLUMNS = (8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 176, 192, 224, 256)
+COLUMNS = (8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 224, 256)
 """Columns of a tile that are measured; those between are interpolated."""
 
 
-def products(dtype: str) -> str:
+def products(dtype: str, columns: tuple[int, ...] = COLUMNS) -> str:
     """Write the header ``products.cuh`` of one element type.
 
     Parameters
     ----------
     dtype : str
         A key of `TYPES`.
+    columns : tuple[int, ...]
+        Columns of the tiles to measure: multiples of 8 up to 256.
 
     Returns
     -------
@@ -59,12 +61,12 @@ constexpr uint32_t kNumbers = {kind.numbers:#x}u;
 
 template <int... kColumns>
 struct Columns {{}};
-using MeasuredColumns = Columns<{", ".join(map(str, COLUMNS))}>;
+using MeasuredColumns = Columns<{", ".join(map(str, columns))}>;
 
 template <int kColumns>
 struct Product;
 """
-    return head + "".join(_product(kind, columns) for columns in COLUMNS)
+    return head + "".join(_product(kind, each) for each in columns)
 
 
 def _product(kind: ElementType, columns: int) -> str:
