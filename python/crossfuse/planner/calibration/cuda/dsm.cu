@@ -1,6 +1,6 @@
 // Bytes that one SM sends to the shared memory of its peers in a microsecond, with all clusters
 // busy: in each step every CTA sends 16 KiB to one peer, to another one each time, and hears from
-// one. Four steps are under way at once.
+// one. Up to eight steps are under way at once.
 //
 //   dsm_push, method "bulk"      one thread sends by cp.async.bulk
 //   dsm_push, method "st.async"  eight warps send 16 bytes a thread by st.async
@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr int kStages = 4;
+constexpr int kStages = 8;
 constexpr uint32_t kPiece = 16 * 1024;
 constexpr int kSenders = 256;
 constexpr int kThreads = kSenders + 32;
@@ -52,8 +52,7 @@ __global__ void __launch_bounds__(kThreads) push(int steps) {
     for (int i = 0; i < slots; ++i) ptx::init(empty + 8 * i, 1);
     ptx::publish_init();
   }
-  __syncthreads();
-  ptx::meet_cluster();
+  ptx::meet_again();
   if (threadIdx.x < kSenders) {
     if (!kBulk || threadIdx.x == 0)
       for (int step = 0; step < steps; ++step) {
@@ -76,8 +75,7 @@ __global__ void __launch_bounds__(kThreads) push(int steps) {
       ptx::arrive_peer(ptx::peer(empty + 8 * (next % slots), sender));
     }
   }
-  __syncthreads();
-  ptx::meet_cluster();
+  ptx::meet_again();
 }
 
 template <bool kBulk>

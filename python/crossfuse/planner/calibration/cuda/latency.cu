@@ -1,7 +1,6 @@
 // Microseconds of one load that waits for the load before it: a walk along a list of one thread.
 //
-//   latency, level "hbm"  32768 lines of 128 bytes of 256 MiB, each read for the first time since
-//                         the cache was filled with something else
+//   latency, level "hbm"  lines of 128 bytes out of 256 MiB, 32768 others in each repeat
 //   latency, level "l2"   the lines of 4 MiB, which were read before, past the L1 cache
 //   latency, level "dsm"  words in the shared memory of another CTA of a cluster, by its size
 #include "ptx.cuh"
@@ -23,11 +22,12 @@ __global__ void link(uint32_t* words, uint32_t lines, int shift) {
   words[size_t{__brev(step) >> shift} * kWords] = __brev(next) >> shift;
 }
 
-__global__ void walk(const uint32_t* words, uint32_t first, int hops, uint32_t* end) {
-  uint32_t at = first;
+// From the line where the last walk ended.
+__global__ void walk(const uint32_t* words, int hops, uint32_t* place) {
+  uint32_t at = *place;
   for (int i = 0; i < hops; ++i)
     asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(at) : "l"(words + size_t{at} * kWords));
-  *end = at;
+  *place = at;
 }
 
 extern __shared__ __align__(128) unsigned char memory[];
@@ -39,7 +39,7 @@ __global__ void walk_peers(int hops, uint32_t* end) {
   uint32_t* words = reinterpret_cast<uint32_t*>(memory);
   for (uint32_t i = threadIdx.x; i < 1024; i += blockDim.x)
     words[i * 8] = own + (i + 1) % 1024 * 32;
-  ptx::meet_cluster();
+  ptx::meet_again();
   uint32_t sum = 0;
   if (ptx::rank() == 0 && threadIdx.x == 0)
     for (uint32_t other = 1; other < ptx::cluster_size(); ++other) {
@@ -47,20 +47,15 @@ __global__ void walk_peers(int hops, uint32_t* end) {
       for (int i = 0; i < hops; ++i) at = ptx::load_peer(at);
       sum += at;
     }
-  ptx::meet_cluster();
+  ptx::meet_again();
   if (ptx::rank() == 0 && threadIdx.x == 0) *end = sum;
 }
 
-int shift_of(uint32_t lines) { return 32 - __builtin_ctz(lines); }
-
-// The cache is filled with something else before each walk, out of the time that is taken.
-void measure_far(const uint32_t* words, uint32_t* other, uint32_t* end) {
-  harness::report("latency", "\"level\": \"hbm\"",
-                  harness::each(
-                      kHops, [&] { walk<<<1, 1>>>(words, 0, kHops, end); },
-                      [&] {
-                        CHECK(cudaMemsetAsync(other, 0, size_t{kFarLines} * kWords * 4));
-                      }));
+void measure(const char* level, uint32_t* words, uint32_t lines, uint32_t* place) {
+  CHECK(cudaMemset(place, 0, sizeof *place));
+  link<<<lines / 256, 256>>>(words, lines, 32 - __builtin_ctz(lines));
+  harness::report("latency", std::string("\"level\": \"") + level + "\"",
+                  harness::each(kHops, [&] { walk<<<1, 1>>>(words, kHops, place); }));
 }
 
 }  // namespace
@@ -69,14 +64,10 @@ int main() {
   harness::begin();
   harness::allow(walk_peers);
   uint32_t* words = harness::device_array<uint32_t>(size_t{kFarLines} * kWords);
-  uint32_t* other = harness::device_array<uint32_t>(size_t{kFarLines} * kWords);
   uint32_t* end = harness::device_array<uint32_t>(1);
-  link<<<kFarLines / 256, 256>>>(words, kFarLines, shift_of(kFarLines));
-  measure_far(words, other, end);
-  link<<<kNearLines / 256, 256>>>(words, kNearLines, shift_of(kNearLines));
-  harness::report("latency", "\"level\": \"l2\"", harness::each(kHops, [&] {
-                    walk<<<1, 1>>>(words, 0, kHops, end);
-                  }));
+  // What was linked last is in the cache still, and is walked to last: after 2 million lines.
+  measure("hbm", words, kFarLines, end);
+  measure("l2", words, kNearLines, end);
   for (int size : {2, 4, 8, 16})
     harness::report("latency", "\"level\": \"dsm\", \"size\": " + std::to_string(size),
                     harness::each(static_cast<double>(kPeerHops) * (size - 1), [&] {

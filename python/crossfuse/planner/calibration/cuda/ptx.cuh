@@ -43,6 +43,12 @@ __device__ __forceinline__ void meet_cluster() {
                    : "memory");
 }
 
+// The same behind code in which threads of a warp went different ways.
+__device__ __forceinline__ void meet_again() {
+  __syncthreads();
+  meet_cluster();
+}
+
 __device__ __forceinline__ void init(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
@@ -56,9 +62,10 @@ __device__ __forceinline__ void expect(uint32_t barrier, uint32_t bytes) {
                : "memory");
 }
 
+// As the kernels arrive at rings of peers. A release to the cluster would wait for the memory, a
+// third of a microsecond; what is freed here was read by nobody.
 __device__ __forceinline__ void arrive_peer(uint32_t barrier_of_peer) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier_of_peer)
-               : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier_of_peer) : "memory");
 }
 
 // Wait for the phase of this parity; `code` names the wait if it does not end.
@@ -68,7 +75,7 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity, unsigned
   while (true) {
     asm volatile(
         "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
         "selp.u32 %0, 1, 0, p;\n}"
         : "=r"(done)
         : "r"(barrier), "r"(parity)
