@@ -11,12 +11,21 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from crossfuse.bench.calibrate import calibrate
 from crossfuse.bench.environment import record
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device
 from crossfuse.runtime.files import write_atomically
+
+
+def machine() -> dict[str, Any]:
+    """What of this machine the numbers depend on; paths stay here."""
+    found = record()
+    cuda = str(found["versions"].get("nvcc", "unknown")).split()[0]
+    kept = {key: found[key] for key in ("crossfuse", "commit", "date")}
+    return {"gpu": found["gpu"], "cuda": cuda, **kept}
 
 
 def main() -> int:
@@ -31,7 +40,7 @@ def main() -> int:
         print(f"{time.perf_counter() - start:6.1f} s  {line}", flush=True)
 
     try:
-        found = calibrate(device(options.device).name, record, note=note)
+        found = calibrate(device(options.device).name, machine, note=note)
     except RefusedError as error:
         print(error, file=sys.stderr)
         return 2

@@ -35,7 +35,7 @@ def test_a_provisional_record_names_sources_and_a_measured_one_its_machine(name:
         assert record.machine["sources"]
         assert not record.spread
     else:
-        assert set(record.machine) >= {"gpu", "versions", "commit", "date"}
+        assert set(record.machine) >= {"gpu", "cuda", "commit", "date"}
         tables = {"resident"}  # counted by the driver
         assert all(record.spread[each] > 0 for each in record.spread if each not in tables)
 
