@@ -1,0 +1,275 @@
+"""The measured numbers of one device, as they are stored in ``planner/devices``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
+from crossfuse.hardware import device
+
+VERSION = 1
+"""Version of the schema; records of another one are stale."""
+
+DIRECTORY = Path(__file__).parent.parent / "devices"
+"""Where the records that come with the package are."""
+
+_AGAIN = "measure the device again: python scripts/calibrate.py --device NAME --out FILE"
+# Least and largest value that a Hopper GPU can have, several times what is known on either side.
+# Rates in bytes or operations a microsecond, latencies in microseconds.
+_LIMITS = {
+    "hbm_read": (5e5, 1e7),
+    "hbm_write": (5e5, 1e7),
+    "hbm_ingest_all": (5e5, 1e7),
+    "l2_read": (1e6, 5e7),
+    "l2_write": (5e5, 5e7),
+    "sm_ingest": (1e4, 1e6),
+    "sm_ingest_all": (1e6, 5e7),
+    "multicast_ingest": (5e3, 1e6),
+    "multicast_ingest_one": (5e3, 1e6),
+    "dsm_push": (2e3, 5e5),
+    "dsm_push_bulk": (2e3, 5e5),
+    "tensor": (1e4, 5e7),
+    "hbm": (0.1, 5.0),
+    "l2": (0.03, 2.0),
+    "dsm": (0.02, 1.0),
+    "cluster_barrier": (0.002, 5.0),
+    "flag": (0.1, 20.0),
+    "launch": (0.2, 20.0),
+    "early_launch": (0.1, 20.0),
+    "resident": (1, 132),
+}
+# Numbers in a row of a field that is a table: keys, then the value.
+_WIDTHS = {
+    "multicast_ingest": 2,
+    "multicast_ingest_one": 2,
+    "dsm_push": 2,
+    "dsm_push_bulk": 2,
+    "cluster_barrier": 2,
+    "resident": 2,
+    "tensor": 4,
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one GPU model can do. Rates of "one SM" are with all SMs at work, if not said.
+
+    Attributes
+    ----------
+    name : str
+        Target name, see `crossfuse.hardware.device`.
+    provisional : bool
+        Whether numbers are published or derived instead of measured on this device.
+    hbm_read, hbm_write, l2_read, l2_write : float
+        Bytes a microsecond over all SMs, by ordinary accesses.
+    sm_ingest : float
+        Bytes a microsecond that one SM takes in by TMA from L2, the others idle.
+    sm_ingest_all, hbm_ingest_all : float
+        The same of all SMs together, from L2 and from HBM.
+    multicast_ingest, multicast_ingest_one : tuple[tuple[int, float], ...]
+        Cluster size, and bytes a microsecond that arrive at one SM when each CTA loads its share
+        for all; clusters on all SMs, and one cluster alone.
+    dsm_push, dsm_push_bulk : tuple[tuple[int, float], ...]
+        Cluster size, and bytes a microsecond that one SM sends to peers by st.async, and by bulk
+        copies.
+    tensor : tuple[tuple[int, int, str, float], ...]
+        Rows and columns of a CTA's tile, element type, floating-point operations a microsecond of
+        one SM, operands in shared memory.
+    hbm, l2, dsm : float
+        Microseconds of a load that the next one waits for; DSM in a cluster of 4.
+    cluster_barrier : tuple[tuple[int, float], ...]
+        Cluster size, and microseconds of arrive.release and wait.acquire.
+    flag : float
+        Microseconds from a store and release on one SM to acquire and load on another, through L2.
+    launch, early_launch : float
+        Microseconds from one empty kernel to the next in a CUDA graph, and with programmatic
+        dependent launch.
+    resident : tuple[tuple[int, int], ...]
+        Cluster size, and clusters that run at once with all shared memory of an SM for each CTA.
+    spread : Mapping[str, float]
+        By field: (largest - smallest) / median of the repeats, the worst of its entries.
+    machine : Mapping[str, Any]
+        Where it comes from: device name, clocks, driver, CUDA version, date, commit; of a
+        provisional record the sources.
+    fitted : Mapping[str, Any]
+        Constants that no micro-benchmark gives, fitted to measured kernels by the cost model.
+    version : int
+        Of the schema.
+    """
+
+    name: str
+    provisional: bool
+    hbm_read: float
+    hbm_write: float
+    l2_read: float
+    l2_write: float
+    sm_ingest: float
+    sm_ingest_all: float
+    hbm_ingest_all: float
+    multicast_ingest: tuple[tuple[int, float], ...]
+    multicast_ingest_one: tuple[tuple[int, float], ...]
+    dsm_push: tuple[tuple[int, float], ...]
+    dsm_push_bulk: tuple[tuple[int, float], ...]
+    tensor: tuple[tuple[int, int, str, float], ...]
+    hbm: float
+    l2: float
+    dsm: float
+    cluster_barrier: tuple[tuple[int, float], ...]
+    flag: float
+    launch: float
+    early_launch: float
+    resident: tuple[tuple[int, int], ...]
+    spread: Mapping[str, float] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    fitted: Mapping[str, Any] = field(default_factory=dict)
+    version: int = VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        """As a value that `json` can write."""
+        return asdict(self)
+
+    def text(self) -> str:
+        """As the JSON text of a file, with a row of a table on each line."""
+        parts = (f"  {json.dumps(key)}: {_lines(value)}" for key, value in self.to_json().items())
+        return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _lines(value: object) -> str:
+    if not isinstance(value, tuple):
+        return json.dumps(value)
+    return "[\n" + ",\n".join(f"    {json.dumps(row)}" for row in value) + "\n  ]"
+
+
+def read(value: object, where: str = "record") -> Measured:
+    """Read and check what `Measured.to_json` and JSON made of a record.
+
+    Parameters
+    ----------
+    value : object
+        Fields by name.
+    where : str
+        File or name that refusals show.
+
+    Returns
+    -------
+    Measured
+        The record.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If it is of another version of the schema, a field is missing or unknown, or a value is
+        not one that a Hopper GPU can have.
+    """
+    if not isinstance(value, Mapping):
+        raise _refuse("corrupt", where, f"a {type(value).__name__}", "a JSON object with fields")
+    if value.get("version") != VERSION:
+        raise _refuse("stale", where, f"version {value.get('version')}", f"version {VERSION}")
+    names = {each.name for each in fields(Measured)}
+    needed = {
+        each.name
+        for each in fields(Measured)
+        if each.default is MISSING and each.default_factory is MISSING
+    }
+    missing, unknown = sorted(needed - set(value)), sorted(set(value) - names)
+    if missing or unknown:
+        found = [f"no {name}" for name in missing] + [f"unknown {name}" for name in unknown]
+        raise _refuse("fields", where, ", ".join(found), "the fields of Measured")
+    device(str(value["name"]))
+    if not isinstance(value["provisional"], bool):
+        raise _refuse("corrupt", f"provisional of {where}", value["provisional"], "true or false")
+    checked = {name: _checked(name, value[name], where) for name in _LIMITS}
+    return Measured(**{**value, **checked})
+
+
+def load(path: Path) -> Measured:
+    """Read a record from a file.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        JSON file.
+
+    Returns
+    -------
+    Measured
+        The record.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If the file cannot be read, is no JSON, or `read` refuses what it says.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _refuse("corrupt", str(path), str(error), "a JSON file") from error
+    return read(value, str(path))
+
+
+def measured(name: str) -> Measured:
+    """Look up the record of a device that comes with the package.
+
+    Parameters
+    ----------
+    name : str
+        Target name, such as ``"nvidia-h100"``.
+
+    Returns
+    -------
+    Measured
+        Its record; `provisional` says whether it was measured elsewhere.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If the device is unknown, has no record, or the record is not sound.
+    """
+    return _shipped(device(name).name)
+
+
+@lru_cache(maxsize=8)
+def _shipped(name: str) -> Measured:
+    return load(DIRECTORY / f"{name}.json")
+
+
+def _checked(name: str, value: object, where: str) -> Any:
+    """A number, or the rows of a table, within the limits of a field."""
+    width = _WIDTHS.get(name)
+    if width is None:
+        return _number(name, value, where)
+    if not isinstance(value, (list, tuple)) or not value:
+        raise _refuse("corrupt", f"{name} of {where}", repr(value), "a list of rows")
+    for row in value:
+        if not isinstance(row, (list, tuple)) or len(row) != width:
+            raise _refuse("corrupt", f"{name} of {where}", repr(row), f"rows of {width} entries")
+        _number(name, row[-1], where)
+    rows = sorted(tuple(row) for row in value)
+    if len({row[:-1] for row in rows}) != len(rows):
+        raise _refuse("corrupt", f"{name} of {where}", "a key twice", "each key once")
+    return tuple(rows)
+
+
+def _number(name: str, value: object, where: str) -> float:
+    least, most = _LIMITS[name]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _refuse("corrupt", f"{name} of {where}", repr(value), "a number")
+    if not least <= value <= most:  # not a number is not between them either
+        raise _refuse("absurd", f"{name} of {where}", value, f"{least:g} to {most:g}")
+    return value
+
+
+def _refuse(fault: str, where: str, found: object, limit: str) -> RefusedError:
+    return refuse(
+        EnvironmentRefused,
+        f"calibration-{fault}",
+        where,
+        found=found,
+        limit=limit,
+        instead=_AGAIN,
+    )
