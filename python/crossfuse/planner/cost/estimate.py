@@ -268,7 +268,8 @@ def library(shape: Shape, rates: Rates) -> Estimate:
         hbm = size / (fitted.library * rates.hbm_read)
         tensor = work / (fitted.library * peak)
         clock.loop(Streams(hbm, 0.0, 0.0, tensor, (0.0, tensor)), 0.0)
-    count = (1 + shape.products if shape.l else 0) + 1 + (shape.l > 0) - 1
+    # A product, an activation (of gate and up: two), and a product.
+    count = np.where(np.asarray(shape.l) > 0, 2 + shape.products, 1)
     clock.add("kernels", count * fitted.library_kernel)
     return Estimate(clock.terms, clock.busy)
 

@@ -74,26 +74,38 @@ class Fit:
 
 def predict(samples: Sequence[Sample], device: Device) -> Callable[[Rates], np.ndarray]:
     """Prepare the estimate of all samples: a function of the constants alone."""
-    groups: dict[tuple[Shape, str], list[int]] = {}
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for index, each in enumerate(samples):
-        groups.setdefault((each.shape, each.family), []).append(index)
-    stacks: dict[tuple[Shape, str], Any] = {}
-    for (shape, family), indices in groups.items():
-        if family != LIBRARY:
-            kernels = stack([read_kernel(family, samples[each].tiles) for each in indices])
-            stacks[shape, family] = kernels, memories(kernels, shape, device)[-1]
+        shape = each.shape
+        key = (each.family, shape.products, shape.item, shape.out, shape.k_major)
+        groups.setdefault(key, []).append(index)
+    stacks: list[tuple[list[int], Any, Shape, Any]] = []
+    for (family, *_), indices in groups.items():
+        shapes = _together([samples[each].shape for each in indices])
+        if family == LIBRARY:
+            stacks.append((indices, None, shapes, None))
+            continue
+        kernels = stack([read_kernel(family, samples[each].tiles) for each in indices])
+        stacks.append((indices, kernels, shapes, memories(kernels, shapes, device)[-1]))
 
     def times(rates: Rates) -> np.ndarray:
         found = np.zeros(len(samples))
-        for (shape, family), indices in groups.items():
-            if family == LIBRARY:
-                found[indices] = library(shape, rates).microseconds
-                continue
-            kernels, room = stacks[shape, family]
-            found[indices] = estimate(kernels, shape, device, rates, room).microseconds
+        for indices, kernels, shapes, room in stacks:
+            if kernels is None:
+                found[indices] = library(shapes, rates).microseconds
+            else:
+                found[indices] = estimate(kernels, shapes, device, rates, room).microseconds
         return found
 
     return times
+
+
+def _together(shapes: Sequence[Shape]) -> Shape:
+    """Shapes that differ in their extents alone, as one of arrays."""
+    extents: Any = {
+        each: np.array([getattr(shape, each) for shape in shapes], np.float64) for each in "mnkl"
+    }
+    return replace(shapes[0], **extents)
 
 
 def fit(

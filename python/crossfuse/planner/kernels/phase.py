@@ -161,7 +161,7 @@ def _as_stored(shape: Shape, columns: Count, depth: Count, sharers: Count) -> tu
     return size, shared
 
 
-def sums_received(shape: Shape, rows: Count, columns: Count, width: int, split: Count) -> Count:
+def sums_received(shape: Shape, rows: Count, columns: Count, width: Count, split: Count) -> Count:
     """Bytes of float32 partial sums that a CTA receives of all CTAs of its cluster.
 
     Parameters
@@ -170,14 +170,14 @@ def sums_received(shape: Shape, rows: Count, columns: Count, width: int, split: 
         Whose rows there are.
     rows, columns : Count
         Of the tile.
-    width : int
+    width : Count
         Columns of the output.
     split : Count
         CTAs that share the reduction; nothing is sent where it is 1.
     """
     inside = least(rows, shape.m)
     # Of one row, each CTA sums some columns; of several, as many rows as the others.
-    whole = ceil_div(inside, split) * split if shape.m > 1 else inside
+    whole = choose(shape.m > 1, ceil_div(inside, split) * split, inside)
     return choose(split > 1, whole * least(columns, width) * 4, 0)
 
 
