@@ -86,7 +86,9 @@ def _read(path: Path) -> Iterator[Sample]:
             row = json.loads(line)
             if row.get("status") == "ok" and row.get("microseconds"):
                 given = row["candidate"]
-                yield _sample(given["spec"], given["family"], given.get("tiles", {}), row["microseconds"])
+                yield _sample(
+                    given["spec"], given["family"], given.get("tiles", {}), row["microseconds"]
+                )
         return
     for row in json.loads(text)["rows"]:
         yield from _of_bench(row)

@@ -23,7 +23,7 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.loop import Load, Streams, ingest_speed, overlapped, streams, turns_of
 from crossfuse.planner.cost.rates import Rates, at
-from crossfuse.planner.dataflow.counts import Count, Share, choose, least
+from crossfuse.planner.dataflow.counts import Count, Share, choose, least, where
 from crossfuse.planner.kernels.clustered import ClusteredKernel
 from crossfuse.planner.kernels.every import Kernel, memories
 from crossfuse.planner.kernels.memory import Memory
@@ -49,6 +49,7 @@ TERMS = (
     "exchange",
     "barrier",
     "sums",
+    "spills",
     "store",
     "kernels",
 )
@@ -159,8 +160,8 @@ class _Work:
         sent = phase.received * (split - 1) / split
         sent = sent / (self.rates.fitted.push * at(self.rates.dsm_push, split))
         barrier = at(self.rates.cluster_barrier, split)
-        clock.add("exchange", choose(split > 1, self.rates.fitted.exchange + sent, 0.0))
-        clock.add("barrier", choose(split > 1, barrier, 0.0))
+        clock.add("exchange", where(split > 1, self.rates.fitted.exchange + sent, 0.0))
+        clock.add("barrier", where(split > 1, barrier, 0.0))
 
     def sums(self, clock: _Clock, phase: Phase, parts: Count) -> None:
         """Partial sums through L2, of several parts."""
@@ -168,7 +169,7 @@ class _Work:
         rows = least(phase.rows, self.shape.m)
         moved = phase.tiles * self.kernel.cluster * rows * phase.columns * 4.0
         time = fitted.sums + fitted.part * parts + moved / rates.l2_write + moved / rates.l2_read
-        clock.add("sums", choose(parts > 1, time, 0.0))
+        clock.add("sums", where(parts > 1, time, 0.0))
 
 
 def estimate(
@@ -236,11 +237,15 @@ def _clustered(work: _Work, clock: _Clock, kernel: ClusteredKernel) -> None:
     turns = turns_of(first, work.active)
     slices = (size - 1) * first.rows * first.columns * shape.item
     sent = slices / at(work.rates.dsm_push, size)
-    gather = choose(size > 1, turns * (fitted.gather + sent), 0.0)
+    gather = where(size > 1, turns * (fitted.gather + sent), 0.0)
     clock.add("gather", gather)
     ahead = work.ahead(second, gather + work.epilogue(first))
     work.run(clock, second, work.load(weights[1], ahead))
     work.sums(clock, second, kernel.parts)
+    # Sums of both products in the registers of one warpgroup's threads, of tiles this wide.
+    wide = np.clip((first.columns * first.products - 192) / 64, 0, 1)
+    spilt = wide * np.clip((second.columns - 128) / 128, 0, 1) * (first.rows == 64)
+    clock.add("spills", work.rates.fitted.spill * spilt * second.steps * second.depth * turns)
 
 
 def _registers(work: _Work, clock: _Clock, kernel: RegisterKernel) -> None:
@@ -254,7 +259,7 @@ def _registers(work: _Work, clock: _Clock, kernel: RegisterKernel) -> None:
     work.sums(clock, second, choose(kernel.size > 1, 1, kernel.parts))
 
 
-def library(shape: Shape, rates: Rates) -> Estimate:
+def library(shape: Shape, rates: Rates, sms: int = 132) -> Estimate:
     """Estimate cuBLAS: a kernel for each product and for each activation, in a CUDA graph.
 
     Gate and up are one product of both weights, an activation and a multiplication.
@@ -263,19 +268,15 @@ def library(shape: Shape, rates: Rates) -> Estimate:
     clock = _Clock()
     weights = shape.weight_bytes
     flops = (2.0 * shape.m * shape.n * shape.k * shape.products, 2.0 * shape.m * shape.n * shape.l)
-    peak = max(rate for *_, rate in rates.tensor) * _SMS
+    peak = fitted.library_tensor * rates.tensor_rate(128, 256, shape.item) * sms
     for size, work in zip(weights, flops, strict=True):
         hbm = size / (fitted.library * rates.hbm_read)
-        tensor = work / (fitted.library * peak)
+        tensor = work / peak
         clock.loop(Streams(hbm, 0.0, 0.0, tensor, (0.0, tensor)), 0.0)
     # A product, an activation (of gate and up: two), and a product.
     count = np.where(np.asarray(shape.l) > 0, 2 + shape.products, 1)
     clock.add("kernels", count * fitted.library_kernel)
     return Estimate(clock.terms, clock.busy)
-
-
-#: SMs that a library's kernels spread over.
-_SMS = 132
 
 
 def _largest(clusters: tuple[Count, ...]) -> Count:

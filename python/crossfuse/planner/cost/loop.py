@@ -87,13 +87,18 @@ def streams(phase: Phase, load: Load, item: int, rates: Rates, sms: int) -> Stre
     work = 2.0 * phase.rows * phase.columns * phase.products * phase.depth * phase.steps
     tensor = work / (fitted.tensor * rates.tensor_rate(phase.rows, phase.columns, item))
     slowest = fitted.step * phase.steps
+    asked = fitted.copy * phase.copies * phase.steps
+    fresh = load.fresh * (1 + fitted.again * (phase.readers - 1))
     l2 = np.maximum(ctas * phase.steps * shared - early / phase.right_sharers, 0.0)
     return Streams(
-        np.maximum(load.fresh - early / phase.right_sharers, 0.0) / (fitted.hbm * rates.hbm_read),
+        np.maximum(fresh - early / phase.right_sharers, 0.0) / (fitted.hbm * rates.hbm_read),
         l2 / (fitted.l2 * rates.l2_read),
-        np.maximum(turns * own - load.ahead, 0.0) / speed,
+        turns * asked + np.maximum(turns * own - load.ahead, 0.0) / speed,
         turns * np.maximum(tensor, slowest),
-        (np.maximum(ctas * own - early, 0.0) / speed / sms, ctas * tensor / sms),
+        (
+            (ctas * asked + np.maximum(ctas * own - early, 0.0) / speed) / sms,
+            ctas * tensor / sms,
+        ),
     )
 
 

@@ -36,6 +36,14 @@ class Fitted:
         Share of the measured rates that kernels reach.
     step : float
         Least time of a step of the ring; us.
+    copy : float
+        Time to ask for a copy, of which a step has one for each box of a tile; us.
+    again : float
+        Share of the bytes that tiles one below the other read in common which come from memory
+        again.
+    spill : float
+        Of the second product in a cluster, for an element of its reduction, where registers do not
+        hold the sums; us.
     column, gated : float
         Epilogue of a column of 64 rows: of a plain activation, and of gate and up; us.
     flag : float
@@ -54,8 +62,9 @@ class Fitted:
         Partial sums through L2, likewise, and for each part; us.
     store : float
         From the last sum to the end of the kernel; us.
-    library, library_kernel : float
-        Kernels of cuBLAS: share of the rates that they reach; time for each, in a graph; us.
+    library, library_tensor, library_kernel : float
+        Kernels of cuBLAS: shares of memory's rate and of the tensor cores' that they reach; time
+        for each, in a graph; us.
     """
 
     start: float = 1.5
@@ -63,7 +72,10 @@ class Fitted:
     l2: float = 1.0
     ingest: float = 0.8
     tensor: float = 0.8
-    step: float = 0.1
+    step: float = 0.05
+    copy: float = 0.03
+    again: float = 0.3
+    spill: float = 0.08
     column: float = 0.01
     gated: float = 0.02
     flag: float = 2.0
@@ -76,6 +88,7 @@ class Fitted:
     part: float = 0.1
     store: float = 1.0
     library: float = 0.8
+    library_tensor: float = 0.6
     library_kernel: float = 2.5
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from crossfuse.hardware import Device
 from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose, least
-from crossfuse.planner.kernels.phase import Phase, left_tile, right_tile, stored
+from crossfuse.planner.kernels.phase import Phase, copies_of, left_tile, right_tile, stored
 from crossfuse.planner.kernels.resident import resident
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.kernels.shares import has_equal_shares, rows_in_parts
@@ -102,6 +102,9 @@ class ClusteredKernel:
             left,
             shape.products * right,
             sharing,
+            1,
+            1 + shape.products * copies_of(shape, width, 1),
+            ceil_div(shape.m, self.rows),
             gathers=True,
         )
         steps = ceil_div(self.share(shape), depth)
@@ -115,6 +118,8 @@ class ClusteredKernel:
             tiles,
             0,
             right_tile(shape, columns, depth, 1)[0],
+            copies=copies_of(shape, columns, 1),
+            readers=ceil_div(shape.m, self.rows),
             boxes=choose(self.parts > 1, 0, boxes),
             gathered=self.rows * self.share(shape) * shape.item,
         )

@@ -40,6 +40,10 @@ class Phase:
         Bytes of a stage; 0 for a left operand that is gathered, or in registers.
     left_sharers, right_sharers : Count
         CTAs that each load a part of a tile for all of them.
+    copies : Count
+        Copies that a CTA asks for in a step.
+    readers : Count
+        Clusters that read each of the weights: tiles one below the other.
     split : Count
         CTAs of a cluster that each sum a part of the reduction.
     boxes : Count
@@ -64,6 +68,8 @@ class Phase:
     right: Count
     left_sharers: Count = 1
     right_sharers: Count = 1
+    copies: Count = 2
+    readers: Count = 1
     split: Count = 1
     boxes: Count = 0
     pages: Count = 0
@@ -144,6 +150,14 @@ def right_tile(shape: Shape, columns: Count, depth: Count, sharers: Count) -> tu
         divides = columns % (_PATTERN * sharers) == 0
         return columns * ROW_BYTES, choose(divides, sharers, 1)
     return _as_stored(shape, columns, depth, sharers)
+
+
+def copies_of(shape: Shape, columns: Count, sharers: Count) -> Count:
+    """Copies of a right tile in a step that one of the CTAs which share it asks for."""
+    if shape.k_major:
+        return 1
+    boxes: Any = load_boxes(columns, 1)
+    return ceil_div(boxes, sharers)
 
 
 def _as_stored(shape: Shape, columns: Count, depth: Count, sharers: Count) -> tuple[Count, Count]:

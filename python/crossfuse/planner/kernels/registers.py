@@ -15,6 +15,7 @@ from crossfuse.hardware import Device
 from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose, least, whether
 from crossfuse.planner.kernels.phase import (
     Phase,
+    copies_of,
     left_tile,
     right_tile,
     stored,
@@ -96,6 +97,9 @@ class RegisterKernel:
             left,
             shape.products * right_tile(shape, width, shape.depth, 1)[0],
             sharing,
+            1,
+            1 + shape.products * copies_of(shape, width, 1),
+            ceil_div(shape.m, self.rows) * ceil_div(shape.l, self.columns),
             keeps=True,
         )
         steps = ceil_div(width, depth)
@@ -109,6 +113,8 @@ class RegisterKernel:
             tiles,
             0,
             right_tile(shape, self.columns, depth, 1)[0],
+            copies=copies_of(shape, self.columns, 1),
+            readers=ceil_div(shape.m, self.rows),
             split=self.size,
             boxes=choose(self.parts > 1, 0, boxes),
             received=sums_received(shape, self.rows, self.columns, shape.l, self.size),

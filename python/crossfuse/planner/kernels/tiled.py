@@ -16,6 +16,7 @@ from crossfuse.hardware import Device
 from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose, most
 from crossfuse.planner.kernels.phase import (
     Phase,
+    copies_of,
     divides_sums,
     left_tile,
     right_tile,
@@ -105,6 +106,8 @@ class TiledKernel:
             shape.products * right,
             sharing,
             common,
+            1 + shape.products * copies_of(shape, self.columns, common),
+            ceil_div(shape.m, rows_each),
             share,
             choose(self.split, 0, boxes),
             choose(self.split, 0, held),
@@ -131,6 +134,8 @@ class TiledKernel:
             right,
             sharing,
             common,
+            1 + copies_of(shape, self.columns2, common),
+            ceil_div(shape.m, self.rows * down),
             share,
             choose(self.split2, 0, boxes),
             choose(self.split2, 0, held),
