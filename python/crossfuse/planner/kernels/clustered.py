@@ -17,6 +17,7 @@ from crossfuse.hardware import Device
 from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose, least
 from crossfuse.planner.kernels.phase import Phase, copies_of, left_tile, right_tile, stored
 from crossfuse.planner.kernels.resident import resident
+from crossfuse.planner.kernels.rules import TileRule, all_kept
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.kernels.shares import has_equal_shares, rows_in_parts
 
@@ -133,16 +134,38 @@ class ClusteredKernel:
         """Clusters that the kernel is launched with: one for each tile."""
         return (ceil_div(shape.m, self.rows) * self.parts,)
 
-    def legal(self, shape: Shape, device: Device) -> Flag:
-        """Whether the rule and the lowering take the tiles, but for shared memory."""
+    def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
+        """What the rule and the lowering ask of the tiles, but for shared memory."""
         width, columns, share = self.width(shape), self.columns(shape), self.share(shape)
-        gathered = self.rows * share * shape.item
-        fine = (width <= 256 // shape.products) & (columns <= 256) & (gathered <= MAX_GATHERED)
-        shares = has_equal_shares(shape.n, self.parts, share)
-        within = self.rows_of_sum(shape) <= self.rows
+        single = self.parts == 1
         (clusters,) = self.clusters(shape, device)
         room = clusters <= resident(device, self.size)
-        return fine & ((self.parts == 1) | (shares & within & room))
+        most = 256 // shape.products
+        gathered = self.rows * share * shape.item
+        within = self.rows_of_sum(shape) <= self.rows
+        return (
+            TileRule(
+                "cluster", f"at most {device.max_cluster} CTAs", self.size <= device.max_cluster
+            ),
+            TileRule("slice", f"slices of at most {most} columns", width <= most),
+            TileRule("output", "tiles of the output of at most 256 columns", columns <= 256),
+            TileRule(
+                "gathered",
+                f"the intermediate takes at most {MAX_GATHERED >> 10} KiB of a CTA",
+                gathered <= MAX_GATHERED,
+            ),
+            TileRule(
+                "parts",
+                "each part has columns of the intermediate",
+                single | has_equal_shares(shape.n, self.parts, share),
+            ),
+            TileRule("sums", "each part has rows of a tile to add", single | within),
+            TileRule("resident", "clusters that wait for each other all run at once", single | room),
+        )
+
+    def legal(self, shape: Shape, device: Device) -> Flag:
+        """Whether the tiles keep all `rules`."""
+        return all_kept(self.rules(shape, device))
 
     def tiles(self) -> dict[str, Any]:
         """The fields of `ClusterTiles`, of one candidate."""

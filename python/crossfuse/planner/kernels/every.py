@@ -47,20 +47,27 @@ def every(family: str, shape: Shape, device: Device) -> Kernel:
     Kernel
         Of arrays; they are empty where nothing fits.
     """
-    if family == "registers":
-        found: Kernel = _registers(shape)
-    elif family == "dsm":
-        found = _clustered(shape)
-    else:
-        found = _tiled(family, shape)
+    found = possible(family, shape)
     legal = found.legal(shape, device)
     found = select(found, np.broadcast_to(np.asarray(legal, bool), (count(found),)))
     if count(found) == 0:
         return found
-    fits = np.ones(count(found), bool)
-    for each in memories(found, shape, device):
+    return select(found, fitting(found, shape, device))
+
+
+def possible(family: str, shape: Shape) -> Kernel:
+    """All tiles of a family before any rule, as arrays."""
+    if family == "registers":
+        return _registers(shape)
+    return _clustered(shape) if family == "dsm" else _tiled(family, shape)
+
+
+def fitting(kernel: Kernel, shape: Shape, device: Device) -> np.ndarray:
+    """Which of many have room in shared memory for two stages of each ring."""
+    fits = np.ones(count(kernel), bool)
+    for each in memories(kernel, shape, device):
         fits &= np.asarray(each.fits, bool)
-    return select(found, fits)
+    return fits
 
 
 def memories(kernel: Kernel, shape: Shape, device: Device) -> tuple[Memory, ...]:

@@ -23,6 +23,7 @@ from crossfuse.planner.kernels.phase import (
     widest_of,
 )
 from crossfuse.planner.kernels.resident import resident
+from crossfuse.planner.kernels.rules import TileRule, all_kept
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.kernels.shares import has_equal_shares, rows_in_parts
 
@@ -130,17 +131,37 @@ class RegisterKernel:
         tiles = ceil_div(shape.m, self.rows) * ceil_div(shape.l, self.columns) * self.parts
         return (tiles / self.size if isinstance(tiles, np.ndarray) else tiles // self.size,)
 
-    def legal(self, shape: Shape, device: Device) -> Flag:
-        """Whether the rule and the lowering take the tiles, but for shared memory."""
-        width = self.width(shape)
-        fine = width <= widest_of(self.rows, shape.products)
+    def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
+        """What the rule and the lowering ask of the tiles, but for shared memory."""
+        width, single = self.width(shape), self.parts == 1
         most = choose(self.rows > 128, REGISTERS_OF_THREE, REGISTERS)
-        fine = fine & (width // 4 + self.columns // 2 <= most)
-        fine = fine & (self.columns % 8 == 0) & (self.columns <= widest_of(self.rows))
-        single = (self.size == 1) & self.divides(shape)
-        shares = has_equal_shares(shape.n, self.parts, width)
+        narrow = (self.columns % 8 == 0) & (self.columns <= widest_of(self.rows))
+        alone = whether(single, (self.size == 1) & self.divides(shape), True)
         parts = whether(self.size > 1, self._in_cluster(shape, device), self._in_l2(shape, device))
-        return fine & whether(self.parts == 1, single, shares & parts)
+        return (
+            TileRule(
+                "width",
+                "registers hold the sums of the intermediate",
+                width <= widest_of(self.rows, shape.products),
+            ),
+            TileRule(
+                "registers",
+                "registers hold the intermediate beside the sums of the output",
+                width // 4 + self.columns // 2 <= most,
+            ),
+            TileRule("output", "tiles of the output of as many columns as registers hold", narrow),
+            TileRule("divides", "without parts, tiles divide the chain", alone),
+            TileRule(
+                "parts",
+                "each part has columns of the intermediate",
+                single | has_equal_shares(shape.n, self.parts, width),
+            ),
+            TileRule("sums", "parts divide a sum, in a cluster or all at once", single | parts),
+        )
+
+    def legal(self, shape: Shape, device: Device) -> Flag:
+        """Whether the tiles keep all `rules`."""
+        return all_kept(self.rules(shape, device))
 
     def _in_l2(self, shape: Shape, device: Device) -> Flag:
         """Whether all parts find room at once, and divide the rows of a sum."""

@@ -25,6 +25,7 @@ from crossfuse.planner.kernels.phase import (
     widest_of,
 )
 from crossfuse.planner.kernels.resident import resident
+from crossfuse.planner.kernels.rules import TileRule, all_kept
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.kernels.shares import has_equal_shares
 
@@ -155,27 +156,54 @@ class TiledKernel:
             found.append(launched)
         return tuple(found)
 
-    def legal(self, shape: Shape, device: Device) -> Flag:
-        """Whether the rule and the lowering take the tiles, but for shared memory."""
-        fine = (self.cluster <= device.max_cluster) & (self.columns % 8 == 0)
-        fine = fine & (self.columns <= widest_of(self.rows, shape.products))
-        fine = fine & ~_both(self.split, self.stacked)
-        if shape.products > 1 or self.place == "l2":
-            fine = fine & ~_flag(self.split)
-        fine = fine & _splits(self.split, shape, shape.k, self.rows, self.columns, self.size)
+    def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
+        """What the rule and the lowering ask of the tiles, but for shared memory."""
+        split = _flag(self.split)
+        most = f"at most {device.max_cluster} CTAs"
+        wide = (self.columns % 8 == 0) & (self.columns <= widest_of(self.rows, shape.products))
+        one = shape.products == 1 and self.place != "l2"
         # Slices of sums of several tiles of rows are read as whole ones only.
         whole = (shape.n % (self.columns * self.across) == 0) & (shape.m % self.rows == 0)
-        fine = fine & (~_flag(self.split) | _flag(whole) | _flag(self.rows >= shape.m))
-        if self.place == "gemm":
-            return fine & ((self.stacked != 0) | (self.size == 1) | (self.split != 0))
-        fine = fine & (self.columns2 <= widest_of(self.rows)) & (self.columns2 % 8 == 0)
-        fine = fine & _splits(self.split2, shape, shape.n, self.rows, self.columns2, self.size)
+        shares = _splits(self.split, shape, shape.k, self.rows, self.columns, self.size)
+        rules = (
+            TileRule("cluster", most, self.cluster <= device.max_cluster),
+            TileRule("columns", "columns that registers hold sums of", wide),
+            TileRule(
+                "split",
+                "a reduction is split of one product, in clusters beside each other",
+                ~_both(self.split, self.stacked) & (one | ~split),
+            ),
+            TileRule("shares", "each CTA of a split has a share, and sums to add", shares),
+            TileRule(
+                "whole",
+                "tiles of a split divide the product",
+                ~split | _flag(whole) | _flag(self.rows >= shape.m),
+            ),
+        )
+        return (*rules, *(self._lying() if self.place == "gemm" else self._later(shape, device)))
+
+    def _lying(self) -> tuple[TileRule, ...]:
+        fine = (self.stacked != 0) | (self.size == 1) | (self.split != 0)
+        return (TileRule("stacked", "clusters stand along the rows, or split", fine),)
+
+    def _later(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
+        """What the second product asks for."""
+        wide = (self.columns2 <= widest_of(self.rows)) & (self.columns2 % 8 == 0)
+        shares = _splits(self.split2, shape, shape.n, self.rows, self.columns2, self.size)
+        rules = (
+            TileRule("columns 2", "the same of the second product", wide),
+            TileRule("shares 2", "the same of the second product's split", shares),
+        )
+        if self.place != "l2":
+            return rules
         # A cluster computes one tile of a split reduction, and waits for tiles of others.
-        if self.place == "l2":
-            second = self._second(shape)
-            fits = second.tiles <= resident(device, self.cluster)
-            fine = fine & (fits | ~_flag(self.split2))
-        return fine
+        fits = self._second(shape).tiles <= resident(device, self.cluster)
+        text = "clusters of a split second product all run at once"
+        return (*rules, TileRule("resident", text, fits | ~_flag(self.split2)))
+
+    def legal(self, shape: Shape, device: Device) -> Flag:
+        """Whether the tiles keep all `rules`."""
+        return all_kept(self.rules(shape, device))
 
     def tiles(self) -> dict[str, Any]:
         """The fields of `TensorTiles`, of one candidate; of a chain as ``first`` and ``second``."""

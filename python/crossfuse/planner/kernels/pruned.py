@@ -1,0 +1,45 @@
+"""How many tiles of a family each rule leaves."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from crossfuse.hardware import Device
+from crossfuse.planner.kernels.every import count, fitting, possible, select
+from crossfuse.planner.kernels.shape import Shape
+from crossfuse.planner.space.count import Step
+
+
+def pruned(family: str, shape: Shape, device: Device) -> tuple[Step, ...]:
+    """Count the tiles that are left after each rule in turn.
+
+    Parameters
+    ----------
+    family : str
+        One of `crossfuse.planner.kernels.every.FAMILIES`.
+    shape : Shape
+        What is computed.
+    device : Device
+        Its limits.
+
+    Returns
+    -------
+    tuple[Step, ...]
+        ``"all"``, the family's rules, and ``"shared"``. After the last one as many are left as
+        `crossfuse.planner.kernels.every.every` makes.
+    """
+    found = possible(family, shape)
+    left = np.ones(count(found), bool)
+    steps = [Step("all", "tiles that are tried", len(left))]
+    for rule in found.rules(shape, device):
+        left &= np.asarray(rule.keeps, bool)
+        steps.append(Step(rule.name, rule.text, int(np.count_nonzero(left))))
+    few = select(found, left)
+    fits = int(np.count_nonzero(fitting(few, shape, device))) if count(few) else 0
+    room = f"two stages of each ring fit {device.max_shared_bytes >> 10} KiB of shared memory"
+    return (*steps, Step("shared", room, fits))
+
+
+def emptied_by(steps: tuple[Step, ...]) -> Step | None:
+    """The rule that left nothing, if one did."""
+    return next((each for each in steps if not each.candidates), None)
