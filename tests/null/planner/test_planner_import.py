@@ -8,7 +8,7 @@ import sys
 PROGRAM = """
 import sys
 import crossfuse.planner.dataflow.needs, crossfuse.planner.dataflow.movement
-import crossfuse.planner.chain.build
+import crossfuse.planner.chain.build, crossfuse.planner.plan
 print(*sorted({"tvm", "torch", "scipy", "ml_dtypes"} & set(sys.modules)))
 """
 
