@@ -16,6 +16,7 @@ from crossfuse.cli.compile import compile_workload
 from crossfuse.cli.demo import demo
 from crossfuse.cli.doctor import doctor
 from crossfuse.cli.emulate import emulate
+from crossfuse.cli.explain import explain
 from crossfuse.cli.output import RefusingGroup
 from crossfuse.cli.timeline import timeline
 
@@ -48,6 +49,7 @@ def _options(
 
 
 app.command("doctor")(doctor)
+app.command("explain")(explain)
 app.command("compile")(compile_workload)
 app.command("emulate")(emulate)
 app.command("demo")(demo)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from crossfuse.errors import PlanRefused, refuse
+from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.chain.spec import Chain, Dim, Product, Tensor
@@ -22,6 +22,9 @@ from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.kernels.every import FAMILIES, Kernel, count, every, families, select
 from crossfuse.planner.kernels.resources import Resources, moved_bytes, resources
 from crossfuse.planner.kernels.shape import Shape, shape_of
+
+if TYPE_CHECKING:
+    from crossfuse.planner.explain.explanation import Explanation
 
 #: Version of the JSON form.
 VERSION = 1
@@ -94,6 +97,12 @@ class Plan:
     kernels: tuple[Resources, ...] = ()
     runners: tuple[Runner, ...] = ()
 
+    def explain(self) -> Explanation:
+        """Why this plan: see `crossfuse.planner.explain.explanation.explain`."""
+        from crossfuse.planner.explain.explanation import explain
+
+        return explain(self)
+
     def to_json(self) -> str:
         """The plan as text that `from_json` reads."""
         return json.dumps({"version": VERSION, **asdict(self)}, indent=1)
@@ -129,8 +138,9 @@ def plan(
 
     Parameters
     ----------
-    workload : WorkloadSpec | Chain
-        What is computed. A spec says how its weights are stored.
+    workload : str | WorkloadSpec | Chain
+        What is computed: a packaged id or the text of a spec, a spec, or a chain. A spec says how
+        its weights are stored.
     target : str | Device
         Device.
     k_major : bool
@@ -183,8 +193,7 @@ def ranked(
         At least one; the first has the others' first as `Plan.runners`.
     """
     spec = device(target)
-    chain = workload if isinstance(workload, Chain) else chain_of(workload)
-    stored = k_major if isinstance(workload, Chain) else workload.weights == "nk"
+    chain, stored = _read_workload(workload, k_major)
     shape = shape_of(chain, k_major=stored)
     known = rates or rates_of(spec)
     frame = Plan(chain, stored, spec.name, LIBRARY, {}, 0.0, {}, "", {})
@@ -194,15 +203,7 @@ def ranked(
         each for family in wanted for each in _of_family(frame, family, shape, spec, known, keep)
     ]
     if not plans:
-        raise refuse(
-            PlanRefused,
-            "plan",
-            f"chain of {shape.m} x {shape.k} x {shape.n} x {shape.l}",
-            found=f"no tiles of {', '.join(wanted)} that fit",
-            limit=f"tiles for {spec.name}: its shared memory, registers, and clusters that are "
-            "resident",
-            instead="leave `only` out",
-        )
+        raise _none_fits(wanted, shape, spec)
     plans.sort(key=lambda each: each.microseconds)
     best = plans[0]
     first = {each.family: each for each in reversed(plans)}
@@ -210,8 +211,43 @@ def ranked(
         (each for name, each in first.items() if name != best.family),
         key=lambda each: each.microseconds,
     )
-    plans[0] = replace(best, runners=tuple(_runner(each, best) for each in others))
+    plans[0] = replace(best, runners=tuple(runner_of(each, best) for each in others))
     return plans
+
+
+def _read_workload(workload: Any, k_major: bool) -> tuple[Chain, bool]:
+    """A chain, and whether its weights are stored as [n, k]."""
+    if isinstance(workload, Chain):
+        return workload, k_major
+    if isinstance(workload, str):
+        from crossfuse.workload.suites import resolve
+
+        workload = resolve(workload)
+    return chain_of(workload), workload.weights == "nk"
+
+
+def _none_fits(wanted: Sequence[str], shape: Shape, spec: Device) -> RefusedError:
+    """Which rule left nothing of each family."""
+    from crossfuse.planner.kernels.pruned import emptied_by, pruned
+
+    reasons = []
+    for family in wanted:
+        if family not in families(shape):
+            reasons.append(f"{family} has no kernels of {'two products' if shape.l else 'one'}")
+            continue
+        steps = pruned(family, shape, spec)
+        rule = emptied_by(steps)
+        if rule is not None:
+            reasons.append(f"'{rule.text}' leaves none of {steps[0].candidates} tiles of {family}")
+    return refuse(
+        PlanRefused,
+        "plan",
+        f"chain of {shape.m} x {shape.k} x {shape.n} x {shape.l}",
+        found="; ".join(reasons),
+        limit=f"tiles for {spec.name}: its shared memory, registers, and clusters that are "
+        "resident",
+        instead="leave `only` out, or allow 'eager', which is not to fuse",
+    )
 
 
 def _of_family(
@@ -229,6 +265,8 @@ def _of_family(
                 bytes=_bytes(frame.chain, {}),
             )
         ]
+    if family not in families(shape):
+        return []
     candidates = every(family, shape, spec)
     if not count(candidates):
         return []
@@ -263,7 +301,8 @@ def _numbers(terms: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(each) for name, each in terms.items() if float(each)}
 
 
-def _runner(other: Plan, best: Plan) -> Runner:
+def runner_of(other: Plan, best: Plan) -> Runner:
+    """Compare a plan with the chosen one: by which terms it takes longer."""
     names = {*other.terms, *best.terms}
     more = {name: other.terms.get(name, 0.0) - best.terms.get(name, 0.0) for name in names}
     worst = sorted((name for name in more if more[name] > 0), key=lambda each: -more[each])

@@ -160,7 +160,7 @@ class ClusteredKernel:
                 single | has_equal_shares(shape.n, self.parts, share),
             ),
             TileRule("sums", "each part has rows of a tile to add", single | within),
-            TileRule("resident", "clusters that wait for each other all run at once", single | room),
+            TileRule("resident", "clusters that wait for each other run at once", single | room),
         )
 
     def legal(self, shape: Shape, device: Device) -> Flag:

@@ -53,12 +53,12 @@ class _Needs:
     def size(self, left: Count, right: Count) -> Count:
         """Bytes with so many stages."""
         tiles = right * self.right
-        room = most(tiles, self.received - choose(self._over(right), left * self.left, 0))
+        room = most(tiles, self.received - choose(self.over(right), left * self.left, 0))
         end = self.before + left * self.left + room
         end = end + choose(self.received > 0, 16, 0) + choose(self.summed, 8, 0)
         return end + 16 * (left + right)
 
-    def _over(self, right: Count) -> Flag:
+    def over(self, right: Count) -> Flag:
         """Whether what is received takes the place of left tiles too."""
         return self.spread & (self.received > right * self.right)
 
@@ -94,6 +94,31 @@ def memory(phases: Sequence[Phase], device: Device, *, summed: Flag = False) -> 
         left = choose(possible & (stages >= needs.held), stages, left)
     fits = (right >= 2) & (left >= 2)
     return Memory(left, right, needs.size(left, right), fits)
+
+
+def uses(phases: Sequence[Phase], room: Memory) -> dict[str, int]:
+    """What takes the shared memory of one candidate's CTA; bytes by use, which add up to its size.
+
+    Parameters
+    ----------
+    phases : Sequence[Phase]
+        Of one kernel, of one candidate.
+    room : Memory
+        How it is divided.
+    """
+    needs = _needs(phases, False)
+    left, right = int(room.left * needs.left), int(room.right * needs.right)
+    over = bool(needs.over(room.right))
+    found = {
+        "left tiles": left,
+        "right tiles": right,
+        "intermediate": int(reduce(most, [each.gathered for each in phases])),
+        "stores": int(reduce(most, [each.boxes for each in phases]) * phases[0].warpgroups),
+        # They take the place of tiles, once these have been multiplied.
+        "sums beyond tiles": max(int(needs.received) - right - (left if over else 0), 0),
+    }
+    found["barriers and padding"] = int(room.size) - sum(found.values())
+    return {name: size for name, size in found.items() if size}
 
 
 def _needs(phases: Sequence[Phase], summed: Flag) -> _Needs:

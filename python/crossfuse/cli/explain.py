@@ -1,0 +1,61 @@
+"""``crossfuse explain``: which kernel a chain gets, and why that one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crossfuse.cli.kernel import Workload
+from crossfuse.cli.output import JsonFlag, print_json, print_rich
+
+_Only = Annotated[
+    str,
+    typer.Option(
+        help="Families to choose from, such as l2,dsm: gemm, registers, dsm, l2, global, and "
+        "eager, which is not to fuse. All of them if left out."
+    ),
+]
+
+
+def explain(
+    workload: Workload,
+    target: Annotated[
+        str, typer.Option("--target", "--device", help="nvidia-h100 or nvidia-h200.")
+    ] = "nvidia-h100",
+    only: _Only = "",
+    top: Annotated[
+        int, typer.Option(help="Plans to show, the chosen one and those that come next.")
+    ] = 1,
+    max_cluster: Annotated[
+        int, typer.Option(help="CTAs of a cluster at most; 8 is portable. 0: what the device has.")
+    ] = 0,
+    shared_bytes: Annotated[
+        int, typer.Option(help="Shared memory of a CTA at most. 0: what the device has.")
+    ] = 0,
+    rates: Annotated[
+        Path | None,
+        typer.Option(help="Record of scripts/calibrate.py instead of the packaged one."),
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(help="Picture to write.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say which kernel is estimated to be the fastest, what it takes, and what others lose on."""
+    from crossfuse.planner.cost.rates_file import rates_from
+    from crossfuse.planner.explain.budget import limited
+    from crossfuse.planner.explain.explanation import explain_best
+    from crossfuse.planner.explain.tables import render
+
+    spec = limited(target, max_cluster=max_cluster, shared_bytes=shared_bytes)
+    families = [each.strip() for each in only.split(",") if each.strip()]
+    known = rates_from(rates, spec) if rates else None
+    found = explain_best(workload, spec, only=families, rates=known, top=top)
+    if svg is not None:
+        from crossfuse.runtime.files import write_atomically
+
+        write_atomically(svg, found.svg().encode())
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print_rich(workload, *render(found))

@@ -1,0 +1,48 @@
+"""Rates of a record that `scripts/calibrate.py` wrote, in the place of the packaged ones."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from crossfuse.errors import PlanRefused, refuse
+from crossfuse.hardware import Device, device
+from crossfuse.planner.calibration.record import load
+from crossfuse.planner.cost.rates import Rates, rates_of, read_rates
+
+
+def rates_from(path: Path, target: str | Device) -> Rates:
+    """Read the rates of a device from a file.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        A record, see `crossfuse.planner.calibration.record`.
+    target : str | Device
+        The device that is planned for.
+
+    Returns
+    -------
+    Rates
+        What the record says. Constants fitted to kernels are the packaged ones, unless the record
+        has its own.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If the file is unreadable, stale or corrupt.
+    PlanRefused
+        If it is another device's, or no fitted constants are packaged.
+    """
+    spec, record = device(target), load(path)
+    if record.name != spec.name:
+        raise refuse(
+            PlanRefused,
+            "rates",
+            str(path),
+            found=f"a record of {record.name}",
+            limit=f"one of {spec.name}, which is planned for",
+            instead=f"plan for {record.name}, or measure {spec.name} (scripts/calibrate.py)",
+        )
+    fitted = dict(record.fitted) or asdict(rates_of(spec).fitted)
+    return read_rates({**record.to_json(), "fitted": fitted})

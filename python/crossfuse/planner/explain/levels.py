@@ -1,0 +1,102 @@
+"""What a plan moves and multiplies, level by level, with the time that each would take alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from crossfuse.planner.chain.spec import Chain
+from crossfuse.planner.cost.rates import Rates, at
+from crossfuse.planner.kernels.every import Kernel
+from crossfuse.planner.kernels.shape import Shape
+
+#: Levels in the order in which they are told, with what is counted.
+LEVELS = {
+    "tensor": "multiplications and additions",
+    "registers": "operands that wgmma reads from shared memory",
+    "shared": "tiles that arrive in shared memory, from L2 or peers",
+    "dsm": "between the CTAs of clusters",
+    "l2": "what CTAs read, once for all that share it, and write",
+    "hbm": "inputs and output, once each",
+}
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of a plan.
+
+    Attributes
+    ----------
+    name : str
+        One of `LEVELS`.
+    amount : int
+        Bytes; of ``"tensor"`` floating-point operations.
+    microseconds : float | None
+        As if nothing else took time. None for registers, since the measured rates of tensor cores
+        contain what wgmma reads.
+    """
+
+    name: str
+    amount: int
+    microseconds: float | None
+
+
+def levels(
+    chain: Chain,
+    kernel: Kernel | None,
+    shape: Shape,
+    moved: Mapping[str, int],
+    busy: Mapping[str, float],
+    rates: Rates,
+    ctas: int,
+) -> tuple[Level, ...]:
+    """List the levels of a plan.
+
+    Parameters
+    ----------
+    chain, shape : Chain, Shape
+        What is computed.
+    kernel : Kernel | None
+        Of one candidate; None of a library's kernels, of which only HBM and flops are known.
+    moved : Mapping[str, int]
+        See `crossfuse.planner.plan.Plan.bytes`.
+    busy : Mapping[str, float]
+        See `crossfuse.planner.cost.estimate.Estimate.busy`.
+    rates : Rates
+        Of the device.
+    ctas : int
+        That send to peers at the same time.
+    """
+    found = [Level("tensor", chain.flops, busy["tensor"])]
+    if kernel is not None:
+        rate = float(at(rates.dsm_push, int(kernel.cluster)))
+        sent = moved["dsm"] / (ctas * rate)
+        found += [
+            Level("registers", operand_bytes(kernel, shape), None),
+            Level("shared", arriving_bytes(kernel, shape) + moved["dsm"], busy["ingest"] + sent),
+            Level("dsm", moved["dsm"], sent),
+            Level("l2", moved["l2"], busy["l2"]),
+        ]
+    return (*found, Level("hbm", moved["hbm"], busy["hbm"]))
+
+
+def arriving_bytes(kernel: Kernel, shape: Shape) -> int:
+    """Bytes of tiles that TMA brings into the shared memory of all CTAs of one candidate."""
+    size = int(kernel.cluster)
+    phases = kernel.phases(shape)
+    return sum(int(each.tiles * size * each.steps * (each.left + each.right)) for each in phases)
+
+
+def operand_bytes(kernel: Kernel, shape: Shape) -> int:
+    """Bytes that wgmma reads from shared memory: instructions of 64 rows, a product at a time.
+
+    Left operands that are in registers already are not read.
+    """
+    size, total = int(kernel.cluster), 0
+    held = False
+    for phase in kernel.phases(shape):
+        blocks = int(phase.rows) // 64
+        left = 0 if held else phase.products * int(phase.rows * phase.depth) * shape.item
+        total += int(phase.tiles) * size * int(phase.steps) * (left + blocks * int(phase.right))
+        held = phase.keeps
+    return total

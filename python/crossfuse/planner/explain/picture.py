@@ -1,0 +1,189 @@
+"""An explanation as SVG: times by level, terms on one bar, and who has what in a cluster.
+
+Written as a tree of elements, so that it is well-formed and can be read back by tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from xml.etree import ElementTree
+
+from crossfuse.planner.cost.estimate import TERMS
+from crossfuse.planner.explain.explanation import Explanation
+from crossfuse.planner.explain.layout import Range, Share
+from crossfuse.planner.explain.tables import by_tile, range_text, size_text
+
+_WIDTH, _MARGIN, _LABEL, _BAR, _LINE = 760, 16, 90, 16, 22
+_CELL_HEIGHT = 46
+#: Colours that differ in lightness too, after Okabe and Ito.
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999", "#f0e442")
+
+
+class _Page:
+    """Elements from the top down."""
+
+    def __init__(self) -> None:
+        self.root = ElementTree.Element(
+            "svg",
+            {"xmlns": "http://www.w3.org/2000/svg", "font-family": "sans-serif", "font-size": "12"},
+        )
+        self.y = float(_MARGIN)
+
+    def text(self, x: float, y: float, words: str, **style: str) -> None:
+        place = {"x": f"{x:g}", "y": f"{y:g}"}
+        found = ElementTree.SubElement(self.root, "text", {**place, **_named(style)})
+        found.text = words
+
+    def box(
+        self, box: tuple[float, float, float, float], title: str, kind: str, **style: str
+    ) -> None:
+        names = zip(("x", "y", "width", "height"), box, strict=True)
+        place = {name: f"{each:.1f}" for name, each in names}
+        found = ElementTree.SubElement(self.root, "rect", {**place, "class": kind, **_named(style)})
+        ElementTree.SubElement(found, "title").text = title
+
+    def heading(self, words: str) -> None:
+        self.y += _LINE
+        self.text(_MARGIN, self.y, words, font_weight="bold")
+        self.y += 10
+
+    def finished(self) -> str:
+        height = self.y + _MARGIN
+        self.root.set("viewBox", f"0 0 {_WIDTH} {height:g}")
+        self.root.set("width", str(_WIDTH))
+        self.root.set("height", f"{height:g}")
+        ElementTree.indent(self.root, " ")
+        return ElementTree.tostring(self.root, encoding="unicode") + "\n"
+
+
+def picture(explanation: Explanation) -> str:
+    """Draw an explanation.
+
+    Parameters
+    ----------
+    explanation : Explanation
+        What is drawn: bars of class ``level`` and ``term``, and tiles of class ``tile``, each with
+        a title that says its numbers.
+
+    Returns
+    -------
+    str
+        The text of an SVG file.
+    """
+    page, plan = _Page(), explanation.plan
+    page.text(
+        _MARGIN,
+        page.y + 4,
+        f"{plan.family} on {plan.device}: {plan.microseconds:.2f} us estimated, bound by "
+        f"{plan.bound}",
+        font_size="15",
+    )
+    page.y += 8
+    _levels(page, explanation)
+    _terms(page, explanation)
+    for phase in sorted({each.phase for each in explanation.layout}):
+        name = plan.chain.products[phase].output
+        _tiles(page, explanation.layout, phase, name)
+    return page.finished()
+
+
+def _levels(page: _Page, explanation: Explanation) -> None:
+    """A bar for the time of each level alone, and a line where the estimate ends."""
+    page.heading("each level alone, us; the line is the whole estimate")
+    known = [each for each in explanation.levels if each.microseconds is not None]
+    total = explanation.plan.microseconds
+    longest = max(total, *(each.microseconds or 0.0 for each in known))
+    scale = (_WIDTH - 2 * _MARGIN - _LABEL - 150) / longest
+    top, left = page.y, _MARGIN + _LABEL
+    for each in known:
+        time = each.microseconds or 0.0
+        flops = each.name == "tensor"
+        amount = f"{each.amount / 1e9:.2f} Gflop" if flops else size_text(each.amount)
+        page.text(_MARGIN, page.y + _BAR - 4, each.name)
+        page.box(
+            (left, page.y, time * scale, _BAR),
+            f"{each.name}: {amount}, {time:.2f} us",
+            "level",
+            fill=_COLOURS[0],
+        )
+        beside = left + total * scale if time * scale < total * scale else left + time * scale
+        page.text(beside + 6, page.y + _BAR - 4, f"{time:.2f} us, {amount}")
+        page.y += _LINE
+    x = f"{left + total * scale:.1f}"
+    ends = {"x1": x, "x2": x, "y1": f"{top - 4:g}", "y2": f"{page.y:g}"}
+    ElementTree.SubElement(page.root, "line", {**ends, "stroke": "black", "class": "total"})
+
+
+def _terms(page: _Page, explanation: Explanation) -> None:
+    """All terms on one bar, and a legend."""
+    page.heading("terms of the estimate, us")
+    terms = explanation.plan.terms
+    scale = (_WIDTH - 2 * _MARGIN) / explanation.plan.microseconds
+    x, colours = float(_MARGIN), {}
+    for number, name in enumerate(each for each in TERMS if each in terms):
+        colours[name] = _COLOURS[number % len(_COLOURS)]
+        width = terms[name] * scale
+        page.box(
+            (x, page.y, width, 2 * _BAR),
+            f"{name}: {terms[name]:.2f} us",
+            "term",
+            fill=colours[name],
+            stroke="white",
+        )
+        x += width
+    page.y += 2 * _BAR + 6
+    place = float(_MARGIN)
+    for name, colour in colours.items():
+        if place > _WIDTH - _MARGIN - 120:
+            place, page.y = float(_MARGIN), page.y + _LINE
+        page.box((place, page.y, 10, 10), name, "legend", fill=colour)
+        page.text(place + 14, page.y + 9, f"{name} {terms[name]:.2f}")
+        place += 120
+    page.y += 12
+
+
+def _tiles(page: _Page, layout: Sequence[Share], phase: int, name: str) -> None:
+    """The tiles that a cluster makes of one output, side by side as they lie in it."""
+    tiles = by_tile(layout, phase)
+    rows = sorted({each for each, _ in tiles})
+    columns = sorted({each for _, each in tiles})
+    page.heading(f"the first cluster's tiles of {name}, with ranks of CTAs")
+    left = _MARGIN + _LABEL
+    width = (_WIDTH - _MARGIN - left) / len(columns)
+    for number, across in enumerate(columns):
+        if width > 60 or number % 2 == 0:
+            page.text(left + number * width + 3, page.y + 8, range_text(across), font_size="10")
+    page.y += 12
+    for down in rows:
+        page.text(_MARGIN, page.y + _CELL_HEIGHT / 2, range_text(down), font_size="10")
+        for number, across in enumerate(columns):
+            shares = tiles.get((down, across))
+            if shares:
+                _tile(page, (left + number * width, width), (down, across), shares)
+        page.y += _CELL_HEIGHT + 4
+
+
+def _tile(
+    page: _Page, place: tuple[float, float], tile: tuple[Range, Range], shares: Sequence[Share]
+) -> None:
+    """One tile; CTAs that sum parts of it stand in it side by side."""
+    left, width = place
+    each_width = (width - 4) / len(shares)
+    for number, share in enumerate(shares):
+        down, across = map(range_text, tile)
+        title = (
+            f"CTA {share.cta}: rows {down}, columns {across}, sums over "
+            f"{range_text(share.reduction)}"
+        )
+        x = left + number * each_width
+        colour = _COLOURS[share.cta % len(_COLOURS)]
+        box = (x, page.y, each_width, _CELL_HEIGHT)
+        page.box(box, title, "tile", fill=colour, fill_opacity="0.45", stroke="black")
+        page.text(x + each_width / 2 - 4, page.y + 18, str(share.cta))
+        if each_width > 70:
+            words = f"sums {range_text(share.reduction)}"
+            page.text(x + 3, page.y + 36, words, font_size="9")
+
+
+def _named(style: dict[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-"): each for name, each in style.items()}

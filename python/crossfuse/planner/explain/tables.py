@@ -1,0 +1,225 @@
+"""An explanation as tables of rich."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.planner.cost.estimate import TERMS
+from crossfuse.planner.explain.explanation import Explanation, Usage
+from crossfuse.planner.explain.layout import Range, Share
+from crossfuse.planner.explain.levels import LEVELS
+from crossfuse.planner.kernels.resources import Resources
+from crossfuse.planner.plan import Runner
+from crossfuse.planner.space.count import Step
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+#: Terms of a runner-up that are told.
+_MOST_TERMS = 3
+
+
+def plain(explanation: Explanation, width: int) -> str:
+    """Render without colour, see `Explanation.text`."""
+    from rich.console import Console
+
+    file = io.StringIO()
+    console = Console(
+        file=file, width=width, highlight=False, color_system=None, force_terminal=False
+    )
+    for each in render(explanation):
+        console.print(each)
+    lines = (each.rstrip() for each in file.getvalue().splitlines())
+    return "\n".join(lines) + "\n"
+
+
+def render(explanation: Explanation) -> list[RenderableType]:
+    """All tables, in reading order."""
+    parts: list[RenderableType] = [_head(explanation), _levels(explanation), _terms(explanation)]
+    parts.append(_places(explanation))
+    if explanation.usage:
+        parts += [_kernels(explanation), _layout(explanation)]
+    if explanation.best:
+        parts.append(_runners("next best plans, of any family", explanation.best))
+    if explanation.plan.runners:
+        parts.append(_runners("the best of every other family", explanation.plan.runners))
+    parts.append(_pruned(explanation.pruned))
+    parts.append(_published(explanation.published))
+    return parts
+
+
+def size_text(size: float) -> str:
+    """Bytes as a person reads them."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+def tiles_text(tiles: Mapping[str, Any]) -> str:
+    """Tiles as ``key=value``; those of two products as two groups."""
+    groups = [each for each in tiles.values() if isinstance(each, Mapping)]
+    if groups:
+        return " | ".join(map(tiles_text, groups))
+    shown = ((name, each) for name, each in tiles.items() if each is not False)
+    return " ".join(name if each is True else f"{name}={each}" for name, each in shown)
+
+
+def _head(explanation: Explanation) -> RenderableType:
+    from rich.text import Text
+
+    plan = explanation.plan
+    extents = ", ".join(f"{name} = {size}" for name, size in plan.chain.extents.items())
+    family = "do not fuse: a library's kernels" if plan.family == "eager" else plan.family
+    lines = [
+        f"chain of {len(plan.chain.products)} products, {extents}, on {plan.device}",
+        f"{family}: {tiles_text(plan.tiles)}" if plan.tiles else family,
+        f"{plan.microseconds:.2f} us estimated, bound by {plan.bound}",
+    ]
+    if explanation.provisional:
+        lines.append("rates of this device are provisional: not all of them were measured on it")
+    return Text("\n".join(lines))
+
+
+def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
+    """A table under its title; columns whose heading ends with a space stand on the right."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    # Titles of narrow tables would be broken at the width of these.
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        numeric = heading.endswith(" ")
+        table.add_column(heading.strip(), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return Group(Text("\n" + title, style="bold"), table)
+
+
+def _levels(explanation: Explanation) -> RenderableType:
+    total = explanation.plan.microseconds
+    rows = []
+    for each in explanation.levels:
+        amount = f"{each.amount / 1e9:.2f} Gflop" if each.name == "tensor" else ""
+        alone = each.microseconds
+        times = ("", "") if alone is None else (f"{alone:.2f}", f"{100 * alone / total:.0f} %")
+        rows.append((each.name, amount or size_text(each.amount), *times, LEVELS[each.name]))
+    headings = ("level", "amount ", "us alone ", "of the time ", "what")
+    return _table("levels", headings, rows)
+
+
+def _terms(explanation: Explanation) -> RenderableType:
+    terms, total = explanation.plan.terms, explanation.plan.microseconds
+    rows = [
+        (name, f"{terms[name]:.2f}", f"{100 * terms[name] / total:.0f} %")
+        for name in TERMS
+        if name in terms
+    ]
+    title = "terms of the estimate; a stream counts what it adds to those above it"
+    return _table(title, ("term", "us ", "share "), rows)
+
+
+def _places(explanation: Explanation) -> RenderableType:
+    rows = (
+        (each.tensor, each.role, size_text(each.bytes), each.level, each.text)
+        for each in explanation.places
+    )
+    title = "where tensors live; sums: bytes of a CTA"
+    return _table(title, ("tensor", "role", "bytes ", "level", "how"), rows)
+
+
+def _kernels(explanation: Explanation) -> RenderableType:
+    """What each kernel takes: a column for each."""
+    columns = [
+        _kernel(taken, usage)
+        for taken, usage in zip(explanation.plan.kernels, explanation.usage, strict=True)
+    ]
+    names = list(dict.fromkeys(name for each in columns for name in each))
+    rows = [(name, *(each.get(name, "") for each in columns)) for name in names]
+    headings = ("", *(f"kernel {index} " for index in range(len(columns))))
+    return _table("what kernels take", headings, rows)
+
+
+def _kernel(taken: Resources, usage: Usage) -> dict[str, str]:
+    shared = {f"  {name}": size_text(size) for name, size in usage.shared.items()}
+    return {
+        "CTAs": str(taken.ctas),
+        "CTAs of a cluster": str(taken.cluster),
+        "clusters": str(usage.clusters),
+        "clusters at once": str(usage.resident),
+        "waves, by phase": " + ".join(map(str, usage.waves)),
+        "SMs without work": str(usage.idle_sms),
+        "threads of a CTA": str(taken.threads),
+        "registers of a thread for sums": str(taken.sums),
+        "left + right stages": f"{taken.left_stages} + {taken.right_stages}",
+        "shared memory of a CTA": size_text(taken.shared_bytes),
+        **shared,
+    }
+
+
+def _layout(explanation: Explanation) -> RenderableType:
+    products = explanation.plan.chain.products
+    rows = [
+        (
+            products[each.phase].output,
+            str(each.cta),
+            *map(range_text, (each.rows, each.columns, each.reduction)),
+        )
+        for each in explanation.layout
+    ]
+    headings = ("makes", "CTA", "rows", "columns", "sums over")
+    return _table("the first cluster", headings, rows)
+
+
+def range_text(each: Range) -> str:
+    """From where to where."""
+    return f"{each[0]}..{each[1]}" if each[0] < each[1] else "nothing"
+
+
+def by_tile(layout: Sequence[Share], phase: int) -> dict[tuple[Range, Range], list[Share]]:
+    """Shares of a phase by the tile that they make, or make a part of."""
+    found: dict[tuple[Range, Range], list[Share]] = {}
+    for each in layout:
+        if each.phase == phase:
+            found.setdefault((each.rows, each.columns), []).append(each)
+    return found
+
+
+def _runners(title: str, runners: Sequence[Runner]) -> RenderableType:
+    rows = []
+    for each in runners:
+        terms = list(each.loses.items())[:_MOST_TERMS]
+        lost = ", ".join(f"{name} +{time:.2f}" for name, time in terms)
+        family = "do not fuse" if each.family == "eager" else each.family
+        rows.append((family, f"{each.microseconds:.2f}", lost, tiles_text(each.tiles)))
+    return _table(title, ("family", "us ", "loses on (us)", "tiles"), rows)
+
+
+def _pruned(pruned: Mapping[str, Sequence[Step]]) -> RenderableType:
+    rows = []
+    for family, steps in pruned.items():
+        before = steps[0].candidates
+        rows.append((family, f"{before:,}", "", steps[0].text))
+        for each in steps[1:]:
+            if each.candidates < before:
+                rows.append(
+                    ("", f"{each.candidates:,}", f"{before - each.candidates:,}", each.text)
+                )
+            before = each.candidates
+    title = "tiles that rules leave"
+    return _table(title, ("family", "left ", "pruned ", "kept are those of which"), rows)
+
+
+def _published(steps: Sequence[Step]) -> RenderableType:
+    rows = []
+    before = steps[0].candidates
+    for each in steps:
+        rows.append((each.name, f"{each.candidates:,}", f"{before - each.candidates:,}", each.text))
+        before = each.candidates
+    title = "the published space of loop schedules, for comparison"
+    return _table(title, ("rule", "left ", "pruned ", "kept are those of which"), rows)
