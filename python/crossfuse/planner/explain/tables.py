@@ -212,7 +212,7 @@ def _pruned(pruned: Mapping[str, Sequence[Step]]) -> RenderableType:
                 )
             before = each.candidates
     title = "tiles that rules leave"
-    return _table(title, ("family", "left ", "pruned ", "kept are those of which"), rows)
+    return _table(title, ("family", "left ", "pruned ", "what it keeps"), rows)
 
 
 def _published(steps: Sequence[Step]) -> RenderableType:
@@ -222,4 +222,4 @@ def _published(steps: Sequence[Step]) -> RenderableType:
         rows.append((each.name, f"{each.candidates:,}", f"{before - each.candidates:,}", each.text))
         before = each.candidates
     title = "the published space of loop schedules, for comparison"
-    return _table(title, ("rule", "left ", "pruned ", "kept are those of which"), rows)
+    return _table(title, ("rule", "left ", "pruned ", "what it keeps"), rows)
