@@ -232,7 +232,7 @@ def _tiled(work: _Work, clock: _Clock, kernel: TiledKernel) -> None:
         late = fitted.imbalance * whole
         clock.add("imbalance", late)
         staged = kernel.place == "l2"
-        passing = fitted.flag + work.rates.flag if staged else fitted.relaunch
+        passing: Share = fitted.flag + work.rates.flag if staged else fitted.relaunch
         # Tiles of the intermediate come behind the weights that were asked for before them.
         queue = np.minimum(work.room.right, second.steps) * second.right
         passing = passing + fitted.queue * queue / ingest_speed(second, work.rates)
