@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 _HOME = {
     "CheckFailed": "errors",
     "Compiled": "compiler",
+    "Plan": "planner.plan",
     "Refusal": "errors",
     "RefusedError": "errors",
     "Tiles": "schedule.rules.tiles",
@@ -25,15 +26,21 @@ _HOME = {
     "device": "hardware",
     "emulate_cuda": "emulate",
     "load": "runtime",
+    "plan": "planner.plan",
     "run_sequential": "emulate",
 }
 
-__all__ = sorted(_HOME)
+# A package that is called like a function, see its `__call__`.
+_CALLED = "schedule"
+
+__all__ = sorted([*_HOME, _CALLED])
 
 check_versions()
 
 
 def __getattr__(name: str) -> Any:
+    if name == _CALLED:
+        return import_module(f"{__name__}.{_CALLED}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -38,7 +38,7 @@ Placement = Annotated[
         help="Rule tensor, where the intermediate of a chain lives: registers (of the CTA that "
         "makes it), dsm (shared memory of a cluster), dsm-unordered (the same, partial sums of "
         "clusters added by TMA in no order), l2 (one persistent kernel), global (one kernel for "
-        "each product), or auto."
+        "each product), planned (what `crossfuse explain` chooses), or auto."
     ),
 ]
 Constant = Annotated[

@@ -10,6 +10,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.compiler.placement import PLACEMENTS, tensor_options
+from crossfuse.compiler.planned import planned_options
 from crossfuse.compiler.source import Source, read_source
 from crossfuse.errors import LoweringRefused, RefusedError, ScheduleRefused, refuse
 from crossfuse.hardware import Device, device
@@ -17,6 +18,7 @@ from crossfuse.schedule.rules.tiles import Tiles
 
 if TYPE_CHECKING:
     from crossfuse.lower.extract import Lowered
+    from crossfuse.planner.plan import Plan
     from crossfuse.runtime import Artefact, LoadedKernel
 
 #: Tried in order where the caller leaves the cluster size open: portable sizes first.
@@ -102,6 +104,7 @@ def compile(
     scatter: bool = True,
     rule: str = "threads",
     placement: str = "auto",
+    plan: Plan | None = None,
     constant_weights: bool = False,
     directory: str | Path | None = None,
     name: str = "main",
@@ -134,7 +137,10 @@ def compile(
         cluster, see `dsm_shuffle`; ``"dsm-unordered"``: the same, and TMA adds the partial sums of
         clusters in the order in which they come. ``"registers"``: those of the CTA that makes it; a
         cluster sums its parts. ``"global"``: one kernel for each product. ``"auto"``: the first
-        that fits, in the order that suits the size.
+        that fits, in the order that suits the size. ``"planned"``: the kernel with the least
+        estimated time of all that rules build, see `crossfuse.plan`.
+    plan : Plan | None
+        Rule ``"tensor"``, placement ``"planned"``: what to compile; None plans the source.
     constant_weights : bool
         Rule ``"tensor"``: promises that no kernel writes the weights shortly before this one reads
         them. It may then load them before the kernel before is over.
@@ -168,8 +174,11 @@ def compile(
     spec = device(target)
     _check_known("rule", rule, RULES)
     _check_known("placement", placement, PLACEMENTS)
+    _check_plan(read, rule, placement, plan)
     if read.schedule is not None:
         options = [lambda: read.schedule]
+    elif rule == "tensor" and placement == "planned":
+        options = planned_options(read, plan, constant_weights, spec)
     elif rule == "tensor":
         options = tensor_options(read.func, cluster or 0, placement, constant_weights, spec)
     else:
@@ -227,6 +236,21 @@ def _check_known(what: str, found: str, known: tuple[str, ...]) -> None:
             limit=", ".join(map(repr, known)),
             instead=f"name one of these {what}s, or pass a schedule",
         )
+
+
+def _check_plan(source: Source, rule: str, placement: str, plan: Plan | None) -> None:
+    """Refuse a plan that nothing would look at."""
+    if plan is None or (rule == "tensor" and placement == "planned" and source.func is not None):
+        return
+    found = f"a plan with rule={rule!r} and placement={placement!r}"
+    raise refuse(
+        ScheduleRefused,
+        "compile",
+        "plan",
+        found="a plan and a schedule" if source.schedule is not None else found,
+        limit="a plan with rule='tensor' and placement='planned', of a source without a schedule",
+        instead="pass these, or leave the plan out",
+    )
 
 
 def _none_fits(source: Source, refusals: list[RefusedError]) -> RefusedError:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from crossfuse.schedule.rules.register_tiles import RegisterTiles
 
 #: Names that `compile` takes.
-PLACEMENTS = ("auto", "registers", "dsm", "dsm-unordered", "l2", "global")
+PLACEMENTS = ("auto", "registers", "dsm", "dsm-unordered", "l2", "global", "planned")
 #: Bytes of a function's tensors below which registers may win over the shared memory of a cluster,
 #: and microseconds that making the intermediate several times may cost there: an exchange costs
 #: more than its bytes. Measured on an H100, docs/hopper-measured.md.
@@ -38,7 +38,7 @@ def tensor_options(
     cluster : int
         CTAs of a cluster; 0 leaves it to the rule.
     placement : str
-        One of `PLACEMENTS`.
+        One of `PLACEMENTS` but ``"planned"``.
     constant : bool
         Whether no kernel that may still be running writes the weights.
     target : Device

@@ -15,7 +15,7 @@ import numpy as np
 from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.chain.build import chain_of
-from crossfuse.planner.chain.spec import Chain, Dim, Product, Tensor
+from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.cost.estimate import estimate, library
 from crossfuse.planner.cost.fit import LIBRARY
 from crossfuse.planner.cost.rates import Rates, rates_of
@@ -116,14 +116,9 @@ class Plan:
         PlanRefused
             If the text is no plan of this version.
         """
-        try:
-            document = json.loads(text)
-            version = document.pop("version")
-            if version != VERSION:
-                raise _no_plan(f"version {version}")
-            return _read(document)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _no_plan(f"{type(error).__name__}: {error}") from error
+        from crossfuse.planner.plan_text import read_plan
+
+        return read_plan(text)
 
 
 def plan(
@@ -227,23 +222,13 @@ def _read_workload(workload: Any, k_major: bool) -> tuple[Chain, bool]:
 
 
 def _none_fits(wanted: Sequence[str], shape: Shape, spec: Device) -> RefusedError:
-    """Which rule left nothing of each family."""
-    from crossfuse.planner.kernels.pruned import emptied_by, pruned
+    from crossfuse.planner.kernels.pruned import why_none
 
-    reasons = []
-    for family in wanted:
-        if family not in families(shape):
-            reasons.append(f"{family} has no kernels of {'two products' if shape.l else 'one'}")
-            continue
-        steps = pruned(family, shape, spec)
-        rule = emptied_by(steps)
-        if rule is not None:
-            reasons.append(f"'{rule.text}' leaves none of {steps[0].candidates} tiles of {family}")
     return refuse(
         PlanRefused,
         "plan",
         f"chain of {shape.m} x {shape.k} x {shape.n} x {shape.l}",
-        found="; ".join(reasons),
+        found="; ".join(why_none(each, shape, spec) for each in wanted),
         limit=f"tiles for {spec.name}: its shared memory, registers, and clusters that are "
         "resident",
         instead="leave `only` out, or allow 'eager', which is not to fuse",
@@ -321,26 +306,3 @@ def _check(wanted: Sequence[str]) -> None:
             limit=", ".join((*FAMILIES, LIBRARY)),
             instead="name some of these families",
         )
-
-
-def _read(document: dict[str, Any]) -> Plan:
-    given = document.pop("chain")
-    tensors = [Tensor(**{**each, "dims": tuple(each["dims"])}) for each in given["tensors"]]
-    products = [Product(**{**each, "rights": tuple(each["rights"])}) for each in given["products"]]
-    chain = Chain(tuple(Dim(**each) for each in given["dims"]), tuple(tensors), tuple(products))
-    kernels = tuple(Resources(**each) for each in document.pop("kernels"))
-    runners = tuple(Runner(**each) for each in document.pop("runners"))
-    return Plan(chain=chain, kernels=kernels, runners=runners, **document)
-
-
-def _no_plan(found: str) -> PlanRefused:
-    error = refuse(
-        PlanRefused,
-        "plan-json",
-        "text",
-        found=found,
-        limit=f"a plan of version {VERSION}, as Plan.to_json writes it",
-        instead="plan the workload again",
-    )
-    assert isinstance(error, PlanRefused)
-    return error

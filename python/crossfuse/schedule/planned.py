@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.planner.plan import Plan
+from crossfuse.schedule.rules.chain import read_chain
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
@@ -13,6 +15,57 @@ from crossfuse.schedule.rules.register_tiles import RegisterTiles
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
+
+#: What a function must have in common with the chain that was planned.
+_EXTENTS = ("m", "n", "k", "l", "products")
+
+
+def schedule_workload(workload: Any, plan: Plan, *, constant_weights: bool = False) -> Any:
+    """Schedule a workload as a plan says.
+
+    Parameters
+    ----------
+    workload : str | WorkloadSpec | tvm.tirx.PrimFunc
+        A packaged id or the text of a spec, a spec, or a canonical function.
+    plan : Plan
+        From `crossfuse.plan`.
+    constant_weights : bool
+        Whether no kernel that may still be running writes the weights.
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+        The schedule, with its trace.
+
+    Raises
+    ------
+    ScheduleRefused
+        See `schedule_planned`.
+    """
+    from crossfuse import _tvm as ir
+    from crossfuse.workload import prim_func, resolve
+
+    if not isinstance(workload, ir.PrimFunc):
+        workload = prim_func(resolve(workload) if isinstance(workload, str) else workload)
+    return schedule_planned(workload, plan, constant_weights=constant_weights)
+
+
+def _check_chain(func: Any, plan: Plan) -> None:
+    """Refuse a plan of other extents: its tiles may fit, but were not chosen for these."""
+    from crossfuse import _tvm as ir
+
+    found, wanted = read_chain(ir.Schedule(func)).shape, shape_of(plan.chain)
+    differ = [each for each in _EXTENTS if getattr(found, each) != getattr(wanted, each)]
+    if differ:
+        raise refuse(
+            ScheduleRefused,
+            "plan",
+            f"family '{plan.family}'",
+            found=", ".join(f"{each} = {getattr(found, each)}" for each in differ),
+            limit=", ".join(f"{each} = {getattr(wanted, each)}" for each in differ)
+            + ", which the plan is of",
+            instead="plan this workload",
+        )
 
 
 def schedule_planned(func: Any, plan: Plan, *, constant_weights: bool = False) -> Any:
@@ -38,6 +91,7 @@ def schedule_planned(func: Any, plan: Plan, *, constant_weights: bool = False) -
         If the plan is not to fuse, or the function is not what it is of.
     """
     tiles, constant = plan.tiles, constant_weights
+    _check_chain(func, plan)
     if plan.family == "gemm":
         return schedule_tiled_gemm(func, tiles=TensorTiles(**tiles), constant_weights=constant)
     if plan.family in ("l2", "global"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.kernels.every import count, fitting, possible, select
+from crossfuse.planner.kernels.every import count, families, fitting, possible, select
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.space.count import Step
 
@@ -40,6 +40,10 @@ def pruned(family: str, shape: Shape, device: Device) -> tuple[Step, ...]:
     return (*steps, Step("shared", room, fits))
 
 
-def emptied_by(steps: tuple[Step, ...]) -> Step | None:
-    """The rule that left nothing, if one did."""
-    return next((each for each in steps if not each.candidates), None)
+def why_none(family: str, shape: Shape, device: Device) -> str:
+    """Why a family has no tiles that fit: the rule after which none were left."""
+    if family not in families(shape):
+        return f"{family} has no kernels of {'two products' if shape.l else 'one product'}"
+    steps = pruned(family, shape, device)
+    last = next((each for each in steps if not each.candidates), steps[-1])
+    return f"'{last.text}' leaves {last.candidates} of {steps[0].candidates} tiles of {family}"
