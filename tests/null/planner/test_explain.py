@@ -15,8 +15,8 @@ from crossfuse.planner.cost.estimate import TERMS
 from crossfuse.planner.explain.explanation import Explanation, explain, explain_best
 from crossfuse.planner.explain.layout import Share
 from crossfuse.planner.explain.levels import LEVELS
-from crossfuse.planner.kernels.every import every
 from crossfuse.planner.kernels.every import count as kernels_of
+from crossfuse.planner.kernels.every import every
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.planner.plan import Plan, plan, ranked
 
@@ -50,7 +50,7 @@ def test_levels_are_those_of_the_plan(text: str, family: str) -> None:
     for name, size in found.plan.bytes.items():
         assert levels[name].amount == size
     times = [each.microseconds for each in found.levels if each.microseconds is not None]
-    assert all(0 <= each for each in times)
+    assert all(each >= 0 for each in times)
     assert set(found.plan.terms) <= set(TERMS)
 
 
