@@ -21,7 +21,15 @@ from typing import Any
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.loop import Load, Streams, ingest_speed, overlapped, streams, turns_of
+from crossfuse.planner.cost.loop import (
+    Load,
+    Streams,
+    ingest_speed,
+    overlapped,
+    room_for,
+    streams,
+    turns_of,
+)
 from crossfuse.planner.cost.rates import Rates, at
 from crossfuse.planner.dataflow.counts import Count, Share, choose, least, where
 from crossfuse.planner.kernels.clustered import ClusteredKernel
@@ -29,7 +37,6 @@ from crossfuse.planner.kernels.every import Kernel, memories
 from crossfuse.planner.kernels.memory import Memory
 from crossfuse.planner.kernels.phase import Phase
 from crossfuse.planner.kernels.registers import RegisterKernel
-from crossfuse.planner.kernels.resident import resident
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.kernels.tiled import TiledKernel
 
@@ -125,10 +132,7 @@ class _Work:
     @property
     def active(self) -> Count:
         """Clusters that run at the same time."""
-        size = self.kernel.cluster
-        room = resident(self.device, size)
-        if self.rates.resident:
-            room = least(room, np.floor(at(self.rates.resident, size)))
+        room = room_for(self.kernel.cluster, self.device, self.rates)
         return least(_largest(self.kernel.clusters(self.shape, self.device)), room)
 
     def load(self, fresh: Share, ahead: Share = 0.0) -> Load:

@@ -10,9 +10,10 @@ from typing import Any
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.chain.check import refuse_reductions
-from crossfuse.planner.cost.estimate import estimate, library
+from crossfuse.planner.cost.alone import alone
+from crossfuse.planner.cost.estimate import library
 from crossfuse.planner.cost.fit import LIBRARY
-from crossfuse.planner.cost.loop import turns_of
+from crossfuse.planner.cost.loop import room_for, turns_of
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.dataflow.counts import least
 from crossfuse.planner.explain.layout import Share, layout
@@ -22,7 +23,6 @@ from crossfuse.planner.kernels.every import Kernel, families, memories
 from crossfuse.planner.kernels.memory import uses
 from crossfuse.planner.kernels.pruned import pruned
 from crossfuse.planner.kernels.read import read_kernel
-from crossfuse.planner.kernels.resident import resident
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.planner.plan import Plan, Runner, ranked, runner_of
 from crossfuse.planner.space.count import Step, count
@@ -159,17 +159,17 @@ def explain(
     refuse_reductions(chain)
     kernel = None if plan.family == LIBRARY else read_kernel(plan.family, plan.tiles)
     if kernel is None:
-        found = library(shape, known, spec.sms)
+        found = dict(library(shape, known, spec.sms).busy)
     else:
-        found = estimate(kernel, shape, spec, known)
-    busy = {name: float(each) for name, each in found.busy.items()}
+        found = alone(kernel, shape, spec, known)
+    times = {name: float(each) for name, each in found.items()}
     ctas = max((each.busy for each in plan.kernels), default=1)
     rooms = memories(kernel, shape, spec) if kernel else ()
     return Explanation(
         plan,
-        levels(chain, kernel, shape, plan.bytes, busy, known, ctas),
+        levels(chain, kernel, shape, plan.bytes, times, known, ctas),
         places(chain, kernel, shape, rooms, spec),
-        _usage(plan, kernel, shape, spec) if kernel else (),
+        _usage(plan, kernel, shape, spec, known) if kernel else (),
         layout(kernel, shape) if kernel else (),
         tuple(runner_of(each, plan) for each in best),
         {family: pruned(family, shape, spec) for family in families(shape)},
@@ -213,9 +213,10 @@ def explain_best(
     return explain(plans[0], target=target, rates=rates, best=plans[1:top])
 
 
-def _usage(plan: Plan, kernel: Kernel, shape: Shape, spec: Device) -> tuple[Usage, ...]:
-    size = int(kernel.cluster)
-    room = int(resident(spec, size))
+def _usage(
+    plan: Plan, kernel: Kernel, shape: Shape, spec: Device, rates: Rates
+) -> tuple[Usage, ...]:
+    room = int(room_for(kernel.cluster, spec, rates))
     launched = kernel.clusters(shape, spec)
     active = max(int(each) for each in launched)
     found = []

@@ -17,7 +17,7 @@ LEVELS = {
     "shared": "tiles that arrive in shared memory, from L2 or peers",
     "dsm": "between the CTAs of clusters",
     "l2": "what CTAs read, once for all that share it, and write",
-    "hbm": "inputs and output, once each",
+    "hbm": "inputs and output, once each; the time is of weights, some of them again",
 }
 
 
@@ -46,7 +46,7 @@ def levels(
     kernel: Kernel | None,
     shape: Shape,
     moved: Mapping[str, int],
-    busy: Mapping[str, float],
+    times: Mapping[str, float],
     rates: Rates,
     ctas: int,
 ) -> tuple[Level, ...]:
@@ -60,24 +60,24 @@ def levels(
         Of one candidate; None of a library's kernels, of which only HBM and flops are known.
     moved : Mapping[str, int]
         See `crossfuse.planner.plan.Plan.bytes`.
-    busy : Mapping[str, float]
-        See `crossfuse.planner.cost.estimate.Estimate.busy`.
+    times : Mapping[str, float]
+        See `crossfuse.planner.cost.alone.alone`.
     rates : Rates
         Of the device.
     ctas : int
         That send to peers at the same time.
     """
-    found = [Level("tensor", chain.flops, busy["tensor"])]
+    found = [Level("tensor", chain.flops, times["tensor"])]
     if kernel is not None:
         rate = float(at(rates.dsm_push, int(kernel.cluster)))
         sent = moved["dsm"] / (ctas * rate)
         found += [
             Level("registers", operand_bytes(kernel, shape), None),
-            Level("shared", arriving_bytes(kernel, shape) + moved["dsm"], busy["ingest"] + sent),
+            Level("shared", arriving_bytes(kernel, shape) + moved["dsm"], times["ingest"] + sent),
             Level("dsm", moved["dsm"], sent),
-            Level("l2", moved["l2"], busy["l2"]),
+            Level("l2", moved["l2"], times["l2"]),
         ]
-    return (*found, Level("hbm", moved["hbm"], busy["hbm"]))
+    return (*found, Level("hbm", moved["hbm"], times["hbm"]))
 
 
 def arriving_bytes(kernel: Kernel, shape: Shape) -> int:

@@ -93,7 +93,7 @@ def _levels(page: _Page, explanation: Explanation) -> None:
     known = [each for each in explanation.levels if each.microseconds is not None]
     total = explanation.plan.microseconds
     longest = max(total, *(each.microseconds or 0.0 for each in known))
-    scale = (_WIDTH - 2 * _MARGIN - _LABEL - 150) / longest
+    scale = (_WIDTH - 2 * _MARGIN - _LABEL - 170) / longest
     top, left = page.y, _MARGIN + _LABEL
     for each in known:
         time = each.microseconds or 0.0
@@ -119,26 +119,28 @@ def _terms(page: _Page, explanation: Explanation) -> None:
     page.heading("terms of the estimate, us")
     terms = explanation.plan.terms
     scale = (_WIDTH - 2 * _MARGIN) / explanation.plan.microseconds
-    x, colours = float(_MARGIN), {}
+    x = float(_MARGIN)
+    styles: dict[str, dict[str, str]] = {}
     for number, name in enumerate(each for each in TERMS if each in terms):
-        colours[name] = _COLOURS[number % len(_COLOURS)]
+        turn, place = divmod(number, len(_COLOURS))
+        styles[name] = {"fill": _COLOURS[place], "fill_opacity": "0.5" if turn else "1"}
         width = terms[name] * scale
         page.box(
             (x, page.y, width, 2 * _BAR),
             f"{name}: {terms[name]:.2f} us",
             "term",
-            fill=colours[name],
+            **styles[name],
             stroke="white",
         )
         x += width
     page.y += 2 * _BAR + 6
-    place = float(_MARGIN)
-    for name, colour in colours.items():
-        if place > _WIDTH - _MARGIN - 120:
-            place, page.y = float(_MARGIN), page.y + _LINE
-        page.box((place, page.y, 10, 10), name, "legend", fill=colour)
-        page.text(place + 14, page.y + 9, f"{name} {terms[name]:.2f}")
-        place += 120
+    x = float(_MARGIN)
+    for name, style in styles.items():
+        if x > _WIDTH - _MARGIN - 120:
+            x, page.y = float(_MARGIN), page.y + _LINE
+        page.box((x, page.y, 10, 10), name, "legend", **style)
+        page.text(x + 14, page.y + 9, f"{name} {terms[name]:.2f}")
+        x += 120
     page.y += 12
 
 

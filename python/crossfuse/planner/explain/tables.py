@@ -109,7 +109,7 @@ def _levels(explanation: Explanation) -> RenderableType:
         alone = each.microseconds
         times = ("", "") if alone is None else (f"{alone:.2f}", f"{100 * alone / total:.0f} %")
         rows.append((each.name, amount or size_text(each.amount), *times, LEVELS[each.name]))
-    headings = ("level", "amount ", "us alone ", "of the time ", "what")
+    headings = ("level", "amount ", "us alone ", "of the time ", "what is counted")
     return _table("levels", headings, rows)
 
 
