@@ -15,6 +15,8 @@ from crossfuse.planner.explain.tables import by_tile, range_text, size_text
 
 _WIDTH, _MARGIN, _LABEL, _BAR, _LINE = 760, 16, 90, 16, 22
 _CELL_HEIGHT = 46
+#: Width of a letter of the smallest text, about.
+_LETTER = 5.5
 #: Colours that differ in lightness too, after Okabe and Ito.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999", "#f0e442")
 
@@ -182,8 +184,8 @@ def _tile(
         box = (x, page.y, each_width, _CELL_HEIGHT)
         page.box(box, title, "tile", fill=colour, fill_opacity="0.45", stroke="black")
         page.text(x + each_width / 2 - 4, page.y + 18, str(share.cta))
-        if each_width > 70:
-            words = f"sums {range_text(share.reduction)}"
+        words = f"sums {range_text(share.reduction)}"
+        if each_width > _LETTER * len(words):
             page.text(x + 3, page.y + 36, words, font_size="9")
 
 

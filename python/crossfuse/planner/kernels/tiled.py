@@ -191,8 +191,14 @@ class TiledKernel:
         wide = (self.columns2 <= widest_of(self.rows)) & (self.columns2 % 8 == 0)
         shares = _splits(self.split2, shape, shape.n, self.rows, self.columns2, self.size)
         rules = (
-            TileRule("columns 2", "the same of the second product", wide),
-            TileRule("shares 2", "the same of the second product's split", shares),
+            TileRule(
+                "columns 2", "columns of the second product that registers hold sums of", wide
+            ),
+            TileRule(
+                "shares 2",
+                "each CTA of the second product's split has a share, and sums to add",
+                shares,
+            ),
         )
         if self.place != "l2":
             return rules
