@@ -33,6 +33,8 @@ OPTIONS = {
     "eager": (),
 }
 _KEYS = ("spec", "family", "tiles", "options", "trace")
+#: What a file may say of a candidate besides: how it is called, what is expected of it.
+NOTES = ("name", "grid", "estimate")
 _ID_DIGITS = 16
 
 
@@ -54,6 +56,8 @@ class Candidate:
         Further arguments of the rule, see `OPTIONS`.
     trace : Sequence[Any]
         Family ``trace``: what `crossfuse.schedule.trace_json.trace_json` wrote, as JSON values.
+    notes : Mapping[str, Any]
+        Carried along by the keys of `NOTES`; no part of what is compared or built.
     """
 
     spec: str
@@ -61,11 +65,12 @@ class Candidate:
     tiles: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, bool] = field(default_factory=dict)
     trace: Sequence[Any] = ()
+    notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @cached_property
     def id(self) -> str:
         """Equal for equal candidates: the beginning of a hash of their JSON."""
-        text = json.dumps(self.to_json(), sort_keys=True)
+        text = json.dumps(self._identity(), sort_keys=True)
         return sha256(text.encode())[:_ID_DIGITS]
 
     @property
@@ -76,6 +81,9 @@ class Candidate:
 
     def to_json(self) -> dict[str, Any]:
         """As a value that `json` can write; what is empty is left out."""
+        return {**self._identity(), **self.notes}
+
+    def _identity(self) -> dict[str, Any]:
         found = {name: getattr(self, name) for name in _KEYS}
         return {name: value for name, value in found.items() if value}
 
@@ -102,13 +110,17 @@ class Candidate:
         """
         from crossfuse.workload.suites import resolve
 
-        if not isinstance(value, dict) or not {"spec", "family"} <= value.keys() <= set(_KEYS):
-            limit = f"an object with spec and family, and at most {', '.join(_KEYS[2:])}"
+        known = (*_KEYS, *NOTES)
+        if not isinstance(value, dict) or not {"spec", "family"} <= value.keys() <= set(known):
+            limit = f"an object with spec and family, and at most {', '.join(known[2:])}"
             raise _refused(where, json.dumps(value)[:200], limit, "name the fields like that")
         if value["family"] not in FAMILIES:
             limit = ", ".join(FAMILIES)
             raise _refused(where, f"family {value['family']!r}", limit, "choose one of these")
-        found = Candidate(**value | {"spec": str(resolve(str(value["spec"])))})
+        fields = {key: value[key] for key in _KEYS if key in value}
+        notes = {key: value[key] for key in NOTES if key in value}
+        fields |= {"spec": str(resolve(str(value["spec"]))), "notes": notes}
+        found = Candidate(**fields)
         _check(found, where)
         return found
 

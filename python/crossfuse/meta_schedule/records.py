@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.bench.job import Job, Timing
+from crossfuse.errors import RefusedError
 from crossfuse.meta_schedule.build import Build
 from crossfuse.meta_schedule.candidate import Candidate
 
@@ -89,14 +90,14 @@ class Record:
         try:
             timing = value["timing"]
             found = Record(
-                Candidate(**value["candidate"]),
+                Candidate.from_json(value["candidate"], "candidate"),
                 Build.from_json(value["build"]),
                 Job.from_json(value["job"]),
                 None if timing is None else Timing.from_json(timing),
                 value["attempts"],
                 value["gpu"],
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, RefusedError) as error:
             raise ValueError(f"no record: {type(error).__name__}: {error}") from error
         if found.candidate.id != value["id"]:
             raise ValueError(f"id {value['id']} of a candidate whose id is {found.candidate.id}")

@@ -54,7 +54,7 @@ def builder() -> Serve:
         if request["do"] == "reference":
             make_problem(parse(request["spec"]), folder)
             return Build("ok").to_json()
-        candidate = Candidate(**request["candidate"])
+        candidate = Candidate.from_json(request["candidate"], "request")
         found = build_candidate(candidate, folder, request["target"], request["timeout"])
         return found.to_json()
 

@@ -40,6 +40,16 @@ def test_the_order_of_fields_is_not_part_of_the_id() -> None:
     assert len(candidate().id) == 16
 
 
+def test_notes_travel_and_are_no_part_of_the_id() -> None:
+    noted = candidate(name="G1", grid=[[120, 4, 256, 226544]])
+    assert noted == candidate()
+    assert noted.id == candidate().id
+    assert noted.to_json() == candidate().to_json() | {
+        "name": "G1",
+        "grid": [[120, 4, 256, 226544]],
+    }
+
+
 def test_packaged_ids_are_resolved() -> None:
     assert candidate(spec="S3:M=16").spec.startswith("gated_ffn:M=16,K=4096,N=11008")
 
@@ -64,7 +74,7 @@ def test_a_file_of_candidates(tmp_path: Path, lines: bool) -> None:
     [
         ([1], "candidate 0: found 1; limit: an object with spec and family"),
         ([GIVEN, {"spec": CHAIN}], "candidate 1: found"),
-        ([GIVEN | {"color": "red"}], "at most tiles, options, trace"),
+        ([GIVEN | {"color": "red"}], "at most tiles, options, trace, name"),
         ([GIVEN | {"family": "smem"}], "family 'smem'; limit: gemm, registers, dsm, l2, global"),
         ([GIVEN | {"spec": "gemm:M=0"}], "gemm"),
         ([GIVEN | {"options": {"paired": True}}], "options paired; limit: ring, bulk, unordered"),
