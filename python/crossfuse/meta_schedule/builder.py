@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -17,7 +18,7 @@ from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, PyBuild
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device, device
 from crossfuse.meta_schedule.build import LONGEST
-from crossfuse.runtime.files import sha256
+from crossfuse.meta_schedule.intrinsics import import_intrinsics
 from crossfuse.workload.spec import WorkloadSpec
 
 #: Key of a manifest's metadata that names the workload, for whoever checks the results.
@@ -31,7 +32,8 @@ class NvccBuilder(PyBuilder):
     A thread drives each nvcc. Lowering holds Python's lock for a few tenths of a second, a
     compilation takes ten times as long in processes of its own, so threads keep about ten cores
     busy. Cubins are kept between runs by a hash of the CUDA text and the compiler
-    (`crossfuse.runtime.compile_cubin`), and equal modules of one builder are one library.
+    (`crossfuse.runtime.compile_cubin`). Each library has a folder of its own, which MetaSchedule
+    removes once it is measured.
 
     Modules for other targets than CUDA are compiled by TVM, so that a search can be rehearsed on a
     machine without a GPU.
@@ -44,7 +46,7 @@ class NvccBuilder(PyBuilder):
     target : str | Device
         Device to compile for and whose limits hold.
     directory : str | os.PathLike[str] | None
-        Where libraries go; None makes a temporary directory.
+        Where folders of libraries go; None takes that for temporary files.
     max_workers : int | None
         Threads; None for one for each core.
     timeout_sec : float
@@ -61,9 +63,11 @@ class NvccBuilder(PyBuilder):
         timeout_sec: float = 300.0,
     ) -> None:
         super().__init__()
+        # The search that this builder is for does it otherwise, far slower.
+        import_intrinsics()
         self._workload = _text(workload)
         self._target = device(target)
-        self._directory = Path(directory or mkdtemp(prefix="crossfuse-built-"))
+        self._directory = directory
         self._workers = max_workers or len(os.sched_getaffinity(0))
         self._timeout = timeout_sec
 
@@ -101,29 +105,40 @@ class NvccBuilder(PyBuilder):
             return BuilderResult(None, f"failed: {type(error).__name__}: {error}"[:LONGEST])
 
     def _build(self, given: BuilderInput) -> Path:
+        folder = self._folder()
+        try:
+            return self._compile(given, folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def _compile(self, given: BuilderInput, folder: Path) -> Path:
         if str(given.target.kind.name) != "cuda":
-            return _by_tvm(given, self._directory)
+            return _by_tvm(given, folder)
         from crossfuse.lower.extract import lower
         from crossfuse.runtime import build_library
 
         lowered = lower(given.mod, self._target, name="main")
         metadata = {WORKLOAD: self._workload} if self._workload else {}
-        name = sha256(repr((lowered.image, metadata)).encode())[:24]
         built = build_library(
             lowered.image,
-            self._directory / f"{name}.so",
+            folder,
             device=self._target,
             metadata=metadata,
             timeout=self._timeout,
         )
         return built.shared_object
 
+    def _folder(self) -> Path:
+        if self._directory is not None:
+            os.makedirs(self._directory, exist_ok=True)
+        return Path(mkdtemp(prefix="crossfuse-built-", dir=self._directory))
 
-def _by_tvm(given: BuilderInput, directory: Path) -> Path:
+
+def _by_tvm(given: BuilderInput, folder: Path) -> Path:
     """Compile for another target as TVM's own builder does, without its costly imports."""
     library = tvm.compile(given.mod, target=given.target)
-    name = tvm.ir.structural_hash(given.mod)
-    path = directory / f"{name & 0xFFFFFFFFFFFFFFFF:016x}.so"
+    path = folder / "main.so"
     library.export_library(str(path))
     return path
 
