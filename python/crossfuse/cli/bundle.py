@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crossfuse.cli.kernel import Target
-from crossfuse.cli.output import JsonFlag, print_json
+from crossfuse.cli.output import JsonFlag, print_error, print_json
 
 if TYPE_CHECKING:
     from crossfuse.meta_schedule.records import Record
@@ -83,6 +83,7 @@ def measure(
     from crossfuse.bench.environment import require_gpu
     from crossfuse.meta_schedule.bundle import measure_bundle, open_bundle
     from crossfuse.meta_schedule.conditions import Conditions
+    from crossfuse.meta_schedule.progress import Progress
 
     bundle = open_bundle(folder)
     require_gpu()
@@ -90,24 +91,45 @@ def measure(
     how = Conditions(
         timeout=timeout, build_timeout=build_timeout, builders=jobs or _cores(), gpu=gpu
     )
-    missing = len(bundle.missing())
-    records: list[Record] = []
-
-    def report(record: Record) -> None:
-        records.append(record)
-        typer.echo(_line(record, len(records), missing), err=True)
-
-    try:
-        measure_bundle(bundle, how, report, budget or None)
-    except KeyboardInterrupt:
-        typer.echo(f"stopped; {len(records)} records are in {bundle.results}", err=True)
-    _summary(records, as_json)
+    with Progress(len(bundle.missing())) as progress:
+        try:
+            measure_bundle(bundle, how, progress.add, budget or None)
+        except KeyboardInterrupt:
+            print_error(f"stopped; {len(progress.records)} records are in {bundle.results}")
+    _summary(progress.records, as_json)
 
 
-def _line(record: Record, number: int, total: int) -> str:
-    time = record.microseconds
-    found = f"{time:.2f} us" if time is not None else f"{record.status}: {record.message}"
-    return f"[{number}/{total}] {record.candidate.spec} {record.candidate.summary}: {found}"
+@app.command("collect")
+def collect(
+    folder: _Folder,
+    work_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a MetaSchedule JSON database to add to."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="JSON lines of records to add to.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Read the records that came back, and store them."""
+    from crossfuse.meta_schedule.bundle import open_bundle
+    from crossfuse.meta_schedule.records import append, read_records
+
+    bundle = open_bundle(folder)
+    found = read_records(bundle.results)
+    for text in found.broken:
+        print_error(f"left out: {text}")
+    if out is not None:
+        known = {(each.candidate.id, each.job, each.gpu) for each in read_records(out).records}
+        for each in found.records:
+            if (each.candidate.id, each.job, each.gpu) not in known:
+                append(out, each)
+    if work_dir is not None:
+        from crossfuse.meta_schedule.database import commit, open_database
+
+        count = commit(open_database(work_dir), found.records, bundle.target)
+        typer.echo(f"{count} records stored in {work_dir}", err=True)
+    _summary(list(found.records), as_json)
 
 
 def _summary(records: list[Record], as_json: bool) -> None:
