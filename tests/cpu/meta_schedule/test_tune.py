@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from crossfuse.hardware import tvm_target
 from crossfuse.meta_schedule.builder import NvccBuilder
 from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.database import workload_module
+from crossfuse.meta_schedule.keep_records import KeepRecords
+from crossfuse.meta_schedule.records import read_records
 from crossfuse.meta_schedule.runner import GpuRunner
 from crossfuse.workload import parse, prim_func
 
@@ -53,6 +56,10 @@ def tuned(tmp_path_factory: pytest.TempPathFactory):
             some_schedules, postprocs=[], mutator_probs={}, sch_rules=[]
         ),
         strategy="replay-trace",
+        measure_callbacks=[
+            *ms.MeasureCallback.create("default"),
+            KeepRecords(folder / "records.jsonl", FULL),
+        ],
         seed=0,
     )
     yield folder, seen, database
@@ -73,6 +80,27 @@ def test_a_search_measures_and_stores(tuned) -> None:
     assert [float(record.run_secs[0]) for record in records] == pytest.approx(
         [7.5e-6] * len(records)
     )
+
+
+def test_records_tell_more_than_the_database(tuned, tmp_path: Path) -> None:
+    folder, _, _ = tuned
+    kept = read_records(folder / "records.jsonl").records
+    assert kept
+    assert {(each.status, each.candidate.family) for each in kept} == {("ok", "trace")}
+    assert [each.microseconds for each in kept] == pytest.approx([7.5] * len(kept))
+    path = tmp_path / "records.jsonl"
+    candidates = [SimpleNamespace(sch=each) for each in some_schedules(ms_schedule())]
+    fine, bad = ms.builder.BuilderResult("x.so", None), "refused: tiles: too wide"
+    KeepRecords(path, FULL).apply(
+        None,
+        0,
+        candidates,
+        [fine, ms.builder.BuilderResult(None, bad)],
+        [ms.runner.RunnerResult(None, "timeout: no answer in 30 s")] * 2,
+    )
+    hung, refused = read_records(path).records
+    assert (hung.status, hung.message) == ("timeout", "no answer in 30 s")
+    assert (refused.status, refused.message) == ("build-refused", "tiles: too wide")
 
 
 def built(mod: Any, target: Any, **options: Any) -> Any:
