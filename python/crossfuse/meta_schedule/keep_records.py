@@ -74,19 +74,37 @@ class KeepRecords(PyMeasureCallback):
         """
         results = zip(measure_candidates, builder_results, runner_results, strict=True)
         for each, built, ran in results:
-            record = self._record(candidate_of(self._spec, each.sch), built, ran)
+            record = record_of(candidate_of(self._spec, each.sch), built, ran)
             append(self._path, record)
             self._report(record)
 
-    def _record(self, candidate: Candidate, built: BuilderResult, ran: RunnerResult) -> Record:
-        job = Job(self._spec, OURS)
-        if built.error_msg is not None:
-            return Record(candidate, Build(*_told(str(built.error_msg))), job, None, 0)
-        if ran.error_msg is not None:
-            return Record(candidate, Build("ok"), job, Timing(*_told(str(ran.error_msg))))
-        times = [float(each) * 1e6 for each in ran.run_secs]
-        timing = Timing("ok", "", statistics.median(times), min(times))
-        return Record(candidate, Build("ok"), job, timing)
+
+def record_of(candidate: Candidate, built: BuilderResult, ran: RunnerResult) -> Record:
+    """What MetaSchedule was told of a candidate, as a record.
+
+    Parameters
+    ----------
+    candidate : Candidate
+        What was measured.
+    built : BuilderResult
+        Of `crossfuse.meta_schedule.builder.NvccBuilder`, or another one.
+    ran : RunnerResult
+        Of `crossfuse.meta_schedule.runner.GpuRunner`, or another one; that of what was not built
+        repeats the builder's error.
+
+    Returns
+    -------
+    Record
+        With the statuses that our builder and runner tell; ``failed`` of others.
+    """
+    job = Job(candidate.spec, OURS)
+    if built.error_msg is not None:
+        return Record(candidate, Build(*_told(str(built.error_msg))), job, None, 0)
+    if ran.error_msg is not None:
+        return Record(candidate, Build("ok"), job, Timing(*_told(str(ran.error_msg))))
+    times = [float(each) * 1e6 for each in ran.run_secs]
+    timing = Timing("ok", "", statistics.median(times), min(times))
+    return Record(candidate, Build("ok"), job, timing)
 
 
 def _told(error: str) -> tuple[str, str]:

@@ -80,7 +80,8 @@ def test_what_does_not_compile_is_kept_as_text(
     assert (built.status, text in built.message) == (status, True), built.message
 
 
-def test_a_compiler_that_hangs_is_ended(tmp_path: Path) -> None:
+def test_a_compiler_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
     other = candidate("registers", tiles={"parts": 2, "columns": 32})
     built = build_candidate(other, tmp_path, "nvidia-h100", 0.05)
     assert built.status == "refused"

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cpu.meta_schedule.test_measure import FULL, STAND_IN
+from cpu.meta_schedule.test_measure import FULL, STAND_IN, candidate
 from crossfuse.bench.job import Job, Timing
 from crossfuse.hardware import tvm_target
 from crossfuse.meta_schedule.builder import NvccBuilder
 from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.database import workload_module
-from crossfuse.meta_schedule.keep_records import KeepRecords
+from crossfuse.meta_schedule.keep_records import KeepRecords, record_of
 from crossfuse.meta_schedule.records import read_records
 from crossfuse.meta_schedule.runner import GpuRunner
 from crossfuse.workload import parse, prim_func
@@ -82,25 +81,29 @@ def test_a_search_measures_and_stores(tuned) -> None:
     )
 
 
-def test_records_tell_more_than_the_database(tuned, tmp_path: Path) -> None:
+def test_records_have_the_traces(tuned) -> None:
     folder, _, _ = tuned
     kept = read_records(folder / "records.jsonl").records
     assert kept
     assert {(each.status, each.candidate.family) for each in kept} == {("ok", "trace")}
     assert [each.microseconds for each in kept] == pytest.approx([7.5] * len(kept))
-    path = tmp_path / "records.jsonl"
-    candidates = [SimpleNamespace(sch=each) for each in some_schedules(ms_schedule())]
-    fine, bad = ms.builder.BuilderResult("x.so", None), "refused: tiles: too wide"
-    KeepRecords(path, FULL).apply(
-        None,
-        0,
-        candidates,
-        [fine, ms.builder.BuilderResult(None, bad)],
-        [ms.runner.RunnerResult(None, "timeout: no answer in 30 s")] * 2,
-    )
-    hung, refused = read_records(path).records
-    assert (hung.status, hung.message) == ("timeout", "no answer in 30 s")
-    assert (refused.status, refused.message) == ("build-refused", "tiles: too wide")
+
+
+@pytest.mark.parametrize(
+    ("built", "ran", "status", "message"),
+    [
+        (None, "timeout: no answer in 30 s", "timeout", "no answer in 30 s"),
+        ("refused: tiles: too wide", "the same", "build-refused", "tiles: too wide"),
+        (None, "RPCRunner: An exception", "failed", "RPCRunner: An exception"),
+    ],
+)
+def test_records_tell_failures_apart(
+    built: str | None, ran: str, status: str, message: str
+) -> None:
+    path = "main.so" if built is None else None
+    results = ms.builder.BuilderResult(path, built), ms.runner.RunnerResult(None, ran)
+    record = record_of(candidate("trace", trace=[1]), *results)
+    assert (record.status, record.message, record.microseconds) == (status, message, None)
 
 
 def built(mod: Any, target: Any, **options: Any) -> Any:
