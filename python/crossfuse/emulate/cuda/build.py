@@ -12,6 +12,7 @@ from crossfuse.emulate.cuda.compiler import (
     Compiler,
     find_compiler,
     first_errors,
+    linker_flags,
     run,
 )
 from crossfuse.emulate.cuda.prebuilt import (
@@ -88,7 +89,8 @@ def _build_kernel(
         command = [*KERNEL_FLAGS, *headers, "-x", "c++", "-c", GENERATED, "-o", "kernel.o"]
         done = run(compiler, command, scratch)
         if done.returncode == 0:
-            command = ["-no-pie", "kernel.o", str(runtime.resolve()), "-o", "kernel"]
+            command = ["-no-pie", *linker_flags(), "kernel.o", str(runtime.resolve())]
+            command += ["-o", "kernel"]
             done = run(compiler, command, scratch)
         if done.returncode:
             raise refuse(

@@ -75,6 +75,11 @@ def find_compiler() -> Compiler:
     return Compiler(path, _version(path))
 
 
+def linker_flags() -> tuple[str, ...]:
+    """Take gold where it is installed: it links a kernel in a third of the time of GNU ld."""
+    return ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
+
+
 def run(compiler: Compiler, flags: list[str], cwd: str) -> subprocess.CompletedProcess[str]:
     """Run the compiler in a directory."""
     return subprocess.run(
