@@ -11,6 +11,7 @@ import crossfuse.planner.dataflow.needs, crossfuse.planner.dataflow.movement
 import crossfuse.planner.chain.build, crossfuse.planner.extract.chain
 import crossfuse.planner.space.readings, crossfuse.planner.space.search
 import crossfuse.planner.space.cut, crossfuse.planner.space.families
+import crossfuse.planner.plan
 print(*sorted({"tvm", "torch", "scipy", "ml_dtypes"} & set(sys.modules)))
 """
 

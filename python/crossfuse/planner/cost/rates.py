@@ -1,0 +1,157 @@
+"""What a device does in a microsecond, and how long it takes to begin: numbers for the cost model.
+
+The record of a device has two parts: what microbenchmarks measure (`scripts/calibrate.py`), and
+what was fitted to the times of whole kernels (`scripts/fit_costs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from crossfuse.hardware import Device
+from crossfuse.planner.calibration.record import Measured, measured
+from crossfuse.planner.dataflow.counts import Count, Share
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What no microbenchmark gives: least squares over measured kernels.
+
+    Attributes
+    ----------
+    start : float
+        From the end of the kernel before to the first tiles in shared memory, beside the latencies
+        of the record; us.
+    crowd : float
+        How much longer that takes for each doubling of the CTAs that begin; us.
+    hbm, l2, ingest, tensor : float
+        Share of the measured rates that kernels reach.
+    step : float
+        Least time of a step of the ring; us.
+    copy : float
+        Time to ask for a copy, of which a step has one for each box of a tile; us.
+    again : float
+        Share of the bytes that tiles one below the other read in common which come from memory
+        again.
+    spill : float
+        Of the second product in a cluster, for an element of its reduction, where registers do not
+        hold the sums; us.
+    column, gated : float
+        Epilogue of a column of 64 rows: of a plain activation, and of gate and up; us.
+    flag : float
+        From a stored tile of an intermediate to the first one that another SM has loaded; us.
+    relaunch : float
+        The same from one kernel to the next; us.
+    queue : float
+        Share of the weights on their way to an SM that it waits for then.
+    imbalance : float
+        By which share of a phase its last CTA is behind where others wait for it.
+    exchange : float
+        Partial sums through DSM beside their bytes, for each CTA that shares a sum; us.
+    push : float
+        Share of the measured rate at which partial sums are sent and added.
+    gather : float
+        Slices of an intermediate through DSM, likewise; us.
+    sums, part : float
+        Partial sums through L2, likewise, and for each part; us.
+    summed : float
+        Time of a CTA's partial sums through L2, in times of taking in as many bytes.
+    store : float
+        From the last sum to the end of the kernel; us.
+    library, library_tensor, library_kernel : float
+        Kernels of cuBLAS: shares of memory's rate and of the tensor cores' that they reach; time
+        for each, in a graph; us.
+    """
+
+    start: float = 0.5
+    crowd: float = 0.2
+    hbm: float = 1.0
+    l2: float = 1.0
+    ingest: float = 0.8
+    tensor: float = 0.8
+    step: float = 0.05
+    copy: float = 0.03
+    again: float = 0.3
+    spill: float = 0.08
+    column: float = 0.01
+    gated: float = 0.02
+    flag: float = 2.0
+    relaunch: float = 3.0
+    queue: float = 0.2
+    imbalance: float = 0.1
+    exchange: float = 0.1
+    push: float = 0.6
+    gather: float = 1.0
+    sums: float = 2.5
+    part: float = 0.1
+    summed: float = 1.0
+    store: float = 1.0
+    library: float = 0.8
+    library_tensor: float = 0.6
+    library_kernel: float = 2.5
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the cost model knows of a device.
+
+    Attributes
+    ----------
+    measured : Measured
+        Rates and latencies.
+    fitted : Fitted
+        What they leave open.
+    """
+
+    measured: Measured
+    fitted: Fitted = Fitted()
+
+    def tensor_rate(self, rows: Count, columns: Count, item: int) -> Share:
+        """Operations a microsecond of one SM, of tiles by their shape.
+
+        Parameters
+        ----------
+        rows, columns : Count
+            Of a CTA's tile; between measured widths the rate is interpolated.
+        item : int
+            Bytes of an element: 1 or 2.
+        """
+        dtypes = {"float8_e4m3fn", "e4m3"} if item == 1 else {"bfloat16", "bf16"}
+        table: dict[int, list[tuple[float, float]]] = {}
+        for height, width, dtype, rate in self.measured.tensor:
+            if dtype in dtypes:
+                table.setdefault(height, []).append((width, rate))
+        heights = sorted(table)
+        found: Any = at(tuple(sorted(table[heights[0]])), columns)
+        for height in heights[1:]:
+            found = np.where(rows >= height, at(tuple(sorted(table[height])), columns), found)
+        return found if isinstance(found, np.ndarray) and found.ndim else float(found)
+
+
+def at(curve: Sequence[tuple[float, float]], size: Count) -> Share:
+    """A measured curve at a size: between two points a line, beyond them the last one."""
+    sizes, values = zip(*curve, strict=True)
+    found = np.interp(size, sizes, values)
+    return found if isinstance(size, np.ndarray) else float(found)
+
+
+def rates_from(measured: Measured) -> Rates:
+    """Rates of a record; constants that it lacks are as they were before any fit."""
+    known = {each.name for each in fields(Fitted)}
+    fitted = {key: each for key, each in measured.fitted.items() if key in known}
+    return Rates(measured, Fitted(**fitted))
+
+
+def rates_of(device: Device) -> Rates:
+    """Rates of the packaged record of a device.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If there is none.
+    """
+    return rates_from(measured(device.name))
