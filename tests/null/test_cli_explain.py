@@ -56,9 +56,22 @@ def test_less_shared_memory_leaves_fewer_tiles() -> None:
     assert document["pruned"]["l2"][-1]["text"].endswith("fit 64 KiB of shared memory")
 
 
-def test_rates_of_a_file() -> None:
-    document = json.loads(run("G1", "--rates", str(RECORD), "--json").stdout)
-    assert document["provisional"] == json.loads(RECORD.read_text())["provisional"]
+def test_rates_of_a_file(tmp_path: Path) -> None:
+    packaged = json.loads(run("G1", "--json").stdout)
+    assert json.loads(run("G1", "--rates", str(RECORD), "--json").stdout) == packaged
+    record = json.loads(RECORD.read_text())
+    path = tmp_path / "record.json"
+    # Without fitted constants the packaged ones count.
+    path.write_text(json.dumps({**record, "fitted": {}}))
+    assert json.loads(run("G1", "--rates", str(path), "--json").stdout) == packaged
+    path.write_text(json.dumps({**record, "provisional": True, "flag": 10 * record["flag"]}))
+    options = ("G1", "--rates", str(path), "--only", "l2")
+    slow = json.loads(run(*options, "--json").stdout)
+    assert slow["provisional"]
+    flag = slow["plan"]["terms"]["flag"]
+    packaged = json.loads(run("G1", "--only", "l2", "--json").stdout)
+    assert flag > packaged["plan"]["terms"]["flag"]
+    assert "rates of this device are provisional" in run(*options).stdout
 
 
 @pytest.mark.parametrize(
@@ -98,6 +111,11 @@ def test_what_it_refuses(arguments: tuple[str, ...], message: str) -> None:
         ({"version": 0}, "calibration-stale"),
         ({"hbm_read": "fast"}, "calibration-corrupt: hbm_read of"),
         ({"hbm_read": 1.0}, "calibration-absurd: hbm_read of"),
+        (
+            {"fitted": {"flag": 0}},
+            "calibration-corrupt: fitted.flag of nvidia-h100: found 0; limit",
+        ),
+        ({"fitted": {"flag": "long"}}, "found 'long'; limit: a positive number"),
         ({"name": "nvidia-h200"}, "found a record of nvidia-h200; limit: one of nvidia-h100"),
     ],
 )

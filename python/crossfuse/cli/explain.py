@@ -42,14 +42,14 @@ def explain(
     as_json: JsonFlag = False,
 ) -> None:
     """Say which kernel is estimated to be the fastest, what it takes, and what others lose on."""
-    from crossfuse.planner.cost.rates_file import rates_from
+    from crossfuse.planner.cost.rates_file import rates_of_file
     from crossfuse.planner.explain.budget import limited
     from crossfuse.planner.explain.explanation import explain_best
     from crossfuse.planner.explain.tables import render
 
     spec = limited(target, max_cluster=max_cluster, shared_bytes=shared_bytes)
     families = [each.strip() for each in only.split(",") if each.strip()]
-    known = rates_from(rates, spec) if rates else None
+    known = rates_of_file(rates, spec) if rates else None
     found = explain_best(workload, spec, only=families, rates=known, top=top)
     if svg is not None:
         from crossfuse.runtime.files import write_atomically

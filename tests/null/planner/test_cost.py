@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossfuse.errors import PlanRefused
-from crossfuse.hardware import Device, device
+from crossfuse.errors import EnvironmentRefused
+from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import TERMS, estimate, library
 from crossfuse.planner.cost.fit import Sample, fit, predict, rank_correlation, report
 from crossfuse.planner.cost.loop import overlapped
-from crossfuse.planner.cost.rates import Fitted, rates_of, read_rates
+from crossfuse.planner.cost.rates import Fitted, rates_from, rates_of
 from crossfuse.planner.kernels.every import count, select
 from crossfuse.planner.kernels.read import read_kernel
 from null.planner.test_kernels import CASES, H100, shape, some
@@ -92,12 +92,14 @@ def test_streams_overlap_between_the_longest_and_the_sum() -> None:
     assert overlapped(3.0, 0.0, 0.0) == pytest.approx(3.0)
 
 
-def test_records_and_devices_that_say_too_little_are_refused() -> None:
-    with pytest.raises(PlanRefused, match="rates: h: found no hbm_read, hbm_write"):
-        read_rates({"name": "h"})
-    with pytest.raises(PlanRefused, match="rates: nvidia-x: found no record; limit: a device"):
+def test_constants_that_a_record_lacks_are_as_before_any_fit() -> None:
+    bare = rates_from(replace(RATES.measured, fitted={"flag": 1.5, "of another version": 1.0}))
+    assert bare.fitted == replace(Fitted(), flag=1.5)
+
+
+def test_devices_without_a_record_are_refused() -> None:
+    with pytest.raises(EnvironmentRefused, match="'nvidia-x'; limit: nvidia-h100, nvidia-h200"):
         rates_of(Device("nvidia-x"))
-    assert device("nvidia-h100") is H100
 
 
 def test_a_fit_finds_the_constants_that_times_were_made_with() -> None:

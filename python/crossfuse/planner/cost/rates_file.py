@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.calibration.record import load
-from crossfuse.planner.cost.rates import Rates, rates_of, read_rates
+from crossfuse.planner.cost.rates import Rates, rates_from, rates_of
 
 
-def rates_from(path: Path, target: str | Device) -> Rates:
+def rates_of_file(path: Path, target: str | Device) -> Rates:
     """Read the rates of a device from a file.
 
     Parameters
@@ -32,7 +32,7 @@ def rates_from(path: Path, target: str | Device) -> Rates:
     EnvironmentRefused
         If the file is unreadable, stale or corrupt.
     PlanRefused
-        If it is another device's, or no fitted constants are packaged.
+        If it is another device's.
     """
     spec, record = device(target), load(path)
     if record.name != spec.name:
@@ -44,5 +44,5 @@ def rates_from(path: Path, target: str | Device) -> Rates:
             limit=f"one of {spec.name}, which is planned for",
             instead=f"plan for {record.name}, or measure {spec.name} (scripts/calibrate.py)",
         )
-    fitted = dict(record.fitted) or asdict(rates_of(spec).fitted)
-    return read_rates({**record.to_json(), "fitted": fitted})
+    found = rates_from(record)
+    return found if record.fitted else replace(found, fitted=rates_of(spec).fitted)

@@ -174,7 +174,7 @@ def explain(
         tuple(runner_of(each, plan) for each in best),
         {family: pruned(family, shape, spec) for family in families(shape)},
         count(chain, spec),
-        known.provisional,
+        known.measured.provisional,
     )
 
 

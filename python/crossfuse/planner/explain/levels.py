@@ -69,7 +69,7 @@ def levels(
     """
     found = [Level("tensor", chain.flops, times["tensor"])]
     if kernel is not None:
-        rate = float(at(rates.dsm_push, int(kernel.cluster)))
+        rate = float(at(rates.measured.dsm_push, int(kernel.cluster)))
         sent = moved["dsm"] / (ctas * rate)
         found += [
             Level("registers", operand_bytes(kernel, shape), None),
