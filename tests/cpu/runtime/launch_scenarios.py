@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,18 @@ def grid(**options: Any) -> float:
     return float(kernel("whole_grid", check_device=False).run(zeros, zeros, **options)[0, 0])
 
 
+def by_row(rows: int, weight: int = 4, scales: int | None = None) -> list[float]:
+    a, b = np.ones((rows, 128), np.float32), np.ones((weight, 128), np.float32)
+    each = np.ones(rows if scales is None else scales, np.float32)
+    result = kernel("fewer_rows").run(a, b, each)
+    return [*result.shape, float(result[0, 0])]
+
+
+def rows_on_stream() -> None:
+    a, b, c, s = (on_gpu(aligned(shape)) for shape in ((2, 128), (4, 128), (2, 128), (2,)))
+    kernel("rows_alone")(a, b, c, s)
+
+
 def on_stream() -> None:
     arrays = [on_gpu(aligned((4, 128)), device=1) for _ in "ABC"]
     with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:1"), STREAM):
@@ -82,6 +95,13 @@ def main() -> None:
         "add again": attempt(add),
         "add twice": attempt(lambda: kernel("add_twice").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
         "tiled": attempt(lambda: kernel("tiled").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
+        **{f"{rows} rows": attempt(partial(by_row, rows)) for rows in (0, 1, 3, 4, 5)},
+        "rows that differ": attempt(lambda: by_row(3, scales=2)),
+        "fewer rows of a weight": attempt(lambda: by_row(3, weight=3)),
+        "fewer rows of others": attempt(
+            lambda: kernel("vector_add", check_device=False).run(*np.zeros((2, 3, 128), "f4"))
+        ),
+        "rows on a stream": attempt(rows_on_stream),
         "convolved": attempt(lambda: kernel("convolved").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
         "grid": attempt(grid),
         "grid again": attempt(grid),

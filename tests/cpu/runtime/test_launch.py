@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cpu.runtime.images import cluster_sum, vector_add
-from crossfuse.lower.image import BufferSpec, KernelImage, PixelBox, TensorMap
+from crossfuse.lower.image import ROW_COUNT, BufferSpec, KernelImage, PixelBox, TensorMap
 from crossfuse.runtime import build_library, find_host_compiler
 
 HERE = Path(__file__).parent
@@ -27,6 +27,36 @@ def tiled(add: KernelImage) -> KernelImage:
     early = replace(add.launches[0], arguments=("W", "C_map"), tensor_maps=(box,), early=True)
     space = BufferSpec("W", (4, 128), "float32", True)
     return replace(add, name="tiled", launches=(*add.launches, early), workspaces=(space,))
+
+
+def fewer_rows(add: KernelImage) -> KernelImage:
+    """Two launches on the rows that there are: of an input, a workspace, and a number for each row.
+
+    B is read as a whole, so it has all of its rows in each call.
+    """
+    maps = [
+        TensorMap(f"{name}_map", name, (128, 4), (512,), (32, 4), 128) for name in ("A", "B", "W")
+    ]
+    out = TensorMap("C_map", "C", (128, 4), (512,), (32, 4), 128)
+    first = replace(
+        add.launches[0],
+        arguments=("A_map", "B_map", "W_map"),
+        tensor_maps=tuple(maps),
+    )
+    second = replace(add.launches[0], arguments=("S", ROW_COUNT, "C_map"), tensor_maps=(out,))
+    by_row = [replace(each, rows=each.name != "B") for each in add.buffers]
+    return replace(
+        add,
+        name="fewer_rows",
+        buffers=(*by_row, BufferSpec("S", (4,), "float32", False, rows=True)),
+        launches=(first, second),
+        workspaces=(BufferSpec("W", (4, 128), "float32", True),),
+    )
+
+
+def without_workspace(image: KernelImage) -> KernelImage:
+    """Its last launch alone: nobody allocates on the stub's device."""
+    return replace(image, name="rows_alone", launches=image.launches[1:], workspaces=())
 
 
 def convolved(add: KernelImage) -> KernelImage:
@@ -52,7 +82,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     narrow = replace(add.launches[0], grid=(2, 1, 1))
     twice = replace(add, name="add_twice", launches=(*add.launches, narrow))
     sums = (cluster_sum(4), cluster_sum(16, shared_bytes=200_000))
-    for image in (add, twice, tiled(add), convolved(add), whole_grid(add), *sums):
+    by_row = fewer_rows(add)
+    rows = (by_row, without_workspace(by_row))
+    for image in (add, twice, tiled(add), *rows, convolved(add), whole_grid(add), *sums):
         build_library(image, folder)
     stub = ["-shared", "-fPIC", "-x", "c", HERE / "libcuda_stub.c", "-o", folder / "libcuda.so.1"]
     subprocess.run([find_host_compiler(), *stub], check=True)
@@ -113,6 +145,46 @@ def test_workspaces_tensor_maps_and_early_launches(results: dict[str, Any]) -> N
             **{"box": [32, 4], "swizzle": 3},
         }
     ]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_descriptors_end_with_the_rows(results: dict[str, Any], rows: int) -> None:
+    """Those of tensors with rows; workspaces and what is read as a whole have all of theirs."""
+    outcome = results[f"{rows} rows"]
+    assert outcome["value"] == [rows, 128, 7.0]
+    extents = [each["extents"] for each in calls(outcome, "encode")]
+    assert extents == [[128, rows], [128, 4], [128, 4], [128, rows]]
+    assert {each["pitch"] for each in calls(outcome, "encode")} == {512}
+    _, second = calls(outcome, "launch")
+    assert second["number"] == rows
+    # A, B, S and the output, then the workspace.
+    allocated = [each["bytes"] for each in calls(outcome, "allocate")]
+    assert allocated == [512 * rows, 2048, 512 * rows, 4 * rows, 2048]
+
+
+def test_device_tensors_with_fewer_rows(results: dict[str, Any]) -> None:
+    outcome = results["rows on a stream"]
+    assert [each["extents"] for each in calls(outcome, "encode")] == [[128, 2]]
+    (launch,) = calls(outcome, "launch")
+    assert launch["number"] == 2
+
+
+def test_rows_that_do_not_fit(results: dict[str, Any]) -> None:
+    for name, found in (("5 rows", "(5, 128)"), ("0 rows", "(0, 128)")):
+        assert results[name]["refused"] == "ArtefactRefused"
+        assert results[name]["text"] == (
+            f"argument-shape: argument 0 'A' of fewer_rows: found {found}; limit: (4, 128), or "
+            "fewer rows of it, at least 1. Instead: pass a tensor of that shape, or compile the "
+            "kernel for this one."
+        )
+    assert results["rows that differ"]["text"] == (
+        "argument-rows: argument 3 'S' of fewer_rows: found 2 rows; limit: 3, as of 'A'. Instead: "
+        "pass tensors of equally many rows."
+    )
+    assert results["fewer rows of a weight"]["text"].startswith(
+        "argument-shape: argument 1 'B' of fewer_rows: found (3, 128); limit: (4, 128). Instead:"
+    )
+    assert results["fewer rows of others"]["refused"] == "ArtefactRefused"
 
 
 def test_maps_of_pixels(results: dict[str, Any]) -> None:
