@@ -12,11 +12,17 @@ import pytest
 import crossfuse
 from crossfuse.compiler.bins import CompiledBins, compile_bins
 from crossfuse.emulate.cuda import emulate
-from crossfuse.errors import ArtefactRefused, LoweringRefused, RefusedError, WorkloadRefused
+from crossfuse.errors import (
+    ArtefactRefused,
+    LoweringRefused,
+    RefusedError,
+    ScheduleRefused,
+    WorkloadRefused,
+)
 from crossfuse.runtime.dispatch_table import TABLE
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
-from crossfuse.workload import check, parse, prim_func, random_inputs
+from crossfuse.workload import check, gated_ffn_module, parse, prim_func, random_inputs
 
 SPEC = parse("gated_ffn:M=7,K=64,N=256,L=64,dtype=bfloat16,residual=out")
 BINS = (16, 70)
@@ -103,3 +109,10 @@ def test_the_general_lowering_has_all_rows() -> None:
     assert "found a schedule of the general lowering; limit: kernels of the Hopper" in str(
         caught.value
     )
+
+
+def test_a_model_has_all_rows() -> None:
+    torch = pytest.importorskip("torch")
+    module, x = gated_ffn_module(64, 128, "bfloat16"), torch.zeros(8, 64, dtype=torch.bfloat16)
+    with pytest.raises(ScheduleRefused, match=r"fewer_rows: found .* a model has the shapes of"):
+        crossfuse.compile(module, example_inputs=(x,), rule="tensor", fewer_rows=True)
