@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from tvm.script import tirx as T
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import LoweringRefused, ScheduleRefused
+from crossfuse.emulate.llvm import run_sequential
+from crossfuse.errors import ArtefactRefused, LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.install import install
@@ -51,7 +53,7 @@ def add_row_and_first_row(C, R, E):
 
 
 @T.macro
-def add_rows_of_a_longer_one(C, R, E):
+def add_row(C, R, E):
     for i, j in T.grid(64, 64):
         with T.sblock("store"):
             vi, vj = T.axis.remap("SS", [i, j])
@@ -137,7 +139,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         f"tensors that are read row by row, or as a whole. {ALONE}",
     ),
     "other numbers of rows": (
-        lambda: marked(with_operand(add_rows_of_a_longer_one, 96)),
+        lambda: marked(with_operand(add_row, 96)),
         f"crossfuse.rows: tensor 'R': found shape (96, 64); limit: 64 rows, as of 'A'. {ALONE}",
     ),
     "pixels": (
@@ -184,4 +186,15 @@ def test_a_second_call() -> None:
     assert str(caught.value) == (
         "accept_fewer_rows: block 'root': found crossfuse.rows = at most; limit: one call for a "
         "function. Instead: leave the second call out."
+    )
+
+
+@pytest.mark.parametrize(("rows", "others"), [(65, 65), (3, 4), (0, 0)])
+def test_arrays_of_other_rows(rows: int, others: int) -> None:
+    a, b, r = (np.zeros((n, w), np.float16) for n, w in ((rows, 128), (64, 128), (others, 64)))
+    with pytest.raises(ArtefactRefused) as caught:
+        run_sequential(marked(with_operand(add_row)), {"A": a, "B": b, "R": r})
+    assert str(caught.value) == (
+        f"llvm: arrays A, R: found {rows}, {others} rows; limit: as many in all of them, 1 to 64. "
+        "Instead: pass arrays of equally many rows."
     )

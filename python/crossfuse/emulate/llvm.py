@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
 from crossfuse.emulate.widen import widen
-from crossfuse.errors import CheckFailed, refuse
+from crossfuse.errors import ArtefactRefused, CheckFailed, refuse
 from crossfuse.lower.extract import buffer_specs, only_function
 from crossfuse.lower.passes import prim_func_pass
 
@@ -175,6 +175,11 @@ def run_sequential(
     -------
     SequentialReport
         Outputs, and whether both orders agree.
+
+    Raises
+    ------
+    ArtefactRefused
+        If arrays with rows have different numbers of them, or more than the function.
     """
     function = only_function(func)
     forwards = _run(serialise(function), function, arguments)
@@ -220,8 +225,21 @@ def _run(
 
 def _rows_given(specs: Mapping[str, BufferSpec], given: Mapping[str, np.ndarray]) -> int | None:
     """How many rows there are in a call; None if each call has all rows."""
-    counts = (len(given[name]) for name, each in specs.items() if each.rows and name in given)
-    return next(counts, None)
+    counts = {name: len(given[name]) for name, each in specs.items() if each.rows and name in given}
+    if not counts:
+        return None
+    most = next(each.shape[0] for each in specs.values() if each.rows)
+    count = next(iter(counts.values()))
+    if set(counts.values()) != {count} or not 1 <= count <= most:
+        raise refuse(
+            ArtefactRefused,
+            "llvm",
+            f"arrays {', '.join(counts)}",
+            found=f"{', '.join(map(str, counts.values()))} rows",
+            limit=f"as many in all of them, 1 to {most}",
+            instead="pass arrays of equally many rows",
+        )
+    return count
 
 
 def _with_all_rows(spec: BufferSpec, array: np.ndarray) -> np.ndarray:

@@ -100,8 +100,8 @@ def emulate(
         If there is no g++.
     """
     start = time.perf_counter()
-    image = image_of_call(image, arguments)
     check_image(image)
+    image = image_of_call(image, arguments)
     inputs = inputs_by_name(image, arguments)
     translation = translate(image)
     executable = build(translation, image.name, cache)
