@@ -19,7 +19,7 @@ import tvm_ffi
 
 from cpu.runtime.fake_cuda import aligned, on_gpu
 from crossfuse.errors import RefusedError
-from crossfuse.runtime import LoadedKernel, load
+from crossfuse.runtime import LoadedKernel, load, load_dispatch
 
 FOLDER = Path(sys.argv[1])
 LOG = Path(os.environ["STUB_LOG"])
@@ -71,6 +71,18 @@ def rows_on_stream() -> None:
     kernel("rows_alone")(a, b, c, s)
 
 
+def dispatched(rows: int) -> list[Any]:
+    """Shape of the output, and the rows at which launches wrote."""
+    out = load_dispatch(FOLDER / "bins").run(np.zeros((rows, 128), "f4"), np.zeros((4, 128), "f4"))
+    return [*out.shape, np.flatnonzero(out[:, 0] == 7).tolist()]
+
+
+def dispatched_on_stream() -> None:
+    a, b, c = (on_gpu(aligned((rows, 128))) for rows in (6, 4, 6))
+    with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:0"), STREAM):
+        load_dispatch(FOLDER / "bins")(a, b, c)
+
+
 def on_stream() -> None:
     arrays = [on_gpu(aligned((4, 128)), device=1) for _ in "ABC"]
     with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:1"), STREAM):
@@ -96,6 +108,11 @@ def main() -> None:
         "add twice": attempt(lambda: kernel("add_twice").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
         "tiled": attempt(lambda: kernel("tiled").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
         **{f"{rows} rows": attempt(partial(by_row, rows)) for rows in (0, 1, 3, 4, 5)},
+        **{
+            f"dispatch of {rows} rows": attempt(partial(dispatched, rows))
+            for rows in (0, 3, 4, 5, 19)
+        },
+        "dispatch, captured": attempt(dispatched_on_stream, capturing=1),
         "rows that differ": attempt(lambda: by_row(3, scales=2)),
         "fewer rows of a weight": attempt(lambda: by_row(3, weight=3)),
         "fewer rows of others": attempt(

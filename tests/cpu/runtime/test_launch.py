@@ -14,7 +14,7 @@ import pytest
 
 from cpu.runtime.images import cluster_sum, vector_add
 from crossfuse.lower.image import ROW_COUNT, BufferSpec, KernelImage, PixelBox, TensorMap
-from crossfuse.runtime import build_library, find_host_compiler
+from crossfuse.runtime import build_library, find_host_compiler, write_dispatch
 
 HERE = Path(__file__).parent
 MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER, CLUSTER_DIMENSION = 8, 14, 4
@@ -59,6 +59,16 @@ def without_workspace(image: KernelImage) -> KernelImage:
     return replace(image, name="rows_alone", launches=image.launches[1:], workspaces=())
 
 
+def binned(rows: int) -> KernelImage:
+    """At most so many rows of A, a CTA for each; B is no part of them."""
+    add = vector_add(rows)
+    out = TensorMap("C_map", "C", (128, rows), (512,), (32, 4), 128)
+    launch = replace(add.launches[0], arguments=("A", ROW_COUNT, "C_map"), tensor_maps=(out,))
+    a, b, c = add.buffers
+    buffers = (replace(a, rows=True), replace(b, shape=(4, 128)), replace(c, rows=True))
+    return replace(add, name=f"bin_{rows}", buffers=buffers, launches=(launch,))
+
+
 def convolved(add: KernelImage) -> KernelImage:
     """The output as two images of 4 x 8 pixels of 8 channels."""
     box = PixelBox((-1, -2), (-3, -4))
@@ -86,6 +96,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     rows = (by_row, without_workspace(by_row))
     for image in (add, twice, tiled(add), *rows, convolved(add), whole_grid(add), *sums):
         build_library(image, folder)
+    bins = {rows: build_library(binned(rows), folder / "bins") for rows in (4, 8)}
+    write_dispatch(folder / "bins", "bins", bins)
     stub = ["-shared", "-fPIC", "-x", "c", HERE / "libcuda_stub.c", "-o", folder / "libcuda.so.1"]
     subprocess.run([find_host_compiler(), *stub], check=True)
     environment = os.environ | {
@@ -167,6 +179,29 @@ def test_device_tensors_with_fewer_rows(results: dict[str, Any]) -> None:
     assert [each["extents"] for each in calls(outcome, "encode")] == [[128, 2]]
     (launch,) = calls(outcome, "launch")
     assert launch["number"] == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "launched"),
+    [(3, [(4, 3)]), (4, [(4, 4)]), (5, [(8, 5)]), (19, [(8, 8), (8, 8), (4, 3)]), (0, [])],
+)
+def test_dispatch_launches_the_kernel_for_the_rows(
+    results: dict[str, Any], rows: int, launched: list[tuple[int, int]]
+) -> None:
+    """The grid tells the bin; outputs of all pieces are copied back."""
+    outcome = results[f"dispatch of {rows} rows"]
+    found = [(each["grid"][0], each["number"]) for each in calls(outcome, "launch")]
+    assert found == launched
+    assert [each["extents"] for each in calls(outcome, "encode")] == [[128, m] for _, m in launched]
+    firsts = [sum(m for _, m in launched[:n]) for n in range(len(launched))]
+    assert outcome["value"] == [rows, 128, firsts]
+
+
+def test_dispatch_while_a_graph_is_captured(results: dict[str, Any]) -> None:
+    outcome = results["dispatch, captured"]
+    (launch,) = calls(outcome, "launch")
+    assert (launch["grid"], launch["number"], launch["stream"]) == ([8, 1, 1], 6, 0x7700)
+    assert calls(outcome, "allocate") == []
 
 
 def test_rows_that_do_not_fit(results: dict[str, Any]) -> None:
