@@ -23,9 +23,11 @@ _HOME = {
     "WorkloadSpec": "workload",
     "check": "compiler",
     "compile": "compiler",
+    "compile_bins": "compiler",
     "device": "hardware",
     "emulate_cuda": "emulate",
     "load": "runtime",
+    "load_dispatch": "runtime",
     "plan": "planner.plan",
     "run_sequential": "emulate",
 }

@@ -57,7 +57,8 @@ def test_faster_streams_never_cost_more(text: str, family: str, name: str) -> No
     of, kernels = shape(text), some(text, family)
     if not count(kernels):
         return
-    faster = replace(RATES, **{name: 2 * getattr(RATES, name)})
+    of_device = replace(RATES.measured, **{name: 2 * getattr(RATES.measured, name)})
+    faster = replace(RATES, measured=of_device)
     before = np.asarray(estimate(kernels, of, H100, RATES).microseconds)
     assert np.all(np.asarray(estimate(kernels, of, H100, faster).microseconds) <= before + 1e-9)
 
@@ -80,7 +81,7 @@ def test_a_large_layer_takes_what_its_weights_take() -> None:
     kernels = some("gated_ffn:M=16,K=16384,N=65536,L=16384", "l2", 4000)
     times = np.asarray(estimate(kernels, of, H100, RATES).microseconds)
     best = estimate(select(kernels, int(times.argmin())), of, H100, RATES)
-    floor = sum(of.weight_bytes) / (RATES.fitted.hbm * RATES.hbm_read)
+    floor = sum(of.weight_bytes) / (RATES.fitted.hbm * RATES.measured.hbm_read)
     assert floor < times.min() < 1.1 * floor
     assert best.bound == "hbm"
 
@@ -141,7 +142,9 @@ def test_the_library_pays_for_each_kernel_and_each_byte() -> None:
     small, wide = shape("G1"), shape("S3")
     base = float(library(small, RATES).microseconds)
     assert base > 3 * RATES.fitted.library_kernel
-    assert float(library(wide, RATES).terms["hbm"]) > sum(wide.weight_bytes) / RATES.hbm_read
+    assert (
+        float(library(wide, RATES).terms["hbm"]) > sum(wide.weight_bytes) / RATES.measured.hbm_read
+    )
     assert Fitted() != RATES.fitted
 
 

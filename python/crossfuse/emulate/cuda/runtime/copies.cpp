@@ -47,16 +47,19 @@ uint8_t* element(const Copy& copy, unsigned row, unsigned column) {
 }
 
 // Calls `each(global, at)` for all elements of the box: its place in global memory, null outside
-// the tensor, and in the window.
+// the tensor, and in the window. Pages that a descriptor wrongly reaches are lent to the owner.
 template <class Each>
 void for_elements(const Copy& copy, Each each) {
   const CUtensorMap& map = copy.map;
+  Thread* const before = device.current;
+  device.current = copy.owner;
   for (unsigned row = 0; row < map.box[1]; ++row) {
     for (unsigned column = 0; column < map.box[0]; ++column) {
       size_t at = copy.shared.begin + (size_t(row) * map.box[0] + column) * map.item;
       each(element(copy, row, column), swizzled(at, map.swizzle));
     }
   }
+  device.current = before;
 }
 
 void fill_shared(const Copy& copy) {
