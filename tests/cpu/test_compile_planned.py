@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,40 @@ def test_functions_are_planned_as_their_specs(text: str) -> None:
     times = [each.microseconds for each in plans]
     assert times == sorted(times)
     assert "eager" not in {each.family for each in plans}
+
+
+@pytest.mark.parametrize(
+    ("text", "family"),
+    [
+        ("G4", "l2"),
+        ("G4:M=512", "l2"),
+        ("G4:M=512,weights=nk", "global"),
+        ("gemm:M=512,K=768,N=3072", "gemm"),
+        ("gemm:M=16,K=4096,N=1024", "gemm"),
+        ("S3", "global"),
+    ],
+)
+def test_the_explained_cluster_lies_as_the_schedule_binds_it(text: str, family: str) -> None:
+    plan = crossfuse.plan(text, only=(family,))
+    layout = crossfuse.schedule(text, plan).cluster_layout()
+    # Loops over rows, columns and reductions are named i, j and k; others go with these.
+    bound = [(each.name[0], each.axis, each.extent) for each in layout.loops]
+    bound = [each for each in bound if each[0] in "ijk" and each[2] > 1]
+    assert [each for phase in (0, 1) for each in axes(plan, phase, dict(layout.axes))] == bound
+
+
+def axes(plan: Any, phase: int, extents: dict[str, int]) -> list[tuple[str, str, int]]:
+    """Along which of a phase's loops the CTAs of each cluster axis have different ranges."""
+    shares = [each for each in plan.explain().layout if each.phase == phase]
+    found: list[tuple[str, str, int]] = []
+    step = 1
+    for axis, extent in extents.items():
+        along = shares[: step * extent : step]
+        for letter, field in (("i", "rows"), ("j", "columns"), ("k", "reduction")):
+            if len({getattr(each, field) for each in along}) > 1:
+                found.append((letter, axis, extent))
+        step *= extent
+    return found
 
 
 def test_what_is_planned_is_compiled() -> None:
