@@ -12,7 +12,9 @@ import crossfuse.planner.chain.build, crossfuse.planner.extract.chain
 import crossfuse.planner.space.readings, crossfuse.planner.space.search
 import crossfuse.planner.space.cut, crossfuse.planner.space.families
 import crossfuse.planner.plan, crossfuse.planner.explain.explanation
-print(*sorted({"tvm", "torch", "scipy", "ml_dtypes"} & set(sys.modules)))
+found = crossfuse.planner.plan.plan("gemm:M=16,K=64,N=64").explain()
+found.text(), found.svg(), found.to_json()
+print(*sorted({"tvm", "torch", "scipy", "ml_dtypes", "matplotlib"} & set(sys.modules)))
 """
 
 
