@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from crossfuse.planner.kernels.phase import widest
 from crossfuse.schedule.rules.chain import Chain
 from crossfuse.schedule.rules.stacked_tiles import (
     is_wide,
     stacked_across,
     stacked_columns,
     stacked_split,
-    widest,
 )
 
 

@@ -31,21 +31,3 @@ def has_last_share(predicate: Any, rank: Any, loops: list[Any]) -> bool:
     first[rank.loop_var] = rank.min + rank.extent - 1
     value = ir.sym.Analyzer().simplify(ir.substitute(predicate, lambda var: first.get(var, var)))
     return ir.constant(value) != 0
-
-
-def has_equal_shares(extent: int, size: int, depth: int) -> bool:
-    """Whether each of `size` CTAs has a share of a reduction, of as many steps as the others.
-
-    The last share may reach beyond the reduction, where operands are zero, but begins within.
-
-    Parameters
-    ----------
-    extent : int
-        Elements of the reduction.
-    size : int
-        CTAs.
-    depth : int
-        Elements of a step.
-    """
-    share = -(-extent // (size * depth)) * depth
-    return (size - 1) * share < extent

@@ -17,8 +17,9 @@ from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.elements import Elements
 from crossfuse.lower.hopper.recover import recover
 from crossfuse.lower.image import KernelImage
+from crossfuse.planner.kernels.shares import rows_in_parts
 from crossfuse.runtime import compile_cubin
-from crossfuse.schedule.rules.cluster_tiles import ClusterTiles, rows_in_parts
+from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
 from crossfuse.schedule.rules.register_tiles import RegisterTiles

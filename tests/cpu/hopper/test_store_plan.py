@@ -13,9 +13,10 @@ from crossfuse.hardware import device
 from crossfuse.lower.extract import only_function
 from crossfuse.lower.hopper.plan import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.recover import recover
-from crossfuse.lower.hopper.store_plan import StorePlan, box_widths
+from crossfuse.lower.hopper.store_plan import StorePlan
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import TensorMap
+from crossfuse.planner.kernels.boxes import box_widths
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.workload import parse, prim_func

@@ -10,12 +10,12 @@ import pytest
 from cpu.hopper.checkers import emulated, passed
 from crossfuse.errors import LoweringRefused
 from crossfuse.lower.extract import lower
+from crossfuse.planner.kernels.shares import has_equal_shares
 from crossfuse.runtime import compile_cubin
 from crossfuse.schedule.rules.pipelined import has_uneven_rows
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
-from crossfuse.schedule.shares import has_equal_shares
 from crossfuse.workload import adversarial_inputs, parse, prim_func
 
 #: Chains, and the CTAs over which the second reduction is split.

@@ -13,6 +13,7 @@ from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.hopper.window_tile import WindowTile, window_map
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
+from crossfuse.planner.kernels.boxes import box_columns
 
 #: Rows that a warpgroup multiplies: M of every wgmma.
 WARPGROUP_ROWS = 64
@@ -20,8 +21,6 @@ WARPGROUP_ROWS = 64
 ROW_BYTES = 128
 #: Rows of a box at most. PTX ISA, cp.async.bulk.tensor.
 MAX_BOX = 256
-#: Columns of a box that take as long to load as asking for it does.
-_COPY = 16
 #: Multiple of bytes that strides of a tensor map must be.
 PITCH = 16
 
@@ -116,7 +115,7 @@ def make_operand(
     shared_by = tuple(each for each in _sharing(program, tile) if each is not apart)
     sharers = prod(each.extent for each in shared_by)
     if not k_major:
-        width = _box_columns(columns, width, sharers)
+        width = box_columns(columns, width, sharers)
     boxes, row_bytes = -(-columns // width), width * item
     # Parts of a multicast start on a swizzle pattern of eight rows, or are whole boxes.
     divisible = rows % (8 * sharers) == 0 if k_major else boxes % sharers == 0
@@ -167,20 +166,6 @@ def tensor_map(tile: Tile, box: tuple[int, int], swizzle: int, fetch: int = ROW_
 def _sharing(program: TileProgram, tile: Tile) -> tuple[Place, ...]:
     """Places of the cluster that the tile's origin does not depend on."""
     return _absent(program.cluster, tile)
-
-
-def _box_columns(columns: int, most: int, sharers: int) -> int:
-    """Columns of a box of a tile that is stored as [k, n]: those with which least is loaded.
-
-    Rows of a quarter pattern are for the narrowest tiles alone.
-    """
-
-    def cost(width: int) -> float:
-        boxes = -(-columns // width)
-        return boxes / (1 if boxes % sharers else sharers) * (width + _COPY)
-
-    widths = (most, most // 2, most // 4) if columns <= most // 4 else (most, most // 2)
-    return min(widths, key=cost)
 
 
 def _is_streamed(program: TileProgram, tile: Tile, whole: bool) -> bool:

@@ -10,14 +10,10 @@ from crossfuse.lower.hopper.operand import PITCH, ROW_BYTES, WARPGROUP_ROWS, ite
 from crossfuse.lower.hopper.tile import Tile
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import TensorMap
+from crossfuse.planner.kernels.boxes import SLOTS, WIDTHS, box_widths
 
 #: Types of which two are converted into one register, by what PTX calls the pair.
 PACKED_TYPES = {"bfloat16": "bf16x2", "float16": "f16x2"}
-#: Columns of boxes. Rows of all but the last are the span of a swizzle; the last one's are of 16
-#: bytes, the least that TMA copies: those of eight rows lie in different banks as they are.
-_WIDTHS = (64, 32, 16, 8)
-#: Boxes of a tile that nobody waits for: one is filled while another is copied.
-_SLOTS = 2
 #: Boxes of float32 sums in shared memory at once where one warpgroup multiplies: 32 KiB at most.
 #: Where there are two, ptxas spills the addresses of so many: they take turns.
 _SLOTS_OF_SUMS = 4
@@ -147,7 +143,7 @@ def plan_store(program: TileProgram, blocks: int = 1) -> StorePlan:
         return _in_stages(program, blocks)
     widths = box_widths(tile.shape[1], staged=program.staged)
     # Others wait for a tile that is staged: all its boxes leave at once.
-    return StorePlan(_placed(tile, widths, len(widths) if program.staged else _SLOTS))
+    return StorePlan(_placed(tile, widths, len(widths) if program.staged else SLOTS))
 
 
 def _in_stages(program: TileProgram, blocks: int) -> StorePlan:
@@ -175,35 +171,8 @@ def _in_stages(program: TileProgram, blocks: int) -> StorePlan:
 def _plan_addition(tile: Tile, in_turns: bool) -> StorePlan:
     """Boxes of float32 sums, which are added rather than stored."""
     widths = box_widths(2 * tile.shape[1], staged=True)
-    slots = _SLOTS if in_turns else _SLOTS_OF_SUMS
+    slots = SLOTS if in_turns else _SLOTS_OF_SUMS
     return StorePlan(_placed(tile, widths, min(len(widths), slots)))
-
-
-def box_widths(columns: int, *, staged: bool) -> tuple[int, ...]:
-    """Cut a tile into boxes, from wide to narrow.
-
-    Parameters
-    ----------
-    columns : int
-        Of the tile, counted as elements of 16 bits: a multiple of 8.
-    staged : bool
-        Whether all boxes are in shared memory at once. The fewest are best then; others take turns,
-        and narrow ones of one width need the least room.
-
-    Returns
-    -------
-    tuple[int, ...]
-        Columns of each box.
-    """
-    *swizzled, _ = _WIDTHS
-    equal = next((each for each in swizzled if columns % each == 0), 0)
-    if equal and not staged:
-        return (equal,) * (columns // equal)
-    widths: list[int] = []
-    for width in _WIDTHS:
-        count, columns = divmod(columns, width)
-        widths += [width] * count
-    return tuple(widths)
 
 
 def _placed(tile: Tile, widths: tuple[int, ...], slots: int) -> tuple[StoreBox, ...]:
@@ -227,4 +196,4 @@ def _placed(tile: Tile, widths: tuple[int, ...], slots: int) -> tuple[StoreBox, 
 
 def _swizzle(width: int) -> int:
     """Bytes that the swizzle of a box spans."""
-    return 0 if width == _WIDTHS[-1] else 2 * width
+    return 0 if width == WIDTHS[-1] else 2 * width

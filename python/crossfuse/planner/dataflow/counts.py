@@ -62,6 +62,20 @@ def choose(flag: Flag, yes: Count, no: Count) -> Count:
     return yes if flag else no
 
 
+def where(flag: Flag, yes: Share, no: Share) -> Share:
+    """`choose` between shares, or times."""
+    if isinstance(flag, np.ndarray):
+        return np.where(flag, yes, no)
+    return yes if flag else no
+
+
+def whether(flag: Flag, yes: Flag, no: Flag) -> Flag:
+    """`choose` between flags."""
+    if isinstance(flag, np.ndarray):
+        return np.where(flag, yes, no)
+    return yes if flag else no
+
+
 def either(a: Flag, b: Flag) -> Flag:
     """Whether one of two flags is set."""
     return a | b

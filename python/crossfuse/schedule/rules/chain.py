@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.planner.kernels.shape import Shape
 from crossfuse.schedule.facts import bindings, combiner, function, is_reduction, name_of
 from crossfuse.schedule.rules.operands import is_view
 
@@ -37,6 +38,11 @@ class Chain:
     n: int
     k: int
     l: int  # noqa: E741  (the field's name for the width of the second product)
+
+    @property
+    def shape(self) -> Shape:
+        """Its extents, for the arithmetic on tiles."""
+        return Shape(self.m, self.n, self.k, self.l, len(self.first))
 
     @property
     def products(self) -> tuple[Any, ...]:

@@ -5,26 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import gcd, lcm
 from typing import Any
 
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
+from crossfuse.planner.kernels.clustered import SLICE, ClusteredKernel
 from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.rules.chain import Chain
-from crossfuse.schedule.shares import has_equal_shares
 
-#: Columns that slices are multiples of, and all slices of a cluster: what wgmma multiplies at once,
-#: and a row of a tile of D.
-SLICE, _STEP = 16, 64
-#: Columns that tiles of the output are multiples of.
-_BOX = 8
-#: Neighbours that a thread adds at once.
-_UNIT = 4
 _CLUSTERS = (8, 4, 16, 2, 1)
 _MAX_PARTS = 16
-#: Most bytes of the intermediate in a CTA: tiles have to fit beside it.
-_MAX_GATHERED = 128 << 10
 
 
 @dataclass(frozen=True)
@@ -96,17 +86,18 @@ class ClusterTiles:
         for choice in product(rows, clusters, parts):
             yield ClusterTiles(*choice, self.stages)
 
+    @property
+    def kernel(self) -> ClusteredKernel:
+        """The same tiles, whose arithmetic they are."""
+        return ClusteredKernel(self.rows, self.cluster, self.parts, self.multiple)
+
     def clusters(self, chain: Chain) -> int:
         """Clusters of the kernel."""
         return -(-chain.m // self.rows) * self.parts
 
     def width(self, chain: Chain) -> int:
-        """Columns of a slice of the intermediate; the last ones may reach beyond it.
-
-        The slices of a cluster together are whole steps.
-        """
-        multiple = lcm(self.multiple, _STEP // gcd(_STEP, self.cluster))
-        return -(-chain.n // (self.parts * self.cluster * multiple)) * multiple
+        """Columns of a slice of the intermediate; the last ones may reach beyond it."""
+        return int(self.kernel.width(chain.shape))
 
     def share(self, chain: Chain) -> int:
         """Columns of the intermediate that a cluster makes."""
@@ -114,7 +105,7 @@ class ClusterTiles:
 
     def columns(self, chain: Chain) -> int:
         """Columns of a CTA's tile of the output; the last one may reach beyond it."""
-        return -(-chain.l // (self.cluster * _BOX)) * _BOX
+        return int(self.kernel.columns(chain.shape))
 
     def pads(self, chain: Chain) -> bool:
         """Whether slices reach beyond the intermediate."""
@@ -122,29 +113,18 @@ class ClusterTiles:
 
     def divides(self, chain: Chain) -> bool:
         """Whether no slice and no tile that is added reaches beyond its tensor."""
-        whole = self.parts == 1 or self.rows_of_sum(chain) == min(self.rows, chain.m)
-        columns = self.cluster * self.columns(chain)
-        return whole and not self.pads(chain) and columns == chain.l
+        return bool(self.kernel.divides(chain.shape))
 
     def rows_of_sum(self, chain: Chain) -> int:
         """Rows of a tile of which each part adds as many elements.
 
         Rows beyond the output are added by nobody.
         """
-        return rows_in_parts(min(self.rows, chain.m), self.columns(chain), self.parts)
+        return int(self.kernel.rows_of_sum(chain.shape))
 
     def fits(self, chain: Chain, device: Device) -> bool:
         """Whether tiles fit, and every part has some of the intermediate."""
-        width, columns = self.width(chain), self.columns(chain)
-        most = 256 // len(chain.first)
-        gathered = self.rows * self.share(chain) * 2
-        if width > most or columns > 256 or gathered > _MAX_GATHERED:
-            return False
-        if self.parts == 1:
-            return True
-        shares = has_equal_shares(chain.n, self.parts, self.share(chain))
-        within = self.rows_of_sum(chain) <= self.rows
-        return shares and within and self.waves(chain, device) == 1
+        return bool(self.kernel.legal(chain.shape, device))
 
     def waves(self, chain: Chain, device: Device) -> int:
         """How often the GPU is filled with clusters."""
@@ -161,9 +141,3 @@ class ClusterTiles:
         loaded = 2 * (first + (self.rows + columns) * whole)
         sums = 2.5 + 0.2 * self.parts if self.parts > 1 else 0.0
         return self.waves(chain, device) * loaded / 50e3 + sums + (1.2 if self.cluster > 8 else 0.0)
-
-
-def rows_in_parts(rows: int, columns: int, parts: int) -> int:
-    """Rows of a tile, so many at least, of which each part adds as many neighbours."""
-    multiple = parts * _UNIT // gcd(parts * _UNIT, columns)
-    return -(-rows // multiple) * multiple

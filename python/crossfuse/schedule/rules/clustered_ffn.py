@@ -8,10 +8,11 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, device
+from crossfuse.planner.kernels.clustered import SLICE
 from crossfuse.schedule.install import install
 from crossfuse.schedule.markers import ACCUMULATE, DSM_COPY
 from crossfuse.schedule.rules.chain import Chain, read_two_products
-from crossfuse.schedule.rules.cluster_tiles import SLICE, ClusterTiles
+from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.pipelined import (
     depth_beside,
     is_k_major,

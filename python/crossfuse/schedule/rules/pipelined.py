@@ -6,12 +6,12 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.planner.kernels.shares import divides_equally
 from crossfuse.schedule.facts import is_reduction, name_of
 from crossfuse.schedule.markers import CONSTANT, STAGES
 from crossfuse.schedule.rules.chain import Chain
 from crossfuse.schedule.rules.operands import stage_at
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
-from crossfuse.schedule.shares import has_equal_shares
 
 #: Tiles of one column of the output that neighbouring clusters compute at the same time, so that
 #: they share columns of B in L2.
@@ -70,7 +70,7 @@ def bind_split(
     """
     i, j, k = sch.get_loops(product)
     m, extent = (int(sch.get(each).extent) for each in (i, k))
-    if not has_equal_shares(extent, tiles.split, tiles.depth) or tiles.cluster > 1:
+    if not divides_equally(extent, tiles.split, tiles.depth) or tiles.cluster > 1:
         raise refuse(
             ScheduleRefused,
             "tiles",

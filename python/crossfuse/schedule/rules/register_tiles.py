@@ -9,17 +9,11 @@ from typing import Any
 
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
+from crossfuse.planner.kernels.registers import REGISTERS, STEP, RegisterKernel
 from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.rules.chain import Chain
-from crossfuse.schedule.rules.cluster_tiles import rows_in_parts
-from crossfuse.schedule.shares import has_equal_shares
 
-#: Columns that parts of the intermediate are multiples of: a row of a tile of D.
-_STEP = 64
-#: Registers of a thread for what is kept, a quarter of one for each column, and for the sums of the
-#: output beside it, a half for each.
-_REGISTERS = 192
-#: The same for what is kept and the sums that it is made of, where the rule chooses: a long
+#: Registers of what is kept and the sums that it is made of, where the rule chooses: a long
 #: epilogue needs some more.
 _MAKING = 160
 _MAX_PARTS = 32
@@ -70,9 +64,9 @@ class RegisterTiles:
                 name_of(sch, chain.second),
                 found=f"{chain.n} columns of the intermediate and {chain.l} of the output, "
                 f"for {self}",
-                limit=f"parts of a multiple of {_STEP} columns, each with some of them, of at most "
+                limit=f"parts of a multiple of {STEP} columns, each with some of them, of at most "
                 f"{256 // len(chain.first)} (a single part: all of them), and tiles of the output "
-                f"of a multiple of 8 that together take {_REGISTERS} registers a thread; parts "
+                f"of a multiple of 8 that together take {REGISTERS} registers a thread; parts "
                 "that all find room at the same time, or that are the CTAs of a cluster and have "
                 "as many rows of a tile each",
                 instead="leave tiles open, or keep the intermediate in the cluster "
@@ -96,52 +90,33 @@ class RegisterTiles:
         column = len(chain.first) / 2 + 1 / 4
         return [n for n in range(1, _MAX_PARTS + 1) if column * chain.n <= _MAKING * n]
 
+    @property
+    def kernel(self) -> RegisterKernel:
+        """The same tiles, whose arithmetic they are."""
+        return RegisterKernel(self.rows, self.columns, self.parts, self.cluster)
+
     def ctas(self, chain: Chain) -> int:
         """CTAs of the kernel."""
         return -(-chain.m // self.rows) * -(-chain.l // self.columns) * self.parts
 
     def width(self, chain: Chain) -> int:
         """Columns of the intermediate that a CTA makes; the last part may reach beyond it."""
-        return -(-chain.n // (self.parts * _STEP)) * _STEP
+        return int(self.kernel.width(chain.shape))
 
     def divides(self, chain: Chain) -> bool:
         """Whether no part and no tile that is added reaches beyond its tensor."""
-        if self.parts * self.width(chain) != chain.n:
-            return False
-        through_l2 = self.parts > self.cluster
-        whole = not through_l2 or self.rows_of_sum(chain) == min(self.rows, chain.m)
-        return self.parts == 1 or (whole and chain.l % self.columns == 0)
+        return bool(self.kernel.divides(chain.shape))
 
     def rows_of_sum(self, chain: Chain) -> int:
         """Rows of a tile of which each part adds as many elements, through L2.
 
         Rows beyond the output are added by nobody.
         """
-        return rows_in_parts(min(self.rows, chain.m), self.columns, self.parts)
+        return int(self.kernel.rows_of_sum(chain.shape))
 
     def fits(self, chain: Chain, device: Device) -> bool:
         """Whether tiles fit, and every part has some of the intermediate."""
-        width = self.width(chain)
-        if width > 256 // len(chain.first) or width // 4 + self.columns // 2 > _REGISTERS:
-            return False
-        if self.columns % 8 or self.columns > 256:
-            return False
-        if self.parts == 1:  # nothing tells that its only tile is wider than the intermediate
-            return self.cluster == 1 and self.divides(chain)
-        if not has_equal_shares(chain.n, self.parts, width):
-            return False
-        if self.cluster > 1:
-            return self._fits_cluster(chain, device)
-        return self.rows_of_sum(chain) <= self.rows and self.waves(chain, device) == 1
-
-    def _fits_cluster(self, chain: Chain, device: Device) -> bool:
-        """Whether the CTAs of a cluster make all parts, and sum slices of a tile."""
-        size, rows = self.cluster, min(self.rows, chain.m)
-        # Slices are whole rows of a tile, or equal parts of the only one. They lie within the tile
-        # that is multiplied, and the last ones may end before.
-        within = rows % size == 0 or -(-chain.m // size) * size <= self.rows
-        equal = self.columns % (2 * size) == 0 if rows == 1 else within
-        return size == self.parts and size <= device.max_cluster and equal
+        return bool(self.kernel.legal(chain.shape, device))
 
     def waves(self, chain: Chain, device: Device) -> int:
         """How often the GPU is filled with CTAs."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from crossfuse.planner.kernels.phase import widest
+from crossfuse.planner.kernels.shares import divides_equally
 from crossfuse.schedule.rules.chain import Chain
-from crossfuse.schedule.shares import has_equal_shares
 
 #: CTAs that find room on an H100, by the size of their cluster (docs/hopper-measured.md).
 _CTAS = {1: 132, 2: 132, 4: 120, 8: 120, 16: 112}
 #: What a tile costs besides its columns: filling the rings, and its way out. In columns.
 _BESIDE = 16
 _NARROWEST = 64
-
-
-def widest(rows: int, products: int = 1) -> int:
-    """Columns of a tile that registers have room for, of each of several products."""
-    return (256 if rows <= 128 else 192) // products // 8 * 8
 
 
 def row_tiles(chain: Chain, rows: int) -> int:
@@ -89,7 +85,7 @@ def stacked_split(
     down = row_tiles(chain, rows)
     room = _CTAS[cluster * across] // (cluster * across)
     most = room // down * across
-    if most and has_equal_shares(chain.n, cluster, depth) and chain.m % rows == 0:
+    if most and divides_equally(chain.n, cluster, depth) and chain.m % rows == 0:
         columns = _whole(-(-chain.l // most))
         if columns <= widest(rows):
             return cluster, columns

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.planner.kernels.phase import widest
+from crossfuse.planner.kernels.shares import divides_equally
 from crossfuse.schedule.rules.chain import Chain
 from crossfuse.schedule.rules.stacked_tiles import (
     is_wide,
@@ -13,9 +15,7 @@ from crossfuse.schedule.rules.stacked_tiles import (
     stacked_across,
     stacked_columns,
     stacked_split,
-    widest,
 )
-from crossfuse.schedule.shares import has_equal_shares
 
 #: Bytes of a row of a tile in shared memory: what one swizzle pattern spans.
 _ROW_BYTES = 128
@@ -127,11 +127,13 @@ class TensorTiles:
         """Fill in the tiles of a chain's second product.
 
         Its reduction is split over a cluster; but of a stacked chain only if all parts then find
-        room at once.
+        room at once. Where both `cluster` and `columns` are given, `split` is taken as it is.
         """
         # A tile of the second product waits for tiles of the first of as many rows.
         rows = self.rows or first.rows
         depth = row_bytes_depth(sch, chain.second)
+        if self.cluster and self.columns:
+            return replace(self, rows=rows, across=first.across, depth=depth)
         if first.stacked:
             split, columns = stacked_split(chain, rows, depth, first.cluster, first.across)
             cluster = 1 if split > 1 else first.cluster
@@ -157,13 +159,13 @@ class TensorTiles:
 
 def _split_of_second(chain: Chain, depth: int) -> int:
     """CTAs that each have steps of the second product's reduction."""
-    return next(size for size in (4, 2, 1) if has_equal_shares(chain.n, size, depth))
+    return next(size for size in (4, 2, 1) if divides_equally(chain.n, size, depth))
 
 
 def _is_deep(chain: Chain, size: int, depth: int) -> bool:
     """Whether the first product's reduction is worth splitting over `size` CTAs."""
     deep = len(chain.first) == 1 and chain.k >= 4 * chain.n
-    return deep and has_equal_shares(chain.k, size, depth)
+    return deep and divides_equally(chain.k, size, depth)
 
 
 def row_bytes_depth(sch: Any, product: Any, index: int = 0) -> int:

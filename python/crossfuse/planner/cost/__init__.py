@@ -1,0 +1,1 @@
+"""Estimated microseconds of kernels, in named terms."""

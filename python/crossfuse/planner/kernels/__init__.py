@@ -1,0 +1,1 @@
+"""The kernels that the schedule rules build, as values: tiles, phases, resources."""

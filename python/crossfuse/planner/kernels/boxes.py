@@ -1,0 +1,140 @@
+"""Boxes: what one TMA copy moves of a tile. The lowering cuts tiles by these functions."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from crossfuse.planner.dataflow.counts import Count
+
+#: Columns of boxes that a tile is stored in. Rows of all but the last are the span of a swizzle;
+#: the last one's are of 16 bytes, the least that TMA copies.
+WIDTHS = (64, 32, 16, 8)
+#: Boxes of a tile that nobody waits for: one is filled while another is copied.
+SLOTS = 2
+#: Columns of a box that take as long to load as asking for it does.
+_COPY = 16
+#: Rows that a warpgroup multiplies, and so of each box that it stores.
+_ROWS = 64
+#: Columns that tables reach to: no tile is wider.
+_MOST = 256
+
+
+def box_widths(columns: int, *, staged: bool) -> tuple[int, ...]:
+    """Cut a tile into boxes, from wide to narrow.
+
+    Parameters
+    ----------
+    columns : int
+        Of the tile, counted as elements of 16 bits: a multiple of 8.
+    staged : bool
+        Whether all boxes are in shared memory at once. The fewest are best then; others take turns,
+        and narrow ones of one width need the least room.
+
+    Returns
+    -------
+    tuple[int, ...]
+        Columns of each box.
+    """
+    *swizzled, _ = WIDTHS
+    equal = next((each for each in swizzled if columns % each == 0), 0)
+    if equal and not staged:
+        return (equal,) * (columns // equal)
+    widths: list[int] = []
+    for width in WIDTHS:
+        count, columns = divmod(columns, width)
+        widths += [width] * count
+    return tuple(widths)
+
+
+def box_columns(columns: int, most: int, sharers: int) -> int:
+    """Columns of a box of a tile that is stored as [k, n]: those with which least is loaded.
+
+    Rows of a quarter pattern are for the narrowest tiles alone.
+
+    Parameters
+    ----------
+    columns : int
+        Of the tile.
+    most : int
+        Columns that the widest pattern spans.
+    sharers : int
+        CTAs that want the same tile, and each load some boxes of it.
+    """
+
+    def cost(width: int) -> float:
+        boxes = -(-columns // width)
+        return boxes / (1 if boxes % sharers else sharers) * (width + _COPY)
+
+    widths = (most, most // 2, most // 4) if columns <= most // 4 else (most, most // 2)
+    return min(widths, key=cost)
+
+
+def stored_bytes(columns: Count, *, staged: bool) -> Count:
+    """Bytes of shared memory of a warpgroup's boxes of 16-bit elements.
+
+    Parameters
+    ----------
+    columns : Count
+        Of the tile: a multiple of 8 up to 256.
+    staged : bool
+        See `box_widths`.
+    """
+    return _look_up(_stored(staged), columns)
+
+
+def pages(columns: Count) -> Count:
+    """Left stages that hold a warpgroup's tile of two blocks of 64 rows on its way out."""
+    return _look_up(_pages(), columns)
+
+
+def loaded_columns(columns: Count, sharers: int) -> Count:
+    """Columns that are loaded of a [k, n] tile of 16-bit elements: whole boxes."""
+    return _look_up(_loaded(sharers)[0], columns)
+
+
+def load_boxes(columns: Count, sharers: int) -> Count:
+    """Boxes of a [k, n] tile of 16-bit elements."""
+    return _look_up(_loaded(sharers)[1], columns)
+
+
+def _look_up(table: np.ndarray, columns: Count) -> Count:
+    if isinstance(columns, np.ndarray):
+        return table[np.minimum(columns, _MOST).astype(np.int64)].astype(np.float64)
+    return int(table[min(columns, _MOST)])
+
+
+@cache
+def _stored(staged: bool) -> np.ndarray:
+    table = np.zeros(_MOST + 1, np.int64)
+    for columns in range(8, _MOST + 1, 8):
+        widths = box_widths(columns, staged=staged)
+        slots = widths if staged else widths[:SLOTS]
+        table[columns] = sum(_ROWS * 2 * each for each in slots)
+    return table
+
+
+@cache
+def _loaded(sharers: int) -> np.ndarray:
+    table = np.zeros((2, _MOST + 1), np.int64)
+    for columns in range(8, _MOST + 1, 8):
+        width = box_columns(columns, 64, sharers)
+        boxes = -(-columns // width)
+        table[:, columns] = boxes * width, boxes
+    return table
+
+
+@cache
+def _pages() -> np.ndarray:
+    """Boxes one behind the other, none of them in two pages; a page is 128 rows of 128 bytes."""
+    page = 2 * _ROWS * 128
+    table = np.zeros(_MOST + 1, np.int64)
+    for columns in range(8, _MOST + 1, 8):
+        end = 0
+        for width in box_widths(columns, staged=True) * 2:
+            size = _ROWS * 2 * width
+            end += -end % page if end % page + size > page else 0
+            end += size
+        table[columns] = -(-end // page)
+    return table

@@ -1,0 +1,206 @@
+"""A phase of a kernel as numbers: what each CTA loads, multiplies, exchanges and keeps.
+
+All families are made of the same phases, as in the lowering: a loop over tiles in which a ring of
+left tiles and one of right tiles are filled by TMA and emptied by wgmma. So shared memory and time
+are functions of phases, and a family only says how its tiles make them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose, least
+from crossfuse.planner.kernels.boxes import load_boxes, loaded_columns, pages, stored_bytes
+from crossfuse.planner.kernels.shape import ROW_BYTES, Shape
+
+#: Rows that a warpgroup multiplies at once, and groups of rows that parts of a multicast start on.
+WARPGROUP_ROWS, _PATTERN = 64, 8
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase, of one candidate or of many.
+
+    Attributes
+    ----------
+    rows, columns : Count
+        Of a CTA's tile, of one product.
+    products : int
+        Right tiles that a left tile is multiplied by.
+    depth : Count
+        Elements of the reduction in a step.
+    steps : Count
+        Steps of a CTA for a tile.
+    tiles : Count
+        Tiles that a cluster makes at a time, in the whole phase.
+    left, right : Count
+        Bytes of a stage; 0 for a left operand that is gathered, or in registers.
+    left_sharers, right_sharers : Count
+        CTAs that each load a part of a tile for all of them.
+    copies : Count
+        Copies that a CTA asks for in a step.
+    readers : Count
+        Clusters that read each of the weights: tiles one below the other.
+    split : Count
+        CTAs of a cluster that each sum a part of the reduction.
+    boxes : Count
+        Bytes of a place for the tiles that a warpgroup stores.
+    pages : Count
+        Left stages in which tiles of 256 rows wait for their store instead.
+    received : Count
+        Bytes of partial sums that the CTAs of a cluster send to one of them.
+    gathered : Count
+        Bytes of the intermediate in each CTA.
+    gathers, keeps : bool
+        Whether it makes slices that the cluster gathers, or an intermediate in registers.
+    """
+
+    rows: Count
+    columns: Count
+    products: int
+    depth: Count
+    steps: Count
+    tiles: Count
+    left: Count
+    right: Count
+    left_sharers: Count = 1
+    right_sharers: Count = 1
+    copies: Count = 2
+    readers: Count = 1
+    split: Count = 1
+    boxes: Count = 0
+    pages: Count = 0
+    received: Count = 0
+    gathered: Count = 0
+    gathers: bool = False
+    keeps: bool = False
+
+    @property
+    def warpgroups(self) -> Count:
+        """Warpgroups that multiply: one for 64 rows, of 256 rows two with 128 each."""
+        return least(ceil_div(self.rows, WARPGROUP_ROWS), choose(self.rows > 192, 2, 3))
+
+    @property
+    def blocks(self) -> Count:
+        """Blocks of 64 rows of each of them."""
+        return choose(self.rows > 192, 2, 1)
+
+    @property
+    def sums(self) -> Count:
+        """Float32 registers of a thread that hold sums."""
+        return self.blocks * self.products * self.columns // 2
+
+
+def stored(
+    rows: Count, columns: Count, steps: Count, item: int, *, staged: bool
+) -> tuple[Count, Count]:
+    """Bytes of the boxes of a warpgroup, and left stages that they lie in.
+
+    Parameters
+    ----------
+    rows, columns : Count
+        Of the tile.
+    steps : Count
+        Steps of a tile: tiles of fewer than their boxes need are stored without any.
+    item : int
+        Bytes of an element; only those of 16 bits leave by TMA.
+    staged : bool
+        Whether others wait for the tile.
+    """
+    if item != 2:
+        return 0, 0
+    tall = rows > 192
+    needed = pages(columns)
+    own = choose(tall, 0, stored_bytes(columns, staged=staged))
+    return own, choose(tall & (needed <= steps), needed, 0)
+
+
+def widest(rows: int, products: int = 1) -> int:
+    """Columns of a tile that registers have room for, of each of several products."""
+    return (256 if rows <= 128 else 192) // products // 8 * 8
+
+
+def widest_of(rows: Count, products: int = 1) -> Count:
+    """`widest` of many.
+
+    Parameters
+    ----------
+    rows : Count
+        Rows of the tile, of 64, 128, 192 or 256.
+    products : int
+        Products of a tile.
+    """
+    return choose(rows <= 128, widest(64, products), widest(256, products))
+
+
+def left_tile(rows: Count, sharers: Count) -> tuple[Count, Count]:
+    """Bytes of a stage of left tiles, and how many CTAs really share it.
+
+    Rows of a part start on a swizzle pattern; else each CTA loads all of its tile.
+    """
+    return rows * ROW_BYTES, choose(rows % (_PATTERN * sharers) == 0, sharers, 1)
+
+
+def right_tile(shape: Shape, columns: Count, depth: Count, sharers: Count) -> tuple[Count, Count]:
+    """Bytes of a stage of one product's right tile, and how many CTAs really share it."""
+    if shape.k_major:
+        divides = columns % (_PATTERN * sharers) == 0
+        return columns * ROW_BYTES, choose(divides, sharers, 1)
+    return _as_stored(shape, columns, depth, sharers)
+
+
+def copies_of(shape: Shape, columns: Count, sharers: Count) -> Count:
+    """Copies of a right tile in a step that one of the CTAs which share it asks for."""
+    if shape.k_major:
+        return 1
+    boxes: Any = load_boxes(columns, 1)
+    return ceil_div(boxes, sharers)
+
+
+def _as_stored(shape: Shape, columns: Count, depth: Count, sharers: Count) -> tuple[Count, Count]:
+    """The same of weights stored as [k, n], whose boxes have widths of their own."""
+    if not isinstance(sharers, np.ndarray):
+        width, boxes = loaded_columns(columns, sharers), load_boxes(columns, sharers)
+        return width * depth * shape.item, choose(boxes % sharers == 0, sharers, 1)
+    size: Any = np.zeros(np.broadcast(sharers, columns, depth).shape)
+    shared: Any = np.ones_like(size)
+    for each in np.unique(sharers):
+        count, here = int(each), sharers == each
+        width, boxes = loaded_columns(columns, count), load_boxes(columns, count)
+        size = np.where(here, width * depth * shape.item, size)
+        shared = np.where(here & (boxes % count == 0), count, shared)
+    return size, shared
+
+
+def sums_received(shape: Shape, rows: Count, columns: Count, width: Count, split: Count) -> Count:
+    """Bytes of float32 partial sums that a CTA receives of all CTAs of its cluster.
+
+    Parameters
+    ----------
+    shape : Shape
+        Whose rows there are.
+    rows, columns : Count
+        Of the tile.
+    width : Count
+        Columns of the output.
+    split : Count
+        CTAs that share the reduction; nothing is sent where it is 1.
+    """
+    inside = least(rows, shape.m)
+    # Of one row, each CTA sums some columns; of several, as many rows as the others.
+    whole = choose(shape.m > 1, ceil_div(inside, split) * split, inside)
+    return choose(split > 1, whole * least(columns, width) * 4, 0)
+
+
+def divides_sums(shape: Shape, rows: Count, columns: Count, split: Count) -> Flag:
+    """Whether CTAs that share a reduction can each sum a slice of a tile: whole rows, or pairs."""
+    if shape.m == 1:
+        return columns % (2 * split) == 0
+    inside = least(rows, shape.m)
+    even = inside % split == 0
+    # The only tile of rows may have slices that end before it does.
+    short = (shape.m < rows) & (ceil_div(inside, split) * split <= rows)
+    return even | short

@@ -1,0 +1,307 @@
+"""Plans: which kernel computes a chain, with which tiles, and why that one.
+
+`plan` ranks every kernel that the rules can build, and not fusing, by their estimated time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from crossfuse.errors import PlanRefused, refuse
+from crossfuse.hardware import Device, device
+from crossfuse.planner.chain.build import chain_of
+from crossfuse.planner.chain.spec import Chain, Dim, Product, Tensor
+from crossfuse.planner.cost.estimate import estimate, library
+from crossfuse.planner.cost.fit import LIBRARY
+from crossfuse.planner.cost.rates import Rates, rates_of
+from crossfuse.planner.kernels.every import FAMILIES, Kernel, count, every, families, select
+from crossfuse.planner.kernels.resources import Resources, moved_bytes, resources
+from crossfuse.planner.kernels.shape import Shape, shape_of
+
+#: Version of the JSON form.
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A plan that was not chosen.
+
+    Attributes
+    ----------
+    family : str
+        See `Plan`.
+    tiles : Mapping[str, Any]
+        See `Plan`.
+    microseconds : float
+        Estimated time.
+    loses : Mapping[str, float]
+        Microseconds by term that it takes more than the chosen plan, the largest first.
+    """
+
+    family: str
+    tiles: Mapping[str, Any]
+    microseconds: float
+    loses: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a chain is computed.
+
+    Attributes
+    ----------
+    chain : Chain
+        What is computed.
+    k_major : bool
+        Whether weights are stored as [n, k].
+    device : str
+        Target name.
+    family : str
+        One of `crossfuse.planner.kernels.every.FAMILIES`, or ``"eager"``: not ours, a library's
+        kernels one after another.
+    tiles : Mapping[str, Any]
+        Fields of the rule's tiles, see `crossfuse.planner.kernels.read.read_kernel`.
+    microseconds : float
+        Estimated time from the end of the kernel before.
+    terms : Mapping[str, float]
+        What it is made of; they add up to it.
+    bound : str
+        The stream that takes longest (``hbm``, ``l2``, ``ingest``, ``tensor``), or ``latency``
+        where none takes half of the time.
+    bytes : Mapping[str, int]
+        Moved by level: ``hbm`` (each tensor once), ``l2`` (what CTAs and clusters read and write),
+        ``dsm`` (between the CTAs of clusters).
+    kernels : tuple[Resources, ...]
+        What each kernel takes.
+    runners : tuple[Runner, ...]
+        The best plan of each other family, and not fusing, the fastest first.
+    """
+
+    chain: Chain
+    k_major: bool
+    device: str
+    family: str
+    tiles: Mapping[str, Any]
+    microseconds: float
+    terms: Mapping[str, float]
+    bound: str
+    bytes: Mapping[str, int]
+    kernels: tuple[Resources, ...] = ()
+    runners: tuple[Runner, ...] = ()
+
+    def to_json(self) -> str:
+        """The plan as text that `from_json` reads."""
+        return json.dumps({"version": VERSION, **asdict(self)}, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """Read a plan.
+
+        Raises
+        ------
+        PlanRefused
+            If the text is no plan of this version.
+        """
+        try:
+            document = json.loads(text)
+            version = document.pop("version")
+            if version != VERSION:
+                raise _no_plan(f"version {version}")
+            return _read(document)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _no_plan(f"{type(error).__name__}: {error}") from error
+
+
+def plan(
+    workload: Any,
+    target: str | Device = "nvidia-h100",
+    *,
+    k_major: bool = True,
+    only: Sequence[str] = (),
+    rates: Rates | None = None,
+) -> Plan:
+    """Choose the kernel with the least estimated time.
+
+    Parameters
+    ----------
+    workload : WorkloadSpec | Chain
+        What is computed. A spec says how its weights are stored.
+    target : str | Device
+        Device.
+    k_major : bool
+        Of a chain: whether weights are stored as [n, k].
+    only : Sequence[str]
+        Families to choose from; all of them, and ``"eager"``, where it is empty.
+    rates : Rates | None
+        What the device does; None takes its packaged record.
+
+    Returns
+    -------
+    Plan
+        The best one, with the best of every other family.
+
+    Raises
+    ------
+    PlanRefused
+        If no kernel of these families fits, or the chain is none that rules build kernels of.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import lookup
+    >>> plan(lookup("G1")).family
+    'registers'
+    """
+    return ranked(workload, target, k_major=k_major, only=only, rates=rates)[0]
+
+
+def ranked(
+    workload: Any,
+    target: str | Device = "nvidia-h100",
+    *,
+    k_major: bool = True,
+    only: Sequence[str] = (),
+    rates: Rates | None = None,
+    keep: int = 1,
+) -> list[Plan]:
+    """The best plans of each family, the fastest first.
+
+    Parameters
+    ----------
+    workload, target, k_major, only, rates
+        See `plan`.
+    keep : int
+        Plans of a family.
+
+    Returns
+    -------
+    list[Plan]
+        At least one; the first has the others' first as `Plan.runners`.
+    """
+    spec = device(target)
+    chain = workload if isinstance(workload, Chain) else chain_of(workload)
+    stored = k_major if isinstance(workload, Chain) else workload.weights == "nk"
+    shape = shape_of(chain, k_major=stored)
+    known = rates or rates_of(spec)
+    frame = Plan(chain, stored, spec.name, LIBRARY, {}, 0.0, {}, "", {})
+    wanted = tuple(only) or (*families(shape), LIBRARY)
+    _check(wanted)
+    plans = [
+        each for family in wanted for each in _of_family(frame, family, shape, spec, known, keep)
+    ]
+    if not plans:
+        raise refuse(
+            PlanRefused,
+            "plan",
+            f"chain of {shape.m} x {shape.k} x {shape.n} x {shape.l}",
+            found=f"no tiles of {', '.join(wanted)} that fit",
+            limit=f"tiles for {spec.name}: its shared memory, registers, and clusters that are "
+            "resident",
+            instead="leave `only` out",
+        )
+    plans.sort(key=lambda each: each.microseconds)
+    best = plans[0]
+    first = {each.family: each for each in reversed(plans)}
+    others = sorted(
+        (each for name, each in first.items() if name != best.family),
+        key=lambda each: each.microseconds,
+    )
+    plans[0] = replace(best, runners=tuple(_runner(each, best) for each in others))
+    return plans
+
+
+def _of_family(
+    frame: Plan, family: str, shape: Shape, spec: Device, rates: Rates, keep: int
+) -> list[Plan]:
+    if family == LIBRARY:
+        found = library(shape, rates, spec.sms)
+        terms = _numbers(found.terms)
+        return [
+            replace(
+                frame,
+                microseconds=sum(terms.values()),
+                terms=terms,
+                bound=found.bound,
+                bytes=_bytes(frame.chain, {}),
+            )
+        ]
+    candidates = every(family, shape, spec)
+    if not count(candidates):
+        return []
+    times = np.asarray(estimate(candidates, shape, spec, rates).microseconds)
+    order = np.argsort(times, kind="stable")[:keep]
+    return [_of_kernel(frame, select(candidates, int(each)), shape, spec, rates) for each in order]
+
+
+def _of_kernel(frame: Plan, kernel: Kernel, shape: Shape, spec: Device, rates: Rates) -> Plan:
+    found = estimate(kernel, shape, spec, rates)
+    terms = _numbers(found.terms)
+    return replace(
+        frame,
+        family=kernel.family,
+        tiles=kernel.tiles(),
+        microseconds=sum(terms.values()),
+        terms=terms,
+        bound=found.bound,
+        bytes=_bytes(frame.chain, moved_bytes(kernel, shape)),
+        kernels=resources(kernel, shape, spec),
+    )
+
+
+def _bytes(chain: Chain, moved: Mapping[str, int]) -> dict[str, int]:
+    ends = [each for each in chain.tensors if each.role != "intermediate"]
+    hbm = sum(chain.elements(each.name) * each.item // each.repeats for each in ends)
+    return {"hbm": hbm, **moved}
+
+
+def _numbers(terms: Mapping[str, Any]) -> dict[str, float]:
+    """Plain numbers; terms that there are none of are left out."""
+    return {name: float(each) for name, each in terms.items() if float(each)}
+
+
+def _runner(other: Plan, best: Plan) -> Runner:
+    names = {*other.terms, *best.terms}
+    more = {name: other.terms.get(name, 0.0) - best.terms.get(name, 0.0) for name in names}
+    worst = sorted((name for name in more if more[name] > 0), key=lambda each: -more[each])
+    loses = {name: round(more[name], 3) for name in worst}
+    return Runner(other.family, other.tiles, other.microseconds, loses)
+
+
+def _check(wanted: Sequence[str]) -> None:
+    odd = [each for each in wanted if each not in (*FAMILIES, LIBRARY)]
+    if odd:
+        raise refuse(
+            PlanRefused,
+            "plan",
+            "only",
+            found=repr(odd[0]),
+            limit=", ".join((*FAMILIES, LIBRARY)),
+            instead="name some of these families",
+        )
+
+
+def _read(document: dict[str, Any]) -> Plan:
+    given = document.pop("chain")
+    tensors = [Tensor(**{**each, "dims": tuple(each["dims"])}) for each in given["tensors"]]
+    products = [Product(**{**each, "rights": tuple(each["rights"])}) for each in given["products"]]
+    chain = Chain(tuple(Dim(**each) for each in given["dims"]), tuple(tensors), tuple(products))
+    kernels = tuple(Resources(**each) for each in document.pop("kernels"))
+    runners = tuple(Runner(**each) for each in document.pop("runners"))
+    return Plan(chain=chain, kernels=kernels, runners=runners, **document)
+
+
+def _no_plan(found: str) -> PlanRefused:
+    error = refuse(
+        PlanRefused,
+        "plan-json",
+        "text",
+        found=found,
+        limit=f"a plan of version {VERSION}, as Plan.to_json writes it",
+        instead="plan the workload again",
+    )
+    assert isinstance(error, PlanRefused)
+    return error

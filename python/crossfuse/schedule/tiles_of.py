@@ -1,0 +1,57 @@
+"""The tiles that a rule chooses for a workload, as a planner holds them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.hardware import Device, device
+from crossfuse.schedule.rules.chain import read_chain
+from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
+from crossfuse.schedule.rules.register_tiles import RegisterTiles
+from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.workload import prim_func
+
+_FIELDS = ("rows", "columns", "cluster", "split", "across", "stacked")
+
+
+def chosen_tiles(spec: Any, family: str, target: str | Device = "nvidia-h100") -> dict[str, Any]:
+    """Complete a rule's tiles with nothing given.
+
+    Parameters
+    ----------
+    spec : WorkloadSpec
+        The workload.
+    family : str
+        ``"gemm"``, ``"registers"``, ``"dsm"``, ``"l2"`` or ``"global"``.
+    target : str | Device
+        Device whose clusters are counted.
+
+    Returns
+    -------
+    dict
+        See `crossfuse.planner.kernels.read.read_kernel`.
+
+    Raises
+    ------
+    ScheduleRefused
+        Where the rule has no tiles for it.
+    """
+    sch = ir.Schedule(prim_func(spec))
+    chain = read_chain(sch)
+    if family == "registers":
+        return asdict(RegisterTiles().complete(sch, chain, device(target)))
+    if family == "dsm":
+        return asdict(ClusterTiles().complete(sch, chain, device(target)))
+    if family == "gemm":
+        return _given(TensorTiles().complete(sch, chain))
+    first = TensorTiles().of_first(sch, chain, staged=family == "l2")
+    return {
+        "first": _given(first),
+        "second": _given(TensorTiles().of_second(sch, chain, first)),
+    }
+
+
+def _given(tiles: TensorTiles) -> dict[str, Any]:
+    return {name: getattr(tiles, name) for name in _FIELDS}

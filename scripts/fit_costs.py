@@ -1,0 +1,142 @@
+"""Fit the cost model's constants to measured kernels, and say how well it ranks them.
+
+    python scripts/fit_costs.py results.jsonl bench.json ... --out record.json
+
+Reads results of ``crossfuse bundle`` (JSON lines: candidates with family, tiles and time) and of
+``crossfuse bench`` (JSON: our variants with the rules' own tiles). Writes the device's record with
+what was fitted, and prints residuals by family, and per chain the rank correlation and the regret
+of the first choices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crossfuse.errors import RefusedError
+from crossfuse.hardware import device
+from crossfuse.planner.chain.build import chain_of
+from crossfuse.planner.cost.fit import Sample, fit, predict, report
+from crossfuse.planner.cost.rates import Fitted, rates_of, read_rates
+from crossfuse.planner.kernels.shape import Shape, shape_of
+from crossfuse.schedule.tiles_of import chosen_tiles
+from crossfuse.workload import parse
+
+#: Variants of the bench, by the family that they are.
+_VARIANTS = {
+    "ours-registers": "registers",
+    "ours-dsm": "dsm",
+    "ours-l2": "l2",
+    "ours-global": "global",
+    "eager": "eager",
+}
+#: Bytes of weights from which on the compiler's own choice is l2.
+_WIDE = 6 << 20
+
+
+def main() -> None:
+    """Read, fit, write, report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
+    parser.add_argument("results", nargs="+", type=Path)
+    parser.add_argument("--device", default="nvidia-h100")
+    parser.add_argument("--record", type=Path, help="a record to begin with")
+    parser.add_argument("--held", nargs="*", default=[], help="constants that stay")
+    parser.add_argument("--out", type=Path, help="where the record goes")
+    parser.add_argument("--report", type=Path, help="where the report goes, as JSON")
+    parser.add_argument("--only-report", action="store_true", help="fit nothing")
+    parser.add_argument("--each", action="store_true", help="print the error of each kernel")
+    given = parser.parse_args()
+    target = device(given.device)
+    rates = read_rates(json.loads(given.record.read_text())) if given.record else rates_of(target)
+    samples = [each for path in given.results for each in _read(path)]
+    if given.only_report:
+        times = predict(samples, target)(rates)
+        errors = np.log(times / [each.microseconds for each in samples])
+    else:
+        found = fit(samples, rates, target, held=given.held)
+        rates, errors = found.rates, found.errors
+    told = report(samples, errors)
+    if given.each:
+        for each, error in zip(samples, errors, strict=True):
+            print(f"{error:+.3f} {each.microseconds:8.2f} {each.family:9} {each.spec} {each.tiles}")
+    _print(rates.fitted, told)
+    if given.report:
+        given.report.write_text(json.dumps({**told, "fitted": asdict(rates.fitted)}, indent=1))
+    if given.out:
+        rounded = {name: float(f"{each:.4g}") for name, each in asdict(rates.fitted).items()}
+        document = asdict(replace(rates, fitted=Fitted(**rounded)))
+        given.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+class _Plain(argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the description."""
+
+
+def _read(path: Path) -> Iterator[Sample]:
+    """Samples of a file; what failed or was not measured is left out."""
+    text = path.read_text()
+    if path.suffix == ".jsonl":
+        for line in filter(None, text.splitlines()):
+            row = json.loads(line)
+            if row.get("status") == "ok" and row.get("microseconds"):
+                given = row["candidate"]
+                yield _sample(
+                    given["spec"], given["family"], given.get("tiles", {}), row["microseconds"]
+                )
+        return
+    for row in json.loads(text)["rows"]:
+        yield from _of_bench(row)
+
+
+def _of_bench(row: dict[str, Any]) -> Iterator[Sample]:
+    job, timing = row["job"], row["timing"]
+    if job["spec"].startswith("conv") or timing["status"] != "ok":
+        return
+    family = _VARIANTS.get(job["variant"])
+    if job["variant"] == "ours" and sum(_shape(job["spec"]).weight_bytes) >= _WIDE:
+        family = "l2"
+    if family is None or (job["l2"], job["protocol"]) != ("cold", "graph"):
+        return
+    try:
+        tiles = {} if family == "eager" else chosen_tiles(parse(job["spec"]), family)
+    except RefusedError:
+        return
+    yield _sample(job["spec"], family, tiles, timing["microseconds"])
+
+
+def _sample(text: str, family: str, tiles: dict[str, Any], microseconds: float) -> Sample:
+    return Sample(text, _shape(text), family, tiles, microseconds)
+
+
+def _shape(text: str) -> Shape:
+    spec = parse(text)
+    return shape_of(chain_of(spec), k_major=spec.weights == "nk")
+
+
+def _print(fitted: Fitted, told: dict[str, Any]) -> None:
+    print("  ".join(f"{name} {value:.4g}" for name, value in asdict(fitted).items()))
+    for name, found in told["families"].items():
+        print(
+            f"{name:10} {found['kernels']:4} kernels, bias {found['bias']:+.3f}, "
+            f"spread {found['spread']:.3f}"
+        )
+    chains = told["chains"].values()
+    for name, found in told["chains"].items():
+        print(f"{name:60} {found}")
+    if chains:
+        for key in ("rank", "top1", "top3", "top8"):
+            values = [each[key] for each in chains]
+            print(
+                f"{key}: mean {np.mean(values):.3f}, worst "
+                f"{min(values) if key == 'rank' else max(values):.3f}"
+            )
+
+
+if __name__ == "__main__":
+    main()
