@@ -32,11 +32,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def fake(spec: object, **options: Any) -> SimpleNamespace:
         calls.append({"spec": str(spec), **options})
-        return SimpleNamespace(
-            kernel=lambda *arguments: None,
-            lowered=SimpleNamespace(image=SimpleNamespace(launches=launches)),
-            artefact=SimpleNamespace(manifest=SimpleNamespace(resources=(USAGE,))),
-        )
+        manifest = SimpleNamespace(launches=launches, resources=(USAGE,))
+        return SimpleNamespace(kernel=SimpleNamespace(manifest=manifest))
 
     monkeypatch.setitem(vars(compiler), "compile", fake)
     return calls

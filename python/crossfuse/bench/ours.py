@@ -13,6 +13,7 @@ from crossfuse.workload.spec import WorkloadSpec
 
 if TYPE_CHECKING:
     from crossfuse.compiler import Compiled
+    from crossfuse.runtime import LoadedKernel, Manifest
     from crossfuse.runtime.cubin import ResourceUsage
 
 
@@ -52,7 +53,29 @@ def fused(name: str, spec: WorkloadSpec, device: str) -> Variant:
     if placement is not None and not spec.L:
         limit = "a workload of two products, which has an intermediate to place"
         raise no_such(name, spec, limit, "measure ours")
-    kernel = _kernel(spec, device, placement)
+    return _whole(_kernel(spec, device, placement))
+
+
+def loaded(kernel: LoadedKernel, spec: WorkloadSpec, device: str) -> Variant:
+    """A function that has been compiled before, such as on another machine.
+
+    Parameters
+    ----------
+    kernel : LoadedKernel
+        Takes the inputs of the workload in order, then its output.
+    spec, device
+        See `fused`.
+
+    Returns
+    -------
+    Variant
+        The function.
+    """
+    return _whole(_loaded(kernel, spec, device))
+
+
+def _whole(kernel: _Kernel) -> Variant:
+    """A kernel that computes all of a workload."""
 
     def call(a: Any, *weights: Any) -> Any:
         kernel.run(a, *weights, kernel.output)
@@ -197,16 +220,21 @@ def _kernel(spec: WorkloadSpec, device: str, placement: str | None = None) -> _K
 
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     compiled = compile_kernel(spec, placement, target_of(name))
+    return _loaded(compiled.kernel, spec, device)
+
+
+def _loaded(kernel: LoadedKernel, spec: WorkloadSpec, device: str) -> _Kernel:
+    import torch
+
     output = torch.empty(spec.output, dtype=getattr(torch, spec.out), device=device)
-    resources = compiled.artefact.manifest.resources
-    return _Kernel(compiled.kernel, output, _note(compiled), resources)
+    return _Kernel(kernel, output, _note(kernel.manifest), kernel.manifest.resources)
 
 
-def _note(compiled: Compiled) -> str:
+def _note(manifest: Manifest) -> str:
     """Grid and cluster of each launch, and what ptxas gave its kernel."""
-    usage = {each.kernel: each.summary for each in compiled.artefact.manifest.resources}
+    usage = {each.kernel: each.summary for each in manifest.resources}
     launches = []
-    for each in compiled.lowered.image.launches:
+    for each in manifest.launches:
         grid, cluster = ("x".join(map(str, extents)) for extents in (each.grid, each.cluster))
         facts = f" ({usage[each.symbol]})" if each.symbol in usage else ""
         launches.append(f"{each.symbol} grid {grid} cluster {cluster}{facts}")

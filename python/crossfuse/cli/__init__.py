@@ -12,6 +12,7 @@ import typer
 
 import crossfuse
 from crossfuse.cli.bench import bench
+from crossfuse.cli.bundle import app as bundle
 from crossfuse.cli.compile import compile_workload
 from crossfuse.cli.demo import demo
 from crossfuse.cli.doctor import doctor
@@ -53,6 +54,7 @@ app.command("emulate")(emulate)
 app.command("demo")(demo)
 app.command("bench")(bench)
 app.command("timeline")(timeline)
+app.add_typer(bundle, name="bundle")
 
 
 def main() -> None:

@@ -51,6 +51,7 @@ def build_library(
     schedule_trace: str | None = None,
     nvcc: NvccInfo | None = None,
     cache: bool | str | os.PathLike[str] = True,
+    timeout: float = 900.0,
 ) -> Artefact:
     """Compile an image into ``<name>.so`` with its cubin inside, and ``<name>.json`` beside it.
 
@@ -70,6 +71,8 @@ def build_library(
         The compiler; found by itself by default.
     cache : bool or path
         See `crossfuse.runtime.compile_cubin`.
+    timeout : float
+        Seconds for nvcc.
 
     Returns
     -------
@@ -86,7 +89,7 @@ def build_library(
     target = hardware.device(device)
     check_image(image, target)
     source = generate_launcher(image, target.arch)
-    cubin = compile_cubin(image.cuda, arch=target.arch, nvcc=nvcc, cache=cache)
+    cubin = compile_cubin(image.cuda, arch=target.arch, nvcc=nvcc, cache=cache, timeout=timeout)
     check_resources(image, cubin, target)
     manifest = _manifest(image, cubin, target, dict(metadata or {}), schedule_trace)
     text = manifest.to_json()

@@ -1,0 +1,152 @@
+"""``crossfuse bundle``: candidates that go to a machine with a GPU as a folder, and come back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from crossfuse.cli.kernel import Target
+from crossfuse.cli.output import JsonFlag, print_error, print_json
+
+if TYPE_CHECKING:
+    from crossfuse.meta_schedule.records import Record
+
+app = typer.Typer(
+    help="Measure many candidates on a machine that only files can reach.", no_args_is_help=True
+)
+
+_Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The bundle.")]
+_Jobs = Annotated[int, typer.Option(min=0, help="Processes that compile; 0 for one for each core.")]
+_BuildTimeout = Annotated[float, typer.Option(min=1, help="Seconds for one compilation.")]
+
+
+@app.command("make")
+def make(
+    candidates: Annotated[
+        Path,
+        typer.Argument(help='JSON list of {"spec", "family", "tiles"}; see docs/tuning.md.'),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
+    build_there: Annotated[
+        bool, typer.Option("--build-there", help="Compile where it is measured.")
+    ] = False,
+    jobs: _Jobs = 0,
+    build_timeout: _BuildTimeout = 300.0,
+    target: Target = "nvidia-h100",
+    l2: Annotated[str, typer.Option(help="State of the cache: cold or hot.")] = "cold",
+    repeats: Annotated[int, typer.Option(min=1, help="Of which the median is taken.")] = 15,
+    calls: Annotated[int, typer.Option(min=1, help="Computations between two timestamps.")] = 16,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a bundle, with its candidates compiled unless that is to be done there."""
+    from crossfuse.bench.job import OURS, Job
+    from crossfuse.meta_schedule.bundle import make_bundle
+    from crossfuse.meta_schedule.candidate import read_candidates
+    from crossfuse.meta_schedule.conditions import Conditions
+
+    found = read_candidates(candidates)
+    job = Job("", OURS, l2, "graph", repeats, calls)
+    how = Conditions(target, job, build_timeout=build_timeout, builders=jobs or _cores())
+    failures = []
+
+    def report(candidate: Any, build: Any) -> None:
+        if build.status != "ok":
+            failures.append({"candidate": candidate.to_json()} | build.to_json())
+            typer.echo(f"{candidate.spec} {candidate.summary}: {build.message}", err=True)
+
+    bundle = make_bundle(found, out, how, build_there=build_there, report=report)
+    if as_json:
+        print_json({"candidates": len(bundle.candidates), "failed": failures})
+    else:
+        typer.echo(f"{len(bundle.candidates)} candidates, {len(failures)} do not compile: {out}")
+
+
+@app.command("measure")
+def measure(
+    folder: _Folder,
+    jobs: _Jobs = 0,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for one measurement.")] = 30.0,
+    build_timeout: _BuildTimeout = 300.0,
+    budget: Annotated[
+        float, typer.Option(min=0, help="Seconds after which none is begun; 0 for no limit.")
+    ] = 0.0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure what has no record yet; a broken run goes on where it stopped.
+
+    Records are lines of results.jsonl in the folder.
+    """
+    from crossfuse.bench.environment import record as environment
+    from crossfuse.bench.environment import require_gpu
+    from crossfuse.meta_schedule.bundle import measure_bundle, open_bundle
+    from crossfuse.meta_schedule.conditions import Conditions
+    from crossfuse.meta_schedule.progress import Progress
+
+    bundle = open_bundle(folder)
+    require_gpu()
+    gpu = environment()["gpu"].get("name", "")
+    how = Conditions(
+        timeout=timeout, build_timeout=build_timeout, builders=jobs or _cores(), gpu=gpu
+    )
+    with Progress(len(bundle.missing())) as progress:
+        try:
+            measure_bundle(bundle, how, progress.add, budget or None)
+        except KeyboardInterrupt:
+            print_error(f"stopped; {len(progress.records)} records are in {bundle.results}")
+    _summary(progress.records, as_json)
+
+
+@app.command("collect")
+def collect(
+    folder: _Folder,
+    work_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a MetaSchedule JSON database to add to."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="JSON lines of records to add to.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Read the records that came back, and store them."""
+    from crossfuse.meta_schedule.bundle import open_bundle
+    from crossfuse.meta_schedule.records import append, read_records
+
+    bundle = open_bundle(folder)
+    found = read_records(bundle.results)
+    for text in found.broken:
+        print_error(f"left out: {text}")
+    if out is not None:
+        known = {(each.candidate.id, each.job, each.gpu) for each in read_records(out).records}
+        for each in found.records:
+            if (each.candidate.id, each.job, each.gpu) not in known:
+                append(out, each)
+    if work_dir is not None:
+        from crossfuse.meta_schedule.database import commit, open_database
+
+        count = commit(open_database(work_dir), found.records, bundle.target)
+        typer.echo(f"{count} records stored in {work_dir}", err=True)
+    _summary(list(found.records), as_json)
+
+
+def _summary(records: list[Record], as_json: bool) -> None:
+    from collections import Counter
+
+    from crossfuse.meta_schedule.records import fastest
+
+    counts = Counter(each.status for each in records)
+    best = fastest(records)
+    if as_json:
+        times = {spec: each.to_json() for spec, each in best.items()}
+        print_json({"records": len(records), "status": counts, "fastest": times})
+        return
+    for spec, each in best.items():
+        typer.echo(f"{spec}: {each.microseconds:.2f} us, {each.candidate.summary}")
+    typer.echo(", ".join(f"{count} {status}" for status, count in counts.items()) or "no records")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

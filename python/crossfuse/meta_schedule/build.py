@@ -1,0 +1,102 @@
+"""One candidate compiled to a library; whatever goes wrong is kept as text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from crossfuse.errors import RefusedError
+from crossfuse.hardware import device
+from crossfuse.meta_schedule.candidate import Candidate
+
+#: Longest text of an error that is kept.
+LONGEST = 4000
+
+
+@dataclass(frozen=True)
+class Build:
+    """What came of a compilation.
+
+    Attributes
+    ----------
+    status : str
+        ``ok``; ``refused`` where there is no such kernel; ``failed`` for any other exception,
+        ``timeout`` and ``crashed`` where its process was killed or ended.
+    message : str
+        Why there is no library.
+    seconds : float
+        Wall time.
+    """
+
+    status: str
+    message: str = ""
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """As a value that `json` can write."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Build:
+        """Read what `to_json` wrote."""
+        return Build(**value)
+
+
+def library(folder: Path, candidate: Candidate) -> Path:
+    """Where the library of a candidate lies."""
+    return folder / "libraries" / f"{candidate.id}.so"
+
+
+def build_candidate(candidate: Candidate, folder: Path, target: str, timeout: float) -> Build:
+    """Schedule, lower and compile a candidate, unless its library is there already.
+
+    Parameters
+    ----------
+    candidate : Candidate
+        What to build.
+    folder : pathlib.Path
+        Of the bundle; the library goes to `library`.
+    target : str
+        Device to compile for.
+    timeout : float
+        Seconds for nvcc.
+
+    Returns
+    -------
+    Build
+        Never raises: a candidate that does not compile is an answer.
+    """
+    start = time.perf_counter()
+    try:
+        if candidate.family != "eager" and not _is_built(library(folder, candidate)):
+            _build(candidate, folder, target, timeout)
+        found = Build("ok")
+    except RefusedError as error:
+        found = Build("refused", str(error)[:LONGEST])
+    except Exception as error:
+        found = Build("failed", f"{type(error).__name__}: {error}"[:LONGEST])
+    return Build(found.status, found.message, round(time.perf_counter() - start, 2))
+
+
+def _is_built(path: Path) -> bool:
+    """Whether both files are there: the manifest is written last."""
+    return path.is_file() and path.with_suffix(".json").is_file()
+
+
+def _build(candidate: Candidate, folder: Path, target: str, timeout: float) -> None:
+    from crossfuse.lower.extract import lower
+    from crossfuse.meta_schedule.families import schedule_candidate
+    from crossfuse.runtime import build_library
+
+    spec = device(target)
+    lowered = lower(schedule_candidate(candidate, spec), spec, name="main")
+    build_library(
+        lowered.image,
+        library(folder, candidate),
+        device=spec,
+        metadata={"candidate": candidate.to_json()},
+        timeout=timeout,
+    )

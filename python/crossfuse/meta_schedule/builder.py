@@ -1,0 +1,167 @@
+"""A Builder of MetaSchedule that makes libraries of ours with nvcc."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import tvm
+from tvm.ir.utils import derived_object
+from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, PyBuilder
+
+from crossfuse.errors import RefusedError
+from crossfuse.hardware import Device, device
+from crossfuse.meta_schedule.build import LONGEST
+from crossfuse.meta_schedule.intrinsics import import_intrinsics
+from crossfuse.workload.spec import WorkloadSpec
+
+#: Key of a manifest's metadata that names the workload, for whoever checks the results.
+WORKLOAD = "workload"
+
+
+@derived_object
+class NvccBuilder(PyBuilder):
+    """Lowers scheduled modules to cluster CUDA and compiles them to loadable libraries.
+
+    A thread drives each nvcc. Lowering holds Python's lock for a few tenths of a second, a
+    compilation takes ten times as long in processes of its own, so threads keep about ten cores
+    busy. Cubins are kept between runs by a hash of the CUDA text and the compiler
+    (`crossfuse.runtime.compile_cubin`). Each library has a folder of its own, which MetaSchedule
+    removes once it is measured.
+
+    Modules for other targets than CUDA are compiled by TVM, so that a search can be rehearsed on a
+    machine without a GPU.
+
+    Parameters
+    ----------
+    workload : str | WorkloadSpec | None
+        What the modules compute, recorded in each library: the runner then checks results against
+        float64.
+    target : str | Device
+        Device to compile for and whose limits hold.
+    directory : str | os.PathLike[str] | None
+        Where folders of libraries go; None takes that for temporary files.
+    max_workers : int | None
+        Threads; None for one for each core.
+    timeout_sec : float
+        Seconds for each module, from when it is its turn.
+    """
+
+    def __init__(
+        self,
+        workload: str | WorkloadSpec | None = None,
+        *,
+        target: str | Device = "nvidia-h100",
+        directory: str | os.PathLike[str] | None = None,
+        max_workers: int | None = None,
+        timeout_sec: float = 300.0,
+    ) -> None:
+        super().__init__()
+        # The search that this builder is for does it otherwise, far slower.
+        import_intrinsics()
+        self._workload = _text(workload)
+        self._target = device(target)
+        self._directory = directory
+        self._workers = max_workers or len(os.sched_getaffinity(0))
+        self._timeout = timeout_sec
+
+    def build(self, build_inputs: Sequence[BuilderInput]) -> list[BuilderResult]:
+        """Build modules; what does not compile is a result with the reason.
+
+        Parameters
+        ----------
+        build_inputs : Sequence[BuilderInput]
+            Scheduled modules of one function each.
+
+        Returns
+        -------
+        list[BuilderResult]
+            In the same order: the path of the library, or the error's text.
+        """
+        pool = ThreadPoolExecutor(self._workers)
+        try:
+            futures = [pool.submit(self._build, each) for each in build_inputs]
+            # Those before have had their time when it is the turn of the last ones.
+            turns = -(-len(futures) // self._workers)
+            return [self._result(each, turns) for each in futures]
+        finally:
+            # A thread that hangs is left behind; nvcc itself is ended by its own limit.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _result(self, future: Future[Path], turns: int) -> BuilderResult:
+        try:
+            return BuilderResult(str(future.result(self._timeout * turns)), None)
+        except FutureTimeout:
+            return BuilderResult(None, f"timeout: no library in {self._timeout:g} s")
+        except RefusedError as error:
+            return BuilderResult(None, f"refused: {error}"[:LONGEST])
+        except Exception as error:
+            return BuilderResult(None, f"failed: {type(error).__name__}: {error}"[:LONGEST])
+
+    def _build(self, given: BuilderInput) -> Path:
+        folder = self._folder()
+        try:
+            return self._compile(given, folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def _compile(self, given: BuilderInput, folder: Path) -> Path:
+        if str(given.target.kind.name) != "cuda":
+            return _by_tvm(given, folder)
+        from crossfuse.lower.extract import lower
+        from crossfuse.runtime import build_library
+
+        lowered = lower(given.mod, self._target, name="main")
+        metadata = {WORKLOAD: self._workload} if self._workload else {}
+        built = build_library(
+            lowered.image,
+            folder,
+            device=self._target,
+            metadata=metadata,
+            timeout=self._timeout,
+        )
+        return built.shared_object
+
+    def _folder(self) -> Path:
+        if self._directory is not None:
+            os.makedirs(self._directory, exist_ok=True)
+        return Path(mkdtemp(prefix="crossfuse-built-", dir=self._directory))
+
+
+def _by_tvm(given: BuilderInput, folder: Path) -> Path:
+    """Compile for another target as TVM's own builder does, without its costly imports."""
+    library = tvm.compile(given.mod, target=given.target)
+    path = folder / "main.so"
+    library.export_library(str(path))
+    return path
+
+
+def _text(workload: str | WorkloadSpec | None) -> str:
+    from crossfuse.workload.suites import resolve
+
+    if workload is None:
+        return ""
+    return str(resolve(workload) if isinstance(workload, str) else workload)
+
+
+def recorded_workload(metadata: Any) -> str:
+    """The workload that a library says it computes; empty where it says none.
+
+    Parameters
+    ----------
+    metadata : Mapping[str, Any]
+        Of its manifest.
+
+    Returns
+    -------
+    str
+        Text of a spec.
+    """
+    return str(metadata.get(WORKLOAD, "") or metadata.get("candidate", {}).get("spec", ""))

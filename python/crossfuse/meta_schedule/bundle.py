@@ -1,0 +1,232 @@
+"""A folder of candidates that travels to a machine with a GPU, and comes back with records.
+
+::
+
+    bundle.json         what to measure and how
+    libraries/          a library and a manifest of each candidate that is built
+    builds.json         what did not compile, and why
+    references/         float64 results, worked out where the folder is measured
+    results.jsonl       a record of each measurement, as soon as it is there
+    measure.py          measures the folder that it lies in
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from crossfuse.bench.job import Job
+from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse.meta_schedule.build import Build
+from crossfuse.meta_schedule.campaign import measure_all
+from crossfuse.meta_schedule.candidate import Candidate
+from crossfuse.meta_schedule.conditions import Conditions
+from crossfuse.meta_schedule.preparing import grouped, preparing
+from crossfuse.meta_schedule.records import Record, append, read_records
+from crossfuse.runtime.files import write_atomically
+
+FORMAT_VERSION = 1
+_SCRIPT = '''"""Measure the candidates of this folder: python measure.py [--budget SECONDS]."""
+
+import os
+import sys
+from pathlib import Path
+
+here = Path(__file__).resolve().parent
+sys.exit(os.spawnlp(
+    os.P_WAIT, sys.executable, sys.executable, "-m", "crossfuse", "bundle", "measure", str(here),
+    *sys.argv[1:],
+))
+'''
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What ``bundle.json`` says.
+
+    Attributes
+    ----------
+    folder : pathlib.Path
+        Where it lies.
+    candidates : tuple[Candidate, ...]
+        What to measure.
+    target : str
+        Device that libraries are compiled for.
+    job : Job
+        How to measure, see `crossfuse.meta_schedule.conditions.Conditions`.
+    """
+
+    folder: Path
+    candidates: tuple[Candidate, ...]
+    target: str
+    job: Job
+
+    @property
+    def results(self) -> Path:
+        """The file of records."""
+        return self.folder / "results.jsonl"
+
+    def builds(self) -> dict[str, Build]:
+        """Builds that were tried where the bundle was made, by the candidate's id."""
+        path = self.folder / "builds.json"
+        if not path.is_file():
+            return {}
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return {key: Build.from_json(value) for key, value in values.items()}
+
+    def job_of(self, candidate: Candidate) -> Job:
+        """How one candidate is measured."""
+        return Conditions(job=self.job).job_of(candidate)
+
+    def missing(self) -> tuple[Candidate, ...]:
+        """Candidates without a record."""
+        records = read_records(self.results).records
+        there = {(each.candidate.id, each.job) for each in records}
+        return tuple(each for each in self.candidates if (each.id, self.job_of(each)) not in there)
+
+
+def make_bundle(
+    candidates: Sequence[Candidate],
+    folder: Path,
+    how: Conditions,
+    *,
+    build_there: bool = False,
+    report: Callable[[Candidate, Build], None] = lambda candidate, build: None,
+) -> Bundle:
+    """Write a bundle.
+
+    Parameters
+    ----------
+    candidates : Sequence[Candidate]
+        What to measure.
+    folder : pathlib.Path
+        Where; libraries that lie there already are kept.
+    how : Conditions
+        How to build here, and to measure there.
+    build_there : bool
+        Whether candidates are compiled where they are measured.
+    report : Callable
+        Called with each candidate that is built here, or is not.
+
+    Returns
+    -------
+    Bundle
+        What was written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    bundle = Bundle(folder, tuple(candidates), how.target, how.job)
+    head = {"format_version": FORMAT_VERSION, "target": bundle.target, "job": bundle.job.to_json()}
+    value = head | {"candidates": [each.to_json() for each in candidates]}
+    _write(folder / "bundle.json", value)
+    write_atomically(folder / "measure.py", _SCRIPT.encode())
+    builds = {} if build_there else _build_all(candidates, folder, how, report)
+    _write(folder / "builds.json", {key: each.to_json() for key, each in builds.items()})
+    return bundle
+
+
+def open_bundle(folder: Path) -> Bundle:
+    """Read what `make_bundle` wrote.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Of the bundle.
+
+    Returns
+    -------
+    Bundle
+        Its content.
+
+    Raises
+    ------
+    ArtefactRefused
+        If it is no bundle, or one of another format.
+    """
+    path = folder / "bundle.json"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        version = value["format_version"]
+        if version != FORMAT_VERSION:
+            raise _refused(path, f"format version {version}", f"format version {FORMAT_VERSION}")
+        found = [
+            Candidate.from_json(each, f"{path}, candidate {index}")
+            for index, each in enumerate(value["candidates"])
+        ]
+        return Bundle(folder, tuple(found), value["target"], Job.from_json(value["job"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _refused(path, f"{type(error).__name__}: {error}", "a bundle") from error
+
+
+def measure_bundle(
+    bundle: Bundle,
+    how: Conditions,
+    report: Callable[[Record], None] = lambda record: None,
+    budget: float | None = None,
+) -> None:
+    """Measure what has no record yet; what is found is written at once.
+
+    Parameters
+    ----------
+    bundle : Bundle
+        What to measure; what is not built is built first.
+    how : Conditions
+        Limits of time, and processes that compile; target and job are the bundle's.
+    report : Callable
+        Called with each record when it has been written.
+    budget : float | None
+        Seconds after which no further measurement begins.
+    """
+    end = None if budget is None else time.monotonic() + budget
+    how = replace(how, target=bundle.target, job=bundle.job)
+
+    def keep(record: Record) -> None:
+        append(bundle.results, record)
+        report(record)
+
+    tried = bundle.builds()
+    wanted = []
+    for each in bundle.missing():
+        build = tried.get(each.id)
+        if build is None or build.status == "ok":
+            wanted.append(each)
+        else:
+            # What did not compile there does not compile here.
+            keep(Record(each, build, bundle.job_of(each), None, 0, how.gpu))
+    if wanted:
+        stop = (lambda: False) if end is None else (lambda: time.monotonic() > end)
+        measure_all(wanted, bundle.folder, how, keep, stop)
+
+
+def _build_all(
+    candidates: Sequence[Candidate],
+    folder: Path,
+    how: Conditions,
+    report: Callable[[Candidate, Build], None],
+) -> dict[str, Build]:
+    groups = grouped(candidates)
+    found: dict[str, Build] = {}
+    with preparing(groups, folder, how, with_references=False) as ready:
+        for _ in groups:
+            group = ready.get()
+            for each in group.candidates:
+                found[each.id] = group.builds[each.id]
+                report(each, found[each.id])
+    return found
+
+
+def _write(path: Path, value: object) -> None:
+    write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def _refused(path: Path, found: str, limit: str) -> RefusedError:
+    return refuse(
+        ArtefactRefused,
+        "bundle",
+        str(path),
+        found=found,
+        limit=limit,
+        instead="make the bundle again: crossfuse bundle make CANDIDATES --out FOLDER",
+    )

@@ -1,0 +1,186 @@
+"""One kernel that may be built and measured, as a value that travels between machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from crossfuse.errors import RefusedError, WorkloadRefused, refuse
+from crossfuse.runtime.files import sha256
+
+#: Where each family keeps the intermediate, and the rule that schedules it.
+FAMILIES = {
+    "gemm": "one product: schedule_tiled_gemm",
+    "registers": "intermediate in the registers of its CTA: schedule_register_ffn",
+    "dsm": "in the shared memory of a cluster: schedule_clustered_ffn",
+    "l2": "in the L2 cache, one persistent kernel: schedule_tiled_ffn(staged=True)",
+    "global": "in global memory, one kernel for each product: schedule_tiled_ffn(staged=False)",
+    "trace": "a recorded schedule, applied to the function of the spec",
+    "eager": "PyTorch eager (cuBLAS): nothing is built",
+}
+#: Arguments of the rules besides tiles.
+OPTIONS = {
+    "gemm": (),
+    "registers": ("unordered",),
+    "dsm": ("ring", "bulk", "unordered"),
+    "l2": ("paired",),
+    "global": ("paired",),
+    "trace": (),
+    "eager": (),
+}
+_KEYS = ("spec", "family", "tiles", "options", "trace")
+#: What a file may say of a candidate besides: how it is called, what is expected of it.
+NOTES = ("name", "grid", "estimate")
+_ID_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A workload and one way to compute it.
+
+    Attributes
+    ----------
+    spec : str
+        Text of the workload, see `crossfuse.workload.parse`.
+    family : str
+        A key of `FAMILIES`.
+    tiles : Mapping[str, Any]
+        Fields of `RegisterTiles` (``registers``), `ClusterTiles` (``dsm``) or `TensorTiles`
+        (``gemm``); for ``l2`` and ``global`` those of both phases, as ``first`` and ``second``.
+        What is left out is chosen by the rule.
+    options : Mapping[str, bool]
+        Further arguments of the rule, see `OPTIONS`.
+    trace : Sequence[Any]
+        Family ``trace``: what `crossfuse.schedule.trace_json.trace_json` wrote, as JSON values.
+    notes : Mapping[str, Any]
+        Carried along by the keys of `NOTES`; no part of what is compared or built.
+    """
+
+    spec: str
+    family: str
+    tiles: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, bool] = field(default_factory=dict)
+    trace: Sequence[Any] = ()
+    notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def id(self) -> str:
+        """Equal for equal candidates: the beginning of a hash of their JSON."""
+        text = json.dumps(self._identity(), sort_keys=True)
+        return sha256(text.encode())[:_ID_DIGITS]
+
+    @property
+    def summary(self) -> str:
+        """Family and tiles in a few words, such as ``dsm rows=64 cluster=8 parts=6``."""
+        words = [self.family, *_words(self.tiles), *(key for key, on in self.options.items() if on)]
+        return " ".join(words)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a value that `json` can write; what is empty is left out."""
+        return {**self._identity(), **self.notes}
+
+    def _identity(self) -> dict[str, Any]:
+        found = {name: getattr(self, name) for name in _KEYS}
+        return {name: value for name, value in found.items() if value}
+
+    @staticmethod
+    def from_json(value: Any, where: str) -> Candidate:
+        """Read what `to_json` or a person wrote.
+
+        Parameters
+        ----------
+        value : Any
+            A JSON value.
+        where : str
+            Its place, for messages.
+
+        Returns
+        -------
+        Candidate
+            Its spec resolved, so that packaged ids (``S3:M=128``) will do.
+
+        Raises
+        ------
+        WorkloadRefused
+            If it is no candidate, of an unknown family, or its spec is none.
+        """
+        from crossfuse.workload.suites import resolve
+
+        known = (*_KEYS, *NOTES)
+        if not isinstance(value, dict) or not {"spec", "family"} <= value.keys() <= set(known):
+            limit = f"an object with spec and family, and at most {', '.join(known[2:])}"
+            raise _refused(where, json.dumps(value)[:200], limit, "name the fields like that")
+        if value["family"] not in FAMILIES:
+            limit = ", ".join(FAMILIES)
+            raise _refused(where, f"family {value['family']!r}", limit, "choose one of these")
+        fields = {key: value[key] for key in _KEYS if key in value}
+        notes = {key: value[key] for key in NOTES if key in value}
+        fields |= {"spec": str(resolve(str(value["spec"]))), "notes": notes}
+        found = Candidate(**fields)
+        _check(found, where)
+        return found
+
+
+def read_candidates(path: Path) -> tuple[Candidate, ...]:
+    """Read a JSON list of candidates, or JSON lines of them.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        The file.
+
+    Returns
+    -------
+    tuple[Candidate, ...]
+        Each once, in the order of the file.
+
+    Raises
+    ------
+    WorkloadRefused
+        Naming the first entry that is no candidate.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if text.lstrip().startswith("[") else _lines(text)
+    except (OSError, ValueError) as error:
+        limit = "a JSON list of candidates, or one candidate a line"
+        raise _refused(str(path), str(error), limit, "write the file again") from error
+    found = [
+        Candidate.from_json(value, f"{path}, candidate {index}")
+        for index, value in enumerate(values)
+    ]
+    return tuple({each.id: each for each in found}.values())
+
+
+def _lines(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def _check(candidate: Candidate, where: str) -> None:
+    """Refuse what can be seen without scheduling anything."""
+    if unknown := candidate.options.keys() - set(OPTIONS[candidate.family]):
+        limit = ", ".join(OPTIONS[candidate.family]) or "no options"
+        raise _refused(
+            where, f"options {', '.join(sorted(unknown))}", limit, "leave the others out"
+        )
+    if (candidate.family == "trace") != bool(candidate.trace):
+        limit = "a trace for family trace, and for no other"
+        raise _refused(where, f"family {candidate.family}", limit, "write tiles for a family")
+
+
+def _words(tiles: Mapping[str, Any]) -> list[str]:
+    found = []
+    for name, value in tiles.items():
+        if isinstance(value, Mapping):
+            found.append(f"{name}({', '.join(_words(value))})")
+        elif value:
+            found.append(f"{name}={value}")
+    return found
+
+
+def _refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
+    return refuse(WorkloadRefused, "candidate", where, found=found, limit=limit, instead=instead)

@@ -1,0 +1,233 @@
+"""A process of our own that answers requests, and is replaced when it hangs or dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+#: Seconds in which a process imports what it needs, on a machine whose cores are all busy.
+STARTING = 180.0
+#: A killed process that the driver does not let go is left behind.
+_DYING = 10.0
+_TAIL = 600
+_LOOK = 0.2
+
+
+class NoAnswer(Exception):
+    """A process was killed, or ended, before it answered.
+
+    Parameters
+    ----------
+    status : str
+        ``timeout`` or ``crashed``.
+    message : str
+        After how long, or by what, and the end of what it wrote to standard error.
+    """
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class Peer:
+    """A process that answers one request after another, each a line of JSON.
+
+    It is started by the first request; after `NoAnswer` it is gone and the next request starts
+    another one.
+
+    Parameters
+    ----------
+    kind : str
+        What it serves, see `crossfuse.meta_schedule.serve`.
+    command : Sequence[str] | None
+        Another program instead.
+    environment : Mapping[str, str] | None
+        Variables besides those of this process.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        command: Sequence[str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        serve = (sys.executable, "-m", "crossfuse.meta_schedule.serve", kind)
+        self._command = tuple(command) if command is not None else serve
+        self._environment = dict(os.environ) | dict(environment or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._log: IO[bytes] | None = None
+        self._ready = False
+        self._retired = False
+
+    @property
+    def running(self) -> bool:
+        """Whether the process that has been started is there still."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the process now, so that it imports what it needs in the meantime.
+
+        Raises
+        ------
+        NoAnswer
+            If there is no such program.
+        """
+        if self.running:
+            return
+        self.close()
+        if self._retired:
+            raise NoAnswer("crashed", "nothing is started any more")
+        # Open as long as the process is.
+        self._log = tempfile.TemporaryFile(prefix="crossfuse-peer-")  # noqa: SIM115
+        try:
+            # A session of its own: an interrupt at the terminal is for this process alone.
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env=self._environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise NoAnswer("crashed", f"the worker does not start: {error}") from error
+        self._process, self._ready = process, False
+        self._lines = queue.SimpleQueue()
+        assert process.stdout is not None
+        reader = threading.Thread(target=_read, args=(process.stdout, self._lines), daemon=True)
+        reader.start()
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        """Send a request; the answer is for `receive`.
+
+        Parameters
+        ----------
+        request : Mapping[str, Any]
+            JSON values.
+
+        Raises
+        ------
+        NoAnswer
+            As `start`.
+        """
+        self.start()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        # It may have died already, which `receive` will tell.
+        with suppress(OSError):
+            self._process.stdin.write(f"{json.dumps(request)}\n".encode())
+            self._process.stdin.flush()
+
+    def receive(self, timeout: float) -> Any:
+        """Wait for the answer to the request that was sent first.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds from here, or from when the process is ready to serve.
+
+        Returns
+        -------
+        Any
+            A JSON value.
+
+        Raises
+        ------
+        NoAnswer
+            If it does not come; the process has been killed then.
+        """
+        if not self._ready:
+            self._line(STARTING)
+            self._ready = True
+        line = self._line(timeout)
+        try:
+            return json.loads(line)
+        except ValueError:
+            self.close()
+            raise NoAnswer("crashed", f"no JSON in its answer {line[:_TAIL]!r}") from None
+
+    def ask(self, request: Mapping[str, Any], timeout: float) -> Any:
+        """Send a request and wait for its answer, see `send` and `receive`."""
+        self.send(request)
+        return self.receive(timeout)
+
+    def close(self) -> None:
+        """Kill the process and its children."""
+        process, self._process = self._process, None
+        if process is not None:
+            _kill(process)
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def retire(self) -> None:
+        """Close, for good: nothing is started any more, whoever asks."""
+        self._retired = True
+        self.close()
+
+    def _line(self, timeout: float) -> bytes:
+        """The next line that it writes."""
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, min(_LOOK, end - time.monotonic())))
+            except queue.Empty:
+                if time.monotonic() >= end:
+                    raise self._failed("timeout", f"no answer in {timeout:g} s") from None
+                # A child that outlives it keeps the pipe open, so that no end is read.
+                if self.running or not self._lines.empty():
+                    continue
+                line = None
+            if line is None:
+                raise self._failed("crashed", self._end())
+            return line
+
+    def _end(self) -> str:
+        """How the process ended, in words."""
+        code = None
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(_DYING)
+        if code is None:
+            return "no answer any more"
+        end = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"{end} without an answer"
+
+    def _failed(self, status: str, message: str) -> NoAnswer:
+        said = ""
+        if self._log is not None and status == "crashed":
+            self._log.seek(0)
+            said = self._log.read().decode("utf-8", errors="replace").strip()[-_TAIL:]
+        self.close()
+        return NoAnswer(status, f"{message}. {said}".strip() if said else message)
+
+
+def _read(source: IO[bytes], lines: queue.SimpleQueue[bytes | None]) -> None:
+    # Closed under it when the process is killed.
+    with suppress(ValueError, OSError):
+        for line in source:
+            lines.put(line)
+    lines.put(None)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and every process of its group, which is its session."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_DYING)
+    if process.stdin is not None:
+        with suppress(OSError):
+            process.stdin.close()

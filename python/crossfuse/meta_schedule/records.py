@@ -1,0 +1,188 @@
+"""What came of each candidate, one line of JSON each, appended as it is found."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crossfuse.bench.job import Job, Timing
+from crossfuse.errors import RefusedError
+from crossfuse.meta_schedule.build import Build
+from crossfuse.meta_schedule.candidate import Candidate
+
+
+@dataclass(frozen=True)
+class Record:
+    """A candidate and what came of it.
+
+    Attributes
+    ----------
+    candidate : Candidate
+        What was to be measured.
+    build : Build
+        What came of its compilation.
+    job : Job
+        How it was measured.
+    timing : Timing | None
+        What was measured; None where nothing was built.
+    attempts : int
+        Measurements; more than one where the first failed beside other candidates.
+    gpu : str
+        Name of the device.
+    """
+
+    candidate: Candidate
+    build: Build
+    job: Job
+    timing: Timing | None = None
+    attempts: int = 1
+    gpu: str = ""
+
+    @property
+    def status(self) -> str:
+        """One of `crossfuse.bench.job.STATUSES`, after ``build-`` where nothing was built."""
+        return f"build-{self.build.status}" if self.timing is None else self.timing.status
+
+    @property
+    def message(self) -> str:
+        """Why there is no time, or what was run."""
+        return self.build.message if self.timing is None else self.timing.message
+
+    @property
+    def check(self) -> str:
+        """Whether the output agrees with float64: ``passed``, ``failed`` or ``not run``."""
+        status = self.status
+        return {"ok": "passed", "wrong": "failed"}.get(status, "not run")
+
+    @property
+    def microseconds(self) -> float | None:
+        """Median time; None of a candidate that is not right."""
+        return None if self.timing is None or self.status != "ok" else self.timing.microseconds
+
+    def to_json(self) -> dict[str, Any]:
+        """As a value that `json` can write."""
+        return {
+            "id": self.candidate.id,
+            "candidate": self.candidate.to_json(),
+            "status": self.status,
+            "microseconds": self.microseconds,
+            "check": self.check,
+            "build": self.build.to_json(),
+            "job": self.job.to_json(),
+            "timing": None if self.timing is None else self.timing.to_json(),
+            "attempts": self.attempts,
+            "gpu": self.gpu,
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Record:
+        """Read what `to_json` wrote.
+
+        Raises
+        ------
+        ValueError
+            If it is something else, or a part of it.
+        """
+        try:
+            timing = value["timing"]
+            found = Record(
+                Candidate.from_json(value["candidate"], "candidate"),
+                Build.from_json(value["build"]),
+                Job.from_json(value["job"]),
+                None if timing is None else Timing.from_json(timing),
+                value["attempts"],
+                value["gpu"],
+            )
+        except (KeyError, TypeError, AttributeError, RefusedError) as error:
+            raise ValueError(f"no record: {type(error).__name__}: {error}") from error
+        if found.candidate.id != value["id"]:
+            raise ValueError(f"id {value['id']} of a candidate whose id is {found.candidate.id}")
+        return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """Records of a file, and the lines that are none.
+
+    Attributes
+    ----------
+    records : tuple[Record, ...]
+        The last one of each candidate and job.
+    broken : tuple[str, ...]
+        For each other line, its number and what is wrong with it.
+    """
+
+    records: tuple[Record, ...]
+    broken: tuple[str, ...]
+
+
+def append(path: Path, record: Record) -> None:
+    """Add a record to a file so that it survives whatever happens next.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        JSON lines; made if need be.
+    record : Record
+        What to add.
+    """
+    line = json.dumps(record.to_json()) + "\n"
+    with path.open("ab+") as file:
+        # A line that was cut off must not swallow this one.
+        if file.tell() and not _ends_with_newline(file):
+            line = "\n" + line
+        file.write(line.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_records(path: Path) -> Found:
+    """Read the records of a file.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        JSON lines, possibly cut off or damaged; no file has no records.
+
+    Returns
+    -------
+    Found
+        What can be read.
+    """
+    if not path.is_file():
+        return Found((), ())
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    records: dict[tuple[str, Job], Record] = {}
+    broken = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found = Record.from_json(json.loads(line))
+        except ValueError as error:
+            broken.append(f"{path}, line {number}: {error}")
+            continue
+        records[found.candidate.id, found.job] = found
+    return Found(tuple(records.values()), tuple(broken))
+
+
+def fastest(records: Iterable[Record]) -> dict[str, Record]:
+    """The fastest right candidate of each workload, by the text of its spec."""
+    best: dict[str, Record] = {}
+    for each in records:
+        time = each.microseconds
+        if time is None:
+            continue
+        held = best.get(each.candidate.spec)
+        if held is None or held.microseconds is None or time < held.microseconds:
+            best[each.candidate.spec] = each
+    return best
+
+
+def _ends_with_newline(file: Any) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return bool(file.read(1) == b"\n")

@@ -1,0 +1,136 @@
+"""A Runner of MetaSchedule for the GPU of this machine."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tvm.ir.utils import derived_object
+from tvm.s_tir.meta_schedule.runner import PyRunner, PyRunnerFuture, RunnerInput, RunnerResult
+
+from crossfuse.bench.job import OURS, Job, Timing
+from crossfuse.meta_schedule.builder import recorded_workload
+from crossfuse.meta_schedule.conditions import Conditions
+from crossfuse.meta_schedule.measurer import Measurer
+
+#: Called with a library, its workload and its timing as soon as it is measured.
+Report = Callable[[Path, str, Timing], None]
+
+
+@derived_object
+class GpuRunner(PyRunner):
+    """Measures libraries one after another, in a process that each of them may ruin.
+
+    Weights are cold and calls replayed from a CUDA graph, as `crossfuse bench` measures. Every
+    result is held against float64 before and after it is timed; a wrong one is an error and has no
+    time. A candidate that hangs costs its timeout, and one that dies costs a restart of the
+    process.
+
+    Parameters
+    ----------
+    conditions : Conditions | None
+        Cache, protocol, repeats, and limits of time.
+    report : Callable | None
+        Called with the library's path, its workload and its timing, for records that say more than
+        MetaSchedule keeps.
+    """
+
+    def __init__(self, conditions: Conditions | None = None, report: Report | None = None) -> None:
+        super().__init__()
+        self._how = conditions or Conditions(job=Job("", OURS))
+        self._report = report
+        self._folder = TemporaryDirectory(prefix="crossfuse-references-")
+        self._measurer = Measurer(Path(self._folder.name), self._how)
+        self._measurer.start()
+        self._prepared = ""
+        self._waiting: queue.SimpleQueue[tuple[Path, Future[Timing]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def run(self, runner_inputs: Sequence[RunnerInput]) -> list[Any]:
+        """Measure libraries in the background.
+
+        Parameters
+        ----------
+        runner_inputs : Sequence[RunnerInput]
+            What `crossfuse.meta_schedule.builder.NvccBuilder` built.
+
+        Returns
+        -------
+        list[RunnerFuture]
+            In the same order.
+        """
+        futures = []
+        for each in runner_inputs:
+            future: Future[Timing] = Future()
+            self._waiting.put((Path(str(each.artifact_path)), future))
+            futures.append(_GpuFuture(future))
+        return futures
+
+    def close(self) -> None:
+        """End the process that measures; what has not been measured stays undone."""
+        self._waiting.put(None)
+        self._measurer.close()
+        self._thread.join(self._how.timeout)
+        self._folder.cleanup()
+
+    def _work(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            path, future = item
+            try:
+                future.set_result(self._measure(path))
+            except Exception as error:
+                future.set_exception(error)
+
+    def _measure(self, path: Path) -> Timing:
+        spec = _workload(path)
+        if not spec:
+            return Timing("refused", "nothing to check it against: " + _NO_WORKLOAD)
+        if spec != self._prepared:
+            self._measurer.prepare(spec)
+            self._prepared = spec
+        job = Job(spec, OURS, *_setting(self._how.job))
+        timing, _ = self._measurer.measure(job, path)
+        if self._report is not None:
+            self._report(path, spec, timing)
+        return timing
+
+
+@derived_object
+class _GpuFuture(PyRunnerFuture):
+    """A measurement that is under way."""
+
+    def __init__(self, future: Future[Timing]) -> None:
+        super().__init__()
+        self._future = future
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def result(self) -> RunnerResult:
+        try:
+            timing = self._future.result()
+        except Exception as error:
+            return RunnerResult(None, f"failed: {type(error).__name__}: {error}")
+        if timing.status != "ok" or timing.microseconds is None:
+            return RunnerResult(None, f"{timing.status}: {timing.message}")
+        return RunnerResult([timing.microseconds * 1e-6], None)
+
+
+_NO_WORKLOAD = "give the builder the workload, NvccBuilder('S3:M=128')"
+
+
+def _workload(library: Path) -> str:
+    """What a library computes, as its manifest says."""
+    record = json.loads(library.with_suffix(".json").read_text(encoding="utf-8"))
+    return recorded_workload(record["metadata"])
+
+
+def _setting(job: Job) -> tuple[str, str, int, int]:
+    return job.l2, job.protocol, job.repeats, job.calls

@@ -1,0 +1,91 @@
+"""What a worker process serves: ``python -m crossfuse.meta_schedule.serve build|measure``.
+
+Requests come as lines of JSON on standard input, answers go as lines to standard output; the first
+line says that everything is imported. Whatever else is printed goes to standard error. The process
+ends with its standard input, so that none outlives who asked for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+Serve = Callable[[Mapping[str, Any]], Any]
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    from crossfuse.bench.worker import own_stdout
+
+    answers = own_stdout()
+    requests = _requests()
+    serve = KINDS[sys.argv[1]]()
+    answers.write("ready\n")
+    while True:
+        answers.flush()
+        answers.write(json.dumps(serve(requests.get())) + "\n")
+
+
+def builder() -> Serve:
+    """Compile candidates and work out references; neither needs a GPU.
+
+    Returns
+    -------
+    Callable
+        Takes ``{"do": "build", "candidate", "folder", "target", "timeout"}`` or
+        ``{"do": "reference", "spec", "folder"}``.
+    """
+    # Beside the process that measures, which is not to wait for a core.
+    os.nice(5)
+    import crossfuse._tvm  # noqa: F401
+    from crossfuse.bench.problem import make_problem
+    from crossfuse.meta_schedule.build import Build, build_candidate
+    from crossfuse.meta_schedule.candidate import Candidate
+    from crossfuse.workload.spec_text import parse
+
+    def serve(request: Mapping[str, Any]) -> Any:
+        folder = Path(request["folder"])
+        if request["do"] == "reference":
+            make_problem(parse(request["spec"]), folder)
+            return Build("ok").to_json()
+        candidate = Candidate.from_json(request["candidate"], "request")
+        found = build_candidate(candidate, folder, request["target"], request["timeout"])
+        return found.to_json()
+
+    return serve
+
+
+def measurer() -> Serve:
+    """Measure candidates on the GPU, see `crossfuse.meta_schedule.session.Session`."""
+    from crossfuse.meta_schedule.session import Session
+
+    session = Session()
+    session.load()
+    return session.serve
+
+
+#: What a process can be asked to serve.
+KINDS: dict[str, Callable[[], Serve]] = {"build": builder, "measure": measurer}
+
+
+def _requests() -> queue.SimpleQueue[Any]:
+    """Requests, read beside what is served: the end of them ends the process at any time."""
+    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            found.put(json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    return found
+
+
+if __name__ == "__main__":
+    main()

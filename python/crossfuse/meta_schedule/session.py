@@ -1,0 +1,134 @@
+"""Measurements in this process: candidates of one workload share its inputs and its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.bench.job import Job, Timing
+from crossfuse.errors import RefusedError
+
+if TYPE_CHECKING:
+    from crossfuse.bench.problem import Problem
+    from crossfuse.bench.variant import Variant
+
+_LONGEST = 1000
+
+
+class Session:
+    """The workload that was prepared last, and what of it is on the device.
+
+    Parameters
+    ----------
+    device : str
+        Where tensors are.
+    """
+
+    def __init__(self, device: str = "cuda") -> None:
+        self._device = device
+        self._problem: Problem | None = None
+        self._placed: dict[tuple[bool, int], tuple[Any, list[tuple[Any, ...]]]] = {}
+
+    def load(self) -> None:
+        """Import what takes long; no GPU is needed yet."""
+        import torch
+        import tvm_ffi  # noqa: F401
+
+        import crossfuse.bench.problem
+        import crossfuse.bench.timing
+        import crossfuse.runtime  # noqa: F401
+
+        torch.set_grad_enabled(False)
+
+    def serve(self, request: Mapping[str, Any]) -> Any:
+        """Answer a request; whatever goes wrong in Python is an answer too.
+
+        Parameters
+        ----------
+        request : Mapping[str, Any]
+            ``{"do": "prepare", "spec", "folder"}`` draws inputs and loads or computes the
+            reference, without the GPU. ``{"do": "measure", "family", "library", "job"}`` measures
+            a candidate of that workload.
+
+        Returns
+        -------
+        dict[str, Any]
+            Of a preparation ``{"message"}``, empty if all is well; of a measurement the timing.
+        """
+        if request["do"] == "prepare":
+            return {"message": self._prepare(request["spec"], Path(request["folder"]))}
+        job = Job.from_json(request["job"])
+        try:
+            return self.measure(job, request["family"], Path(request["library"])).to_json()
+        except RefusedError as error:
+            return Timing("refused", str(error)[:_LONGEST]).to_json()
+        except Exception as error:
+            return Timing("failed", f"{type(error).__name__}: {error}"[:_LONGEST]).to_json()
+
+    def measure(self, job: Job, family: str, library: Path) -> Timing:
+        """Check a candidate against float64, time it, and check it again.
+
+        Parameters
+        ----------
+        job : Job
+            Of the workload that was prepared.
+        family : str
+            See `crossfuse.meta_schedule.candidate.FAMILIES`.
+        library : pathlib.Path
+            Where it was built.
+
+        Returns
+        -------
+        Timing
+            ``wrong``, without a time, where a check failed.
+        """
+        import torch
+
+        from crossfuse.bench.floor import weight_bytes
+        from crossfuse.bench.rotation import copies_needed
+        from crossfuse.bench.worker import measure_bound, place
+
+        problem = self._problem
+        assert problem is not None
+        variant = self._variant(family, library, problem)
+        copies = copies_needed(weight_bytes(problem.spec), job.calls, job.l2)
+        key = (family == "eager", copies)
+        with torch.no_grad():
+            if key not in self._placed:
+                self._placed.clear()
+                self._placed[key] = place(variant, problem.inputs, copies, self._device)
+            a, packed = self._placed[key]
+            bound = [variant.bind(a, each) for each in packed]
+            return measure_bound(job, variant, bound, problem, self._device)
+
+    def _prepare(self, spec: str, folder: Path) -> str:
+        from crossfuse.bench.problem import make_problem
+        from crossfuse.workload.spec_text import parse
+
+        self._problem, self._placed = None, {}
+        _forget()
+        try:
+            self._problem = make_problem(parse(spec), folder)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"[:_LONGEST]
+        return ""
+
+    def _variant(self, family: str, library: Path, problem: Problem) -> Variant:
+        if family == "eager":
+            from crossfuse.bench.variants import make
+
+            return make("eager", problem.spec, self._device)
+        from crossfuse.bench.ours import loaded
+        from crossfuse.runtime import load
+
+        kernel = load(library, check_device=self._device == "cuda")
+        return loaded(kernel, problem.spec, self._device)
+
+
+def _forget() -> None:
+    """Give back what the tensors of the workload before took of the GPU's memory."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

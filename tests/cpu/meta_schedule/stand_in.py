@@ -1,0 +1,74 @@
+"""The process that measures, on a machine without a GPU: ``python stand_in.py``.
+
+Everything is real but the kernel, which is torch's on the CPU, and the clock. A library whose file
+name begins with ``hang``, ``die`` or ``wrong`` does that.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import crossfuse.runtime as runtime
+from crossfuse.bench import timing, variants
+from crossfuse.meta_schedule import serve
+from crossfuse.meta_schedule.session import Session
+from crossfuse.workload import WorkloadSpec, parse
+
+
+class Kernel:
+    """Computes the workload that was prepared, with the manifest of a library."""
+
+    spec: WorkloadSpec
+
+    def __init__(self, path: Path) -> None:
+        self.manifest = runtime_load(path, check_device=False).manifest
+        self.mood = path.name.partition("-")[0]
+
+    def __call__(self, a: Any, *rest: Any) -> None:
+        *weights, output = rest
+        if self.mood == "hang":
+            time.sleep(600)
+        if self.mood == "die":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        plain = variants.make("eager", self.spec, "cpu")
+        names = [each.name for each in self.spec.operands[1:]]
+        output.copy_(plain.call(a, *plain.pack(dict(zip(names, weights, strict=True)))))
+        if self.mood == "wrong":
+            output[0, 0] += 1
+
+
+runtime_load = runtime.load
+
+
+def measurer() -> serve.Serve:
+    session = Session("cpu")
+    session.load()
+
+    def answer(request: Mapping[str, Any]) -> Any:
+        if request["do"] == "prepare":
+            Kernel.spec = parse(request["spec"])
+        return session.serve(request)
+
+    return answer
+
+
+def clock(job: Any, timed: Any, device: str) -> list[float]:
+    for each in timed:
+        each.run()
+    return [7.5] * job.repeats
+
+
+if __name__ == "__main__":
+    import sys
+
+    runtime.load = lambda path, check_device: Kernel(Path(path))
+    timing.measure = clock
+    timing.steps = lambda job, bound: [timing.Step(bound[0], 1)]
+    serve.KINDS["measure"] = measurer
+    sys.argv[1:] = ["measure"]
+    serve.main()
