@@ -11,6 +11,8 @@ import crossfuse.planner.dataflow.needs, crossfuse.planner.dataflow.movement
 import crossfuse.planner.chain.build, crossfuse.planner.extract.chain
 import crossfuse.planner.space.readings, crossfuse.planner.space.search
 import crossfuse.planner.space.cut, crossfuse.planner.space.families
+import crossfuse.planner.plan
+import crossfuse.planner.tune.drive, crossfuse.planner.tune.cost_model
 print(*sorted({"tvm", "torch", "scipy", "ml_dtypes"} & set(sys.modules)))
 """
 

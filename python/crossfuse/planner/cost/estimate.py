@@ -125,7 +125,10 @@ class _Work:
     @property
     def active(self) -> Count:
         """Clusters that run at the same time."""
-        room = resident(self.device, self.kernel.cluster)
+        size = self.kernel.cluster
+        room = resident(self.device, size)
+        if self.rates.resident:
+            room = least(room, np.floor(at(self.rates.resident, size)))
         return least(_largest(self.kernel.clusters(self.shape, self.device)), room)
 
     def load(self, fresh: Share, ahead: Share = 0.0) -> Load:
@@ -160,7 +163,8 @@ class _Work:
         sent = phase.received * (split - 1) / split
         sent = sent / (self.rates.fitted.push * at(self.rates.dsm_push, split))
         barrier = at(self.rates.cluster_barrier, split)
-        clock.add("exchange", where(split > 1, self.rates.fitted.exchange + sent, 0.0))
+        peers = self.rates.fitted.exchange * split
+        clock.add("exchange", where(split > 1, peers + sent, 0.0))
         clock.add("barrier", where(split > 1, barrier, 0.0))
 
     def sums(self, clock: _Clock, phase: Phase, parts: Count) -> None:
@@ -169,6 +173,7 @@ class _Work:
         rows = least(phase.rows, self.shape.m)
         moved = phase.tiles * self.kernel.cluster * rows * phase.columns * 4.0
         time = fitted.sums + fitted.part * parts + moved / rates.l2_write + moved / rates.l2_read
+        time = time + fitted.summed * rows * phase.columns * 4.0 / rates.sm_ingest
         clock.add("sums", where(parts > 1, time, 0.0))
 
 
@@ -200,7 +205,13 @@ def estimate(
     work, clock = _Work(kernel, shape, device, rates, room), _Clock()
     fitted = rates.fitted
     latency = rates.early_launch + rates.hbm + at(rates.cluster_barrier, kernel.cluster)
-    clock.add("start", fitted.start + latency)
+    ctas = work.active * kernel.cluster
+    start = fitted.start + latency + fitted.crowd * np.log2(ctas)
+    clock.add("start", start)
+    if not isinstance(kernel, TiledKernel):
+        # Clusters that find no room at first begin anew.
+        turns = turns_of(kernel.phases(shape)[0], work.active)
+        clock.add("waves", (turns - 1) * (start + fitted.store))
     if isinstance(kernel, TiledKernel):
         _tiled(work, clock, kernel)
     elif isinstance(kernel, ClusteredKernel):
@@ -221,7 +232,10 @@ def _tiled(work: _Work, clock: _Clock, kernel: TiledKernel) -> None:
         late = fitted.imbalance * whole
         clock.add("imbalance", late)
         staged = kernel.place == "l2"
-        passing = fitted.flag + work.rates.flag if staged else fitted.relaunch
+        passing: Share = fitted.flag + work.rates.flag if staged else fitted.relaunch
+        # Tiles of the intermediate come behind the weights that were asked for before them.
+        queue = np.minimum(work.room.right, second.steps) * second.right
+        passing = passing + fitted.queue * queue / ingest_speed(second, work.rates)
         clock.add("flag" if staged else "relaunch", passing)
         gap = late + passing + work.epilogue(first)
         ahead = work.ahead(second, gap)

@@ -149,8 +149,8 @@ def fit(
         errors = np.log(times(rates_at(point))) - measured
         return np.concatenate([errors, scale * (point - start)])
 
-    best = _descend(residuals, start, rounds)
-    return Fit(rates_at(best), residuals(best)[: len(samples)])
+    best = rates_at(_descend(residuals, start, rounds))
+    return Fit(best, np.log(times(best)) - measured)
 
 
 #: Error of a sample that is expected.

@@ -93,10 +93,10 @@ def streams(phase: Phase, load: Load, item: int, rates: Rates, sms: int) -> Stre
     return Streams(
         np.maximum(fresh - early / phase.right_sharers, 0.0) / (fitted.hbm * rates.hbm_read),
         l2 / (fitted.l2 * rates.l2_read),
-        turns * asked + np.maximum(turns * own - load.ahead, 0.0) / speed,
+        overlapped(turns * asked, np.maximum(turns * own - load.ahead, 0.0) / speed),
         turns * np.maximum(tensor, slowest),
         (
-            (ctas * asked + np.maximum(ctas * own - early, 0.0) / speed) / sms,
+            overlapped(ctas * asked, np.maximum(ctas * own - early, 0.0) / speed) / sms,
             ctas * tensor / sms,
         ),
     )

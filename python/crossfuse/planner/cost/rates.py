@@ -32,6 +32,8 @@ class Fitted:
     start : float
         From the end of the kernel before to the first tiles in shared memory, beside the latencies
         of the record; us.
+    crowd : float
+        How much longer that takes for each doubling of the CTAs that begin; us.
     hbm, l2, ingest, tensor : float
         Share of the measured rates that kernels reach.
     step : float
@@ -50,16 +52,20 @@ class Fitted:
         From a stored tile of an intermediate to the first one that another SM has loaded; us.
     relaunch : float
         The same from one kernel to the next; us.
+    queue : float
+        Share of the weights on their way to an SM that it waits for then.
     imbalance : float
         By which share of a phase its last CTA is behind where others wait for it.
     exchange : float
-        Partial sums through DSM beside their bytes: agreeing, waiting and adding; us.
+        Partial sums through DSM beside their bytes, for each CTA that shares a sum; us.
     push : float
         Share of the measured rate at which partial sums are sent and added.
     gather : float
         Slices of an intermediate through DSM, likewise; us.
     sums, part : float
         Partial sums through L2, likewise, and for each part; us.
+    summed : float
+        Time of a CTA's partial sums through L2, in times of taking in as many bytes.
     store : float
         From the last sum to the end of the kernel; us.
     library, library_tensor, library_kernel : float
@@ -67,7 +73,8 @@ class Fitted:
         for each, in a graph; us.
     """
 
-    start: float = 1.5
+    start: float = 0.5
+    crowd: float = 0.2
     hbm: float = 1.0
     l2: float = 1.0
     ingest: float = 0.8
@@ -80,12 +87,14 @@ class Fitted:
     gated: float = 0.02
     flag: float = 2.0
     relaunch: float = 3.0
+    queue: float = 0.2
     imbalance: float = 0.1
-    exchange: float = 1.0
+    exchange: float = 0.1
     push: float = 0.6
     gather: float = 1.0
     sums: float = 2.5
     part: float = 0.1
+    summed: float = 1.0
     store: float = 1.0
     library: float = 0.8
     library_tensor: float = 0.6

@@ -1,0 +1,98 @@
+"""Plans become kernels: rules take their tiles, and grids and shared memory are as planned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from crossfuse.errors import LoweringRefused, RefusedError, ScheduleRefused
+from crossfuse.hardware import device
+from crossfuse.lower.extract import lower
+from crossfuse.planner.kernels.every import count, every, families, select
+from crossfuse.planner.kernels.resources import resources
+from crossfuse.planner.plan import Plan, plan
+from crossfuse.schedule.planned import schedule_planned
+from crossfuse.workload import prim_func, resolve
+from null.planner.test_kernels import shape
+
+H100 = device("nvidia-h100")
+SPECS = (
+    "G4",
+    "G7:M=16",
+    "G6:M=512",
+    "S8:M=256",
+    "S4:M=16",
+    "G1:weights=nk",
+    "gemm:M=256,K=768,N=3072",
+)
+CASES = [(text, family) for text in SPECS for family in families(shape(text))]
+
+
+@cache
+def base(text: str) -> Plan:
+    return plan(resolve(text), only=("eager",))
+
+
+@pytest.mark.parametrize(("text", "family"), CASES)
+@pytest.mark.parametrize("seed", range(3))
+def test_kernels_are_what_the_planner_counts(text: str, family: str, seed: int) -> None:
+    of = shape(text)
+    kernels = every(family, of, H100)
+    if not count(kernels):
+        pytest.skip("no tiles of this family fit")
+    kernel = select(kernels, int(np.random.default_rng(seed).integers(count(kernels))))
+    given = replace(base(text), family=family, tiles=kernel.tiles())
+    found = lower(schedule_planned(prim_func(resolve(text)), given, constant_weights=True))
+    wanted = resources(kernel, of, H100)
+    launches = found.image.launches
+    assert len(launches) == len(wanted)
+    for launch, each in zip(launches, wanted, strict=True):
+        assert launch.grid[0] == each.ctas
+        assert launch.cluster[0] == each.cluster
+        assert launch.block[0] == each.threads
+        assert launch.dynamic_shared_bytes == each.shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "family", "tiles"),
+    [
+        ("G4", "registers", {"rows": 64, "columns": 256, "parts": 8, "cluster": 8}),
+        ("G4", "dsm", {"rows": 128, "cluster": 16, "parts": 12}),
+        ("S3", "dsm", {"rows": 128, "cluster": 16, "parts": 1}),
+        (
+            "S3",
+            "l2",
+            {
+                "first": {"rows": 128, "columns": 136, "cluster": 2, "split": 1, "across": 1}
+                | {"stacked": False},
+                "second": {"rows": 128, "columns": 128, "cluster": 1, "split": 2},
+            },
+        ),
+        (
+            "S3",
+            "l2",
+            {
+                "first": {"rows": 128, "columns": 128, "cluster": 2, "split": 1, "across": 1}
+                | {"stacked": False},
+                "second": {"rows": 128, "columns": 32, "cluster": 1, "split": 2},
+            },
+        ),
+    ],
+)
+def test_what_the_planner_rules_out_the_rules_refuse(
+    text: str, family: str, tiles: dict[str, object]
+) -> None:
+    from crossfuse.planner.kernels.read import read_kernel
+
+    assert not read_kernel(family, tiles).legal(shape(text), H100)
+    given = replace(base(text), family=family, tiles=tiles)
+    with pytest.raises((ScheduleRefused, LoweringRefused)):
+        lower(schedule_planned(prim_func(resolve(text)), given))
+
+
+def test_a_plan_not_to_fuse_has_no_schedule() -> None:
+    with pytest.raises(RefusedError, match="leaves the chain to a library"):
+        schedule_planned(prim_func(resolve("G4")), base("G4"))

@@ -1,0 +1,152 @@
+"""The cost model: terms that add up, and that grow with what they are about."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crossfuse.errors import PlanRefused
+from crossfuse.hardware import Device, device
+from crossfuse.planner.cost.estimate import TERMS, estimate, library
+from crossfuse.planner.cost.fit import Sample, fit, predict, rank_correlation, report
+from crossfuse.planner.cost.loop import overlapped
+from crossfuse.planner.cost.rates import Fitted, rates_of, read_rates
+from crossfuse.planner.kernels.every import count, select
+from crossfuse.planner.kernels.read import read_kernel
+from null.planner.test_kernels import CASES, H100, shape, some
+
+RATES = rates_of(H100)
+MEASURED = Path(__file__).parents[3] / "benchmarks/results/candidates-h100.jsonl"
+
+
+def samples() -> list[Sample]:
+    found = []
+    for line in MEASURED.read_text().splitlines():
+        row = json.loads(line)
+        given = row["candidate"]
+        text = given["spec"]
+        found.append(
+            Sample(text, shape(text), given["family"], given.get("tiles", {}), row["microseconds"])
+        )
+    return found
+
+
+@pytest.mark.parametrize(("text", "family"), CASES)
+def test_terms_add_up_and_arrays_are_numbers(text: str, family: str) -> None:
+    of, kernels = shape(text), some(text, family)
+    if not count(kernels):
+        return
+    many = estimate(kernels, of, H100, RATES)
+    assert set(many.terms) <= set(TERMS)
+    total = np.broadcast_to(many.microseconds, (count(kernels),))
+    for index in range(count(kernels)):
+        one = estimate(select(kernels, index), of, H100, RATES)
+        assert total[index] == pytest.approx(float(one.microseconds))
+        assert sum(map(float, one.terms.values())) == pytest.approx(float(one.microseconds))
+        assert min(map(float, one.terms.values())) >= -1e-9
+        assert one.bound in ("hbm", "l2", "ingest", "tensor", "latency")
+
+
+@pytest.mark.parametrize(("text", "family"), CASES)
+@pytest.mark.parametrize("name", ["hbm_read", "l2_read", "l2_write", "sm_ingest"])
+def test_faster_streams_never_cost_more(text: str, family: str, name: str) -> None:
+    of, kernels = shape(text), some(text, family)
+    if not count(kernels):
+        return
+    faster = replace(RATES, **{name: 2 * getattr(RATES, name)})
+    before = np.asarray(estimate(kernels, of, H100, RATES).microseconds)
+    assert np.all(np.asarray(estimate(kernels, of, H100, faster).microseconds) <= before + 1e-9)
+
+
+@pytest.mark.parametrize(("text", "family"), CASES)
+def test_longer_latencies_never_cost_less(text: str, family: str) -> None:
+    of, kernels = shape(text), some(text, family)
+    if not count(kernels):
+        return
+    before = np.asarray(estimate(kernels, of, H100, RATES).microseconds)
+    for name in ("start", "store", "exchange", "sums", "column", "copy"):
+        fitted = replace(RATES.fitted, **{name: 2 * getattr(RATES.fitted, name)})
+        after = estimate(kernels, of, H100, replace(RATES, fitted=fitted)).microseconds
+        assert np.all(np.asarray(after) >= before - 1e-9), name
+
+
+def test_a_large_layer_takes_what_its_weights_take() -> None:
+    """Of few rows and much weight, memory is all that counts."""
+    of = shape("gated_ffn:M=16,K=16384,N=65536,L=16384")
+    kernels = some("gated_ffn:M=16,K=16384,N=65536,L=16384", "l2", 4000)
+    times = np.asarray(estimate(kernels, of, H100, RATES).microseconds)
+    best = estimate(select(kernels, int(times.argmin())), of, H100, RATES)
+    floor = sum(of.weight_bytes) / (RATES.fitted.hbm * RATES.hbm_read)
+    assert floor < times.min() < 1.1 * floor
+    assert best.bound == "hbm"
+
+
+def test_streams_overlap_between_the_longest_and_the_sum() -> None:
+    rng = np.random.default_rng(0)
+    for times in rng.random((50, 4)):
+        assert times.max() <= overlapped(*times) <= times.sum()
+    assert overlapped(3.0, 0.0, 0.0) == pytest.approx(3.0)
+
+
+def test_records_and_devices_that_say_too_little_are_refused() -> None:
+    with pytest.raises(PlanRefused, match="rates: h: found no hbm_read, hbm_write"):
+        read_rates({"name": "h"})
+    with pytest.raises(PlanRefused, match="rates: nvidia-x: found no record; limit: a device"):
+        rates_of(Device("nvidia-x"))
+    assert device("nvidia-h100") is H100
+
+
+def test_a_fit_finds_the_constants_that_times_were_made_with() -> None:
+    """Times of the model itself, from a wrong start."""
+    wanted = replace(RATES.fitted, flag=1.3, relaunch=5.0, hbm=0.8, library_kernel=2.0)
+    known = samples()[::3]
+    times = predict(known, H100)(replace(RATES, fitted=wanted))
+    made = [
+        replace(each, microseconds=float(time)) for each, time in zip(known, times, strict=True)
+    ]
+    found = fit(made, RATES, H100, pull=100.0)
+    assert found.spread < 0.01
+    for name in ("flag", "relaunch", "hbm", "library_kernel"):
+        assert getattr(found.rates.fitted, name) == pytest.approx(getattr(wanted, name), rel=0.1)
+
+
+def test_ranks_of_equal_order_correlate() -> None:
+    times = np.array([3.0, 1.0, 2.0, 9.0])
+    assert rank_correlation(times, times**3) == pytest.approx(1.0)
+    assert rank_correlation(times, -times) == pytest.approx(-1.0)
+
+
+def test_estimates_rank_what_was_measured() -> None:
+    """The recorded candidates: loose bounds, so that a change that breaks the model is seen."""
+    known = samples()
+    measured = np.array([each.microseconds for each in known])
+    errors = np.log(predict(known, H100)(RATES) / measured)
+    told = report(known, errors)
+    assert float(np.sqrt(np.mean(errors**2))) < 0.25
+    chains = told["chains"].values()
+    assert len(chains) == 54
+    assert np.mean([each["rank"] for each in chains]) > 0.6
+    assert np.mean([each["top1"] for each in chains]) < 0.1
+    assert np.mean([each["top3"] for each in chains]) < 0.03
+    assert set(told["families"]) == {"registers", "dsm", "l2", "global", "eager"}
+
+
+def test_the_library_pays_for_each_kernel_and_each_byte() -> None:
+    small, wide = shape("G1"), shape("S3")
+    base = float(library(small, RATES).microseconds)
+    assert base > 3 * RATES.fitted.library_kernel
+    assert float(library(wide, RATES).terms["hbm"]) > sum(wide.weight_bytes) / RATES.hbm_read
+    assert Fitted() != RATES.fitted
+
+
+def test_tiles_that_registers_do_not_hold_cost_more() -> None:
+    of = shape("G6")
+    wide = read_kernel("dsm", {"rows": 64, "cluster": 4, "parts": 4})
+    narrow = read_kernel("dsm", {"rows": 64, "cluster": 8, "parts": 7})
+    terms = [float(estimate(each, of, H100, RATES).terms["spills"]) for each in (wide, narrow)]
+    assert terms[0] > 10
+    assert terms[1] == 0

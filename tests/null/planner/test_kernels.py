@@ -1,0 +1,115 @@
+"""Kernels as values: many at once as each alone, limits, and what rules take of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from crossfuse.errors import PlanRefused
+from crossfuse.hardware import device
+from crossfuse.planner.chain.build import chain_of, matrix_chain
+from crossfuse.planner.dataflow.movement import Machine, movement
+from crossfuse.planner.dataflow.residency import kept
+from crossfuse.planner.dataflow.schedules import read_schedule
+from crossfuse.planner.dataflow.tiling import Tiling
+from crossfuse.planner.kernels.clustered import ClusteredKernel
+from crossfuse.planner.kernels.every import Kernel, count, every, families, memories, select
+from crossfuse.planner.kernels.read import read_kernel, stack
+from crossfuse.planner.kernels.resources import moved_bytes, resources
+from crossfuse.planner.kernels.shape import Shape, shape_of
+from crossfuse.workload import resolve
+
+H100 = device("nvidia-h100")
+SPECS = ("G4", "G1:M=16", "S8:M=512", "S3", "gemm:M=512,K=768,N=3072")
+
+
+def shape(text: str) -> Shape:
+    spec = resolve(text)
+    return shape_of(chain_of(spec), k_major=spec.weights == "nk")
+
+
+def some(text: str, family: str, number: int = 40) -> Kernel:
+    found = every(family, shape(text), H100)
+    picks = np.random.default_rng(0).permutation(count(found))[:number]
+    return select(found, picks)
+
+
+CASES = [(text, family) for text in SPECS for family in families(shape(text))]
+
+
+@pytest.mark.parametrize(("text", "family"), CASES)
+def test_arrays_say_what_numbers_say(text: str, family: str) -> None:
+    of, kernels = shape(text), some(text, family)
+    rooms = memories(kernels, of, H100) if count(kernels) else ()
+    for index in range(count(kernels)):
+        one = select(kernels, index)
+        assert bool(one.legal(of, H100))
+        for many, alone in zip(rooms, memories(one, of, H100), strict=True):
+            for name in ("left", "right", "size"):
+                assert np.broadcast_to(getattr(many, name), (count(kernels),))[index] == getattr(
+                    alone, name
+                )
+        for phase, number in zip(kernels.phases(of), one.phases(of), strict=True):
+            for name in ("rows", "columns", "steps", "tiles", "left", "right", "received"):
+                values = np.broadcast_to(getattr(phase, name), (count(kernels),))
+                assert values[index] == getattr(number, name)
+
+
+@pytest.mark.parametrize(("text", "family"), CASES)
+def test_what_fits_stays_within_the_device(text: str, family: str) -> None:
+    of, kernels = shape(text), some(text, family)
+    for index in range(count(kernels)):
+        for found in resources(select(kernels, index), of, H100):
+            assert found.shared_bytes <= H100.max_shared_bytes
+            assert found.cluster <= H100.max_cluster
+            assert found.busy <= H100.sms
+            assert found.right_stages >= 2
+            assert found.sums <= 192
+
+
+@pytest.mark.parametrize(("text", "family"), CASES)
+def test_tiles_read_back_as_the_same_kernel(text: str, family: str) -> None:
+    kernels = some(text, family)
+    ones = [select(kernels, index) for index in range(count(kernels))]
+    for one in ones:
+        assert read_kernel(family, one.tiles()).tiles() == one.tiles()
+    if ones:
+        assert count(stack(ones)) == len(ones)
+
+
+def test_less_shared_memory_leaves_fewer_stages_and_kernels() -> None:
+    of = shape("G4")
+    small = replace(H100, name="small", max_shared_bytes=H100.max_shared_bytes // 4)
+    for family in families(of):
+        assert count(every(family, of, small)) < count(every(family, of, H100))
+
+
+def test_gathered_slices_move_what_the_dataflow_counts() -> None:
+    chain = chain_of(resolve("G4"))
+    kernel = ClusteredKernel(128, 8, 3)
+    tiling = Tiling({"m": 128, "n": 128, "k": 64, "l": 96}, {"n": 8, "l": 8})
+    schedule = read_schedule("m n l | k", chain)
+    found = movement(chain, schedule, tiling, kept(chain, schedule), Machine(H100.l2_bytes))
+    assert moved_bytes(kernel, shape("G4"))["dsm"] == sum(found.bytes["dsm"].values())
+
+
+def test_a_chain_that_no_rule_builds_is_refused() -> None:
+    with pytest.raises(PlanRefused, match="chain of 3 products: found rows m; limit: one product"):
+        shape_of(matrix_chain(16, [16, 32, 16, 32]))
+
+
+@pytest.mark.parametrize(
+    ("family", "tiles", "message"),
+    [
+        ("local", {}, "found 'local'; limit: gemm, registers, dsm, l2, global"),
+        ("dsm", {"rows": 64, "cluster": 8}, "dsm: found no parts; limit: every field"),
+        ("l2", {"first": {"split": 1, "rows": 64}}, "l2: found no columns; limit: every field"),
+    ],
+)
+def test_tiles_that_do_not_say_enough_are_refused(
+    family: str, tiles: dict[str, int], message: str
+) -> None:
+    with pytest.raises(PlanRefused, match=message):
+        read_kernel(family, tiles)
