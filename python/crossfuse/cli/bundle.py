@@ -89,7 +89,7 @@ def measure(
     require_gpu()
     gpu = environment()["gpu"].get("name", "")
     how = Conditions(
-        timeout=timeout, build_timeout=build_timeout, builders=jobs or _cores(), gpu=gpu
+        timeout=timeout, build_timeout=build_timeout, builders=jobs or max(1, _cores() - 1), gpu=gpu
     )
     with Progress(len(bundle.missing())) as progress:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -36,6 +37,26 @@ def schedule_candidate(candidate: Candidate, target: Device) -> Any:
 
     func = prim_func(parse(candidate.spec))
     return _RULES[candidate.family](candidate, func, target)
+
+
+def candidate_of(spec: str, schedule: Any) -> Candidate:
+    """A finished schedule as a candidate.
+
+    Parameters
+    ----------
+    spec : str
+        Text of the workload whose function was scheduled.
+    schedule : tvm.s_tir.Schedule
+        The schedule, with its trace.
+
+    Returns
+    -------
+    Candidate
+        Of family ``trace``.
+    """
+    from crossfuse.schedule.trace_json import trace_json
+
+    return Candidate(spec, "trace", trace=json.loads(trace_json(schedule.trace)))
 
 
 def _gemm(candidate: Candidate, func: Any, target: Device) -> Any:

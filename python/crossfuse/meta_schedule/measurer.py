@@ -76,7 +76,7 @@ class Measurer:
         int
             How many times it was tried.
         """
-        attempts = 0
+        attempts, earlier = 0, ""
         request = {
             "do": "measure",
             "family": family,
@@ -90,8 +90,11 @@ class Measurer:
             timing = replace(timing, seconds=round(time.perf_counter() - start, 3))
             attempts += 1
             self._used += 1
+            if earlier:
+                timing = replace(timing, message=f"{timing.message}; {earlier}")
             if not timing.fault or (family == "eager" and timing.status == "wrong"):
                 return timing, attempts
+            earlier = f"beside others it was {timing.status} at first: {timing.message}"
             self._peer.close()
             self._preparing = 0
             self.prepare(self._spec)

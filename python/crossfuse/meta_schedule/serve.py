@@ -42,7 +42,7 @@ def builder() -> Serve:
         ``{"do": "reference", "spec", "folder"}``.
     """
     # Beside the process that measures, which is not to wait for a core.
-    os.nice(5)
+    os.nice(15)
     import crossfuse._tvm  # noqa: F401
     from crossfuse.bench.problem import make_problem
     from crossfuse.meta_schedule.build import Build, build_candidate

@@ -15,11 +15,10 @@ from crossfuse.meta_schedule.bundle import make_bundle, measure_bundle, open_bun
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.database import FAILED_SECONDS, commit, open_database, workload_module
-from crossfuse.meta_schedule.families import schedule_candidate
+from crossfuse.meta_schedule.families import candidate_of, schedule_candidate
 from crossfuse.meta_schedule.measurer import Measurer
 from crossfuse.meta_schedule.records import Record, read_records
 from crossfuse.runtime import load
-from crossfuse.schedule.trace_json import trace_json
 
 pytest.importorskip("torch")
 
@@ -50,13 +49,14 @@ def test_a_candidate_of_each_family_compiles(tmp_path: Path, family: str) -> Non
     assert build_candidate(each, tmp_path, "nvidia-h100", 0.001).status == "ok"
 
 
-def test_a_recorded_schedule_is_a_candidate_too(tmp_path: Path) -> None:
+def test_a_recorded_schedule_is_a_candidate_too() -> None:
     from crossfuse.hardware import device
     from crossfuse.lower.extract import lower
 
-    first = schedule_candidate(candidate("registers", tiles={"parts": 4}), device("nvidia-h100"))
-    trace = json.loads(trace_json(first.trace))
-    again = schedule_candidate(candidate("trace", trace=trace), device("nvidia-h100"))
+    target = device("nvidia-h100")
+    first = schedule_candidate(candidate("registers", tiles={"parts": 4}), target)
+    value = json.loads(json.dumps(candidate_of(FULL, first).to_json()))
+    again = schedule_candidate(Candidate.from_json(value, "a test"), target)
     assert lower(again).image == lower(first).image
 
 
@@ -80,7 +80,8 @@ def test_what_does_not_compile_is_kept_as_text(
     assert (built.status, text in built.message) == (status, True), built.message
 
 
-def test_a_compiler_that_hangs_is_ended(tmp_path: Path) -> None:
+def test_a_compiler_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
     other = candidate("registers", tiles={"parts": 2, "columns": 32})
     built = build_candidate(other, tmp_path, "nvidia-h100", 0.05)
     assert built.status == "refused"

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from cpu.meta_schedule.test_measure import FULL, STAND_IN
+from cpu.meta_schedule.test_measure import FULL, STAND_IN, candidate
 from crossfuse.bench.job import Job, Timing
 from crossfuse.hardware import tvm_target
 from crossfuse.meta_schedule.builder import NvccBuilder
 from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.database import workload_module
+from crossfuse.meta_schedule.keep_records import KeepRecords, record_of
+from crossfuse.meta_schedule.records import read_records
 from crossfuse.meta_schedule.runner import GpuRunner
 from crossfuse.workload import parse, prim_func
 
@@ -53,6 +55,10 @@ def tuned(tmp_path_factory: pytest.TempPathFactory):
             some_schedules, postprocs=[], mutator_probs={}, sch_rules=[]
         ),
         strategy="replay-trace",
+        measure_callbacks=[
+            *ms.MeasureCallback.create("default"),
+            KeepRecords(folder / "records.jsonl", FULL),
+        ],
         seed=0,
     )
     yield folder, seen, database
@@ -73,6 +79,31 @@ def test_a_search_measures_and_stores(tuned) -> None:
     assert [float(record.run_secs[0]) for record in records] == pytest.approx(
         [7.5e-6] * len(records)
     )
+
+
+def test_records_have_the_traces(tuned) -> None:
+    folder, _, _ = tuned
+    kept = read_records(folder / "records.jsonl").records
+    assert kept
+    assert {(each.status, each.candidate.family) for each in kept} == {("ok", "trace")}
+    assert [each.microseconds for each in kept] == pytest.approx([7.5] * len(kept))
+
+
+@pytest.mark.parametrize(
+    ("built", "ran", "status", "message"),
+    [
+        (None, "timeout: no answer in 30 s", "timeout", "no answer in 30 s"),
+        ("refused: tiles: too wide", "the same", "build-refused", "tiles: too wide"),
+        (None, "RPCRunner: An exception", "failed", "RPCRunner: An exception"),
+    ],
+)
+def test_records_tell_failures_apart(
+    built: str | None, ran: str, status: str, message: str
+) -> None:
+    path = "main.so" if built is None else None
+    results = ms.builder.BuilderResult(path, built), ms.runner.RunnerResult(None, ran)
+    record = record_of(candidate("trace", trace=[1]), *results)
+    assert (record.status, record.message, record.microseconds) == (status, message, None)
 
 
 def built(mod: Any, target: Any, **options: Any) -> Any:

@@ -1,0 +1,113 @@
+"""A callback of MetaSchedule that keeps what its database does not: why a candidate has no time."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tvm.ir.utils import derived_object
+from tvm.s_tir.meta_schedule.builder import BuilderResult
+from tvm.s_tir.meta_schedule.measure_callback import PyMeasureCallback
+from tvm.s_tir.meta_schedule.runner import RunnerResult
+
+from crossfuse.bench.job import OURS, STATUSES, Job, Timing
+from crossfuse.meta_schedule.build import Build
+from crossfuse.meta_schedule.candidate import Candidate
+from crossfuse.meta_schedule.families import candidate_of
+from crossfuse.meta_schedule.records import Record, append
+from crossfuse.workload.spec import WorkloadSpec
+
+
+@derived_object
+class KeepRecords(PyMeasureCallback):
+    """Appends a record of each candidate to a file of JSON lines, with its trace.
+
+    The database of MetaSchedule stores all that fails with the same time; here hangs, crashes,
+    wrong results and errors of the compiler are told apart.
+
+    Parameters
+    ----------
+    path : str | os.PathLike[str]
+        The file, see `crossfuse.meta_schedule.records.read_records`.
+    workload : str | WorkloadSpec
+        What is tuned.
+    report : Callable
+        Called with each record, such as `crossfuse.meta_schedule.progress.Progress.add`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        workload: str | WorkloadSpec,
+        report: Callable[[Record], None] = lambda record: None,
+    ) -> None:
+        from crossfuse.workload.suites import resolve
+
+        super().__init__()
+        self._path = Path(path)
+        self._spec = str(resolve(workload) if isinstance(workload, str) else workload)
+        self._report = report
+
+    def apply(
+        self,
+        task_scheduler: Any,
+        task_id: int,
+        measure_candidates: Sequence[Any],
+        builder_results: Sequence[BuilderResult],
+        runner_results: Sequence[RunnerResult],
+    ) -> None:
+        """Keep what came of some candidates.
+
+        Parameters
+        ----------
+        task_scheduler : tvm.s_tir.meta_schedule.TaskScheduler
+            Not used.
+        task_id : int
+            Not used.
+        measure_candidates : Sequence[MeasureCandidate]
+            What was measured.
+        builder_results, runner_results : Sequence
+            What came of each.
+        """
+        results = zip(measure_candidates, builder_results, runner_results, strict=True)
+        for each, built, ran in results:
+            record = record_of(candidate_of(self._spec, each.sch), built, ran)
+            append(self._path, record)
+            self._report(record)
+
+
+def record_of(candidate: Candidate, built: BuilderResult, ran: RunnerResult) -> Record:
+    """What MetaSchedule was told of a candidate, as a record.
+
+    Parameters
+    ----------
+    candidate : Candidate
+        What was measured.
+    built : BuilderResult
+        Of `crossfuse.meta_schedule.builder.NvccBuilder`, or another one.
+    ran : RunnerResult
+        Of `crossfuse.meta_schedule.runner.GpuRunner`, or another one; that of what was not built
+        repeats the builder's error.
+
+    Returns
+    -------
+    Record
+        With the statuses that our builder and runner tell; ``failed`` of others.
+    """
+    job = Job(candidate.spec, OURS)
+    if built.error_msg is not None:
+        return Record(candidate, Build(*_told(str(built.error_msg))), job, None, 0)
+    if ran.error_msg is not None:
+        return Record(candidate, Build("ok"), job, Timing(*_told(str(ran.error_msg))))
+    times = [float(each) * 1e6 for each in ran.run_secs]
+    timing = Timing("ok", "", statistics.median(times), min(times))
+    return Record(candidate, Build("ok"), job, timing)
+
+
+def _told(error: str) -> tuple[str, str]:
+    """Status and message of an error's text, as our builder and runner write it."""
+    status, _, message = error.partition(": ")
+    return (status, message) if status in STATUSES else ("failed", error)
