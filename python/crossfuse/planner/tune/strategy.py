@@ -55,7 +55,7 @@ class Strategy:
 
     def __init__(self, space: KernelSpace, model: Model | None = None, seed: int = 0) -> None:
         self.space = space
-        self.model = model or Prior()
+        self.model = Prior() if model is None else model
         self.rng = np.random.default_rng(seed)
         #: Measured microseconds; infinite of what did not work.
         self.measured: dict[int, float] = {}

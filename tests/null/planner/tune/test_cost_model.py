@@ -133,10 +133,12 @@ def test_a_search_with_the_model_finds_the_best(text: str) -> None:
     pytest.importorskip("xgboost")
     best = []
     for seed in range(3):
-        strategy = make_strategy("evolution", space(text), CostModel(seed), seed)
+        model = CostModel(seed)
+        strategy = make_strategy("evolution", space(text), model, seed)
         found = drive(strategy, Planted(text), 64)
         assert found is not None
         best.append(truth(text)[found] / truth(text).min())
+        assert len(model) == 64
     assert sorted(best)[1] < 1.05
 
 
