@@ -19,6 +19,7 @@ from crossfuse.cli.doctor import doctor
 from crossfuse.cli.emulate import emulate
 from crossfuse.cli.output import RefusingGroup
 from crossfuse.cli.timeline import timeline
+from crossfuse.cli.tune import tune
 
 app = typer.Typer(
     name="crossfuse",
@@ -54,6 +55,7 @@ app.command("emulate")(emulate)
 app.command("demo")(demo)
 app.command("bench")(bench)
 app.command("timeline")(timeline)
+app.command("tune")(tune)
 app.add_typer(bundle, name="bundle")
 
 
