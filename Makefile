@@ -10,6 +10,9 @@ WORKERS ?= 2
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
+# Each process begins with whole files, whose tests share kernels, and takes some of another's in
+# the end: tests take from a millisecond to half a minute.
+PARALLEL := $(PYTEST) -n $(WORKERS) --dist worksteal
 
 HAS_TORCH := $(BIN)/python -c "import sys; from importlib.util import find_spec; sys.exit(not find_spec('torch'))"
 HAS_NVCC  := $(BIN)/python -c "from crossfuse.runtime.nvcc import find_nvcc; find_nvcc()" 2>/dev/null
@@ -24,20 +27,20 @@ demo: $(STAMP) ## Fuse a small model and check the kernel, with or without a GPU
 	@$(BIN)/crossfuse demo
 
 test: lint ## Lint, type-check and run every test that this machine can run.
-	$(PYTEST) -n $(WORKERS)
+	$(PARALLEL)
 
 test-null: $(STAMP) ## Run the tests that compile nothing.
-	$(PYTEST) -n $(WORKERS) -m null
+	$(PARALLEL) -m null
 
 test-cpu: $(STAMP) ## Run the tests that compile and check on the CPU.
-	$(PYTEST) -n $(WORKERS) -m cpu
+	$(PARALLEL) -m cpu
 
 # One process: the tests share one device, and some of them measure.
 test-gpu: $(STAMP) ## Run the tests that need a Hopper GPU.
 	$(PYTEST) -m gpu
 
 nightly: lint ## Run every test with ten times the generated examples.
-	$(PYTEST) -n $(WORKERS) --hypothesis-profile=nightly
+	$(PARALLEL) --hypothesis-profile=nightly
 
 lint: $(STAMP) ## Check style, formatting and types.
 	$(BIN)/ruff check .

@@ -21,9 +21,10 @@ import numpy as np
 
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device
+from crossfuse.planner.calibration.record import load
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.fit import Sample, fit, predict, report
-from crossfuse.planner.cost.rates import Fitted, rates_of, read_rates
+from crossfuse.planner.cost.rates import Fitted, rates_from, rates_of
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.schedule.tiles_of import chosen_tiles
 from crossfuse.workload import parse
@@ -53,7 +54,7 @@ def main() -> None:
     parser.add_argument("--each", action="store_true", help="print the error of each kernel")
     given = parser.parse_args()
     target = device(given.device)
-    rates = read_rates(json.loads(given.record.read_text())) if given.record else rates_of(target)
+    rates = rates_from(load(given.record)) if given.record else rates_of(target)
     samples = [each for path in given.results for each in _read(path)]
     if given.only_report:
         times = predict(samples, target)(rates)
@@ -70,8 +71,7 @@ def main() -> None:
         given.report.write_text(json.dumps({**told, "fitted": asdict(rates.fitted)}, indent=1))
     if given.out:
         rounded = {name: float(f"{each:.4g}") for name, each in asdict(rates.fitted).items()}
-        document = asdict(replace(rates, fitted=Fitted(**rounded)))
-        given.out.write_text(json.dumps(document, indent=1) + "\n")
+        given.out.write_text(replace(rates.measured, fitted=rounded).text())
 
 
 class _Plain(argparse.RawDescriptionHelpFormatter):

@@ -9,6 +9,13 @@ from pathlib import Path
 
 import pytest
 
+IN_PARALLEL = "PYTEST_XDIST_WORKER" in os.environ
+if IN_PARALLEL:
+    # Before anything imports numpy or torch: every core has a test process, and on the small
+    # matrices of tests the threads of a product mostly spin while they wait for each other.
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(variable, "1")
+
 try:
     from hypothesis import HealthCheck, settings
 except ImportError:  # a GPU machine without a network runs tests/gpu, which needs no hypothesis
@@ -56,7 +63,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Point the kernel cache at a folder of this test process, never at the user's."""
+    """Point the kernel cache at a folder of this run, never at the user's.
+
+    The processes of a run share it: all need the emulator's runtime, and many the same kernels.
+    """
+    base = tmp_path_factory.getbasetemp()
+    run = base.parent if IN_PARALLEL else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(run / "cache"))
         yield

@@ -22,9 +22,11 @@ _HOME = {
     "WorkloadSpec": "workload",
     "check": "compiler",
     "compile": "compiler",
+    "compile_bins": "compiler",
     "device": "hardware",
     "emulate_cuda": "emulate",
     "load": "runtime",
+    "load_dispatch": "runtime",
     "run_sequential": "emulate",
 }
 

@@ -10,10 +10,12 @@ from typing import Any
 
 _HOME = {
     "Compiled": "compiled",
+    "CompiledBins": "bins",
     "Source": "source",
     "Verdict": "checks",
     "check": "checks",
     "compile": "compiled",
+    "compile_bins": "bins",
     "time_kernel": "measure",
     "read_source": "source",
 }

@@ -103,6 +103,7 @@ def compile(
     rule: str = "threads",
     placement: str = "auto",
     constant_weights: bool = False,
+    fewer_rows: bool = False,
     directory: str | Path | None = None,
     name: str = "main",
 ) -> Compiled:
@@ -138,6 +139,9 @@ def compile(
     constant_weights : bool
         Rule ``"tensor"``: promises that no kernel writes the weights shortly before this one reads
         them. It may then load them before the kernel before is over.
+    fewer_rows : bool
+        Whether the kernels also take fewer rows than the workload has, see `accept_fewer_rows`.
+        Rule ``"tensor"`` and its schedules alone, and no torch or Relax module.
     directory : str | Path | None
         Where ``<name>.so`` and ``<name>.json`` go; None makes a temporary directory.
     name : str
@@ -175,6 +179,9 @@ def compile(
     else:
         sizes = CLUSTER_SIZES if cluster is None else (cluster or 1,)
         options = [partial(_by_rule, read.func, each, tiles, ring, scatter) for each in sizes]
+    if fewer_rows:
+        _check_no_model(read)
+        options = [partial(_with_fewer_rows, each) for each in options]
     schedule, lowered = _first_that_fits(read, options, spec, name)
     artefact = build_library(
         lowered.image,
@@ -203,6 +210,28 @@ def _first_that_fits(
         except (ScheduleRefused, LoweringRefused) as error:
             refusals.append(error)
     raise _none_fits(read, refusals)
+
+
+def _check_no_model(read: Source) -> None:
+    """A model's inputs and output are reshaped as they were when it was compiled."""
+    if read.outlined is not None:
+        raise refuse(
+            ScheduleRefused,
+            "compile",
+            "fewer_rows",
+            found=read.summary,
+            limit="a spec, a function or a schedule: a model has the shapes of its example inputs",
+            instead="compile the model's chain as a spec",
+        )
+
+
+def _with_fewer_rows(option: Callable[[], Any]) -> Any:
+    """A schedule whose kernels take fewer rows; the caller's own one stays as it is."""
+    from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
+
+    schedule = option().copy()
+    accept_fewer_rows(schedule)
+    return schedule
 
 
 def _by_rule(func: Any, cluster: int, tiles: Tiles | None, ring: bool, scatter: bool) -> Any:

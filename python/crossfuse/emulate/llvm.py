@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
 from crossfuse.emulate.widen import widen
-from crossfuse.errors import CheckFailed, refuse
-from crossfuse.lower.extract import only_function
+from crossfuse.errors import ArtefactRefused, CheckFailed, refuse
+from crossfuse.lower.extract import buffer_specs, only_function
 from crossfuse.lower.passes import prim_func_pass
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from crossfuse.lower.image import BufferSpec
 
 #: Annotation of loops whose iterations may run in any order.
 _FREE = "crossfuse.free_order"
@@ -165,12 +167,19 @@ def run_sequential(
     func : tvm.tirx.PrimFunc | tvm.s_tir.Schedule | tvm.ir.IRModule
         A scheduled function of constant shapes.
     arguments : Mapping | Sequence
-        Input arrays by parameter name, or in parameter order; missing ones are outputs.
+        Input arrays by parameter name, or in parameter order; missing ones are outputs. Of a
+        function that takes fewer rows they may have fewer: NaNs take the place of the others, and
+        outputs have as many rows.
 
     Returns
     -------
     SequentialReport
         Outputs, and whether both orders agree.
+
+    Raises
+    ------
+    ArtefactRefused
+        If arrays with rows have different numbers of them, or more than the function.
     """
     function = only_function(func)
     forwards = _run(serialise(function), function, arguments)
@@ -194,19 +203,49 @@ def _run(
         for name, parameter, image in zip(names, function.params, serial.params, strict=True)
         if str(image.ty.dtype) != str(parameter.ty.dtype)
     }
+    specs = {each.name: each for each in buffer_specs(function)}
+    count = _rows_given(specs, given)
     arrays = {}
-    for parameter, name in zip(function.params, names, strict=True):
-        shape = tuple(int(extent) for extent in parameter.ty.shape)
+    for name, spec in specs.items():
         value = given.get(name)
-        filled = np.zeros(shape, dtype=np.dtype(str(parameter.ty.dtype)))
-        array = filled if value is None else value
+        array = np.zeros(spec.shape, dtype=np.dtype(spec.dtype)) if value is None else value
+        if spec.rows and value is not None:
+            array = _with_all_rows(spec, value)
         arrays[name] = ir.tvm.runtime.tensor(array.astype(wide[name]) if name in wide else array)
     module = ir.tvm.ir.IRModule({"main": serial})
     with ir.tvm.transform.PassContext(disabled_pass=_DISABLED):
         executable = ir.tvm.compile(module, ir.tvm.target.Target(_TARGET), tir_pipeline="default")
     executable["main"](*arrays.values())
     return {
-        name: array.numpy().astype(np.dtype(str(parameter.ty.dtype)))
-        for parameter, (name, array) in zip(function.params, arrays.items(), strict=True)
+        name: array.numpy().astype(np.dtype(spec.dtype))[: count if spec.rows else None]
+        for spec, (name, array) in zip(specs.values(), arrays.items(), strict=True)
         if name not in given
     }
+
+
+def _rows_given(specs: Mapping[str, BufferSpec], given: Mapping[str, np.ndarray]) -> int | None:
+    """How many rows there are in a call; None if each call has all rows."""
+    counts = {name: len(given[name]) for name, each in specs.items() if each.rows and name in given}
+    if not counts:
+        return None
+    most = next(each.shape[0] for each in specs.values() if each.rows)
+    count = next(iter(counts.values()))
+    if set(counts.values()) != {count} or not 1 <= count <= most:
+        raise refuse(
+            ArtefactRefused,
+            "llvm",
+            f"arrays {', '.join(counts)}",
+            found=f"{', '.join(map(str, counts.values()))} rows",
+            limit=f"as many in all of them, 1 to {most}",
+            instead="pass arrays of equally many rows",
+        )
+    return count
+
+
+def _with_all_rows(spec: BufferSpec, array: np.ndarray) -> np.ndarray:
+    """An array with NaNs behind its rows: a row that needs another one shows it."""
+    import numpy as np
+
+    whole = np.full(spec.shape, np.nan).astype(array.dtype)
+    whole[: len(array)] = array
+    return whole

@@ -9,7 +9,7 @@ from crossfuse import _tvm as ir
 from crossfuse._autoload import register
 from crossfuse.hardware import Device, device, tvm_target
 from crossfuse.lower.check_image import check_device, check_image
-from crossfuse.lower.hopper import generate, is_tile_program
+from crossfuse.lower.hopper import generate, is_tile_program, row_tensors, takes_fewer_rows
 from crossfuse.lower.image import BufferSpec, Dim3, KernelImage, Launch
 from crossfuse.lower.pipeline import cluster_passes, host_passes
 from crossfuse.lower.place_shared_memory import SHARED_MEMORY
@@ -18,6 +18,7 @@ from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan, size
 from crossfuse.lower.tree import accesses, coordinate, sites
 from crossfuse.lower.verify.grid_stage import check_grid_stage
 from crossfuse.lower.verify.structure import check_structure
+from crossfuse.schedule.markers import ROWS
 
 ENTRY = "main"
 
@@ -160,9 +161,11 @@ def buffer_specs(function: Any) -> tuple[BufferSpec, ...]:
     Raises
     ------
     LoweringRefused
-        If a parameter is no buffer, or its shape is symbolic.
+        If a parameter is no buffer, or its shape is symbolic; or if a function that takes fewer
+        rows has none to leave out.
     """
     written = {access.buffer for access in accesses(function.body) if access.write}
+    by_row = _row_tensors(function)
     specs: list[BufferSpec] = []
     for parameter in function.params:
         shape = (
@@ -180,8 +183,25 @@ def buffer_specs(function: Any) -> tuple[BufferSpec, ...]:
             )
         fixed = tuple(int(extent) for extent in shape if extent is not None)
         name = str(parameter.name)
-        specs.append(BufferSpec(name, fixed, str(parameter.ty.dtype), parameter in written))
+        dtype, rows = str(parameter.ty.dtype), parameter in by_row
+        specs.append(BufferSpec(name, fixed, dtype, parameter in written, rows))
     return tuple(specs)
+
+
+def _row_tensors(function: Any) -> tuple[Any, ...]:
+    """Parameters of which a call may have fewer rows."""
+    if not takes_fewer_rows(function):
+        return ()
+    if not is_tile_program(function):
+        raise refuse(
+            ROWS,
+            "function",
+            found="a schedule of the general lowering",
+            limit="kernels of the Hopper pipeline, which load and store tiles of fewer rows",
+            instead="schedule it with stages (rule 'tensor'), or leave accept_fewer_rows out",
+        )
+    with refusals("function"):
+        return row_tensors(function)
 
 
 def _shape_text(parameter: Any) -> str:

@@ -5,9 +5,12 @@ Emulators and the runtime read a `KernelImage`; neither needs the compiler that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Dim3 = tuple[int, int, int]
+
+#: Name of the parameter, a 32-bit integer, that tells a kernel how many rows there are.
+ROW_COUNT = "crossfuse_rows"
 
 
 @dataclass(frozen=True)
@@ -24,12 +27,20 @@ class BufferSpec:
         Element type as TVM and ml_dtypes spell it, such as ``"bfloat16"``.
     output : bool
         Whether the function writes it.
+    rows : bool
+        Whether its first extent counts rows, of which there may be fewer: as many in all such
+        buffers of a call.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     output: bool
+    rows: bool = False
+
+    def with_rows(self, count: int) -> BufferSpec:
+        """The same buffer with another number of rows, if it has any."""
+        return replace(self, shape=(count, *self.shape[1:])) if self.rows else self
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,8 @@ class Launch:
     dynamic_shared_bytes : int
         Dynamic shared memory of one CTA, in bytes.
     arguments : tuple[str, ...]
-        Names of the `BufferSpec` or `TensorMap` in the order of the kernel's parameters.
+        Names of the `BufferSpec` or `TensorMap` in the order of the kernel's parameters, or
+        `ROW_COUNT`.
     tensor_maps : tuple[TensorMap, ...]
         Descriptors among the arguments.
     early : bool
@@ -163,3 +175,36 @@ class KernelImage:
     def memory(self) -> tuple[BufferSpec, ...]:
         """Everything in global memory: arguments, then workspaces, then state."""
         return (*self.buffers, *self.workspaces, *self.state)
+
+    @property
+    def rows(self) -> int | None:
+        """Rows of a call at most; None if each call has all rows."""
+        return next((each.shape[0] for each in self.buffers if each.rows), None)
+
+    def with_rows(self, count: int) -> KernelImage:
+        """The same kernels on fewer rows, as one call of them sees it.
+
+        Descriptors of buffers with rows end where the rows do; workspaces keep all of theirs.
+
+        Parameters
+        ----------
+        count : int
+            Rows of the call: 1 to `rows`.
+
+        Returns
+        -------
+        KernelImage
+            With the shapes of that call.
+        """
+        with_rows = {each.name for each in self.buffers if each.rows}
+
+        def cut(map_: TensorMap) -> TensorMap:
+            if map_.buffer not in with_rows:
+                return map_
+            return replace(map_, extents=(*map_.extents[:-1], count))
+
+        launches = tuple(
+            replace(each, tensor_maps=tuple(map(cut, each.tensor_maps))) for each in self.launches
+        )
+        buffers = tuple(each.with_rows(count) for each in self.buffers)
+        return replace(self, buffers=buffers, launches=launches)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.chain.build import chain_of
-from crossfuse.planner.chain.spec import Chain, Dim, Product, Tensor
+from crossfuse.planner.chain.spec import Chain, Dim, Product, Reduction, Tensor
 from crossfuse.planner.cost.estimate import estimate, library
 from crossfuse.planner.cost.fit import LIBRARY
 from crossfuse.planner.cost.rates import Rates, rates_of
@@ -286,12 +286,21 @@ def _check(wanted: Sequence[str]) -> None:
 
 def _read(document: dict[str, Any]) -> Plan:
     given = document.pop("chain")
-    tensors = [Tensor(**{**each, "dims": tuple(each["dims"])}) for each in given["tensors"]]
-    products = [Product(**{**each, "rights": tuple(each["rights"])}) for each in given["products"]]
-    chain = Chain(tuple(Dim(**each) for each in given["dims"]), tuple(tensors), tuple(products))
+    chain = Chain(
+        dims=tuple(_each(Dim, given["dims"])),
+        tensors=tuple(_each(Tensor, given["tensors"])),
+        products=tuple(_each(Product, given["products"])),
+        reductions=tuple(_each(Reduction, given["reductions"])),
+    )
     kernels = tuple(Resources(**each) for each in document.pop("kernels"))
     runners = tuple(Runner(**each) for each in document.pop("runners"))
     return Plan(chain=chain, kernels=kernels, runners=runners, **document)
+
+
+def _each(kind: type, rows: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+    """Values of a class, whose lists were tuples before they were JSON."""
+    for row in rows:
+        yield kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})
 
 
 def _no_plan(found: str) -> PlanRefused:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from crossfuse.runtime.artefact import Artefact, build_library
 from crossfuse.runtime.cubin import Cubin, ResourceUsage, cache_directory, compile_cubin
+from crossfuse.runtime.dispatch import Dispatch, load_dispatch, write_dispatch
+from crossfuse.runtime.dispatch_table import DispatchTable
 from crossfuse.runtime.host_compiler import find_host_compiler
 from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.load import load
@@ -13,6 +15,8 @@ from crossfuse.runtime.nvcc import NvccInfo, find_nvcc
 __all__ = [
     "Artefact",
     "Cubin",
+    "Dispatch",
+    "DispatchTable",
     "LoadedKernel",
     "Manifest",
     "NvccInfo",
@@ -23,4 +27,6 @@ __all__ = [
     "find_host_compiler",
     "find_nvcc",
     "load",
+    "load_dispatch",
+    "write_dispatch",
 ]

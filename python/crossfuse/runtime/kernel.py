@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, refuse
@@ -73,7 +74,8 @@ class LoadedKernel:
         ----------
         *arguments : tensor
             All CUDA tensors of one device, or all numpy arrays; contiguous, of the recorded shapes
-            and element types.
+            and element types. Of a kernel that takes fewer rows, buffers with rows may have fewer,
+            all of them as many.
         device : int
             Index of the GPU that numpy arrays are copied to.
 
@@ -101,7 +103,8 @@ class LoadedKernel:
         Parameters
         ----------
         *inputs : tensor
-            The arguments that are no outputs, in order: torch tensors or numpy arrays.
+            The arguments that are no outputs, in order: torch tensors or numpy arrays. Outputs
+            have as many rows as the first of them that has any.
         device : int
             See `__call__`.
 
@@ -125,10 +128,11 @@ class LoadedKernel:
                 limit=f"{len(wanted)} ({', '.join(buffer.name for buffer in wanted)})",
                 instead="pass the inputs alone, or call the kernel itself with its outputs",
             )
+        buffers = buffers_of_call(self.buffers, inputs)
         rest = iter(inputs)
         arguments = [
-            self._empty(buffer, inputs[0]) if buffer.output else next(rest)
-            for buffer in self.buffers
+            empty_like(buffer, inputs[0], self.name) if buffer.output else next(rest)
+            for buffer in buffers
         ]
         self(*arguments, device=device)
         outputs = tuple(
@@ -137,6 +141,16 @@ class LoadedKernel:
             if buffer.output
         )
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def check_device(self, device: int = 0) -> bool:
+        """Refuse a GPU of another architecture; False if there is no GPU.
+
+        Raises
+        ------
+        ArtefactRefused
+            If the GPU does not fit.
+        """
+        return bool(call_library(self._module[f"{self.name}_check_device"], device))
 
     def max_active_clusters(self, launch: int = 0, device: int = 0) -> int:
         """Clusters of one launch (CTAs, where it has none) that the GPU holds at once.
@@ -159,25 +173,6 @@ class LoadedKernel:
             If the GPU does not fit, or there is none.
         """
         return int(call_library(self._module[f"{self.name}_max_active_clusters"], device, launch))
-
-    def _empty(self, buffer: BufferSpec, like: Any) -> Any:
-        if _is_numpy(like):
-            import ml_dtypes
-            import numpy as np
-
-            return np.empty(buffer.shape, getattr(ml_dtypes, buffer.dtype, buffer.dtype))
-        torch = sys.modules.get("torch")
-        if torch is not None and isinstance(like, torch.Tensor):
-            dtype = getattr(torch, buffer.dtype)
-            return torch.empty(buffer.shape, dtype=dtype, device=like.device)
-        raise refuse(
-            ArtefactRefused,
-            "argument-kind",
-            f"run of {self.name}",
-            found=f"a first input of type {type(like).__name__}",
-            limit="a torch tensor or a numpy array",
-            instead="allocate the outputs and call the kernel itself",
-        )
 
     def _check_arrays(self, arguments: tuple[Any, ...]) -> None:
         """Refuse what only numpy knows; all else is checked by the library."""
@@ -225,6 +220,55 @@ def call_library(function: Any, *arguments: Any) -> Any:
         family = EnvironmentRefused if environment else ArtefactRefused
         refusal = refuse(family, **match.groupdict())
     raise refusal
+
+
+def buffers_of_call(buffers: tuple[BufferSpec, ...], inputs: Sequence[Any]) -> list[BufferSpec]:
+    """Buffers with as many rows as the inputs of a call have.
+
+    Parameters
+    ----------
+    buffers : tuple[BufferSpec, ...]
+        Of a kernel.
+    inputs : Sequence
+        Tensors for those that are no outputs, in order.
+
+    Returns
+    -------
+    list[BufferSpec]
+        As they are, if no input has rows to count.
+    """
+    wanted = [each for each in buffers if not each.output]
+    given = [x for each, x in zip(wanted, inputs, strict=False) if each.rows]
+    counts = (len(x) for x in given if getattr(x, "ndim", None))
+    count = next(counts, None)
+    return [each if count is None else each.with_rows(count) for each in buffers]
+
+
+def empty_like(buffer: BufferSpec, like: Any, name: str) -> Any:
+    """Allocate an output of the kernel `name` in the framework of an input, where that lies.
+
+    Raises
+    ------
+    ArtefactRefused
+        If the input is neither a torch tensor nor a numpy array.
+    """
+    if _is_numpy(like):
+        import ml_dtypes
+        import numpy as np
+
+        return np.empty(buffer.shape, getattr(ml_dtypes, buffer.dtype, buffer.dtype))
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(like, torch.Tensor):
+        dtype = getattr(torch, buffer.dtype)
+        return torch.empty(buffer.shape, dtype=dtype, device=like.device)
+    raise refuse(
+        ArtefactRefused,
+        "argument-kind",
+        f"run of {name}",
+        found=f"a first input of type {type(like).__name__}",
+        limit="a torch tensor or a numpy array",
+        instead="allocate the outputs and call the kernel itself",
+    )
 
 
 def _is_numpy(value: Any) -> bool:

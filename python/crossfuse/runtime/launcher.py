@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from crossfuse.errors import EnvironmentRefused, LoweringRefused, refuse
-from crossfuse.lower.image import BufferSpec, Dim3, KernelImage, Launch, TensorMap
+from crossfuse.lower.image import ROW_COUNT, BufferSpec, Dim3, KernelImage, Launch, TensorMap
 from crossfuse.runtime.host_compiler import find_host_compiler
 
 HEADERS = Path(__file__).parent / "host"
@@ -215,10 +215,8 @@ def _buffer_row(function: str, position: int, buffer: BufferSpec) -> str:
         )
     code, bits = DTYPES[buffer.dtype]
     shape = f"shape_{position}" if buffer.shape else "nullptr"
-    output = "true" if buffer.output else "false"
-    return (
-        f'    {{"{buffer.name}", {shape}, {len(buffer.shape)}, {{{code}, {bits}, 1}}, {output}}},'
-    )
+    flags = ", ".join(str(each).lower() for each in (buffer.output, buffer.rows))
+    return f'    {{"{buffer.name}", {shape}, {len(buffer.shape)}, {{{code}, {bits}, 1}}, {flags}}},'
 
 
 def _buffer_table(name: str, rows: list[str]) -> str:
@@ -229,9 +227,10 @@ def _launch_tables(image: KernelImage, position: int, launch: Launch) -> list[st
     """Arguments of a launch, and the descriptors among them."""
     buffers = [buffer.name for buffer in image.memory]
     maps = [each.name for each in launch.tensor_maps]
-    indices = [
-        -1 - maps.index(name) if name in maps else buffers.index(name) for name in launch.arguments
-    ]
+    known: dict[str, object] = {name: index for index, name in enumerate(buffers)}
+    known |= {name: -1 - index for index, name in enumerate(maps)}
+    known[ROW_COUNT] = "crossfuse::kRowCount"
+    indices = [known[name] for name in launch.arguments]
     tables = [f"const int arguments_{position}[] = {{{_join(indices)}}};"] if indices else []
     rows: list[str] = []
     for number, each in enumerate(launch.tensor_maps):

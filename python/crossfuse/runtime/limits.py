@@ -7,7 +7,7 @@ from math import prod
 
 from crossfuse.errors import LoweringRefused, RefusedError, refuse
 from crossfuse.hardware import Device
-from crossfuse.lower.image import KernelImage, Launch
+from crossfuse.lower.image import ROW_COUNT, KernelImage, Launch
 from crossfuse.runtime.cubin import Cubin, ResourceUsage
 
 # Limits of compute capability 9.0 that every sm_90 device shares.
@@ -79,6 +79,7 @@ def check_resources(image: KernelImage, cubin: Cubin, device: Device) -> None:
 def _check_launch(image: KernelImage, launch: Launch, device: Device) -> None:
     where = f"kernel {launch.symbol!r} of {image.name}"
     known = {each.name for each in image.memory} | {each.name for each in launch.tensor_maps}
+    known |= {ROW_COUNT} if image.rows is not None else set()
     if unknown := [name for name in launch.arguments if name not in known]:
         raise _refused(
             "image-arguments",

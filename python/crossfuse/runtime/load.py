@@ -11,7 +11,7 @@ from typing import Any
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.runtime.artefact import LIBRARY_HASH
 from crossfuse.runtime.files import sha256
-from crossfuse.runtime.kernel import LoadedKernel, call_library
+from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.manifest import Manifest, unreadable
 
 
@@ -58,7 +58,7 @@ def load(path: str | os.PathLike[str], *, check_device: bool = True) -> LoadedKe
         raise _damaged(library, f"a cubin of hash {sha256(cubin)}", manifest.cubin_sha256)
     kernel = LoadedKernel(module, manifest)
     if check_device:
-        call_library(module[f"{manifest.name}_check_device"], 0)
+        kernel.check_device()
     return kernel
 
 

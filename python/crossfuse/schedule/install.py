@@ -15,6 +15,7 @@ PRIMITIVES = {
     "dsm_reduce": "crossfuse.schedule.dsm_reduce",
     "dsm_shuffle": "crossfuse.schedule.dsm_shuffle",
     "grid_stage": "crossfuse.schedule.grid_stage",
+    "accept_fewer_rows": "crossfuse.schedule.accept_fewer_rows",
     "verify_cluster": "crossfuse.schedule.verify_cluster",
     "cluster_layout": "crossfuse.schedule.cluster_layout",
 }

@@ -46,6 +46,12 @@ ACCUMULATIONS = ("tma",)
 #: both halves, and they exchange halves through DSM; else each makes both products of its half.
 PAIRED = "crossfuse.paired"
 
+#: Annotation of the root block: how many rows a call may have, one of `ROW_COUNTS`. Without it, as
+#: many as the function has.
+ROWS = "crossfuse.rows"
+#: From one row up to as many as the function has.
+ROW_COUNTS = ("at most",)
+
 AXES = ("x", "y", "z")
 #: Thread tags whose launch TVM gets wrong; `cluster_bind` is the cure.
 NAIVE_TAGS = tuple(f"clusterCtaIdx.{axis}" for axis in AXES)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from cpu.emulate.kernels import clean, image, only, ramp, reverse, statement
-from crossfuse.emulate.cuda import build, emulate
+from crossfuse.emulate.cuda import build, emulate, prebuilt
+from crossfuse.emulate.cuda.compiler import find_compiler
 from crossfuse.errors import ArtefactRefused, CheckFailed, EnvironmentRefused
 
 PAIR = [("A", (64,), "float32"), ("C", (64,), "float32")]
@@ -147,10 +148,11 @@ def test_trap_is_a_crash() -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    """A cache that holds the compiled runtime and no kernel."""
+    """A cache that holds the compiled runtime and headers, and no kernel."""
     emulate(reverse(), [ramp(4, 64)]).raise_if_wrong()
-    for runtime in build.cache_directory().glob("runtime-*.o"):
-        shutil.copy2(runtime, tmp_path)
+    for pattern in ("runtime-*.o", "headers-*.gch"):
+        for made in build.cache_directory().glob(pattern):
+            shutil.copy2(made, tmp_path)
     return tmp_path
 
 
@@ -179,6 +181,50 @@ def test_cache_keeps_the_latest(cache: Path, monkeypatch: pytest.MonkeyPatch) ->
         body = f"\n  C[threadIdx.x] = A[threadIdx.x] + {extra};\n"
         emulate(image(body, PAIR), [ramp(64)], cache=cache).raise_if_wrong()
     assert len(list(cache.glob("kernel-*"))) == 2
+
+
+def test_headers_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    counted = prebuilt.run
+
+    def run(compiler: Any, flags: list[str], cwd: str) -> Any:
+        calls.append(cwd)
+        return counted(compiler, flags, cwd)
+
+    monkeypatch.setattr(prebuilt, "run", run)
+    headers: list[Path] = []
+    compiler = find_compiler()
+    threads = [
+        threading.Thread(
+            target=lambda: headers.append(prebuilt.precompiled_header(compiler, tmp_path))
+        )
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(headers)) == 1 and len(headers) == 3 and headers[0].exists()
+    assert len(calls) == 1
+
+
+def test_headers_that_cannot_be_used_are_read_as_text(cache: Path) -> None:
+    (header,) = cache.glob("headers-*.gch")
+    header.write_bytes(b"from another compiler")
+    assert emulate(reverse(), [ramp(4, 64)], cache=cache).ok
+    assert header.read_bytes() == b"from another compiler"
+
+
+@pytest.mark.parametrize("gold", [False, True])
+def test_either_linker(gold: bool, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if gold and not shutil.which("ld.gold"):
+        pytest.skip("needs gold")
+    monkeypatch.setattr(build, "linker_flags", lambda: ("-fuse-ld=gold",) if gold else ())
+    right = reverse()
+    assert emulate(right, [ramp(4, 64)], cache=cache).ok
+    wrong = replace(right, cuda=right.cuda.replace("__syncthreads();", ";"))
+    findings = emulate(wrong, [ramp(4, 64)], cache=cache).findings
+    assert findings and all(each.first.startswith("line ") for each in findings)
 
 
 def test_cache_that_cannot_be_written(tmp_path: Path) -> None:

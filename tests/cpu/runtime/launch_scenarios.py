@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import tvm_ffi
 
 from cpu.runtime.fake_cuda import aligned, on_gpu
 from crossfuse.errors import RefusedError
-from crossfuse.runtime import LoadedKernel, load
+from crossfuse.runtime import LoadedKernel, load, load_dispatch
 
 FOLDER = Path(sys.argv[1])
 LOG = Path(os.environ["STUB_LOG"])
@@ -66,6 +67,30 @@ def profiled() -> float:
         del os.environ["CROSSFUSE_COOPERATIVE"]
 
 
+def by_row(rows: int, weight: int = 4, scales: int | None = None) -> list[float]:
+    a, b = np.ones((rows, 128), np.float32), np.ones((weight, 128), np.float32)
+    each = np.ones(rows if scales is None else scales, np.float32)
+    result = kernel("fewer_rows").run(a, b, each)
+    return [*result.shape, float(result[0, 0])]
+
+
+def rows_on_stream() -> None:
+    a, b, c, s = (on_gpu(aligned(shape)) for shape in ((2, 128), (4, 128), (2, 128), (2,)))
+    kernel("rows_alone")(a, b, c, s)
+
+
+def dispatched(rows: int) -> list[Any]:
+    """Shape of the output, and the rows at which launches wrote."""
+    out = load_dispatch(FOLDER / "bins").run(np.zeros((rows, 128), "f4"), np.zeros((4, 128), "f4"))
+    return [*out.shape, np.flatnonzero(out[:, 0] == 7).tolist()]
+
+
+def dispatched_on_stream() -> None:
+    a, b, c = (on_gpu(aligned((rows, 128))) for rows in (6, 4, 6))
+    with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:0"), STREAM):
+        load_dispatch(FOLDER / "bins")(a, b, c)
+
+
 def on_stream() -> None:
     arrays = [on_gpu(aligned((4, 128)), device=1) for _ in "ABC"]
     with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:1"), STREAM):
@@ -90,6 +115,18 @@ def main() -> None:
         "add again": attempt(add),
         "add twice": attempt(lambda: kernel("add_twice").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
         "tiled": attempt(lambda: kernel("tiled").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
+        **{f"{rows} rows": attempt(partial(by_row, rows)) for rows in (0, 1, 3, 4, 5)},
+        **{
+            f"dispatch of {rows} rows": attempt(partial(dispatched, rows))
+            for rows in (0, 3, 4, 5, 19)
+        },
+        "dispatch, captured": attempt(dispatched_on_stream, capturing=1),
+        "rows that differ": attempt(lambda: by_row(3, scales=2)),
+        "fewer rows of a weight": attempt(lambda: by_row(3, weight=3)),
+        "fewer rows of others": attempt(
+            lambda: kernel("vector_add", check_device=False).run(*np.zeros((2, 3, 128), "f4"))
+        ),
+        "rows on a stream": attempt(rows_on_stream),
         "convolved": attempt(lambda: kernel("convolved").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
         "grid": attempt(grid),
         "grid again": attempt(grid),

@@ -124,11 +124,12 @@ int cuLaunchKernelEx(const config* launch, void* function, void** arguments, voi
   (void)function, (void)extra;
   note("{\"call\": \"launch\", \"grid\": [%u, %u, %u], \"block\": [%u, %u, %u], \"shared\": %u, "
        "\"stream\": %zu, \"attributes\": %u, \"ids\": [%d, %d], \"cluster\": [%u, %u, %u], "
-       "\"context\": %zu, \"second\": %zu}",
+       "\"context\": %zu, \"second\": %zu, \"number\": %d}",
        launch->grid[0], launch->grid[1], launch->grid[2], launch->block[0], launch->block[1],
        launch->block[2], launch->shared, (size_t)launch->stream, launch->count,
        first[0].id, launch->count > 1 ? first[1].id : 0, first[0].x, first[0].y, first[0].z,
-       (size_t)current, parameters > 1 ? *(size_t*)arguments[1] : 0);
+       (size_t)current, parameters > 1 ? *(size_t*)arguments[1] : 0,
+       parameters > 1 ? *(int*)arguments[1] : 0);
   memcpy(*(void**)arguments[parameters - 1], &written, sizeof(written));
   return result("cuLaunchKernelEx");
 }

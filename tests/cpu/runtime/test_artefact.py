@@ -11,7 +11,7 @@ import tvm_ffi
 
 from cpu.runtime.images import bfloat16_twice, vector_add
 from crossfuse.errors import ArtefactRefused
-from crossfuse.lower.image import BufferSpec, KernelImage, Launch
+from crossfuse.lower.image import ROW_COUNT, BufferSpec, KernelImage, Launch
 from crossfuse.runtime import Artefact, Manifest, build_library, compile_cubin, load
 from crossfuse.runtime.files import sha256
 from crossfuse.runtime.launcher import DTYPES, generate_launcher
@@ -80,14 +80,22 @@ def test_the_launcher_spells_every_type_and_shape() -> None:
         KernelImage("all_types", "", (*buffers, scalar), (launch, plain)), "sm_90a"
     )
     position = [buffer.name for buffer in buffers].index("b_bfloat16")
-    assert f'{{"b_bfloat16", shape_{position}, 1, {{4, 16, 1}}, false}},' in text
-    assert '{"scalar", nullptr, 0, {2, 32, 1}, true},' in text
+    assert f'{{"b_bfloat16", shape_{position}, 1, {{4, 16, 1}}, false, false}},' in text
+    assert '{"scalar", nullptr, 0, {2, 32, 1}, true, false},' in text
     assert '{"k", {8, 2, 1}, {32, 4, 1}, {4, 1, 1}, 1024, arguments_0, 2, nullptr, false, ' in text
     assert (
         '{"empty", {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, 0, nullptr, 0, nullptr, false, true},' in text
     )
     assert f"arguments_0[] = {{{len(buffers)}, {position}}};" in text
     assert '"all_types", "sm_90a", 9, 0, buffers' in text
+
+
+def test_the_launcher_spells_the_number_of_rows() -> None:
+    buffers = (BufferSpec("x", (4, 8), "float32", True, rows=True),)
+    launch = Launch("k", (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, (ROW_COUNT, "x"))
+    text = generate_launcher(KernelImage("rows", "", buffers, (launch,)), "sm_90a")
+    assert '{"x", shape_0, 2, {2, 32, 1}, true, true},' in text
+    assert "arguments_0[] = {crossfuse::kRowCount, 0};" in text
 
 
 def test_a_library_can_be_built_again_and_loaded_in_one_process(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from cpu.runtime.images import cluster_sum, vector_add
-from crossfuse.lower.image import BufferSpec, KernelImage, PixelBox, TensorMap
-from crossfuse.runtime import build_library, find_host_compiler
+from crossfuse.lower.image import ROW_COUNT, BufferSpec, KernelImage, PixelBox, TensorMap
+from crossfuse.runtime import build_library, find_host_compiler, write_dispatch
 
 HERE = Path(__file__).parent
 MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER, CLUSTER_DIMENSION = 8, 14, 4
@@ -27,6 +27,46 @@ def tiled(add: KernelImage) -> KernelImage:
     early = replace(add.launches[0], arguments=("W", "C_map"), tensor_maps=(box,), early=True)
     space = BufferSpec("W", (4, 128), "float32", True)
     return replace(add, name="tiled", launches=(*add.launches, early), workspaces=(space,))
+
+
+def fewer_rows(add: KernelImage) -> KernelImage:
+    """Two launches on the rows that there are: of an input, a workspace, and a number for each row.
+
+    B is read as a whole, so it has all of its rows in each call.
+    """
+    maps = [
+        TensorMap(f"{name}_map", name, (128, 4), (512,), (32, 4), 128) for name in ("A", "B", "W")
+    ]
+    out = TensorMap("C_map", "C", (128, 4), (512,), (32, 4), 128)
+    first = replace(
+        add.launches[0],
+        arguments=("A_map", "B_map", "W_map"),
+        tensor_maps=tuple(maps),
+    )
+    second = replace(add.launches[0], arguments=("S", ROW_COUNT, "C_map"), tensor_maps=(out,))
+    by_row = [replace(each, rows=each.name != "B") for each in add.buffers]
+    return replace(
+        add,
+        name="fewer_rows",
+        buffers=(*by_row, BufferSpec("S", (4,), "float32", False, rows=True)),
+        launches=(first, second),
+        workspaces=(BufferSpec("W", (4, 128), "float32", True),),
+    )
+
+
+def without_workspace(image: KernelImage) -> KernelImage:
+    """Its last launch alone: nobody allocates on the stub's device."""
+    return replace(image, name="rows_alone", launches=image.launches[1:], workspaces=())
+
+
+def binned(rows: int) -> KernelImage:
+    """At most so many rows of A, a CTA for each; B is no part of them."""
+    add = vector_add(rows)
+    out = TensorMap("C_map", "C", (128, rows), (512,), (32, 4), 128)
+    launch = replace(add.launches[0], arguments=("A", ROW_COUNT, "C_map"), tensor_maps=(out,))
+    a, b, c = add.buffers
+    buffers = (replace(a, rows=True), replace(b, shape=(4, 128)), replace(c, rows=True))
+    return replace(add, name=f"bin_{rows}", buffers=buffers, launches=(launch,))
 
 
 def convolved(add: KernelImage) -> KernelImage:
@@ -52,8 +92,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     narrow = replace(add.launches[0], grid=(2, 1, 1))
     twice = replace(add, name="add_twice", launches=(*add.launches, narrow))
     sums = (cluster_sum(4), cluster_sum(16, shared_bytes=200_000))
-    for image in (add, twice, tiled(add), convolved(add), whole_grid(add), *sums):
+    by_row = fewer_rows(add)
+    rows = (by_row, without_workspace(by_row))
+    for image in (add, twice, tiled(add), *rows, convolved(add), whole_grid(add), *sums):
         build_library(image, folder)
+    bins = {rows: build_library(binned(rows), folder / "bins") for rows in (4, 8)}
+    write_dispatch(folder / "bins", "bins", bins)
     stub = ["-shared", "-fPIC", "-x", "c", HERE / "libcuda_stub.c", "-o", folder / "libcuda.so.1"]
     subprocess.run([find_host_compiler(), *stub], check=True)
     environment = os.environ | {
@@ -118,6 +162,69 @@ def test_workspaces_tensor_maps_and_early_launches(results: dict[str, Any]) -> N
 def test_profilers_launch_a_whole_grid_without_the_attribute(results: dict[str, Any]) -> None:
     (launch,) = calls(results["grid, profiled"], "launch")
     assert (launch["attributes"], launch["ids"][0]) == (1, CLUSTER_DIMENSION)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_descriptors_end_with_the_rows(results: dict[str, Any], rows: int) -> None:
+    """Those of tensors with rows; workspaces and what is read as a whole have all of theirs."""
+    outcome = results[f"{rows} rows"]
+    assert outcome["value"] == [rows, 128, 7.0]
+    extents = [each["extents"] for each in calls(outcome, "encode")]
+    assert extents == [[128, rows], [128, 4], [128, 4], [128, rows]]
+    assert {each["pitch"] for each in calls(outcome, "encode")} == {512}
+    _, second = calls(outcome, "launch")
+    assert second["number"] == rows
+    # A, B, S and the output, then the workspace.
+    allocated = [each["bytes"] for each in calls(outcome, "allocate")]
+    assert allocated == [512 * rows, 2048, 512 * rows, 4 * rows, 2048]
+
+
+def test_device_tensors_with_fewer_rows(results: dict[str, Any]) -> None:
+    outcome = results["rows on a stream"]
+    assert [each["extents"] for each in calls(outcome, "encode")] == [[128, 2]]
+    (launch,) = calls(outcome, "launch")
+    assert launch["number"] == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "launched"),
+    [(3, [(4, 3)]), (4, [(4, 4)]), (5, [(8, 5)]), (19, [(8, 8), (8, 8), (4, 3)]), (0, [])],
+)
+def test_dispatch_launches_the_kernel_for_the_rows(
+    results: dict[str, Any], rows: int, launched: list[tuple[int, int]]
+) -> None:
+    """The grid tells the bin; outputs of all pieces are copied back."""
+    outcome = results[f"dispatch of {rows} rows"]
+    found = [(each["grid"][0], each["number"]) for each in calls(outcome, "launch")]
+    assert found == launched
+    assert [each["extents"] for each in calls(outcome, "encode")] == [[128, m] for _, m in launched]
+    firsts = [sum(m for _, m in launched[:n]) for n in range(len(launched))]
+    assert outcome["value"] == [rows, 128, firsts]
+
+
+def test_dispatch_while_a_graph_is_captured(results: dict[str, Any]) -> None:
+    outcome = results["dispatch, captured"]
+    (launch,) = calls(outcome, "launch")
+    assert (launch["grid"], launch["number"], launch["stream"]) == ([8, 1, 1], 6, 0x7700)
+    assert calls(outcome, "allocate") == []
+
+
+def test_rows_that_do_not_fit(results: dict[str, Any]) -> None:
+    for name, found in (("5 rows", "(5, 128)"), ("0 rows", "(0, 128)")):
+        assert results[name]["refused"] == "ArtefactRefused"
+        assert results[name]["text"] == (
+            f"argument-shape: argument 0 'A' of fewer_rows: found {found}; limit: (4, 128), or "
+            "fewer rows of it, at least 1. Instead: pass a tensor of that shape, or compile the "
+            "kernel for this one."
+        )
+    assert results["rows that differ"]["text"] == (
+        "argument-rows: argument 3 'S' of fewer_rows: found 2 rows; limit: 3, as of 'A'. Instead: "
+        "pass tensors of equally many rows."
+    )
+    assert results["fewer rows of a weight"]["text"].startswith(
+        "argument-shape: argument 1 'B' of fewer_rows: found (3, 128); limit: (4, 128). Instead:"
+    )
+    assert results["fewer rows of others"]["refused"] == "ArtefactRefused"
 
 
 def test_maps_of_pixels(results: dict[str, Any]) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crossfuse.errors import PlanRefused
-from crossfuse.hardware import Device, device
+from crossfuse.errors import EnvironmentRefused
+from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import TERMS, estimate, library
 from crossfuse.planner.cost.fit import Sample, fit, predict, rank_correlation, report
 from crossfuse.planner.cost.loop import overlapped
-from crossfuse.planner.cost.rates import Fitted, rates_of, read_rates
+from crossfuse.planner.cost.rates import Fitted, rates_from, rates_of
 from crossfuse.planner.kernels.every import count, select
 from crossfuse.planner.kernels.read import read_kernel
 from null.planner.test_kernels import CASES, H100, shape, some
@@ -57,7 +57,8 @@ def test_faster_streams_never_cost_more(text: str, family: str, name: str) -> No
     of, kernels = shape(text), some(text, family)
     if not count(kernels):
         return
-    faster = replace(RATES, **{name: 2 * getattr(RATES, name)})
+    of_device = replace(RATES.measured, **{name: 2 * getattr(RATES.measured, name)})
+    faster = replace(RATES, measured=of_device)
     before = np.asarray(estimate(kernels, of, H100, RATES).microseconds)
     assert np.all(np.asarray(estimate(kernels, of, H100, faster).microseconds) <= before + 1e-9)
 
@@ -80,7 +81,7 @@ def test_a_large_layer_takes_what_its_weights_take() -> None:
     kernels = some("gated_ffn:M=16,K=16384,N=65536,L=16384", "l2", 4000)
     times = np.asarray(estimate(kernels, of, H100, RATES).microseconds)
     best = estimate(select(kernels, int(times.argmin())), of, H100, RATES)
-    floor = sum(of.weight_bytes) / (RATES.fitted.hbm * RATES.hbm_read)
+    floor = sum(of.weight_bytes) / (RATES.fitted.hbm * RATES.measured.hbm_read)
     assert floor < times.min() < 1.1 * floor
     assert best.bound == "hbm"
 
@@ -92,12 +93,14 @@ def test_streams_overlap_between_the_longest_and_the_sum() -> None:
     assert overlapped(3.0, 0.0, 0.0) == pytest.approx(3.0)
 
 
-def test_records_and_devices_that_say_too_little_are_refused() -> None:
-    with pytest.raises(PlanRefused, match="rates: h: found no hbm_read, hbm_write"):
-        read_rates({"name": "h"})
-    with pytest.raises(PlanRefused, match="rates: nvidia-x: found no record; limit: a device"):
+def test_constants_that_a_record_lacks_are_as_before_any_fit() -> None:
+    bare = rates_from(replace(RATES.measured, fitted={"flag": 1.5, "of another version": 1.0}))
+    assert bare.fitted == replace(Fitted(), flag=1.5)
+
+
+def test_devices_without_a_record_are_refused() -> None:
+    with pytest.raises(EnvironmentRefused, match="'nvidia-x'; limit: nvidia-h100, nvidia-h200"):
         rates_of(Device("nvidia-x"))
-    assert device("nvidia-h100") is H100
 
 
 def test_a_fit_finds_the_constants_that_times_were_made_with() -> None:
@@ -139,7 +142,9 @@ def test_the_library_pays_for_each_kernel_and_each_byte() -> None:
     small, wide = shape("G1"), shape("S3")
     base = float(library(small, RATES).microseconds)
     assert base > 3 * RATES.fitted.library_kernel
-    assert float(library(wide, RATES).terms["hbm"]) > sum(wide.weight_bytes) / RATES.hbm_read
+    assert (
+        float(library(wide, RATES).terms["hbm"]) > sum(wide.weight_bytes) / RATES.measured.hbm_read
+    )
     assert Fitted() != RATES.fitted
 
 

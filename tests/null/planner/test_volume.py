@@ -202,7 +202,9 @@ BY_HAND = {
 }
 
 
-@pytest.mark.parametrize(("order", "rule"), BY_HAND, ids=str)
+@pytest.mark.parametrize(
+    ("order", "rule"), [pytest.param(*each, id=f"{each[0]}-{each[1].__name__}") for each in BY_HAND]
+)
 def test_volumes_by_hand(order: str, rule) -> None:
     spatial, _, temporal = order.partition(" | ")
     schedule = LoopSchedule(tuple(spatial.split()), tuple(temporal.split()))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from crossfuse.errors import ArtefactRefused, CheckFailed, RefusedError, refuse
-from crossfuse.lower.image import BufferSpec, KernelImage, Launch, TensorMap
+from crossfuse.lower.image import ROW_COUNT, BufferSpec, KernelImage, Launch, TensorMap
 
 _MAX_THREADS = 1024
 _MAX_CLUSTER = 16
@@ -74,7 +74,8 @@ def check_image(image: KernelImage) -> None:
 
 def _check_launch(image: KernelImage, launch: Launch, names: list[str]) -> None:
     maps = [each.name for each in launch.tensor_maps]
-    unknown = [name for name in launch.arguments if name not in (*names, *maps)]
+    rows = [] if image.rows is None else [ROW_COUNT]
+    unknown = [name for name in launch.arguments if name not in (*names, *maps, *rows)]
     threads = int(np.prod(launch.block))
     where = f"launch of {launch.symbol}"
     if unknown:
@@ -121,6 +122,35 @@ def _check_map(image: KernelImage, each: TensorMap) -> None:
     if any(extent + upper - lower < 1 for extent, lower, upper in sides):
         found = f"tensor map {each.name} with corners {corners} of images {each.extents[1:3]}"
         raise _contradiction(image, found, "a box of at least one pixel")
+
+
+def image_of_call(
+    image: KernelImage, arguments: Mapping[str, np.ndarray] | Sequence[np.ndarray]
+) -> KernelImage:
+    """Find how many rows there are, and cut the image's buffers to them.
+
+    Parameters
+    ----------
+    image : KernelImage
+        The image.
+    arguments : mapping or sequence of np.ndarray
+        As of `inputs_by_name`.
+
+    Returns
+    -------
+    KernelImage
+        The image itself, unless it takes fewer rows and the first input with rows has fewer.
+    """
+    given = arguments if isinstance(arguments, Mapping) else _by_position(image, arguments)
+    counts = (
+        given[each.name].shape[0]
+        for each in image.buffers
+        if each.rows and each.name in given and given[each.name].ndim
+    )
+    count = next(counts, None)
+    if image.rows is None or count is None or not 1 <= count < image.rows:
+        return image
+    return image.with_rows(count)
 
 
 def inputs_by_name(

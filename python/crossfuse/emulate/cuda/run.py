@@ -14,13 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from crossfuse.emulate.cuda.arguments import check_image, inputs_by_name, numpy_dtype
+from crossfuse.emulate.cuda.arguments import (
+    check_image,
+    image_of_call,
+    inputs_by_name,
+    numpy_dtype,
+)
 from crossfuse.emulate.cuda.build import build
 from crossfuse.emulate.cuda.lines import find_statements
 from crossfuse.emulate.cuda.report import EmulationReport, Finding
 from crossfuse.emulate.cuda.translate import Translation, translate
 from crossfuse.errors import EnvironmentRefused, refuse
-from crossfuse.lower.image import KernelImage
+from crossfuse.lower.image import ROW_COUNT, KernelImage
 
 # The runtime keeps more than is asked for: some turn out to be one statement, copied by g++.
 _SPARE_FINDINGS = 64
@@ -29,6 +34,8 @@ _GRACE_S = 10.0
 _ATTEMPTS = 20
 # Exit status of a runtime that lacks memory, disk or address space.
 _NO_MEANS = 3
+# What the runtime calls the argument that is the number of rows.
+_ROW_COUNT = -1000000
 # What the runtime calls a buffer that is zero at first and kept; inputs are 0 and outputs are 1.
 _STATE = 2
 # A record of the runtime about no place and no thread.
@@ -65,7 +72,8 @@ def emulate(
         Generated CUDA, its launches and buffers.
     arguments : mapping or sequence of np.ndarray
         Inputs by name, or in the order of the buffers: only the inputs, or all buffers. Outputs
-        need not be given; they start as all-ones bytes whatever is given.
+        need not be given; they start as all-ones bytes whatever is given. Kernels that take fewer
+        rows run on as many as the inputs have, and nothing lies behind these rows.
     seed : int
         Of the thread and cluster orders.
     orders : int
@@ -93,6 +101,7 @@ def emulate(
     """
     start = time.perf_counter()
     check_image(image)
+    image = image_of_call(image, arguments)
     inputs = inputs_by_name(image, arguments)
     translation = translate(image)
     executable = build(translation, image.name, cache)
@@ -116,6 +125,7 @@ def _write_job(
     settings: tuple[int, ...],
 ) -> None:
     position = {buffer.name: index for index, buffer in enumerate(image.memory)}
+    known = position | {ROW_COUNT: _ROW_COUNT}
     words = [*settings, int(image.unordered), len(image.memory), len(image.launches)]
     lines = [" ".join(map(str, words))]
     state = {buffer.name for buffer in image.state}
@@ -128,12 +138,12 @@ def _write_job(
             inputs[buffer.name].tofile(directory / f"input_{index}.bin")
     for launch in image.launches:
         kernel = translation.symbols.index(launch.symbol)
-        numbers = [kernel, int(launch.cooperative), int(launch.early)]
+        numbers = [kernel, int(launch.cooperative), int(launch.early), image.rows or 0]
         numbers += [*launch.grid, *launch.block, *launch.cluster]
         numbers += [launch.dynamic_shared_bytes, len(launch.arguments)]
         maps = [each.name for each in launch.tensor_maps]
         numbers += [
-            -1 - maps.index(name) if name in maps else position[name] for name in launch.arguments
+            -1 - maps.index(name) if name in maps else known[name] for name in launch.arguments
         ]
         lines.append(" ".join(map(str, (*numbers, len(maps)))))
         for each in launch.tensor_maps:

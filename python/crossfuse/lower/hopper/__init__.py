@@ -6,6 +6,7 @@ epilogue), `generate` prints CUDA.
 """
 
 from crossfuse.lower.hopper.generate import generate
-from crossfuse.lower.hopper.recover import is_tile_program
+from crossfuse.lower.hopper.recover import is_tile_program, row_tensors
+from crossfuse.lower.hopper.recover_rows import takes_fewer_rows
 
-__all__ = ["generate", "is_tile_program"]
+__all__ = ["generate", "is_tile_program", "row_tensors", "takes_fewer_rows"]

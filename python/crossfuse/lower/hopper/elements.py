@@ -70,7 +70,7 @@ class Elements:
         return Read(
             pair,
             lambda number: pair.further.address(store, i, j + number),
-            lambda number: self.tails(i, j + number),
+            lambda number: self._tails(i, j + number, pair.further.load.source),
         )
 
     def value(self, i: Any, j: Any, sums: tuple[Any, ...], read: Sequence[Any] = ()) -> Any:
@@ -104,17 +104,32 @@ class Elements:
         return ir.substitute(value, lambda var: known.get(var, var))
 
     def inside(self, i: Any, j: Any) -> list[Any]:
-        """Conditions that an element belongs to the output; none if every one of a tile does."""
-        return [each for each in self.tails(i, j) if each is not None]
+        """Conditions that an element belongs to the tensor; none if every one of a tile does.
 
-    def tails(self, i: Any, j: Any) -> list[Any]:
-        """The condition on the row and that on the column; None for one that always holds."""
+        Of fewer rows than it has, those that are left out belong to it.
+        """
+        return [each for each in self._tails(i, j, None) if each is not None]
+
+    def _stored(self, i: Any, j: Any) -> list[Any]:
+        """Conditions that an element is stored."""
+        return [each for each in self._tails(i, j, self.tile.buffer) if each is not None]
+
+    def _tails(self, i: Any, j: Any, buffer: Any) -> list[Any]:
+        """The condition on the row and that on the column; None for one that always holds.
+
+        Rows end where those of `buffer` do.
+        """
+        store = self.plan.program.store
         conditions = [
             index < extent if tail else None
             for index, extent, tail in zip((i, j), self.tile.extents, self.plan.tails, strict=True)
         ]
-        beyond = self.plan.program.store.zeros_from
-        return conditions if beyond is None else [conditions[0], j < beyond]
+        end = None if buffer is None else store.end_of_rows(buffer)
+        if end is not None:
+            conditions[0] = i < end
+        if store.zeros_from is not None:
+            conditions[1] = j < store.zeros_from
+        return conditions
 
     def pack(
         self,
@@ -151,7 +166,7 @@ class Elements:
         `pairs` hold what they read besides their sums.
         """
         if self.tile.dtype == "float32" and self.tile.extents[1] % 2 == 0:
-            with _when_all([*warmup.conditions(), *self.inside(i, j)]):
+            with _when_all([*warmup.conditions(), *self._stored(i, j)]):
                 values = self._values(i, j, low, high, pairs)
                 place = self.tile.buffer.ptr_to(self._place(i, j))
                 run(ir.script.ptx["st.global.v2.f32"](place, *values))
@@ -159,13 +174,13 @@ class Elements:
         if not self.pairs:
             values = self._values(i, j, low, high, pairs)
             for column, value in zip((j, j + 1), values, strict=True):
-                with _when_all([*warmup.conditions(), *self.inside(i, column)]):
+                with _when_all([*warmup.conditions(), *self._stored(i, column)]):
                     ir.script.buffer_store(self.tile.buffer, value, self._place(i, column))
             return
         if self._pair is None:
             self._pair = registers("pair", 1, "uint32")
         self.pack(self._pair[0], i, j, low, high, pairs)
-        with _when_all([*warmup.conditions(), *self.inside(i, j)]):
+        with _when_all([*warmup.conditions(), *self._stored(i, j)]):
             run(ir.script.ptx["st.global.u32"](self.tile.buffer.ptr_to([i, j]), self._pair[0]))
 
     def _values(

@@ -18,6 +18,7 @@ from crossfuse.lower.hopper.recover import identifier
 from crossfuse.lower.hopper.ring import Ring
 from crossfuse.lower.hopper.statements import branches, run, when
 from crossfuse.lower.hopper.timeline import Timeline, timeline_buffer
+from crossfuse.lower.image import ROW_COUNT
 
 # Descriptors are parameters: a generic address, which the instruction takes.
 _FETCH_DESCRIPTOR = """\
@@ -47,6 +48,9 @@ def emit_kernel(plan: KernelPlan, name: str) -> Any:
         ir.script.func_name(name)
         parameters = dict.fromkeys(each for p in plan.phases for each in p.program.parameters)
         images = {each: _parameter(each) for each in parameters}
+        rows = plan.phases[0].program.store.rows
+        if rows is not None:
+            images[rows.count] = ir.script.arg(ROW_COUNT, ir.script.int32())
         flags, stamps = (
             [
                 ir.script.arg(each.name, ir.script.Buffer(list(each.shape), each.dtype))

@@ -26,6 +26,7 @@ from crossfuse.lower.hopper.recover_places import (
     places_of,
 )
 from crossfuse.lower.hopper.recover_products import pipelined, read_products
+from crossfuse.lower.hopper.recover_rows import takes_fewer_rows, with_fewer_rows
 from crossfuse.lower.hopper.recover_store import read_store
 from crossfuse.lower.hopper.recover_sum import is_sum, read_sum, with_sums
 from crossfuse.lower.hopper.tile_nest import refuse_program, tile_nest
@@ -80,6 +81,8 @@ def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
     _check_marks(func, programs)
     programs = with_sums(programs, [read_sum(each, memory) for each in nests if is_sum(each)])
     programs = [replace(each, follows=_follows(each, made)) for each in programs]
+    if takes_fewer_rows(func):
+        programs = with_fewer_rows(func, programs)
     return tuple(map(tuple, _kernels(programs)))
 
 
@@ -155,6 +158,21 @@ def _follows(program: TileProgram, made: tuple[Any, ...]) -> bool:
     left, *loads = _loaded(program)
     others = any(load.same_as(each) for load in loads for each in made)
     return not others and any(left.same_as(each) for each in made)
+
+
+def row_tensors(func: Any) -> tuple[Any, ...]:
+    """Parameters of which a call may have fewer rows; none if `accept_fewer_rows` was not called.
+
+    Raises
+    ------
+    LoweringRefused
+        As `recover`.
+    """
+    if not takes_fewer_rows(func):
+        return ()
+    rows = recover(func)[0][0].store.rows
+    assert rows is not None
+    return rows.tensors
 
 
 def workspaces(func: Any) -> tuple[Any, ...]:

@@ -127,6 +127,31 @@ class KeptTile(Tile):
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Kernels run on fewer rows than the function has.
+
+    Attributes
+    ----------
+    count : tvm.ir.Var
+        How many there are in a call: a parameter of kernels that ask for it.
+    tensors : tuple
+        Parameters of the function that have as many.
+    """
+
+    count: Any
+    tensors: tuple[Any, ...]
+
+    def end(self, buffer: Any) -> Any:
+        """Where the rows of a buffer end; None if all of them are there."""
+        return self.count if any(buffer.same_as(each) for each in self.tensors) else None
+
+    def with_parameters(self, images: Mapping[Any, Any]) -> Rows:
+        """The same, of buffers with their images."""
+        tensors = tuple(images.get(each, each) for each in self.tensors)
+        return Rows(images.get(self.count, self.count), tensors)
+
+
+@dataclass(frozen=True)
 class Store:
     """What leaves registers.
 
@@ -146,6 +171,8 @@ class Store:
     zeros_from : int | None
         Column from which on elements are zero: the tile stays in the cluster or in registers, and
         reaches beyond the intermediate. None if it does not.
+    rows : Rows | None
+        Of functions that take fewer rows.
     """
 
     tile: Tile
@@ -155,11 +182,17 @@ class Store:
     part: Any = None
     adds: int = 0
     zeros_from: int | None = None
+    rows: Rows | None = None
 
     def with_parameters(self, images: Mapping[Any, Any]) -> Store:
         """The same store, of buffers with their images."""
         value = ir.substitute(self.value, lambda var: images.get(var, var))
-        return replace(self, tile=self.tile.with_parameters(images), value=value)
+        rows = None if self.rows is None else self.rows.with_parameters(images)
+        return replace(self, tile=self.tile.with_parameters(images), value=value, rows=rows)
+
+    def end_of_rows(self, buffer: Any) -> Any:
+        """Where the rows of a buffer end in a call of fewer; None if all of them are there."""
+        return None if self.rows is None else self.rows.end(buffer)
 
 
 def covers(tile: Tile, wanted: Tile, known: Any) -> bool:

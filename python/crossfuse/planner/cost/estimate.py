@@ -127,8 +127,8 @@ class _Work:
         """Clusters that run at the same time."""
         size = self.kernel.cluster
         room = resident(self.device, size)
-        if self.rates.resident:
-            room = least(room, np.floor(at(self.rates.resident, size)))
+        if self.rates.measured.resident:
+            room = least(room, np.floor(at(self.rates.measured.resident, size)))
         return least(_largest(self.kernel.clusters(self.shape, self.device)), room)
 
     def load(self, fresh: Share, ahead: Share = 0.0) -> Load:
@@ -152,8 +152,8 @@ class _Work:
     def ahead(self, phase: Phase, gap: Share) -> Share:
         """Bytes of the next phase's weights that a CTA loads in a gap."""
         ctas = self.active * self.kernel.cluster
-        share = self.rates.fitted.hbm * self.rates.hbm_read / ctas
-        speed = np.minimum(ingest_speed(phase, self.rates), share)
+        share = self.rates.fitted.hbm * self.rates.measured.hbm_read / ctas
+        speed = np.minimum(ingest_speed(self.rates), share)
         most = np.minimum(self.room.right, phase.steps) * phase.right
         return np.minimum(most, gap * speed)
 
@@ -161,15 +161,15 @@ class _Work:
         """Partial sums through DSM, where a reduction is split over a cluster."""
         split = phase.split
         sent = phase.received * (split - 1) / split
-        sent = sent / (self.rates.fitted.push * at(self.rates.dsm_push, split))
-        barrier = at(self.rates.cluster_barrier, split)
+        sent = sent / (self.rates.fitted.push * at(self.rates.measured.dsm_push, split))
+        barrier = at(self.rates.measured.cluster_barrier, split)
         peers = self.rates.fitted.exchange * split
         clock.add("exchange", where(split > 1, peers + sent, 0.0))
         clock.add("barrier", where(split > 1, barrier, 0.0))
 
     def sums(self, clock: _Clock, phase: Phase, parts: Count) -> None:
         """Partial sums through L2, of several parts."""
-        fitted, rates = self.rates.fitted, self.rates
+        fitted, rates = self.rates.fitted, self.rates.measured
         rows = least(phase.rows, self.shape.m)
         moved = phase.tiles * self.kernel.cluster * rows * phase.columns * 4.0
         time = fitted.sums + fitted.part * parts + moved / rates.l2_write + moved / rates.l2_read
@@ -203,8 +203,8 @@ def estimate(
     """
     room = room or memories(kernel, shape, device)[-1]
     work, clock = _Work(kernel, shape, device, rates, room), _Clock()
-    fitted = rates.fitted
-    latency = rates.early_launch + rates.hbm + at(rates.cluster_barrier, kernel.cluster)
+    fitted, measured = rates.fitted, rates.measured
+    latency = measured.early_launch + measured.hbm + at(measured.cluster_barrier, kernel.cluster)
     ctas = work.active * kernel.cluster
     start = fitted.start + latency + fitted.crowd * np.log2(ctas)
     clock.add("start", start)
@@ -232,10 +232,10 @@ def _tiled(work: _Work, clock: _Clock, kernel: TiledKernel) -> None:
         late = fitted.imbalance * whole
         clock.add("imbalance", late)
         staged = kernel.place == "l2"
-        passing: Share = fitted.flag + work.rates.flag if staged else fitted.relaunch
+        passing: Share = fitted.flag + work.rates.measured.flag if staged else fitted.relaunch
         # Tiles of the intermediate come behind the weights that were asked for before them.
         queue = np.minimum(work.room.right, second.steps) * second.right
-        passing = passing + fitted.queue * queue / ingest_speed(second, work.rates)
+        passing = passing + fitted.queue * queue / ingest_speed(work.rates)
         clock.add("flag" if staged else "relaunch", passing)
         gap = late + passing + work.epilogue(first)
         ahead = work.ahead(second, gap)
@@ -250,7 +250,7 @@ def _clustered(work: _Work, clock: _Clock, kernel: ClusteredKernel) -> None:
     work.run(clock, first, work.load(weights[0]))
     turns = turns_of(first, work.active)
     slices = (size - 1) * first.rows * first.columns * shape.item
-    sent = slices / at(work.rates.dsm_push, size)
+    sent = slices / at(work.rates.measured.dsm_push, size)
     gather = where(size > 1, turns * (fitted.gather + sent), 0.0)
     clock.add("gather", gather)
     ahead = work.ahead(second, gather + work.epilogue(first))
@@ -284,7 +284,7 @@ def library(shape: Shape, rates: Rates, sms: int = 132) -> Estimate:
     flops = (2.0 * shape.m * shape.n * shape.k * shape.products, 2.0 * shape.m * shape.n * shape.l)
     peak = fitted.library_tensor * rates.tensor_rate(128, 256, shape.item) * sms
     for size, work in zip(weights, flops, strict=True):
-        hbm = size / (fitted.library * rates.hbm_read)
+        hbm = size / (fitted.library * rates.measured.hbm_read)
         tensor = work / peak
         clock.loop(Streams(hbm, 0.0, 0.0, tensor, (0.0, tensor)), 0.0)
     # A product, an activation (of gate and up: two), and a product.

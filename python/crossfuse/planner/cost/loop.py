@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crossfuse.planner.cost.rates import Rates, at
-from crossfuse.planner.dataflow.counts import Count, Share, ceil_div, least, most
+from crossfuse.planner.cost.rates import Rates
+from crossfuse.planner.dataflow.counts import Count, Share, ceil_div, least
 from crossfuse.planner.kernels.phase import Phase
 
 #: How well streams hide each other: 1 is not at all, infinity is all but the longest.
@@ -77,13 +77,13 @@ def streams(phase: Phase, load: Load, item: int, rates: Rates, sms: int) -> Stre
     sms : int
         Of the device.
     """
-    fitted = rates.fitted
+    fitted, measured = rates.fitted, rates.measured
     turns = turns_of(phase, load.active)
     own = phase.steps * (phase.left + phase.right)
     shared = phase.left / phase.left_sharers + phase.right / phase.right_sharers
     ctas = phase.tiles * load.cluster
     early = load.ahead * least(load.active, phase.tiles) * load.cluster
-    speed = ingest_speed(phase, rates)
+    speed = ingest_speed(rates)
     work = 2.0 * phase.rows * phase.columns * phase.products * phase.depth * phase.steps
     tensor = work / (fitted.tensor * rates.tensor_rate(phase.rows, phase.columns, item))
     slowest = fitted.step * phase.steps
@@ -91,8 +91,8 @@ def streams(phase: Phase, load: Load, item: int, rates: Rates, sms: int) -> Stre
     fresh = load.fresh * (1 + fitted.again * (phase.readers - 1))
     l2 = np.maximum(ctas * phase.steps * shared - early / phase.right_sharers, 0.0)
     return Streams(
-        np.maximum(fresh - early / phase.right_sharers, 0.0) / (fitted.hbm * rates.hbm_read),
-        l2 / (fitted.l2 * rates.l2_read),
+        np.maximum(fresh - early / phase.right_sharers, 0.0) / (fitted.hbm * measured.hbm_read),
+        l2 / (fitted.l2 * measured.l2_read),
         overlapped(turns * asked, np.maximum(turns * own - load.ahead, 0.0) / speed),
         turns * np.maximum(tensor, slowest),
         (
@@ -107,11 +107,13 @@ def turns_of(phase: Phase, active: Count) -> Count:
     return ceil_div(phase.tiles, least(active, phase.tiles))
 
 
-def ingest_speed(phase: Phase, rates: Rates) -> Share:
-    """Bytes a microsecond that an SM takes in, of tiles that others share with it or not."""
-    sharers = most(phase.left_sharers, phase.right_sharers)
-    curve = rates.multicast_ingest
-    return rates.fitted.ingest * rates.sm_ingest * at(curve, sharers) / at(curve, 1)
+def ingest_speed(rates: Rates) -> float:
+    """Bytes a microsecond that an SM takes in, of its own tiles or of those that others share.
+
+    As much by multicast as alone (`Measured.multicast_ingest`): what all SMs take in together is
+    bound by L2, which is another stream.
+    """
+    return rates.fitted.ingest * rates.measured.sm_ingest
 
 
 def overlapped(*times: Share) -> Share:

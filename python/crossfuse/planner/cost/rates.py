@@ -1,26 +1,20 @@
 """What a device does in a microsecond, and how long it takes to begin: numbers for the cost model.
 
-The record of a device has two parts: what microbenchmarks measure, and what was fitted to the
-times of whole kernels (`scripts/fit_costs.py`). Where nothing was measured yet, the packaged record
-says ``"provisional": true``.
+The record of a device has two parts: what microbenchmarks measure (`scripts/calibrate.py`), and
+what was fitted to the times of whole kernels (`scripts/fit_costs.py`).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
-from importlib import resources
 from typing import Any
 
 import numpy as np
 
-from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
+from crossfuse.planner.calibration.record import Measured, measured
 from crossfuse.planner.dataflow.counts import Count, Share
-
-Curve = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True)
@@ -103,53 +97,18 @@ class Fitted:
 
 @dataclass(frozen=True)
 class Rates:
-    """A device's record.
+    """What the cost model knows of a device.
 
     Attributes
     ----------
-    name : str
-        Of the device.
-    hbm_read, hbm_write, l2_read, l2_write : float
-        Bytes a microsecond of all SMs.
-    sm_ingest : float
-        Bytes a microsecond that one SM takes in by TMA.
-    multicast_ingest : tuple[tuple[float, float], ...]
-        The same by multicast, by cluster size.
-    dsm_push : tuple[tuple[float, float], ...]
-        Bytes a microsecond that one SM sends to peers, by cluster size.
-    tensor : tuple[tuple[float, float, str, float], ...]
-        Rows and columns of a tile, type, and operations a microsecond of one SM.
-    hbm, l2, dsm, flag, launch, early_launch : float
-        Latencies in microseconds.
-    cluster_barrier : tuple[tuple[float, float], ...]
-        Microseconds by cluster size.
-    resident : tuple[tuple[float, float], ...]
-        Clusters at the same time, by size.
+    measured : Measured
+        Rates and latencies.
     fitted : Fitted
-        See there.
-    provisional : bool
-        Whether rates and latencies are taken from other measurements than those of the record.
+        What they leave open.
     """
 
-    name: str
-    hbm_read: float
-    hbm_write: float
-    l2_read: float
-    l2_write: float
-    sm_ingest: float
-    multicast_ingest: Curve
-    dsm_push: Curve
-    tensor: tuple[tuple[float, float, str, float], ...]
-    hbm: float
-    l2: float
-    dsm: float
-    flag: float
-    launch: float
-    early_launch: float
-    cluster_barrier: Curve
-    resident: Curve = ()
+    measured: Measured
     fitted: Fitted = Fitted()
-    provisional: bool = False
 
     def tensor_rate(self, rows: Count, columns: Count, item: int) -> Share:
         """Operations a microsecond of one SM, of tiles by their shape.
@@ -162,8 +121,8 @@ class Rates:
             Bytes of an element: 1 or 2.
         """
         dtypes = {"float8_e4m3fn", "e4m3"} if item == 1 else {"bfloat16", "bf16"}
-        table: dict[float, list[tuple[float, float]]] = {}
-        for height, width, dtype, rate in self.tensor:
+        table: dict[int, list[tuple[float, float]]] = {}
+        for height, width, dtype, rate in self.measured.tensor:
             if dtype in dtypes:
                 table.setdefault(height, []).append((width, rate))
         heights = sorted(table)
@@ -180,54 +139,19 @@ def at(curve: Sequence[tuple[float, float]], size: Count) -> Share:
     return found if isinstance(size, np.ndarray) else float(found)
 
 
-def read_rates(document: Mapping[str, Any]) -> Rates:
-    """Make a record of a JSON document.
-
-    Raises
-    ------
-    PlanRefused
-        If a field is missing.
-    """
-    wanted = [each.name for each in fields(Rates)]
-    optional = ("fitted", "provisional", "resident")
-    missing = [each for each in wanted if each not in document and each not in optional]
-    if missing:
-        raise refuse(
-            PlanRefused,
-            "rates",
-            str(document.get("name", "record")),
-            found=f"no {', '.join(missing)}",
-            limit="every rate and latency of the record",
-            instead="measure the device again (scripts/calibrate.py)",
-        )
-    values = {each: _frozen(document[each]) for each in wanted if each in document}
+def rates_from(measured: Measured) -> Rates:
+    """Rates of a record; constants that it lacks are as they were before any fit."""
     known = {each.name for each in fields(Fitted)}
-    fitted = {key: each for key, each in document.get("fitted", {}).items() if key in known}
-    return Rates(**{**values, "fitted": Fitted(**fitted)})
+    fitted = {key: each for key, each in measured.fitted.items() if key in known}
+    return Rates(measured, Fitted(**fitted))
 
 
-@lru_cache(maxsize=8)
 def rates_of(device: Device) -> Rates:
-    """The packaged record of a device.
+    """Rates of the packaged record of a device.
 
     Raises
     ------
-    PlanRefused
+    EnvironmentRefused
         If there is none.
     """
-    place = resources.files("crossfuse.planner.cost").joinpath(f"records/{device.name}.json")
-    if not place.is_file():
-        raise refuse(
-            PlanRefused,
-            "rates",
-            device.name,
-            found="no record",
-            limit="a device that was measured",
-            instead="measure it (scripts/calibrate.py), or plan for nvidia-h100",
-        )
-    return read_rates(json.loads(place.read_text("utf-8")))
-
-
-def _frozen(value: Any) -> Any:
-    """Lists as tuples, so that records can be compared and hashed."""
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+    return rates_from(measured(device.name))

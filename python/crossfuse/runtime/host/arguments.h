@@ -5,6 +5,7 @@
 #include <tvm/ffi/c_api.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "driver.h"
@@ -21,6 +22,7 @@ struct Buffer {
   int rank;
   DLDataType dtype;
   bool output;
+  bool rows;  // its first extent is a number of rows, of which a call may have fewer
 };
 
 // A TMA descriptor that a kernel takes by value, see crossfuse.lower.image.TensorMap.
@@ -36,11 +38,14 @@ struct TensorMap {
   const int* upper;
 };
 
+constexpr int kRowCount = INT32_MIN;  // the argument that is the number of rows of the call
+
 struct Launch {
   const char* symbol;
   Dim3 grid, block, cluster;
   unsigned shared_bytes;
-  // In the order of the kernel's parameters: the index of a buffer, or of tensor map i as -1 - i.
+  // In the order of the kernel's parameters: the index of a buffer, of tensor map i as -1 - i, or
+  // kRowCount.
   const int* arguments;
   int argument_count;
   const TensorMap* tensor_maps;
@@ -114,9 +119,12 @@ inline std::string text(DLDevice device) {
   }
 }
 
-inline int64_t bytes_of(const Buffer& buffer) {
+// Bytes of a buffer in a call of so many rows; all rows that it has where the call does not count.
+inline int64_t bytes_of(const Buffer& buffer, int64_t rows = 0) {
   int64_t elements = 1;
-  for (int axis = 0; axis < buffer.rank; ++axis) elements *= buffer.shape[axis];
+  for (int axis = 0; axis < buffer.rank; ++axis) {
+    elements *= axis == 0 && buffer.rows && rows ? rows : buffer.shape[axis];
+  }
   return elements * (buffer.dtype.bits / 8);
 }
 
@@ -183,14 +191,33 @@ inline void check_type_and_shape(const Program& program, int index, const DLTens
            text(buffer.dtype), "convert the tensor, or compile the kernel for its element type");
   }
   bool equal = tensor->ndim == buffer.rank;
-  for (int axis = 0; equal && axis < buffer.rank; ++axis) {
+  for (int axis = buffer.rows ? 1 : 0; equal && axis < buffer.rank; ++axis) {
     equal = tensor->shape[axis] == buffer.shape[axis];
   }
-  if (!equal) {
+  const bool fits =
+      !buffer.rows || (equal && tensor->shape[0] >= 1 && tensor->shape[0] <= buffer.shape[0]);
+  if (!equal || !fits) {
     refuse("ValueError", "argument-shape", argument(program, index),
-           text(tensor->shape, tensor->ndim), text(buffer.shape, buffer.rank),
+           text(tensor->shape, tensor->ndim),
+           text(buffer.shape, buffer.rank) + (buffer.rows ? ", or fewer rows of it, at least 1" : ""),
            "pass a tensor of that shape, or compile the kernel for this one");
   }
+}
+
+// Rows of a call: as many in all tensors that have any; 0 where each call has all rows.
+inline int64_t rows_of(const Program& program, const std::vector<const DLTensor*>& tensors) {
+  int first = -1;
+  for (int i = 0; i < program.buffer_count; ++i) {
+    if (!program.buffers[i].rows) continue;
+    if (first < 0) first = i;
+    if (tensors[i]->shape[0] == tensors[first]->shape[0]) continue;
+    refuse("ValueError", "argument-rows", argument(program, i),
+           std::to_string(tensors[i]->shape[0]) + " rows",
+           std::to_string(tensors[first]->shape[0]) + ", as of '" +
+               program.buffers[first].name + "'",
+           "pass tensors of equally many rows");
+  }
+  return first < 0 ? 0 : tensors[first]->shape[0];
 }
 
 inline void check_placement(const Program& program, int index, const DLTensor* tensor,
@@ -221,14 +248,16 @@ inline void check_placement(const Program& program, int index, const DLTensor* t
 }
 
 // Kernels are generated under the promise that what they write is reached in one way only.
-inline void check_overlap(const Program& program, const std::vector<const DLTensor*>& tensors) {
+inline void check_overlap(const Program& program, const std::vector<const DLTensor*>& tensors,
+                          int64_t rows) {
   for (int i = 0; i < program.buffer_count; ++i) {
     if (!program.buffers[i].output) continue;
     const char* begin = data_of(tensors[i]);
-    const char* end = begin + bytes_of(program.buffers[i]);
+    const char* end = begin + bytes_of(program.buffers[i], rows);
     for (int j = 0; j < program.buffer_count; ++j) {
       const char* other = data_of(tensors[j]);
-      if (i == j || other >= end || other + bytes_of(program.buffers[j]) <= begin) continue;
+      if (i == j || other >= end) continue;
+      if (other + bytes_of(program.buffers[j], rows) <= begin) continue;
       refuse("ValueError", "argument-overlap",
              "output '" + std::string(program.buffers[i].name) + "' of " + program.name,
              "memory shared with argument '" + std::string(program.buffers[j].name) + "'",
@@ -237,9 +266,15 @@ inline void check_overlap(const Program& program, const std::vector<const DLTens
   }
 }
 
-// Checks all arguments of one call and returns their DLTensors in the order of the buffers.
-inline std::vector<const DLTensor*> check_arguments(const Program& program, const TVMFFIAny* values,
-                                                    int count, DLDeviceType device_type) {
+// The arguments of one call.
+struct Arguments {
+  std::vector<const DLTensor*> tensors;  // in the order of the buffers
+  int64_t rows;                          // see rows_of
+};
+
+// Checks all arguments of one call.
+inline Arguments check_arguments(const Program& program, const TVMFFIAny* values, int count,
+                                 DLDeviceType device_type) {
   if (count != program.buffer_count) {
     std::string names;
     for (int i = 0; i < program.buffer_count; ++i) {
@@ -259,8 +294,9 @@ inline std::vector<const DLTensor*> check_arguments(const Program& program, cons
     check_type_and_shape(program, i, tensors[i]);
     check_placement(program, i, tensors[i], {device_type, tensors[0]->device.device_id});
   }
-  check_overlap(program, tensors);
-  return tensors;
+  const int64_t rows = rows_of(program, tensors);
+  check_overlap(program, tensors, rows);
+  return {std::move(tensors), rows};
 }
 
 }  // namespace crossfuse

@@ -4,6 +4,8 @@
 
 #include <tvm/ffi/extra/c_env_api.h>
 
+#include <algorithm>
+
 #include "load.h"
 
 namespace crossfuse {
@@ -26,7 +28,9 @@ inline void check_fit(const Program& program, const Loaded& loaded, int index) {
                             : "compile with a smaller cluster, fewer threads or less shared memory");
 }
 
-inline EncodedMap encode(const TensorMap& map, void* data) {
+// A descriptor of `data`. Of so many rows, if not 0: the last extent, which counts them. Copies from
+// there on load zeros and store nothing.
+inline EncodedMap encode(const TensorMap& map, void* data, int64_t rows) {
   EncodedMap encoded;
   const uint32_t steps[] = {1, 1, 1, 1, 1};
   if (map.lower != nullptr) {
@@ -38,7 +42,10 @@ inline EncodedMap encode(const TensorMap& map, void* data) {
           "cuTensorMapEncodeIm2col");
     return encoded;
   }
-  check(driver().cuTensorMapEncodeTiled(&encoded, map.data_type, map.rank, data, map.extents,
+  uint64_t extents[5];
+  std::copy_n(map.extents, map.rank, extents);
+  if (rows) extents[map.rank - 1] = static_cast<uint64_t>(rows);
+  check(driver().cuTensorMapEncodeTiled(&encoded, map.data_type, map.rank, data, extents,
                                         map.strides, map.box, steps, /*interleave=*/0, map.swizzle,
                                         map.promotion, /*fill=*/0),
         "cuTensorMapEncodeTiled");
@@ -59,14 +66,16 @@ inline void add_state(const Program& program, const Loaded& loaded, void* stream
   for (size_t offset : offsets) data->push_back(piece + offset);
 }
 
-// Launches all kernels of the program; `data` holds the device address of each buffer.
+// Launches all kernels of the program; `data` holds the device address of each buffer, `rows` how
+// many rows those have that may have fewer.
 inline void launch_all(const Program& program, const Loaded& loaded, std::vector<void*> data,
-                       void* stream) {
+                       int64_t rows, void* stream) {
   for (int i = 0; i < program.launch_count; ++i) check_fit(program, loaded, i);
   ContextScope scope(loaded.context);
   add_state(program, loaded, stream, &data);
   std::vector<void*> parameters;
   std::vector<EncodedMap> maps;
+  int32_t row_count = static_cast<int32_t>(rows);
   for (int i = 0; i < program.launch_count; ++i) {
     const Launch& launch = program.launches[i];
     parameters.clear();
@@ -74,12 +83,17 @@ inline void launch_all(const Program& program, const Loaded& loaded, std::vector
     maps.reserve(launch.argument_count);  // no growth, which would move what parameters point to
     for (int j = 0; j < launch.argument_count; ++j) {
       const int index = launch.arguments[j];
+      if (index == kRowCount) {
+        parameters.push_back(&row_count);
+        continue;
+      }
       if (index >= 0) {
         parameters.push_back(&data[index]);
         continue;
       }
       const TensorMap& map = launch.tensor_maps[-1 - index];
-      maps.push_back(encode(map, data[map.buffer]));
+      const bool cut = map.buffer < program.buffer_count && program.buffers[map.buffer].rows;
+      maps.push_back(encode(map, data[map.buffer], cut ? rows : 0));
       parameters.push_back(&maps.back());
     }
     LaunchAttributes attributes;
@@ -122,7 +136,7 @@ class Workspaces {
 };
 
 inline void call_on_device(const Program& program, const TVMFFIAny* values, int count) {
-  const auto tensors = check_arguments(program, values, count, kDLCUDA);
+  const auto [tensors, rows] = check_arguments(program, values, count, kDLCUDA);
   const int device_id = tensors.empty() ? 0 : tensors[0]->device.device_id;
   std::vector<void*> data;
   for (const DLTensor* tensor : tensors) data.push_back(data_of(tensor));
@@ -130,7 +144,7 @@ inline void call_on_device(const Program& program, const TVMFFIAny* values, int 
   for (int i = 0; i < program.workspace_count; ++i) {
     data.push_back(workspaces.add(program, program.workspaces[i], device_id));
   }
-  launch_all(program, loaded_on(program, device_id), std::move(data),
+  launch_all(program, loaded_on(program, device_id), std::move(data), rows,
              TVMFFIEnvGetStream(kDLCUDA, device_id));
 }
 
@@ -141,8 +155,8 @@ class DeviceCopies {
     for (DevicePointer pointer : pointers_) driver().cuMemFree_v2(pointer);
   }
   // Without a source the memory is left as it is.
-  void* add(const Buffer& buffer, const char* source) {
-    const size_t bytes = static_cast<size_t>(bytes_of(buffer));
+  void* add(const Buffer& buffer, const char* source, int64_t rows = 0) {
+    const size_t bytes = static_cast<size_t>(bytes_of(buffer, rows));
     const std::string of = std::string(" of argument '") + buffer.name + "'";
     DevicePointer pointer = 0;
     check(driver().cuMemAlloc_v2(&pointer, bytes),
@@ -163,23 +177,23 @@ inline void call_on_host(const Program& program, const TVMFFIAny* values, int co
     refuse("TypeError", "argument-kind", std::string(program.name) + "_host", "no device index",
            "an integer before the tensors", "call it as host(device_index, *tensors)");
   }
-  const auto tensors = check_arguments(program, values + 1, count - 1, kDLCPU);
+  const auto [tensors, rows] = check_arguments(program, values + 1, count - 1, kDLCPU);
   const Loaded& loaded = loaded_on(program, static_cast<int>(values[0].v_int64));
   ContextScope scope(loaded.context);
   DeviceCopies copies;
   std::vector<void*> data;
   for (int i = 0; i < program.buffer_count; ++i) {
-    data.push_back(copies.add(program.buffers[i], data_of(tensors[i])));
+    data.push_back(copies.add(program.buffers[i], data_of(tensors[i]), rows));
   }
   for (int i = 0; i < program.workspace_count; ++i) {
     data.push_back(copies.add(program.workspaces[i], nullptr));
   }
-  launch_all(program, loaded, data, nullptr);
+  launch_all(program, loaded, data, rows, nullptr);
   for (int i = 0; i < program.buffer_count; ++i) {
     const Buffer& buffer = program.buffers[i];
     if (!buffer.output) continue;
     check(driver().cuMemcpyDtoH_v2(data_of(tensors[i]), reinterpret_cast<DevicePointer>(data[i]),
-                                   static_cast<size_t>(bytes_of(buffer))),
+                                   static_cast<size_t>(bytes_of(buffer, rows))),
           std::string("the kernels or the copy back of '") + buffer.name + "' of " + program.name);
   }
 }

@@ -15,17 +15,45 @@ bool covers(const Times& a, const Times& b) {
   return all;
 }
 
-Shared joined(const Shared& a, const Shared& b) {
-  if (!b || a == b || (a && covers(*a, *b))) return a;
-  if (!a || covers(*b, *a)) return b;
+// What was joined lately. Threads that met know the same and learn the same next, each by itself:
+// one of them does the work, and all go on with one result, which later joins see at once. Entries
+// keep what they were made of, so no address among them is reused.
+template <class Counts>
+class Recent {
+ public:
+  template <class Join>
+  const Counts& joined(const Counts& a, const Counts& b, Join join) {
+    size_t place = reinterpret_cast<uintptr_t>(a.get()) / 16 * 31 +
+                   reinterpret_cast<uintptr_t>(b.get()) / 16;
+    Entry& entry = entries[place % kEntries];
+    if (entry.a != a || entry.b != b) entry = {a, b, join(a, b)};
+    return entry.both;
+  }
+
+ private:
+  static constexpr size_t kEntries = 61;
+  struct Entry {
+    Counts a, b, both;
+  };
+  Entry entries[kEntries];
+};
+
+Shared joined_anew(const Shared& a, const Shared& b) {
+  if (covers(*a, *b)) return a;
+  if (covers(*b, *a)) return b;
   auto both = std::make_shared<Times>(*a);
   for (size_t i = 0; i < both->size(); ++i) (*both)[i] = std::max((*a)[i], (*b)[i]);
   return both;
 }
 
-Known joined(const Known& a, const Known& b) {
+Shared joined(const Shared& a, const Shared& b) {
+  static Recent<Shared> recent;
   if (!b || a == b) return a;
   if (!a) return b;
+  return recent.joined(a, b, [](const Shared& x, const Shared& y) { return joined_anew(x, y); });
+}
+
+Known joined_anew(const Known& a, const Known& b) {
   auto both = std::make_shared<Knowledge>(a->size());
   bool is_a = true, is_b = true;
   for (size_t i = 0; i < a->size(); ++i) {
@@ -35,6 +63,13 @@ Known joined(const Known& a, const Known& b) {
     is_b &= each == (*b)[i];
   }
   return is_a ? a : is_b ? b : both;
+}
+
+Known joined(const Known& a, const Known& b) {
+  static Recent<Known> recent;
+  if (!b || a == b) return a;
+  if (!a) return b;
+  return recent.joined(a, b, [](const Known& x, const Known& y) { return joined_anew(x, y); });
 }
 
 size_t slot_of(Agent agent, unsigned index) {

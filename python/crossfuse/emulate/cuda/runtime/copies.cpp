@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 
 #include "copies.h"
 #include "schedule.h"
@@ -10,14 +11,15 @@
 namespace emu {
 
 namespace {
-std::vector<std::vector<Copy>> copies;  // by the window that they write or read
+using Flying = std::vector<std::unique_ptr<Copy>>;  // pointers, as many are erased out of turn
+std::vector<Flying> copies;  // by the window that they write or read
 size_t flying = 0;                      // all of them
 size_t passing = 0;                     // those that still read what they take to another CTA
 
-void enlist(Copy copy) {
+void enlist(std::unique_ptr<Copy> copy) {
   ++flying;
-  passing += copy.flight == Flight::kPass;
-  copies[copy.shared.window].push_back(std::move(copy));
+  passing += copy->flight == Flight::kPass;
+  copies[copy->shared.window].push_back(std::move(copy));
 }
 
 // The swizzle of TMA and wgmma: bits 4.. of an address are mixed with bits 7..
@@ -45,16 +47,19 @@ uint8_t* element(const Copy& copy, unsigned row, unsigned column) {
 }
 
 // Calls `each(global, at)` for all elements of the box: its place in global memory, null outside
-// the tensor, and in the window.
+// the tensor, and in the window. Pages that a descriptor wrongly reaches are lent to the owner.
 template <class Each>
 void for_elements(const Copy& copy, Each each) {
   const CUtensorMap& map = copy.map;
+  Thread* const before = device.current;
+  device.current = copy.owner;
   for (unsigned row = 0; row < map.box[1]; ++row) {
     for (unsigned column = 0; column < map.box[0]; ++column) {
       size_t at = copy.shared.begin + (size_t(row) * map.box[0] + column) * map.item;
       each(element(copy, row, column), swizzled(at, map.swizzle));
     }
   }
+  device.current = before;
 }
 
 void fill_shared(const Copy& copy) {
@@ -130,20 +135,20 @@ bool is_over(Copy& copy) {
   return !reads;
 }
 
-void step(std::vector<Copy>& among, size_t index) {
+void step(Flying& among, size_t index) {
   // Taken out first: a finding may end the process, and what it wakes may look at what is left.
-  Copy copy = std::move(among[index]);
+  std::unique_ptr<Copy> copy = std::move(among[index]);
   among.erase(among.begin() + static_cast<long>(index));
   --flying;
-  passing -= copy.flight == Flight::kPass;
-  if (!is_over(copy)) enlist(std::move(copy));
+  passing -= copy->flight == Flight::kPass;
+  if (!is_over(*copy)) enlist(std::move(copy));
 }
 }  // namespace
 
 void launch(Copy copy) {
   copy.owner = device.current;
   copy.delay = delay();
-  enlist(std::move(copy));
+  enlist(std::make_unique<Copy>(std::move(copy)));
 }
 
 void note_global(const Copy& copy) {
@@ -160,19 +165,22 @@ void note_global(const Copy& copy) {
 }
 
 bool in_flight(const Thread& thread, unsigned pending, bool only_reads) {
-  for (const Copy& copy : copies[thread.cta->window]) {
-    bool counts = copy.flight == Flight::kStore || (copy.flight == Flight::kLanding && !only_reads);
-    if (counts && copy.owner == &thread && copy.number + pending <= thread.bulk_groups) return true;
+  for (const auto& copy : copies[thread.cta->window]) {
+    bool counts =
+        copy->flight == Flight::kStore || (copy->flight == Flight::kLanding && !only_reads);
+    if (counts && copy->owner == &thread && copy->number + pending <= thread.bulk_groups) {
+      return true;
+    }
   }
   return false;
 }
 
 bool advance_copies(bool forced) {
   if (flying == 0) return false;
-  for (std::vector<Copy>& each : copies) {
+  for (Flying& each : copies) {
     for (size_t i = 0; i < each.size();) {
-      if (!forced && each[i].delay) {
-        --each[i++].delay;
+      if (!forced && each[i]->delay) {
+        --each[i++]->delay;
       } else {
         step(each, i);
         if (forced) return true;
@@ -183,20 +191,20 @@ bool advance_copies(bool forced) {
 }
 
 Site copy_into(const Span& span) {
-  for (const Copy& copy : copies[span.window]) {
-    if (copy.fills_shared() && copy.shared.meets(span)) return copy.site;
+  for (const auto& copy : copies[span.window]) {
+    if (copy->fills_shared() && copy->shared.meets(span)) return copy->site;
   }
   return kNoSite;
 }
 
 Site copy_out_of(const Span& span) {
-  for (const Copy& copy : copies[span.window]) {
-    if (copy.flight == Flight::kStore && copy.shared.meets(span)) return copy.site;
+  for (const auto& copy : copies[span.window]) {
+    if (copy->flight == Flight::kStore && copy->shared.meets(span)) return copy->site;
   }
   if (passing == 0) return kNoSite;
   for (const Cta& target : ctas_of(*device.ctas[span.window].cluster)) {
-    for (const Copy& copy : copies[target.window]) {
-      if (copy.flight == Flight::kPass && copy.source.meets(span)) return copy.site;
+    for (const auto& copy : copies[target.window]) {
+      if (copy->flight == Flight::kPass && copy->source.meets(span)) return copy->site;
     }
   }
   return kNoSite;
@@ -204,7 +212,8 @@ Site copy_out_of(const Span& span) {
 
 void check_copies_at_end(const Cluster& cluster) {
   for (const Cta& cta : ctas_of(cluster)) {
-    for (const Copy& copy : copies[cta.window]) {
+    for (const auto& each : copies[cta.window]) {
+      const Copy& copy = *each;
       passing -= copy.flight == Flight::kPass;
       // What has been read needs the CTA no more.
       if (copy.flight == Flight::kLanding) land(copy);
@@ -219,7 +228,8 @@ void check_copies_at_end(const Cluster& cluster) {
 }
 
 void clear_copies() {
-  copies.assign(device.ctas.size(), {});
+  copies.clear();
+  copies.resize(device.ctas.size());
   flying = passing = 0;
 }
 

@@ -50,7 +50,9 @@ Launch read_launch(FILE* file) {
   Launch launch;
   unsigned count = 0;
   int cooperative = 0, early = 0;
-  if (fscanf(file, "%d %d %d", &launch.kernel, &cooperative, &early) != 3) fail("bad job: launch");
+  if (fscanf(file, "%d %d %d %d", &launch.kernel, &cooperative, &early, &launch.rows) != 4) {
+    fail("bad job: launch");
+  }
   launch.cooperative = cooperative != 0;
   launch.early = early != 0;
   read_index(file, launch.grid);

@@ -231,6 +231,10 @@ namespace {
 void bind_arguments() {
   pointers.clear();
   for (int index : device.launch.arguments) {
+    if (index == kRowCount) {
+      pointers.push_back(&device.launch.rows);
+      continue;
+    }
     if (index >= 0) {
       pointers.push_back(buffers[index].region.base);
       continue;

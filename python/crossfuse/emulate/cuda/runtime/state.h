@@ -153,13 +153,16 @@ struct Cluster {
   unsigned live = 0;               // threads that have not finished
 };
 
+constexpr int kRowCount = -1000000;  // the argument that is the number of rows
+
 struct Launch {
   int kernel = 0;
   bool cooperative = false;  // all clusters run at the same time
   bool early = false;        // may start before the launch before it is over
   CrossfuseIndex grid{}, block{}, cluster{};
   size_t dynamic_bytes = 0;
-  std::vector<int> arguments;  // index of a buffer, or of tensor map i as -1 - i
+  int rows = 0;  // of this call, where there may be fewer
+  std::vector<int> arguments;  // index of a buffer, of tensor map i as -1 - i, or kRowCount
   std::vector<CUtensorMap> maps;
   unsigned threads() const { return block.x * block.y * block.z; }
   unsigned ctas() const { return cluster.x * cluster.y * cluster.z; }

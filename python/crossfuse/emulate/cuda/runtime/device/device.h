@@ -109,7 +109,7 @@ __attribute__((no_sanitize("thread"), noinline)) Argument crossfuse_argument(voi
   if constexpr (std::is_pointer_v<Argument>) {
     return static_cast<Argument>(pointer);
   } else {
-    return *static_cast<const Argument*>(pointer);  // a tensor map, taken by value
+    return *static_cast<const Argument*>(pointer);  // a tensor map or a number, taken by value
   }
 }
 template <class... Pointers, std::size_t... Index>

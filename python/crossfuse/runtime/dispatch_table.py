@@ -1,0 +1,207 @@
+"""The table of a dispatch over rows: one kernel library for each bin of M."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import PurePath
+from typing import Any
+
+from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+
+TABLE = "dispatch.json"
+"""Name of the table in its folder, beside the libraries."""
+
+TABLE_VERSION = 1
+"""Raised whenever a reader of the older format would misread the newer."""
+
+
+@dataclass(frozen=True)
+class Bin:
+    """A kernel library, and the calls that it is for.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of a call at most.
+    library : str
+        File name of the library in the table's folder; its manifest lies beside it.
+    manifest_sha256 : str
+        Hash of the manifest's file, which has that of the library.
+    """
+
+    rows: int
+    library: str
+    manifest_sha256: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of a call that one launch computes.
+
+    Attributes
+    ----------
+    first, rows : int
+        First row, and number of rows.
+    bin : int
+        Index of the bin whose kernels compute them.
+    """
+
+    first: int
+    rows: int
+    bin: int
+
+
+@dataclass(frozen=True)
+class DispatchTable:
+    """Bins of M, from few rows to many.
+
+    Attributes
+    ----------
+    name : str
+        What the kernels compute, for messages.
+    bins : tuple[Bin, ...]
+        At least one, each of more rows than the one before.
+    metadata : Mapping[str, Any]
+        What the builder recorded: the workload, where each bin's intermediate lives.
+
+    Raises
+    ------
+    ArtefactRefused
+        If there is no bin, or bins are not in order.
+    """
+
+    name: str
+    bins: tuple[Bin, ...]
+    metadata: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        rows = [each.rows for each in self.bins]
+        whole = all(isinstance(each, int) and each >= 1 for each in rows)
+        if not rows or not whole or sorted(set(rows)) != rows:
+            raise unreadable_table(
+                self.name, f"bins of {rows} rows", "at least one, and each of more rows than before"
+            )
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Rows that each bin takes at most."""
+        return tuple(each.rows for each in self.bins)
+
+    def pieces(self, rows: int) -> tuple[Piece, ...]:
+        """Which kernels compute a call.
+
+        The smallest bin that holds all rows. Of more rows than the last bin holds, as many calls of
+        that as are full, and then the smallest bin that holds the rest: rows do not depend on each
+        other, but each call reads the weights again.
+
+        Parameters
+        ----------
+        rows : int
+            Rows of the call.
+
+        Returns
+        -------
+        tuple[Piece, ...]
+            In the order of the rows; none for no rows.
+
+        Raises
+        ------
+        ArtefactRefused
+            If the number is negative.
+
+        Examples
+        --------
+        >>> bins = tuple(Bin(rows, f"main_{rows}.so", "") for rows in (16, 64))
+        >>> [(each.first, each.rows, each.bin) for each in DispatchTable("", bins, {}).pieces(90)]
+        [(0, 64, 1), (64, 26, 1)]
+        """
+        if rows < 0:
+            raise refuse(
+                ArtefactRefused,
+                "dispatch-rows",
+                self.name,
+                found=f"{rows} rows",
+                limit="0 rows or more",
+                instead="pass tensors",
+            )
+        most = self.rows[-1]
+        full, rest = divmod(rows, most)
+        sizes = [most] * full + [rest] * bool(rest)
+        return tuple(
+            Piece(number * most, size, self._smallest(size)) for number, size in enumerate(sizes)
+        )
+
+    def _smallest(self, rows: int) -> int:
+        return next(index for index, each in enumerate(self.rows) if rows <= each)
+
+    def to_json(self) -> str:
+        """Render as stable, indented JSON.
+
+        Raises
+        ------
+        ArtefactRefused
+            If `metadata` holds something that JSON has no word for.
+        """
+        record = {"format_version": TABLE_VERSION} | asdict(self)
+        try:
+            return json.dumps(record, indent=1, sort_keys=True) + "\n"
+        except (TypeError, ValueError) as error:
+            raise unreadable_table(f"metadata of {self.name}", str(error), "JSON values") from error
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> DispatchTable:
+        """Parse the JSON of `to_json`.
+
+        Parameters
+        ----------
+        text : str
+            The JSON.
+        where : str
+            File that it came from, for messages.
+
+        Returns
+        -------
+        DispatchTable
+            The table.
+
+        Raises
+        ------
+        ArtefactRefused
+            If it is no JSON, of another format version, or incomplete; if bins are not in order, or
+            name files of another folder.
+        """
+        try:
+            record = json.loads(text)
+            version = record["format_version"]
+            if version == TABLE_VERSION:
+                bins = tuple(Bin(**each) for each in record["bins"])
+                table = cls(str(record["name"]), bins, dict(record["metadata"]))
+        except (ValueError, TypeError, KeyError) as error:
+            found = f"{type(error).__name__}: {error}"
+            raise unreadable_table(where, found, "a table in JSON with all its fields") from None
+        if version != TABLE_VERSION:
+            found, limit = f"format version {version}", f"format version {TABLE_VERSION}"
+            raise unreadable_table(where, found, limit)
+        _check_files(table.bins, where)
+        return table
+
+
+def unreadable_table(where: str, found: str, limit: str) -> RefusedError:
+    """Build the refusal of a table that cannot be read or written."""
+    return refuse(
+        ArtefactRefused,
+        "dispatch-table",
+        where,
+        found=found,
+        limit=limit,
+        instead="build the bins again, or copy the whole folder",
+    )
+
+
+def _check_files(bins: Sequence[Bin], where: str) -> None:
+    for each in bins:
+        name = str(each.library)
+        if PurePath(name).name != name or not name.endswith(".so"):
+            raise unreadable_table(where, f"library {name!r}", "file names that end in .so")
