@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -35,6 +36,9 @@ class Annealing(Strategy):
         Factor.
     curiosity : float
         Probability of a random direction.
+    restart : float
+        Probability of a new starting point, the best by the estimate of those that are left,
+        instead of a step.
     """
 
     def __init__(
@@ -43,12 +47,14 @@ class Annealing(Strategy):
         model: Model | None = None,
         seed: int = 0,
         *,
-        temperature: float = 0.2,
+        temperature: float = 0.05,
         cooling: float = 0.97,
         curiosity: float = 0.15,
+        restart: float = 0.25,
     ) -> None:
         super().__init__(space, model, seed)
         self._temperature, self._cooling, self._curiosity = temperature, cooling, curiosity
+        self._restart = restart
         self._gains: dict[Move, tuple[float, int]] = {}
         self._from: dict[int, tuple[int, Move]] = {}
 
@@ -61,7 +67,12 @@ class Annealing(Strategy):
         for _ in range(8 * count):
             if len(taken) == count:
                 return
-            self._temperature *= self._cooling if taken else 1.0
+            if self.rng.random() < self._restart:
+                fresh = self._fresh(taken)
+                taken |= set(fresh)
+                yield from fresh
+                continue
+            self._temperature *= self._cooling
             start = self._start()
             step = None if start is None else self._step(start, taken)
             if start is None or step is None:
@@ -95,6 +106,11 @@ class Annealing(Strategy):
         """
         total, times = self._gains.get(move, (0.0, 0))
         return (_TRUST * predicted + total) / (_TRUST + times)
+
+    def _fresh(self, taken: set[int]) -> list[int]:
+        """The best point by the estimate that is neither known nor taken."""
+        order = (int(each) for each in self.space.order)
+        return list(islice((each for each in order if self.is_new(each) and each not in taken), 1))
 
     def _start(self) -> int | None:
         works = [each for each, time in self.measured.items() if math.isfinite(time)]
