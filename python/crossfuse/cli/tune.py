@@ -66,7 +66,9 @@ def tune(
         require_gpu()
         gpu = environment()["gpu"].get("name", "")
     how = Conditions(target, timeout=timeout, builders=jobs or _cores(), gpu=gpu)
-    tuning = open_tuning(spec, work_dir, how, strategy=strategy.value, learn=learn, seed=seed)
+    tuning = open_tuning(
+        spec, work_dir, how, strategy=strategy.value, learn=learn and trials > 0, seed=seed
+    )
     if (tuning.bundle / "results.jsonl").is_file():
         print_error(f"{tuning.collect()} records came back in {tuning.bundle}")
     for text in tuning.broken:

@@ -27,7 +27,7 @@ from crossfuse.meta_schedule.records import Found, Record, append, read_records
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.kernels.shape import shape_of
-from crossfuse.planner.tune.cost_model import CostModel
+from crossfuse.planner.tune.cost_model import CostModel, require_xgboost
 from crossfuse.planner.tune.drive import make_strategy
 from crossfuse.planner.tune.kernel_space import KernelSpace, space_of
 from crossfuse.planner.tune.strategy import Strategy
@@ -238,7 +238,12 @@ def open_tuning(
         If the folder is of another workload or device; nothing in it is changed.
     PlanRefused
         If there are no kernels of this workload.
+    EnvironmentRefused
+        If it is to learn, and xgboost is not installed.
     """
+    if learn:
+        # Not after the first hours.
+        require_xgboost()
     space = kernels_of(spec, how.target)
     _check(folder, spec, how.target)
     model = CostModel(seed) if learn else None

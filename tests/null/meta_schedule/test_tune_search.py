@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from crossfuse.bench.job import Job
 from crossfuse.cli import app
-from crossfuse.errors import ArtefactRefused
+from crossfuse.errors import ArtefactRefused, EnvironmentRefused
 from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.records import read_records
 from crossfuse.meta_schedule.tune import Tuning, open_tuning
@@ -121,6 +122,15 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, text: str | None)
     with pytest.raises(ArtefactRefused, match=r"name another folder"):
         opened(tmp_path)
     assert path.read_text() == before
+
+
+def test_learning_without_xgboost_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "xgboost", None)
+    with pytest.raises(EnvironmentRefused, match=r"install crossfuse\[tune\]"):
+        open_tuning(SPEC, tmp_path / "new", HOW)
+    assert not (tmp_path / "new").exists()
 
 
 def run(*words: str | Path):

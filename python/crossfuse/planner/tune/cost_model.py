@@ -163,7 +163,7 @@ class CostModel:
         if trees is not None:
             self._trees = trees
             return
-        xgboost = _xgboost()
+        xgboost = require_xgboost()
         rest = np.array(self._corrections) - self._mean
         matrix = xgboost.DMatrix(np.array(self._rows, np.float32), rest)
         settings = {**_SETTINGS, "seed": self._seed}
@@ -178,7 +178,7 @@ def _read_trees(path: Path) -> Any:
     """The trees of a file; None where there are none that can be read."""
     if not path.is_file():
         return None
-    xgboost = _xgboost()
+    xgboost = require_xgboost()
     try:
         found = xgboost.Booster()
         found.load_model(bytearray(path.read_bytes()))
@@ -187,7 +187,8 @@ def _read_trees(path: Path) -> Any:
     return found if found.num_features() == len(NAMES) else None
 
 
-def _xgboost() -> Any:
+def require_xgboost() -> Any:
+    """The package; refused where it is not installed."""
     try:
         import xgboost
     except ImportError as error:
