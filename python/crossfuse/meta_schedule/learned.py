@@ -15,6 +15,7 @@ from crossfuse.meta_schedule.search import microseconds_of
 from crossfuse.meta_schedule.task import Tasks
 from crossfuse.planner.tune.cost_model import CostModel
 from crossfuse.planner.tune.features import NAMES, features
+from crossfuse.runtime.files import write_atomically
 
 
 @derived_object
@@ -44,7 +45,7 @@ class KernelCost(PyCostModel):
 
     def save(self, path: str) -> None:
         """Write what was learned."""
-        self.model.save(path)
+        self.model.save(path, write_atomically)
         if self._others is not None:
             self._others.save(_beside(path))
 

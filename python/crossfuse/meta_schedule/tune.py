@@ -186,7 +186,7 @@ class Tuning:
         """Write what was learned."""
         model: Any = self.search.model
         if isinstance(model, CostModel):
-            model.save(self.folder / "cost_model.json")
+            model.save(self.folder / "cost_model.json", write_atomically)
 
     def _candidate(self, point: int) -> Candidate:
         family, tiles = self.search.space.tiles(point)

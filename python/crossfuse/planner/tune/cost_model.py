@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,9 @@ class CostModel:
             self._corrections.append(math.log(time / prior) if works and time else _FAILED)
         self._fit()
 
-    def save(self, path: str | Path) -> None:
+    def save(
+        self, path: str | Path, write: Callable[[Path, bytes], Any] = Path.write_bytes
+    ) -> None:
         """Write what was learned.
 
         Parameters
@@ -117,9 +119,9 @@ class CostModel:
         path : path
             A JSON file, with the measurements; the trees go beside it, with the further suffix
             ``.ubj``, in xgboost's own format.
+        write : Callable
+            Writes a file, such as `crossfuse.runtime.files.write_atomically`.
         """
-        from crossfuse.runtime.files import write_atomically
-
         document = {
             "version": VERSION,
             "seed": self._seed,
@@ -128,8 +130,8 @@ class CostModel:
             "corrections": self._corrections,
         }
         if self._trees is not None:
-            write_atomically(_trees_beside(path), bytes(self._trees.save_raw("ubj")))
-        write_atomically(Path(path), json.dumps(document).encode())
+            write(_trees_beside(path), bytes(self._trees.save_raw("ubj")))
+        write(Path(path), json.dumps(document).encode())
 
     def load(self, path: str | Path) -> None:
         """Read what `save` wrote; what was known before is forgotten.
