@@ -15,6 +15,7 @@ from crossfuse.hardware import device, tvm_target
 from crossfuse.lower.extract import lower
 from crossfuse.meta_schedule.database import workload_module
 from crossfuse.meta_schedule.fused_space import FusedSpace
+from crossfuse.meta_schedule.intrinsics import import_intrinsics
 from crossfuse.meta_schedule.learned import KernelCost, KernelFeatures
 from crossfuse.meta_schedule.mutator import MutateKernel
 from crossfuse.meta_schedule.plugs import plugs
@@ -29,6 +30,8 @@ ms = pytest.importorskip("tvm.s_tir.meta_schedule")
 
 H100 = device("nvidia-h100")
 SPEC = "G4:M=64"
+# Contexts do it otherwise, in minutes beside torch.
+import_intrinsics()
 TASKS = Tasks(H100)
 
 
