@@ -20,6 +20,7 @@ from crossfuse.cli.emulate import emulate
 from crossfuse.cli.explain import explain
 from crossfuse.cli.output import RefusingGroup
 from crossfuse.cli.timeline import timeline
+from crossfuse.cli.tune import tune
 
 app = typer.Typer(
     name="crossfuse",
@@ -56,6 +57,7 @@ app.command("emulate")(emulate)
 app.command("demo")(demo)
 app.command("bench")(bench)
 app.command("timeline")(timeline)
+app.command("tune")(tune)
 app.add_typer(bundle, name="bundle")
 
 

@@ -14,6 +14,7 @@ import crossfuse.planner.space.cut, crossfuse.planner.space.families
 import crossfuse.planner.plan, crossfuse.planner.explain.explanation
 found = crossfuse.planner.plan.plan("gemm:M=16,K=64,N=64").explain()
 found.text(), found.svg(), found.to_json()
+import crossfuse.planner.tune.drive, crossfuse.planner.tune.cost_model
 print(*sorted({"tvm", "torch", "scipy", "ml_dtypes", "matplotlib"} & set(sys.modules)))
 """
 

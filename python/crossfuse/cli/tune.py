@@ -1,0 +1,141 @@
+"""``crossfuse tune``: search for the fastest kernel of a workload, measuring some."""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from crossfuse.cli.kernel import Target, Workload
+from crossfuse.cli.output import JsonFlag, print_error, print_json
+
+if TYPE_CHECKING:
+    from crossfuse.meta_schedule.tune import Tuning
+
+
+class Where(str, Enum):
+    """Where kernels are measured."""
+
+    local = "local"
+    bundle = "bundle"
+
+
+class How(str, Enum):
+    """How kernels are searched, see `crossfuse.planner.tune.drive.STRATEGIES`."""
+
+    evolution = "evolution"
+    annealing = "annealing"
+    random = "random"
+    model = "model"
+
+
+def tune(
+    workload: Workload,
+    work_dir: Annotated[Path, typer.Option(help="Folder of records; a search goes on there.")],
+    trials: Annotated[int, typer.Option(min=0, help="Kernels to measure; 0: plan only.")] = 64,
+    budget: Annotated[
+        float, typer.Option(min=0, help="Seconds after which none is begun; 0 for no limit.")
+    ] = 0.0,
+    strategy: Annotated[How, typer.Option(help="The search.")] = How.evolution,
+    runner: Annotated[
+        Where, typer.Option(help="local: this GPU; bundle: write a folder for another machine.")
+    ] = Where.local,
+    learn: Annotated[bool, typer.Option(help="Let measurements correct the estimate.")] = True,
+    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes that compile; 0: cores.")] = 0,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for one measurement.")] = 30.0,
+    target: Target = "nvidia-h100",
+    as_json: JsonFlag = False,
+) -> None:
+    """Search for the fastest kernel of a workload.
+
+    Ctrl-C keeps everything measured; the same command goes on with it. Without a trial the planner
+    chooses.
+    """
+    from crossfuse.bench.environment import record as environment
+    from crossfuse.bench.environment import require_gpu
+    from crossfuse.meta_schedule.conditions import Conditions
+    from crossfuse.meta_schedule.tune import open_tuning
+    from crossfuse.workload.suites import resolve
+
+    spec, gpu = resolve(workload), ""
+    if trials and runner is Where.local:
+        require_gpu()
+        gpu = environment()["gpu"].get("name", "")
+    how = Conditions(target, timeout=timeout, builders=jobs or _cores(), gpu=gpu)
+    tuning = open_tuning(
+        spec, work_dir, how, strategy=strategy.value, learn=learn and trials > 0, seed=seed
+    )
+    if (tuning.bundle / "results.jsonl").is_file():
+        print_error(f"{tuning.collect()} records came back in {tuning.bundle}")
+    for text in tuning.broken:
+        print_error(f"left out: {text}")
+    if trials and runner is Where.bundle:
+        _write_bundle(tuning, trials)
+    elif trials:
+        _measure(tuning, trials, budget)
+    _store(tuning)
+    _show(tuning, as_json)
+
+
+def _measure(tuning: Tuning, trials: int, budget: float) -> None:
+    from crossfuse.meta_schedule.progress import Progress
+
+    with Progress(trials) as progress:
+        try:
+            tuning.run(trials, budget=budget or None, report=progress.add)
+        except KeyboardInterrupt:
+            print_error(f"stopped; {len(tuning.added)} new records are in {tuning.records}")
+
+
+def _write_bundle(tuning: Tuning, trials: int) -> None:
+    from crossfuse.meta_schedule.bundle import make_bundle
+
+    candidates = tuning.candidates(trials)
+    make_bundle(candidates, tuning.bundle, tuning.how, build_there=True)
+    print_error(
+        f"{len(candidates)} candidates in {tuning.bundle}: measure them there with "
+        "`crossfuse bundle measure`, copy results.jsonl back, and call this command again"
+    )
+
+
+def _store(tuning: Tuning) -> None:
+    """Add new records to MetaSchedule's database."""
+    if tuning.added:
+        from crossfuse.meta_schedule.database import commit, open_database
+
+        commit(open_database(tuning.folder), tuning.added, tuning.how.target)
+
+
+def _show(tuning: Tuning, as_json: bool) -> None:
+    from crossfuse.planner.plan import plan
+
+    best = tuning.best()
+    if best is not None:
+        found: dict[str, Any] = {
+            "family": best.candidate.family,
+            "tiles": best.candidate.tiles,
+            "microseconds": best.microseconds,
+            "measured": True,
+        }
+    else:
+        chosen = plan(tuning.spec, tuning.how.target)
+        found = {
+            "family": chosen.family,
+            "tiles": chosen.tiles,
+            "microseconds": chosen.microseconds,
+            "measured": False,
+        }
+    if as_json:
+        print_json({"workload": str(tuning.spec), "records": len(tuning.added), "best": found})
+        return
+    how = "measured" if found["measured"] else "estimated, nothing was measured"
+    typer.echo(f"{tuning.spec}: {found['microseconds']:.2f} us ({how})")
+    typer.echo(f"{found['family']} {found['tiles'] or ''}".rstrip())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

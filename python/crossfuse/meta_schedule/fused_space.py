@@ -1,0 +1,106 @@
+"""A SpaceGenerator of MetaSchedule whose designs are the kernels that the planner ranks first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tvm.ir.utils import derived_object
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.meta_schedule.space_generator import PySpaceGenerator
+
+from crossfuse.errors import RefusedError
+from crossfuse.meta_schedule.mutator import MutateKernel
+from crossfuse.meta_schedule.task import Tasks
+from crossfuse.meta_schedule.verify import VerifyLowered
+
+
+@derived_object
+class FusedSpace(PySpaceGenerator):
+    """Designs of chains are traces of our kernels; other functions are left to TVM's rules.
+
+    Parameters
+    ----------
+    tasks : Tasks
+        Shared with the search strategy and the cost model.
+    designs : int
+        Kernels of each family.
+    others : SpaceGenerator | None
+        For functions that are no chain; None for TVM's ``post-order-apply`` with the rules of the
+        target.
+    seed : int
+        Of the mutators.
+    """
+
+    def __init__(
+        self, tasks: Tasks, *, designs: int = 4, others: Any = None, seed: int = 0
+    ) -> None:
+        super().__init__()
+        self.sch_rules: list[Any] = []
+        self.postprocs = [VerifyLowered(tasks.target)]
+        self.mutator_probs: Mapping[Any, float] = {MutateKernel(tasks, seed): 1.0}
+        self._tasks, self._designs, self._others, self._seed = tasks, designs, others, seed
+        self._inner: Any = None
+
+    def _initialize_with_tune_context(self, context: Any) -> None:
+        self._inner = None
+        if self._tasks.of(context.mod) is None:
+            self._inner = others_context(context, space=self._others)
+
+    def generate_design_space(self, mod: Any) -> list[Any]:
+        """Schedule the best kernels of each family.
+
+        Parameters
+        ----------
+        mod : tvm.IRModule
+            Of one function.
+
+        Returns
+        -------
+        list[tvm.s_tir.Schedule]
+            At least one.
+        """
+        task = self._tasks.of(mod)
+        if task is None:
+            return list(self._inner.space_generator.generate_design_space(mod))
+        found = []
+        for group in task.space.groups:
+            order = task.space.order
+            inside = order[(order >= group.first) & (order < group.first + group.size)]
+            for point in inside[: self._designs]:
+                try:
+                    found.append(task.schedule(int(point)))
+                except RefusedError:
+                    # The planner counts what rules take; where they differ, the rule is right.
+                    continue
+        return found
+
+    def clone(self) -> Any:
+        """A generator of its own for each task."""
+        return FusedSpace(self._tasks, designs=self._designs, others=self._others, seed=self._seed)
+
+
+def others_context(context: Any, *, space: Any = None, strategy: Any = None) -> Any:
+    """A context in which TVM's own parts work on a function that is no chain.
+
+    Parameters
+    ----------
+    context : tvm.s_tir.meta_schedule.TuneContext
+        Of the search.
+    space, strategy : SpaceGenerator | SearchStrategy | None
+        None for ``post-order-apply`` and ``evolutionary``.
+
+    Returns
+    -------
+    tvm.s_tir.meta_schedule.TuneContext
+        Initialised.
+    """
+    return ms.TuneContext(
+        mod=context.mod,
+        target=context.target,
+        space_generator=space.clone() if space is not None else "post-order-apply",
+        search_strategy=strategy.clone() if strategy is not None else "evolutionary",
+        task_name=context.task_name,
+        num_threads=int(context.num_threads),
+        rand_state=int(context.rand_state),
+    ).clone()

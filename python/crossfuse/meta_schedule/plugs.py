@@ -1,0 +1,55 @@
+"""The parts of a search that belong together, as arguments of ``tune_tir`` and ``tune_relax``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse.hardware import Device, device
+from crossfuse.planner.tune.cost_model import CostModel
+
+
+def plugs(
+    target: str | Device = "nvidia-h100",
+    *,
+    strategy: str = "evolution",
+    model: CostModel | None = None,
+    designs: int = 4,
+    others: Any = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Make a space generator, a search strategy and a cost model that share what they learn.
+
+    Parameters
+    ----------
+    target : str | Device
+        Where kernels are to run.
+    strategy : str
+        One of `crossfuse.planner.tune.drive.STRATEGIES`.
+    model : CostModel | None
+        What was learned before.
+    designs : int
+        Kernels of each family that are designs.
+    others : SearchStrategy | None
+        For functions that are no chain; None for TVM's ``evolutionary``.
+    seed : int
+        The same seed and measurements give the same search.
+
+    Returns
+    -------
+    dict[str, Any]
+        ``space``, ``strategy`` and ``cost_model``.
+    """
+    from crossfuse.meta_schedule.fused_space import FusedSpace
+    from crossfuse.meta_schedule.intrinsics import import_intrinsics
+    from crossfuse.meta_schedule.learned import KernelCost
+    from crossfuse.meta_schedule.search import KernelSearch
+    from crossfuse.meta_schedule.task import Tasks
+
+    import_intrinsics()
+    tasks = Tasks(device(target))
+    learned = CostModel(seed) if model is None else model
+    return {
+        "space": FusedSpace(tasks, designs=designs, seed=seed),
+        "strategy": KernelSearch(tasks, strategy, learned, others=others, seed=seed),
+        "cost_model": KernelCost(tasks, learned),
+    }

@@ -1,0 +1,185 @@
+"""A SearchStrategy of MetaSchedule that searches among our kernels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm.ir.utils import derived_object
+from tvm.s_tir.meta_schedule.arg_info import ArgInfo
+from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate, PySearchStrategy
+
+from crossfuse.errors import RefusedError
+from crossfuse.meta_schedule.database import FAILED_SECONDS
+from crossfuse.meta_schedule.fused_space import others_context
+from crossfuse.meta_schedule.task import Task, Tasks
+from crossfuse.planner.tune.drive import make_strategy
+from crossfuse.planner.tune.strategy import Model, Strategy
+
+#: Proposals in a row of which none can be scheduled, before a search ends.
+_PATIENCE = 8
+
+
+@derived_object
+class KernelSearch(PySearchStrategy):
+    """Proposes kernels of a chain; other functions are left to TVM's search.
+
+    What the database holds of the same function is known from the start and not measured again.
+
+    Parameters
+    ----------
+    tasks : Tasks
+        Shared with the space generator.
+    kind : str
+        One of `crossfuse.planner.tune.drive.STRATEGIES`.
+    model : Model | None
+        Predicts times; that of `crossfuse.meta_schedule.learned.KernelCost`, which teaches it. None
+        for the estimate.
+    others : SearchStrategy | None
+        For functions that are no chain; None for TVM's ``evolutionary``.
+    seed : int
+        The same seed and measurements give the same proposals.
+    """
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        kind: str = "evolution",
+        model: Model | None = None,
+        *,
+        others: Any = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self._tasks, self._kind, self._model = tasks, kind, model
+        self._others, self._seed = others, seed
+        self._context: Any = None
+        self._inner: Any = None
+        self._task: Task | None = None
+        self._search: Strategy | None = None
+        self._left = self._batch = 0
+
+    def _initialize_with_tune_context(self, context: Any) -> None:
+        self._context, self._inner = context, None
+        self._task = self._tasks.of(context.mod)
+        if self._task is None:
+            self._inner = others_context(context, strategy=self._others).search_strategy
+
+    def pre_tuning(
+        self,
+        max_trials: int,
+        num_trials_per_iter: int,
+        design_spaces: list[Any],
+        database: Any = None,
+        cost_model: Any = None,
+    ) -> None:
+        """Begin a search.
+
+        Parameters
+        ----------
+        max_trials, num_trials_per_iter : int
+            Kernels to measure, and at a time.
+        design_spaces : list[tvm.s_tir.Schedule]
+            For functions that are no chain; a chain's kernels are all searched.
+        database : Database | None
+            What was measured before.
+        cost_model : CostModel | None
+            For functions that are no chain.
+        """
+        if self._inner is not None:
+            self._inner.pre_tuning(
+                max_trials, num_trials_per_iter, design_spaces, database, cost_model
+            )
+            return
+        assert self._task is not None
+        self._search = make_strategy(self._kind, self._task.space, self._model, self._seed)
+        self._left, self._batch = int(max_trials), int(num_trials_per_iter)
+        if database is not None:
+            self._remember(self._task, self._search, database)
+
+    def post_tuning(self) -> None:
+        """End a search."""
+        if self._inner is not None:
+            self._inner.post_tuning()
+        self._search = None
+
+    def generate_measure_candidates(self) -> list[Any] | None:
+        """The kernels to measure next; None at the end."""
+        if self._inner is not None:
+            found = self._inner.generate_measure_candidates()
+            return None if found is None else list(found)
+        assert self._task is not None and self._search is not None
+        candidates: list[Any] = []
+        wanted = min(self._batch, self._left)
+        for _ in range(_PATIENCE if wanted else 0):
+            points = self._search.propose(wanted - len(candidates))
+            candidates += [each for each in map(self._candidate, points) if each is not None]
+            if len(candidates) == wanted or not points:
+                break
+        self._left -= len(candidates)
+        return candidates or None
+
+    def notify_runner_results(self, measure_candidates: list[Any], results: list[Any]) -> None:
+        """Learn what became of candidates.
+
+        Parameters
+        ----------
+        measure_candidates : list[MeasureCandidate]
+            What was measured.
+        results : list[RunnerResult]
+            Times, or errors.
+        """
+        if self._inner is not None:
+            self._inner.notify_runner_results(measure_candidates, results)
+            return
+        assert self._task is not None and self._search is not None
+        points = [self._task.point(each.sch.trace) for each in measure_candidates]
+        times = [microseconds_of(each.run_secs) for each in results]
+        known = [(p, t) for p, t in zip(points, times, strict=True) if p is not None]
+        self._search.observe([p for p, _ in known], [t for _, t in known])
+
+    def clone(self) -> Any:
+        """A search of its own for each task; the model is shared."""
+        return KernelSearch(
+            self._tasks, self._kind, self._model, others=self._others, seed=self._seed
+        )
+
+    def _candidate(self, point: int) -> Any:
+        """A kernel as MetaSchedule measures it; None where it cannot be scheduled."""
+        assert self._task is not None and self._search is not None
+        try:
+            sch = self._task.schedule(point)
+        except RefusedError:
+            self._search.observe([point], [None])
+            return None
+        checks = self._context.space_generator.postprocs or []
+        if not all(each.apply(sch) for each in checks):
+            self._search.observe([point], [None])
+            return None
+        return MeasureCandidate(sch, ArgInfo.from_prim_func(self._task.func))
+
+    def _remember(self, task: Task, search: Strategy, database: Any) -> None:
+        module = self._context.mod
+        if not database.has_workload(module):
+            return
+        workload = database.commit_workload(module)
+        for record in database.get_all_tuning_records():
+            if not record.workload.same_as(workload) and not _equal(record.workload.mod, module):
+                continue
+            point = task.point(record.trace)
+            if point is not None:
+                search.observe([point], [microseconds_of(record.run_secs)])
+
+
+def microseconds_of(seconds: Any) -> float | None:
+    """Mean time of a result; None of one that failed."""
+    if not seconds:
+        return None
+    mean = sum(float(each) for each in seconds) / len(seconds)
+    return mean * 1e6 if math.isfinite(mean) and mean < FAILED_SECONDS / 2 else None
+
+
+def _equal(one: Any, other: Any) -> bool:
+    from tvm_ffi import structural_equal
+
+    return bool(structural_equal(one, other))

@@ -1,0 +1,183 @@
+"""A function of a search as the kernels that compute it, and the note in a trace that names one.
+
+The note is an annotation of the root block, in JSON. It is part of the trace, so that it outlives
+the database, and the lowering passes it by::
+
+    sch.annotate("root", "crossfuse.plan", '{"family": "dsm", "tiles": {"rows": 64, ...}}')
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse._blocks import is_reduction
+from crossfuse.errors import RefusedError
+from crossfuse.hardware import Device
+from crossfuse.planner.chain.spec import Chain
+from crossfuse.planner.cost.fit import LIBRARY
+from crossfuse.planner.cost.rates import rates_of
+from crossfuse.planner.extract.chain import chain_from
+from crossfuse.planner.kernels.shape import shape_of
+from crossfuse.planner.plan import Plan, ranked
+from crossfuse.planner.tune.kernel_space import KernelSpace, space_of
+from crossfuse.schedule.planned import schedule_planned
+
+#: Key of the annotation.
+NOTE = "crossfuse.plan"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One function and all of its kernels.
+
+    Attributes
+    ----------
+    func : tvm.tirx.PrimFunc
+        The function, unscheduled.
+    chain : Chain
+        What it computes.
+    space : KernelSpace
+        The kernels.
+    """
+
+    func: Any
+    chain: Chain
+    space: KernelSpace
+
+    @cached_property
+    def _frame(self) -> Plan:
+        shape = self.space.shape
+        device = self.space.device
+        (found,) = ranked(self.chain, device, k_major=shape.k_major, only=(LIBRARY,))
+        return found
+
+    def schedule(self, point: int) -> Any:
+        """Schedule one kernel.
+
+        Parameters
+        ----------
+        point : int
+            Of `space`.
+
+        Returns
+        -------
+        tvm.s_tir.Schedule
+            Its trace says which plan it is.
+
+        Raises
+        ------
+        ScheduleRefused
+            If the rule does not take these tiles.
+        """
+        family, tiles = self.space.tiles(point)
+        plan = replace(self._frame, family=family, tiles=tiles)
+        sch = schedule_planned(self.func, plan, constant_weights=True)
+        sch.annotate(sch.get_sblock("root"), NOTE, json.dumps({"family": family, "tiles": tiles}))
+        return sch
+
+    def point(self, trace: Any) -> int | None:
+        """The kernel that a trace says it is.
+
+        Parameters
+        ----------
+        trace : tvm.s_tir.schedule.Trace
+            Of a schedule, or of a record.
+
+        Returns
+        -------
+        int | None
+            None where it says nothing, or names no kernel of the space.
+        """
+        text = note(trace)
+        if text is None:
+            return None
+        try:
+            said = json.loads(text)
+            return self.space.find(said["family"], said["tiles"])
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+def note(trace: Any) -> str | None:
+    """The note of a trace; None where there is none."""
+    for each in reversed(trace.insts):
+        if str(each.kind.name) == "Annotate" and str(each.attrs[0]) == NOTE:
+            return str(each.inputs[1])
+    return None
+
+
+def task_of(func: Any, target: Device) -> Task:
+    """Read a function.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc | tvm.IRModule
+        Unscheduled; of a module its only function.
+    target : Device
+        Where kernels are to run.
+
+    Raises
+    ------
+    PlanRefused
+        If it is no chain, or there are no kernels of it: the reason.
+    """
+    if isinstance(func, ir.tvm.IRModule):
+        (func,) = func.functions.values()
+    chain = chain_from(func)
+    shape = shape_of(chain, k_major=is_k_major(func))
+    return Task(func, chain, space_of(shape, target, rates_of(target)))
+
+
+def is_k_major(func: Any) -> bool:
+    """Whether the first weights are stored as [n, k]: what is summed over lies side by side.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        A chain of products.
+    """
+    sch = ir.Schedule(func)
+    for handle in sch.get_child_blocks(sch.get_sblock("root")):
+        block = sch.get(handle)
+        summed = [each.var for each in block.iter_vars if is_reduction(each)]
+        if not summed:
+            continue
+        column = block.writes[0].region[-1].min
+        for read in block.reads:
+            indices = [each.min for each in read.region]
+            if any(each.same_as(column) for each in indices):
+                return any(indices[-1].same_as(each) for each in summed)
+    return True
+
+
+class Tasks:
+    """Functions that a search has met: reading one and listing its kernels takes a while.
+
+    Parameters
+    ----------
+    target : Device
+        Where kernels are to run.
+    """
+
+    def __init__(self, target: Device) -> None:
+        self.target = target
+        self._known: dict[str, Task | RefusedError] = {}
+
+    def of(self, module: Any) -> Task | None:
+        """The task of a module of one function; None where no kernel of ours computes it."""
+        found = self.look(module)
+        return found if isinstance(found, Task) else None
+
+    def look(self, module: Any) -> Task | RefusedError:
+        """The task of a module, or why there is none."""
+        text = str(module.script())
+        if text not in self._known:
+            try:
+                self._known[text] = task_of(module, self.target)
+            except RefusedError as error:
+                self._known[text] = error
+        return self._known[text]

@@ -1,0 +1,276 @@
+"""A search for the fastest kernel of one workload, that goes on where it stopped.
+
+::
+
+    tuning.json         what is tuned, for which device
+    records.jsonl       a record of each measurement, as soon as it is there
+    cost_model.json     what was learned of them (and cost_model.json.ubj)
+    bundle/             candidates that wait for a machine with a GPU
+    database_*.json     MetaSchedule's database
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from crossfuse.errors import ArtefactRefused, refuse
+from crossfuse.hardware import device
+from crossfuse.meta_schedule.campaign import measure_all
+from crossfuse.meta_schedule.candidate import Candidate
+from crossfuse.meta_schedule.conditions import Conditions
+from crossfuse.meta_schedule.records import Found, Record, append, read_records
+from crossfuse.planner.chain.build import chain_of
+from crossfuse.planner.cost.rates import rates_of
+from crossfuse.planner.kernels.shape import shape_of
+from crossfuse.planner.tune.cost_model import CostModel, require_xgboost
+from crossfuse.planner.tune.drive import make_strategy
+from crossfuse.planner.tune.kernel_space import KernelSpace, space_of
+from crossfuse.planner.tune.strategy import Strategy
+from crossfuse.runtime.files import write_atomically
+from crossfuse.workload.spec import WorkloadSpec
+
+VERSION = 1
+
+
+@dataclass
+class Tuning:
+    """A search and its folder.
+
+    Attributes
+    ----------
+    spec : WorkloadSpec
+        What is tuned.
+    folder : pathlib.Path
+        Where everything is kept.
+    how : Conditions
+        How candidates are built and measured.
+    search : Strategy
+        What proposes them; it knows the records of the folder.
+    broken : tuple[str, ...]
+        Lines of the records that are none.
+    """
+
+    spec: WorkloadSpec
+    folder: Path
+    how: Conditions
+    search: Strategy
+    broken: tuple[str, ...] = ()
+    added: list[Record] = field(default_factory=list)
+
+    @property
+    def records(self) -> Path:
+        """The file of records."""
+        return self.folder / "records.jsonl"
+
+    @property
+    def bundle(self) -> Path:
+        """The folder of candidates that wait."""
+        return self.folder / "bundle"
+
+    def candidates(self, count: int) -> list[Candidate]:
+        """The next kernels to measure.
+
+        Parameters
+        ----------
+        count : int
+            At most so many.
+        """
+        return [self._candidate(each) for each in self.search.propose(count)]
+
+    def take(self, record: Record) -> None:
+        """Keep a record.
+
+        Parameters
+        ----------
+        record : Record
+            Of a candidate of this workload.
+        """
+        append(self.records, record)
+        self.added.append(record)
+
+    def learn(self, records: Sequence[Record]) -> None:
+        """Let the search and its model learn.
+
+        Parameters
+        ----------
+        records : Sequence[Record]
+            Those of other workloads, or of kernels that are not in the space, are passed over.
+        """
+        points, times = [], []
+        for each in records:
+            tiles = each.candidate
+            point = self.search.space.find(tiles.family, tiles.tiles)
+            if point is None or tiles.options or tiles.spec != str(self.spec):
+                continue
+            points.append(point)
+            times.append(each.microseconds)
+        self.search.observe(points, times)
+        self.search.model.update(self.search.space, points, times)
+
+    def run(
+        self,
+        trials: int,
+        *,
+        batch: int = 16,
+        budget: float | None = None,
+        report: Callable[[Record], None] = lambda record: None,
+    ) -> None:
+        """Measure on this machine.
+
+        Every record is kept when it is there, so that an interrupt loses what was under way alone.
+
+        Parameters
+        ----------
+        trials : int
+            Kernels to measure.
+        batch : int
+            Kernels that are built and measured between two proposals.
+        budget : float | None
+            Seconds after which no measurement is begun.
+        report : Callable
+            Called with each record.
+        """
+        end = None if budget is None else time.monotonic() + budget
+
+        def stop() -> bool:
+            return end is not None and time.monotonic() > end
+
+        left = trials
+        try:
+            while left > 0 and not stop():
+                candidates = self.candidates(min(batch, left))
+                if not candidates:
+                    break
+                before = len(self.added)
+
+                def keep(record: Record) -> None:
+                    self.take(record)
+                    report(record)
+
+                measure_all(candidates, self.folder, self.how, keep, stop)
+                self.learn(self.added[before:])
+                left -= len(candidates)
+        finally:
+            self.save()
+
+    def collect(self) -> int:
+        """Take the records that came back in the bundle; returns how many are new."""
+        there = read_records(self.records).records
+        known = {(each.candidate.id, each.job, each.gpu) for each in there}
+        found = read_records(self.bundle / "results.jsonl")
+        self.broken += found.broken
+        fresh = [
+            each for each in found.records if (each.candidate.id, each.job, each.gpu) not in known
+        ]
+        for each in fresh:
+            self.take(each)
+        self.learn(fresh)
+        self.save()
+        return len(fresh)
+
+    def best(self) -> Record | None:
+        """The fastest kernel of all records that is right."""
+        found = [
+            each
+            for each in read_records(self.records).records
+            if each.microseconds is not None and each.candidate.spec == str(self.spec)
+        ]
+        return min(found, key=lambda each: each.microseconds or 0.0, default=None)
+
+    def save(self) -> None:
+        """Write what was learned."""
+        model: Any = self.search.model
+        if isinstance(model, CostModel):
+            model.save(self.folder / "cost_model.json", write_atomically)
+
+    def _candidate(self, point: int) -> Candidate:
+        family, tiles = self.search.space.tiles(point)
+        notes = {"estimate": round(float(self.search.space.prior[point]), 3)}
+        return Candidate(str(self.spec), family, tiles, notes=notes)
+
+
+def kernels_of(spec: WorkloadSpec, target: str) -> KernelSpace:
+    """All kernels of a workload, see `crossfuse.planner.tune.kernel_space.space_of`."""
+    known = device(target)
+    shape = shape_of(chain_of(spec), k_major=spec.weights == "nk")
+    return space_of(shape, known, rates_of(known))
+
+
+def open_tuning(
+    spec: WorkloadSpec,
+    folder: Path,
+    how: Conditions,
+    *,
+    strategy: str = "evolution",
+    learn: bool = True,
+    seed: int = 0,
+) -> Tuning:
+    """Begin a search, or go on with that of a folder.
+
+    Parameters
+    ----------
+    spec : WorkloadSpec
+        What to tune.
+    folder : pathlib.Path
+        Made if need be.
+    how : Conditions
+        How to build and measure.
+    strategy : str
+        One of `crossfuse.planner.tune.drive.STRATEGIES`.
+    learn : bool
+        Whether measurements correct the estimate, which needs xgboost.
+    seed : int
+        The same seed and measurements give the same search.
+
+    Returns
+    -------
+    Tuning
+        It knows what was measured in this folder, under the same conditions or others.
+
+    Raises
+    ------
+    ArtefactRefused
+        If the folder is of another workload or device; nothing in it is changed.
+    PlanRefused
+        If there are no kernels of this workload.
+    EnvironmentRefused
+        If it is to learn, and xgboost is not installed.
+    """
+    if learn:
+        # Not after the first hours.
+        require_xgboost()
+    space = kernels_of(spec, how.target)
+    _check(folder, spec, how.target)
+    model = CostModel(seed) if learn else None
+    found = Tuning(spec, folder, how, make_strategy(strategy, space, model, seed))
+    known: Found = read_records(found.records)
+    found.broken = known.broken
+    found.learn(known.records)
+    return found
+
+
+def _check(folder: Path, spec: WorkloadSpec, target: str) -> None:
+    """Write what the folder is of, or hold it against what it was."""
+    path = folder / "tuning.json"
+    wanted = {"version": VERSION, "workload": str(spec), "target": device(target).name}
+    if not path.is_file():
+        write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
+        return
+    try:
+        there = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        there = f"{error}"
+    if there != wanted:
+        raise refuse(
+            ArtefactRefused,
+            "tuning",
+            str(path),
+            found=json.dumps(there),
+            limit=json.dumps(wanted),
+            instead="name another folder; records in this one are kept",
+        )

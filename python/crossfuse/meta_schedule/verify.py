@@ -1,0 +1,58 @@
+"""A Postproc of MetaSchedule that lowers a schedule, and so checks what it takes of the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.ir.utils import derived_object
+from tvm.s_tir.meta_schedule.postproc import PyPostproc
+
+from crossfuse.errors import RefusedError
+from crossfuse.hardware import Device
+from crossfuse.meta_schedule.task import note
+
+
+@derived_object
+class VerifyLowered(PyPostproc):
+    """Accepts kernels of ours that lower: shared memory, registers and clusters are known then.
+
+    Nothing is compiled. TVM's own ``VerifyGPUCode`` reads the schedule before shared memory is
+    divided among the CTAs of a cluster, and counts too much. Schedules that are not of a plan pass.
+
+    Parameters
+    ----------
+    target : Device
+        Whose limits hold.
+    """
+
+    def __init__(self, target: Device) -> None:
+        super().__init__()
+        self._target = target
+        #: Why the last schedule was turned down; empty where it was not.
+        self.reason = ""
+
+    def _initialize_with_tune_context(self, context: Any) -> None:
+        pass
+
+    def apply(self, sch: Any) -> bool:
+        """Whether the schedule lowers.
+
+        Parameters
+        ----------
+        sch : tvm.s_tir.Schedule
+            Of one function.
+        """
+        from crossfuse.lower.extract import lower
+
+        self.reason = ""
+        if note(sch.trace) is None:
+            return True
+        try:
+            lower(sch.mod, self._target)
+        except RefusedError as error:
+            self.reason = str(error)
+        return not self.reason
+
+    def clone(self) -> Any:
+        """A check of the same device."""
+        return VerifyLowered(self._target)

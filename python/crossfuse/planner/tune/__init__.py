@@ -1,0 +1,1 @@
+"""Searches among the kernels of a chain: which to measure next, and what measurements teach."""

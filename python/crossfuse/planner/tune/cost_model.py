@@ -1,0 +1,216 @@
+"""The analytical estimate, corrected by what was measured.
+
+``time = estimate * exp(correction)``. The correction is the mean of what is known, and, from some
+measurements on, what trees (xgboost) add to it by the features of a kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, refuse
+from crossfuse.planner.tune.features import NAMES, features
+from crossfuse.planner.tune.kernel_space import KernelSpace
+
+VERSION = 1
+#: The least number of measurements that trees are grown from.
+FEWEST = 8
+#: Measurements of no correction that the mean begins with.
+_DOUBT = 2.0
+#: Correction of what does not compile, hangs, dies or is wrong: four times the estimate.
+_FAILED = math.log(4.0)
+_SETTINGS = {
+    "max_depth": 4,
+    "eta": 0.15,
+    "lambda": 1.0,
+    "min_child_weight": 1,
+    "base_score": 0.0,
+    "tree_method": "exact",
+    "nthread": 1,
+    "objective": "reg:squarederror",
+}
+_ROUNDS = 80
+
+
+class CostModel:
+    """Predicts times of kernels, by the estimate alone until something was measured.
+
+    Measurements of all chains teach one model: their extents are among the features.
+
+    Parameters
+    ----------
+    seed : int
+        Of xgboost.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+        self._rows: list[list[float]] = []
+        self._corrections: list[float] = []
+        self._mean = 0.0
+        self._trees: Any = None
+
+    def __len__(self) -> int:
+        """Measurements that it knows."""
+        return len(self._rows)
+
+    def predict(self, space: KernelSpace, points: np.ndarray) -> np.ndarray:
+        """Predict times.
+
+        Parameters
+        ----------
+        space : KernelSpace
+            Whose points they are.
+        points : np.ndarray
+            Which.
+
+        Returns
+        -------
+        np.ndarray
+            Microseconds.
+        """
+        prior = space.prior[np.asarray(points, np.int64)]
+        if not self._rows:
+            return prior
+        correction = self._mean
+        if self._trees is not None:
+            correction = correction + self._trees.inplace_predict(features(space, points))
+        found: np.ndarray = prior * np.exp(correction)
+        return found
+
+    def update(
+        self, space: KernelSpace, points: Sequence[int], microseconds: Sequence[float | None]
+    ) -> None:
+        """Learn from measurements.
+
+        Parameters
+        ----------
+        space : KernelSpace
+            Whose points they are.
+        points : Sequence[int]
+            What was measured.
+        microseconds : Sequence[float | None]
+            Times; None of what does not work.
+        """
+        given = np.asarray(points, np.int64)
+        if not given.size:
+            return
+        for row, prior, time in zip(
+            features(space, given).tolist(), space.prior[given], microseconds, strict=True
+        ):
+            self._rows.append(row)
+            works = time is not None and math.isfinite(time)
+            self._corrections.append(math.log(time / prior) if works and time else _FAILED)
+        self._fit()
+
+    def save(
+        self, path: str | Path, write: Callable[[Path, bytes], Any] = Path.write_bytes
+    ) -> None:
+        """Write what was learned.
+
+        Parameters
+        ----------
+        path : path
+            A JSON file, with the measurements; the trees go beside it, with the further suffix
+            ``.ubj``, in xgboost's own format.
+        write : Callable
+            Writes a file, such as `crossfuse.runtime.files.write_atomically`.
+        """
+        document = {
+            "version": VERSION,
+            "seed": self._seed,
+            "names": NAMES,
+            "rows": self._rows,
+            "corrections": self._corrections,
+        }
+        if self._trees is not None:
+            write(_trees_beside(path), bytes(self._trees.save_raw("ubj")))
+        write(Path(path), json.dumps(document).encode())
+
+    def load(self, path: str | Path) -> None:
+        """Read what `save` wrote; what was known before is forgotten.
+
+        Trees that are missing or damaged are grown again from the measurements.
+
+        Raises
+        ------
+        ArtefactRefused
+            If the file is none, damaged, or of other features.
+        """
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+            if document["version"] != VERSION or tuple(document["names"]) != NAMES:
+                raise ValueError(f"version {document['version']}, {len(document['names'])} names")
+            rows = np.array(document["rows"], np.float64).reshape(-1, len(NAMES))
+            corrections = np.array(document["corrections"], np.float64)
+            if len(rows) != len(corrections) or not np.isfinite(corrections).all():
+                raise ValueError(f"{len(rows)} rows, {len(corrections)} corrections")
+            seed = int(document["seed"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _damaged(path, f"{type(error).__name__}: {error}") from error
+        self._seed, self._rows, self._corrections = seed, rows.tolist(), corrections.tolist()
+        self._fit(_read_trees(_trees_beside(path)))
+
+    def _fit(self, trees: Any = None) -> None:
+        self._mean = sum(self._corrections) / (len(self._corrections) + _DOUBT)
+        self._trees = None
+        if len(self._rows) < FEWEST:
+            return
+        if trees is not None:
+            self._trees = trees
+            return
+        xgboost = require_xgboost()
+        rest = np.array(self._corrections) - self._mean
+        matrix = xgboost.DMatrix(np.array(self._rows, np.float32), rest)
+        settings = {**_SETTINGS, "seed": self._seed}
+        self._trees = xgboost.train(settings, matrix, num_boost_round=_ROUNDS)
+
+
+def _trees_beside(path: str | Path) -> Path:
+    return Path(f"{path}.ubj")
+
+
+def _read_trees(path: Path) -> Any:
+    """The trees of a file; None where there are none that can be read."""
+    if not path.is_file():
+        return None
+    xgboost = require_xgboost()
+    try:
+        found = xgboost.Booster()
+        found.load_model(bytearray(path.read_bytes()))
+    except xgboost.core.XGBoostError:
+        return None
+    return found if found.num_features() == len(NAMES) else None
+
+
+def require_xgboost() -> Any:
+    """The package; refused where it is not installed."""
+    try:
+        import xgboost
+    except ImportError as error:
+        raise refuse(
+            EnvironmentRefused,
+            "xgboost",
+            "cost model",
+            found="no package xgboost",
+            limit="xgboost, which learns what the estimate misses",
+            instead="install crossfuse[tune], or search with the estimate alone",
+        ) from error
+    return xgboost
+
+
+def _damaged(path: str | Path, found: str) -> RefusedError:
+    return refuse(
+        ArtefactRefused,
+        "cost-model",
+        str(path),
+        found=found,
+        limit=f"a cost model of version {VERSION}, of the features of this version",
+        instead="delete it: the records of the same folder teach a new one",
+    )

@@ -1,0 +1,92 @@
+"""A search from the first proposal to the last measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from crossfuse.errors import PlanRefused, refuse
+from crossfuse.planner.tune.annealing import Annealing
+from crossfuse.planner.tune.baselines import ModelOnly, RandomSearch
+from crossfuse.planner.tune.evolution import Evolution
+from crossfuse.planner.tune.kernel_space import KernelSpace
+from crossfuse.planner.tune.strategy import Model, Strategy
+
+#: Measures points; None of what does not work.
+Measure: TypeAlias = Callable[[Sequence[int]], Sequence[float | None]]
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    "evolution": Evolution,
+    "annealing": Annealing,
+    "random": RandomSearch,
+    "model": ModelOnly,
+}
+
+
+def make_strategy(
+    name: str, space: KernelSpace, model: Model | None = None, seed: int = 0
+) -> Strategy:
+    """Make a search.
+
+    Parameters
+    ----------
+    name : str
+        A key of `STRATEGIES`.
+    space, model, seed
+        See `Strategy`.
+
+    Raises
+    ------
+    PlanRefused
+        If there is none of that name.
+    """
+    if name not in STRATEGIES:
+        raise refuse(
+            PlanRefused,
+            "strategy",
+            "name of a search",
+            found=repr(name),
+            limit=", ".join(STRATEGIES),
+            instead="name one of these",
+        )
+    return STRATEGIES[name](space, model, seed)
+
+
+def drive(
+    strategy: Strategy,
+    measure: Measure,
+    trials: int,
+    *,
+    batch: int = 8,
+    stop: Callable[[], bool] = lambda: False,
+) -> int | None:
+    """Measure what a search proposes, and let it and its model learn.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        The search.
+    measure : Measure
+        Measures a batch.
+    trials : int
+        Points to measure.
+    batch : int
+        Points that are measured between two proposals.
+    stop : Callable
+        Asked before each batch whether to leave the rest.
+
+    Returns
+    -------
+    int | None
+        The fastest point; None where nothing works.
+    """
+    left = trials
+    while left > 0 and not stop():
+        points = strategy.propose(min(batch, left))
+        if not points:
+            break
+        times = measure(points)
+        strategy.observe(points, list(times))
+        strategy.model.update(strategy.space, points, times)
+        left -= len(points)
+    return strategy.best
