@@ -8,8 +8,8 @@ from typing import Any
 
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device, tvm_target
-from crossfuse.meta_schedule.families import schedule_candidate
 from crossfuse.meta_schedule.records import Record
+from crossfuse.meta_schedule.scheduled import schedule_candidate
 
 #: What MetaSchedule takes for the time of a candidate that has none.
 FAILED_SECONDS = 1e10

@@ -16,8 +16,8 @@ from tvm.s_tir.meta_schedule.runner import RunnerResult
 from crossfuse.bench.job import OURS, STATUSES, Job, Timing
 from crossfuse.meta_schedule.build import Build
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.families import candidate_of
 from crossfuse.meta_schedule.records import Record, append
+from crossfuse.meta_schedule.scheduled import candidate_of
 from crossfuse.workload.spec import WorkloadSpec
 
 

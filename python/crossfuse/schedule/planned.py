@@ -7,14 +7,8 @@ from typing import Any
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.planner.plan import Plan
+from crossfuse.schedule.families import FAMILIES, schedule_family
 from crossfuse.schedule.rules.chain import read_chain
-from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
-from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
-from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
-from crossfuse.schedule.rules.register_tiles import RegisterTiles
-from crossfuse.schedule.rules.tensor_tiles import TensorTiles
-from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
-from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 
 #: What a function must have in common with the chain that was planned.
 _EXTENTS = ("m", "n", "k", "l", "products")
@@ -90,23 +84,10 @@ def schedule_planned(func: Any, plan: Plan, *, constant_weights: bool = False) -
     ScheduleRefused
         If the plan is not to fuse, or the function is not what it is of.
     """
-    tiles, constant = plan.tiles, constant_weights
     _check_chain(func, plan)
-    if plan.family == "gemm":
-        return schedule_tiled_gemm(func, tiles=TensorTiles(**tiles), constant_weights=constant)
-    if plan.family in ("l2", "global"):
-        first, second = (TensorTiles(**tiles[each]) for each in ("first", "second"))
-        staged = plan.family == "l2"
-        return schedule_tiled_ffn(
-            func, first=first, second=second, staged=staged, constant_weights=constant
-        )
-    if plan.family == "dsm":
-        return schedule_clustered_ffn(
-            func, tiles=ClusterTiles(**tiles), constant_weights=constant, target=plan.device
-        )
-    if plan.family == "registers":
-        return schedule_register_ffn(
-            func, tiles=RegisterTiles(**tiles), constant_weights=constant, target=plan.device
+    if plan.family in FAMILIES:
+        return schedule_family(
+            func, plan.family, plan.tiles, plan.device, constant_weights=constant_weights
         )
     raise refuse(
         ScheduleRefused,

@@ -15,9 +15,9 @@ from crossfuse.meta_schedule.bundle import make_bundle, measure_bundle, open_bun
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.database import FAILED_SECONDS, commit, open_database, workload_module
-from crossfuse.meta_schedule.families import candidate_of, schedule_candidate
 from crossfuse.meta_schedule.measurer import Measurer
 from crossfuse.meta_schedule.records import Record, read_records
+from crossfuse.meta_schedule.scheduled import candidate_of, schedule_candidate
 from crossfuse.runtime import load
 
 pytest.importorskip("torch")

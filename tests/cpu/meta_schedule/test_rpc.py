@@ -11,7 +11,7 @@ from cpu.meta_schedule.test_measure import FULL, candidate
 from crossfuse.hardware import device, tvm_target
 from crossfuse.meta_schedule.builder import NvccBuilder
 from crossfuse.meta_schedule.database import workload_module
-from crossfuse.meta_schedule.families import schedule_candidate
+from crossfuse.meta_schedule.scheduled import schedule_candidate
 
 pytest.importorskip("tornado")
 tvm = pytest.importorskip("tvm")

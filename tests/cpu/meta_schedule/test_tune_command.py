@@ -13,8 +13,8 @@ from crossfuse.hardware import device, tvm_target
 from crossfuse.lower.extract import lower
 from crossfuse.meta_schedule.bundle import measure_bundle, open_bundle
 from crossfuse.meta_schedule.database import workload_module
-from crossfuse.meta_schedule.families import schedule_candidate
 from crossfuse.meta_schedule.records import read_records
+from crossfuse.meta_schedule.scheduled import schedule_candidate
 from crossfuse.schedule.trace_json import trace_json
 from null.meta_schedule.test_tune_search import HOW, SPEC
 

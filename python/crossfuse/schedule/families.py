@@ -1,0 +1,94 @@
+"""The rule of each family of kernels, with tiles as plans and candidates name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.hardware import Device
+from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
+from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
+from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
+from crossfuse.schedule.rules.register_tiles import RegisterTiles
+from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
+from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
+
+#: Families that a rule makes.
+FAMILIES = ("gemm", "registers", "dsm", "l2", "global")
+_PHASES = ("first", "second")
+
+
+def schedule_family(
+    func: Any,
+    family: str,
+    tiles: Mapping[str, Any],
+    target: str | Device,
+    *,
+    constant_weights: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Schedule a function as a kernel of a family.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        A canonical function, see `crossfuse.workload.prim_func`.
+    family : str
+        One of `FAMILIES`.
+    tiles : Mapping[str, Any]
+        Fields of `TensorTiles`, `RegisterTiles` or `ClusterTiles`; of ``l2`` and ``global`` those
+        of `TensorTiles` for ``"first"`` and ``"second"``. What is left out is chosen.
+    target : str | Device
+        What the rules count CTAs of.
+    constant_weights : bool
+        Whether no kernel that may still be running writes the weights.
+    options : Mapping[str, Any] | None
+        Further arguments of the rule.
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+        The schedule, with its trace.
+
+    Raises
+    ------
+    ScheduleRefused
+        If the tiles are no fields of the family's, or the rule has no such schedule.
+    """
+    further = dict(options or {}, constant_weights=constant_weights)
+    made = partial(_tiles, family)
+    if family == "gemm":
+        return schedule_tiled_gemm(func, tiles=made(TensorTiles, tiles), **further)
+    if family == "registers":
+        chosen = made(RegisterTiles, tiles)
+        return schedule_register_ffn(func, tiles=chosen, target=target, **further)
+    if family == "dsm":
+        chosen = made(ClusterTiles, tiles)
+        return schedule_clustered_ffn(func, tiles=chosen, target=target, **further)
+    if unknown := tiles.keys() - set(_PHASES):
+        raise _unknown(family, unknown, _PHASES)
+    first, second = (made(TensorTiles, tiles.get(phase, {})) for phase in _PHASES)
+    staged = family == "l2"
+    return schedule_tiled_ffn(func, first=first, second=second, staged=staged, **further)
+
+
+def _tiles(family: str, kind: type, given: Mapping[str, Any]) -> Any:
+    known = tuple(each.name for each in fields(kind))
+    if unknown := given.keys() - set(known):
+        raise _unknown(family, unknown, known)
+    return kind(**given)
+
+
+def _unknown(family: str, unknown: set[str], known: tuple[str, ...]) -> Exception:
+    return refuse(
+        ScheduleRefused,
+        "tiles",
+        f"family '{family}'",
+        found=", ".join(sorted(unknown)),
+        limit=", ".join(known),
+        instead="name tile extents like these",
+    )

@@ -1,0 +1,28 @@
+"""Tiles that a family of kernels has not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from crossfuse.errors import ScheduleRefused
+from crossfuse.schedule.families import schedule_family
+from crossfuse.workload import parse, prim_func
+
+CHAIN = "gemm_chain:M=64,K=64,N=128,L=64,dtype=bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("family", "tiles", "text"),
+    [
+        ("dsm", {"rows": 64, "part": 2}, "family 'dsm': found part; limit: rows, cluster, parts"),
+        ("registers", {"row": 64}, "family 'registers': found row; limit: rows, columns, parts"),
+        ("l2", {"third": {}}, "family 'l2': found third; limit: first, second. Instead: name tile"),
+        ("global", {"first": {"row": 64}}, "family 'global': found row; limit: rows, columns"),
+    ],
+)
+def test_unknown_tiles(family: str, tiles: dict[str, Any], text: str) -> None:
+    with pytest.raises(ScheduleRefused) as caught:
+        schedule_family(prim_func(parse(CHAIN)), family, tiles, "nvidia-h100")
+    assert f"tiles: {text}" in str(caught.value)
