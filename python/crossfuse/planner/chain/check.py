@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from crossfuse.errors import PlanRefused, RefusedError, refuse
-
-if TYPE_CHECKING:
-    from crossfuse.planner.chain.spec import Chain, Product
-
+from crossfuse.planner.chain.parts import Links, Product
 
 #: What a cluster calls the weights of the first product, beside the dims of the chain.
 TERMS = "terms"
 
 
-def check_chain(chain: Chain) -> None:
+def check_chain(chain: Links) -> None:
     """Refuse what is not a chain of products.
 
     Parameters
     ----------
-    chain : Chain
+    chain : Links
         As its constructor got it.
 
     Raises
@@ -43,12 +39,12 @@ def check_chain(chain: Chain) -> None:
     _check_reductions(chain)
 
 
-def refuse_reductions(chain: Chain) -> None:
+def refuse_reductions(chain: Links) -> None:
     """Refuse a chain whose reductions are not all sums of products.
 
     Parameters
     ----------
-    chain : Chain
+    chain : Links
         What is about to be analysed.
 
     Raises
@@ -66,7 +62,7 @@ def refuse_reductions(chain: Chain) -> None:
         )
 
 
-def _check_names(chain: Chain) -> None:
+def _check_names(chain: Links) -> None:
     names = {"dims": [each.name for each in chain.dims]}
     names["tensors"] = [each.name for each in chain.tensors]
     for what, present in names.items():
@@ -96,7 +92,7 @@ def _check_names(chain: Chain) -> None:
                 raise _refused(f"product of {product.output}", found, limit, "add the tensor")
 
 
-def _check_sizes(chain: Chain) -> None:
+def _check_sizes(chain: Links) -> None:
     sizes: list[tuple[str, object]] = [(f"dim {each.name}", each.extent) for each in chain.dims]
     sizes += [(f"item of {each.name}", each.item) for each in chain.tensors]
     sizes += [(f"repeats of {each.name}", each.repeats) for each in chain.tensors]
@@ -105,7 +101,7 @@ def _check_sizes(chain: Chain) -> None:
             raise _refused(where, value, "a positive integer", "write 1, say")
 
 
-def _check_links(chain: Chain, index: int) -> None:
+def _check_links(chain: Links, index: int) -> None:
     """Each product's left operand and the roles of its tensors."""
     product, where = chain.products[index], f"product of {chain.products[index].output}"
     if index and product.left != chain.products[index - 1].output:
@@ -124,7 +120,7 @@ def _check_links(chain: Chain, index: int) -> None:
             raise _refused(where, found, f"{role}, from its place in the chain", f"write {role}")
 
 
-def _check_dims(chain: Chain, product: Product) -> None:
+def _check_dims(chain: Links, product: Product) -> None:
     where, reduction = f"product of {product.output}", product.reduction
     left, output = chain.tensor(product.left), chain.tensor(product.output)
     rights = [chain.tensor(each) for each in product.rights]
@@ -151,7 +147,7 @@ def _check_dims(chain: Chain, product: Product) -> None:
         raise _refused(where, found, limit, "index the output by these")
 
 
-def _check_further(chain: Chain, index: int) -> None:
+def _check_further(chain: Links, index: int) -> None:
     """Further inputs are read at elements of their product."""
     product, loops = chain.products[index], chain.loops(index)
     for name in product.further:
@@ -162,7 +158,7 @@ def _check_further(chain: Chain, index: int) -> None:
             raise _refused(where, found, limit, "read it where a product has that dim")
 
 
-def _check_reductions(chain: Chain) -> None:
+def _check_reductions(chain: Links) -> None:
     names = [each.name for each in chain.tensors]
     for each in chain.reductions:
         where = f"reduction '{each.name}'"
@@ -176,7 +172,7 @@ def _check_reductions(chain: Chain) -> None:
             raise _refused(where, found, f"dims of {each.tensor}: {limit}", "name one of these")
 
 
-def _check_use(chain: Chain) -> None:
+def _check_use(chain: Links) -> None:
     """Dims and tensors without a use; outputs that are made twice."""
     indexed = {dim for tensor in chain.tensors for dim in tensor.dims}
     for dim in chain.dims:
