@@ -13,6 +13,13 @@ if TYPE_CHECKING:
 #: Shared memory that one CTA can own on compute capability 9.0, in bytes (227 KiB).
 MAX_SHARED_BYTES = 232448
 
+#: CTAs of a cluster, and clusters at once on an H100 SXM (`scripts/calibrate.py`), where groups of
+#: SMs hold fewer than all SMs would.
+_CLUSTERS = (
+    *((3, 39), (4, 30), (5, 22), (6, 17), (7, 15), (8, 15), (9, 9)),
+    *((size, 7) for size in range(10, 17)),
+)
+
 
 @dataclass(frozen=True)
 class Device:
@@ -51,7 +58,7 @@ class Device:
     max_threads: int = 1024
     registers: int = 65536
     l2_bytes: int = 50 * 2**20
-    clusters: tuple[tuple[int, int], ...] = ((4, 30), (8, 15), (16, 7))
+    clusters: tuple[tuple[int, int], ...] = _CLUSTERS
 
     def resident_clusters(self, size: int) -> int:
         """Clusters of `size` CTAs that run at the same time; the driver has the last word."""
