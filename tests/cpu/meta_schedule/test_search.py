@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cpu.meta_schedule.loggers import drop_nameless_handlers
 from cpu.meta_schedule.planted import NoteBuilder, PlantedRunner
 from crossfuse.hardware import device, tvm_target
 from crossfuse.lower.extract import lower
@@ -47,6 +47,7 @@ def task(text: str = SPEC) -> Task:
 
 def tune(folder: Path, trials: int, runner: Any, name: str = "built", **given: Any) -> Any:
     parts = {**plugs(), **given}
+    drop_nameless_handlers()
     return ms.tune_tir(
         prim_func(resolve(SPEC)),
         tvm_target("nvidia-h100"),
@@ -199,8 +200,7 @@ def model_with_others() -> Any:
 
 
 def test_a_model_with_other_operators_is_tuned(tmp_path: Path) -> None:
-    # TVM asks handlers of its logger for names, which those of pytest have not.
-    logging.getLogger("tvm.s_tir.meta_schedule").handlers.clear()
+    drop_nameless_handlers()
     target = tvm_target("nvidia-h100")
     parts = plugs(others=ms.search_strategy.ReplayTrace())
     runner = PlantedRunner(TASKS, module())

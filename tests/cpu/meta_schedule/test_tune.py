@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cpu.meta_schedule.loggers import drop_nameless_handlers
 from cpu.meta_schedule.test_measure import FULL, STAND_IN, candidate
 from crossfuse.bench.job import Job, Timing
 from crossfuse.hardware import tvm_target
@@ -42,6 +43,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("tuned")
     seen: list[tuple[str, Timing]] = []
     runner = GpuRunner(HOW, lambda path, spec, timing: seen.append((spec, timing)))
+    drop_nameless_handlers()
     database = ms.tune_tir(
         prim_func(parse(FULL)),
         tvm_target("nvidia-h100"),
