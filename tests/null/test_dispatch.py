@@ -204,7 +204,11 @@ def test_the_table_is_read_as_it_was_written(folder: Path) -> None:
     text = (folder / TABLE).read_text()
     found = DispatchTable.from_json(text, "here")
     assert found.rows == BINS
-    assert [each.library for each in found.bins] == ["main_16.so", "main_64.so", "main_128.so"]
+    assert [each.shared_object for each in found.bins] == [
+        "main_16.so",
+        "main_64.so",
+        "main_128.so",
+    ]
     assert found.metadata == {"source": "S3", "placement": {"16": "dsm"}}
     assert found.to_json() == text
 
@@ -238,7 +242,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "no bins": (lambda f: changed(f, bins=[]), "found bins of [] rows; "),
     "a bin without a library": (lambda f: changed(f, bins=[{"rows": 4}]), "found TypeError: "),
     "a library of another folder": (
-        lambda f: changed(f, bins=[{"rows": 4, "library": "../x.so", "manifest_sha256": ""}]),
+        lambda f: changed(f, bins=[{"rows": 4, "shared_object": "../x.so", "manifest_sha256": ""}]),
         "found library '../x.so'; limit: file names that end in .so.",
     ),
     "another manifest": (

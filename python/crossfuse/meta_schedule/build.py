@@ -45,7 +45,7 @@ class Build:
         return Build(**value)
 
 
-def library(folder: Path, candidate: Candidate) -> Path:
+def shared_object(folder: Path, candidate: Candidate) -> Path:
     """Where the library of a candidate lies."""
     return folder / "libraries" / f"{candidate.id}.so"
 
@@ -58,7 +58,7 @@ def build_candidate(candidate: Candidate, folder: Path, target: str, timeout: fl
     candidate : Candidate
         What to build.
     folder : pathlib.Path
-        Of the bundle; the library goes to `library`.
+        Of the bundle; the library goes to `shared_object`.
     target : str
         Device to compile for.
     timeout : float
@@ -71,7 +71,7 @@ def build_candidate(candidate: Candidate, folder: Path, target: str, timeout: fl
     """
     start = time.perf_counter()
     try:
-        if candidate.family != "eager" and not _is_built(library(folder, candidate)):
+        if candidate.family != "eager" and not _is_built(shared_object(folder, candidate)):
             _build(candidate, folder, target, timeout)
         found = Build("ok")
     except RefusedError as error:
@@ -95,7 +95,7 @@ def _build(candidate: Candidate, folder: Path, target: str, timeout: float) -> N
     lowered = lower(schedule_candidate(candidate, spec), spec, name="main")
     build_library(
         lowered.image,
-        library(folder, candidate),
+        shared_object(folder, candidate),
         device=spec,
         metadata={"candidate": candidate.to_json()},
         timeout=timeout,

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from crossfuse.meta_schedule.build import library
+from crossfuse.meta_schedule.build import shared_object
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.measurer import Measurer
@@ -39,7 +39,7 @@ def measure_all(
     candidates : Sequence[Candidate]
         What to measure.
     folder : pathlib.Path
-        Where libraries lie or go (`crossfuse.meta_schedule.build.library`), and references.
+        Where libraries lie or go (`crossfuse.meta_schedule.build.shared_object`), and references.
     how : Conditions
         How.
     report : Callable
@@ -108,6 +108,6 @@ class _Turns:
         job, gpu = self._how.job_of(candidate), self._how.gpu
         if build.status != "ok":
             return Record(candidate, build, job, None, 0, gpu)
-        path = library(self._folder, candidate)
+        path = shared_object(self._folder, candidate)
         timing, attempts = measurer.measure(job, path, candidate.family)
         return Record(candidate, build, job, timing, attempts, gpu)

@@ -68,7 +68,7 @@ def preparing(
     groups : Sequence[Group]
         What to build, first things first.
     folder : pathlib.Path
-        Where libraries go, see `crossfuse.meta_schedule.build.library`.
+        Where libraries go, see `crossfuse.meta_schedule.build.shared_object`.
     how : Conditions
         How.
     with_references : bool

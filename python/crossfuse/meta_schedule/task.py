@@ -18,7 +18,7 @@ from crossfuse._blocks import is_reduction
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.cost.fit import LIBRARY
+from crossfuse.planner.cost.fit import EAGER
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.extract.chain import chain_from
 from crossfuse.planner.kernels.shape import shape_of
@@ -52,7 +52,7 @@ class Task:
     def _frame(self) -> Plan:
         shape = self.space.shape
         device = self.space.device
-        (found,) = ranked(self.chain, device, k_major=shape.k_major, only=(LIBRARY,))
+        (found,) = ranked(self.chain, device, k_major=shape.k_major, only=(EAGER,))
         return found
 
     def schedule(self, point: int) -> Any:

@@ -16,8 +16,8 @@ from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.cost.estimate import estimate, library
-from crossfuse.planner.cost.fit import LIBRARY
+from crossfuse.planner.cost.estimate import eager, estimate
+from crossfuse.planner.cost.fit import EAGER
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.kernels.every import FAMILIES, Kernel, count, every, families, select
 from crossfuse.planner.kernels.resources import Resources, moved_bytes, resources
@@ -191,8 +191,8 @@ def ranked(
     chain, stored = _read_workload(workload, k_major)
     shape = shape_of(chain, k_major=stored)
     known = rates or rates_of(spec)
-    frame = Plan(chain, stored, spec.name, LIBRARY, {}, 0.0, {}, "", {})
-    wanted = tuple(only) or (*families(shape), LIBRARY)
+    frame = Plan(chain, stored, spec.name, EAGER, {}, 0.0, {}, "", {})
+    wanted = tuple(only) or (*families(shape), EAGER)
     _check(wanted)
     plans = [
         each for family in wanted for each in _of_family(frame, family, shape, spec, known, keep)
@@ -238,8 +238,8 @@ def _none_fits(wanted: Sequence[str], shape: Shape, spec: Device) -> RefusedErro
 def _of_family(
     frame: Plan, family: str, shape: Shape, spec: Device, rates: Rates, keep: int
 ) -> list[Plan]:
-    if family == LIBRARY:
-        found = library(shape, rates, spec.sms)
+    if family == EAGER:
+        found = eager(shape, rates, spec.sms)
         terms = _numbers(found.terms)
         return [
             replace(
@@ -296,13 +296,13 @@ def runner_of(other: Plan, best: Plan) -> Runner:
 
 
 def _check(wanted: Sequence[str]) -> None:
-    odd = [each for each in wanted if each not in (*FAMILIES, LIBRARY)]
+    odd = [each for each in wanted if each not in (*FAMILIES, EAGER)]
     if odd:
         raise refuse(
             PlanRefused,
             "plan",
             "only",
             found=repr(odd[0]),
-            limit=", ".join((*FAMILIES, LIBRARY)),
+            limit=", ".join((*FAMILIES, EAGER)),
             instead="name some of these families",
         )

@@ -231,14 +231,14 @@ def load_dispatch(folder: str | os.PathLike[str], *, check_device: bool = True) 
         raise unreadable_table(str(path), f"{type(error).__name__}", "a table") from None
     table = DispatchTable.from_json(text, str(path))
     for each in table.bins:
-        manifest = path.with_name(each.library).with_suffix(".json")
+        manifest = path.with_name(each.shared_object).with_suffix(".json")
         # One that is missing is named by `load`.
         found = sha256(manifest.read_bytes()) if manifest.is_file() else each.manifest_sha256
         if found != each.manifest_sha256:
             raise unreadable_table(
                 str(manifest), f"a file of hash {found}", f"{each.manifest_sha256}, as in {TABLE}"
             )
-    kernels = [load(path.with_name(each.library), check_device=False) for each in table.bins]
+    kernels = [load(path.with_name(each.shared_object), check_device=False) for each in table.bins]
     if check_device:
         kernels[0].check_device()
     return Dispatch(table, kernels)
@@ -264,12 +264,14 @@ def check_alike(table: DispatchTable, manifests: Sequence[Manifest]) -> None:
         counts = {buffer.shape[0] for buffer in manifest.buffers if buffer.rows}
         if counts != {each.rows}:
             found = f"kernels for at most {counts.pop()} rows" if counts else "kernels of all rows"
-            raise unreadable_table(each.library, found, f"kernels for at most {each.rows} rows")
+            raise unreadable_table(
+                each.shared_object, found, f"kernels for at most {each.rows} rows"
+            )
         if _one_row(manifest) != _one_row(first) or manifest.arch != first.arch:
             raise unreadable_table(
-                each.library,
+                each.shared_object,
                 f"({_text(manifest)}) on {manifest.arch}",
-                f"({_text(first)}) on {first.arch}, as {table.bins[0].library} has them",
+                f"({_text(first)}) on {first.arch}, as {table.bins[0].shared_object} has them",
             )
 
 

@@ -25,14 +25,14 @@ class Bin:
     ----------
     rows : int
         Rows of a call at most.
-    library : str
+    shared_object : str
         File name of the library in the table's folder; its manifest lies beside it.
     manifest_sha256 : str
         Hash of the manifest's file, which has that of the library.
     """
 
     rows: int
-    library: str
+    shared_object: str
     manifest_sha256: str
 
 
@@ -202,6 +202,6 @@ def unreadable_table(where: str, found: str, limit: str) -> RefusedError:
 
 def _check_files(bins: Sequence[Bin], where: str) -> None:
     for each in bins:
-        name = str(each.library)
+        name = str(each.shared_object)
         if PurePath(name).name != name or not name.endswith(".so"):
             raise unreadable_table(where, f"library {name!r}", "file names that end in .so")

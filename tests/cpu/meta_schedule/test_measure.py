@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from crossfuse.bench.job import Job
-from crossfuse.meta_schedule.build import build_candidate, library
+from crossfuse.meta_schedule.build import build_candidate, shared_object
 from crossfuse.meta_schedule.bundle import make_bundle, measure_bundle, open_bundle
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.conditions import Conditions
@@ -43,7 +43,7 @@ def test_a_candidate_of_each_family_compiles(tmp_path: Path, family: str) -> Non
     each = candidate(family, tiles=WAYS[family])
     built = build_candidate(each, tmp_path, "nvidia-h100", 300)
     assert built.status == "ok", built.message
-    kernel = load(library(tmp_path, each), check_device=False)
+    kernel = load(shared_object(tmp_path, each), check_device=False)
     assert kernel.manifest.metadata["candidate"] == each.to_json()
     # It is found the next time.
     assert build_candidate(each, tmp_path, "nvidia-h100", 0.001).status == "ok"
@@ -123,7 +123,7 @@ def test_the_database_replays_what_was_measured(bundle, tmp_path: Path) -> None:
     database = open_database(tmp_path)
     module = workload_module(FULL)
     replayed = database.query_schedule(module, tvm_target("nvidia-h100"), "main")
-    manifest = load(library(bundle.folder, chosen.candidate), check_device=False).manifest
+    manifest = load(shared_object(bundle.folder, chosen.candidate), check_device=False).manifest
     assert lower(replayed).image.launches == manifest.launches
     (record,) = database.get_top_k(database.commit_workload(module), 3)
     assert [float(each) for each in record.run_secs] == pytest.approx([7.5e-6])
@@ -147,7 +147,7 @@ def test_the_database_has_no_time_of_what_broke(bundle, tmp_path: Path) -> None:
 
 def test_moods_of_a_kernel(bundle, tmp_path: Path) -> None:
     """The process as it is, with kernels that hang, die and err."""
-    built = library(bundle.folder, candidate("registers", tiles=WAYS["registers"]))
+    built = shared_object(bundle.folder, candidate("registers", tiles=WAYS["registers"]))
     for mood in ("right", "wrong", "die", "hang"):
         for suffix in (".so", ".json"):
             shutil.copy(built.with_suffix(suffix), tmp_path / f"{mood}-kernel{suffix}")

@@ -11,7 +11,7 @@ import pytest
 
 from crossfuse.errors import EnvironmentRefused
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.estimate import TERMS, estimate, library
+from crossfuse.planner.cost.estimate import TERMS, eager, estimate
 from crossfuse.planner.cost.fit import Sample, fit, predict, rank_correlation, report
 from crossfuse.planner.cost.loop import overlapped
 from crossfuse.planner.cost.rates import Fitted, rates_from, rates_of
@@ -105,7 +105,7 @@ def test_devices_without_a_record_are_refused() -> None:
 
 def test_a_fit_finds_the_constants_that_times_were_made_with() -> None:
     """Times of the model itself, from a wrong start."""
-    wanted = replace(RATES.fitted, flag=1.3, relaunch=5.0, hbm=0.8, library_kernel=2.0)
+    wanted = replace(RATES.fitted, flag=1.3, relaunch=5.0, hbm=0.8, eager_kernel=2.0)
     known = samples()[::3]
     times = predict(known, H100)(replace(RATES, fitted=wanted))
     made = [
@@ -113,7 +113,7 @@ def test_a_fit_finds_the_constants_that_times_were_made_with() -> None:
     ]
     found = fit(made, RATES, H100, pull=100.0)
     assert found.spread < 0.01
-    for name in ("flag", "relaunch", "hbm", "library_kernel"):
+    for name in ("flag", "relaunch", "hbm", "eager_kernel"):
         assert getattr(found.rates.fitted, name) == pytest.approx(getattr(wanted, name), rel=0.1)
 
 
@@ -138,13 +138,11 @@ def test_estimates_rank_what_was_measured() -> None:
     assert set(told["families"]) == {"registers", "dsm", "l2", "global", "eager"}
 
 
-def test_the_library_pays_for_each_kernel_and_each_byte() -> None:
+def test_eager_pays_for_each_kernel_and_each_byte() -> None:
     small, wide = shape("G1"), shape("S3")
-    base = float(library(small, RATES).microseconds)
-    assert base > 3 * RATES.fitted.library_kernel
-    assert (
-        float(library(wide, RATES).terms["hbm"]) > sum(wide.weight_bytes) / RATES.measured.hbm_read
-    )
+    base = float(eager(small, RATES).microseconds)
+    assert base > 3 * RATES.fitted.eager_kernel
+    assert float(eager(wide, RATES).terms["hbm"]) > sum(wide.weight_bytes) / RATES.measured.hbm_read
     assert Fitted() != RATES.fitted
 
 

@@ -277,7 +277,7 @@ def _registers(work: _Work, clock: _Clock, kernel: RegisterKernel) -> None:
     work.sums(clock, second, choose(kernel.size > 1, 1, kernel.parts))
 
 
-def library(shape: Shape, rates: Rates, sms: int = 132) -> Estimate:
+def eager(shape: Shape, rates: Rates, sms: int = 132) -> Estimate:
     """Estimate cuBLAS: a kernel for each product and for each activation, in a CUDA graph.
 
     Gate and up are one product of both weights, an activation and a multiplication.
@@ -286,14 +286,14 @@ def library(shape: Shape, rates: Rates, sms: int = 132) -> Estimate:
     clock = _Clock()
     weights = shape.weight_bytes
     flops = (2.0 * shape.m * shape.n * shape.k * shape.products, 2.0 * shape.m * shape.n * shape.l)
-    peak = fitted.library_tensor * rates.tensor_rate(128, 256, shape.item) * sms
+    peak = fitted.eager_tensor * rates.tensor_rate(128, 256, shape.item) * sms
     for size, work in zip(weights, flops, strict=True):
-        hbm = size / (fitted.library * rates.measured.hbm_read)
+        hbm = size / (fitted.eager * rates.measured.hbm_read)
         tensor = work / peak
         clock.loop(Streams(hbm, 0.0, 0.0, tensor, (0.0, tensor)), 0.0)
     # A product, an activation (of gate and up: two), and a product.
     count = np.where(np.asarray(shape.l) > 0, 2 + shape.products, 1)
-    clock.add("kernels", count * fitted.library_kernel)
+    clock.add("kernels", count * fitted.eager_kernel)
     return Estimate(clock.terms, clock.busy)
 
 

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.estimate import estimate, library
+from crossfuse.planner.cost.estimate import eager, estimate
 from crossfuse.planner.cost.rates import Fitted, Rates
 from crossfuse.planner.kernels.every import memories
 from crossfuse.planner.kernels.read import read_kernel, stack
 from crossfuse.planner.kernels.shape import Shape
 
 #: Family of the unfused baseline, which has no tiles of ours.
-LIBRARY = "eager"
+EAGER = "eager"
 _NAMES = tuple(each.name for each in fields(Fitted))
 
 
@@ -37,7 +37,7 @@ class Sample:
     shape : Shape
         Its extents.
     family : str
-        One of `crossfuse.planner.kernels.every.FAMILIES`, or `LIBRARY`.
+        One of `crossfuse.planner.kernels.every.FAMILIES`, or `EAGER`.
     tiles : Mapping[str, Any]
         Its tiles, see `read_kernel`.
     microseconds : float
@@ -82,7 +82,7 @@ def predict(samples: Sequence[Sample], device: Device) -> Callable[[Rates], np.n
     stacks: list[tuple[list[int], Any, Shape, Any]] = []
     for (family, *_), indices in groups.items():
         shapes = _together([samples[each].shape for each in indices])
-        if family == LIBRARY:
+        if family == EAGER:
             stacks.append((indices, None, shapes, None))
             continue
         kernels = stack([read_kernel(family, samples[each].tiles) for each in indices])
@@ -92,7 +92,7 @@ def predict(samples: Sequence[Sample], device: Device) -> Callable[[Rates], np.n
         found = np.zeros(len(samples))
         for indices, kernels, shapes, room in stacks:
             if kernels is None:
-                found[indices] = library(shapes, rates).microseconds
+                found[indices] = eager(shapes, rates).microseconds
             else:
                 found[indices] = estimate(kernels, shapes, device, rates, room).microseconds
         return found
@@ -206,7 +206,7 @@ def report(samples: Sequence[Sample], errors: np.ndarray) -> dict[str, Any]:
     chains: dict[str, list[int]] = {}
     for index, each in enumerate(samples):
         families.setdefault(each.family, []).append(float(errors[index]))
-        if each.family != LIBRARY:
+        if each.family != EAGER:
             chains.setdefault(each.spec, []).append(index)
     times = np.array([each.microseconds for each in samples])
     guesses = times * np.exp(errors)

@@ -63,7 +63,7 @@ class Fitted:
         Time of a CTA's partial sums through L2, in times of taking in as many bytes.
     store : float
         From the last sum to the end of the kernel; us.
-    library, library_tensor, library_kernel : float
+    eager, eager_tensor, eager_kernel : float
         Kernels of cuBLAS: shares of memory's rate and of the tensor cores' that they reach; time
         for each, in a graph; us.
     """
@@ -91,9 +91,9 @@ class Fitted:
     part: float = 0.1
     summed: float = 1.0
     store: float = 1.0
-    library: float = 0.8
-    library_tensor: float = 0.6
-    library_kernel: float = 2.5
+    eager: float = 0.8
+    eager_tensor: float = 0.6
+    eager_kernel: float = 2.5
 
 
 @dataclass(frozen=True)

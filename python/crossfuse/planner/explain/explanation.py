@@ -11,8 +11,8 @@ from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.chain.check import refuse_reductions
 from crossfuse.planner.cost.alone import alone
-from crossfuse.planner.cost.estimate import library
-from crossfuse.planner.cost.fit import LIBRARY
+from crossfuse.planner.cost.estimate import eager
+from crossfuse.planner.cost.fit import EAGER
 from crossfuse.planner.cost.loop import room_for, turns_of
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.dataflow.counts import least
@@ -157,9 +157,9 @@ def explain(
     known = rates or rates_of(spec)
     chain, shape = plan.chain, shape_of(plan.chain, k_major=plan.k_major)
     refuse_reductions(chain)
-    kernel = None if plan.family == LIBRARY else read_kernel(plan.family, plan.tiles)
+    kernel = None if plan.family == EAGER else read_kernel(plan.family, plan.tiles)
     if kernel is None:
-        found = dict(library(shape, known, spec.sms).busy)
+        found = dict(eager(shape, known, spec.sms).busy)
     else:
         found = alone(kernel, shape, spec, known)
     times = {name: float(each) for name, each in found.items()}
