@@ -13,8 +13,9 @@ from tvm.s_tir.meta_schedule.feature_extractor import PyFeatureExtractor
 
 from crossfuse.meta_schedule.search import microseconds_of
 from crossfuse.meta_schedule.task import Tasks
+from crossfuse.planner.cost.features import NAMES
 from crossfuse.planner.tune.cost_model import CostModel
-from crossfuse.planner.tune.features import NAMES, features
+from crossfuse.planner.tune.features import features
 from crossfuse.runtime.files import write_atomically
 
 

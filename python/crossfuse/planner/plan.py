@@ -16,6 +16,7 @@ from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.chain.spec import Chain
+from crossfuse.planner.cost.corrected import corrected
 from crossfuse.planner.cost.estimate import eager, estimate
 from crossfuse.planner.cost.fit import EAGER
 from crossfuse.planner.cost.rates import Rates, rates_of
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 #: Version of the JSON form.
 VERSION = 1
+
+#: Tiles of a family, the best by the estimate, that are corrected by what was learned.
+_NEAR = 4000
 
 
 @dataclass(frozen=True)
@@ -255,13 +259,16 @@ def _of_family(
     candidates = every(family, shape, spec)
     if not count(candidates):
         return []
+    # What trees say costs more than the estimate: only those near the best are worth it.
     times = np.asarray(estimate(candidates, shape, spec, rates).microseconds)
-    order = np.argsort(times, kind="stable")[:keep]
+    near = np.argsort(times, kind="stable")[: max(_NEAR, keep)]
+    times = np.asarray(corrected(select(candidates, near), shape, spec, rates).microseconds)
+    order = near[np.argsort(times, kind="stable")[:keep]]
     return [_of_kernel(frame, select(candidates, int(each)), shape, spec, rates) for each in order]
 
 
 def _of_kernel(frame: Plan, kernel: Kernel, shape: Shape, spec: Device, rates: Rates) -> Plan:
-    found = estimate(kernel, shape, spec, rates)
+    found = corrected(kernel, shape, spec, rates)
     terms = _numbers(found.terms)
     return replace(
         frame,

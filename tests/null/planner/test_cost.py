@@ -11,10 +11,11 @@ import pytest
 
 from crossfuse.errors import EnvironmentRefused
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.estimate import TERMS, eager, estimate
+from crossfuse.planner.cost.estimate import eager, estimate
 from crossfuse.planner.cost.fit import Sample, fit, predict, rank_correlation, report
 from crossfuse.planner.cost.loop import overlapped
 from crossfuse.planner.cost.rates import Fitted, rates_from, rates_of
+from crossfuse.planner.cost.terms import TERMS
 from crossfuse.planner.kernels.every import count, select
 from crossfuse.planner.kernels.read import read_kernel
 from null.planner.test_kernels import CASES, H100, shape, some

@@ -11,7 +11,7 @@ import pytest
 
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device
-from crossfuse.planner.cost.estimate import TERMS
+from crossfuse.planner.cost.terms import TERMS
 from crossfuse.planner.explain.explanation import Explanation, explain, explain_best
 from crossfuse.planner.explain.layout import Share
 from crossfuse.planner.explain.levels import LEVELS

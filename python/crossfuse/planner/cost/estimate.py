@@ -14,13 +14,12 @@ While the intermediate passes, weights of the second phase are loaded, as many a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from crossfuse.hardware import Device
+from crossfuse.planner.cost.clock import Clock
 from crossfuse.planner.cost.loop import (
     Load,
     Streams,
@@ -31,6 +30,7 @@ from crossfuse.planner.cost.loop import (
     turns_of,
 )
 from crossfuse.planner.cost.rates import Rates, at
+from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.dataflow.counts import Count, Share, choose, least, where
 from crossfuse.planner.kernels.clustered import ClusteredKernel
 from crossfuse.planner.kernels.every import Kernel, memories
@@ -40,83 +40,8 @@ from crossfuse.planner.kernels.registers import RegisterKernel
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.kernels.tiled import TiledKernel
 
-#: Names of terms, in the order in which they are told.
-TERMS = (
-    "start",
-    "hbm",
-    "l2",
-    "ingest",
-    "tensor",
-    "waves",
-    "epilogue",
-    "imbalance",
-    "flag",
-    "relaunch",
-    "gather",
-    "exchange",
-    "barrier",
-    "sums",
-    "spills",
-    "store",
-    "kernels",
-)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Time of one candidate, or of many.
-
-    Attributes
-    ----------
-    terms : Mapping[str, Share]
-        Microseconds by name, of those in `TERMS` that there are. What a stream of a loop takes
-        beyond those told before it counts as its own.
-    busy : Mapping[str, Share]
-        Microseconds that each stream would take alone.
-    """
-
-    terms: Mapping[str, Share]
-    busy: Mapping[str, Share] = field(default_factory=dict)
-
-    @property
-    def microseconds(self) -> Share:
-        """All terms together."""
-        return sum(self.terms.values())
-
-    @property
-    def bound(self) -> str:
-        """The longest stream of one candidate; ``"latency"`` if all take less than half."""
-        name = max(self.busy, key=lambda each: float(self.busy[each]))
-        return name if float(self.busy[name]) > float(self.microseconds) / 2 else "latency"
-
-
-class _Clock:
-    """Adds terms up."""
-
-    def __init__(self) -> None:
-        self.terms: dict[str, Any] = {}
-        self.busy: dict[str, Any] = {}
-
-    def add(self, name: str, time: Share) -> None:
-        self.terms[name] = self.terms.get(name, 0.0) + time
-
-    def loop(self, found: Streams, between: Share) -> Share:
-        """Add a phase's loop; `between` of its tiles their epilogues are in the way of wgmma.
-
-        Each stream is told by what it adds to those before it, so that all of them are the whole.
-        """
-        before: Share = 0.0
-        even = (found.hbm, found.l2, *found.even)
-        for number, name in enumerate(("hbm", "l2", "ingest", "tensor"), 1):
-            after = overlapped(*even[:number])
-            self.add(name, after - before)
-            before = after
-        whole = overlapped(found.hbm, found.l2, found.ingest, found.tensor + between)
-        self.add("waves", whole - before)
-        alone = (found.hbm, found.l2, found.ingest, found.tensor)
-        for name, time in zip(("hbm", "l2", "ingest", "tensor"), alone, strict=True):
-            self.busy[name] = self.busy.get(name, 0.0) + time
-        return whole
+#: Float32 sums of a thread from which on ptxas may spill some, and where it spills most.
+_SUMS = {"dsm": (212, 240), "l2": (230, 240)}
 
 
 @dataclass(frozen=True)
@@ -138,7 +63,7 @@ class _Work:
     def load(self, fresh: Share, ahead: Share = 0.0) -> Load:
         return Load(self.kernel.cluster, self.active, fresh, ahead)
 
-    def run(self, clock: _Clock, phase: Phase, load: Load) -> Share:
+    def run(self, clock: Clock, phase: Phase, load: Load) -> Share:
         """Add a phase's loop, and the epilogue of its last tiles."""
         epilogue = self.epilogue(phase)
         turns = turns_of(phase, load.active)
@@ -155,23 +80,54 @@ class _Work:
 
     def ahead(self, phase: Phase, gap: Share) -> Share:
         """Bytes of the next phase's weights that a CTA loads in a gap."""
+        return np.minimum(self.filled(phase), gap * self.arrival)
+
+    def filled(self, phase: Phase) -> Share:
+        """Bytes of a phase's weights that the ring of a CTA holds."""
+        return np.minimum(self.room.right, phase.steps) * phase.right
+
+    @property
+    def arrival(self) -> Share:
+        """Bytes a microsecond of memory that come to a CTA."""
         ctas = self.active * self.kernel.cluster
         share = self.rates.fitted.hbm * self.rates.measured.hbm_read / ctas
-        speed = np.minimum(ingest_speed(self.rates), share)
-        most = np.minimum(self.room.right, phase.steps) * phase.right
-        return np.minimum(most, gap * speed)
+        return np.minimum(ingest_speed(self.rates), share)
 
-    def exchange(self, clock: _Clock, phase: Phase) -> None:
+    def exchange(self, clock: Clock, phase: Phase) -> None:
         """Partial sums through DSM, where a reduction is split over a cluster."""
         split = phase.split
         sent = phase.received * (split - 1) / split
         sent = sent / (self.rates.fitted.push * at(self.rates.measured.dsm_push, split))
         barrier = at(self.rates.measured.cluster_barrier, split)
         peers = self.rates.fitted.exchange * split
-        clock.add("exchange", where(split > 1, peers + sent, 0.0))
-        clock.add("barrier", where(split > 1, barrier, 0.0))
+        turns = turns_of(phase, self.active)
+        clock.add("exchange", where(split > 1, turns * (peers + sent), 0.0))
+        clock.add("barrier", where(split > 1, turns * barrier, 0.0))
 
-    def sums(self, clock: _Clock, phase: Phase, parts: Count) -> None:
+    def again(self, clock: Clock, phase: Phase) -> None:
+        """Clusters of a split reduction make one tile: those that find no room begin anew."""
+        turns = turns_of(phase, self.active)
+        clock.add(
+            "waves",
+            where(phase.split > 1, (turns - 1) * (self.start + self.rates.fitted.store), 0.0),
+        )
+
+    @property
+    def start(self) -> Share:
+        """From the launch to the first tiles."""
+        fitted, measured = self.rates.fitted, self.rates.measured
+        latency = measured.early_launch + measured.hbm
+        latency = latency + at(measured.cluster_barrier, self.kernel.cluster)
+        return fitted.start + latency + fitted.crowd * np.log2(self.active * self.kernel.cluster)
+
+    def spills(self, clock: Clock, first: Phase, second: Phase) -> None:
+        """Sums of both products in the registers of one warpgroup, where there are too many."""
+        fewest, full = _SUMS[self.kernel.family]
+        most = np.clip((first.sums + second.sums - fewest) / (full - fewest), 0, 1)
+        spilt = most * (first.rows == 64) * turns_of(second, self.active)
+        clock.add("spills", self.rates.fitted.spill * spilt * second.steps * second.depth)
+
+    def sums(self, clock: Clock, phase: Phase, parts: Count) -> None:
         """Partial sums through L2, of several parts."""
         fitted, rates = self.rates.fitted, self.rates.measured
         rows = least(phase.rows, self.shape.m)
@@ -206,11 +162,8 @@ def estimate(
         input to be in L2.
     """
     room = room or memories(kernel, shape, device)[-1]
-    work, clock = _Work(kernel, shape, device, rates, room), _Clock()
-    fitted, measured = rates.fitted, rates.measured
-    latency = measured.early_launch + measured.hbm + at(measured.cluster_barrier, kernel.cluster)
-    ctas = work.active * kernel.cluster
-    start = fitted.start + latency + fitted.crowd * np.log2(ctas)
+    work, clock = _Work(kernel, shape, device, rates, room), Clock()
+    fitted, start = rates.fitted, work.start
     clock.add("start", start)
     if not isinstance(kernel, TiledKernel):
         # Clusters that find no room at first begin anew.
@@ -226,28 +179,32 @@ def estimate(
     return Estimate(clock.terms, clock.busy)
 
 
-def _tiled(work: _Work, clock: _Clock, kernel: TiledKernel) -> None:
+def _tiled(work: _Work, clock: Clock, kernel: TiledKernel) -> None:
     shape, fitted = work.shape, work.rates.fitted
     first, *others = kernel.phases(shape)
     weights = shape.weight_bytes
     whole = work.run(clock, first, work.load(weights[0]))
     work.exchange(clock, first)
+    work.again(clock, first)
     for second in others:
         late = fitted.imbalance * whole
         clock.add("imbalance", late)
         staged = kernel.place == "l2"
         passing: Share = fitted.flag + work.rates.measured.flag if staged else fitted.relaunch
         # Tiles of the intermediate come behind the weights that were asked for before them.
-        queue = np.minimum(work.room.right, second.steps) * second.right
-        passing = passing + fitted.queue * queue / ingest_speed(work.rates)
+        queue = fitted.queue * work.filled(second) / work.arrival
+        passing = overlapped(passing, queue)
         clock.add("flag" if staged else "relaunch", passing)
         gap = late + passing + work.epilogue(first)
         ahead = work.ahead(second, gap)
         work.run(clock, second, work.load(weights[1], ahead))
         work.exchange(clock, second)
+        work.again(clock, second)
+        if staged:
+            work.spills(clock, first, second)
 
 
-def _clustered(work: _Work, clock: _Clock, kernel: ClusteredKernel) -> None:
+def _clustered(work: _Work, clock: Clock, kernel: ClusteredKernel) -> None:
     shape, fitted, size = work.shape, work.rates.fitted, kernel.size
     first, second = kernel.phases(shape)
     weights = shape.weight_bytes
@@ -260,13 +217,10 @@ def _clustered(work: _Work, clock: _Clock, kernel: ClusteredKernel) -> None:
     ahead = work.ahead(second, gather + work.epilogue(first))
     work.run(clock, second, work.load(weights[1], ahead))
     work.sums(clock, second, kernel.parts)
-    # Sums of both products in the registers of one warpgroup's threads, of tiles this wide.
-    wide = np.clip((first.columns * first.products - 192) / 64, 0, 1)
-    spilt = wide * np.clip((second.columns - 128) / 128, 0, 1) * (first.rows == 64)
-    clock.add("spills", work.rates.fitted.spill * spilt * second.steps * second.depth * turns)
+    work.spills(clock, first, second)
 
 
-def _registers(work: _Work, clock: _Clock, kernel: RegisterKernel) -> None:
+def _registers(work: _Work, clock: Clock, kernel: RegisterKernel) -> None:
     shape = work.shape
     first, second = kernel.phases(shape)
     weights = shape.weight_bytes
@@ -283,7 +237,7 @@ def eager(shape: Shape, rates: Rates, sms: int = 132) -> Estimate:
     Gate and up are one product of both weights, an activation and a multiplication.
     """
     fitted = rates.fitted
-    clock = _Clock()
+    clock = Clock()
     weights = shape.weight_bytes
     flops = (2.0 * shape.m * shape.n * shape.k * shape.products, 2.0 * shape.m * shape.n * shape.l)
     peak = fitted.eager_tensor * rates.tensor_rate(128, 256, shape.item) * sms

@@ -7,7 +7,7 @@ what was fitted to the times of whole kernels (`scripts/fit_costs.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from crossfuse.errors import EnvironmentRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.calibration.record import Measured, measured
+from crossfuse.planner.cost.trees import Trees, trees_of
 from crossfuse.planner.dataflow.counts import Count, Share
 
 
@@ -106,10 +107,13 @@ class Rates:
         Rates and latencies.
     fitted : Fitted
         What they leave open.
+    trees : Trees | None
+        What was learned from measured kernels beyond them, if anything.
     """
 
     measured: Measured
     fitted: Fitted = Fitted()
+    trees: Trees | None = None
 
     def tensor_rate(self, rows: Count, columns: Count, item: int) -> Share:
         """Operations a microsecond of one SM, of tiles by their shape.
@@ -166,11 +170,11 @@ def rates_from(measured: Measured) -> Rates:
 
 
 def rates_of(device: Device) -> Rates:
-    """Rates of the packaged record of a device.
+    """Rates of the packaged record of a device, with what was learned of it.
 
     Raises
     ------
     EnvironmentRefused
         If there is none.
     """
-    return rates_from(measured(device.name))
+    return replace(rates_from(measured(device.name)), trees=trees_of(device.name))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from crossfuse.planner.cost.estimate import TERMS
+from crossfuse.planner.cost.terms import TERMS
 from crossfuse.planner.explain.explanation import Explanation
 from crossfuse.planner.explain.layout import Range, Share
 from crossfuse.planner.explain.tables import by_tile, range_text, size_text

@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.planner.cost.estimate import TERMS
+from crossfuse.planner.cost.terms import TERMS
 from crossfuse.planner.explain.explanation import Explanation, Usage
 from crossfuse.planner.explain.layout import Range, Share
 from crossfuse.planner.explain.levels import LEVELS

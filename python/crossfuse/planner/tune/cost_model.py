@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, refuse
-from crossfuse.planner.tune.features import NAMES, features
+from crossfuse.planner.cost.features import NAMES
+from crossfuse.planner.tune.features import features
 from crossfuse.planner.tune.kernel_space import KernelSpace
 
 VERSION = 1

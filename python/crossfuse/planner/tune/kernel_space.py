@@ -21,7 +21,7 @@ import numpy as np
 
 from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.estimate import estimate
+from crossfuse.planner.cost.corrected import corrected
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.kernels.every import Kernel, count, every, families, select
 from crossfuse.planner.kernels.read import read_kernel
@@ -160,7 +160,7 @@ class KernelSpace:
         """Estimated microseconds of all points."""
         found = [
             np.broadcast_to(
-                estimate(each.kernels, self.shape, self.device, self.rates).microseconds, each.size
+                corrected(each.kernels, self.shape, self.device, self.rates).microseconds, each.size
             )
             for each in self.groups
         ]

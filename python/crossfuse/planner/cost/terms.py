@@ -1,0 +1,60 @@
+"""Named terms of an estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from crossfuse.planner.dataflow.counts import Share
+
+#: Term of what was learned from measured kernels, see `crossfuse.planner.cost.corrected`.
+LEARNED = "learned"
+#: Names of terms, in the order in which they are told.
+TERMS = (
+    "start",
+    "hbm",
+    "l2",
+    "ingest",
+    "tensor",
+    "waves",
+    "epilogue",
+    "imbalance",
+    "flag",
+    "relaunch",
+    "gather",
+    "exchange",
+    "barrier",
+    "sums",
+    "spills",
+    "store",
+    "kernels",
+    LEARNED,
+)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Time of one candidate, or of many.
+
+    Attributes
+    ----------
+    terms : Mapping[str, Share]
+        Microseconds by name, of those in `TERMS` that there are. What a stream of a loop takes
+        beyond those told before it counts as its own.
+    busy : Mapping[str, Share]
+        Microseconds that each stream would take alone.
+    """
+
+    terms: Mapping[str, Share]
+    busy: Mapping[str, Share] = field(default_factory=dict)
+
+    @property
+    def microseconds(self) -> Share:
+        """All terms together."""
+        return sum(self.terms.values())
+
+    @property
+    def bound(self) -> str:
+        """The longest stream of one candidate; ``"latency"`` if all take less than half."""
+        name = max(self.busy, key=lambda each: float(self.busy[each]))
+        return name if float(self.busy[name]) > float(self.microseconds) / 2 else "latency"

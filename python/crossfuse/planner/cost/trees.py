@@ -1,0 +1,154 @@
+"""Trees that were learned from measured kernels, as arrays.
+
+They are grown by xgboost (`crossfuse.planner.cost.grow`), and only read here: a plan must not
+depend on whether xgboost is installed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
+from crossfuse.planner.cost.features import NAMES
+
+VERSION = 1
+DIRECTORY = Path(__file__).parent / "learned"
+
+
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """Complete binary trees of one depth, whose leaves add up.
+
+    Attributes
+    ----------
+    device : str
+        Target name of the device that the kernels were measured on.
+    kernels : int
+        How many of them there were.
+    feature : np.ndarray
+        int64 of [tree, node]: the column of `crossfuse.planner.cost.features` that a node asks for.
+        The nodes below node i are 2 i + 1 (less than the threshold) and 2 i + 2.
+    threshold : np.ndarray
+        float32 of [tree, node].
+    leaf : np.ndarray
+        float32 of [tree, leaf], from left to right.
+    """
+
+    device: str
+    kernels: int
+    feature: np.ndarray
+    threshold: np.ndarray
+    leaf: np.ndarray
+
+    def sum(self, rows: np.ndarray) -> np.ndarray:
+        """Add up the leaves that rows of features end in.
+
+        Parameters
+        ----------
+        rows : np.ndarray
+            float32 of [candidate, feature].
+
+        Returns
+        -------
+        np.ndarray
+            float64 of [candidate]: the logarithm of measured over estimated time.
+        """
+        found = np.zeros(len(rows))
+        nodes = self.feature.shape[1]
+        every = np.arange(len(rows))
+        for feature, threshold, leaf in zip(self.feature, self.threshold, self.leaf, strict=True):
+            at = np.zeros(len(rows), np.int64)
+            while len(at) and at[0] < nodes:
+                at = 2 * at + 2 - (rows[every, feature[at]] < threshold[at])
+            found += leaf[at - nodes]
+        return found
+
+    def text(self) -> str:
+        """As JSON, a tree a line."""
+        head = {
+            "version": VERSION,
+            "device": self.device,
+            "kernels": self.kernels,
+            "features": list(NAMES),
+        }
+        lines = [
+            json.dumps([row.tolist() for row in tree], separators=(",", ":"))
+            for tree in zip(self.feature, _short(self.threshold), _short(self.leaf), strict=True)
+        ]
+        fields = ",\n".join(f" {json.dumps(key)}: {json.dumps(each)}" for key, each in head.items())
+        return "{\n" + fields + ',\n "trees": [\n' + ",\n".join(lines) + "\n ]\n}\n"
+
+
+def _short(values: np.ndarray) -> np.ndarray:
+    """As float64 whose text has the digits that a float32 tells apart."""
+    return np.array([[float(f"{each:.9g}") for each in row] for row in values])
+
+
+def read(text: str, where: str) -> Trees:
+    """Read what `Trees.text` wrote.
+
+    Parameters
+    ----------
+    text : str
+        JSON.
+    where : str
+        File or name that refusals show.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If it is damaged, or was learned from other features than there are now.
+    """
+    try:
+        found: Mapping[str, Any] = json.loads(text)
+        version, names = found["version"], tuple(found["features"])
+        parts = list(zip(*found["trees"], strict=True))
+        feature = np.array(parts[0], np.int64)
+        threshold, leaf = (np.array(each, np.float32) for each in parts[1:])
+        trees = Trees(str(found["device"]), int(found["kernels"]), feature, threshold, leaf)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise _refuse(where, f"{type(error).__name__}: {error}", "trees as JSON") from error
+    if version != VERSION or names != NAMES:
+        raise _refuse(where, f"version {version}, {len(names)} features", "those of this package")
+    nodes = feature.shape[1]
+    complete = nodes & (nodes + 1) == 0 and threshold.shape == feature.shape
+    if not complete or leaf.shape != (len(feature), nodes + 1):
+        raise _refuse(where, f"trees of {nodes} nodes and {leaf.shape[1]} leaves", "complete trees")
+    if feature.min() < 0 or feature.max() >= len(NAMES) or not np.isfinite(leaf).all():
+        raise _refuse(where, "nodes of no feature, or leaves of no number", "complete trees")
+    return trees
+
+
+def trees_of(name: str) -> Trees | None:
+    """The trees that come with the package, of one device; None if none were learned.
+
+    Parameters
+    ----------
+    name : str
+        Target name, such as ``"nvidia-h100"``.
+    """
+    path = DIRECTORY / f"{name}.json"
+    return _packaged(path) if path.exists() else None
+
+
+@lru_cache(maxsize=8)
+def _packaged(path: Path) -> Trees:
+    return read(path.read_text(encoding="utf-8"), str(path))
+
+
+def _refuse(where: str, found: str, limit: str) -> RefusedError:
+    return refuse(
+        EnvironmentRefused,
+        "learned-trees",
+        where,
+        found=found,
+        limit=limit,
+        instead="learn them again: python scripts/fit_costs.py",
+    )
