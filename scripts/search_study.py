@@ -42,11 +42,13 @@ from crossfuse.meta_schedule.tune import kernels_of
 from crossfuse.planner.tune.cost_model import CostModel, require_xgboost
 from crossfuse.planner.tune.drive import STRATEGIES, make_strategy
 from crossfuse.runtime.files import write_atomically
-from crossfuse.workload.suites import resolve
+from crossfuse.workload.suites import name_of, resolve
 
 WORKLOADS = ("G4:M=128", "S2:M=16", "S4:M=128")
 #: Strategies that learn from measurements, and those that no seed changes.
 LEARNING, UNSEEDED = ("evolution", "annealing"), ("model",)
+#: Times of the best at which a panel ends.
+_TALLEST = 3.0
 
 
 def searches(
@@ -84,7 +86,8 @@ def run(given: argparse.Namespace) -> None:
     how = Conditions(given.target, timeout=given.timeout, builders=jobs, gpu=gpu)
     wanted = searches(given.workloads, given.strategies, given.seeds, given.trials, given.target)
     scratch = given.scratch or given.folder / "scratch"
-    with Progress(sum(each.left for each in wanted)) as progress:
+    total = sum(each.left for each in wanted)
+    with Progress(total) as progress:
         study = Study(given.folder, scratch, how, given.batch, progress.add)
         try:
             study.run(wanted, lambda: end is not None and time.monotonic() > end)
@@ -92,7 +95,6 @@ def run(given: argparse.Namespace) -> None:
             print("stopped; the same command goes on", file=sys.stderr)
         finally:
             done = sum(each.done for each in wanted)
-            total = sum(each.done + each.left for each in wanted)
             print(f"{len(progress.records)} new records; {done} of {total} trials", file=sys.stderr)
 
 
@@ -186,7 +188,10 @@ def table(told: Mapping[str, Any]) -> str:
     for spec, each in told["workloads"].items():
         best = "nothing works" if each["best"] is None else f"{each['best']:.2f} us"
         eager = "" if each["eager"] is None else f", eager {each['eager']:.2f} us"
-        lines += [spec, f"best of {each['kernels']} kernels {best}, {each['kernel']}{eager}"]
+        lines += [
+            name_of(resolve(spec)),
+            f"best of {each['kernels']} kernels {best}, {each['kernel']}{eager}",
+        ]
         lines += _rows({name: one["after"] for name, one in each["strategies"].items()})
     return "\n".join([*lines, "mean over workloads", *_rows(told["mean"])])
 
@@ -217,7 +222,10 @@ def plot(found: Sequence[Curve], told: Mapping[str, Any], path: Path) -> None:
         if told["workloads"][spec]["eager"] is not None:
             eager = told["workloads"][spec]["eager"]
             axes.axhline(eager, color="black", linewidth=0.8, linestyle="--", label="eager")
-        axes.set_title(spec.partition(",dtype")[0], fontsize="medium")
+        if told["workloads"][spec]["best"] is not None:
+            # What chance begins with can be many times slower than what matters.
+            axes.set_ylim(top=min(axes.get_ylim()[1], _TALLEST * told["workloads"][spec]["best"]))
+        axes.set_title(name_of(resolve(spec)), fontsize="medium")
         axes.set_xscale("log", base=2)
         axes.set_xlabel("kernels measured")
         axes.set_ylabel("fastest so far, microseconds")

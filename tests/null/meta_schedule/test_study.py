@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,23 @@ def test_an_empty_folder_is_no_study(tmp_path: Path) -> None:
     ended = subprocess.run(run, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert "no trial with a record" in ended.stderr
+
+
+@pytest.mark.parametrize(("budget", "done"), [("0.000001", "0 of 12"), ("0", "12 of 12")])
+def test_the_command_searches_until_its_budget_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, budget: str, done: str
+) -> None:
+    monkeypatch.setattr("crossfuse.bench.environment.require_gpu", lambda: None)
+    gpu = {"gpu": {"name": "a stand-in"}}
+    monkeypatch.setattr("crossfuse.bench.environment.record", lambda: gpu)
+    peers = {"builder": HOW.builder, "measurer": HOW.measurer}
+    monkeypatch.setattr(script, "Conditions", partial(Conditions, **peers))
+    given = ["run", str(tmp_path / "study"), SPECS[0], "--strategies", "evolution", "model"]
+    given += ["--seeds", "3", "--trials", "6", "--batch", "4", "--budget", budget]
+    monkeypatch.setattr(sys, "argv", ["search_study.py", *given, "--build-jobs", "2"])
+    assert script.main() == 0
+    assert f"{done} trials" in capsys.readouterr().err
+    assert json.loads((tmp_path / "study" / "environment.json").read_text()) == gpu
+    found = read_records(tmp_path / "study" / "records.jsonl").records
+    assert bool(found) == (budget == "0")
+    assert {each.gpu for each in found} <= {"a stand-in"}
