@@ -21,6 +21,7 @@ import numpy as np
 
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device
+from crossfuse.meta_schedule.compare_spaces import read_measured
 from crossfuse.planner.calibration.record import load
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.fit import Sample, fit, predict, report
@@ -80,17 +81,13 @@ class _Plain(argparse.RawDescriptionHelpFormatter):
 
 def _read(path: Path) -> Iterator[Sample]:
     """Samples of a file; what failed or was not measured is left out."""
-    text = path.read_text()
     if path.suffix == ".jsonl":
-        for line in filter(None, text.splitlines()):
-            row = json.loads(line)
-            if row.get("status") == "ok" and row.get("microseconds"):
-                given = row["candidate"]
-                yield _sample(
-                    given["spec"], given["family"], given.get("tiles", {}), row["microseconds"]
-                )
+        for each in read_measured([path]):
+            given = each.candidate
+            if each.microseconds:
+                yield _sample(given.spec, given.family, dict(given.tiles), each.microseconds)
         return
-    for row in json.loads(text)["rows"]:
+    for row in json.loads(path.read_text())["rows"]:
         yield from _of_bench(row)
 
 

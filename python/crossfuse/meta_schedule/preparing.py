@@ -82,13 +82,13 @@ def preparing(
     """
     references(folder).mkdir(parents=True, exist_ok=True)
     ready: queue.SimpleQueue[Group] = queue.SimpleQueue()
-    pool = _Pool(how)
+    pool = Builders(how)
     lock = Lock()
 
     def submit(group: Group, key: str, request: dict[str, Any], timeout: float) -> None:
         def done(future: Future[Any]) -> None:
             with lock:
-                group.builds[key] = _build_of(future)
+                group.builds[key] = build_of(future)
                 group._waiting -= 1
                 if not group._waiting:
                     ready.put(group)
@@ -97,7 +97,7 @@ def preparing(
 
     try:
         for group in groups:
-            requests = [(each.id, _build_request(each, folder, how)) for each in group.candidates]
+            requests = [(each.id, build_request(each, folder, how)) for each in group.candidates]
             if with_references:
                 place = str(references(folder))
                 request = {"do": "reference", "spec": group.spec, "folder": place}
@@ -112,8 +112,14 @@ def preparing(
         pool.close()
 
 
-class _Pool:
-    """Processes that compile, each driven by a thread."""
+class Builders:
+    """Processes that compile, each driven by a thread.
+
+    Parameters
+    ----------
+    how : Conditions
+        How many, and the program.
+    """
 
     def __init__(self, how: Conditions) -> None:
         self._peers = [Peer("build", how.builder, _ONE_THREAD) for _ in range(how.builders)]
@@ -123,6 +129,15 @@ class _Pool:
         self._threads = ThreadPoolExecutor(how.builders)
 
     def submit(self, request: dict[str, Any], timeout: float) -> Future[Any]:
+        """Ask the first process that is idle; `build_of` reads what comes of it.
+
+        Parameters
+        ----------
+        request : dict[str, Any]
+            Such as `build_request` makes.
+        timeout : float
+            Seconds for the answer.
+        """
         return self._threads.submit(self._ask, request, timeout)
 
     def _ask(self, request: dict[str, Any], timeout: float) -> Any:
@@ -133,15 +148,17 @@ class _Pool:
             self._idle.put(peer)
 
     def close(self) -> None:
+        """Kill the processes; what is being built or waits is dropped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for peer in self._peers:
             peer.retire()
         self._threads.shutdown()
 
 
-def _build_request(
+def build_request(
     candidate: Candidate, folder: Path, how: Conditions
 ) -> tuple[dict[str, Any], float]:
+    """What `Builders.submit` is asked for a library of a candidate: a request and its timeout."""
     request = {
         "do": "build",
         "candidate": candidate.to_json(),
@@ -152,7 +169,8 @@ def _build_request(
     return request, how.build_timeout + _GRACE
 
 
-def _build_of(future: Future[Any]) -> Build:
+def build_of(future: Future[Any]) -> Build:
+    """What came of a compilation, also where its process was killed or died."""
     try:
         return Build.from_json(future.result())
     except NoAnswer as error:

@@ -130,7 +130,12 @@ def append(path: Path, record: Record) -> None:
     record : Record
         What to add.
     """
-    line = json.dumps(record.to_json()) + "\n"
+    append_line(path, record.to_json())
+
+
+def append_line(path: Path, value: Any) -> None:
+    """Add a JSON value as a line to a file, as `append` does."""
+    line = json.dumps(value) + "\n"
     with path.open("ab+") as file:
         # A line that was cut off must not swallow this one.
         if file.tell() and not _ends_with_newline(file):

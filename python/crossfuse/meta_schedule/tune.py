@@ -80,7 +80,8 @@ class Tuning:
         count : int
             At most so many.
         """
-        return [self._candidate(each) for each in self.search.propose(count)]
+        space = self.search.space
+        return [candidate_at(space, str(self.spec), each) for each in self.search.propose(count)]
 
     def take(self, record: Record) -> None:
         """Keep a record.
@@ -188,17 +189,19 @@ class Tuning:
         if isinstance(model, CostModel):
             model.save(self.folder / "cost_model.json", write_atomically)
 
-    def _candidate(self, point: int) -> Candidate:
-        family, tiles = self.search.space.tiles(point)
-        notes = {"estimate": round(float(self.search.space.prior[point]), 3)}
-        return Candidate(str(self.spec), family, tiles, notes=notes)
-
 
 def kernels_of(spec: WorkloadSpec, target: str) -> KernelSpace:
     """All kernels of a workload, see `crossfuse.planner.tune.kernel_space.space_of`."""
     known = device(target)
     shape = shape_of(chain_of(spec), k_major=spec.weights == "nk")
     return space_of(shape, known, rates_of(known))
+
+
+def candidate_at(space: KernelSpace, spec: str, point: int) -> Candidate:
+    """A point of the kernels of a workload as it is built, with its estimate."""
+    family, tiles = space.tiles(point)
+    notes = {"estimate": round(float(space.prior[point]), 3)}
+    return Candidate(spec, family, tiles, notes=notes)
 
 
 def open_tuning(

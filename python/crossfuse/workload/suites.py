@@ -161,6 +161,26 @@ def resolve(text: str) -> WorkloadSpec:
     return parse(text) if ":" in text else lookup(head)
 
 
+def name_of(spec: WorkloadSpec) -> str:
+    """Call a workload as briefly as `resolve` understands.
+
+    Parameters
+    ----------
+    spec : WorkloadSpec
+        A chain of products.
+
+    Returns
+    -------
+    str
+        Such as ``S3:M=128``; the text of the spec where it is no packaged one.
+    """
+    for name in ids(spec.kind):
+        text = f"{name}:M={spec.M}"
+        if resolve(text) == spec:
+            return text
+    return str(spec)
+
+
 def take_apart(text: str) -> tuple[str, dict[str, str]]:
     """Take apart what a command line calls a workload, without reading the values.
 
