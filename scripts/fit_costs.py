@@ -1,11 +1,12 @@
 """Fit the cost model's constants to measured kernels, and say how well it ranks them.
 
-    python scripts/fit_costs.py results.jsonl bench.json ... --out record.json
+    python scripts/fit_costs.py results.jsonl bench.json ... --out record.json --trees trees.json
 
 Reads results of ``crossfuse bundle`` (JSON lines: candidates with family, tiles and time) and of
 ``crossfuse bench`` (JSON: our variants with the rules' own tiles). Writes the device's record with
-what was fitted, and prints residuals by family, and per chain the rank correlation and the regret
-of the first choices.
+what was fitted, and the trees that learn what is left (with xgboost). Prints residuals by family,
+and the mean over chains of the rank correlation and of the regret of the first choices: of the
+estimate alone, with trees that saw no kernel of the workload, and with trees that saw all.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from typing import Any
 import numpy as np
 
 from crossfuse.errors import RefusedError
-from crossfuse.hardware import device
+from crossfuse.hardware import Device, device
 from crossfuse.meta_schedule.compare_spaces import read_measured
 from crossfuse.planner.calibration.record import load
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.fit import Sample, fit, predict, report
-from crossfuse.planner.cost.rates import Fitted, rates_from, rates_of
+from crossfuse.planner.cost.grow import grow, held_out, rows_of, without_eager
+from crossfuse.planner.cost.rates import Fitted, Rates, rates_from, rates_of
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.schedule.tiles_of import chosen_tiles
 from crossfuse.workload import parse
@@ -50,7 +52,8 @@ def main() -> None:
     parser.add_argument("--record", type=Path, help="a record to begin with")
     parser.add_argument("--held", nargs="*", default=[], help="constants that stay")
     parser.add_argument("--out", type=Path, help="where the record goes")
-    parser.add_argument("--report", type=Path, help="where the report goes, as JSON")
+    parser.add_argument("--trees", type=Path, help="where trees go that learn what is left")
+    parser.add_argument("--report", type=Path, help="where the reports go, as JSON")
     parser.add_argument("--only-report", action="store_true", help="fit nothing")
     parser.add_argument("--each", action="store_true", help="print the error of each kernel")
     given = parser.parse_args()
@@ -62,17 +65,47 @@ def main() -> None:
         errors = np.log(times / [each.microseconds for each in samples])
     else:
         found = fit(samples, rates, target, held=given.held)
-        rates, errors = found.rates, found.errors
-    told = report(samples, errors)
+        rates = replace(found.rates, trees=None)
+        rates = replace(rates, fitted=_rounded(rates.fitted))
+        errors = np.log(predict(samples, target)(rates) / [each.microseconds for each in samples])
+    print("  ".join(f"{name} {value:.4g}" for name, value in asdict(rates.fitted).items()))
+    judged = {"estimate": errors, **_learned(samples, errors, target, rates, given.trees)}
     if given.each:
         for each, error in zip(samples, errors, strict=True):
             print(f"{error:+.3f} {each.microseconds:8.2f} {each.family:9} {each.spec} {each.tiles}")
-    _print(rates.fitted, told)
+    told = {name: report(samples, each) for name, each in judged.items()}
+    for name, each in told.items():
+        _print(name, each)
     if given.report:
         given.report.write_text(json.dumps({**told, "fitted": asdict(rates.fitted)}, indent=1))
     if given.out:
-        rounded = {name: float(f"{each:.4g}") for name, each in asdict(rates.fitted).items()}
-        given.out.write_text(replace(rates.measured, fitted=rounded).text())
+        given.out.write_text(replace(rates.measured, fitted=asdict(rates.fitted)).text())
+
+
+def _rounded(fitted: Fitted) -> Fitted:
+    return Fitted(**{name: float(f"{each:.4g}") for name, each in asdict(fitted).items()})
+
+
+def _learned(
+    samples: list[Sample], errors: np.ndarray, target: Device, rates: Rates, out: Path | None
+) -> dict[str, np.ndarray]:
+    """Errors with trees: new ones if they go to a file, else those of the package."""
+    ours = without_eager(samples)
+    some = [each for each, kept in zip(samples, ours, strict=True) if kept]
+    rows = rows_of(some, target, rates)
+    found: dict[str, np.ndarray] = {}
+    trees = rates.trees
+    if out:
+        trees = grow(rows, -errors[ours], target)
+        out.write_text(trees.text())
+        found["workloads that trees did not see"] = errors.copy()
+        found["workloads that trees did not see"][ours] += held_out(
+            some, rows, -errors[ours], target
+        )
+    if trees:
+        found["with trees"] = errors.copy()
+        found["with trees"][ours] += trees.sum(rows)
+    return found
 
 
 class _Plain(argparse.RawDescriptionHelpFormatter):
@@ -116,23 +149,20 @@ def _shape(text: str) -> Shape:
     return shape_of(chain_of(spec), k_major=spec.weights == "nk")
 
 
-def _print(fitted: Fitted, told: dict[str, Any]) -> None:
-    print("  ".join(f"{name} {value:.4g}" for name, value in asdict(fitted).items()))
-    for name, found in told["families"].items():
+def _print(name: str, told: dict[str, Any]) -> None:
+    print(f"\n{name}")
+    for family, found in told["families"].items():
         print(
-            f"{name:10} {found['kernels']:4} kernels, bias {found['bias']:+.3f}, "
+            f"{family:10} {found['kernels']:4} kernels, bias {found['bias']:+.3f}, "
             f"spread {found['spread']:.3f}"
         )
     chains = told["chains"].values()
-    for name, found in told["chains"].items():
-        print(f"{name:60} {found}")
-    if chains:
-        for key in ("rank", "top1", "top3", "top8"):
-            values = [each[key] for each in chains]
-            print(
-                f"{key}: mean {np.mean(values):.3f}, worst "
-                f"{min(values) if key == 'rank' else max(values):.3f}"
-            )
+    for key in ("rank", "top1", "top3", "top8") if chains else ():
+        values = [each[key] for each in chains]
+        print(
+            f"{key}: mean {np.mean(values):.3f}, worst "
+            f"{min(values) if key == 'rank' else max(values):.3f}"
+        )
 
 
 if __name__ == "__main__":

@@ -117,8 +117,8 @@ class _Work:
         """From the launch to the first tiles."""
         fitted, measured = self.rates.fitted, self.rates.measured
         latency = measured.early_launch + measured.hbm
-        latency = latency + at(measured.cluster_barrier, self.kernel.cluster)
-        return fitted.start + latency + fitted.crowd * np.log2(self.active * self.kernel.cluster)
+        together = latency + at(measured.cluster_barrier, self.kernel.cluster)
+        return fitted.start + together + fitted.crowd * np.log2(self.active * self.kernel.cluster)
 
     def spills(self, clock: Clock, first: Phase, second: Phase) -> None:
         """Sums of both products in the registers of one warpgroup, where there are too many."""
