@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.planner.kernels.boxes import ROW_BYTES
 from crossfuse.planner.kernels.phase import widest
 from crossfuse.planner.kernels.shares import divides_equally
 from crossfuse.schedule.rules.chain import Chain
@@ -17,8 +18,6 @@ from crossfuse.schedule.rules.stacked_tiles import (
     stacked_split,
 )
 
-#: Bytes of a row of a tile in shared memory: what one swizzle pattern spans.
-_ROW_BYTES = 128
 #: CTAs that a kernel for few rows is spread over: what clusters of 4 leave of 132 SMs.
 _CTAS = 120
 
@@ -171,7 +170,7 @@ def _is_deep(chain: Chain, size: int, depth: int) -> bool:
 def row_bytes_depth(sch: Any, product: Any, index: int = 0) -> int:
     """Elements of an operand of a product that fill a row of a tile."""
     dtype = ir.tvm.DataType(str(sch.get(product).reads[index].source.ty.dtype))
-    return _ROW_BYTES * 8 // int(dtype.bits)
+    return ROW_BYTES * 8 // int(dtype.bits)
 
 
 def tile_rows(chain: Chain, *, tall: bool = False) -> int:
