@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from crossfuse.hardware import device
 from crossfuse.planner.kernels.phase import widest
 from crossfuse.schedule.rules.chain import Chain
 from crossfuse.schedule.rules.stacked_tiles import (
@@ -12,6 +15,8 @@ from crossfuse.schedule.rules.stacked_tiles import (
     stacked_columns,
     stacked_split,
 )
+
+H100 = device("nvidia-h100")
 
 
 def chain(m: int, n: int, k: int, width: int) -> Chain:
@@ -23,7 +28,13 @@ def chain(m: int, n: int, k: int, width: int) -> Chain:
     [(256, 4224, True), (256, 4216, False), (300, 2816, True), (512, 2048, False)],
 )
 def test_wide_chains_have_a_tile_for_each_sm(m: int, n: int, wide: bool) -> None:
-    assert is_wide(chain(m, n, 2048, 2048), 128) == wide
+    assert is_wide(chain(m, n, 2048, 2048), 128, H100) == wide
+
+
+def test_the_device_says_how_many_clusters_run_at_once() -> None:
+    half = replace(H100, sms=66)
+    assert is_wide(chain(256, 2112, 2048, 2048), 128, half)
+    assert stacked_columns(chain(256, 5504, 4096, 4096), 128, 128, 2, 1, half) == 88
 
 
 @pytest.mark.parametrize(
@@ -36,7 +47,7 @@ def test_wide_chains_have_a_tile_for_each_sm(m: int, n: int, wide: bool) -> None
     ],
 )
 def test_columns_fill_the_last_turn(m: int, columns: int) -> None:
-    assert stacked_columns(chain(m, 11008, 4096, 4096), 128, 128, 2, 1) == columns
+    assert stacked_columns(chain(m, 11008, 4096, 4096), 128, 128, 2, 1, H100) == columns
 
 
 @pytest.mark.parametrize(
@@ -46,7 +57,7 @@ def test_columns_fill_the_last_turn(m: int, columns: int) -> None:
 def test_tiles_of_256_rows_have_columns_that_two_share(n: int, across: int, columns: int) -> None:
     """Each loads a half, of whole groups of eight."""
     tiles = chain(512, n, 4096, 4096)
-    assert stacked_columns(tiles, 256, widest(256, 2), 2, across) == columns
+    assert stacked_columns(tiles, 256, widest(256, 2), 2, across, H100) == columns
 
 
 @pytest.mark.parametrize(
@@ -71,7 +82,7 @@ def test_columns_that_registers_have_room_for(rows: int, products: int, columns:
 def test_the_second_reduction_is_split_where_all_parts_run_at_once(
     m: int, across: int, found: tuple[int, int]
 ) -> None:
-    assert stacked_split(chain(m, 11008, 4096, 4096), 128, 64, 2, across) == found
+    assert stacked_split(chain(m, 11008, 4096, 4096), 128, 64, 2, across, H100) == found
 
 
 @pytest.mark.parametrize(
@@ -79,4 +90,4 @@ def test_the_second_reduction_is_split_where_all_parts_run_at_once(
     [(256, 11008, 2), (256, 8192, 1), (512, 11008, 1)],
 )
 def test_rows_are_shared_too_where_tiles_take_turns(m: int, n: int, across: int) -> None:
-    assert stacked_across(chain(m, n, 2048, 2048), 128, 128, 2) == across
+    assert stacked_across(chain(m, n, 2048, 2048), 128, 128, 2, H100) == across

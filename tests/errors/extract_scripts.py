@@ -5,6 +5,14 @@ from __future__ import annotations
 from tvm.script import tirx as T
 
 
+@T.macro
+def copy(name, A, B):
+    for i, j in T.grid(4, 4):
+        with T.sblock(name):
+            v_i, v_j = T.axis.remap("SS", [i, j])
+            B[v_i, v_j] = A[v_i, v_j]
+
+
 @T.prim_func(s_tir=True)
 def two_writers(A: T.Buffer((4, 4), "float32"), B: T.Buffer((4, 4), "float32")):
     C = T.sblock_alloc_buffer((4, 4))
@@ -12,14 +20,8 @@ def two_writers(A: T.Buffer((4, 4), "float32"), B: T.Buffer((4, 4), "float32")):
         with T.sblock("zero"):
             v_i, v_j = T.axis.remap("SS", [i, j])
             C[v_i, v_j] = T.float32(0)
-    for i, j in T.grid(4, 4):
-        with T.sblock("one"):
-            v_i, v_j = T.axis.remap("SS", [i, j])
-            C[v_i, v_j] = A[v_i, v_j]
-    for i, j in T.grid(4, 4):
-        with T.sblock("out"):
-            v_i, v_j = T.axis.remap("SS", [i, j])
-            B[v_i, v_j] = C[v_i, v_j]
+    copy("one", A, C)
+    copy("out", C, B)
 
 
 @T.prim_func(s_tir=True)
@@ -65,53 +67,29 @@ def half_run(A: T.Buffer((4, 4), "float32"), B: T.Buffer((4, 4), "float32")):
 def read_again(
     A: T.Buffer((4, 4), "float32"), B: T.Buffer((4, 4), "float32"), C: T.Buffer((4, 4), "float32")
 ):
-    for i, j in T.grid(4, 4):
-        with T.sblock("first"):
-            v_i, v_j = T.axis.remap("SS", [i, j])
-            C[v_i, v_j] = A[v_i, v_j]
-    for i, j in T.grid(4, 4):
-        with T.sblock("second"):
-            v_i, v_j = T.axis.remap("SS", [i, j])
-            B[v_i, v_j] = C[v_i, v_j]
+    copy("first", A, C)
+    copy("second", C, B)
 
 
 @T.prim_func(s_tir=True)
 def copied_back(A: T.Buffer((4, 4), "float32"), B: T.Buffer((4, 4), "float32")):
     C = T.sblock_alloc_buffer((4, 4))
-    for i, j in T.grid(4, 4):
-        with T.sblock("out"):
-            v_i, v_j = T.axis.remap("SS", [i, j])
-            B[v_i, v_j] = A[v_i, v_j]
-    for i, j in T.grid(4, 4):
-        with T.sblock("copy"):
-            v_i, v_j = T.axis.remap("SS", [i, j])
-            C[v_i, v_j] = B[v_i, v_j]
+    copy("out", A, B)
+    copy("copy", B, C)
 
 
 @T.prim_func(s_tir=True)
 def idle(A: T.Buffer((4, 4), "float32"), B: T.Buffer((4, 4), "float32")):
     C = T.sblock_alloc_buffer((4, 4))
-    for i, j in T.grid(4, 4):
-        with T.sblock("idle"):
-            v_i, v_j = T.axis.remap("SS", [i, j])
-            C[v_i, v_j] = A[v_i, v_j]
-    for i, j in T.grid(4, 4):
-        with T.sblock("out"):
-            v_i, v_j = T.axis.remap("SS", [i, j])
-            B[v_i, v_j] = A[v_i, v_j]
+    copy("idle", A, C)
+    copy("out", A, B)
 
 
 @T.prim_func(s_tir=True)
 def too_early(A: T.Buffer((4, 4), "float32"), B: T.Buffer((4, 4), "float32")):
     C = T.sblock_alloc_buffer((4, 4))
-    for i, j in T.grid(4, 4):
-        with T.sblock("out"):
-            v_i, v_j = T.axis.remap("SS", [i, j])
-            B[v_i, v_j] = C[v_i, v_j]
-    for i, j in T.grid(4, 4):
-        with T.sblock("late"):
-            v_i, v_j = T.axis.remap("SS", [i, j])
-            C[v_i, v_j] = A[v_i, v_j]
+    copy("out", C, B)
+    copy("late", A, C)
 
 
 @T.prim_func(s_tir=True)

@@ -11,6 +11,7 @@ from crossfuse.planner.extract.chain import chain_from
 from crossfuse.workload import parse, prim_func
 from errors import extract_cases as cases
 from errors import extract_scripts as scripts
+from errors.tile_programs import named
 
 BUILT = {
     "gather": (
@@ -172,7 +173,7 @@ def test_what_is_built_and_no_chain_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_is_written_and_no_chain_is_refused(name: str) -> None:
-    assert _refusal(getattr(scripts, name)) == WRITTEN[name]
+    assert _refusal(named(getattr(scripts, name))) == WRITTEN[name]
 
 
 def test_another_combination_than_a_sum_is_refused() -> None:

@@ -74,10 +74,7 @@ def with_operand(last: Any, rows: int = 64) -> Any:
         Q = T.sblock_alloc_buffer((64, 128), "float16", scope="shared.dyn")
         C = T.sblock_alloc_buffer((64, 64), "float32", scope="local")
         for _b in T.thread_binding(1, thread="blockIdx.x"):
-            for k in T.serial(2, annotations=t.STAGES):
-                t.load_left(A, P, k)
-                t.load_right(B, Q, k)
-                t.multiply(P, Q, C, k)
+            t.both_steps(A, B, P, Q, C)
             last(C, R, E)
 
     return func
@@ -92,10 +89,7 @@ def with_itself() -> Any:
         Q = T.sblock_alloc_buffer((64, 128), "float16", scope="shared.dyn")
         C = T.sblock_alloc_buffer((64, 64), "float32", scope="local")
         for _b in T.thread_binding(1, thread="blockIdx.x"):
-            for k in T.serial(2, annotations=t.STAGES):
-                t.load_left(A, P, k)
-                t.load_right(A, Q, k)
-                t.multiply(P, Q, C, k)
+            t.both_steps(A, A, P, Q, C)
             t.store(C, E)
 
     return func

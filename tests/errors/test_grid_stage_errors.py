@@ -76,16 +76,10 @@ def through_the_right_operand(
     Q = T.sblock_alloc_buffer((64, 128), "float16", scope="shared.dyn")
     C = T.sblock_alloc_buffer((64, 64), "float32", scope="local")
     for _b in T.thread_binding(1, thread="blockIdx.x"):
-        for k in T.serial(2, annotations=t.STAGES):
-            t.load_left(A, P, k)
-            t.load_right(B, Q, k)
-            t.multiply(P, Q, C, k)
+        t.both_steps(A, B, P, Q, C)
         make(C, H)
     for _b in T.thread_binding(1, thread="blockIdx.x"):
-        for k in T.serial(2, annotations=t.STAGES):
-            t.load_left(A, P, k)
-            t.load_right(H, Q, k)
-            t.multiply(P, Q, C, k)
+        t.both_steps(A, H, P, Q, C)
         t.store(C, E)
 
 

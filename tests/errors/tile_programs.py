@@ -47,6 +47,14 @@ def store(C, E):
             E[vi, vj] = T.Cast("float16", C[vi, vj])
 
 
+@T.macro
+def both_steps(A, B, P, Q, C):
+    for k in T.serial(2, annotations=STAGES):
+        load_left(A, P, k)
+        load_right(B, Q, k)
+        multiply(P, Q, C, k)
+
+
 def program(
     left: Any = load_left,
     right: Any = load_right,
@@ -122,15 +130,9 @@ def two_products(
     Q = T.sblock_alloc_buffer((64, 128), "float16", scope="shared.dyn")
     C = T.sblock_alloc_buffer((64, 64), "float32", scope="local")
     for _b in T.thread_binding(1, thread="blockIdx.x"):
-        for k in T.serial(2, annotations=STAGES):
-            load_left(A, P, k)
-            load_right(B, Q, k)
-            multiply(P, Q, C, k)
+        both_steps(A, B, P, Q, C)
         store(C, E)
-        for k in T.serial(2, annotations=STAGES):
-            load_left(A, P, k)
-            load_right(B, Q, k)
-            multiply(P, Q, C, k)
+        both_steps(A, B, P, Q, C)
         store(C, E)
 
 

@@ -143,8 +143,8 @@ def test_arguments_that_do_not_fit() -> None:
         "order."
     )
     assert refusal(lambda: kernels.run(a, b)) == (
-        "argument-count: dispatch of ffn: found 2 inputs; limit: 3 (A, B, scale). Instead: pass "
-        "the inputs alone, or call the dispatch itself with its outputs."
+        "argument-count: run of ffn: found 2 inputs; limit: 3 (A, B, scale). Instead: pass the "
+        "inputs alone, or call the kernel itself with its outputs."
     )
     assert refusal(lambda: table(4).pieces(-1)).startswith("dispatch-rows: ffn: found -1 rows;")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.compiler.arguments import check_known, check_no_model, check_plan
 from crossfuse.compiler.placement import PLACEMENTS, tensor_options
 from crossfuse.compiler.planned import planned_options
 from crossfuse.compiler.source import Source, read_source
@@ -176,9 +177,9 @@ def compile(
 
     read = read_source(source, example_inputs)
     spec = device(target)
-    _check_known("rule", rule, RULES)
-    _check_known("placement", placement, PLACEMENTS)
-    _check_plan(read, rule, placement, plan)
+    check_known("rule", rule, RULES)
+    check_known("placement", placement, PLACEMENTS)
+    check_plan(read, rule, placement, plan)
     if read.schedule is not None:
         options = [lambda: read.schedule]
     elif rule == "tensor" and placement == "planned":
@@ -189,7 +190,7 @@ def compile(
         sizes = CLUSTER_SIZES if cluster is None else (cluster or 1,)
         options = [partial(_by_rule, read.func, each, tiles, ring, scatter) for each in sizes]
     if fewer_rows:
-        _check_no_model(read)
+        check_no_model(read)
         options = [partial(_with_fewer_rows, each) for each in options]
     schedule, lowered = _first_that_fits(read, options, spec, name)
     artefact = build_library(
@@ -221,19 +222,6 @@ def _first_that_fits(
     raise _none_fits(read, refusals)
 
 
-def _check_no_model(read: Source) -> None:
-    """A model's inputs and output are reshaped as they were when it was compiled."""
-    if read.outlined is not None:
-        raise refuse(
-            ScheduleRefused,
-            "compile",
-            "fewer_rows",
-            found=read.summary,
-            limit="a spec, a function or a schedule: a model has the shapes of its example inputs",
-            instead="compile the model's chain as a spec",
-        )
-
-
 def _with_fewer_rows(option: Callable[[], Any]) -> Any:
     """A schedule whose kernels take fewer rows; the caller's own one stays as it is."""
     from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
@@ -253,33 +241,6 @@ def _by_rule(func: Any, cluster: int, tiles: Tiles | None, ring: bool, scatter: 
     if read_chain(ir.Schedule(func)).second is None:
         return schedule_split_k(func, cluster=cluster, tiles=tiles, scatter=scatter)
     return schedule_ffn(func, cluster=cluster, tiles=tiles, ring=ring)
-
-
-def _check_known(what: str, found: str, known: tuple[str, ...]) -> None:
-    if found not in known:
-        raise refuse(
-            ScheduleRefused,
-            "compile",
-            what,
-            found=repr(found),
-            limit=", ".join(map(repr, known)),
-            instead=f"name one of these {what}s, or pass a schedule",
-        )
-
-
-def _check_plan(source: Source, rule: str, placement: str, plan: Plan | None) -> None:
-    """Refuse a plan that nothing would look at."""
-    if plan is None or (rule == "tensor" and placement == "planned" and source.func is not None):
-        return
-    found = f"a plan with rule={rule!r} and placement={placement!r}"
-    raise refuse(
-        ScheduleRefused,
-        "compile",
-        "plan",
-        found="a plan and a schedule" if source.schedule is not None else found,
-        limit="a plan with rule='tensor' and placement='planned', of a source without a schedule",
-        instead="pass these, or leave the plan out",
-    )
 
 
 def _none_fits(source: Source, refusals: list[RefusedError]) -> RefusedError:

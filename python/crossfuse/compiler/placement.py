@@ -62,7 +62,9 @@ def tensor_options(
     tiles = TensorTiles(cluster=cluster)
     if read_chain(ir.Schedule(func)).second is None:
         return [partial(schedule_tiled_gemm, func, tiles=tiles, constant_weights=constant)]
-    staged = partial(schedule_tiled_ffn, func, first=tiles, constant_weights=constant)
+    staged = partial(
+        schedule_tiled_ffn, func, first=tiles, constant_weights=constant, target=target
+    )
     rules = {
         "registers": partial(
             schedule_register_ffn,

@@ -10,12 +10,13 @@ from crossfuse._autoload import register
 from crossfuse.hardware import Device, device, tvm_target
 from crossfuse.lower.check_image import check_device, check_image
 from crossfuse.lower.hopper import generate, is_tile_program, row_tensors, takes_fewer_rows
-from crossfuse.lower.image import BufferSpec, Dim3, KernelImage, Launch
+from crossfuse.lower.image import BufferSpec, KernelImage
+from crossfuse.lower.launches import check_host, is_kernel, kernels_of, launch_of
 from crossfuse.lower.pipeline import cluster_passes, host_passes
 from crossfuse.lower.place_shared_memory import SHARED_MEMORY
 from crossfuse.lower.refusal import refusals, refuse
-from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan, size_in_bytes
-from crossfuse.lower.tree import accesses, coordinate, sites
+from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan
+from crossfuse.lower.tree import accesses, coordinate
 from crossfuse.lower.verify.grid_stage import check_grid_stage
 from crossfuse.lower.verify.structure import check_structure
 from crossfuse.schedule.markers import ROWS
@@ -86,9 +87,9 @@ def lower(
         check_grid_stage(function)
         _check_untimed(timeline, name)
         module, placements = _run_passes(function, spec, name)
-        kernels = _kernels(module)
+        kernels = kernels_of(module)
         cuda = _generate(module, kernels)
-    launches = tuple(_launch(symbol, kernel) for symbol, kernel in kernels)
+    launches = tuple(launch_of(symbol, kernel) for symbol, kernel in kernels)
     image = KernelImage(name, cuda, buffers, launches)
     check_image(image)
     check_device(image, placements, spec)
@@ -113,26 +114,15 @@ def _run_passes(function: Any, spec: Device, name: str) -> tuple[Any, SharedMemo
     config = ir.tvm.transform.PassContext.current().config
     sequential = ir.tvm.ir.transform.Sequential
     module = sequential(cluster_passes(config))(module)
-    _check_host(module[name])
+    check_host(module[name])
     placements = _shared_memory(module)
     return sequential(host_passes())(module), placements
-
-
-def _check_host(function: Any) -> None:
-    """All stores are part of a kernel: an image has no host code."""
-    for site in sites(function.body):
-        launched = any(
-            isinstance(each, ir.AttrStmt) and str(each.attr_key) == "thread_extent"
-            for each in site.path
-        )
-        if isinstance(site.node, ir.BufferStore) and not launched:
-            raise _refuse_host(f"a store outside every kernel: {site.text}")
 
 
 def _generate(module: Any, kernels: list[tuple[str, Any]]) -> str:
     """CUDA text of all kernels."""
     _, _, finalize_device = ir.tirx.get_tir_pipeline("s_tir")
-    functions = {var: each for var, each in module.functions.items() if _is_kernel(each)}
+    functions = {var: each for var, each in module.functions.items() if is_kernel(each)}
     device_module = finalize_device()(ir.IRModule(functions, attrs=module.attrs))
     generate = ir.tvm.get_global_func("target.build.cuda")
     return str(generate(device_module, kernels[0][1].attrs["target"]).inspect_source())
@@ -221,75 +211,6 @@ def _check_bound(function: Any, name: str) -> None:
             limit="a function scheduled for a GPU",
             instead="bind loops with sch.bind and sch.cluster_bind first",
         )
-
-
-def _is_kernel(function: Any) -> bool:
-    attrs = function.attrs
-    return attrs is not None and "tirx.kernel_launch_params" in attrs
-
-
-def _kernels(module: Any) -> list[tuple[str, Any]]:
-    """Symbols and functions of the kernels, in the order of their launches."""
-    by_name = {str(v.name_hint): each for v, each in module.functions.items() if _is_kernel(each)}
-    calls: list[str] = []
-    for function in module.functions.values():
-        if _is_kernel(function):
-            continue
-        for site in sites(function.body):
-            names = _launched(site.node)
-            if names and any(isinstance(each, (ir.For, ir.tirx.While)) for each in site.path):
-                raise _refuse_host(f"a loop around the launch of {names[0]}")
-            calls += names
-    if sorted(calls) != sorted(by_name):
-        raise _refuse_host(f"launches {', '.join(calls)} of kernels {', '.join(by_name)}")
-    return [(name, by_name[name]) for name in calls]
-
-
-def _launched(statement: Any) -> list[str]:
-    """Kernels that a statement of the host function launches."""
-    names: list[str] = []
-
-    def visit(call: Any) -> None:
-        if isinstance(call.op, ir.Op) and call.op.name == "tirx.call_ffi_kernel":
-            names.append(str(call.args[0].value))
-
-    if isinstance(statement, (ir.Evaluate, ir.Bind)):
-        ir.walk(statement, (ir.Call, visit))
-    return names
-
-
-def _refuse_host(found: str) -> Exception:
-    return refuse(
-        "lower",
-        "host code",
-        found=found,
-        limit="kernels alone, each launched once, in program order",
-        instead="bind the loops of every block to CTAs or threads",
-    )
-
-
-def _launch(symbol: str, kernel: Any) -> Launch:
-    extents: dict[str, int] = {}
-    shared: list[int] = []
-
-    def visit_launch(node: Any) -> None:
-        if node.attr_key == "thread_extent":
-            extents[str(node.node.thread_tag)] = int(node.value)
-
-    def visit_allocation(node: Any) -> None:
-        if node.buffer.scope() == "shared.dyn":
-            shared.append(size_in_bytes(node.buffer))
-
-    ir.walk(kernel.body, (ir.AttrStmt, visit_launch), (ir.AllocBuffer, visit_allocation))
-
-    def dims(prefix: str) -> Dim3:
-        x, y, z = (extents.get(f"{prefix}.{axis}", 1) for axis in "xyz")
-        return (x, y, z)
-
-    arguments = tuple(str(each.name).removesuffix("_ptr") for each in kernel.params)
-    return Launch(
-        symbol, dims("blockIdx"), dims("threadIdx"), dims("clusterCtaIdx"), sum(shared), arguments
-    )
 
 
 def _shared_memory(module: Any) -> SharedMemoryPlan:

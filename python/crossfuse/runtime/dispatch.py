@@ -12,9 +12,10 @@ from crossfuse.lower.image import BufferSpec
 from crossfuse.runtime.artefact import Artefact
 from crossfuse.runtime.dispatch_table import TABLE, Bin, DispatchTable, unreadable_table
 from crossfuse.runtime.files import sha256, write_atomically
-from crossfuse.runtime.kernel import LoadedKernel, buffers_of_call, empty_like
+from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.load import load
 from crossfuse.runtime.manifest import Manifest
+from crossfuse.runtime.outputs import run_with_outputs
 
 
 class Dispatch:
@@ -105,24 +106,7 @@ class Dispatch:
         ArtefactRefused, EnvironmentRefused
             As `__call__`.
         """
-        wanted = [each for each in self.buffers if not each.output]
-        if len(inputs) != len(wanted):
-            raise self._refuse(
-                "argument-count",
-                f"{len(inputs)} inputs",
-                f"{len(wanted)} ({', '.join(each.name for each in wanted)})",
-                "pass the inputs alone, or call the dispatch itself with its outputs",
-            )
-        rest = iter(inputs)
-        arguments = [
-            empty_like(each, inputs[0], self.name) if each.output else next(rest)
-            for each in buffers_of_call(self.buffers, inputs)
-        ]
-        self(*arguments, device=device)
-        outputs = tuple(
-            argument for each, argument in zip(self.buffers, arguments, strict=True) if each.output
-        )
-        return outputs[0] if len(outputs) == 1 else outputs
+        return run_with_outputs(self, inputs, device)
 
     def _count(self, arguments: Sequence[Any]) -> int:
         """Rows of the first tensor that has any."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, refuse
 from crossfuse.lower.image import BufferSpec
 from crossfuse.runtime.launcher import DTYPES
 from crossfuse.runtime.manifest import Manifest
+from crossfuse.runtime.outputs import is_numpy, run_with_outputs
 
 _REFUSAL = re.compile(
     r"(?P<rule>[\w-]+): (?P<where>.*?): found (?P<found>.*?); limit: (?P<limit>.*?)\. "
@@ -86,7 +85,7 @@ class LoadedKernel:
         EnvironmentRefused
             If there is no GPU or driver, or CUDA reports a fault.
         """
-        arrays = [_is_numpy(argument) for argument in arguments]
+        arrays = [is_numpy(argument) for argument in arguments]
         if any(arrays) and not all(arrays):
             raise self._mixed(arguments)
         if not any(arrays):
@@ -118,29 +117,7 @@ class LoadedKernel:
         ArtefactRefused, EnvironmentRefused
             As `__call__`.
         """
-        wanted = [buffer for buffer in self.buffers if not buffer.output]
-        if len(inputs) != len(wanted) or not inputs:
-            raise refuse(
-                ArtefactRefused,
-                "argument-count",
-                f"run of {self.name}",
-                found=f"{len(inputs)} inputs",
-                limit=f"{len(wanted)} ({', '.join(buffer.name for buffer in wanted)})",
-                instead="pass the inputs alone, or call the kernel itself with its outputs",
-            )
-        buffers = buffers_of_call(self.buffers, inputs)
-        rest = iter(inputs)
-        arguments = [
-            empty_like(buffer, inputs[0], self.name) if buffer.output else next(rest)
-            for buffer in buffers
-        ]
-        self(*arguments, device=device)
-        outputs = tuple(
-            argument
-            for buffer, argument in zip(self.buffers, arguments, strict=True)
-            if buffer.output
-        )
-        return outputs[0] if len(outputs) == 1 else outputs
+        return run_with_outputs(self, inputs, device)
 
     def check_device(self, device: int = 0) -> bool:
         """Refuse a GPU of another architecture; False if there is no GPU.
@@ -220,60 +197,6 @@ def call_library(function: Any, *arguments: Any) -> Any:
         family = EnvironmentRefused if environment else ArtefactRefused
         refusal = refuse(family, **match.groupdict())
     raise refusal
-
-
-def buffers_of_call(buffers: tuple[BufferSpec, ...], inputs: Sequence[Any]) -> list[BufferSpec]:
-    """Buffers with as many rows as the inputs of a call have.
-
-    Parameters
-    ----------
-    buffers : tuple[BufferSpec, ...]
-        Of a kernel.
-    inputs : Sequence
-        Tensors for those that are no outputs, in order.
-
-    Returns
-    -------
-    list[BufferSpec]
-        As they are, if no input has rows to count.
-    """
-    wanted = [each for each in buffers if not each.output]
-    given = [x for each, x in zip(wanted, inputs, strict=False) if each.rows]
-    counts = (len(x) for x in given if getattr(x, "ndim", None))
-    count = next(counts, None)
-    return [each if count is None else each.with_rows(count) for each in buffers]
-
-
-def empty_like(buffer: BufferSpec, like: Any, name: str) -> Any:
-    """Allocate an output of the kernel `name` in the framework of an input, where that lies.
-
-    Raises
-    ------
-    ArtefactRefused
-        If the input is neither a torch tensor nor a numpy array.
-    """
-    if _is_numpy(like):
-        import ml_dtypes
-        import numpy as np
-
-        return np.empty(buffer.shape, getattr(ml_dtypes, buffer.dtype, buffer.dtype))
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(like, torch.Tensor):
-        dtype = getattr(torch, buffer.dtype)
-        return torch.empty(buffer.shape, dtype=dtype, device=like.device)
-    raise refuse(
-        ArtefactRefused,
-        "argument-kind",
-        f"run of {name}",
-        found=f"a first input of type {type(like).__name__}",
-        limit="a torch tensor or a numpy array",
-        instead="allocate the outputs and call the kernel itself",
-    )
-
-
-def _is_numpy(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def _dl_tensor(array: Any) -> _DLTensor:

@@ -73,7 +73,9 @@ def schedule_family(
         raise _unknown(family, unknown, _PHASES)
     first, second = (made(TensorTiles, tiles.get(phase, {})) for phase in _PHASES)
     staged = family == "l2"
-    return schedule_tiled_ffn(func, first=first, second=second, staged=staged, **further)
+    return schedule_tiled_ffn(
+        func, first=first, second=second, staged=staged, target=target, **further
+    )
 
 
 def _tiles(family: str, kind: type, given: Mapping[str, Any]) -> Any:

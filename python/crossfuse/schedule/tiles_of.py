@@ -38,18 +38,18 @@ def chosen_tiles(spec: Any, family: str, target: str | Device = "nvidia-h100") -
     ScheduleRefused
         Where the rule has no tiles for it.
     """
-    sch = ir.Schedule(prim_func(spec))
+    sch, on = ir.Schedule(prim_func(spec)), device(target)
     chain = read_chain(sch)
     if family == "registers":
-        return asdict(RegisterTiles().complete(sch, chain, device(target)))
+        return asdict(RegisterTiles().complete(sch, chain, on))
     if family == "dsm":
-        return asdict(ClusterTiles().complete(sch, chain, device(target)))
+        return asdict(ClusterTiles().complete(sch, chain, on))
     if family == "gemm":
         return _given(TensorTiles().complete(sch, chain))
-    first = TensorTiles().of_first(sch, chain, staged=family == "l2")
+    first = TensorTiles().of_first(sch, chain, on, staged=family == "l2")
     return {
         "first": _given(first),
-        "second": _given(TensorTiles().of_second(sch, chain, first)),
+        "second": _given(TensorTiles().of_second(sch, chain, first, on)),
     }
 
 

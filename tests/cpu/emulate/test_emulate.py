@@ -215,11 +215,21 @@ def test_headers_that_cannot_be_used_are_read_as_text(cache: Path) -> None:
     assert header.read_bytes() == b"from another compiler"
 
 
-@pytest.mark.parametrize("gold", [False, True])
-def test_either_linker(gold: bool, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if gold and not shutil.which("ld.gold"):
-        pytest.skip("needs gold")
-    monkeypatch.setattr(build, "linker_flags", lambda: ("-fuse-ld=gold",) if gold else ())
+WITH_GOLD = pytest.param(
+    ("-fuse-ld=gold",),
+    marks=pytest.mark.skipif(
+        shutil.which("ld.gold") is None,
+        reason="PATH has no ld.gold (Debian and Ubuntu: in binutils, or in binutils-gold)",
+    ),
+    id="gold",
+)
+
+
+@pytest.mark.parametrize("flags", [pytest.param((), id="default"), WITH_GOLD])
+def test_either_linker(
+    flags: tuple[str, ...], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "linker_flags", lambda: flags)
     right = reverse()
     assert emulate(right, [ramp(4, 64)], cache=cache).ok
     wrong = replace(right, cuda=right.cuda.replace("__syncthreads();", ";"))

@@ -1,4 +1,4 @@
-"""Random chains, tiles and clusters that are legal."""
+"""Random chains, tiles and clusters that are legal, and what a chain moves at least."""
 
 from __future__ import annotations
 
@@ -92,3 +92,12 @@ def random_case(rng: np.random.Generator, products: int | None = None) -> Case:
     schedule = random_schedule(rng, chain)
     tiling = random_tiling(rng, chain)
     return Case(chain, schedule, tiling, random_residency(rng, chain, schedule))
+
+
+def compulsory(chain: Chain) -> int:
+    """Bytes that every run moves to or from memory: inputs and output, each once."""
+    return sum(
+        chain.elements(each.name) * each.item // each.repeats
+        for each in chain.tensors
+        if each.role != "intermediate"
+    )

@@ -19,14 +19,13 @@ from crossfuse.emulate.cuda.prebuilt import (
     HEADER,
     HEADERS,
     PRECOMPILED,
+    content_key,
     precompiled_header,
     runtime_object,
-    runtime_text,
     store,
 )
 from crossfuse.emulate.cuda.translate import GENERATED, Translation
 from crossfuse.errors import CheckFailed, refuse
-from crossfuse.runtime.files import sha256
 
 # Most executables of the cache; the least recently used go first.
 _KEEP = 512
@@ -58,8 +57,8 @@ def build(translation: Translation, name: str, cache: str | os.PathLike[str] | N
     """
     compiler = find_compiler()
     directory = Path(cache) if cache is not None else cache_directory()
-    parts = (compiler.version, *KERNEL_FLAGS, runtime_text(), translation.source)
-    executable = directory / f"kernel-{sha256(chr(0).join(parts).encode())}"
+    key = content_key(compiler, *KERNEL_FLAGS, translation.source)
+    executable = directory / f"kernel-{key}"
     if executable.exists():
         with contextlib.suppress(OSError):  # a cache that may only be read serves as well
             os.utime(executable)

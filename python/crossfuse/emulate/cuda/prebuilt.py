@@ -28,6 +28,11 @@ def runtime_text() -> str:
     return "\0".join(path.read_text(encoding="utf-8") for path in files)
 
 
+def content_key(compiler: Compiler, *parts: str) -> str:
+    """Name of a file of the cache: another compiler, runtime or text makes another file."""
+    return sha256("\0".join((compiler.version, *parts, runtime_text())).encode())
+
+
 def runtime_object(compiler: Compiler, directory: Path) -> Path:
     """Compile the runtime, or take it from the cache.
 
@@ -104,8 +109,7 @@ def store(path: Path, made: Path, mode: int) -> None:
 
 def _compile_once(compiler: Compiler, directory: Path, name: str, flags: list[str]) -> Path:
     """Compile in one process while others that need the same wait for it."""
-    parts = (compiler.version, *flags, runtime_text())
-    path = directory / name.format(sha256("\0".join(parts).encode()))
+    path = directory / name.format(content_key(compiler, *flags))
     if path.exists():
         return path
 

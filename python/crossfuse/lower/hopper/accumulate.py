@@ -7,12 +7,12 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.box_place import BoxPlace
 from crossfuse.lower.hopper.epilogue import Epilogue
-from crossfuse.lower.hopper.operand import ROW_BYTES
 from crossfuse.lower.hopper.phase import WARP_ROWS
 from crossfuse.lower.hopper.plan import WARP
 from crossfuse.lower.hopper.statements import let, run
 from crossfuse.lower.hopper.store_plan import StoreBox
 from crossfuse.lower.hopper.warmup import hidden
+from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 _TMA_ADD = "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group"
 #: Bytes that the swizzle moves as one.

@@ -12,11 +12,11 @@ from crossfuse.lower.hopper.box_place import BoxPlace
 from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.fragment import Fragment
-from crossfuse.lower.hopper.operand import ROW_BYTES, WARPGROUP_ROWS
 from crossfuse.lower.hopper.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.statements import let, registers, run, when
 from crossfuse.lower.hopper.store_plan import StoreBox
 from crossfuse.lower.hopper.warmup import Warmup
+from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
 #: Columns of which further operands are read at once, where no box tells.
 _GROUP = 32

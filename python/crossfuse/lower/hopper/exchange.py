@@ -11,12 +11,12 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.elements import Elements
-from crossfuse.lower.hopper.operand import WARPGROUP_ROWS
 from crossfuse.lower.hopper.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
 from crossfuse.lower.hopper.units import Units
 from crossfuse.lower.hopper.warmup import Warmup
+from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 _WARPS = WARPGROUP_ROWS // WARP_ROWS
 

@@ -8,8 +8,8 @@ from typing import Any
 from crossfuse.lower.hopper.coordinates import Coordinates
 from crossfuse.lower.hopper.elements import Elements
 from crossfuse.lower.hopper.further import Pair
-from crossfuse.lower.hopper.operand import WARPGROUP_ROWS
 from crossfuse.lower.hopper.phase import PhasePlan
+from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 
 class Fragment:

@@ -12,12 +12,12 @@ from crossfuse.lower.hopper.ahead import Ahead
 from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.fragment import Fragment
 from crossfuse.lower.hopper.gathered import CHUNK, barrier_count, share_bytes, slice_bytes
-from crossfuse.lower.hopper.operand import WARPGROUP_ROWS
 from crossfuse.lower.hopper.phase import WARP_ROWS, PhasePlan
 from crossfuse.lower.hopper.plan import WARP, WARPGROUP
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
 from crossfuse.lower.hopper.tile import Gather
 from crossfuse.lower.hopper.warmup import Warmup
+from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 #: Columns of a slice that a warp stores at once: four matrices of eight rows and columns.
 _GROUP = 16

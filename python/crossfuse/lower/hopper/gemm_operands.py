@@ -18,9 +18,10 @@ from crossfuse.lower.hopper.instruction import (
     words,
 )
 from crossfuse.lower.hopper.kept import GROUP_REGISTERS
-from crossfuse.lower.hopper.operand import ROW_BYTES, item_bytes
+from crossfuse.lower.hopper.operand import item_bytes
 from crossfuse.lower.hopper.tile_layouts import ROWS, operand_layout, shared_layout
 from crossfuse.lower.refusal import refuse
+from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 _RULE = "gemm-async"
 #: Bytes of a row of a core matrix.

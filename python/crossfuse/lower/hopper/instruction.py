@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.operand import ROW_BYTES
 from crossfuse.lower.hopper.statements import Variable, run
+from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 #: Element types of operands, with the type's name in PTX and the k of its wgmma.
 OPERAND_TYPES = {

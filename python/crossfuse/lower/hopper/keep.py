@@ -10,10 +10,10 @@ from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.fragment import Fragment
 from crossfuse.lower.hopper.hold import hold
 from crossfuse.lower.hopper.kept import GROUP, GROUP_REGISTERS, kept_registers
-from crossfuse.lower.hopper.operand import WARPGROUP_ROWS
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.statements import let
 from crossfuse.lower.hopper.warmup import Warmup
+from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 
 class Keeper:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from crossfuse.lower.hopper.tile import Tile
 from crossfuse.lower.hopper.tile_program import Contraction
 from crossfuse.lower.refusal import refuse
+from crossfuse.planner.kernels.registers import REGISTERS, REGISTERS_OF_THREE
 
 #: Columns that one wgmma multiplies, and the registers of a thread that hold them.
 GROUP, GROUP_REGISTERS = 16, 4
 _TYPES = ("float16", "bfloat16")
 #: Registers of a thread for what is kept and for the sums beside it, by the number of multiplying
 #: warpgroups; the others hold addresses.
-_MAX_REGISTERS = {1: 192, 2: 192, 3: 112}
+_MAX_REGISTERS = {1: REGISTERS, 2: REGISTERS, 3: REGISTERS_OF_THREE}
 
 
 def kept_registers(columns: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from crossfuse.hardware import Device
 from crossfuse.lower.hopper.arena import Arena
@@ -12,11 +13,7 @@ from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.refusal import refuse
-
-_MAX_STAGES = 12
-#: Stages of left tiles that cover the latency of L2, from which they mostly come.
-_LEFT_STAGES = 4
-_ALIGNMENT = 1024
+from crossfuse.planner.kernels.memory import ALIGNMENT, LEAST_STAGES, divide
 
 
 @dataclass(frozen=True)
@@ -70,23 +67,27 @@ def plan_memory(phases: tuple[PhasePlan, ...], device: Device) -> tuple[RingPlan
     """
     left = _ring([(each.program, each.lefts) for each in phases])
     right = _ring([(each.program, each.rights) for each in phases])
+    limit = device.max_shared_bytes
+
+    def with_stages(lefts: int, rights: int) -> tuple[RingPlan, RingPlan, Arena]:
+        rings = replace(left, stages=lefts), replace(right, stages=rights)
+        return (*rings, _arena(phases, *rings))
+
+    def size(lefts: Any, rights: Any) -> int:
+        return with_stages(lefts, rights)[-1].size
+
     wanted = max(each.program.contraction.stages for each in phases)
     held = max(each.store.pages for each in phases)
-    options = [wanted] if wanted else list(range(_MAX_STAGES, max(held, 2) - 1, -1))
-    for stages in options:
-        # Right tiles come from far away: left ones get what these leave, if it is enough.
-        fewest = stages if wanted else min(stages, _LEFT_STAGES)
-        for fewer in range(stages, max(fewest, held) - 1, -1):
-            rings = replace(left, stages=fewer), replace(right, stages=stages)
-            arena = _arena(phases, *rings)
-            if arena.size <= device.max_shared_bytes:
-                return (*rings, arena)
-    least = _arena(phases, *rings)
+    fewest = wanted or max(held, LEAST_STAGES)
+    chosen: Any = (wanted, wanted) if wanted else divide(size, held, limit)
+    if 0 not in chosen and size(*chosen) <= limit:
+        return with_stages(*chosen)
     raise refuse(
         "shared-memory",
         "kernel",
-        found=f"{least.size} bytes for {options[-1]} stages of {left.pitch + right.pitch} bytes",
-        limit=f"{device.max_shared_bytes} bytes on {device.name}",
+        found=f"{size(fewest, fewest)} bytes for {fewest} stages of {left.pitch + right.pitch} "
+        "bytes",
+        limit=f"{limit} bytes on {device.name}",
         instead="use fewer stages or smaller tiles",
     )
 
@@ -106,23 +107,23 @@ def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Ar
     arena = Arena()
     boxes = box_bytes(phases) * phases[0].consumers
     if boxes:
-        arena = arena.with_region("boxes", boxes, _ALIGNMENT)
+        arena = arena.with_region("boxes", boxes, ALIGNMENT)
     gathered = max(gathered_bytes(each.program.takes, each.consumers) for each in phases)
     if gathered:
-        arena = arena.with_region("gathered", gathered, _ALIGNMENT)
+        arena = arena.with_region("gathered", gathered, ALIGNMENT)
         barriers = max(
             barrier_count(each.program.takes, each.consumers)
             for each in phases
             if each.program.takes is not None
         )
         arena = arena.with_region("gather_barriers", 8 * barriers, 8)
-    arena = arena.with_region("left", left.size, _ALIGNMENT)
+    arena = arena.with_region("left", left.size, ALIGNMENT)
     spread = received > right.size and phases[0].blocks > 1
     most = max(right.size, received - spread * left.size)
-    arena = arena.with_region("right", most, _ALIGNMENT)
+    arena = arena.with_region("right", most, ALIGNMENT)
     paired = max(map(_paired_bytes, phases))
     if paired:
-        arena = arena.with_region("paired", paired, _ALIGNMENT)
+        arena = arena.with_region("paired", paired, ALIGNMENT)
         arena = arena.with_region("pair_barrier", 8, 8)
     if received:
         arena = arena.with_alias("received", "left" if spread else "right", received)

@@ -21,9 +21,9 @@ from crossfuse.lower.hopper.instruction import (
 )
 from crossfuse.lower.hopper.kept import GROUP, GROUP_REGISTERS
 from crossfuse.lower.hopper.kernel_memory import RingPlan
-from crossfuse.lower.hopper.operand import ROW_BYTES, WARPGROUP_ROWS
 from crossfuse.lower.hopper.statements import Variable
 from crossfuse.lower.hopper.tile import Gather
+from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
 #: What names the operand of one wgmma: a tile, the number of the wgmma in it, and the block of 64
 #: rows.

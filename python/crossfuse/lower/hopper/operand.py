@@ -13,12 +13,8 @@ from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.hopper.window_tile import WindowTile, window_map
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.boxes import box_columns
+from crossfuse.planner.kernels.boxes import ROW_BYTES, box_columns
 
-#: Rows that a warpgroup multiplies: M of every wgmma.
-WARPGROUP_ROWS = 64
-#: Bytes of a row of a box: one pattern of the 128-byte swizzle. PTX ISA, tensor swizzling modes.
-ROW_BYTES = 128
 #: Rows of a box at most. PTX ISA, cp.async.bulk.tensor.
 MAX_BOX = 256
 #: Multiple of bytes that strides of a tensor map must be.

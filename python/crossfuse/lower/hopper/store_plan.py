@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
-from crossfuse.lower.hopper.operand import PITCH, ROW_BYTES, WARPGROUP_ROWS, item_bytes, tensor_map
+from crossfuse.lower.hopper.operand import PITCH, item_bytes, tensor_map
 from crossfuse.lower.hopper.tile import Tile
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import TensorMap
-from crossfuse.planner.kernels.boxes import SLOTS, WIDTHS, box_widths
+from crossfuse.planner.kernels.boxes import ROW_BYTES, SLOTS, WARPGROUP_ROWS, WIDTHS, box_widths
 
 #: Types of which two are converted into one register, by what PTX calls the pair.
 PACKED_TYPES = {"bfloat16": "bf16x2", "float16": "f16x2"}

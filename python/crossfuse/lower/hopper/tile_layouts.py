@@ -10,8 +10,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.instruction import NO_SWIZZLE, SWIZZLE_128
-from crossfuse.lower.hopper.operand import ROW_BYTES
 from crossfuse.lower.refusal import refuse
+from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 #: Bytes of a row of a core matrix.
 _CORE_BYTES = 16

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crossfuse.lower.hopper.operand import WARPGROUP_ROWS
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.refusal import refuse
+from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.planner.chain.layers import Further, Layer, Operand, assemble
+from crossfuse.planner.chain.refusal import refused
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.dtypes import float_type
@@ -94,7 +94,7 @@ def matrix_chain(
         not, or extents that are not positive.
     """
     if len(widths) < 2:
-        raise _refused(
+        raise refused(
             "widths",
             f"{len(widths)} widths",
             "two for the first product, and one for each after it",
@@ -102,11 +102,11 @@ def matrix_chain(
         )
     if batched_weights and not batch:
         limit = "weights for each matrix of a batch"
-        raise _refused("batched_weights", "no batch dim", limit, "write batch=1, say")
+        raise refused("batched_weights", "no batch dim", limit, "write batch=1, say")
     outside = [index for index in further if not 0 <= index < len(widths) - 1]
     if outside:
         limit = f"0 to {len(widths) - 2}, for one of the products"
-        raise _refused("further", f"product {outside[0]}", limit, "count products from 0")
+        raise refused("further", f"product {outside[0]}", limit, "count products from 0")
     weight, last = Operand(item, batched=batched_weights), len(widths) - 2
     layers = [
         Layer(
@@ -136,7 +136,3 @@ def _further(spec: WorkloadSpec) -> dict[int, list[Further]]:
         *_, residual = further_operands(spec)
         found[last].append(Further(("row", "column"), float_type(residual.dtype).size))
     return found
-
-
-def _refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
-    return refuse(PlanRefused, "chain", where, found=found, limit=limit, instead=instead)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.planner.chain.parts import Links, Product
+from crossfuse.planner.chain.refusal import refused
 
 #: What a cluster calls the weights of the first product, beside the dims of the chain.
 TERMS = "terms"
@@ -28,7 +28,7 @@ def check_chain(chain: Links) -> None:
         inputs with dims that their product lacks, reductions of unknown tensors.
     """
     if not chain.products:
-        raise _refused("products", "none", "at least one product", "add the products in order")
+        raise refused("products", "none", "at least one product", "add the products in order")
     _check_names(chain)
     _check_sizes(chain)
     for index in range(len(chain.products)):
@@ -54,7 +54,7 @@ def refuse_reductions(chain: Links) -> None:
     """
     if chain.reductions:
         first = chain.reductions[0]
-        raise _refused(
+        raise refused(
             f"reduction '{first.name}'",
             f"the {first.combine} of {first.tensor} over {', '.join(first.dims)}",
             "products and element-wise functions between them, which is what volumes are known of",
@@ -69,27 +69,27 @@ def _check_names(chain: Links) -> None:
         twice = _twice(present)
         if twice:
             found, limit = f"{twice!r} twice", "one of each name"
-            raise _refused(what, found, limit, "rename one of them")
+            raise refused(what, found, limit, "rename one of them")
     if TERMS in names["dims"]:
         limit = "other names; clusters call the weights of the first product so"
-        raise _refused("dims", repr(TERMS), limit, "rename the dim")
+        raise refused("dims", repr(TERMS), limit, "rename the dim")
     for tensor in chain.tensors:
         unknown = [each for each in tensor.dims if each not in names["dims"]]
         if unknown:
             found, limit = repr(unknown[0]), "the dims " + ", ".join(names["dims"])
-            raise _refused(f"tensor {tensor.name}", found, limit, "add the dim, with its extent")
+            raise refused(f"tensor {tensor.name}", found, limit, "add the dim, with its extent")
         twice = _twice(tensor.dims)
         if twice:
             found, limit = (
                 f"{twice!r} twice",
                 "each dim once; a diagonal is no operand",
             )
-            raise _refused(f"tensor {tensor.name}", found, limit, "rename one of them")
+            raise refused(f"tensor {tensor.name}", found, limit, "rename one of them")
     for product in chain.products:
         for name in (product.left, *product.rights, product.output, *product.further):
             if name not in names["tensors"]:
                 found, limit = repr(name), "the tensors " + ", ".join(names["tensors"])
-                raise _refused(f"product of {product.output}", found, limit, "add the tensor")
+                raise refused(f"product of {product.output}", found, limit, "add the tensor")
 
 
 def _check_sizes(chain: Links) -> None:
@@ -98,7 +98,7 @@ def _check_sizes(chain: Links) -> None:
     sizes += [(f"repeats of {each.name}", each.repeats) for each in chain.tensors]
     for where, value in sizes:
         if type(value) is not int or value < 1:
-            raise _refused(where, value, "a positive integer", "write 1, say")
+            raise refused(where, value, "a positive integer", "write 1, say")
 
 
 def _check_links(chain: Links, index: int) -> None:
@@ -106,10 +106,10 @@ def _check_links(chain: Links, index: int) -> None:
     product, where = chain.products[index], f"product of {chain.products[index].output}"
     if index and product.left != chain.products[index - 1].output:
         limit = f"{chain.products[index - 1].output}, which the product before makes"
-        raise _refused(where, f"left operand {product.left}", limit, "order the products")
+        raise refused(where, f"left operand {product.left}", limit, "order the products")
     if not product.rights or len(product.rights) > 2:
         limit = "one right operand, or two that are combined element by element"
-        raise _refused(where, f"{len(product.rights)} right operands", limit, "join the weights")
+        raise refused(where, f"{len(product.rights)} right operands", limit, "join the weights")
     last = index == len(chain.products) - 1
     roles = {product.output: "output" if last else "intermediate"}
     inputs = product.rights if index else (product.left, *product.rights)
@@ -117,7 +117,7 @@ def _check_links(chain: Links, index: int) -> None:
     for name, role in roles.items():
         if chain.tensor(name).role != role:
             found = f"{name} as {chain.tensor(name).role}"
-            raise _refused(where, found, f"{role}, from its place in the chain", f"write {role}")
+            raise refused(where, found, f"{role}, from its place in the chain", f"write {role}")
 
 
 def _check_dims(chain: Links, product: Product) -> None:
@@ -129,22 +129,22 @@ def _check_dims(chain: Links, product: Product) -> None:
             found = f"a sum over {reduction!r}, which does not index {operand.name}"
             shared = [each for each in left.dims if each in rights[0].dims]
             limit = "a dim that indexes both operands: " + (", ".join(shared) or "there is none")
-            raise _refused(where, found, limit, "sum over the dim that they share")
+            raise refused(where, found, limit, "sum over the dim that they share")
     if reduction in output.dims:
         found = f"{output.name}[{', '.join(output.dims)}], which the summed {reduction!r} indexes"
-        raise _refused(where, found, "outputs without it", f"take {reduction!r} out of its dims")
+        raise refused(where, found, "outputs without it", f"take {reduction!r} out of its dims")
     if any(set(each.dims) != set(rights[0].dims) for each in rights):
         found = " and ".join(f"{each.name}[{', '.join(each.dims)}]" for each in rights)
-        raise _refused(where, found, "the same dims, as results are combined", "make them alike")
+        raise refused(where, found, "the same dims, as results are combined", "make them alike")
     columns = [each for each in rights[0].dims if each not in left.dims]
     if len(columns) != 1:
         found = f"{len(columns)} dims of {rights[0].name} that {left.name} lacks"
-        raise _refused(where, found, "one, the columns of the output", "flatten them into one dim")
+        raise refused(where, found, "one, the columns of the output", "flatten them into one dim")
     made = {*left.dims, *rights[0].dims} - {reduction}
     if set(output.dims) != made:
         found = f"{output.name}[{', '.join(output.dims)}]"
         limit = "all dims of the operands but the summed one: " + ", ".join(sorted(made))
-        raise _refused(where, found, limit, "index the output by these")
+        raise refused(where, found, limit, "index the output by these")
 
 
 def _check_further(chain: Links, index: int) -> None:
@@ -155,7 +155,7 @@ def _check_further(chain: Links, index: int) -> None:
         if odd:
             where, found = f"product of {product.output}", f"{odd[0]!r} in further input {name}"
             limit = "dims that the product runs over: " + ", ".join(loops)
-            raise _refused(where, found, limit, "read it where a product has that dim")
+            raise refused(where, found, limit, "read it where a product has that dim")
 
 
 def _check_reductions(chain: Links) -> None:
@@ -164,12 +164,12 @@ def _check_reductions(chain: Links) -> None:
         where = f"reduction '{each.name}'"
         if each.tensor not in names:
             limit = "the tensors " + ", ".join(names)
-            raise _refused(where, repr(each.tensor), limit, "name one of these")
+            raise refused(where, repr(each.tensor), limit, "name one of these")
         dims = chain.tensor(each.tensor).dims
         odd = [dim for dim in each.dims if dim not in dims]
         if odd or not each.dims:
             found, limit = repr(odd[0]) if odd else "no dims", ", ".join(dims)
-            raise _refused(where, found, f"dims of {each.tensor}: {limit}", "name one of these")
+            raise refused(where, found, f"dims of {each.tensor}: {limit}", "name one of these")
 
 
 def _check_use(chain: Links) -> None:
@@ -178,18 +178,18 @@ def _check_use(chain: Links) -> None:
     for dim in chain.dims:
         if dim.name not in indexed:
             limit = "dims that index a tensor"
-            raise _refused(f"dim {dim.name}", "no tensor with it", limit, "leave the dim out")
+            raise refused(f"dim {dim.name}", "no tensor with it", limit, "leave the dim out")
     names = [chain.products[0].left]
     for each in chain.products:
         names += [*each.rights, each.output, *each.further]
     twice = _twice(names)
     if twice:
         found, limit = f"{twice} in two places", "one place in the chain for each tensor"
-        raise _refused("tensors", found, limit, "rename the second one")
+        raise refused("tensors", found, limit, "rename the second one")
     unused = [each.name for each in chain.tensors if each.name not in names]
     if unused:
         found, limit = f"{unused[0]}, which no product has", "what products read and make"
-        raise _refused("tensors", found, limit, "leave it out")
+        raise refused("tensors", found, limit, "leave it out")
 
 
 def _twice(names: Iterable[str]) -> str:
@@ -200,7 +200,3 @@ def _twice(names: Iterable[str]) -> str:
             return name
         seen.add(name)
     return ""
-
-
-def _refused(where: str, found: object, limit: str, instead: str) -> RefusedError:
-    return refuse(PlanRefused, "chain", where, found=found, limit=limit, instead=instead)

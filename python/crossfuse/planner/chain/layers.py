@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crossfuse.errors import PlanRefused, refuse
+from crossfuse.planner.chain.refusal import refused
 from crossfuse.planner.chain.spec import Chain, Dim, Product, Reduction, Tensor
 
 #: Dims of a product by what they do in it, in the order in which they index its tensors.
@@ -131,13 +131,11 @@ def assemble(
     """
     count = len(layers)
     if not count:
-        raise refuse(
-            PlanRefused,
-            "chain",
+        raise refused(
             "widths",
-            found="no product",
-            limit="at least one product",
-            instead="write the columns of every left operand and of the output",
+            "no product",
+            "at least one product",
+            "write the columns of every left operand and of the output",
         )
     names = ["k", *(("n", "l")[:count] if count < 3 else [f"n{each}" for each in range(count)])]
     lead = ("b",) if batch else ()

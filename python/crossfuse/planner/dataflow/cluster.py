@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crossfuse.errors import PlanRefused, refuse
+from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.check import TERMS
 from crossfuse.planner.chain.spec import Chain
@@ -161,7 +161,5 @@ def _shares(chain: Chain, cluster: Mapping[str, Count]) -> Count:
     return cluster.get(chain.products[0].reduction, 1) * cluster.get(TERMS, 1)
 
 
-def _refused(where: str, found: object, limit: str, instead: str) -> PlanRefused:
-    error = refuse(PlanRefused, "cluster", where, found=found, limit=limit, instead=instead)
-    assert isinstance(error, PlanRefused)
-    return error
+def _refused(where: str, found: object, limit: str, instead: str) -> RefusedError:
+    return refuse(PlanRefused, "cluster", where, found=found, limit=limit, instead=instead)

@@ -8,6 +8,11 @@ import numpy as np
 
 from crossfuse.planner.dataflow.counts import Count
 
+#: Rows that a warpgroup multiplies, M of every wgmma, and so of each box that it stores.
+WARPGROUP_ROWS = 64
+#: Bytes of a row of a tile in shared memory: one pattern of the 128-byte swizzle. PTX ISA, tensor
+#: swizzling modes.
+ROW_BYTES = 128
 #: Columns of boxes that a tile is stored in. Rows of all but the last are the span of a swizzle;
 #: the last one's are of 16 bytes, the least that TMA copies.
 WIDTHS = (64, 32, 16, 8)
@@ -15,8 +20,6 @@ WIDTHS = (64, 32, 16, 8)
 SLOTS = 2
 #: Columns of a box that take as long to load as asking for it does.
 _COPY = 16
-#: Rows that a warpgroup multiplies, and so of each box that it stores.
-_ROWS = 64
 #: Columns that tables reach to: no tile is wider.
 _MOST = 256
 
@@ -111,7 +114,7 @@ def _stored(staged: bool) -> np.ndarray:
     for columns in range(8, _MOST + 1, 8):
         widths = box_widths(columns, staged=staged)
         slots = widths if staged else widths[:SLOTS]
-        table[columns] = sum(_ROWS * 2 * each for each in slots)
+        table[columns] = sum(WARPGROUP_ROWS * 2 * each for each in slots)
     return table
 
 
@@ -128,12 +131,12 @@ def _loaded(sharers: int) -> np.ndarray:
 @cache
 def _pages() -> np.ndarray:
     """Boxes one behind the other, none of them in two pages; a page is 128 rows of 128 bytes."""
-    page = 2 * _ROWS * 128
+    page = 2 * WARPGROUP_ROWS * ROW_BYTES
     table = np.zeros(_MOST + 1, np.int64)
     for columns in range(8, _MOST + 1, 8):
         end = 0
         for width in box_widths(columns, staged=True) * 2:
-            size = _ROWS * 2 * width
+            size = WARPGROUP_ROWS * 2 * width
             end += -end % page if end % page + size > page else 0
             end += size
         table[columns] = -(-end // page)

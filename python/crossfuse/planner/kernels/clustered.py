@@ -7,19 +7,19 @@ output each. Several parts are summed through L2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, lcm
 from typing import Any
 
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose, least
-from crossfuse.planner.kernels.phase import Phase, copies_of, left_tile, right_tile, stored
-from crossfuse.planner.kernels.resident import resident
-from crossfuse.planner.kernels.rules import TileRule, all_kept
+from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, least
+from crossfuse.planner.kernels.parted import PartedKernel
+from crossfuse.planner.kernels.phase import Phase
+from crossfuse.planner.kernels.rules import TileRule
 from crossfuse.planner.kernels.shape import Shape
-from crossfuse.planner.kernels.shares import has_equal_shares, rows_in_parts
+from crossfuse.planner.kernels.shares import rows_in_parts
 
 #: Columns that slices are multiples of, and all slices of a cluster: what wgmma multiplies at once,
 #: and a row of a tile of D.
@@ -31,7 +31,7 @@ MAX_GATHERED = 128 << 10
 
 
 @dataclass(frozen=True)
-class ClusteredKernel:
+class ClusteredKernel(PartedKernel):
     """Tiles of one candidate, or of many.
 
     Attributes
@@ -56,10 +56,9 @@ class ClusteredKernel:
         """Name of the family."""
         return "dsm"
 
-    @property
-    def cluster(self) -> Count:
-        """CTAs of a cluster."""
-        return self.size
+    def tile_count(self, shape: Shape) -> Count:
+        """Tiles of rows, each once for every part."""
+        return ceil_div(shape.m, self.rows) * self.parts
 
     def width(self, shape: Shape) -> Count:
         """Columns of a slice; the slices of a cluster together are whole steps."""
@@ -88,58 +87,17 @@ class ClusteredKernel:
 
     def phases(self, shape: Shape) -> tuple[Phase, ...]:
         """What CTAs do, one after another."""
-        width, columns = self.width(shape), self.columns(shape)
-        depth = shape.depth if shape.k_major else shape.depth // 2
-        tiles = ceil_div(shape.m, self.rows) * self.parts
-        left, sharing = left_tile(self.rows, self.size)
-        right, _ = right_tile(shape, width, shape.depth, 1)
-        first = Phase(
-            self.rows,
-            width,
-            shape.products,
-            shape.depth,
-            ceil_div(shape.k, shape.depth),
-            tiles,
-            left,
-            shape.products * right,
-            sharing,
-            1,
-            1 + shape.products * copies_of(shape, width, 1),
-            ceil_div(shape.m, self.rows),
-            gathers=True,
-        )
-        steps = ceil_div(self.share(shape), depth)
-        boxes, _ = stored(self.rows, columns, steps, shape.out, staged=False)
-        second = Phase(
-            self.rows,
-            columns,
-            1,
-            depth,
-            steps,
-            tiles,
-            0,
-            right_tile(shape, columns, depth, 1)[0],
-            copies=copies_of(shape, columns, 1),
-            readers=ceil_div(shape.m, self.rows),
-            boxes=choose(self.parts > 1, 0, boxes),
-            gathered=self.rows * self.share(shape) * shape.item,
-        )
-        return first, second
-
-    def kernels(self, shape: Shape) -> tuple[tuple[Phase, ...], ...]:
-        """The phases of each kernel: there is one."""
-        return (self.phases(shape),)
-
-    def clusters(self, shape: Shape, device: Device) -> tuple[Count, ...]:
-        """Clusters that the kernel is launched with: one for each tile."""
-        return (ceil_div(shape.m, self.rows) * self.parts,)
+        share = self.share(shape)
+        readers = ceil_div(shape.m, self.rows)
+        first = self.first_phase(shape, self.width(shape), readers)
+        second = self.second_phase(shape, self.columns(shape), share)
+        gathered = self.rows * share * shape.item
+        return replace(first, gathers=True), replace(second, gathered=gathered)
 
     def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
         """What the rule and the lowering ask of the tiles, but for shared memory."""
         width, columns, share = self.width(shape), self.columns(shape), self.share(shape)
         single = self.parts == 1
-        (clusters,) = self.clusters(shape, device)
-        room = clusters <= resident(device, self.size)
         most = 256 // shape.products
         gathered = self.rows * share * shape.item
         within = self.rows_of_sum(shape) <= self.rows
@@ -154,18 +112,14 @@ class ClusteredKernel:
                 f"the intermediate takes at most {MAX_GATHERED >> 10} KiB of a CTA",
                 gathered <= MAX_GATHERED,
             ),
-            TileRule(
-                "parts",
-                "each part has columns of the intermediate",
-                single | has_equal_shares(shape.n, self.parts, share),
-            ),
+            self.has_equal_parts(shape, share),
             TileRule("sums", "each part has rows of a tile to add", single | within),
-            TileRule("resident", "clusters that wait for each other run at once", single | room),
+            TileRule(
+                "resident",
+                "clusters that wait for each other run at once",
+                single | self.has_room(shape, device),
+            ),
         )
-
-    def legal(self, shape: Shape, device: Device) -> Flag:
-        """Whether the tiles keep all `rules`."""
-        return all_kept(self.rules(shape, device))
 
     def tiles(self) -> dict[str, Any]:
         """The fields of `ClusterTiles`, of one candidate."""

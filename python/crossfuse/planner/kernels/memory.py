@@ -1,11 +1,13 @@
 """Shared memory of a CTA: as many stages as fit beside what else it keeps.
 
-The arithmetic of `crossfuse.lower.hopper.kernel_memory`, over arrays. Tests hold the two together.
+The lowering divides it by the same `divide`. What else a CTA keeps, it places region by region, see
+`crossfuse.lower.hopper.kernel_memory`; here are the sums of that, over arrays. Tests hold the two
+together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -13,9 +15,12 @@ from crossfuse.hardware import Device
 from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose, least, most
 from crossfuse.planner.kernels.phase import Phase
 
-#: Stages at most, and stages of left tiles that cover the latency of L2.
-MAX_STAGES, LEFT_STAGES = 12, 4
-_ALIGNMENT = 1024
+#: Of tiles in shared memory, in bytes: a pattern of the 128-byte swizzle is eight rows.
+ALIGNMENT = 1024
+#: Stages at least, without which no tile is loaded while another is multiplied, and at most.
+LEAST_STAGES, _MAX_STAGES = 2, 12
+#: Stages of left tiles that cover the latency of L2, from which they mostly come.
+_LEFT_STAGES = 4
 
 
 @dataclass(frozen=True)
@@ -78,22 +83,44 @@ def memory(phases: Sequence[Phase], device: Device, *, summed: Flag = False) -> 
     Returns
     -------
     Memory
-        As many right stages as fit with four left ones (L2 is near, HBM is not), then as many left
-        ones as fit beside them.
+        What `divide` finds.
     """
     needs = _needs(phases, summed)
-    limit = device.max_shared_bytes
+    left, right = divide(needs.size, needs.held, device.max_shared_bytes)
+    fits = (right >= LEAST_STAGES) & (left >= LEAST_STAGES)
+    return Memory(left, right, needs.size(left, right), fits)
+
+
+def divide(size: Callable[[Count, Count], Count], held: Count, limit: int) -> tuple[Count, Count]:
+    """Choose the stages of left and of right tiles.
+
+    Right tiles come from far away: as many of their stages as fit with four left ones, for which L2
+    is near enough; then as many left ones as fit beside them.
+
+    Parameters
+    ----------
+    size : Callable[[Count, Count], Count]
+        Bytes of shared memory with so many left and right stages.
+    held : Count
+        Left stages at least, in which tiles wait for their store.
+    limit : int
+        Bytes that there are.
+
+    Returns
+    -------
+    tuple[Count, Count]
+        Left and right stages, at least as many of the right ones; 0 where no two of each fit.
+    """
     right: Count = 0
-    for stages in range(2, MAX_STAGES + 1):
-        fewest = most(least(LEFT_STAGES, stages), needs.held)
-        possible = (needs.size(fewest, stages) <= limit) & (needs.held <= stages)
+    for stages in range(LEAST_STAGES, _MAX_STAGES + 1):
+        fewest = most(least(_LEFT_STAGES, stages), held)
+        possible = (size(fewest, stages) <= limit) & (held <= stages)
         right = choose(possible, stages, right)
     left: Count = 0
-    for stages in range(2, MAX_STAGES + 1):
-        possible = (needs.size(stages, right) <= limit) & (stages <= right)
-        left = choose(possible & (stages >= needs.held), stages, left)
-    fits = (right >= 2) & (left >= 2)
-    return Memory(left, right, needs.size(left, right), fits)
+    for stages in range(LEAST_STAGES, _MAX_STAGES + 1):
+        possible = (size(stages, right) <= limit) & (stages <= right)
+        left = choose(possible & (stages >= held), stages, left)
+    return left, right
 
 
 def uses(phases: Sequence[Phase], room: Memory) -> dict[str, int]:
@@ -126,7 +153,7 @@ def _needs(phases: Sequence[Phase], summed: Flag) -> _Needs:
     boxes = reduce(most, [each.boxes for each in phases]) * groups
     gathered = reduce(most, [each.gathered for each in phases])
     barriers = choose(gathered > 0, 8 * groups, 0)
-    before = ceil_div(boxes + gathered + barriers, _ALIGNMENT) * _ALIGNMENT
+    before = ceil_div(boxes + gathered + barriers, ALIGNMENT) * ALIGNMENT
     return _Needs(
         reduce(most, [each.left for each in phases]),
         reduce(most, [each.right for each in phases]),

@@ -13,11 +13,18 @@ from typing import Any
 import numpy as np
 
 from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose, least
-from crossfuse.planner.kernels.boxes import load_boxes, loaded_columns, pages, stored_bytes
-from crossfuse.planner.kernels.shape import ROW_BYTES, Shape
+from crossfuse.planner.kernels.boxes import (
+    ROW_BYTES,
+    WARPGROUP_ROWS,
+    load_boxes,
+    loaded_columns,
+    pages,
+    stored_bytes,
+)
+from crossfuse.planner.kernels.shape import Shape
 
-#: Rows that a warpgroup multiplies at once, and groups of rows that parts of a multicast start on.
-WARPGROUP_ROWS, _PATTERN = 64, 8
+#: Groups of rows that parts of a multicast start on.
+_PATTERN = 8
 
 
 @dataclass(frozen=True)

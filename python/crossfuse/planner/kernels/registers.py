@@ -6,26 +6,18 @@ that it multiplies; parts are summed by a cluster through DSM, or through L2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from crossfuse.hardware import Device
 from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose, least, whether
-from crossfuse.planner.kernels.phase import (
-    Phase,
-    copies_of,
-    left_tile,
-    right_tile,
-    stored,
-    sums_received,
-    widest_of,
-)
-from crossfuse.planner.kernels.resident import resident
-from crossfuse.planner.kernels.rules import TileRule, all_kept
+from crossfuse.planner.kernels.parted import PartedKernel
+from crossfuse.planner.kernels.phase import Phase, sums_received, widest_of
+from crossfuse.planner.kernels.rules import TileRule
 from crossfuse.planner.kernels.shape import Shape
-from crossfuse.planner.kernels.shares import has_equal_shares, rows_in_parts
+from crossfuse.planner.kernels.shares import rows_in_parts
 
 #: Columns that parts of the intermediate are multiples of: a row of a tile of D.
 STEP = 64
@@ -37,7 +29,7 @@ REGISTERS_OF_THREE = 112
 
 
 @dataclass(frozen=True)
-class RegisterKernel:
+class RegisterKernel(PartedKernel):
     """Tiles of one candidate, or of many.
 
     Attributes
@@ -62,10 +54,10 @@ class RegisterKernel:
         """Name of the family."""
         return "registers"
 
-    @property
-    def cluster(self) -> Count:
-        """CTAs of a cluster."""
-        return self.size
+    def tile_count(self, shape: Shape) -> Count:
+        """Tiles of the output, each once for every part; a cluster makes one, or all its parts."""
+        tiles = ceil_div(shape.m, self.rows) * ceil_div(shape.l, self.columns) * self.parts
+        return tiles / self.size if isinstance(tiles, np.ndarray) else tiles // self.size
 
     def width(self, shape: Shape) -> Count:
         """Columns of the intermediate that a CTA makes; the last part may reach beyond it."""
@@ -85,51 +77,11 @@ class RegisterKernel:
     def phases(self, shape: Shape) -> tuple[Phase, ...]:
         """What CTAs do, one after another."""
         width = self.width(shape)
-        depth = shape.depth if shape.k_major else shape.depth // 2
-        (tiles,) = self.clusters(shape, None)
-        left, sharing = left_tile(self.rows, self.size)
-        first = Phase(
-            self.rows,
-            width,
-            shape.products,
-            shape.depth,
-            ceil_div(shape.k, shape.depth),
-            tiles,
-            left,
-            shape.products * right_tile(shape, width, shape.depth, 1)[0],
-            sharing,
-            1,
-            1 + shape.products * copies_of(shape, width, 1),
-            ceil_div(shape.m, self.rows) * ceil_div(shape.l, self.columns),
-            keeps=True,
-        )
-        steps = ceil_div(width, depth)
-        boxes, _ = stored(self.rows, self.columns, steps, shape.out, staged=False)
-        second = Phase(
-            self.rows,
-            self.columns,
-            1,
-            depth,
-            steps,
-            tiles,
-            0,
-            right_tile(shape, self.columns, depth, 1)[0],
-            copies=copies_of(shape, self.columns, 1),
-            readers=ceil_div(shape.m, self.rows),
-            split=self.size,
-            boxes=choose(self.parts > 1, 0, boxes),
-            received=sums_received(shape, self.rows, self.columns, shape.l, self.size),
-        )
-        return first, second
-
-    def kernels(self, shape: Shape) -> tuple[tuple[Phase, ...], ...]:
-        """The phases of each kernel: there is one."""
-        return (self.phases(shape),)
-
-    def clusters(self, shape: Shape, device: Device | None) -> tuple[Count, ...]:
-        """Clusters that the kernel is launched with: one for each tile."""
-        tiles = ceil_div(shape.m, self.rows) * ceil_div(shape.l, self.columns) * self.parts
-        return (tiles / self.size if isinstance(tiles, np.ndarray) else tiles // self.size,)
+        readers = ceil_div(shape.m, self.rows) * ceil_div(shape.l, self.columns)
+        first = self.first_phase(shape, width, readers)
+        second = self.second_phase(shape, self.columns, width)
+        received = sums_received(shape, self.rows, self.columns, shape.l, self.size)
+        return replace(first, keeps=True), replace(second, split=self.size, received=received)
 
     def rules(self, shape: Shape, device: Device) -> tuple[TileRule, ...]:
         """What the rule and the lowering ask of the tiles, but for shared memory."""
@@ -151,23 +103,13 @@ class RegisterKernel:
             ),
             TileRule("output", "tiles of the output of as many columns as registers hold", narrow),
             TileRule("divides", "without parts, tiles divide the chain", alone),
-            TileRule(
-                "parts",
-                "each part has columns of the intermediate",
-                single | has_equal_shares(shape.n, self.parts, width),
-            ),
+            self.has_equal_parts(shape, width),
             TileRule("sums", "parts divide a sum, in a cluster or all at once", single | parts),
         )
 
-    def legal(self, shape: Shape, device: Device) -> Flag:
-        """Whether the tiles keep all `rules`."""
-        return all_kept(self.rules(shape, device))
-
     def _in_l2(self, shape: Shape, device: Device) -> Flag:
         """Whether all parts find room at once, and divide the rows of a sum."""
-        (clusters,) = self.clusters(shape, device)
-        room = clusters <= resident(device, self.size)
-        return (self.rows_of_sum(shape) <= self.rows) & room
+        return (self.rows_of_sum(shape) <= self.rows) & self.has_room(shape, device)
 
     def _in_cluster(self, shape: Shape, device: Device) -> Flag:
         """Whether the CTAs of a cluster make all parts, and sum slices of a tile.

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
-
-#: Bytes of a row of a tile in shared memory: what one swizzle pattern spans.
-ROW_BYTES = 128
+from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 from crossfuse.hardware import Device
 from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose, most
+from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.phase import (
     Phase,
     copies_of,
@@ -25,7 +26,7 @@ from crossfuse.planner.kernels.phase import (
     widest_of,
 )
 from crossfuse.planner.kernels.resident import resident
-from crossfuse.planner.kernels.rules import TileRule, all_kept
+from crossfuse.planner.kernels.rules import TileRule
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.kernels.shares import has_equal_shares
 
@@ -33,7 +34,7 @@ PLACES = ("gemm", "l2", "global")
 
 
 @dataclass(frozen=True)
-class TiledKernel:
+class TiledKernel(TileKernel):
     """Tiles of one candidate, or of many.
 
     Attributes
@@ -206,10 +207,6 @@ class TiledKernel:
         fits = self._second(shape).tiles <= resident(device, self.cluster)
         text = "clusters of a split second product all run at once"
         return (*rules, TileRule("resident", text, fits | ~_flag(self.split2)))
-
-    def legal(self, shape: Shape, device: Device) -> Flag:
-        """Whether the tiles keep all `rules`."""
-        return all_kept(self.rules(shape, device))
 
     def tiles(self) -> dict[str, Any]:
         """The fields of `TensorTiles`, of one candidate; of a chain as ``first`` and ``second``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -40,7 +41,7 @@ class Prior:
         """Nothing."""
 
 
-class Strategy:
+class Strategy(ABC):
     """A search. Subclasses say in `choose` what to measure next.
 
     Parameters
@@ -91,9 +92,9 @@ class Strategy:
             self.measured[int(point)] = math.inf if time is None else float(time)
             self._proposed.add(int(point))
 
+    @abstractmethod
     def choose(self, count: int) -> Iterable[int]:
         """Points in the order in which they are wanted; some may be known."""
-        raise NotImplementedError
 
     def is_new(self, point: int) -> bool:
         """Whether a point was neither proposed nor measured."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from crossfuse.hardware import Device
 from crossfuse.planner.kernels.phase import widest
 from crossfuse.planner.kernels.shares import divides_equally
 from crossfuse.schedule.rules.chain import Chain
 
-#: CTAs that find room on an H100, by the size of their cluster (docs/hopper-measured.md).
-_CTAS = {1: 132, 2: 132, 4: 120, 8: 120, 16: 112}
 #: What a tile costs besides its columns: filling the rings, and its way out. In columns.
 _BESIDE = 16
 _NARROWEST = 64
@@ -18,13 +17,13 @@ def row_tiles(chain: Chain, rows: int) -> int:
     return -(-chain.m // rows)
 
 
-def is_wide(chain: Chain, rows: int) -> bool:
+def is_wide(chain: Chain, rows: int, device: Device) -> bool:
     """Whether there are several tiles of rows, with 64 columns at least for each SM."""
     down = row_tiles(chain, rows)
-    return down > 1 and down * chain.n >= _NARROWEST * _CTAS[1]
+    return down > 1 and down * chain.n >= _NARROWEST * device.sms
 
 
-def stacked_across(chain: Chain, rows: int, most: int, cluster: int) -> int:
+def stacked_across(chain: Chain, rows: int, most: int, cluster: int, device: Device) -> int:
     """Tiles side by side in a cluster: two share the rows of A too, where tiles take turns anyway.
 
     They halve what comes from L2, and leave 12 SMs of an H100 without work: 122 instead of 144 us
@@ -32,12 +31,14 @@ def stacked_across(chain: Chain, rows: int, most: int, cluster: int) -> int:
     then take a second turn.
     """
     down = row_tiles(chain, rows)
-    columns = stacked_columns(chain, rows, most, cluster, 1)
-    turns = -(-chain.n // columns) > _CTAS[cluster] // cluster
+    columns = stacked_columns(chain, rows, most, cluster, 1, device)
+    turns = -(-chain.n // columns) > device.resident_clusters(cluster)
     return 2 if cluster == down == 2 and turns else 1
 
 
-def stacked_columns(chain: Chain, rows: int, most: int, cluster: int, across: int) -> int:
+def stacked_columns(
+    chain: Chain, rows: int, most: int, cluster: int, across: int, device: Device
+) -> int:
     """Columns of the first products' tiles, by which the last wave of tiles fills the GPU best.
 
     Parameters
@@ -50,9 +51,11 @@ def stacked_columns(chain: Chain, rows: int, most: int, cluster: int, across: in
         Columns that accumulators allow.
     cluster, across : int
         CTAs of a cluster, one below the other and side by side.
+    device : Device
+        Whose clusters are counted.
     """
     down = row_tiles(chain, rows * cluster)
-    room = _CTAS[cluster * across] // (cluster * across)
+    room = device.resident_clusters(cluster * across)
 
     def cost(columns: int) -> int:
         tiles = down * -(-chain.n // (columns * across))
@@ -66,7 +69,7 @@ def stacked_columns(chain: Chain, rows: int, most: int, cluster: int, across: in
 
 
 def stacked_split(
-    chain: Chain, rows: int, depth: int, cluster: int, across: int
+    chain: Chain, rows: int, depth: int, cluster: int, across: int, device: Device
 ) -> tuple[int, int]:
     """CTAs that share a tile's reduction in the second product, and the columns of its tile.
 
@@ -81,9 +84,11 @@ def stacked_split(
     cluster, across : int
         CTAs of a cluster: its reduction is split over `cluster`, or they stand along the rows;
         `across` of them lie side by side.
+    device : Device
+        Whose clusters are counted.
     """
     down = row_tiles(chain, rows)
-    room = _CTAS[cluster * across] // (cluster * across)
+    room = device.resident_clusters(cluster * across)
     most = room // down * across
     if most and divides_equally(chain.n, cluster, depth) and chain.m % rows == 0:
         columns = _whole(-(-chain.l // most))

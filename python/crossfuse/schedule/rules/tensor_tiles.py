@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import Device
+from crossfuse.planner.kernels.boxes import ROW_BYTES
 from crossfuse.planner.kernels.phase import widest
 from crossfuse.planner.kernels.shares import divides_equally
 from crossfuse.schedule.rules.chain import Chain
@@ -17,10 +19,8 @@ from crossfuse.schedule.rules.stacked_tiles import (
     stacked_split,
 )
 
-#: Bytes of a row of a tile in shared memory: what one swizzle pattern spans.
-_ROW_BYTES = 128
-#: CTAs that a kernel for few rows is spread over: what clusters of 4 leave of 132 SMs.
-_CTAS = 120
+#: Kernels for few rows are spread over the CTAs that clusters of this size find room for.
+_CLUSTER = 4
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,13 @@ class TensorTiles:
         )
 
     def of_first(
-        self, sch: Any, chain: Chain, *, staged: bool = True, paired: bool = False
+        self,
+        sch: Any,
+        chain: Chain,
+        device: Device,
+        *,
+        staged: bool = True,
+        paired: bool = False,
     ) -> TensorTiles:
         """Fill in the tiles of a chain's first products.
 
@@ -85,16 +91,17 @@ class TensorTiles:
         """
         given = paired or self.stacked is not None
         free_tile = not (given or self.cluster or self.columns or self.across)
-        rows = self.rows or tile_rows(chain, tall=staged and free_tile)
+        free_rows = staged and free_tile
+        rows = self.rows or (tall_rows(chain, device) if free_rows else tile_rows(chain))
         most = widest(rows) if paired else widest(rows, len(chain.first))
         depth = row_bytes_depth(sch, chain.first[0])
         stacked = self.stacked
         if stacked is None:
             free = self.cluster in (0, 2) and self.split == 1 and not paired
-            stacked = free and is_wide(chain, rows)
+            stacked = free and is_wide(chain, rows, device)
         if stacked:
             tiles = replace(self, rows=rows, depth=depth, stacked=True)
-            return tiles._stacked(chain, most)
+            return tiles._stacked(chain, most, device)
         size = self.cluster or (2 if paired else _split_of_second(chain, depth))
         split, across = self.split, self.across or 1
         if not staged and split == 1 and not self.cluster and _is_deep(chain, size, depth):
@@ -102,7 +109,7 @@ class TensorTiles:
         cluster = size if split == 1 else self.cluster or 1
         beside = cluster * across
         # Two that are paired have their columns together.
-        side_by_side = _CTAS // (beside * split) * (across if paired else beside)
+        side_by_side = _spread(device) // (beside * split) * (across if paired else beside)
         share = -(-chain.n // max(1, side_by_side // row_tiles(chain, rows)))
         columns = self.columns or min(most, -(-share // 8) * 8)
         return replace(
@@ -116,14 +123,14 @@ class TensorTiles:
             stacked=False,
         )
 
-    def _stacked(self, chain: Chain, most: int) -> TensorTiles:
+    def _stacked(self, chain: Chain, most: int, device: Device) -> TensorTiles:
         """Clusters along the rows of the intermediate, with tiles of at most so many columns."""
         cluster = self.cluster or 2
-        across = self.across or stacked_across(chain, self.rows, most, cluster)
-        columns = self.columns or stacked_columns(chain, self.rows, most, cluster, across)
+        across = self.across or stacked_across(chain, self.rows, most, cluster, device)
+        columns = self.columns or stacked_columns(chain, self.rows, most, cluster, across, device)
         return replace(self, columns=columns, cluster=cluster, across=across)
 
-    def of_second(self, sch: Any, chain: Chain, first: TensorTiles) -> TensorTiles:
+    def of_second(self, sch: Any, chain: Chain, first: TensorTiles, device: Device) -> TensorTiles:
         """Fill in the tiles of a chain's second product.
 
         Its reduction is split over a cluster; but of a stacked chain only if all parts then find
@@ -135,7 +142,7 @@ class TensorTiles:
         if self.cluster and self.columns:
             return replace(self, rows=rows, across=first.across, depth=depth)
         if first.stacked:
-            split, columns = stacked_split(chain, rows, depth, first.cluster, first.across)
+            split, columns = stacked_split(chain, rows, depth, first.cluster, first.across, device)
             cluster = 1 if split > 1 else first.cluster
             columns = self.columns or columns
             return replace(
@@ -149,7 +156,7 @@ class TensorTiles:
             )
         split = self.split if self.split > 1 else max(first.cluster, first.split)
         across = first.across
-        side_by_side = _CTAS // (split * across) * across // row_tiles(chain, rows)
+        side_by_side = _spread(device) // (split * across) * across // row_tiles(chain, rows)
         share = -(-chain.l // max(1, side_by_side))
         columns = self.columns or min(widest(rows), -(-share // 16) * 16)
         return replace(
@@ -171,20 +178,29 @@ def _is_deep(chain: Chain, size: int, depth: int) -> bool:
 def row_bytes_depth(sch: Any, product: Any, index: int = 0) -> int:
     """Elements of an operand of a product that fill a row of a tile."""
     dtype = ir.tvm.DataType(str(sch.get(product).reads[index].source.ty.dtype))
-    return _ROW_BYTES * 8 // int(dtype.bits)
+    return ROW_BYTES * 8 // int(dtype.bits)
 
 
-def tile_rows(chain: Chain, *, tall: bool = False) -> int:
-    """Rows of a CTA's tile, where the caller leaves them open.
+def tile_rows(chain: Chain) -> int:
+    """Rows of a CTA's tile, where the caller leaves them open."""
+    return 128 if chain.m > 64 else 64
 
-    Tiles of 256 halve what two of 128 rows bring from L2. Where they may be chosen (`tall`), they
-    are for wide gated chains of up to 256 rows, in clusters side by side: 114.5 instead of 121.2 us
-    for widths of 4096 and 11008. Of 512 rows they take longer: 202.9 instead of 195.6
+
+def tall_rows(chain: Chain, device: Device) -> int:
+    """The same where tiles of 256 rows may be chosen, which halve what two of 128 bring from L2.
+
+    They are for wide gated chains of up to 256 rows, in clusters side by side: 114.5 instead of
+    121.2 us for widths of 4096 and 11008. Of 512 rows they take longer: 202.9 instead of 195.6
     (docs/hopper-measured.md).
     """
-    if tall and len(chain.first) == 2 and 128 < chain.m <= 256 and is_wide(chain, 128):
+    if len(chain.first) == 2 and 128 < chain.m <= 256 and is_wide(chain, 128, device):
         return 256
-    return 128 if chain.m > 64 else 64
+    return tile_rows(chain)
+
+
+def _spread(device: Device) -> int:
+    """CTAs that a kernel for few rows is spread over: 120 on the 132 SMs of an H100."""
+    return device.resident_clusters(_CLUSTER) * _CLUSTER
 
 
 def _columns(width: int, most: int) -> int:

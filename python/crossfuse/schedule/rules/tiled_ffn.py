@@ -6,6 +6,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.hardware import Device, device
 from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.install import install
 from crossfuse.schedule.markers import PAIRED
@@ -22,6 +23,7 @@ def schedule_tiled_ffn(
     staged: bool = True,
     paired: bool = False,
     constant_weights: bool = False,
+    target: str | Device = "nvidia-h100",
 ) -> Any:
     """Schedule a chain of two products for the Hopper pipeline, in two phases.
 
@@ -51,6 +53,8 @@ def schedule_tiled_ffn(
     constant_weights : bool
         Whether no kernel that may still be running writes the weights: they are then loaded before
         the kernel before is over (programmatic dependent launch).
+    target : str | Device
+        Device whose clusters the choice counts.
 
     Returns
     -------
@@ -65,7 +69,8 @@ def schedule_tiled_ffn(
     install()
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "tiled_ffn")
-    tiles = (first or TensorTiles()).of_first(sch, chain, staged=staged, paired=paired)
+    on = device(target)
+    tiles = (first or TensorTiles()).of_first(sch, chain, on, staged=staged, paired=paired)
     if paired:
         _check_pair(sch, chain, tiles)
     if tiles.split > 1:
@@ -74,7 +79,7 @@ def schedule_tiled_ffn(
     else:
         _first(sch, chain, tiles, paired, constant_weights)
     # An axis has one extent in a function: both phases have clusters of one shape.
-    chosen = (second or TensorTiles()).of_second(sch, chain, tiles)
+    chosen = (second or TensorTiles()).of_second(sch, chain, tiles, on)
     if chosen.split == 1:
         bind_rows(sch, chain, chain.second, chosen, constant_weights)
     else:

@@ -143,20 +143,29 @@ inline void report(const char* name, const std::string& keys, const Sample& samp
   std::fflush(stdout);
 }
 
+// A launch with clusters of `size` CTAs and all the shared memory of an SM for each.
+struct ClusterLaunch {
+  cudaLaunchAttribute attribute = {};
+  cudaLaunchConfig_t config = {};
+
+  ClusterLaunch(int grid, int block, int size) {
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = size;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = kSharedBytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+  }
+  ClusterLaunch(const ClusterLaunch&) = delete;  // config points into this one
+};
+
 // Launch `kernel` with clusters of `size` CTAs and all the shared memory of an SM for each.
 template <typename... Parameters, typename... Arguments>
 void launch(void (*kernel)(Parameters...), int grid, int block, int size, Arguments... arguments) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = kSharedBytes;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = size;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+  const ClusterLaunch launch(grid, block, size);
+  CHECK(cudaLaunchKernelEx(&launch.config, kernel, static_cast<Parameters>(arguments)...));
 }
 
 // Allow a kernel all shared memory and clusters of up to 16.
@@ -169,18 +178,10 @@ void allow(void (*kernel)(Parameters...)) {
 // Clusters of `size` CTAs that run at once with one CTA on an SM; 0 where there are no such ones.
 template <typename... Parameters>
 int resident(void (*kernel)(Parameters...), int block, int size) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = size * sms();
-  config.blockDim = block;
-  config.dynamicSmemBytes = kSharedBytes;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = size;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  const ClusterLaunch launch(size * sms(), block, size);
   int count = 0;
-  const cudaError_t status = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
+  const cudaError_t status =
+      cudaOccupancyMaxActiveClusters(&count, kernel, &launch.config);
   if (status == cudaErrorInvalidClusterSize) {
     cudaGetLastError();  // forget it
     return 0;

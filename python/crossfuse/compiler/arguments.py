@@ -1,0 +1,52 @@
+"""What `compile` refuses before it schedules anything: arguments that do not go together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from crossfuse.compiler.source import Source
+from crossfuse.errors import ScheduleRefused, refuse
+
+if TYPE_CHECKING:
+    from crossfuse.planner.plan import Plan
+
+
+def check_known(what: str, found: str, known: tuple[str, ...]) -> None:
+    """Refuse a name that is not one of those of an argument."""
+    if found not in known:
+        raise refuse(
+            ScheduleRefused,
+            "compile",
+            what,
+            found=repr(found),
+            limit=", ".join(map(repr, known)),
+            instead=f"name one of these {what}s, or pass a schedule",
+        )
+
+
+def check_plan(source: Source, rule: str, placement: str, plan: Plan | None) -> None:
+    """Refuse a plan that nothing would look at."""
+    if plan is None or (rule == "tensor" and placement == "planned" and source.func is not None):
+        return
+    found = f"a plan with rule={rule!r} and placement={placement!r}"
+    raise refuse(
+        ScheduleRefused,
+        "compile",
+        "plan",
+        found="a plan and a schedule" if source.schedule is not None else found,
+        limit="a plan with rule='tensor' and placement='planned', of a source without a schedule",
+        instead="pass these, or leave the plan out",
+    )
+
+
+def check_no_model(read: Source) -> None:
+    """Refuse a model, whose inputs and output are reshaped as they were when it was compiled."""
+    if read.outlined is not None:
+        raise refuse(
+            ScheduleRefused,
+            "compile",
+            "fewer_rows",
+            found=read.summary,
+            limit="a spec, a function or a schedule: a model has the shapes of its example inputs",
+            instead="compile the model's chain as a spec",
+        )

@@ -1,0 +1,106 @@
+"""Calls that make their outputs: as many and as wide as the inputs ask for, where these lie."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from crossfuse.errors import ArtefactRefused, refuse
+from crossfuse.lower.image import BufferSpec
+
+
+class Callee(Protocol):
+    """What is called with its inputs and outputs, in the order of its buffers."""
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+
+    @property
+    def buffers(self) -> tuple[BufferSpec, ...]:
+        """Arguments in order."""
+
+    def __call__(self, *arguments: Any, device: int = 0) -> None:
+        """Write the outputs."""
+
+
+def run_with_outputs(callee: Callee, inputs: Sequence[Any], device: int) -> Any:
+    """Allocate the outputs as the first input is, call, and return them.
+
+    Parameters
+    ----------
+    callee : Callee
+        What is called.
+    inputs : Sequence
+        The arguments that are no outputs, in order: torch tensors or numpy arrays. Outputs have as
+        many rows as the first of them that has any.
+    device : int
+        Index of the GPU that numpy arrays are copied to.
+
+    Returns
+    -------
+    tensor or tuple of tensor
+        The output, or all of them where there are several.
+
+    Raises
+    ------
+    ArtefactRefused
+        If there are more or fewer inputs, none at all, or the first one is neither a torch tensor
+        nor a numpy array; and what the call raises.
+    """
+    wanted = [each for each in callee.buffers if not each.output]
+    if len(inputs) != len(wanted) or not inputs:
+        raise refuse(
+            ArtefactRefused,
+            "argument-count",
+            f"run of {callee.name}",
+            found=f"{len(inputs)} inputs",
+            limit=f"{len(wanted)} ({', '.join(each.name for each in wanted)})",
+            instead="pass the inputs alone, or call the kernel itself with its outputs",
+        )
+    rest = iter(inputs)
+    arguments = [
+        _empty_like(each, inputs[0], callee.name) if each.output else next(rest)
+        for each in _buffers_of_call(callee.buffers, inputs)
+    ]
+    callee(*arguments, device=device)
+    pairs = zip(callee.buffers, arguments, strict=True)
+    outputs = tuple(argument for buffer, argument in pairs if buffer.output)
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def is_numpy(value: Any) -> bool:
+    """Whether a value is a numpy array; numpy is not imported for this."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def _buffers_of_call(buffers: tuple[BufferSpec, ...], inputs: Sequence[Any]) -> list[BufferSpec]:
+    """Buffers with as many rows as the inputs have; as they are, if none has rows to count."""
+    wanted = [each for each in buffers if not each.output]
+    given = [x for each, x in zip(wanted, inputs, strict=True) if each.rows]
+    counts = (len(x) for x in given if getattr(x, "ndim", None))
+    count = next(counts, None)
+    return [each if count is None else each.with_rows(count) for each in buffers]
+
+
+def _empty_like(buffer: BufferSpec, like: Any, name: str) -> Any:
+    """Allocate an output of the kernel `name` in the framework of an input, where that lies."""
+    if is_numpy(like):
+        import ml_dtypes
+        import numpy as np
+
+        return np.empty(buffer.shape, getattr(ml_dtypes, buffer.dtype, buffer.dtype))
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(like, torch.Tensor):
+        dtype = getattr(torch, buffer.dtype)
+        return torch.empty(buffer.shape, dtype=dtype, device=like.device)
+    raise refuse(
+        ArtefactRefused,
+        "argument-kind",
+        f"run of {name}",
+        found=f"a first input of type {type(like).__name__}",
+        limit="a torch tensor or a numpy array",
+        instead="allocate the outputs and call the kernel itself",
+    )
