@@ -9,6 +9,7 @@ the database, and the lowering passes it by::
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -78,6 +79,29 @@ class Task:
         sch = schedule_planned(self.func, plan, constant_weights=True)
         sch.annotate(sch.get_sblock("root"), NOTE, json.dumps({"family": family, "tiles": tiles}))
         return sch
+
+    def designs(self, count: int) -> list[Any]:
+        """Schedule the best kernels of each family.
+
+        Parameters
+        ----------
+        count : int
+            Kernels of each, by the estimate.
+
+        Returns
+        -------
+        list[tvm.s_tir.Schedule]
+            Those that the rules take: the planner counts what they take, but where the two differ,
+            the rule is right.
+        """
+        found = []
+        order = self.space.order
+        for group in self.space.groups:
+            inside = order[(order >= group.first) & (order < group.first + group.size)]
+            for point in inside[:count]:
+                with suppress(RefusedError):
+                    found.append(self.schedule(int(point)))
+        return found
 
     def point(self, trace: Any) -> int | None:
         """The kernel that a trace says it is.
