@@ -42,7 +42,8 @@ def test_each_family_is_right_and_timed(tmp_path: Path) -> None:
     assert all(0 < (each.microseconds or 0) < 1000 for each in records.values())
 
 
-def test_a_search_runs_unchanged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [True, False], ids=["spec", "function"])
+def test_a_search_runs_unchanged(tmp_path: Path, named: bool) -> None:
     from tvm.s_tir import meta_schedule as ms
 
     from crossfuse.hardware import tvm_target
@@ -58,15 +59,16 @@ def test_a_search_runs_unchanged(tmp_path: Path) -> None:
         return [schedule_register_ffn(func, tiles=each, constant_weights=True) for each in tiles]
 
     seen: list[Timing] = []
+    func = prim_func(parse(SPEC))
     runner = GpuRunner(HOW, lambda path, spec, timing: seen.append(timing))
     try:
         database = ms.tune_tir(
-            prim_func(parse(SPEC)),
+            func,
             tvm_target("nvidia-h100"),
             str(tmp_path),
             max_trials_global=2,
             num_trials_per_iter=2,
-            builder=NvccBuilder(SPEC),
+            builder=NvccBuilder(SPEC if named else func),
             runner=runner,
             cost_model="random",
             space=ms.space_generator.ScheduleFn(space, [], [], {}),
@@ -76,4 +78,5 @@ def test_a_search_runs_unchanged(tmp_path: Path) -> None:
     finally:
         runner.close()
     assert {each.status for each in seen} == {"ok"}
+    assert all(each.worst_before is not None and each.worst_before <= 1 for each in seen)
     assert len(database) == len(seen)

@@ -9,6 +9,7 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.space_generator import PySpaceGenerator
 
+from crossfuse.meta_schedule.functions import name_of, tag
 from crossfuse.meta_schedule.mutator import MutateKernel
 from crossfuse.meta_schedule.task import Tasks
 from crossfuse.meta_schedule.verify import VerifyLowered
@@ -61,7 +62,9 @@ class FusedSpace(PySpaceGenerator):
         """
         task = self._tasks.of(mod)
         if task is None:
-            return list(self._inner.space_generator.generate_design_space(mod))
+            name = name_of(mod)
+            found = self._inner.space_generator.generate_design_space(mod)
+            return [tag(each, name) for each in found]
         return task.designs(self._designs)
 
     def clone(self) -> Any:

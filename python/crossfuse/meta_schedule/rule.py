@@ -7,7 +7,9 @@ from typing import Any
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.schedule_rule import PyScheduleRule
+from tvm_ffi import structural_equal
 
+from crossfuse.meta_schedule.functions import TAG, name_of
 from crossfuse.meta_schedule.mutator import MutateKernel
 from crossfuse.meta_schedule.task import Tasks, note
 from crossfuse.meta_schedule.verify import ForOthers, VerifyLowered
@@ -22,7 +24,7 @@ class ScheduleKernels(PyScheduleRule):
 
     What comes out are the best kernels of each family by the planner's estimate. Their blocks are
     marked as done, so that rules that come after this one pass them by. Functions that are no chain
-    stay as they are for those rules.
+    stay as they are for those rules, but for their name in the trace.
 
     Parameters
     ----------
@@ -35,9 +37,12 @@ class ScheduleKernels(PyScheduleRule):
     def __init__(self, tasks: Tasks, *, designs: int = 4) -> None:
         super().__init__()
         self._tasks, self._designs = tasks, designs
+        self._mod: Any = None
 
     def _initialize_with_tune_context(self, context: Any) -> None:
-        pass
+        self._mod = context.mod
+        # So that its function is known whatever schedules it.
+        self._tasks.look(self._mod)
 
     def apply(self, sch: Any, block: Any) -> list[Any]:
         """Schedule the chain that a block is of.
@@ -52,12 +57,17 @@ class ScheduleKernels(PyScheduleRule):
         Returns
         -------
         list[tvm.s_tir.Schedule]
-            One for each kernel; `sch` itself where no kernel of ours computes the function.
+            One for each kernel; `sch` where no kernel of ours computes the function.
         """
         if note(sch.trace) is not None:
             return [_done(sch, block)]
-        task = self._tasks.of(sch.mod)
-        return [_done(_copied(sch, each), block) for each in _traces(task, self._designs)] or [sch]
+        # What another rule has scheduled before is no chain to read any more.
+        task = self._tasks.of(self._mod) if structural_equal(sch.mod, self._mod) else None
+        found = [_done(_copied(sch, each), block) for each in _traces(task, self._designs)]
+        if not found and sch.get(block).name_hint == "root":
+            # The rules that come next change how it is computed; its name stays.
+            sch.annotate(block, TAG, name_of(self._mod))
+        return found or [sch]
 
     def clone(self) -> Any:
         """A rule that knows the same functions."""

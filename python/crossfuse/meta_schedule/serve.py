@@ -39,21 +39,28 @@ def builder() -> Serve:
     -------
     Callable
         Takes ``{"do": "build", "candidate", "folder", "target", "timeout"}`` or
-        ``{"do": "reference", "spec", "folder"}``.
+        ``{"do": "reference", "spec", "folder"}``, see
+        `crossfuse.meta_schedule.functions.problem_of`.
     """
     # Beside the process that measures, which is not to wait for a core.
     os.nice(15)
     import crossfuse._tvm  # noqa: F401
-    from crossfuse.bench.problem import make_problem
+    from crossfuse.errors import RefusedError
     from crossfuse.meta_schedule.build import Build, build_candidate
     from crossfuse.meta_schedule.candidate import Candidate
-    from crossfuse.workload.spec_text import parse
+    from crossfuse.meta_schedule.functions import problem_of
+
+    def reference(spec: str, folder: Path) -> Build:
+        try:
+            problem_of(spec, folder)
+        except RefusedError as error:
+            return Build("refused", str(error))
+        return Build("ok")
 
     def serve(request: Mapping[str, Any]) -> Any:
         folder = Path(request["folder"])
         if request["do"] == "reference":
-            make_problem(parse(request["spec"]), folder)
-            return Build("ok").to_json()
+            return reference(request["spec"], folder).to_json()
         candidate = Candidate.from_json(request["candidate"], "request")
         found = build_candidate(candidate, folder, request["target"], request["timeout"])
         return found.to_json()

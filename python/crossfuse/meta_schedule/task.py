@@ -18,6 +18,7 @@ from crossfuse import _tvm as ir
 from crossfuse._blocks import is_reduction
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
+from crossfuse.meta_schedule.functions import name_of, tag
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.cost.fit import EAGER
 from crossfuse.planner.cost.rates import rates_of
@@ -50,6 +51,11 @@ class Task:
     space: KernelSpace
 
     @cached_property
+    def name(self) -> str:
+        """See `crossfuse.meta_schedule.functions.name_of`."""
+        return name_of(self.func)
+
+    @cached_property
     def _frame(self) -> Plan:
         shape = self.space.shape
         device = self.space.device
@@ -67,7 +73,7 @@ class Task:
         Returns
         -------
         tvm.s_tir.Schedule
-            Its trace says which plan it is.
+            Its trace says which plan it is, and of which function.
 
         Raises
         ------
@@ -78,7 +84,7 @@ class Task:
         plan = replace(self._frame, family=family, tiles=tiles)
         sch = schedule_planned(self.func, plan, constant_weights=True)
         sch.annotate(sch.get_sblock("root"), NOTE, json.dumps({"family": family, "tiles": tiles}))
-        return sch
+        return tag(sch, self.name)
 
     def designs(self, count: int) -> list[Any]:
         """Schedule the best kernels of each family.
@@ -189,6 +195,8 @@ class Tasks:
 
     def __init__(self, target: Device) -> None:
         self.target = target
+        #: All functions that were met, by `crossfuse.meta_schedule.functions.name_of`.
+        self.functions: dict[str, Any] = {}
         self._known: dict[str, Task | RefusedError] = {}
 
     def of(self, module: Any) -> Task | None:
@@ -200,6 +208,7 @@ class Tasks:
         """The task of a module, or why there is none."""
         text = str(module.script())
         if text not in self._known:
+            self.functions[name_of(module)] = module
             try:
                 self._known[text] = task_of(module, self.target)
             except RefusedError as error:

@@ -13,13 +13,13 @@ from cpu.meta_schedule.planted import NoteBuilder, PlantedRunner
 from cpu.meta_schedule.test_search import SPEC, TASKS, model_with_others, module, task
 from crossfuse.hardware import tvm_target
 from crossfuse.lower.extract import lower
+from crossfuse.meta_schedule.functions import TAG, name_of
 from crossfuse.meta_schedule.rule import ScheduleKernels, post_order_apply
 from crossfuse.meta_schedule.task import note
 from crossfuse.workload import prim_func, resolve
 
 ms = pytest.importorskip("tvm.s_tir.meta_schedule")
 tvm = pytest.importorskip("tvm")
-structural_equal = pytest.importorskip("tvm_ffi").structural_equal
 
 H100 = tvm_target("nvidia-h100")
 
@@ -51,11 +51,13 @@ def test_designs_are_the_best_of_each_family_whatever_rules_follow(kind: str) ->
 
 def test_other_functions_are_left_to_the_rules_of_the_target() -> None:
     (only,) = designs(rectifier(), [ScheduleKernels(TASKS)])
-    assert structural_equal(only.mod, rectifier())
+    root = only.get(only.get_sblock("root"))
+    assert dict(root.annotations) == {TAG: name_of(rectifier())}
     rules = ms.ScheduleRule.create("cuda")
     ours = designs(rectifier(), [ScheduleKernels(TASKS), *rules])
     # What TVM samples differs from run to run, what it does is the same.
-    assert kinds(ours) == kinds(designs(rectifier(), rules))
+    alone = kinds(designs(rectifier(), rules))
+    assert [[each for each in found if each != "Annotate"] for found in kinds(ours)] == alone
 
 
 def kinds(schedules: list[Any]) -> list[list[str]]:
