@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from crossfuse.cli.kernel import Target, Workload
 from crossfuse.cli.output import JsonFlag, print_error, print_json
 
 if TYPE_CHECKING:
+    from crossfuse.meta_schedule.database import Store
     from crossfuse.meta_schedule.tune import Tuning
 
 
@@ -69,6 +71,7 @@ def tune(
     tuning = open_tuning(
         spec, work_dir, how, strategy=strategy.value, learn=learn and trials > 0, seed=seed
     )
+    _store(tuning)
     if (tuning.bundle / "results.jsonl").is_file():
         print_error(f"{tuning.collect()} records came back in {tuning.bundle}")
     for text in tuning.broken:
@@ -77,7 +80,6 @@ def tune(
         _write_bundle(tuning, trials)
     elif trials:
         _measure(tuning, trials, budget)
-    _store(tuning)
     _show(tuning, as_json)
 
 
@@ -103,11 +105,21 @@ def _write_bundle(tuning: Tuning, trials: int) -> None:
 
 
 def _store(tuning: Tuning) -> None:
-    """Add new records to MetaSchedule's database."""
-    if tuning.added:
-        from crossfuse.meta_schedule.database import commit, open_database
+    """Add records to MetaSchedule's database too: those of a session that was killed, and new ones.
 
-        commit(open_database(tuning.folder), tuning.added, tuning.how.target)
+    It is opened when there is one: that takes a while.
+    """
+    from crossfuse.meta_schedule.records import read_records
+
+    @cache
+    def store() -> Store:
+        from crossfuse.meta_schedule.database import Store
+
+        return Store(tuning.folder, tuning.how.target)
+
+    if known := read_records(tuning.records).records:
+        store().catch_up(known)
+    tuning.store = lambda record: store().add(record)
 
 
 def _show(tuning: Tuning, as_json: bool) -> None:
