@@ -54,7 +54,7 @@ class Problem:
 
         Parameters
         ----------
-        output : torch.Tensor
+        output : torch.Tensor | numpy.ndarray
             The result.
 
         Returns
@@ -64,10 +64,12 @@ class Problem:
         message : str
             How it is broken; else empty.
         """
-        from crossfuse.relax.torch_import import to_numpy
+        if not isinstance(output, np.ndarray):
+            from crossfuse.relax.torch_import import to_numpy
 
+            output = to_numpy(output)
         try:
-            return judge(self.limits, to_numpy(output), self.what).worst, ""
+            return judge(self.limits, output, self.what).worst, ""
         except CheckFailed as error:
             return None, str(error)
 

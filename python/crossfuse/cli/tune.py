@@ -14,6 +14,7 @@ from crossfuse.cli.kernel import Target, Workload
 from crossfuse.cli.output import JsonFlag, print_error, print_json
 
 if TYPE_CHECKING:
+    from crossfuse.meta_schedule.conditions import Conditions
     from crossfuse.meta_schedule.database import Store
     from crossfuse.meta_schedule.tune import Tuning
 
@@ -45,6 +46,10 @@ def tune(
     runner: Annotated[
         Where, typer.Option(help="local: this GPU; bundle: write a folder for another machine.")
     ] = Where.local,
+    rpc: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT:KEY", help="Measure on a server of this TVM RPC tracker."),
+    ] = "",
     learn: Annotated[bool, typer.Option(help="Let measurements correct the estimate.")] = True,
     seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
     jobs: Annotated[int, typer.Option(min=0, help="Processes that compile; 0: cores.")] = 0,
@@ -64,10 +69,12 @@ def tune(
     from crossfuse.workload.suites import resolve
 
     spec, gpu = resolve(workload), ""
-    if trials and runner is Where.local:
+    if trials and runner is Where.local and not rpc:
         require_gpu()
         gpu = environment()["gpu"].get("name", "")
     how = Conditions(target, timeout=timeout, builders=jobs or _cores(), gpu=gpu)
+    if rpc:
+        how = _remote(how, rpc, runner)
     tuning = open_tuning(
         spec, work_dir, how, strategy=strategy.value, learn=learn and trials > 0, seed=seed
     )
@@ -81,6 +88,27 @@ def tune(
     elif trials:
         _measure(tuning, trials, budget)
     _show(tuning, as_json)
+
+
+def _remote(how: Conditions, text: str, runner: Where) -> Conditions:
+    """How candidates are measured behind a tracker."""
+    from dataclasses import replace
+
+    from crossfuse.errors import EnvironmentRefused, refuse
+    from crossfuse.meta_schedule.rpc import PROTOCOL, read_tracker
+
+    tracker = read_tracker(text)
+    if runner is Where.bundle:
+        raise refuse(
+            EnvironmentRefused,
+            "rpc",
+            "tune",
+            found="--runner bundle and --rpc",
+            limit="one place where kernels are measured",
+            instead="leave one of them out",
+        )
+    job = replace(how.job, protocol=PROTOCOL)
+    return replace(how, job=job, measurer=tracker.program(how.timeout), gpu=f"rpc {tracker}")
 
 
 def _measure(tuning: Tuning, trials: int, budget: float) -> None:

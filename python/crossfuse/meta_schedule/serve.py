@@ -1,4 +1,4 @@
-"""What a worker process serves: ``python -m crossfuse.meta_schedule.serve build|measure``.
+"""What a worker process serves: ``python -m crossfuse.meta_schedule.serve build|measure|rpc ...``.
 
 Requests come as lines of JSON on standard input, answers go as lines to standard output; the first
 line says that everything is imported. Whatever else is printed goes to standard error. The process
@@ -25,7 +25,7 @@ def main() -> None:
 
     answers = own_stdout()
     requests = _requests()
-    serve = KINDS[sys.argv[1]]()
+    serve = KINDS[sys.argv[1]](*sys.argv[2:])
     answers.write("ready\n")
     while True:
         answers.flush()
@@ -77,8 +77,25 @@ def measurer() -> Serve:
     return session.serve
 
 
+def over_rpc(tracker: str, timeout: str) -> Serve:
+    """Measure candidates on a server, see `crossfuse.meta_schedule.rpc.RpcSession`.
+
+    Parameters
+    ----------
+    tracker : str
+        ``host:port:key``.
+    timeout : str
+        Seconds after which the server ends a session.
+    """
+    from crossfuse.meta_schedule.rpc import RpcSession, read_tracker
+
+    session = RpcSession(read_tracker(tracker), int(timeout))
+    session.load()
+    return session.serve
+
+
 #: What a process can be asked to serve.
-KINDS: dict[str, Callable[[], Serve]] = {"build": builder, "measure": measurer}
+KINDS: dict[str, Callable[..., Serve]] = {"build": builder, "measure": measurer, "rpc": over_rpc}
 
 
 def _requests() -> queue.SimpleQueue[Any]:
