@@ -80,3 +80,23 @@ def test_a_search_runs_unchanged(tmp_path: Path, named: bool) -> None:
     assert {each.status for each in seen} == {"ok"}
     assert all(each.worst_before is not None and each.worst_before <= 1 for each in seen)
     assert len(database) == len(seen)
+
+
+def test_a_server_of_a_tracker_measures(tmp_path: Path) -> None:
+    import json
+
+    pytest.importorskip("tornado")
+    from tvm.s_tir.meta_schedule.testing.local_rpc import LocalRPC
+    from typer.testing import CliRunner
+
+    from crossfuse.cli import app
+
+    with LocalRPC(silent=True) as local:
+        there = f"{local.tracker_host}:{local.tracker_port}:{local.tracker_key}"
+        words = ["tune", SPEC, "--work-dir", str(tmp_path), "--no-learn", "--json", "--trials", "4"]
+        out = CliRunner().invoke(app, [*words, "--rpc", there, "--timeout", "60"])
+    assert out.exit_code == 0, out.output
+    assert json.loads(out.stdout)["best"]["measured"]
+    records = read_records(tmp_path / "records.jsonl").records
+    assert {each.status for each in records} == {"ok"}, [each.message for each in records]
+    assert {each.check for each in records} == {"passed"}
