@@ -15,14 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.workload.accuracy import Tolerance, plain_tolerance
+from crossfuse.workload.dtypes import is_float
 
 if TYPE_CHECKING:
     import numpy as np
-
-_WIDE = "float64"
-_OPERATORS = ("Add", "Sub", "Mul", "Div", "Min", "Max", "EQ", "NE", "LT", "LE", "GT", "GE")
-#: What has another meaning in another type, or in none of our types.
-_FOREIGN = ("tirx.reinterpret", "tirx.call_extern", "tirx.call_pure_extern", "tirx.call_packed")
 
 
 @dataclass(frozen=True)
@@ -108,7 +104,7 @@ def draw(given: Sequence[Parameter], seed: int = 0) -> dict[str, np.ndarray]:
     found = {}
     for number, each in enumerate(inputs):
         kind = _numpy_type(each.dtype)
-        if _is_float(each.dtype):
+        if is_float(each.dtype):
             size = 1 / sqrt(each.depth) if number else 1.0
             found[each.name] = (size * rng.standard_normal(each.shape, np.float32)).astype(kind)
         else:
@@ -140,6 +136,7 @@ def limits(func: Any, inputs: Mapping[str, np.ndarray]) -> Tolerance:
     """
     import numpy as np
 
+    from crossfuse.emulate.float64 import in_float64
     from crossfuse.emulate.llvm import run_serial
     from crossfuse.lower.extract import only_function
 
@@ -148,7 +145,7 @@ def limits(func: Any, inputs: Mapping[str, np.ndarray]) -> Tolerance:
     output = the_output(known)
     wide = in_float64(function)
     doubles = {
-        name: each.astype(np.float64) if _is_float(str(each.dtype)) else each
+        name: each.astype(np.float64) if is_float(str(each.dtype)) else each
         for name, each in inputs.items()
     }
     exact = run_serial(_quick(wide), wide, doubles)[output.name]
@@ -173,45 +170,6 @@ def the_output(given: Sequence[Parameter]) -> Parameter:
             "measure functions of one output each",
         )
     return given[-1]
-
-
-def in_float64(func: Any) -> Any:
-    """The same function with float64 for every floating-point type.
-
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc | tvm.ir.IRModule
-        Unscheduled.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        Its parameters have the same names and shapes.
-
-    Raises
-    ------
-    WorkloadRefused
-        If it looks at the bits of numbers or calls what is not TVM's, or views a buffer as another
-        one.
-    """
-    from crossfuse import _tvm as ir
-    from crossfuse.emulate.widen import retyped
-    from crossfuse.lower.extract import only_function
-
-    function = only_function(func)
-    _check(function)
-    images: dict[Any, Any] = {}
-
-    def image(buffer: Any) -> Any:
-        if not _is_float(str(buffer.ty.dtype)):
-            return buffer
-        if buffer not in images:
-            images[buffer] = ir.tirx.decl_buffer(list(buffer.ty.shape), _WIDE, buffer.name)
-        return images[buffer]
-
-    params = [image(each) for each in function.params]
-    body = retyped(function.body, image, _type_of, _expressions())
-    return ir.PrimFunc(params, body, function.ret_type, function.attrs)
 
 
 def _quick(function: Any) -> Any:
@@ -246,63 +204,6 @@ def _hasten(sch: Any, handle: Any) -> None:
             sch.reorder(*outer[:-1], *summed, outer[-1])
     if outer:
         sch.parallel(outer[0])
-
-
-def _expressions() -> list[tuple[type, Any]]:
-    """How expressions are built again from operands in float64."""
-    from crossfuse import _tvm as ir
-
-    def number(node: Any, _: Any) -> Any:
-        return ir.tirx.FloatImm(_type_of(str(node.ty)), float(node.value))
-
-    def operator(node: Any, mutator: Any) -> Any:
-        return type(node)(mutator.mutate(node.a), mutator.mutate(node.b))
-
-    def select(node: Any, mutator: Any) -> Any:
-        parts = (node.condition, node.true_value, node.false_value)
-        return ir.tirx.Select(*map(mutator.mutate, parts))
-
-    def call(node: Any, mutator: Any) -> Any:
-        arguments = [mutator.mutate(each) for each in node.args]
-        return ir.Call(node.op, arguments, ret_ty=_type_of(str(node.ty)))
-
-    return [
-        (ir.tirx.FloatImm, number),
-        *((getattr(ir.tirx, each), operator) for each in _OPERATORS),
-        (ir.tirx.Select, select),
-        (ir.Call, call),
-    ]
-
-
-def _check(function: Any) -> None:
-    """Refuse what float64 has no equal of."""
-    from crossfuse import _tvm as ir
-
-    found: list[str] = []
-
-    def visit_call(call: Any) -> None:
-        name = call.op.name if isinstance(call.op, ir.Op) else str(call.op)
-        if name in _FOREIGN or not isinstance(call.op, ir.Op):
-            found.append(f"a call of {name}")
-
-    def visit_block(block: Any) -> None:
-        found.extend(f"a view of {each.source.buffer.name}" for each in block.match_buffers)
-
-    ir.walk(function.body, (ir.Call, visit_call), (ir.SBlock, visit_block))
-    if found:
-        raise _refused(
-            found[0],
-            "loads, stores, arithmetic and TVM's own functions",
-            "name the workload: a spec has a reference of its own",
-        )
-
-
-def _type_of(dtype: str) -> str:
-    return _WIDE if _is_float(dtype) else dtype
-
-
-def _is_float(dtype: str) -> bool:
-    return dtype.startswith(("float", "bfloat"))
 
 
 def _numpy_type(dtype: str) -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crossfuse.emulate.reference import draw, in_float64, limits, parameters
+from crossfuse.emulate.float64 import in_float64
+from crossfuse.emulate.reference import draw, limits, parameters
 from crossfuse.errors import CheckFailed, WorkloadRefused
 from crossfuse.workload import prim_func, resolve
 from crossfuse.workload.accuracy import judge, tolerance
@@ -92,8 +93,12 @@ def test_what_has_no_reference_is_refused() -> None:
     x = te.placeholder((64,), "float32", name="x")
     bits = te.compute((64,), lambda i: tirx.reinterpret("int32", x[i]), name="bits")
     func = made(x, bits)
-    with pytest.raises(WorkloadRefused, match=r"found a call of tirx.reinterpret; limit: loads"):
+    with pytest.raises(WorkloadRefused, match=r"call of tirx.reinterpret; limit: loads"):
         limits(func, draw(parameters(func)))
+    named = tirx.Var("named", "float32")
+    squares = te.compute((64,), lambda i: tirx.Let(named, x[i] + 1, named * named), name="squares")
+    with pytest.raises(WorkloadRefused, match="found a variable of float32, named; limit"):
+        in_float64(made(x, squares))
     first = te.compute((64,), lambda i: -x[i], name="first")
     second = te.compute((64,), lambda i: x[i] + 1, name="second")
     func = made(x, first, second)
