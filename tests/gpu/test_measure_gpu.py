@@ -42,7 +42,8 @@ def test_each_family_is_right_and_timed(tmp_path: Path) -> None:
     assert all(0 < (each.microseconds or 0) < 1000 for each in records.values())
 
 
-def test_a_search_runs_unchanged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [True, False], ids=["spec", "function"])
+def test_a_search_runs_unchanged(tmp_path: Path, named: bool) -> None:
     from tvm.s_tir import meta_schedule as ms
 
     from crossfuse.hardware import tvm_target
@@ -58,15 +59,16 @@ def test_a_search_runs_unchanged(tmp_path: Path) -> None:
         return [schedule_register_ffn(func, tiles=each, constant_weights=True) for each in tiles]
 
     seen: list[Timing] = []
+    func = prim_func(parse(SPEC))
     runner = GpuRunner(HOW, lambda path, spec, timing: seen.append(timing))
     try:
         database = ms.tune_tir(
-            prim_func(parse(SPEC)),
+            func,
             tvm_target("nvidia-h100"),
             str(tmp_path),
             max_trials_global=2,
             num_trials_per_iter=2,
-            builder=NvccBuilder(SPEC),
+            builder=NvccBuilder(SPEC if named else func),
             runner=runner,
             cost_model="random",
             space=ms.space_generator.ScheduleFn(space, [], [], {}),
@@ -76,4 +78,25 @@ def test_a_search_runs_unchanged(tmp_path: Path) -> None:
     finally:
         runner.close()
     assert {each.status for each in seen} == {"ok"}
+    assert all(each.worst_before is not None and each.worst_before <= 1 for each in seen)
     assert len(database) == len(seen)
+
+
+def test_a_server_of_a_tracker_measures(tmp_path: Path) -> None:
+    import json
+
+    pytest.importorskip("tornado")
+    from tvm.s_tir.meta_schedule.testing.local_rpc import LocalRPC
+    from typer.testing import CliRunner
+
+    from crossfuse.cli import app
+
+    with LocalRPC(silent=True) as local:
+        there = f"{local.tracker_host}:{local.tracker_port}:{local.tracker_key}"
+        words = ["tune", SPEC, "--work-dir", str(tmp_path), "--no-learn", "--json", "--trials", "4"]
+        out = CliRunner().invoke(app, [*words, "--rpc", there, "--timeout", "60"])
+    assert out.exit_code == 0, out.output
+    assert json.loads(out.stdout)["best"]["measured"]
+    records = read_records(tmp_path / "records.jsonl").records
+    assert {each.status for each in records} == {"ok"}, [each.message for each in records]
+    assert {each.check for each in records} == {"passed"}

@@ -56,22 +56,26 @@ def fused(name: str, spec: WorkloadSpec, device: str) -> Variant:
     return _whole(_kernel(spec, device, placement))
 
 
-def loaded(kernel: LoadedKernel, spec: WorkloadSpec, device: str) -> Variant:
+def loaded(kernel: LoadedKernel, output: tuple[int, ...], dtype: str, device: str) -> Variant:
     """A function that has been compiled before, such as on another machine.
 
     Parameters
     ----------
     kernel : LoadedKernel
         Takes the inputs of the workload in order, then its output.
-    spec, device
-        See `fused`.
+    output : tuple[int, ...]
+        Extents of the output.
+    dtype : str
+        Its type.
+    device : str
+        Where it is.
 
     Returns
     -------
     Variant
         The function.
     """
-    return _whole(_loaded(kernel, spec, device))
+    return _whole(_loaded(kernel, output, dtype, device))
 
 
 def _whole(kernel: _Kernel) -> Variant:
@@ -220,14 +224,14 @@ def _kernel(spec: WorkloadSpec, device: str, placement: str | None = None) -> _K
 
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     compiled = compile_kernel(spec, placement, target_of(name))
-    return _loaded(compiled.kernel, spec, device)
+    return _loaded(compiled.kernel, spec.output, spec.out, device)
 
 
-def _loaded(kernel: LoadedKernel, spec: WorkloadSpec, device: str) -> _Kernel:
+def _loaded(kernel: LoadedKernel, output: tuple[int, ...], dtype: str, device: str) -> _Kernel:
     import torch
 
-    output = torch.empty(spec.output, dtype=getattr(torch, spec.out), device=device)
-    return _Kernel(kernel, output, _note(kernel.manifest), kernel.manifest.resources)
+    result = torch.empty(output, dtype=getattr(torch, dtype), device=device)
+    return _Kernel(kernel, result, _note(kernel.manifest), kernel.manifest.resources)
 
 
 def _note(manifest: Manifest) -> str:

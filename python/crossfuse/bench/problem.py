@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from crossfuse.bench.floor import weight_bytes
 from crossfuse.errors import CheckFailed
 from crossfuse.workload.accuracy import Tolerance, judge, tolerance
-from crossfuse.workload.dtypes import float_type
+from crossfuse.workload.dtypes import FLOAT_TYPES
 from crossfuse.workload.inputs import random_inputs
 from crossfuse.workload.spec import WorkloadSpec
 
@@ -23,24 +24,37 @@ class Problem:
 
     Attributes
     ----------
-    spec : WorkloadSpec
-        What is computed.
+    what : str
+        What is computed: text of a spec, or the name of a function.
     inputs : dict[str, numpy.ndarray]
         By name.
     limits : Tolerance
         The float64 reference and the rule.
+    weight_bytes : int
+        That one computation reads of weights.
     """
 
-    spec: WorkloadSpec
+    what: str
     inputs: dict[str, np.ndarray]
     limits: Tolerance
+    weight_bytes: int
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """Extents of the result."""
+        return self.limits.reference.shape
+
+    @property
+    def dtype(self) -> str:
+        """Type of the result."""
+        return str(self.limits.unfused.dtype)
 
     def judge(self, output: Any) -> tuple[float | None, str]:
         """Hold an output against the rule.
 
         Parameters
         ----------
-        output : torch.Tensor
+        output : torch.Tensor | numpy.ndarray
             The result.
 
         Returns
@@ -50,10 +64,12 @@ class Problem:
         message : str
             How it is broken; else empty.
         """
-        from crossfuse.relax.torch_import import to_numpy
+        if not isinstance(output, np.ndarray):
+            from crossfuse.relax.torch_import import to_numpy
 
+            output = to_numpy(output)
         try:
-            return judge(self.limits, to_numpy(output), str(self.spec)).worst, ""
+            return judge(self.limits, output, self.what).worst, ""
         except CheckFailed as error:
             return None, str(error)
 
@@ -73,35 +89,47 @@ def make_problem(spec: WorkloadSpec, folder: Path | None = None) -> Problem:
     Problem
         Equal for equal specs.
     """
-    inputs = random_inputs(spec)
+    inputs, size = random_inputs(spec), weight_bytes(spec)
     if folder is None:
-        return Problem(spec, inputs, tolerance(spec, inputs))
+        return Problem(str(spec), inputs, tolerance(spec, inputs), size)
     path = folder / f"{hashlib.sha256(str(spec).encode()).hexdigest()}.npz"
     if not path.is_file():
-        _save(tolerance(spec, inputs), path)
-    return Problem(spec, inputs, _load(path, spec))
+        keep_limits(tolerance(spec, inputs), path)
+    return Problem(str(spec), inputs, kept_limits(path, spec.out), size)
 
 
-def _save(limits: Tolerance, path: Path) -> None:
+def keep_limits(limits: Tolerance, path: Path) -> None:
+    """Write limits, see `kept_limits`."""
     from crossfuse.runtime.files import write_atomically
 
     file = io.BytesIO()
-    # Every output type is exact in float32, and numpy's format does not know them all.
+    # Numpy's format does not know all types; every one but wide integers is exact in float32.
+    wide = np.float32 if str(limits.unfused.dtype) in FLOAT_TYPES else np.float64
     np.savez(
         file,
         reference=limits.reference,
-        unfused=limits.unfused.astype(np.float32),
+        unfused=limits.unfused.astype(wide),
         absolute=limits.absolute,
         norm=np.float64(limits.norm),
     )
     write_atomically(path, file.getvalue())
 
 
-def _load(path: Path, spec: WorkloadSpec) -> Tolerance:
+def kept_limits(path: Path, dtype: str) -> Tolerance:
+    """Read limits.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        What `keep_limits` wrote.
+    dtype : str
+        Type of the result.
+    """
+    kind = FLOAT_TYPES[dtype].numpy if dtype in FLOAT_TYPES else np.dtype(dtype)
     with np.load(path) as stored:
         return Tolerance(
             stored["reference"],
-            stored["unfused"].astype(float_type(spec.out).numpy),
+            stored["unfused"].astype(kind),
             stored["absolute"],
             float(stored["norm"]),
         )

@@ -23,10 +23,11 @@ def copies_needed(size: int, calls: int, l2: str) -> int:
     Returns
     -------
     int
-        One for a hot cache. Else enough to exceed `COLD_BYTES`, and where that is more than
-        `calls`, a multiple of it, so that no call reads a set twice in a row of calls.
+        One for a hot cache, and where there are no weights. Else enough to exceed `COLD_BYTES`,
+        and where that is more than `calls`, a multiple of it, so that no call reads a set twice in
+        a row of calls.
     """
-    if l2 == "hot":
+    if l2 == "hot" or not size:
         return 1
     enough = COLD_BYTES // size + 1
     if enough <= calls:

@@ -118,16 +118,16 @@ def measure_job(job: Job, problem: Problem | None = None, device: str = "cuda") 
     from crossfuse.bench.variants import make
     from crossfuse.workload.spec_text import parse
 
-    problem = problem or make_problem(parse(job.spec))
+    spec = parse(job.spec)
+    problem = problem or make_problem(spec)
     with torch.no_grad():
-        return _measure(job, make(job.variant, problem.spec, device), problem, device)
+        return _measure(job, make(job.variant, spec, device), problem, device)
 
 
 def _measure(job: Job, variant: Variant, problem: Problem, device: str) -> Timing:
-    from crossfuse.bench.floor import weight_bytes
     from crossfuse.bench.rotation import copies_needed
 
-    copies = copies_needed(weight_bytes(problem.spec), job.calls, job.l2)
+    copies = copies_needed(problem.weight_bytes, job.calls, job.l2)
     bound = bind(variant, problem.inputs, copies, device)
     return measure_bound(job, variant, bound, problem, device)
 

@@ -43,8 +43,8 @@ def explain(
 ) -> None:
     """Say which kernel is estimated to be the fastest, what it takes, and what others lose on."""
     from crossfuse.planner.cost.rates_file import rates_of_file
+    from crossfuse.planner.explain.best import explain_best
     from crossfuse.planner.explain.budget import limited
-    from crossfuse.planner.explain.explanation import explain_best
     from crossfuse.planner.explain.tables import render
 
     spec = limited(target, max_cluster=max_cluster, shared_bytes=shared_bytes)

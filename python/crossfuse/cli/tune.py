@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,8 @@ from crossfuse.cli.kernel import Target, Workload
 from crossfuse.cli.output import JsonFlag, print_error, print_json
 
 if TYPE_CHECKING:
+    from crossfuse.meta_schedule.conditions import Conditions
+    from crossfuse.meta_schedule.database import Store
     from crossfuse.meta_schedule.tune import Tuning
 
 
@@ -43,6 +46,10 @@ def tune(
     runner: Annotated[
         Where, typer.Option(help="local: this GPU; bundle: write a folder for another machine.")
     ] = Where.local,
+    rpc: Annotated[
+        str,
+        typer.Option(metavar="HOST:PORT:KEY", help="Measure on a server of this TVM RPC tracker."),
+    ] = "",
     learn: Annotated[bool, typer.Option(help="Let measurements correct the estimate.")] = True,
     seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
     jobs: Annotated[int, typer.Option(min=0, help="Processes that compile; 0: cores.")] = 0,
@@ -62,13 +69,16 @@ def tune(
     from crossfuse.workload.suites import resolve
 
     spec, gpu = resolve(workload), ""
-    if trials and runner is Where.local:
+    if trials and runner is Where.local and not rpc:
         require_gpu()
         gpu = environment()["gpu"].get("name", "")
     how = Conditions(target, timeout=timeout, builders=jobs or _cores(), gpu=gpu)
+    if rpc:
+        how = _remote(how, rpc, runner)
     tuning = open_tuning(
         spec, work_dir, how, strategy=strategy.value, learn=learn and trials > 0, seed=seed
     )
+    _store(tuning)
     if (tuning.bundle / "results.jsonl").is_file():
         print_error(f"{tuning.collect()} records came back in {tuning.bundle}")
     for text in tuning.broken:
@@ -77,8 +87,28 @@ def tune(
         _write_bundle(tuning, trials)
     elif trials:
         _measure(tuning, trials, budget)
-    _store(tuning)
     _show(tuning, as_json)
+
+
+def _remote(how: Conditions, text: str, runner: Where) -> Conditions:
+    """How candidates are measured behind a tracker."""
+    from dataclasses import replace
+
+    from crossfuse.errors import EnvironmentRefused, refuse
+    from crossfuse.meta_schedule.rpc import PROTOCOL, read_tracker
+
+    tracker = read_tracker(text)
+    if runner is Where.bundle:
+        raise refuse(
+            EnvironmentRefused,
+            "rpc",
+            "tune",
+            found="--runner bundle and --rpc",
+            limit="one place where kernels are measured",
+            instead="leave one of them out",
+        )
+    job = replace(how.job, protocol=PROTOCOL)
+    return replace(how, job=job, measurer=tracker.program(how.timeout), gpu=f"rpc {tracker}")
 
 
 def _measure(tuning: Tuning, trials: int, budget: float) -> None:
@@ -103,11 +133,21 @@ def _write_bundle(tuning: Tuning, trials: int) -> None:
 
 
 def _store(tuning: Tuning) -> None:
-    """Add new records to MetaSchedule's database."""
-    if tuning.added:
-        from crossfuse.meta_schedule.database import commit, open_database
+    """Add records to MetaSchedule's database too: those of a session that was killed, and new ones.
 
-        commit(open_database(tuning.folder), tuning.added, tuning.how.target)
+    It is opened when there is one: that takes a while.
+    """
+    from crossfuse.meta_schedule.records import read_records
+
+    @cache
+    def store() -> Store:
+        from crossfuse.meta_schedule.database import Store
+
+        return Store(tuning.folder, tuning.how.target)
+
+    if known := read_records(tuning.records).records:
+        store().catch_up(known)
+    tuning.store = lambda record: store().add(record)
 
 
 def _show(tuning: Tuning, as_json: bool) -> None:

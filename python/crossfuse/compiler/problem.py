@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.workload.accuracy import Tolerance, judge, make_tolerance, tolerance
-from crossfuse.workload.dtypes import FLOAT_TYPES
+from crossfuse.errors import WorkloadRefused
+from crossfuse.workload.accuracy import Tolerance, judge, plain_tolerance, tolerance
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,7 +70,11 @@ def make_problem(source: Source, schedule: Any, seed: int = 0) -> Problem:
         return Problem(inputs, tolerance(source.spec, inputs), str(source.spec))
     if source.module is not None:
         return _module_problem(source, seed)
-    return Problem(_any_inputs(schedule, seed), None, source.summary)
+    if source.func is not None:
+        return _function_problem(source, seed)
+    from crossfuse.emulate.reference import draw, parameters
+
+    return Problem(draw(parameters(schedule), seed), None, source.summary)
 
 
 def _module_problem(source: Source, seed: int) -> Problem:
@@ -94,33 +98,18 @@ def _module_problem(source: Source, seed: int) -> Problem:
         exact = to_numpy(module.double()(x.double()))
     values = outlined.arrange([to_numpy(x), *imported.params.values()])
     inputs = {each.name: value for each, value in zip(outlined.arguments, values, strict=True)}
-    limits = _module_limits(exact, separate, outlined.output_dtype, outlined.N)
+    limits = plain_tolerance(exact, separate, outlined.N)
     return Problem(inputs, limits, source.summary)
 
 
-def _module_limits(exact: np.ndarray, separate: np.ndarray, dtype: str, depth: int) -> Tolerance:
-    """The rule for a computation of which only inputs and outputs are known.
+def _function_problem(source: Source, seed: int) -> Problem:
+    """The function itself, in float64 and as it rounds, is the reference."""
+    from crossfuse.emulate.reference import draw, limits, parameters
 
-    Errors are measured against the largest output: cancellation inside is not visible here.
-    """
-    import numpy as np
-
-    kind = FLOAT_TYPES[dtype]
-    scale = np.full(exact.shape, max(float(np.abs(exact).max()), kind.smallest))
-    noise = FLOAT_TYPES["float32"].unit * np.sqrt(depth) * scale
-    return make_tolerance(exact, separate, noise, kind.unit * np.abs(exact), scale)
-
-
-def _any_inputs(schedule: Any, seed: int) -> dict[str, np.ndarray]:
-    """Standard normal numbers for every parameter that is not written."""
-    import ml_dtypes  # noqa: F401  (registers bfloat16 and fp8 with numpy)
-    import numpy as np
-
-    from crossfuse.lower.extract import buffer_specs, only_function
-
-    generator = np.random.default_rng(seed)
-    return {
-        each.name: generator.standard_normal(each.shape).astype(np.dtype(each.dtype))
-        for each in buffer_specs(only_function(schedule))
-        if not each.output
-    }
+    inputs = draw(parameters(source.func), seed)
+    try:
+        found = limits(source.func, inputs)
+    except WorkloadRefused:
+        # Not everything has a result in float64; kernels of it run all the same.
+        found = None
+    return Problem(inputs, found, source.summary)

@@ -182,15 +182,24 @@ def run_sequential(
         If arrays with rows have different numbers of them, or more than the function.
     """
     function = only_function(func)
-    forwards = _run(serialise(function), function, arguments)
-    backwards = _run(serialise(function, backwards=True), function, arguments)
+    forwards = run_serial(serialise(function), function, arguments)
+    backwards = run_serial(serialise(function, backwards=True), function, arguments)
     agree = all(forwards[name].tobytes() == backwards[name].tobytes() for name in forwards)
     return SequentialReport(forwards, agree)
 
 
-def _run(
+def run_serial(
     serial: Any, function: Any, arguments: Mapping[str, np.ndarray] | Sequence[np.ndarray]
 ) -> dict[str, np.ndarray]:
+    """Run what `serialise` made of a function; the outputs by name.
+
+    Parameters
+    ----------
+    serial, function : tvm.tirx.PrimFunc
+        The sequential function, and that which it was made of.
+    arguments : Mapping | Sequence
+        See `run_sequential`.
+    """
     import ml_dtypes  # noqa: F401  (registers bfloat16 and fp8 with numpy)
     import numpy as np
 

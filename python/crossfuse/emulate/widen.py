@@ -6,6 +6,7 @@ TVM's conversions of 8-bit floats on the CPU are wrong for zeros, denormals and 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -40,7 +41,7 @@ def widen(func: Any) -> Any:
         return images[buffer]
 
     params = [image(each) if ir.is_buffer_var(each) else each for each in func.params]
-    body = _widened(func.body, image)
+    body = retyped(func.body, image)
     if not images:
         return func
     return ir.PrimFunc(params, body, func.ret_type, func.attrs)
@@ -63,7 +64,26 @@ def _rounds(body: Any) -> bool:
     return bool(found)
 
 
-def _widened(body: Any, image: Any) -> Any:
+def retyped(
+    body: Any,
+    image: Callable[[Any], Any],
+    type_of: Callable[[str], str] = str,
+    callbacks: Sequence[tuple[type, Any]] = (),
+) -> Any:
+    """Give buffers of a statement other types.
+
+    Parameters
+    ----------
+    body : tvm.tirx.Stmt
+        The statement.
+    image : Callable
+        The buffer in whose place another one comes, or the buffer itself.
+    type_of : Callable
+        What becomes of a type that is converted to.
+    callbacks : Sequence
+        What becomes of other nodes, see `crossfuse._tvm.mutate`.
+    """
+
     def load(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
         return ir.tirx.BufferLoad(image(node.source), list(node.indices))
@@ -74,8 +94,8 @@ def _widened(body: Any, image: Any) -> Any:
         return ir.BufferStore(image(node.buffer), value, indices)
 
     def cast(node: Any, mutator: Any) -> Any:
-        value = mutator.mutate(node.value)
-        return value if str(value.ty) == str(node.ty) else ir.tirx.Cast(str(node.ty), value)
+        value, wanted = mutator.mutate(node.value), type_of(str(node.ty))
+        return value if str(value.ty) == wanted else ir.tirx.Cast(wanted, value)
 
     def block(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
@@ -92,4 +112,5 @@ def _widened(body: Any, image: Any) -> Any:
         (ir.BufferStore, store),
         (ir.tirx.Cast, cast),
         (ir.SBlock, block),
+        *callbacks,
     )

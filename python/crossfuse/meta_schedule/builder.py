@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
@@ -18,7 +18,9 @@ from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, PyBuild
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device, device
 from crossfuse.meta_schedule.build import LONGEST
+from crossfuse.meta_schedule.functions import keep, name_of, tag_of
 from crossfuse.meta_schedule.intrinsics import import_intrinsics
+from crossfuse.meta_schedule.task import Tasks
 from crossfuse.workload.spec import WorkloadSpec
 
 #: Key of a manifest's metadata that names the workload, for whoever checks the results.
@@ -40,9 +42,9 @@ class NvccBuilder(PyBuilder):
 
     Parameters
     ----------
-    workload : str | WorkloadSpec | None
+    workload : str | WorkloadSpec | PrimFunc | IRModule | Tasks | None
         What the modules compute, recorded in each library: the runner then checks results against
-        float64.
+        float64. Of several functions, as those of a model, the tasks that the search works on.
     target : str | Device
         Device to compile for and whose limits hold.
     directory : str | os.PathLike[str] | None
@@ -55,7 +57,7 @@ class NvccBuilder(PyBuilder):
 
     def __init__(
         self,
-        workload: str | WorkloadSpec | None = None,
+        workload: str | WorkloadSpec | Any = None,
         *,
         target: str | Device = "nvidia-h100",
         directory: str | os.PathLike[str] | None = None,
@@ -66,6 +68,7 @@ class NvccBuilder(PyBuilder):
         # The search that this builder is for does it otherwise, far slower.
         import_intrinsics()
         self._workload = _text(workload)
+        self._functions = _functions(workload)
         self._target = device(target)
         self._directory = directory
         self._workers = max_workers or len(os.sched_getaffinity(0))
@@ -119,7 +122,11 @@ class NvccBuilder(PyBuilder):
         from crossfuse.runtime import build_library
 
         lowered = lower(given.mod, self._target, name="main")
-        metadata = {WORKLOAD: self._workload} if self._workload else {}
+        workload = self._workload or tag_of(given.mod)
+        if workload in self._functions:
+            # For the runner, beside the library.
+            keep(self._functions[workload], folder, workload)
+        metadata = {WORKLOAD: workload} if workload else {}
         built = build_library(
             lowered.image,
             folder,
@@ -143,12 +150,24 @@ def _by_tvm(given: BuilderInput, folder: Path) -> Path:
     return path
 
 
-def _text(workload: str | WorkloadSpec | None) -> str:
+def _text(workload: Any) -> str:
+    """The workload of all modules; empty where each says its own."""
     from crossfuse.workload.suites import resolve
 
-    if workload is None:
+    if workload is None or isinstance(workload, Tasks):
         return ""
+    if isinstance(workload, (tvm.ir.IRModule, tvm.tirx.PrimFunc)):
+        return name_of(workload)
     return str(resolve(workload) if isinstance(workload, str) else workload)
+
+
+def _functions(workload: Any) -> Mapping[str, Any]:
+    """Functions without a spec, by name; those of a search are more with time."""
+    if isinstance(workload, Tasks):
+        return workload.functions
+    if isinstance(workload, (tvm.ir.IRModule, tvm.tirx.PrimFunc)):
+        return {name_of(workload): workload}
+    return {}
 
 
 def recorded_workload(metadata: Any) -> str:
@@ -162,6 +181,6 @@ def recorded_workload(metadata: Any) -> str:
     Returns
     -------
     str
-        Text of a spec.
+        Text of a spec, or the name of a function.
     """
     return str(metadata.get(WORKLOAD, "") or metadata.get("candidate", {}).get("spec", ""))

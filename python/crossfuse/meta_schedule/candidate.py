@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
+from crossfuse.meta_schedule.functions import is_function
 from crossfuse.runtime.files import sha256
 
 #: Where each family keeps the intermediate, and the rule that schedules it.
@@ -45,7 +46,8 @@ class Candidate:
     Attributes
     ----------
     spec : str
-        Text of the workload, see `crossfuse.workload.parse`.
+        Text of the workload, see `crossfuse.workload.parse`; of family ``trace`` also the name of a
+        function without a spec, see `crossfuse.meta_schedule.functions`.
     family : str
         A key of `FAMILIES`.
     tiles : Mapping[str, Any]
@@ -119,7 +121,8 @@ class Candidate:
             raise _refused(where, f"family {value['family']!r}", limit, "choose one of these")
         fields = {key: value[key] for key in _KEYS if key in value}
         notes = {key: value[key] for key in NOTES if key in value}
-        fields |= {"spec": str(resolve(str(value["spec"]))), "notes": notes}
+        spec = str(value["spec"])
+        fields |= {"spec": spec if is_function(spec) else str(resolve(spec)), "notes": notes}
         found = Candidate(**fields)
         _check(found, where)
         return found
@@ -167,6 +170,9 @@ def _check(candidate: Candidate, where: str) -> None:
         raise _refused(
             where, f"options {', '.join(sorted(unknown))}", limit, "leave the others out"
         )
+    if is_function(candidate.spec) and candidate.family != "trace":
+        limit = "family trace for a function without a spec"
+        raise _refused(where, f"family {candidate.family}", limit, "name a workload with a spec")
     if (candidate.family == "trace") != bool(candidate.trace):
         limit = "a trace for family trace, and for no other"
         raise _refused(where, f"family {candidate.family}", limit, "write tiles for a family")

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device, tvm_target
 from crossfuse.meta_schedule.records import Record
 from crossfuse.meta_schedule.scheduled import schedule_candidate
+from crossfuse.schedule.trace_json import trace_json
 
+#: Files of a database, as MetaSchedule names them.
+FILES = ("database_workload.json", "database_tuning_record.json")
 #: What MetaSchedule takes for the time of a candidate that has none.
 FAILED_SECONDS = 1e10
 
 
 def open_database(work_dir: str | os.PathLike[str]) -> Any:
     """Open or make the database of a folder, as ``ms.tune_tir(work_dir=...)`` does.
+
+    A process that was killed may have left a part of a line at the end of a file, with which
+    MetaSchedule would read none of it. It is cut off.
 
     Parameters
     ----------
@@ -31,7 +39,19 @@ def open_database(work_dir: str | os.PathLike[str]) -> Any:
     from tvm.s_tir.meta_schedule.database import JSONDatabase
 
     os.makedirs(work_dir, exist_ok=True)
+    for name in FILES:
+        _cut(Path(work_dir) / name)
     return JSONDatabase(work_dir=str(work_dir))
+
+
+def _cut(path: Path) -> None:
+    """Cut off what stands behind the last line end of a file."""
+    if not path.is_file():
+        return
+    text = path.read_bytes()
+    whole = text.rfind(b"\n") + 1
+    if whole < len(text):
+        os.truncate(path, whole)
 
 
 def commit(database: Any, records: Iterable[Record], target: str) -> int:
@@ -53,31 +73,80 @@ def commit(database: Any, records: Iterable[Record], target: str) -> int:
     int
         Records stored.
     """
-    stored = 0
-    for each in records:
-        try:
-            stored += _commit(database, each, target)
-        except RefusedError:
-            # It was refused when it was built, too.
-            continue
-    return stored
+    return sum(_commit(database, each, target) for each in records)
+
+
+class Store:
+    """The database of a folder, to which records are added as they come.
+
+    A process that is killed loses none that was added: `catch_up` adds the one that it had kept
+    elsewhere and not yet here.
+
+    Parameters
+    ----------
+    work_dir : path
+        The folder, see `open_database`.
+    target : str
+        Device that is measured.
+    """
+
+    def __init__(self, work_dir: str | os.PathLike[str], target: str) -> None:
+        self._database = open_database(work_dir)
+        self._target = target
+
+    def add(self, record: Record) -> None:
+        """Commit a record, see `commit`."""
+        commit(self._database, [record], self._target)
+
+    def catch_up(self, records: Sequence[Record]) -> int:
+        """Commit the last records, back to the first that is here already.
+
+        Parameters
+        ----------
+        records : Sequence[Record]
+            In the order in which they came.
+
+        Returns
+        -------
+        int
+            How many were added.
+        """
+        there = {trace_json(each.trace) for each in self._database.get_all_tuning_records()}
+        missing: list[Record] = []
+        for each in reversed(records):
+            trace = _trace(each, self._target)
+            if trace is None:
+                continue
+            if trace_json(trace) in there:
+                break
+            missing.insert(0, each)
+        return commit(self._database, missing, self._target)
+
+
+def _trace(record: Record, target: str) -> Any:
+    """Trace of a candidate; None of what has no schedule."""
+    if record.candidate.family == "eager":
+        return None
+    with suppress(RefusedError):
+        return schedule_candidate(record.candidate, device(target)).trace
+    return None
 
 
 def _commit(database: Any, record: Record, target: str) -> bool:
     from tvm.s_tir.meta_schedule.arg_info import ArgInfo
     from tvm.s_tir.meta_schedule.database import TuningRecord
 
-    if record.candidate.family == "eager":
+    trace = _trace(record, target)
+    if trace is None:
         return False
     spec = device(target)
-    schedule = schedule_candidate(record.candidate, spec)
     module = workload_module(record.candidate.spec)
     workload = database.commit_workload(module)
     time = record.microseconds
     seconds = [FAILED_SECONDS if time is None else time * 1e-6]
     arguments = ArgInfo.from_prim_func(module["main"])
     database.commit_tuning_record(
-        TuningRecord(schedule.trace, workload, seconds, tvm_target(spec), arguments)
+        TuningRecord(trace, workload, seconds, tvm_target(spec), arguments)
     )
     return True
 

@@ -9,7 +9,7 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.space_generator import PySpaceGenerator
 
-from crossfuse.errors import RefusedError
+from crossfuse.meta_schedule.functions import name_of, tag
 from crossfuse.meta_schedule.mutator import MutateKernel
 from crossfuse.meta_schedule.task import Tasks
 from crossfuse.meta_schedule.verify import VerifyLowered
@@ -62,18 +62,10 @@ class FusedSpace(PySpaceGenerator):
         """
         task = self._tasks.of(mod)
         if task is None:
-            return list(self._inner.space_generator.generate_design_space(mod))
-        found = []
-        for group in task.space.groups:
-            order = task.space.order
-            inside = order[(order >= group.first) & (order < group.first + group.size)]
-            for point in inside[: self._designs]:
-                try:
-                    found.append(task.schedule(int(point)))
-                except RefusedError:
-                    # The planner counts what rules take; where they differ, the rule is right.
-                    continue
-        return found
+            name = name_of(mod)
+            found = self._inner.space_generator.generate_design_space(mod)
+            return [tag(each, name) for each in found]
+        return task.designs(self._designs)
 
     def clone(self) -> Any:
         """A generator of its own for each task."""

@@ -16,6 +16,7 @@ from tvm.s_tir.meta_schedule.runner import RunnerResult
 from crossfuse.bench.job import OURS, STATUSES, Job, Timing
 from crossfuse.meta_schedule.build import Build
 from crossfuse.meta_schedule.candidate import Candidate
+from crossfuse.meta_schedule.functions import name_of
 from crossfuse.meta_schedule.records import Record, append
 from crossfuse.meta_schedule.scheduled import candidate_of
 from crossfuse.workload.spec import WorkloadSpec
@@ -32,8 +33,9 @@ class KeepRecords(PyMeasureCallback):
     ----------
     path : str | os.PathLike[str]
         The file, see `crossfuse.meta_schedule.records.read_records`.
-    workload : str | WorkloadSpec
-        What is tuned.
+    workload : str | WorkloadSpec | None
+        What is tuned; None for functions without a spec, which are named by what they compute, see
+        `crossfuse.meta_schedule.functions`.
     report : Callable
         Called with each record, such as `crossfuse.meta_schedule.progress.Progress.add`.
     """
@@ -41,14 +43,16 @@ class KeepRecords(PyMeasureCallback):
     def __init__(
         self,
         path: str | os.PathLike[str],
-        workload: str | WorkloadSpec,
+        workload: str | WorkloadSpec | None = None,
         report: Callable[[Record], None] = lambda record: None,
     ) -> None:
         from crossfuse.workload.suites import resolve
 
         super().__init__()
         self._path = Path(path)
-        self._spec = str(resolve(workload) if isinstance(workload, str) else workload)
+        if isinstance(workload, str):
+            workload = resolve(workload)
+        self._spec = "" if workload is None else str(workload)
         self._report = report
 
     def apply(
@@ -64,17 +68,18 @@ class KeepRecords(PyMeasureCallback):
         Parameters
         ----------
         task_scheduler : tvm.s_tir.meta_schedule.TaskScheduler
-            Not used.
+            Knows the functions of its tasks.
         task_id : int
-            Not used.
+            Whose candidates they are.
         measure_candidates : Sequence[MeasureCandidate]
             What was measured.
         builder_results, runner_results : Sequence
             What came of each.
         """
+        spec = self._spec or name_of(task_scheduler.tasks_[task_id].ctx.mod)
         results = zip(measure_candidates, builder_results, runner_results, strict=True)
         for each, built, ran in results:
-            record = record_of(candidate_of(self._spec, each.sch), built, ran)
+            record = record_of(candidate_of(spec, each.sch), built, ran)
             append(self._path, record)
             self._report(record)
 

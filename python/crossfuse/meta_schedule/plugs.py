@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crossfuse.hardware import Device, device
 from crossfuse.planner.tune.cost_model import CostModel
+
+if TYPE_CHECKING:
+    from crossfuse.meta_schedule.task import Tasks
 
 
 def plugs(
@@ -16,6 +19,7 @@ def plugs(
     designs: int = 4,
     others: Any = None,
     seed: int = 0,
+    tasks: Tasks | None = None,
 ) -> dict[str, Any]:
     """Make a space generator, a search strategy and a cost model that share what they learn.
 
@@ -33,6 +37,8 @@ def plugs(
         For functions that are no chain; None for TVM's ``evolutionary``.
     seed : int
         The same seed and measurements give the same search.
+    tasks : Tasks | None
+        Where functions that are met are kept, for `crossfuse.meta_schedule.builder.NvccBuilder`.
 
     Returns
     -------
@@ -46,7 +52,7 @@ def plugs(
     from crossfuse.meta_schedule.task import Tasks
 
     import_intrinsics()
-    tasks = Tasks(device(target))
+    tasks = Tasks(device(target)) if tasks is None else tasks
     learned = CostModel(seed) if model is None else model
     return {
         "space": FusedSpace(tasks, designs=designs, seed=seed),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -17,7 +18,10 @@ from tvm.s_tir.meta_schedule.runner import PyRunner, PyRunnerFuture, RunnerInput
 from crossfuse.bench.job import OURS, Job, Timing
 from crossfuse.meta_schedule.builder import recorded_workload
 from crossfuse.meta_schedule.conditions import Conditions
+from crossfuse.meta_schedule.functions import is_function, path_of
 from crossfuse.meta_schedule.measurer import Measurer
+from crossfuse.meta_schedule.peer import NoAnswer, Peer
+from crossfuse.meta_schedule.preparing import REFERENCE_SECONDS
 
 #: Called with a library, its workload and its timing as soon as it is measured.
 Report = Callable[[Path, str, Timing], None]
@@ -49,6 +53,9 @@ class GpuRunner(PyRunner):
         self._measurer = Measurer(Path(self._folder.name), self._how)
         self._measurer.start()
         self._prepared = ""
+        self._referee = Peer("build", self._how.builder)
+        #: Why a function has no reference; empty where it has one.
+        self._without: dict[str, str] = {}
         self._waiting: queue.SimpleQueue[tuple[Path, Future[Timing]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -77,6 +84,7 @@ class GpuRunner(PyRunner):
         """End the process that measures; what has not been measured stays undone."""
         self._waiting.put(None)
         self._measurer.close()
+        self._referee.retire()
         self._thread.join(self._how.timeout)
         self._folder.cleanup()
 
@@ -92,6 +100,11 @@ class GpuRunner(PyRunner):
         spec = _workload(path)
         if not spec:
             return Timing("refused", "nothing to check it against: " + _NO_WORKLOAD)
+        if is_function(spec):
+            if spec not in self._without:
+                self._without[spec] = self._refer(spec, path.parent)
+            if self._without[spec]:
+                return Timing("refused", f"nothing to check it against: {self._without[spec]}")
         if spec != self._prepared:
             self._measurer.prepare(spec)
             self._prepared = spec
@@ -100,6 +113,19 @@ class GpuRunner(PyRunner):
         if self._report is not None:
             self._report(path, spec, timing)
         return timing
+
+    def _refer(self, name: str, home: Path) -> str:
+        """Have the reference of a function worked out; why there is none, if so."""
+        there = path_of(home, name)
+        if not there.is_file():
+            return f"no function beside the library; {_NO_WORKLOAD}"
+        folder = Path(self._folder.name)
+        shutil.copy(there, path_of(folder, name))
+        request = {"do": "reference", "spec": name, "folder": str(folder)}
+        try:
+            return str(self._referee.ask(request, REFERENCE_SECONDS)["message"])
+        except NoAnswer as error:
+            return f"{error.status}: {error.message}"
 
 
 @derived_object
@@ -123,7 +149,7 @@ class _GpuFuture(PyRunnerFuture):
         return RunnerResult([timing.microseconds * 1e-6], None)
 
 
-_NO_WORKLOAD = "give the builder the workload, NvccBuilder('S3:M=128')"
+_NO_WORKLOAD = "give the builder the workload, NvccBuilder('S3:M=128'), or the search's tasks"
 
 
 def _workload(library: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a worker process serves: ``python -m crossfuse.meta_schedule.serve build|measure``.
+"""What a worker process serves: ``python -m crossfuse.meta_schedule.serve build|measure|rpc ...``.
 
 Requests come as lines of JSON on standard input, answers go as lines to standard output; the first
 line says that everything is imported. Whatever else is printed goes to standard error. The process
@@ -25,7 +25,7 @@ def main() -> None:
 
     answers = own_stdout()
     requests = _requests()
-    serve = KINDS[sys.argv[1]]()
+    serve = KINDS[sys.argv[1]](*sys.argv[2:])
     answers.write("ready\n")
     while True:
         answers.flush()
@@ -39,21 +39,28 @@ def builder() -> Serve:
     -------
     Callable
         Takes ``{"do": "build", "candidate", "folder", "target", "timeout"}`` or
-        ``{"do": "reference", "spec", "folder"}``.
+        ``{"do": "reference", "spec", "folder"}``, see
+        `crossfuse.meta_schedule.functions.problem_of`.
     """
     # Beside the process that measures, which is not to wait for a core.
     os.nice(15)
     import crossfuse._tvm  # noqa: F401
-    from crossfuse.bench.problem import make_problem
+    from crossfuse.errors import RefusedError
     from crossfuse.meta_schedule.build import Build, build_candidate
     from crossfuse.meta_schedule.candidate import Candidate
-    from crossfuse.workload.spec_text import parse
+    from crossfuse.meta_schedule.functions import problem_of
+
+    def reference(spec: str, folder: Path) -> Build:
+        try:
+            problem_of(spec, folder)
+        except RefusedError as error:
+            return Build("refused", str(error))
+        return Build("ok")
 
     def serve(request: Mapping[str, Any]) -> Any:
         folder = Path(request["folder"])
         if request["do"] == "reference":
-            make_problem(parse(request["spec"]), folder)
-            return Build("ok").to_json()
+            return reference(request["spec"], folder).to_json()
         candidate = Candidate.from_json(request["candidate"], "request")
         found = build_candidate(candidate, folder, request["target"], request["timeout"])
         return found.to_json()
@@ -70,8 +77,25 @@ def measurer() -> Serve:
     return session.serve
 
 
+def over_rpc(tracker: str, timeout: str) -> Serve:
+    """Measure candidates on a server, see `crossfuse.meta_schedule.rpc.RpcSession`.
+
+    Parameters
+    ----------
+    tracker : str
+        ``host:port:key``.
+    timeout : str
+        Seconds after which the server ends a session.
+    """
+    from crossfuse.meta_schedule.rpc import RpcSession, read_tracker
+
+    session = RpcSession(read_tracker(tracker), int(timeout))
+    session.load()
+    return session.serve
+
+
 #: What a process can be asked to serve.
-KINDS: dict[str, Callable[[], Serve]] = {"build": builder, "measure": measurer}
+KINDS: dict[str, Callable[..., Serve]] = {"build": builder, "measure": measurer, "rpc": over_rpc}
 
 
 def _requests() -> queue.SimpleQueue[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,8 +49,9 @@ class Session:
         ----------
         request : Mapping[str, Any]
             ``{"do": "prepare", "spec", "folder"}`` draws inputs and loads or computes the
-            reference, without the GPU. ``{"do": "measure", "family", "library", "job"}`` measures
-            a candidate of that workload.
+            reference, without the GPU; the spec may be a function that is kept in the folder, see
+            `crossfuse.meta_schedule.functions`. ``{"do": "measure", "family", "library", "job"}``
+            measures a candidate of that workload.
 
         Returns
         -------
@@ -85,14 +87,13 @@ class Session:
         """
         import torch
 
-        from crossfuse.bench.floor import weight_bytes
         from crossfuse.bench.rotation import copies_needed
         from crossfuse.bench.worker import measure_bound, place
 
         problem = self._problem
         assert problem is not None
         variant = self._variant(family, library, problem)
-        copies = copies_needed(weight_bytes(problem.spec), job.calls, job.l2)
+        copies = copies_needed(problem.weight_bytes, job.calls, job.l2)
         key = (family == "eager", copies)
         with torch.no_grad():
             if key not in self._placed:
@@ -103,13 +104,12 @@ class Session:
             return measure_bound(job, variant, bound, problem, self._device)
 
     def _prepare(self, spec: str, folder: Path) -> str:
-        from crossfuse.bench.problem import make_problem
-        from crossfuse.workload.spec_text import parse
+        from crossfuse.meta_schedule.functions import problem_of
 
         self._problem, self._placed = None, {}
         _forget()
         try:
-            self._problem = make_problem(parse(spec), folder)
+            self._problem = problem_of(spec, folder)
         except Exception as error:
             return f"{type(error).__name__}: {error}"[:_LONGEST]
         return ""
@@ -117,18 +117,18 @@ class Session:
     def _variant(self, family: str, library: Path, problem: Problem) -> Variant:
         if family == "eager":
             from crossfuse.bench.variants import make
+            from crossfuse.workload.spec_text import parse
 
-            return make("eager", problem.spec, self._device)
+            return make("eager", parse(problem.what), self._device)
         from crossfuse.bench.ours import loaded
         from crossfuse.runtime import load
 
         kernel = load(library, check_device=self._device == "cuda")
-        return loaded(kernel, problem.spec, self._device)
+        return loaded(kernel, problem.output, problem.dtype, self._device)
 
 
 def _forget() -> None:
     """Give back what the tensors of the workload before took of the GPU's memory."""
-    import torch
-
-    if torch.cuda.is_initialized():
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -9,6 +9,7 @@ the database, and the lowering passes it by::
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,6 +18,7 @@ from crossfuse import _tvm as ir
 from crossfuse._blocks import is_reduction
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
+from crossfuse.meta_schedule.functions import name_of, tag
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.cost.fit import EAGER
 from crossfuse.planner.cost.rates import rates_of
@@ -49,6 +51,11 @@ class Task:
     space: KernelSpace
 
     @cached_property
+    def name(self) -> str:
+        """See `crossfuse.meta_schedule.functions.name_of`."""
+        return name_of(self.func)
+
+    @cached_property
     def _frame(self) -> Plan:
         shape = self.space.shape
         device = self.space.device
@@ -66,7 +73,7 @@ class Task:
         Returns
         -------
         tvm.s_tir.Schedule
-            Its trace says which plan it is.
+            Its trace says which plan it is, and of which function.
 
         Raises
         ------
@@ -77,7 +84,30 @@ class Task:
         plan = replace(self._frame, family=family, tiles=tiles)
         sch = schedule_planned(self.func, plan, constant_weights=True)
         sch.annotate(sch.get_sblock("root"), NOTE, json.dumps({"family": family, "tiles": tiles}))
-        return sch
+        return tag(sch, self.name)
+
+    def designs(self, count: int) -> list[Any]:
+        """Schedule the best kernels of each family.
+
+        Parameters
+        ----------
+        count : int
+            Kernels of each, by the estimate.
+
+        Returns
+        -------
+        list[tvm.s_tir.Schedule]
+            Those that the rules take: the planner counts what they take, but where the two differ,
+            the rule is right.
+        """
+        found = []
+        order = self.space.order
+        for group in self.space.groups:
+            inside = order[(order >= group.first) & (order < group.first + group.size)]
+            for point in inside[:count]:
+                with suppress(RefusedError):
+                    found.append(self.schedule(int(point)))
+        return found
 
     def point(self, trace: Any) -> int | None:
         """The kernel that a trace says it is.
@@ -165,6 +195,8 @@ class Tasks:
 
     def __init__(self, target: Device) -> None:
         self.target = target
+        #: All functions that were met, by `crossfuse.meta_schedule.functions.name_of`.
+        self.functions: dict[str, Any] = {}
         self._known: dict[str, Task | RefusedError] = {}
 
     def of(self, module: Any) -> Task | None:
@@ -176,6 +208,7 @@ class Tasks:
         """The task of a module, or why there is none."""
         text = str(module.script())
         if text not in self._known:
+            self.functions[name_of(module)] = module
             try:
                 self._known[text] = task_of(module, self.target)
             except RefusedError as error:

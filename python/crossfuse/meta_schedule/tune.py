@@ -53,6 +53,8 @@ class Tuning:
         What proposes them; it knows the records of the folder.
     broken : tuple[str, ...]
         Lines of the records that are none.
+    store : Callable
+        Gets each record after it is kept, such as `crossfuse.meta_schedule.database.Store.add`.
     """
 
     spec: WorkloadSpec
@@ -60,6 +62,7 @@ class Tuning:
     how: Conditions
     search: Strategy
     broken: tuple[str, ...] = ()
+    store: Callable[[Record], object] = lambda record: None
     added: list[Record] = field(default_factory=list)
 
     @property
@@ -92,6 +95,7 @@ class Tuning:
             Of a candidate of this workload.
         """
         append(self.records, record)
+        self.store(record)
         self.added.append(record)
 
     def learn(self, records: Sequence[Record]) -> None:

@@ -1,4 +1,4 @@
-"""A Postproc of MetaSchedule that lowers a schedule, and so checks what it takes of the device."""
+"""Postprocs of MetaSchedule: one that lowers schedules of ours, one that passes them by."""
 
 from __future__ import annotations
 
@@ -56,3 +56,35 @@ class VerifyLowered(PyPostproc):
     def clone(self) -> Any:
         """A check of the same device."""
         return VerifyLowered(self._target)
+
+
+@derived_object
+class ForOthers(PyPostproc):
+    """A postproc of TVM that leaves kernels of ours alone.
+
+    Parameters
+    ----------
+    inner : tvm.s_tir.meta_schedule.Postproc
+        For schedules that are not of a plan.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def _initialize_with_tune_context(self, context: Any) -> None:
+        self._inner._initialize_with_tune_context(context)
+
+    def apply(self, sch: Any) -> bool:
+        """Whether the schedule is of a plan, or passes.
+
+        Parameters
+        ----------
+        sch : tvm.s_tir.Schedule
+            Of one function.
+        """
+        return note(sch.trace) is not None or bool(self._inner.apply(sch))
+
+    def clone(self) -> Any:
+        """The same for a copy of the inner one."""
+        return ForOthers(self._inner.clone())

@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,113 +15,31 @@ from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.chain.spec import Chain
+from crossfuse.planner.choice import Choice, runner_of
 from crossfuse.planner.cost.corrected import corrected
 from crossfuse.planner.cost.estimate import eager, estimate
 from crossfuse.planner.cost.fit import EAGER
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.kernels.every import FAMILIES, Kernel, count, every, families, select
-from crossfuse.planner.kernels.resources import Resources, moved_bytes, resources
+from crossfuse.planner.kernels.resources import moved_bytes, resources
 from crossfuse.planner.kernels.shape import Shape, shape_of
 
 if TYPE_CHECKING:
     from crossfuse.planner.explain.explanation import Explanation
-
-#: Version of the JSON form.
-VERSION = 1
 
 #: Tiles of a family, the best by the estimate, that are corrected by what was learned.
 _NEAR = 4000
 
 
 @dataclass(frozen=True)
-class Runner:
-    """A plan that was not chosen.
-
-    Attributes
-    ----------
-    family : str
-        See `Plan`.
-    tiles : Mapping[str, Any]
-        See `Plan`.
-    microseconds : float
-        Estimated time.
-    loses : Mapping[str, float]
-        Microseconds by term that it takes more than the chosen plan, the largest first.
-    """
-
-    family: str
-    tiles: Mapping[str, Any]
-    microseconds: float
-    loses: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a chain is computed.
-
-    Attributes
-    ----------
-    chain : Chain
-        What is computed.
-    k_major : bool
-        Whether weights are stored as [n, k].
-    device : str
-        Target name.
-    family : str
-        One of `crossfuse.planner.kernels.every.FAMILIES`, or ``"eager"``: not ours, a library's
-        kernels one after another.
-    tiles : Mapping[str, Any]
-        Fields of the rule's tiles, see `crossfuse.planner.kernels.read.read_kernel`.
-    microseconds : float
-        Estimated time from the end of the kernel before.
-    terms : Mapping[str, float]
-        What it is made of; they add up to it.
-    bound : str
-        The stream that takes longest (``hbm``, ``l2``, ``ingest``, ``tensor``), or ``latency``
-        where none takes half of the time.
-    bytes : Mapping[str, int]
-        Moved by level: ``hbm`` (each tensor once), ``l2`` (what CTAs and clusters read and write),
-        ``dsm`` (between the CTAs of clusters).
-    kernels : tuple[Resources, ...]
-        What each kernel takes.
-    runners : tuple[Runner, ...]
-        The best plan of each other family, and not fusing, the fastest first.
-    """
-
-    chain: Chain
-    k_major: bool
-    device: str
-    family: str
-    tiles: Mapping[str, Any]
-    microseconds: float
-    terms: Mapping[str, float]
-    bound: str
-    bytes: Mapping[str, int]
-    kernels: tuple[Resources, ...] = ()
-    runners: tuple[Runner, ...] = ()
+class Plan(Choice):
+    """How a chain is computed; see `crossfuse.planner.choice.Choice` for its values."""
 
     def explain(self) -> Explanation:
         """Why this plan: see `crossfuse.planner.explain.explanation.explain`."""
         from crossfuse.planner.explain.explanation import explain
 
         return explain(self)
-
-    def to_json(self) -> str:
-        """The plan as text that `from_json` reads."""
-        return json.dumps({"version": VERSION, **asdict(self)}, indent=1)
-
-    @staticmethod
-    def from_json(text: str) -> Plan:
-        """Read a plan.
-
-        Raises
-        ------
-        PlanRefused
-            If the text is no plan of this version.
-        """
-        from crossfuse.planner.plan_text import read_plan
-
-        return read_plan(text)
 
 
 def plan(
@@ -291,15 +208,6 @@ def _bytes(chain: Chain, moved: Mapping[str, int]) -> dict[str, int]:
 def _numbers(terms: Mapping[str, Any]) -> dict[str, float]:
     """Plain numbers; terms that there are none of are left out."""
     return {name: float(each) for name, each in terms.items() if float(each)}
-
-
-def runner_of(other: Plan, best: Plan) -> Runner:
-    """Compare a plan with the chosen one: by which terms it takes longer."""
-    names = {*other.terms, *best.terms}
-    more = {name: other.terms.get(name, 0.0) - best.terms.get(name, 0.0) for name in names}
-    worst = sorted((name for name in more if more[name] > 0), key=lambda each: -more[each])
-    loses = {name: round(more[name], 3) for name in worst}
-    return Runner(other.family, other.tiles, other.microseconds, loses)
 
 
 def _check(wanted: Sequence[str]) -> None:

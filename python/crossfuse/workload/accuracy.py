@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crossfuse.errors import CheckFailed, refuse
+from crossfuse.workload.dtypes import FLOAT_TYPES
 from crossfuse.workload.numerics import stages, unfused
 from crossfuse.workload.spec import WorkloadSpec
 from crossfuse.workload.unavoidable import unavoidable
@@ -129,6 +130,33 @@ def make_tolerance(
         share = rounding / np.sqrt(max(1, int(usable.sum())))
         norm = FACTOR * np.linalg.norm(errors[usable]) + np.linalg.norm((noise + share)[usable])
     return Tolerance(reference, unfused, absolute, float(norm))
+
+
+def plain_tolerance(reference: np.ndarray, unfused: np.ndarray, depth: int) -> Tolerance:
+    """Apply the rule to a computation of which only inputs and outputs are known.
+
+    Errors are measured against the largest output: cancellation inside is not visible here.
+
+    Parameters
+    ----------
+    reference : numpy.ndarray
+        float64.
+    unfused : numpy.ndarray
+        The result of separate kernels, in the output type; integers are not rounded.
+    depth : int
+        Terms of the longest sum.
+
+    Returns
+    -------
+    Tolerance
+        The reference and the limits.
+    """
+    kind = FLOAT_TYPES.get(str(unfused.dtype))
+    unit, smallest = (kind.unit, kind.smallest) if kind else (0.0, 1.0)
+    finite = np.abs(reference[np.isfinite(reference)])
+    scale = np.full(reference.shape, max(float(finite.max(initial=0.0)), smallest))
+    noise = FLOAT_TYPES["float32"].unit * np.sqrt(depth) * scale if kind else np.zeros_like(scale)
+    return make_tolerance(reference, unfused, noise, unit * np.abs(reference), scale)
 
 
 def check(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray], output: np.ndarray) -> Accuracy:

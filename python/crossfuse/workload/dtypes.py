@@ -92,6 +92,11 @@ def float_type(spelling: str, where: str = "dtype") -> FloatType:
     )
 
 
+def is_float(dtype: str) -> bool:
+    """Whether TVM's name of a type is that of floating-point numbers."""
+    return dtype.startswith(("float", "bfloat"))
+
+
 def closest(word: str, known: Iterable[str], otherwise: str) -> str:
     """Advise the known word that resembles `word`, whatever its case.
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from cpu.meta_schedule.test_measure import FULL, candidate
+from crossfuse.bench.job import Job
+from crossfuse.cli import app
 from crossfuse.hardware import device, tvm_target
 from crossfuse.meta_schedule.builder import NvccBuilder
 from crossfuse.meta_schedule.database import workload_module
+from crossfuse.meta_schedule.records import read_records
+from crossfuse.meta_schedule.rpc import PROTOCOL, RpcSession, Tracker
 from crossfuse.meta_schedule.scheduled import schedule_candidate
 
 pytest.importorskip("tornado")
@@ -55,3 +62,41 @@ def test_a_server_loads_a_cluster_kernel(rpc: Any) -> None:
     assert module.entry_name == "main"
     with pytest.raises(Exception, match="argument-count"):
         module["main"]()
+
+
+def tracker(rpc: Any) -> Tracker:
+    return Tracker(rpc.tracker_host, rpc.tracker_port, rpc.tracker_key)
+
+
+def served(rpc: Any, spec: str, library: str, folder: Path) -> dict[str, Any]:
+    """What the process that measures answers, on the server's CPU."""
+    session = RpcSession(tracker(rpc), 60, "cpu")
+    session.load()
+    assert session.serve({"do": "prepare", "spec": spec, "folder": str(folder)})["message"] == ""
+    job = Job(spec, "ours", protocol=PROTOCOL, repeats=3)
+    request = {"do": "measure", "family": "gemm", "library": library, "job": job.to_json()}
+    return session.serve(request)
+
+
+def test_results_of_a_server_are_checked(rpc: Any, tmp_path: Path) -> None:
+    path = build(workload_module(FULL), tvm.target.Target("llvm"))
+    found = served(rpc, FULL, path, tmp_path)
+    assert found["status"] == "ok", found["message"]
+    assert 0 < found["minimum"] <= found["microseconds"]
+    assert 0 < found["worst_before"] == found["worst_after"] <= 1
+    # The same tensors, another activation.
+    wrong = served(rpc, FULL.replace("act=relu", "act=gelu"), path, tmp_path)
+    assert (wrong["status"], wrong["microseconds"]) == ("wrong", None)
+    assert "element-error" in wrong["message"]
+
+
+def test_the_command_measures_behind_a_tracker(rpc: Any, tmp_path: Path) -> None:
+    """On a server without a GPU every kernel is refused there, which is a record."""
+    words = ["tune", FULL, "--work-dir", str(tmp_path), "--no-learn", "--json", "--trials", "2"]
+    out = CliRunner().invoke(app, [*words, "--jobs", "2", "--rpc", str(tracker(rpc))])
+    assert out.exit_code == 0, out.output
+    assert json.loads(out.stdout)["records"] == 2
+    for each in read_records(tmp_path / "records.jsonl").records:
+        assert each.build.status == "ok", each.build.message
+        assert (each.job.protocol, each.gpu) == (PROTOCOL, f"rpc {tracker(rpc)}")
+        assert each.status in ("ok", "refused", "failed"), each.message

@@ -178,11 +178,11 @@ def test_a_function_says_how_its_weights_lie(text: str) -> None:
     assert is_k_major(prim_func(spec)) == (spec.weights == "nk")
 
 
-def model_with_others() -> Any:
+def model_with_others(text: str = SPEC) -> Any:
     """A chain, and a rectifier that is none."""
     from tvm import relax, te
 
-    func = prim_func(resolve(SPEC))
+    func = prim_func(resolve(text))
     builder = relax.BlockBuilder()
     chain = builder.add_func(func.without_attr("global_symbol"), "chain")
     values = [

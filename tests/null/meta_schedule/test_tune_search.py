@@ -154,6 +154,23 @@ def test_measuring_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "found no CUDA device" in result.output.replace("\n", " ")
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--rpc", "box:9190"), "found 'box:9190'; limit: host:port:key"),
+        (("--rpc", "box:99999:h100"), "with a port of 1 to 65535"),
+        (("--rpc", "box:9190:h100", "--runner", "bundle"), "found --runner bundle and --rpc"),
+    ],
+)
+def test_a_tracker_that_is_none_is_refused(
+    tmp_path: Path, words: tuple[str, ...], text: str
+) -> None:
+    result = run("G4:M=64", "--work-dir", tmp_path / "new", *words)
+    assert result.exit_code == 2
+    assert text in " ".join(result.output.split())
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_bundle_goes_out_and_its_records_come_back(tmp_path: Path) -> None:
     from crossfuse.meta_schedule.bundle import measure_bundle, open_bundle
 

@@ -23,3 +23,13 @@ def test_the_analysis_needs_numpy_alone() -> None:
     run = [sys.executable, "-c", PROGRAM]
     found = subprocess.run(run, capture_output=True, text=True, check=True)
     assert found.stdout.split() == []
+
+
+def test_explaining_needs_no_planning() -> None:
+    program = (
+        "import sys, crossfuse.planner.explain.explanation\n"
+        "print('crossfuse.planner.choice' in sys.modules, 'crossfuse.planner.plan' in sys.modules)"
+    )
+    run = [sys.executable, "-c", program]
+    found = subprocess.run(run, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["True", "False"]

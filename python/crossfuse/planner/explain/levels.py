@@ -59,7 +59,7 @@ def levels(
     kernel : Kernel | None
         Of one candidate; None of a library's kernels, of which only HBM and flops are known.
     moved : Mapping[str, int]
-        See `crossfuse.planner.plan.Plan.bytes`.
+        See `crossfuse.planner.choice.Choice.bytes`.
     times : Mapping[str, float]
         See `crossfuse.planner.cost.alone.alone`.
     rates : Rates

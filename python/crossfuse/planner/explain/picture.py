@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from crossfuse.planner.cost.terms import TERMS
-from crossfuse.planner.explain.explanation import Explanation
 from crossfuse.planner.explain.layout import Range, Share
+from crossfuse.planner.explain.reasons import Reasons
 from crossfuse.planner.explain.tables import by_tile, range_text, size_text
 
 _WIDTH, _MARGIN, _LABEL, _BAR, _LINE = 760, 16, 90, 16, 22
@@ -58,12 +58,12 @@ class _Page:
         return ElementTree.tostring(self.root, encoding="unicode") + "\n"
 
 
-def picture(explanation: Explanation) -> str:
+def picture(reasons: Reasons) -> str:
     """Draw an explanation.
 
     Parameters
     ----------
-    explanation : Explanation
+    reasons : Reasons
         What is drawn: bars of class ``level`` and ``term``, and tiles of class ``tile``, each with
         a title that says its numbers.
 
@@ -72,7 +72,7 @@ def picture(explanation: Explanation) -> str:
     str
         The text of an SVG file.
     """
-    page, plan = _Page(), explanation.plan
+    page, plan = _Page(), reasons.plan
     page.text(
         _MARGIN,
         page.y + 4,
@@ -81,19 +81,19 @@ def picture(explanation: Explanation) -> str:
         font_size="15",
     )
     page.y += 8
-    _levels(page, explanation)
-    _terms(page, explanation)
-    for phase in sorted({each.phase for each in explanation.layout}):
+    _levels(page, reasons)
+    _terms(page, reasons)
+    for phase in sorted({each.phase for each in reasons.layout}):
         name = plan.chain.products[phase].output
-        _tiles(page, explanation.layout, phase, name)
+        _tiles(page, reasons.layout, phase, name)
     return page.finished()
 
 
-def _levels(page: _Page, explanation: Explanation) -> None:
+def _levels(page: _Page, reasons: Reasons) -> None:
     """A bar for the time of each level alone, and a line where the estimate ends."""
     page.heading("each level alone, us; the line is the whole estimate")
-    known = [each for each in explanation.levels if each.microseconds is not None]
-    total = explanation.plan.microseconds
+    known = [each for each in reasons.levels if each.microseconds is not None]
+    total = reasons.plan.microseconds
     longest = max(total, *(each.microseconds or 0.0 for each in known))
     scale = (_WIDTH - 2 * _MARGIN - _LABEL - 170) / longest
     top, left = page.y, _MARGIN + _LABEL
@@ -116,11 +116,11 @@ def _levels(page: _Page, explanation: Explanation) -> None:
     ElementTree.SubElement(page.root, "line", {**ends, "stroke": "black", "class": "total"})
 
 
-def _terms(page: _Page, explanation: Explanation) -> None:
+def _terms(page: _Page, reasons: Reasons) -> None:
     """All terms on one bar, and a legend."""
     page.heading("terms of the estimate, us")
-    terms = explanation.plan.terms
-    scale = (_WIDTH - 2 * _MARGIN) / explanation.plan.microseconds
+    terms = reasons.plan.terms
+    scale = (_WIDTH - 2 * _MARGIN) / reasons.plan.microseconds
     x = float(_MARGIN)
     styles: dict[str, dict[str, str]] = {}
     for number, name in enumerate(each for each in TERMS if each in terms):

@@ -6,12 +6,12 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.planner.choice import Runner
 from crossfuse.planner.cost.terms import TERMS
-from crossfuse.planner.explain.explanation import Explanation, Usage
 from crossfuse.planner.explain.layout import Range, Share
 from crossfuse.planner.explain.levels import LEVELS
+from crossfuse.planner.explain.reasons import Reasons, Usage
 from crossfuse.planner.kernels.resources import Resources
-from crossfuse.planner.plan import Runner
 from crossfuse.planner.space.count import Step
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MOST_TERMS = 3
 
 
-def plain(explanation: Explanation, width: int) -> str:
+def plain(reasons: Reasons, width: int) -> str:
     """Render without colour, see `Explanation.text`."""
     from rich.console import Console
 
@@ -29,24 +29,24 @@ def plain(explanation: Explanation, width: int) -> str:
     console = Console(
         file=file, width=width, highlight=False, color_system=None, force_terminal=False
     )
-    for each in render(explanation):
+    for each in render(reasons):
         console.print(each)
     lines = (each.rstrip() for each in file.getvalue().splitlines())
     return "\n".join(lines) + "\n"
 
 
-def render(explanation: Explanation) -> list[RenderableType]:
+def render(reasons: Reasons) -> list[RenderableType]:
     """All tables, in reading order."""
-    parts: list[RenderableType] = [_head(explanation), _levels(explanation), _terms(explanation)]
-    parts.append(_places(explanation))
-    if explanation.usage:
-        parts += [_kernels(explanation), _layout(explanation)]
-    if explanation.best:
-        parts.append(_runners("next best plans, of any family", explanation.best))
-    if explanation.plan.runners:
-        parts.append(_runners("the best of every other family", explanation.plan.runners))
-    parts.append(_pruned(explanation.pruned))
-    parts.append(_published(explanation.published))
+    parts: list[RenderableType] = [_head(reasons), _levels(reasons), _terms(reasons)]
+    parts.append(_places(reasons))
+    if reasons.usage:
+        parts += [_kernels(reasons), _layout(reasons)]
+    if reasons.best:
+        parts.append(_runners("next best plans, of any family", reasons.best))
+    if reasons.plan.runners:
+        parts.append(_runners("the best of every other family", reasons.plan.runners))
+    parts.append(_pruned(reasons.pruned))
+    parts.append(_published(reasons.published))
     return parts
 
 
@@ -68,10 +68,10 @@ def tiles_text(tiles: Mapping[str, Any]) -> str:
     return " ".join(name if each is True else f"{name}={each}" for name, each in shown)
 
 
-def _head(explanation: Explanation) -> RenderableType:
+def _head(reasons: Reasons) -> RenderableType:
     from rich.text import Text
 
-    plan = explanation.plan
+    plan = reasons.plan
     extents = ", ".join(f"{name} = {size}" for name, size in plan.chain.extents.items())
     family = "do not fuse: a library's kernels" if plan.family == "eager" else plan.family
     lines = [
@@ -79,7 +79,7 @@ def _head(explanation: Explanation) -> RenderableType:
         f"{family}: {tiles_text(plan.tiles)}" if plan.tiles else family,
         f"{plan.microseconds:.2f} us estimated, bound by {plan.bound}",
     ]
-    if explanation.provisional:
+    if reasons.provisional:
         lines.append("rates of this device are provisional: not all of them were measured on it")
     return Text("\n".join(lines))
 
@@ -101,10 +101,10 @@ def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -
     return Group(Text("\n" + title, style="bold"), table)
 
 
-def _levels(explanation: Explanation) -> RenderableType:
-    total = explanation.plan.microseconds
+def _levels(reasons: Reasons) -> RenderableType:
+    total = reasons.plan.microseconds
     rows = []
-    for each in explanation.levels:
+    for each in reasons.levels:
         amount = f"{each.amount / 1e9:.2f} Gflop" if each.name == "tensor" else ""
         alone = each.microseconds
         times = ("", "") if alone is None else (f"{alone:.2f}", f"{100 * alone / total:.0f} %")
@@ -113,8 +113,8 @@ def _levels(explanation: Explanation) -> RenderableType:
     return _table("levels", headings, rows)
 
 
-def _terms(explanation: Explanation) -> RenderableType:
-    terms, total = explanation.plan.terms, explanation.plan.microseconds
+def _terms(reasons: Reasons) -> RenderableType:
+    terms, total = reasons.plan.terms, reasons.plan.microseconds
     rows = [
         (name, f"{terms[name]:.2f}", f"{100 * terms[name] / total:.0f} %")
         for name in TERMS
@@ -124,20 +124,20 @@ def _terms(explanation: Explanation) -> RenderableType:
     return _table(title, ("term", "us ", "share "), rows)
 
 
-def _places(explanation: Explanation) -> RenderableType:
+def _places(reasons: Reasons) -> RenderableType:
     rows = (
         (each.tensor, each.role, size_text(each.bytes), each.level, each.text)
-        for each in explanation.places
+        for each in reasons.places
     )
     title = "where tensors live; sums: bytes of a CTA"
     return _table(title, ("tensor", "role", "bytes ", "level", "how"), rows)
 
 
-def _kernels(explanation: Explanation) -> RenderableType:
+def _kernels(reasons: Reasons) -> RenderableType:
     """What each kernel takes: a column for each."""
     columns = [
         _kernel(taken, usage)
-        for taken, usage in zip(explanation.plan.kernels, explanation.usage, strict=True)
+        for taken, usage in zip(reasons.plan.kernels, reasons.usage, strict=True)
     ]
     names = list(dict.fromkeys(name for each in columns for name in each))
     rows = [(name, *(each.get(name, "") for each in columns)) for name in names]
@@ -162,15 +162,15 @@ def _kernel(taken: Resources, usage: Usage) -> dict[str, str]:
     }
 
 
-def _layout(explanation: Explanation) -> RenderableType:
-    products = explanation.plan.chain.products
+def _layout(reasons: Reasons) -> RenderableType:
+    products = reasons.plan.chain.products
     rows = [
         (
             products[each.phase].output,
             str(each.cta),
             *map(range_text, (each.rows, each.columns, each.reduction)),
         )
-        for each in explanation.layout
+        for each in reasons.layout
     ]
     headings = ("makes", "CTA", "rows", "columns", "sums over")
     return _table("the first cluster", headings, rows)

@@ -1,0 +1,113 @@
+"""Functions with float64 in the place of every floating-point type.
+
+What such a function rounds on the way is not rounded then. Integers stay what they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.emulate.widen import retyped
+from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.lower.extract import only_function
+from crossfuse.workload.dtypes import is_float
+
+_WIDE = "float64"
+_OPERATORS = ("Add", "Sub", "Mul", "Div", "Min", "Max", "EQ", "NE", "LT", "LE", "GT", "GE")
+#: What has another meaning in another type, or in none of our types.
+_FOREIGN = ("tirx.reinterpret", "tirx.call_extern", "tirx.call_pure_extern", "tirx.call_packed")
+
+
+def in_float64(func: Any) -> Any:
+    """The same function with float64 for every floating-point type.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc | tvm.ir.IRModule
+        Unscheduled.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        Its parameters have the same names and shapes.
+
+    Raises
+    ------
+    WorkloadRefused
+        If it looks at the bits of numbers, calls what is not TVM's, views a buffer as another one,
+        or has scalar variables.
+    """
+    function = only_function(func)
+    _check(function)
+    images: dict[Any, Any] = {}
+
+    def image(buffer: Any) -> Any:
+        if not is_float(str(buffer.ty.dtype)):
+            return buffer
+        if buffer not in images:
+            images[buffer] = ir.tirx.decl_buffer(list(buffer.ty.shape), _WIDE, buffer.name)
+        return images[buffer]
+
+    params = [image(each) for each in function.params]
+    body = retyped(function.body, image, _type_of, _expressions())
+    return ir.PrimFunc(params, body, function.ret_type, function.attrs)
+
+
+def _expressions() -> list[tuple[type, Any]]:
+    """How expressions are built again from operands in float64."""
+
+    def number(node: Any, _: Any) -> Any:
+        return ir.tirx.FloatImm(_type_of(str(node.ty)), float(node.value))
+
+    def operator(node: Any, mutator: Any) -> Any:
+        return type(node)(mutator.mutate(node.a), mutator.mutate(node.b))
+
+    def select(node: Any, mutator: Any) -> Any:
+        parts = (node.condition, node.true_value, node.false_value)
+        return ir.tirx.Select(*map(mutator.mutate, parts))
+
+    def call(node: Any, mutator: Any) -> Any:
+        arguments = [mutator.mutate(each) for each in node.args]
+        return ir.Call(node.op, arguments, ret_ty=_type_of(str(node.ty)))
+
+    return [
+        (ir.tirx.FloatImm, number),
+        *((getattr(ir.tirx, each), operator) for each in _OPERATORS),
+        (ir.tirx.Select, select),
+        (ir.Call, call),
+    ]
+
+
+def _check(function: Any) -> None:
+    """Refuse what float64 has no equal of."""
+    found: list[str] = []
+
+    def visit_call(call: Any) -> None:
+        name = call.op.name if isinstance(call.op, ir.Op) else str(call.op)
+        if name in _FOREIGN or not isinstance(call.op, ir.Op):
+            found.append(f"a call of {name}")
+
+    def visit_block(block: Any) -> None:
+        found.extend(f"a view, {each.buffer.name}" for each in block.match_buffers)
+
+    def visit_variable(variable: Any) -> None:
+        if not ir.is_buffer_var(variable) and is_float(str(variable.ty)):
+            found.append(f"a variable of {variable.ty}, {variable.name}")
+
+    ir.walk(
+        function.body, (ir.Call, visit_call), (ir.SBlock, visit_block), (ir.Var, visit_variable)
+    )
+    if found:
+        raise refuse(
+            WorkloadRefused,
+            "reference",
+            "function",
+            found=found[0],
+            limit="loads and stores of buffers, arithmetic and TVM's own functions",
+            instead="name the workload: a spec has a reference of its own",
+        )
+
+
+def _type_of(dtype: str) -> str:
+    return _WIDE if is_float(dtype) else dtype

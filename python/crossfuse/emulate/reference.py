@@ -1,0 +1,219 @@
+"""What any function computes in float64, and in its own types: references without a spec.
+
+The function is run as it stands, unscheduled, on the CPU through LLVM. For float64 all of its
+floating-point buffers and expressions become float64 first; what it rounds on the way is not
+rounded then. Integers stay what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod, sqrt
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.workload.accuracy import Tolerance, plain_tolerance
+from crossfuse.workload.dtypes import is_float
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a function, as inputs are drawn for it.
+
+    Attributes
+    ----------
+    name : str
+        Its name.
+    shape : tuple[int, ...]
+        Its extents.
+    dtype : str
+        Type of its elements.
+    output : bool
+        Whether the function writes it.
+    depth : int
+        Terms of the longest sum that reads it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    output: bool
+    depth: int
+
+
+def parameters(func: Any) -> tuple[Parameter, ...]:
+    """Describe the parameters of a function.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc | tvm.ir.IRModule
+        Of constant shapes; of a module its only function.
+
+    Raises
+    ------
+    LoweringRefused
+        If a shape is symbolic, or a parameter is no buffer.
+    """
+    from crossfuse import _tvm as ir
+    from crossfuse._blocks import is_reduction
+    from crossfuse.lower.extract import buffer_specs, only_function
+
+    function = only_function(func)
+    depths: dict[str, int] = {}
+
+    def visit(block: Any) -> None:
+        summed = [each for each in block.iter_vars if is_reduction(each)]
+        depth = prod(ir.constant(each.dom.extent) or 1 for each in summed)
+        for each in block.reads:
+            name = str(each.source.name)
+            depths[name] = max(depths.get(name, 1), depth)
+
+    ir.walk(function.body, (ir.SBlock, visit))
+    return tuple(
+        Parameter(each.name, each.shape, each.dtype, each.output, depths.get(each.name, 1))
+        for each in buffer_specs(function)
+    )
+
+
+def draw(given: Sequence[Parameter], seed: int = 0) -> dict[str, np.ndarray]:
+    """Draw inputs.
+
+    Parameters
+    ----------
+    given : Sequence[Parameter]
+        Of a function.
+    seed : int
+        Equal seeds give equal inputs.
+
+    Returns
+    -------
+    dict[str, numpy.ndarray]
+        By name. Floating-point numbers are normal, of all inputs but the first so small that sums
+        of products are of order one. Integers of 8 bits are small ones of either sign; wider ones,
+        which may be places in a tensor, are 0 or 1.
+    """
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    inputs = [each for each in given if not each.output]
+    found = {}
+    for number, each in enumerate(inputs):
+        kind = _numpy_type(each.dtype)
+        if is_float(each.dtype):
+            size = 1 / sqrt(each.depth) if number else 1.0
+            found[each.name] = (size * rng.standard_normal(each.shape, np.float32)).astype(kind)
+        else:
+            low, high = {"int8": (-8, 8), "uint8": (0, 16)}.get(each.dtype, (0, 2))
+            found[each.name] = rng.integers(low, high, each.shape).astype(kind)
+    return found
+
+
+def limits(func: Any, inputs: Mapping[str, np.ndarray]) -> Tolerance:
+    """Work out what a kernel of a function may err on these inputs.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc | tvm.ir.IRModule
+        Unscheduled, of one output.
+    inputs : Mapping[str, numpy.ndarray]
+        By parameter.
+
+    Returns
+    -------
+    Tolerance
+        The result in float64, and at most twice the error that the function has which rounds
+        between its blocks as it says.
+
+    Raises
+    ------
+    WorkloadRefused
+        If the function cannot be computed in float64, or has more or less than one output.
+    """
+    import numpy as np
+
+    from crossfuse.emulate.float64 import in_float64
+    from crossfuse.emulate.llvm import run_serial
+    from crossfuse.lower.extract import only_function
+
+    function = only_function(func)
+    known = parameters(function)
+    output = the_output(known)
+    wide = in_float64(function)
+    doubles = {
+        name: each.astype(np.float64) if is_float(str(each.dtype)) else each
+        for name, each in inputs.items()
+    }
+    exact = run_serial(_quick(wide), wide, doubles)[output.name]
+    separate = run_serial(_quick(function), function, inputs)[output.name]
+    depth = max(each.depth for each in known)
+    return plain_tolerance(exact.astype(np.float64), separate, depth)
+
+
+def the_output(given: Sequence[Parameter]) -> Parameter:
+    """The only output of a function.
+
+    Raises
+    ------
+    WorkloadRefused
+        If there is another number of them, or it is not the last parameter.
+    """
+    outputs = [each.name for each in given if each.output]
+    if len(outputs) != 1 or not given[-1].output:
+        raise _refused(
+            f"outputs {', '.join(outputs) or 'none'} of {len(given)} parameters",
+            "one output, the last parameter",
+            "measure functions of one output each",
+        )
+    return given[-1]
+
+
+def _quick(function: Any) -> Any:
+    """The same results in less time: on all cores, and along rows of what is multiplied.
+
+    Every sum is taken in the order in which the function takes it.
+    """
+    from crossfuse import _tvm as ir
+    from crossfuse.emulate.widen import widen
+
+    sch = ir.Schedule(widen(function))
+    for handle in sch.get_child_blocks(sch.get_sblock("root")):
+        # What is no plain nest runs as it stands.
+        with suppress(ir.ScheduleError):
+            _hasten(sch, handle)
+    return sch.mod["main"]
+
+
+def _hasten(sch: Any, handle: Any) -> None:
+    from crossfuse._blocks import is_reduction
+
+    block, loops = sch.get(handle), sch.get_loops(handle)
+    if len(loops) != len(block.iter_vars):
+        return
+    pairs = list(zip(loops, block.iter_vars, strict=True))
+    outer = [loop for loop, each in pairs if not is_reduction(each)]
+    summed = [loop for loop, each in pairs if is_reduction(each)]
+    if summed and len(outer) > 1:
+        last = next(each.var for loop, each in reversed(pairs) if not is_reduction(each))
+        indices = [[each.min for each in read.region] for read in block.reads]
+        if not any(each.same_as(last) for found in indices for each in found[:-1]):
+            sch.reorder(*outer[:-1], *summed, outer[-1])
+    if outer:
+        sch.parallel(outer[0])
+
+
+def _numpy_type(dtype: str) -> Any:
+    import ml_dtypes  # noqa: F401  (registers bfloat16 and fp8 with numpy)
+    import numpy as np
+
+    return np.dtype(dtype)
+
+
+def _refused(found: str, limit: str, instead: str) -> Exception:
+    return refuse(
+        WorkloadRefused, "reference", "function", found=found, limit=limit, instead=instead
+    )

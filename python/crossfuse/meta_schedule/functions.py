@@ -1,0 +1,144 @@
+"""Functions without a spec: their names, and what results of their kernels are held against.
+
+A candidate is a scheduled function, which no longer says what it was made of. So the rules that
+schedule write the name of the function into the trace, as an annotation of the root block; the
+builder puts the function beside the library, and the runner has its reference worked out once::
+
+    crossfuse.function = "function:1f0c6e3b9a7d5240"
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from crossfuse.bench.problem import Problem, keep_limits, kept_limits
+from crossfuse.emulate.reference import Parameter, draw, limits, parameters, the_output
+from crossfuse.runtime.files import sha256, write_atomically
+
+#: Key of the annotation.
+TAG = "crossfuse.function"
+#: What names of functions begin with, in the place of a spec's text.
+PREFIX = "function:"
+_DIGITS = 16
+
+
+def is_function(workload: str) -> bool:
+    """Whether a workload is a function without a spec."""
+    return workload.startswith(PREFIX)
+
+
+def name_of(func: Any) -> str:
+    """The name of an unscheduled function, by what it computes.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc | tvm.ir.IRModule
+        Of a module its only function.
+
+    Returns
+    -------
+    str
+        Equal for equal functions, whatever they are called.
+    """
+    from crossfuse.lower.extract import only_function
+
+    function = only_function(func).with_attr("global_symbol", "main")
+    return PREFIX + sha256(str(function.script()).encode())[:_DIGITS]
+
+
+def tag_of(module: Any) -> str:
+    """The name that a scheduled function carries; empty where it carries none."""
+    from crossfuse.lower.extract import only_function
+
+    root = getattr(only_function(module).body, "block", None)
+    return "" if root is None else str(root.annotations.get(TAG, ""))
+
+
+def tag(sch: Any, name: str) -> Any:
+    """Write the name of a schedule's function into its trace.
+
+    Parameters
+    ----------
+    sch : tvm.s_tir.Schedule
+        Of one function; returned.
+    name : str
+        From `name_of`.
+    """
+    ((variable, _),) = sch.mod.functions.items()
+    root = sch.get_sblock("root", func_name=str(variable.name_hint))
+    sch.annotate(root, TAG, name)
+    return sch
+
+
+def path_of(folder: Path, name: str) -> Path:
+    """Where a function is kept."""
+    return folder / f"{name.removeprefix(PREFIX)}.function.json"
+
+
+def keep(func: Any, folder: Path, name: str) -> Path:
+    """Write a function.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc | tvm.ir.IRModule
+        Unscheduled.
+    folder : pathlib.Path
+        Where to.
+    name : str
+        From `name_of`.
+
+    Returns
+    -------
+    pathlib.Path
+        The file: parameters, and the function as TVM writes it.
+    """
+    from crossfuse import _tvm as ir
+    from crossfuse.lower.extract import only_function
+
+    function = only_function(func)
+    rows = [vars(each) for each in parameters(function)]
+    value = {"parameters": rows, "function": ir.tvm.ir.save_json(function)}
+    path = path_of(folder, name)
+    write_atomically(path, json.dumps(value).encode())
+    return path
+
+
+def problem_of(workload: str, folder: Path) -> Problem:
+    """Inputs of a workload, and the limits of its result.
+
+    Parameters
+    ----------
+    workload : str
+        Text of a spec, or the name of a function that is kept in the folder.
+    folder : pathlib.Path
+        Where limits are kept, once they are worked out.
+
+    Raises
+    ------
+    WorkloadRefused
+        If the function has no result in float64.
+    """
+    from crossfuse.bench.problem import make_problem
+    from crossfuse.workload.spec_text import parse
+
+    if not is_function(workload):
+        return make_problem(parse(workload), folder)
+    value = json.loads(path_of(folder, workload).read_text(encoding="utf-8"))
+    rows = (each | {"shape": tuple(each["shape"])} for each in value["parameters"])
+    known = tuple(Parameter(**each) for each in rows)
+    output = the_output(known)
+    inputs = draw(known)
+    path = folder / f"{workload.removeprefix(PREFIX)}.npz"
+    if not path.is_file():
+        keep_limits(limits(_read(value["function"]), inputs), path)
+    # All that is read but the first tensor counts as weights.
+    weights = sum(each.nbytes for each in list(inputs.values())[1:])
+    return Problem(workload, inputs, kept_limits(path, output.dtype), weights)
+
+
+def _read(text: str) -> Any:
+    from crossfuse import _tvm as ir
+
+    return ir.tvm.ir.load_json(text)

@@ -1,0 +1,180 @@
+"""Measurements behind an RPC tracker of TVM: on a server that has a GPU, checked here.
+
+The server needs TVM with its CUDA runtime; libraries are uploaded. Every computation is launched on
+its own, with the L2 cache flushed before it, so that times are longer than those of CUDA graphs and
+comparable with each other.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crossfuse.bench.job import Job, Timing
+from crossfuse.bench.rotation import COLD_BYTES
+from crossfuse.errors import EnvironmentRefused, WorkloadRefused, refuse
+from crossfuse.meta_schedule.session import Session
+
+#: How it is measured there, see `crossfuse.bench.job.PROTOCOLS`.
+PROTOCOL = "stream"
+
+
+@dataclass(frozen=True)
+class Tracker:
+    """A tracker, and the servers of it that are asked.
+
+    Attributes
+    ----------
+    host : str
+        Its host.
+    port : int
+        Its port.
+    key : str
+        Under which its servers are registered.
+    """
+
+    host: str
+    port: int
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}:{self.key}"
+
+    def program(self, timeout: float) -> tuple[str, ...]:
+        """What measures there, as `crossfuse.meta_schedule.conditions.Conditions.measurer`.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds after which the server ends a session.
+        """
+        serve = ("-m", "crossfuse.meta_schedule.serve", "rpc")
+        return (sys.executable, *serve, str(self), str(max(1, round(timeout))))
+
+
+def read_tracker(text: str) -> Tracker:
+    """Read ``host:port:key``.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If it is something else.
+    """
+    host, _, rest = text.partition(":")
+    port, _, key = rest.partition(":")
+    if not (host and key and port.isdecimal() and 0 < int(port) < 65536):
+        raise refuse(
+            EnvironmentRefused,
+            "rpc",
+            "tracker",
+            found=repr(text),
+            limit="host:port:key, with a port of 1 to 65535",
+            instead="name the tracker that servers were started with, such as gpu-box:9190:h100",
+        )
+    return Tracker(host, int(port), key)
+
+
+class RpcSession(Session):
+    """A session whose candidates run on a server; the workload stays here.
+
+    Parameters
+    ----------
+    tracker : Tracker
+        Where servers are.
+    timeout : int
+        Seconds after which the server ends what it runs.
+    device : str
+        ``"cuda"``, or ``"cpu"`` for libraries of the CPU.
+    """
+
+    def __init__(self, tracker: Tracker, timeout: int, device: str = "cuda") -> None:
+        super().__init__(device)
+        self._tracker, self._timeout = tracker, timeout
+
+    def load(self) -> None:
+        """Import what takes long."""
+        import crossfuse.bench.problem  # noqa: F401
+
+    def measure(self, job: Job, family: str, library: Path) -> Timing:
+        """Check a candidate against float64, time it, and check it again.
+
+        Parameters
+        ----------
+        job, family, library
+            See `crossfuse.meta_schedule.session.Session.measure`.
+
+        Returns
+        -------
+        Timing
+            ``wrong``, without a time, where a check failed.
+        """
+        if family == "eager":
+            raise refuse(
+                WorkloadRefused,
+                "rpc",
+                "family eager",
+                found="a candidate without a library",
+                limit="kernels of ours, which a server loads",
+                instead="measure PyTorch where it is installed, with --runner local",
+            )
+        problem = self._problem
+        assert problem is not None
+        remote = self._connect()
+        remote.upload(str(library), library.name)
+        module, device = remote.load_module(library.name), remote.device(self._device, 0)
+        arguments = _place(problem, device)
+        module["main"](*arguments)
+        worst, message = problem.judge(arguments[-1].numpy())
+        if message:
+            return Timing("wrong", message)
+        times = self._times(job, module, device, arguments)
+        arguments[-1].copyfrom(_nothing(problem))
+        module["main"](*arguments)
+        after, late = problem.judge(arguments[-1].numpy())
+        if late:
+            return Timing("wrong", late, worst_before=worst)
+        return Timing(
+            "ok",
+            f"on {self._tracker}",
+            statistics.median(times),
+            min(times),
+            worst,
+            after,
+            copies=1,
+            calls=1,
+        )
+
+    def _connect(self) -> Any:
+        from tvm import rpc
+
+        tracker = rpc.connect_tracker(self._tracker.host, self._tracker.port)
+        return tracker.request(self._tracker.key, session_timeout=self._timeout)
+
+    def _times(self, job: Job, module: Any, device: Any, arguments: list[Any]) -> list[float]:
+        """Microseconds of single computations."""
+        flush = COLD_BYTES if job.l2 == "cold" and self._device == "cuda" else 0
+        timer = module.time_evaluator(
+            "main", device, number=1, repeat=job.repeats, cache_flush_bytes=flush
+        )
+        return [float(each) * 1e6 for each in timer(*arguments).results]
+
+
+def _place(problem: Any, device: Any) -> list[Any]:
+    """Inputs, and an output that holds nothing, on the server."""
+    from tvm.runtime import tensor
+
+    arrays = [*problem.inputs.values(), _nothing(problem)]
+    return [tensor(each, device) for each in arrays]
+
+
+def _nothing(problem: Any) -> Any:
+    """An output of NaNs; of integers, of their largest number."""
+    import numpy as np
+
+    like = problem.limits.unfused
+    if like.dtype.kind in "iu":
+        return np.full(like.shape, np.iinfo(like.dtype).max, like.dtype)
+    return np.full(like.shape, np.nan).astype(like.dtype)

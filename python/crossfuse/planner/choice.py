@@ -1,0 +1,151 @@
+"""Which kernel computes a chain, and why that one, as values that travel as text.
+
+What reads them, such as `crossfuse.planner.explain`, needs nothing else of a plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from crossfuse.errors import PlanRefused, refuse
+from crossfuse.planner.chain.spec import Chain, Dim, Product, Reduction, Tensor
+from crossfuse.planner.kernels.resources import Resources
+
+#: Version of the JSON form.
+VERSION = 1
+
+Kind = TypeVar("Kind", bound="Choice")
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A plan that was not chosen.
+
+    Attributes
+    ----------
+    family : str
+        See `Choice`.
+    tiles : Mapping[str, Any]
+        See `Choice`.
+    microseconds : float
+        Estimated time.
+    loses : Mapping[str, float]
+        Microseconds by term that it takes more than the chosen plan, the largest first.
+    """
+
+    family: str
+    tiles: Mapping[str, Any]
+    microseconds: float
+    loses: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a chain is computed: the values of `crossfuse.planner.plan.Plan`.
+
+    Attributes
+    ----------
+    chain : Chain
+        What is computed.
+    k_major : bool
+        Whether weights are stored as [n, k].
+    device : str
+        Target name.
+    family : str
+        One of `crossfuse.planner.kernels.every.FAMILIES`, or ``"eager"``: not ours, a library's
+        kernels one after another.
+    tiles : Mapping[str, Any]
+        Fields of the rule's tiles, see `crossfuse.planner.kernels.read.read_kernel`.
+    microseconds : float
+        Estimated time from the end of the kernel before.
+    terms : Mapping[str, float]
+        What it is made of; they add up to it.
+    bound : str
+        The stream that takes longest (``hbm``, ``l2``, ``ingest``, ``tensor``), or ``latency``
+        where none takes half of the time.
+    bytes : Mapping[str, int]
+        Moved by level: ``hbm`` (each tensor once), ``l2`` (what CTAs and clusters read and write),
+        ``dsm`` (between the CTAs of clusters).
+    kernels : tuple[Resources, ...]
+        What each kernel takes.
+    runners : tuple[Runner, ...]
+        The best plan of each other family, and not fusing, the fastest first.
+    """
+
+    chain: Chain
+    k_major: bool
+    device: str
+    family: str
+    tiles: Mapping[str, Any]
+    microseconds: float
+    terms: Mapping[str, float]
+    bound: str
+    bytes: Mapping[str, int]
+    kernels: tuple[Resources, ...] = ()
+    runners: tuple[Runner, ...] = ()
+
+    def to_json(self) -> str:
+        """The values as text that `from_json` reads."""
+        return json.dumps({"version": VERSION, **asdict(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls: type[Kind], text: str) -> Kind:
+        """Read what `to_json` wrote.
+
+        Raises
+        ------
+        PlanRefused
+            If the text is no plan of this version.
+        """
+        try:
+            document = json.loads(text)
+            version = document.pop("version")
+            if version != VERSION:
+                raise _no_plan(f"version {version}")
+            return cls(**_fields(document))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _no_plan(f"{type(error).__name__}: {error}") from error
+
+
+def runner_of(other: Choice, best: Choice) -> Runner:
+    """Compare a plan with the chosen one: by which terms it takes longer."""
+    names = {*other.terms, *best.terms}
+    more = {name: other.terms.get(name, 0.0) - best.terms.get(name, 0.0) for name in names}
+    worst = sorted((name for name in more if more[name] > 0), key=lambda each: -more[each])
+    loses = {name: round(more[name], 3) for name in worst}
+    return Runner(other.family, other.tiles, other.microseconds, loses)
+
+
+def _fields(document: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a choice from those of JSON."""
+    given = document.pop("chain")
+    chain = Chain(
+        tuple(Dim(**each) for each in given["dims"]),
+        tuple(Tensor(**_tuples(each)) for each in given["tensors"]),
+        tuple(Product(**_tuples(each)) for each in given["products"]),
+        tuple(Reduction(**_tuples(each)) for each in given["reductions"]),
+    )
+    kernels = tuple(Resources(**each) for each in document.pop("kernels"))
+    runners = tuple(Runner(**each) for each in document.pop("runners"))
+    return {**document, "chain": chain, "kernels": kernels, "runners": runners}
+
+
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Lists as the tuples that they were."""
+    return {name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()}
+
+
+def _no_plan(found: str) -> PlanRefused:
+    error = refuse(
+        PlanRefused,
+        "plan-json",
+        "text",
+        found=found,
+        limit=f"a plan of version {VERSION}, as Plan.to_json writes it",
+        instead="plan the workload again",
+    )
+    assert isinstance(error, PlanRefused)
+    return error
