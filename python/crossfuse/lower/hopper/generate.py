@@ -8,6 +8,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, tvm_target
 from crossfuse.lower.hopper.kernel import emit_kernel
+from crossfuse.lower.hopper.pipeline import kernel_pipeline
 from crossfuse.lower.hopper.plan import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.recover import identifier, recover, workspaces
 from crossfuse.lower.hopper.timeline import events, timeline_buffer
@@ -86,8 +87,7 @@ def _shared_memory(plans: list[KernelPlan]) -> SharedMemoryPlan:
 def _device_function(func: Any, device: Device, name: str) -> tuple[str, Any]:
     module = ir.IRModule({name: func.with_attr("global_symbol", name)})
     module = ir.tirx.transform.BindTarget(tvm_target(device))(module)
-    pipeline, _, _ = ir.tirx.get_tir_pipeline("tirx")
-    module = pipeline(module)
+    module = kernel_pipeline()(module)
     ((var, kernel),) = [
         each
         for each in module.functions.items()

@@ -1,0 +1,52 @@
+"""TVM's pipeline of TIRx functions, with what keeps one of its passes right.
+
+The passes of ``tvm.tirx.compilation_pipeline.tirx_pipeline`` (TVM 0.27) in their order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hide_splits import hide_splits
+
+
+def kernel_pipeline() -> Any:
+    """Passes from TIRx to kernels and their host functions.
+
+    Returns
+    -------
+    tvm.ir.transform.Pass
+        A module pass.
+    """
+    s, x = ir.s_tir.transform, ir.tirx.transform
+    return ir.tvm.ir.transform.Sequential(
+        [
+            x.LowerTIRx(),
+            s.UnifyThreadBinding(),
+            x.StmtSimplify(),
+            x.LowerTIRxOpaque(),
+            hide_splits(),
+            x.FlattenBuffer(),
+            x.BF16ComputeLegalize(),
+            x.NarrowDataType(32),
+            x.VectorizeLoop(True),
+            x.UnrollLoop(),
+            x.StmtSimplify(),
+            x.CommonSubexprElim(),
+            x.FP8ComputeLegalize(),
+            x.VerifyMemory(),
+            x.AnnotateEntryFunc(),
+            x.SplitHostDevice(),
+            _cuda_passes().LowerIket(),
+            x.MakePackedAPI(),
+            x.FP8StorageLegalize(),
+            x.BF16StorageLegalize(),
+        ]
+    )
+
+
+def _cuda_passes() -> Any:
+    from tvm.backend.cuda import transforms
+
+    return transforms
