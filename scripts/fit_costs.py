@@ -23,7 +23,7 @@ import numpy as np
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device, device
 from crossfuse.meta_schedule.compare_spaces import read_measured
-from crossfuse.planner.calibration.record import load
+from crossfuse.planner.calibration.record import load, measured
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.fit import Sample, fit, predict, report
 from crossfuse.planner.cost.grow import grow, held_out, rows_of, without_eager
@@ -58,15 +58,16 @@ def main() -> None:
     parser.add_argument("--each", action="store_true", help="print the error of each kernel")
     given = parser.parse_args()
     target = device(given.device)
-    rates = rates_from(load(given.record)) if given.record else rates_of(target)
+    # Of trees that are learned anew, those of the package are no part, and may be out of date.
+    packaged = rates_of if given.only_report else lambda each: rates_from(measured(each.name))
+    rates = rates_from(load(given.record)) if given.record else packaged(target)
     samples = [each for path in given.results for each in _read(path)]
     if given.only_report:
         times = predict(samples, target)(rates)
         errors = np.log(times / [each.microseconds for each in samples])
     else:
         found = fit(samples, rates, target, held=given.held)
-        rates = replace(found.rates, trees=None)
-        rates = replace(rates, fitted=_rounded(rates.fitted))
+        rates = replace(found.rates, fitted=_rounded(found.rates.fitted))
         errors = np.log(predict(samples, target)(rates) / [each.microseconds for each in samples])
     print("  ".join(f"{name} {value:.4g}" for name, value in asdict(rates.fitted).items()))
     judged = {"estimate": errors, **_learned(samples, errors, target, rates, given.trees)}
@@ -113,11 +114,11 @@ class _Plain(argparse.RawDescriptionHelpFormatter):
 
 
 def _read(path: Path) -> Iterator[Sample]:
-    """Samples of a file; what failed or was not measured is left out."""
+    """Samples of a file; what failed, was disturbed or was not measured is left out."""
     if path.suffix == ".jsonl":
         for each in read_measured([path]):
             given = each.candidate
-            if each.microseconds:
+            if each.microseconds and not each.disturbed:
                 yield _sample(given.spec, given.family, dict(given.tiles), each.microseconds)
         return
     for row in json.loads(path.read_text())["rows"]:

@@ -43,9 +43,10 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
 
 
 def test_only_portable_clusters() -> None:
-    document = json.loads(run("G4", "--only", "registers", "--json").stdout)
+    document = json.loads(run("G4:M=16", "--only", "registers", "--json").stdout)
     assert document["plan"]["kernels"][0]["cluster"] == 16
-    document = json.loads(run("G4", "--only", "registers", "--max-cluster", "8", "--json").stdout)
+    options = ("--only", "registers", "--max-cluster", "8", "--json")
+    document = json.loads(run("G4:M=16", *options).stdout)
     assert document["plan"]["kernels"][0]["cluster"] <= 8
     assert document["layout"][-1]["cta"] < 8
 

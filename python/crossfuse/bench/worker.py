@@ -159,14 +159,14 @@ def measure_bound(
     Timing
         See `measure_job`.
     """
-    from crossfuse.bench.timing import measure, steps
+    from crossfuse.bench.timing import measure, quietest, steps
 
     first = bound[0]().clone()
     worst, message = problem.judge(first)
     if message and job.variant in OWN:
         return Timing("wrong", message, copies=len(bound), resources=variant.resources)
     timed = steps(job, bound)
-    times = measure(job, timed, device)
+    times = quietest(lambda: measure(job, timed, device))
     # Nothing of an earlier run may be taken for the result of the last one.
     timed[-1].run().fill_(float("nan"))
     last = timed[-1].run()

@@ -12,6 +12,7 @@ from math import exp, inf, isfinite, log
 from pathlib import Path
 from typing import Any
 
+from crossfuse.bench.timing import DISTURBED
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.meta_schedule.candidate import Candidate
@@ -46,17 +47,26 @@ class Measured:
     candidate : Candidate
         What was measured.
     microseconds : float | None
-        None of what does not work.
+        Median; None of what does not work.
     drawn : bool
         Whether chance chose it, for the random configuration.
     gpu : str
         Name of the device.
+    minimum : float | None
+        Least time, where the file has it.
     """
 
     candidate: Candidate
     microseconds: float | None
     drawn: bool
     gpu: str
+    minimum: float | None = None
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether half of its times were far above the least, see `bench.timing.quietest`."""
+        least = self.minimum or self.microseconds
+        return bool(self.microseconds and least and self.microseconds > DISTURBED * least)
 
 
 def read_measured(paths: Sequence[Path]) -> Iterator[Measured]:
@@ -97,7 +107,9 @@ def _read(line: str, where: str) -> Measured:
             limit="a result of `crossfuse bundle measure`: candidate, status, microseconds",
             instead="remove the line; its candidate counts as not measured",
         ) from error
-    return Measured(found, time, found.notes.get("name") == RANDOM, row.get("gpu", ""))
+    drawn = found.notes.get("name") == RANDOM
+    least = row.get("minimum") or (row.get("timing") or {}).get("minimum")
+    return Measured(found, time, drawn, row.get("gpu", ""), least)
 
 
 @dataclass(frozen=True)

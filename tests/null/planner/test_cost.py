@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from crossfuse.errors import EnvironmentRefused
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.estimate import eager, estimate
+from crossfuse.meta_schedule.compare_spaces import read_measured
+from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.fit import Sample, fit, predict, rank_correlation, report
+from crossfuse.planner.cost.grow import rows_of, without_eager
 from crossfuse.planner.cost.loop import overlapped
 from crossfuse.planner.cost.rates import Fitted, rates_from, rates_of
 from crossfuse.planner.cost.terms import TERMS
 from crossfuse.planner.kernels.every import count, select
-from crossfuse.planner.kernels.read import read_kernel
 from null.planner.test_kernels import CASES, H100, shape, some
 
 RATES = rates_of(H100)
@@ -26,13 +27,11 @@ MEASURED = Path(__file__).parents[3] / "benchmarks/results/candidates-h100.jsonl
 
 def samples() -> list[Sample]:
     found = []
-    for line in MEASURED.read_text().splitlines():
-        row = json.loads(line)
-        given = row["candidate"]
-        text = given["spec"]
-        found.append(
-            Sample(text, shape(text), given["family"], given.get("tiles", {}), row["microseconds"])
-        )
+    for each in read_measured([MEASURED]):
+        given, time = each.candidate, each.microseconds
+        if time and not each.disturbed:
+            tiles = dict(given.tiles)
+            found.append(Sample(given.spec, shape(given.spec), given.family, tiles, time))
     return found
 
 
@@ -130,27 +129,24 @@ def test_estimates_rank_what_was_measured() -> None:
     measured = np.array([each.microseconds for each in known])
     errors = np.log(predict(known, H100)(RATES) / measured)
     told = report(known, errors)
-    assert float(np.sqrt(np.mean(errors**2))) < 0.25
+    assert float(np.sqrt(np.mean(errors**2))) < 0.2
+    assert set(told["families"]) == {"registers", "dsm", "l2", "global", "eager"}
+    rank, first, three = ranking(told)
+    assert rank > 0.75
+    assert first < 0.13
+    assert three < 0.08
+    assert RATES.trees is not None
+    ours = without_eager(known)
+    rows = rows_of([each for each, kept in zip(known, ours, strict=True) if kept], H100, RATES)
+    errors[ours] += RATES.trees.sum(rows)
+    rank, first, three = ranking(report(known, errors))
+    assert rank > 0.93
+    assert first < 0.03
+    assert three < 0.01
+
+
+def ranking(told: dict[str, Any]) -> list[float]:
+    """Means over the chains: rank correlation, regret of the first choice, of the best of three."""
     chains = told["chains"].values()
     assert len(chains) == 54
-    assert np.mean([each["rank"] for each in chains]) > 0.6
-    assert np.mean([each["top1"] for each in chains]) < 0.1
-    assert np.mean([each["top3"] for each in chains]) < 0.03
-    assert set(told["families"]) == {"registers", "dsm", "l2", "global", "eager"}
-
-
-def test_eager_pays_for_each_kernel_and_each_byte() -> None:
-    small, wide = shape("G1"), shape("S3")
-    base = float(eager(small, RATES).microseconds)
-    assert base > 3 * RATES.fitted.eager_kernel
-    assert float(eager(wide, RATES).terms["hbm"]) > sum(wide.weight_bytes) / RATES.measured.hbm_read
-    assert Fitted() != RATES.fitted
-
-
-def test_tiles_that_registers_do_not_hold_cost_more() -> None:
-    of = shape("G6")
-    wide = read_kernel("dsm", {"rows": 64, "cluster": 4, "parts": 4})
-    narrow = read_kernel("dsm", {"rows": 64, "cluster": 8, "parts": 7})
-    terms = [float(estimate(each, of, H100, RATES).terms["spills"]) for each in (wide, narrow)]
-    assert terms[0] > 10
-    assert terms[1] == 0
+    return [float(np.mean([each[key] for each in chains])) for key in ("rank", "top1", "top3")]

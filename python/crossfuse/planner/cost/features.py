@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.terms import TERMS, Estimate
+from crossfuse.planner.cost.terms import LEARNED, TERMS, Estimate
 from crossfuse.planner.kernels.every import FAMILIES, Kernel, count
 from crossfuse.planner.kernels.memory import Memory
 from crossfuse.planner.kernels.phase import Phase
@@ -31,12 +31,13 @@ _FIELDS = (
     "received",
 )
 _PHASE = (*_FIELDS, "ctas", "turns", "l2", "dsm")
+_TERMS = tuple(each for each in TERMS if each != LEARNED)
 _KERNEL = ("cluster", "waves", "left_stages", "right_stages", "shared")
 #: Names of the columns of `features`, in their order.
 NAMES = (
     "estimate",
-    *(f"term {each}" for each in TERMS),
-    *(f"share {each}" for each in TERMS),
+    *(f"term {each}" for each in _TERMS),
+    *(f"share {each}" for each in _TERMS),
     *(f"family {each}" for each in FAMILIES),
     *(f"shape {each}" for each in _SHAPE),
     *(f"kernel {each}" for each in _KERNEL),

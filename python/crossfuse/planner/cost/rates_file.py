@@ -25,7 +25,8 @@ def rates_of_file(path: Path, target: str | Device) -> Rates:
     -------
     Rates
         What the record says. Constants fitted to kernels are the packaged ones, unless the record
-        has its own.
+        has its own. What was learned beyond them goes with them: other constants leave other
+        errors.
 
     Raises
     ------
@@ -44,5 +45,7 @@ def rates_of_file(path: Path, target: str | Device) -> Rates:
             limit=f"one of {spec.name}, which is planned for",
             instead=f"plan for {record.name}, or measure {spec.name} (scripts/calibrate.py)",
         )
-    found = rates_from(record)
-    return found if record.fitted else replace(found, fitted=rates_of(spec).fitted)
+    found, packaged = rates_from(record), rates_of(spec)
+    if record.fitted and found.fitted != packaged.fitted:
+        return found
+    return replace(packaged, measured=found.measured)

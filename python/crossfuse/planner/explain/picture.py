@@ -117,10 +117,10 @@ def _levels(page: _Page, reasons: Reasons) -> None:
 
 
 def _terms(page: _Page, reasons: Reasons) -> None:
-    """All terms on one bar, and a legend."""
+    """All terms on one bar, and a legend; what was learned may take back from the others."""
     page.heading("terms of the estimate, us")
     terms = reasons.plan.terms
-    scale = (_WIDTH - 2 * _MARGIN) / reasons.plan.microseconds
+    scale = (_WIDTH - 2 * _MARGIN) / sum(each for each in terms.values() if each > 0)
     x = float(_MARGIN)
     styles: dict[str, dict[str, str]] = {}
     for number, name in enumerate(each for each in TERMS if each in terms):
@@ -128,7 +128,7 @@ def _terms(page: _Page, reasons: Reasons) -> None:
         styles[name] = {"fill": _COLOURS[place], "fill_opacity": "0.5" if turn else "1"}
         width = terms[name] * scale
         page.box(
-            (x, page.y, width, 2 * _BAR),
+            (min(x, x + width), page.y, abs(width), 2 * _BAR),
             f"{name}: {terms[name]:.2f} us",
             "term",
             **styles[name],
