@@ -30,6 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -225,7 +226,7 @@ def plot(found: Sequence[Curve], told: Mapping[str, Any], path: Path) -> None:
         if told["workloads"][spec]["best"] is not None:
             # What chance begins with can be many times slower than what matters.
             axes.set_ylim(top=min(axes.get_ylim()[1], _TALLEST * told["workloads"][spec]["best"]))
-        axes.set_title(name_of(resolve(spec)), fontsize="medium")
+        axes.set_title("\n".join(wrap(name_of(resolve(spec)), 40)), fontsize="small")
         axes.set_xscale("log", base=2)
         axes.set_xlabel("kernels measured")
         axes.set_ylabel("fastest so far, microseconds")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import reduce
 
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.loop import Load, room_for, streams
+from crossfuse.planner.cost.loop import Load, streams
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.dataflow.counts import Share, least, most
 from crossfuse.planner.kernels.every import Kernel
+from crossfuse.planner.kernels.resident import resident
 from crossfuse.planner.kernels.shape import Shape
 
 
@@ -19,7 +20,7 @@ def alone(kernel: Kernel, shape: Shape, device: Device, rates: Rates) -> dict[st
     intermediate passes.
     """
     clusters = reduce(most, kernel.clusters(shape, device))
-    active = least(clusters, room_for(kernel.cluster, device, rates))
+    active = least(clusters, resident(device, kernel.cluster))
     found: dict[str, Share] = dict.fromkeys(("hbm", "l2", "ingest", "tensor"), 0.0)
     for phase, fresh in zip(kernel.phases(shape), shape.weight_bytes, strict=False):
         load = Load(kernel.cluster, active, fresh)

@@ -25,7 +25,6 @@ from crossfuse.planner.cost.loop import (
     Streams,
     ingest_speed,
     overlapped,
-    room_for,
     streams,
     turns_of,
 )
@@ -37,6 +36,7 @@ from crossfuse.planner.kernels.every import Kernel, memories
 from crossfuse.planner.kernels.memory import Memory
 from crossfuse.planner.kernels.phase import Phase
 from crossfuse.planner.kernels.registers import RegisterKernel
+from crossfuse.planner.kernels.resident import resident
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.kernels.tiled import TiledKernel
 
@@ -57,7 +57,7 @@ class _Work:
     @property
     def active(self) -> Count:
         """Clusters that run at the same time."""
-        room = room_for(self.kernel.cluster, self.device, self.rates)
+        room = resident(self.device, self.kernel.cluster)
         return least(_largest(self.kernel.clusters(self.shape, self.device)), room)
 
     def load(self, fresh: Share, ahead: Share = 0.0) -> Load:

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crossfuse.hardware import Device
-from crossfuse.planner.cost.rates import Rates, at
+from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.dataflow.counts import Count, Share, ceil_div, least
 from crossfuse.planner.kernels.phase import Phase
-from crossfuse.planner.kernels.resident import resident
 
 #: How well streams hide each other: 1 is not at all, infinity is all but the longest.
 OVERLAP = 4.0
@@ -101,16 +99,6 @@ def streams(phase: Phase, load: Load, item: int, rates: Rates, sms: int) -> Stre
             overlapped(ctas * asked, np.maximum(ctas * own - early, 0.0) / speed) / sms,
             ctas * tensor / sms,
         ),
-    )
-
-
-def room_for(size: Count, device: Device, rates: Rates) -> Count:
-    """Clusters of a size that run at the same time."""
-    room = resident(device, size)
-    return (
-        least(room, np.floor(at(rates.measured.resident, size)))
-        if rates.measured.resident
-        else room
     )
 
 

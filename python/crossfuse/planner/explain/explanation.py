@@ -11,7 +11,7 @@ from crossfuse.planner.choice import Choice, runner_of
 from crossfuse.planner.cost.alone import alone
 from crossfuse.planner.cost.estimate import eager
 from crossfuse.planner.cost.fit import EAGER
-from crossfuse.planner.cost.loop import room_for, turns_of
+from crossfuse.planner.cost.loop import turns_of
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.dataflow.counts import least
 from crossfuse.planner.explain.layout import layout
@@ -24,6 +24,7 @@ from crossfuse.planner.kernels.every import Kernel, families, memories
 from crossfuse.planner.kernels.memory import uses
 from crossfuse.planner.kernels.pruned import pruned
 from crossfuse.planner.kernels.read import read_kernel
+from crossfuse.planner.kernels.resident import resident
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.planner.space.count import count
 
@@ -95,7 +96,7 @@ def explain(
         plan,
         levels(chain, kernel, shape, plan.bytes, times, known, ctas),
         places(chain, kernel, shape, rooms, spec),
-        _usage(plan, kernel, shape, spec, known) if kernel else (),
+        _usage(plan, kernel, shape, spec) if kernel else (),
         layout(kernel, shape) if kernel else (),
         tuple(runner_of(each, plan) for each in best),
         {family: pruned(family, shape, spec) for family in families(shape)},
@@ -104,10 +105,8 @@ def explain(
     )
 
 
-def _usage(
-    plan: Choice, kernel: Kernel, shape: Shape, spec: Device, rates: Rates
-) -> tuple[Usage, ...]:
-    room = int(room_for(kernel.cluster, spec, rates))
+def _usage(plan: Choice, kernel: Kernel, shape: Shape, spec: Device) -> tuple[Usage, ...]:
+    room = int(resident(spec, kernel.cluster))
     launched = kernel.clusters(shape, spec)
     active = max(int(each) for each in launched)
     found = []
