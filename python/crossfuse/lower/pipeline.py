@@ -13,7 +13,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.distrust_equal_indices import distrust_equal_indices
 from crossfuse.lower.drop_markers import drop_markers
-from crossfuse.lower.hide_splits import hide_splits
+from crossfuse.lower.flatten_buffers import flatten_buffers
 from crossfuse.lower.keep_slabs import storage_rewrite_elsewhere
 from crossfuse.lower.launch_clusters import launch_clusters
 from crossfuse.lower.lower_cluster import lower_cluster
@@ -87,8 +87,7 @@ def _loop_passes(options: _Options) -> list[Any]:
     """Loops over flat buffers: vectors, accesses to peers' slabs, then scalar clean-up."""
     s, x = ir.s_tir.transform, ir.tirx.transform
     return [
-        hide_splits(),
-        x.FlattenBuffer(),
+        *flatten_buffers(),
         x.BF16ComputeLegalize(),
         x.NarrowDataType(32),
         s.LoopPartition(),

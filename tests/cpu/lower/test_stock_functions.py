@@ -205,6 +205,8 @@ def test_pass_list_is_that_of_stock_tvm_and_ours(monkeypatch: pytest.MonkeyPatch
         "crossfuse.VerifyStructure",
         "crossfuse.VerifyOwnership",
         "crossfuse.LowerCluster",
+        "crossfuse.HideIndices",
+        "crossfuse.ShowIndices",
         "crossfuse.LowerDsmAccess",
         "crossfuse.StorageRewriteElsewhere",
         "crossfuse.DistrustEqualIndices",

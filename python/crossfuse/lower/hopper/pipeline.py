@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hide_splits import hide_splits
+from crossfuse.lower.flatten_buffers import flatten_buffers
 
 
 def kernel_pipeline() -> Any:
@@ -26,8 +26,7 @@ def kernel_pipeline() -> Any:
             s.UnifyThreadBinding(),
             x.StmtSimplify(),
             x.LowerTIRxOpaque(),
-            hide_splits(),
-            x.FlattenBuffer(),
+            *flatten_buffers(),
             x.BF16ComputeLegalize(),
             x.NarrowDataType(32),
             x.VectorizeLoop(True),

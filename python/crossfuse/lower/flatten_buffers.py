@@ -1,0 +1,140 @@
+"""Flat buffers without TVM's wrong indices.
+
+`FlattenBuffer` simplifies indices as maps of iterators (TVM 0.27, ``iter_map_simplify``). Where a
+dividend has iterators and something that is none, a cluster's id or a constant for example, the
+result may be wrong. The remainder of a sum is taken for the sum of a remainder::
+
+    (id * 24 + threadIdx.x % 128) // 32
+    (id * 24) // 32 + (threadIdx.x + id * 24 % 32) % 128 // 32        # wrong where % 128 wraps
+
+and beside iterators that overlap, a constant is forgotten::
+
+    (threadIdx.x // 8 * 4 + i + 17) // 32                             # i < 16
+    (threadIdx.x // 8 * 4 + i) // 32
+
+Such indices go through `FlattenBuffer` as arguments of a call, where iterator maps do not reach;
+they are simplified afterwards by what else TVM knows of integers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.passes import prim_func_pass
+
+_CALL = "tirx.reinterpret"
+
+
+def flatten_buffers() -> list[Any]:
+    """Passes: `FlattenBuffer`, and what keeps it from wrong indices.
+
+    Returns
+    -------
+    list[tvm.ir.transform.Pass]
+        Functions without indices in question get those of `FlattenBuffer`.
+    """
+    return [
+        prim_func_pass("HideIndices", lambda func: _changed(func, _Hiding(func.body).index)),
+        ir.tirx.transform.FlattenBuffer(),
+        prim_func_pass("ShowIndices", lambda func: _changed(func, _Showing(func.body).index)),
+    ]
+
+
+def _changed(func: Any, change: Any) -> Any:
+    """A function with other indices; the very same one if all are as they were."""
+
+    def load(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        indices = [change(each) for each in node.indices]
+        if _same(indices, node.indices):
+            return node
+        return ir.tirx.BufferLoad(node.source, indices)
+
+    def store(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        indices = [change(each) for each in node.indices]
+        if _same(indices, node.indices):
+            return node
+        return ir.BufferStore(node.buffer, node.value, indices)
+
+    body = ir.mutate(func.body, (ir.TensorLoad, load), (ir.BufferStore, store))
+    return func if body.same_as(func.body) else ir.with_body(func, body)
+
+
+class _Iterators:
+    """Loops and threads of a function, and their ranges."""
+
+    def __init__(self, body: Any) -> None:
+        self.known = ir.sym.Analyzer()
+        self.iterators: set[Any] = set()
+        ir.walk(body, (ir.For, self._loop), (ir.AttrStmt, self._threads))
+
+    def _loop(self, node: Any) -> None:
+        self._iterator(node.loop_var, node.min, node.extent)
+
+    def _threads(self, node: Any) -> None:
+        if node.attr_key == "thread_extent":
+            self._iterator(node.node.var, 0, node.value)
+
+    def _iterator(self, var: Any, least: Any, extent: Any) -> None:
+        if var not in self.iterators:
+            self.iterators.add(var)
+            self.known.bind(var, ir.tvm.ir.Range.from_min_extent(least, extent))
+
+
+class _Hiding(_Iterators):
+    def index(self, index: Any) -> Any:
+        """The index, as the argument of a call if it is in question."""
+        dividends: list[Any] = []
+        kinds = (ir.tirx.FloorDiv, ir.tirx.FloorMod)
+        ir.walk(index, *((kind, lambda node: dividends.append(node.a)) for kind in kinds))
+        if not any(self._is_padded(each) for each in dividends):
+            return index
+        return ir.Call(ir.Op.get(_CALL), [index], ret_ty=index.ty)
+
+    def _is_padded(self, dividend: Any) -> bool:
+        """Whether it has iterators, and besides them something that is none."""
+        terms = _terms(dividend)
+        moving = [self._moves(each) for each in terms]
+        return any(moving) and not (all(moving) and all(self._is_whole(each) for each in terms))
+
+    def _moves(self, term: Any) -> bool:
+        return any(each in self.iterators for each in ir.variables(term))
+
+    def _is_whole(self, term: Any) -> bool:
+        """Whether nothing in it is no iterator."""
+        calls: list[Any] = []
+        ir.walk(term, (ir.Call, calls.append), (ir.TensorLoad, calls.append))
+        return not calls and all(each in self.iterators for each in ir.variables(term))
+
+
+class _Showing(_Iterators):
+    def index(self, index: Any) -> Any:
+        """The index without the calls of `_Hiding`."""
+        calls: list[Any] = []
+
+        def show(node: Any, mutator: Any) -> Any:
+            node = mutator.default_mutate(node)
+            if not _is_hidden(node):
+                return node
+            calls.append(node)
+            return node.args[0]
+
+        shown = ir.mutate(index, (ir.Call, show))
+        return self.known.simplify(shown) if calls else index
+
+
+def _is_hidden(node: Any) -> bool:
+    return bool(node.op.same_as(ir.Op.get(_CALL))) and str(node.ty) == str(node.args[0].ty)
+
+
+def _terms(expression: Any) -> list[Any]:
+    """What is added and subtracted; zeros are left out."""
+    if isinstance(expression, (ir.tirx.Add, ir.tirx.Sub)):
+        return [*_terms(expression.a), *_terms(expression.b)]
+    return [] if ir.constant(expression) == 0 else [expression]
+
+
+def _same(indices: list[Any], others: Any) -> bool:
+    return all(one.same_as(other) for one, other in zip(indices, others, strict=True))
