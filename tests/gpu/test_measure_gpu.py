@@ -91,7 +91,8 @@ def test_a_server_of_a_tracker_measures(tmp_path: Path) -> None:
 
     from crossfuse.cli import app
 
-    with LocalRPC(silent=True) as local:
+    # A server that forks cannot use CUDA once its parent did.
+    with LocalRPC(silent=True, no_fork=True) as local:
         there = f"{local.tracker_host}:{local.tracker_port}:{local.tracker_key}"
         words = ["tune", SPEC, "--work-dir", str(tmp_path), "--no-learn", "--json", "--trials", "4"]
         out = CliRunner().invoke(app, [*words, "--rpc", there, "--timeout", "60"])
