@@ -132,4 +132,5 @@ def _multiple(multiple: int, size: Count) -> Count:
     if not isinstance(size, np.ndarray):
         return lcm(multiple, STEP // gcd(STEP, int(size)))
     table = [lcm(multiple, STEP // gcd(STEP, each)) for each in range(1, 17)]
-    return np.array([1, *table], np.float64)[size.astype(np.int64)]
+    # Of more CTAs than a cluster has, any: a rule leaves them out.
+    return np.array([1, *table], np.float64)[np.minimum(size, len(table)).astype(np.int64)]
