@@ -25,7 +25,7 @@ SMALL = "gated_ffn:M=16,K=64,N=256,L=64,dtype=bfloat16"
 
 
 def rules(options: list[Option]) -> list[str]:
-    """Names of the rules that options call, and whether they stage."""
+    """Names of the rules that options call."""
     found = []
     for each in options:
         assert isinstance(each.make, partial)
@@ -41,8 +41,8 @@ def test_the_first_is_the_plan(name: str) -> None:
     assert first.why["plan"] == {
         "family": best.family,
         "tiles": best.tiles,
-        "microseconds": round(best.microseconds, 3),
-        "eager_microseconds": round(plan(name, only=("eager",)).microseconds, 3),
+        "microseconds": best.microseconds,
+        "eager_microseconds": plan(name, only=("eager",)).microseconds,
         "eager_is_faster": False,
     }
     assert others
@@ -57,7 +57,7 @@ def test_where_not_to_fuse_is_faster_the_best_kernel_is_compiled_all_the_same() 
     assert first.plan is not None
     assert first.plan.family == best.runners[0].family
     assert first.why["plan"]["eager_is_faster"]
-    assert first.why["plan"]["eager_microseconds"] == round(best.microseconds, 3)
+    assert first.why["plan"]["eager_microseconds"] == best.microseconds
 
 
 def test_what_was_planned_is_in_the_manifest(tmp_path: Any) -> None:

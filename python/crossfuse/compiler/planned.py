@@ -65,8 +65,8 @@ def _noted(plan: Plan, eager: float | None) -> dict[str, Any]:
     return {
         "family": plan.family,
         "tiles": dict(plan.tiles),
-        "microseconds": round(plan.microseconds, 3),
-        "eager_microseconds": None if eager is None else round(eager, 3),
+        "microseconds": plan.microseconds,
+        "eager_microseconds": eager,
         "eager_is_faster": None if eager is None else eager < plan.microseconds,
     }
 
