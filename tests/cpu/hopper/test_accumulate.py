@@ -161,6 +161,10 @@ REFUSED = {
         lambda func: schedule_register_ffn(func, tiles=RegisterTiles(64, 64, 1, 1), unordered=True),
         "found 1 part of the reduction",
     ),
+    "one part, since more would have no columns": (
+        lambda func: schedule_clustered_ffn(func, tiles=ClusterTiles(cluster=16), unordered=True),
+        "found 1 part of the reduction",
+    ),
     "a cluster that sums": (
         lambda func: schedule_register_ffn(func, tiles=RegisterTiles(64, 64, 2, 2), unordered=True),
         "found 2 parts of the reduction, which 2 CTAs of a cluster sum",

@@ -77,6 +77,8 @@ class ClusterTiles:
             given | {"multiple": multiple},
             lambda kernels: kernels.parts >= least,
         )
+        if found is None and several:  # what adds parts says that there is just one
+            return self.complete(sch, chain, device, multiple)
         if found is None:
             raise refuse(
                 ScheduleRefused,
@@ -95,10 +97,6 @@ class ClusterTiles:
         """The same tiles, whose arithmetic they are."""
         return ClusteredKernel(self.rows, self.cluster, self.parts, self.multiple)
 
-    def clusters(self, chain: Chain) -> int:
-        """Clusters of the kernel."""
-        return -(-chain.m // self.rows) * self.parts
-
     def width(self, chain: Chain) -> int:
         """Columns of a slice of the intermediate; the last ones may reach beyond it."""
         return int(self.kernel.width(chain.shape))
@@ -115,21 +113,9 @@ class ClusterTiles:
         """Whether slices reach beyond the intermediate."""
         return self.parts * self.share(chain) > chain.n
 
-    def divides(self, chain: Chain) -> bool:
-        """Whether no slice and no tile that is added reaches beyond its tensor."""
-        return bool(self.kernel.divides(chain.shape))
-
     def rows_of_sum(self, chain: Chain) -> int:
         """Rows of a tile of which each part adds as many elements.
 
         Rows beyond the output are added by nobody.
         """
         return int(self.kernel.rows_of_sum(chain.shape))
-
-    def fits(self, chain: Chain, device: Device) -> bool:
-        """Whether tiles fit, and every part has some of the intermediate."""
-        return bool(self.kernel.legal(chain.shape, device))
-
-    def waves(self, chain: Chain, device: Device) -> int:
-        """How often the GPU is filled with clusters."""
-        return -(-self.clusters(chain) // device.resident_clusters(self.cluster))

@@ -78,6 +78,8 @@ class RegisterTiles:
             given,
             lambda kernels: (kernels.parts >= least) & self._leaves_registers(chain, kernels.parts),
         )
+        if found is None and several:  # what adds parts says that there is just one
+            return self.complete(sch, chain, device)
         if found is None:
             raise refuse(
                 ScheduleRefused,
@@ -105,17 +107,9 @@ class RegisterTiles:
         """The same tiles, whose arithmetic they are."""
         return RegisterKernel(self.rows, self.columns, self.parts, self.cluster)
 
-    def ctas(self, chain: Chain) -> int:
-        """CTAs of the kernel."""
-        return -(-chain.m // self.rows) * -(-chain.l // self.columns) * self.parts
-
     def width(self, chain: Chain) -> int:
         """Columns of the intermediate that a CTA makes; the last part may reach beyond it."""
         return int(self.kernel.width(chain.shape))
-
-    def divides(self, chain: Chain) -> bool:
-        """Whether no part and no tile that is added reaches beyond its tensor."""
-        return bool(self.kernel.divides(chain.shape))
 
     def rows_of_sum(self, chain: Chain) -> int:
         """Rows of a tile of which each part adds as many elements, through L2.
@@ -123,12 +117,3 @@ class RegisterTiles:
         Rows beyond the output are added by nobody.
         """
         return int(self.kernel.rows_of_sum(chain.shape))
-
-    def fits(self, chain: Chain, device: Device) -> bool:
-        """Whether tiles fit, and every part has some of the intermediate."""
-        return bool(self.kernel.legal(chain.shape, device))
-
-    def waves(self, chain: Chain, device: Device) -> int:
-        """How often the GPU is filled with CTAs."""
-        clusters = -(-self.ctas(chain) // self.cluster)
-        return -(-clusters // device.resident_clusters(self.cluster))
