@@ -126,3 +126,15 @@ def test_a_place_that_was_named_is_the_only_one() -> None:
 def test_planned_is_no_place() -> None:
     with pytest.raises(ScheduleRefused, match="compile: placement: found 'planned'; limit: 'auto'"):
         crossfuse.compile("G1", rule="tensor", placement="planned")
+
+
+@pytest.mark.parametrize("place", ["dsm", "registers"])
+def test_eight_bits_stay_in_no_cluster_and_no_registers(place: str) -> None:
+    text = "gated_ffn:M=64,K=256,N=512,L=256,dtype=float8_e4m3fn,out=bfloat16,weights=nk"
+    for source in (text, prim_func(resolve(text))):
+        options = tensor_options(read_source(source), "auto", H100)
+        families = [each.plan.family for each in options if each.plan is not None]
+        assert set(families) == {"l2", "global"}
+        (named,) = tensor_options(read_source(source), place, H100)
+        with pytest.raises(ScheduleRefused, match=r"with elements of 8 bits; limit: .* of 16 bits"):
+            named.make()

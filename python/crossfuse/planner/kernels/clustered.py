@@ -102,6 +102,8 @@ class ClusteredKernel(PartedKernel):
         gathered = self.rows * share * shape.item
         within = self.rows_of_sum(shape) <= self.rows
         return (
+            # Slices are gathered as left tiles of operands of 16 bits.
+            TileRule("operands", "the intermediate has elements of 16 bits", shape.item == 2),
             TileRule(
                 "cluster", f"at most {device.max_cluster} CTAs", self.size <= device.max_cluster
             ),

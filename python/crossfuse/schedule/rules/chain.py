@@ -62,6 +62,11 @@ class Chain:
         )
 
     @property
+    def narrow(self) -> str:
+        """For messages: that operands are no 16-bit floats, where they are not."""
+        return "" if self.item == 2 else f", with elements of {8 * self.item} bits"
+
+    @property
     def products(self) -> tuple[Any, ...]:
         """All product blocks."""
         return self.first if self.second is None else (*self.first, self.second)

@@ -85,9 +85,9 @@ class ClusterTiles:
                 "cluster-tiles",
                 name_of(sch, chain.second),
                 found=f"{chain.n} columns of the intermediate and {chain.l} of the output, "
-                f"for {self}",
+                f"for {self}{chain.narrow}",
                 limit=f"clusters with slices of multiples of {multiple} and 8 columns that "
-                "find room at the same time, and parts that each have some",
+                "find room at the same time, and parts that each have some; elements of 16 bits",
                 instead="leave tiles open, or keep the intermediate in L2 (schedule_tiled_ffn)",
             )
         return ClusterTiles(**found.tiles(), stages=self.stages, multiple=multiple)

@@ -86,12 +86,12 @@ class RegisterTiles:
                 "register-tiles",
                 name_of(sch, chain.second),
                 found=f"{chain.n} columns of the intermediate and {chain.l} of the output, "
-                f"for {self}",
+                f"for {self}{chain.narrow}",
                 limit=f"parts of a multiple of {STEP} columns, each with some of them, of at most "
                 f"{256 // len(chain.first)} (a single part: all of them), and tiles of the output "
                 f"of a multiple of 8 that together take {REGISTERS} registers a thread; parts "
                 "that all find room at the same time, or that are the CTAs of a cluster and have "
-                "as many rows of a tile each",
+                "as many rows of a tile each; elements of 16 bits",
                 instead="leave tiles open, or keep the intermediate in the cluster "
                 "(schedule_clustered_ffn) or in L2 (schedule_tiled_ffn)",
             )
