@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from crossfuse.cli import app
+from crossfuse.planner.plan import plan
 
 SMALL = "gemm:M=16,K=64,N=32,dtype=float16"
 
@@ -53,6 +54,18 @@ def test_compile_prints_the_budget(tmp_path: Path) -> None:
     assert code == 0
     assert "shared memory of a CTA:" in text
     assert "who holds what" in text
+
+
+def test_compile_says_what_was_planned(tmp_path: Path) -> None:
+    wanted = plan(SMALL)
+    arguments = ("compile", SMALL, "-o", str(tmp_path), "--rule", "tensor")
+    code, text = run(*arguments)
+    assert code == 0
+    assert f"planned: gemm, {wanted.microseconds:.1f} us estimated, not to fuse" in text
+    _, text = run(*arguments, "--json")
+    assert json.loads(text)["plan"]["tiles"] == wanted.tiles
+    _, text = run(*arguments, "--cluster", "1", "--json")
+    assert json.loads(text)["plan"] is None
 
 
 def test_bad_spec_is_refused_with_exit_code_2() -> None:

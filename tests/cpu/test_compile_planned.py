@@ -46,8 +46,9 @@ def test_functions_are_planned_as_their_specs(text: str) -> None:
     by_spec = planned_options(read_source(text), None, False, H100)
     func = prim_func(resolve(text))
     by_func = planned_options(read_source(func), None, False, H100)
-    plans = [each.args[1] for each in by_spec]
-    assert [each.args[1] for each in by_func] == plans
+    plans = [each.plan for each in by_spec if each.plan is not None]
+    assert len(plans) == len(by_spec)
+    assert [each.plan for each in by_func] == plans
     times = [each.microseconds for each in plans]
     assert times == sorted(times)
     assert "eager" not in {each.family for each in plans}
@@ -90,7 +91,7 @@ def axes(plan: Any, phase: int, extents: dict[str, int]) -> list[tuple[str, str,
 def test_what_is_planned_is_compiled() -> None:
     plan = crossfuse.plan("G1:M=16")
     (kernel,) = plan.kernels
-    options = {"rule": "tensor", "placement": "planned"}
+    options = {"rule": "tensor", "placement": "auto"}
     for given in (plan, None):
         found = crossfuse.compile("G1:M=16", plan=given, **options)
         (launch,) = found.lowered.image.launches
@@ -100,11 +101,19 @@ def test_what_is_planned_is_compiled() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"rule": "tensor"}, {"placement": "planned"}], ids=["none", "rule", "placement"]
+    "options",
+    [{}, {"placement": "auto"}, {"rule": "tensor", "placement": "l2"}],
+    ids=["none", "rule", "placement"],
 )
 def test_a_plan_that_nothing_looks_at_is_refused(options: dict[str, str]) -> None:
     with pytest.raises(ScheduleRefused, match=r"compile: plan: found a plan with rule="):
         crossfuse.compile("G1:M=16", plan=crossfuse.plan("G1:M=16"), **options)
+
+
+def test_a_plan_beside_a_cluster_is_refused() -> None:
+    plan = crossfuse.plan("G1:M=16")
+    with pytest.raises(ScheduleRefused, match="found a plan, which has clusters, and cluster=4"):
+        crossfuse.compile("G1:M=16", plan=plan, rule="tensor", cluster=4)
 
 
 def test_a_plan_beside_a_schedule_is_refused() -> None:
@@ -116,11 +125,11 @@ def test_a_plan_beside_a_schedule_is_refused() -> None:
 def test_a_plan_not_to_fuse_compiles_nothing() -> None:
     plan = crossfuse.plan("G1:M=16", only=("eager",))
     with pytest.raises(ScheduleRefused, match="leaves the chain to a library"):
-        crossfuse.compile("G1:M=16", plan=plan, rule="tensor", placement="planned")
+        crossfuse.compile("G1:M=16", plan=plan, rule="tensor", placement="auto")
 
 
 def test_tiles_that_do_not_fit_are_refused_when_compiled() -> None:
     plan = crossfuse.plan("G1:M=16")
     wide = replace(plan, tiles={**plan.tiles, "columns": 512})
     with pytest.raises((ScheduleRefused, PlanRefused)):
-        crossfuse.compile("G1:M=16", plan=wide, rule="tensor", placement="planned")
+        crossfuse.compile("G1:M=16", plan=wide, rule="tensor", placement="auto")

@@ -1,29 +1,140 @@
-"""Where `placement="auto"` tries to keep an intermediate first."""
+"""What `placement="auto"` tries, and in which order: what the planner finds the fastest."""
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 
-from crossfuse.compiler.placement import _places
+import crossfuse
+from crossfuse.compiler import placement
+from crossfuse.compiler.option import Option
+from crossfuse.compiler.placement import placed_options, tensor_options
+from crossfuse.compiler.source import read_source
+from crossfuse.errors import ScheduleRefused
 from crossfuse.hardware import device
+from crossfuse.planner.chain.build import chain_of
+from crossfuse.planner.kernels.shape import shape_of
+from crossfuse.planner.nearest import family_times
+from crossfuse.planner.plan import plan
 from crossfuse.workload import prim_func, resolve
+
+H100 = device("nvidia-h100")
+SMALL = "gated_ffn:M=16,K=64,N=256,L=64,dtype=bfloat16"
+
+
+def rules(options: list[Option]) -> list[str]:
+    """Names of the rules that options call."""
+    found = []
+    for each in options:
+        assert isinstance(each.make, partial)
+        found.append(each.make.func.__name__)
+    return found
+
+
+@pytest.mark.parametrize("name", ["G1", "G4", "G7", "S3", "S8:M=16", "gemm:M=64,K=256,N=512"])
+def test_the_first_is_the_plan(name: str) -> None:
+    first, *others = tensor_options(read_source(name), "auto", H100)
+    best = plan(name)
+    assert first.plan == best
+    assert first.why["plan"] == {
+        "family": best.family,
+        "tiles": best.tiles,
+        "microseconds": best.microseconds,
+        "eager_microseconds": plan(name, only=("eager",)).microseconds,
+        "eager_is_faster": False,
+    }
+    assert others
+    assert all(each.plan is not None and each.plan.family != "eager" for each in others)
+
+
+def test_where_not_to_fuse_is_faster_the_best_kernel_is_compiled_all_the_same() -> None:
+    text = "G4:M=512"
+    best = plan(text)
+    assert best.family == "eager"
+    first, *_ = tensor_options(read_source(text), "auto", H100)
+    assert first.plan is not None
+    assert first.plan.family == best.runners[0].family
+    assert first.why["plan"]["eager_is_faster"]
+    assert first.why["plan"]["eager_microseconds"] == best.microseconds
+
+
+def test_what_was_planned_is_in_the_manifest(tmp_path: Any) -> None:
+    compiled = crossfuse.compile(SMALL, rule="tensor", directory=tmp_path)
+    best = plan(SMALL)
+    assert compiled.plan == best
+    metadata = compiled.artefact.manifest.metadata
+    assert metadata["plan"]["family"] == best.family
+    assert metadata["plan"]["tiles"] == best.tiles
+    assert metadata["plan"]["eager_is_faster"] is False
+    assert "not_planned" not in metadata
 
 
 @pytest.mark.parametrize(
-    ("names", "order"),
+    ("name", "cluster", "reason"),
     [
-        (("G1", "G2", "G3", "G7", "G10", "C1", "C2", "C3", "C5"), ("registers", "dsm", "l2")),
-        # The intermediate would be made too often.
-        (("G9", "C4", "C6", "C7"), ("dsm", "l2", "global")),
-        (("G4", "G5", "G6", "G8", "S3", "S8"), ("l2", "global", "dsm")),
+        ("C5", 0, "convolutions are not planned"),
+        ("G1", 4, "clusters of 4 CTAs were asked for"),
+        ("gemm:M=64,K=256,N=512", 2, "clusters of 2 CTAs were asked for"),
     ],
 )
-def test_the_fastest_on_an_h100_is_first(names: tuple[str, ...], order: tuple[str, ...]) -> None:
-    for name in names:
-        found = _places(prim_func(resolve(name)), device("nvidia-h100"))
-        assert found[: len(order)] == order, name
+def test_what_the_planner_has_no_kernels_of_has_the_tiles_of_the_rules(
+    name: str, cluster: int, reason: str
+) -> None:
+    spec = resolve(name)
+    for source in (spec, prim_func(spec)):
+        options = tensor_options(read_source(source), "auto", H100, cluster=cluster)
+        assert [(each.plan, each.why) for each in options] == [
+            (None, {"not_planned": reason})
+        ] * len(options)
+        assert len(options) == (4 if spec.L else 1)
 
 
-def test_what_registers_cannot_take_is_left_to_the_cluster() -> None:
-    wide = prim_func(resolve("gemm_chain:M=16,K=64,N=40,L=64,dtype=bfloat16"))
-    assert "registers" not in _places(wide, device("nvidia-h100"))
+def test_a_chain_that_cannot_be_planned_is_left_to_the_rules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from crossfuse.errors import PlanRefused, refuse
+
+    def refuses(*_: Any) -> None:
+        found = "found nothing"
+        raise refuse(PlanRefused, "plan", "chain", found=found, limit="one", instead="wait")
+
+    monkeypatch.setattr(placement, "planned_options", refuses)
+    options = tensor_options(read_source("G1"), "auto", H100)
+    assert len(options) == 4
+    assert "found nothing" in options[0].why["not_planned"]
+
+
+@pytest.mark.parametrize("name", ["C1", "C4", "C6", "C8"])
+def test_places_are_in_the_order_of_their_times(name: str) -> None:
+    spec = resolve(name)
+    shape = shape_of(chain_of(spec), k_major=True)
+    times = family_times(shape, H100, ("l2", "global", "dsm", "registers"))
+    assert [time for _, time in times] == sorted(time for _, time in times)
+    options = tensor_options(read_source(name), "auto", H100)
+    places = tuple(place for place, _ in times)
+    assert rules(options) == rules(placed_options(prim_func(spec), places, H100))
+
+
+def test_a_place_that_was_named_is_the_only_one() -> None:
+    (option,) = tensor_options(read_source("G1"), "dsm", H100)
+    assert (option.plan, option.why) == (None, {})
+    assert rules([option]) == ["schedule_clustered_ffn"]
+
+
+def test_planned_is_no_place() -> None:
+    with pytest.raises(ScheduleRefused, match="compile: placement: found 'planned'; limit: 'auto'"):
+        crossfuse.compile("G1", rule="tensor", placement="planned")
+
+
+@pytest.mark.parametrize("place", ["dsm", "registers"])
+def test_eight_bits_stay_in_no_cluster_and_no_registers(place: str) -> None:
+    text = "gated_ffn:M=64,K=256,N=512,L=256,dtype=float8_e4m3fn,out=bfloat16,weights=nk"
+    for source in (text, prim_func(resolve(text))):
+        options = tensor_options(read_source(source), "auto", H100)
+        families = [each.plan.family for each in options if each.plan is not None]
+        assert set(families) == {"l2", "global"}
+        (named,) = tensor_options(read_source(source), place, H100)
+        with pytest.raises(ScheduleRefused, match=r"with elements of 8 bits; limit: .* of 16 bits"):
+            named.make()

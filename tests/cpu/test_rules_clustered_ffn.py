@@ -10,9 +10,11 @@ from tvm.s_tir.schedule import Trace
 
 from cpu.schedule.steps import assert_same
 from crossfuse import _tvm as ir
+from crossfuse.errors import ScheduleRefused
 from crossfuse.hardware import device
+from crossfuse.planner.plan import plan
 from crossfuse.schedule.install import install
-from crossfuse.schedule.rules.chain import read_chain
+from crossfuse.schedule.rules.chain import Chain, read_chain
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.schedule.trace_json import trace_json
@@ -34,23 +36,47 @@ def test_trace_replays_in_a_new_schedule(width: int, parts: int, passing: dict[s
     assert_same(again, sch)
 
 
-#: Workload and the division that is chosen: rows, cluster size, parts.
-CHOSEN = {
-    "G1": (64, 8, 1),
-    "G2": (64, 8, 1),
-    "G3": (64, 8, 1),
-    "G9": (64, 8, 4),
-    "G10": (64, 8, 6),
-}
+@pytest.mark.parametrize("name", ["G1", "G2", "G3", "G9", "G10", "S8", "G1:M=16,weights=nk"])
+def test_what_is_left_open_is_what_is_planned(name: str) -> None:
+    found = chosen(name)
+    assert {
+        "rows": found.rows,
+        "cluster": found.cluster,
+        "parts": found.parts,
+    } == plan(name, only=("dsm",)).tiles
 
 
-@pytest.mark.parametrize("name", CHOSEN)
-def test_divisions_that_were_fastest_are_chosen(name: str) -> None:
-    """On an H100 at M = 128, docs/hopper-measured.md."""
+@pytest.mark.parametrize(
+    "given",
+    [{"cluster": 4}, {"cluster": 3}, {"parts": 2}, {"rows": 128}, {"rows": 128, "cluster": 2}],
+    ids=str,
+)
+def test_what_is_given_is_kept(given: dict[str, int]) -> None:
+    found = chosen("G10", **given)
+    assert {name: getattr(found, name) for name in given} == given
+    assert fits_on_h100(found, read_chain(ir.Schedule(prim_func(resolve("G10")))))
+
+
+def test_sums_in_no_order_have_several_parts() -> None:
+    """With one part there are none; the fastest tiles of G1 have one."""
+    assert chosen("G1").parts == 1
+    sch = schedule_clustered_ffn(prim_func(resolve("G1")), unordered=True)
+    assert "crossfuse.accumulate" in str(sch.mod.script())
+
+
+def test_clusters_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(ScheduleRefused, match="cluster-tiles: block 'gemm1': found 512 columns of"):
+        chosen("G1", cluster=32)
+
+
+def fits_on_h100(tiles: ClusterTiles, chain: Chain) -> bool:
+    return bool(tiles.kernel.legal(chain.shape, H100))
+
+
+def chosen(name: str, **given: int) -> ClusterTiles:
     install()
     sch = ir.Schedule(prim_func(resolve(name)))
-    chosen = ClusterTiles().complete(sch, read_chain(sch), H100)
-    assert (chosen.rows, chosen.cluster, chosen.parts) == CHOSEN[name]
+    return ClusterTiles(**given).complete(sch, read_chain(sch), H100)
 
 
 def test_slices_in_ring_order_are_whole_steps() -> None:
@@ -75,12 +101,9 @@ def test_clusters_that_do_not_fit_at_once_take_turns() -> None:
     spec = parse("gemm_chain:M=2048,K=32,N=512,L=256,dtype=bfloat16")
     chain = read_chain(ir.Schedule(prim_func(spec)))
     alone, split = ClusterTiles(64, 8, 1), ClusterTiles(64, 8, 2)
-    assert (alone.clusters(chain), alone.waves(chain, H100), alone.fits(chain, H100)) == (
-        32,
-        3,
-        True,
-    )
-    assert not split.fits(chain, H100)  # its clusters wait for one another
+    assert alone.kernel.tile_count(chain.shape) == 32 > 2 * H100.resident_clusters(8)
+    assert fits_on_h100(alone, chain)
+    assert not fits_on_h100(split, chain)  # its clusters wait for one another
 
 
 @pytest.mark.parametrize(
@@ -99,13 +122,14 @@ def test_what_fits(rows: int, cluster: int, parts: int, fits: bool, divides: boo
     install()
     chain = read_chain(ir.Schedule(prim_func(parse(FFN.replace("gated_ffn", "gemm_chain")))))
     tiles = ClusterTiles(rows, cluster, parts)
-    assert (tiles.fits(chain, H100), tiles.divides(chain)) == (fits, divides)
+    assert fits_on_h100(tiles, chain) == fits
+    assert bool(tiles.kernel.divides(chain.shape)) == divides
 
 
-def test_what_divides_is_chosen_first() -> None:
-    """Else slices reach beyond the widths, and the intermediate is zero there."""
+def test_slices_beyond_a_width_are_zero() -> None:
+    """The columns of 520 are no multiple of what a cluster of any size makes."""
     install()
     for width, pads in ((512, False), (520, True)):
         spec = parse(f"gemm_chain:M=128,K=416,N={width},L=256,dtype=bfloat16")
-        sch = schedule_clustered_ffn(prim_func(spec))
+        sch = schedule_clustered_ffn(prim_func(spec), tiles=ClusterTiles(64, 8, 1))
         assert ("if_then_else" in str(sch.mod.script())) == pads

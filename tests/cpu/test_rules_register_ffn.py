@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 from tvm.s_tir import Schedule
@@ -11,8 +12,9 @@ from tvm.s_tir.schedule import Trace
 from cpu.schedule.steps import assert_same
 from crossfuse import _tvm as ir
 from crossfuse.hardware import device
+from crossfuse.planner.plan import plan
 from crossfuse.schedule.install import install
-from crossfuse.schedule.rules.chain import read_chain
+from crossfuse.schedule.rules.chain import Chain, read_chain
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
 from crossfuse.schedule.rules.register_tiles import RegisterTiles
 from crossfuse.schedule.trace_json import trace_json
@@ -35,16 +37,47 @@ def test_trace_replays_in_a_new_schedule(parts: int, cluster: int) -> None:
 
 @pytest.mark.parametrize("name", ["G1", "G2", "G3", "G4", "G7", "G9", "G10"])
 def test_a_division_that_fits_is_chosen(name: str) -> None:
-    install()
-    sch = ir.Schedule(prim_func(resolve(f"{name}:M=128")))
-    chain = read_chain(sch)
-    chosen = RegisterTiles().complete(sch, chain, H100)
-    assert chosen.fits(chain, H100)
-    assert chosen.ctas(chain) <= 132
-    assert chosen.cluster == chosen.parts  # DSM costs less than L2
+    found, chain = chosen(f"{name}:M=128")
+    assert fits_on_h100(found, chain)
     # Sums and what is made of them leave registers for the epilogue.
-    width = chain.n // chosen.parts
+    width = chain.n // found.parts
     assert len(chain.first) * width // 2 + width // 4 <= 160
+    best = plan(f"{name}:M=128", only=("registers",))
+    if len(chain.first) * chain.n / 2 + chain.n / 4 <= 160 * best.tiles["parts"]:
+        assert asdict(found) == {**best.tiles, "stages": 0}
+    else:
+        assert found.parts > best.tiles["parts"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"cluster": 1}, {"cluster": 4}, {"parts": 8}, {"rows": 128}, {"columns": 72, "cluster": 4}],
+    ids=str,
+)
+def test_what_is_given_is_kept(given: dict[str, int]) -> None:
+    found, chain = chosen("G1", **given)
+    assert {name: getattr(found, name) for name in given} == given
+    assert fits_on_h100(found, chain)
+    assert found.cluster in (1, found.parts)
+
+
+def test_sums_in_no_order_have_several_parts_and_no_cluster() -> None:
+    found, _ = chosen("G1")
+    assert found.cluster > 1
+    sch = schedule_register_ffn(prim_func(resolve("G1")), unordered=True)
+    assert "crossfuse.accumulate" in str(sch.mod.script())
+    assert "cluster" not in str(sch.mod.script())
+
+
+def fits_on_h100(tiles: RegisterTiles, chain: Chain) -> bool:
+    return bool(tiles.kernel.legal(chain.shape, H100))
+
+
+def chosen(name: str, **given: int) -> tuple[RegisterTiles, Chain]:
+    install()
+    sch = ir.Schedule(prim_func(resolve(name)))
+    chain = read_chain(sch)
+    return RegisterTiles(**given).complete(sch, chain, H100), chain
 
 
 @pytest.mark.parametrize(
@@ -63,7 +96,7 @@ def test_a_division_that_fits_is_chosen(name: str) -> None:
 def test_what_fits(rows: int, columns: int, parts: int, fits: bool) -> None:
     install()
     chain = read_chain(ir.Schedule(prim_func(parse(FFN.replace("gated_ffn", "gemm_chain")))))
-    assert RegisterTiles(rows, columns, parts, 1).fits(chain, H100) == fits
+    assert fits_on_h100(RegisterTiles(rows, columns, parts, 1), chain) == fits
 
 
 @pytest.mark.parametrize(
@@ -81,13 +114,13 @@ def test_what_fits_a_cluster(m: int, columns: int, parts: int, cluster: int, fit
     install()
     spec = parse(f"gemm_chain:M={m},K=64,N=256,L=64,dtype=bfloat16")
     chain = read_chain(ir.Schedule(prim_func(spec)))
-    assert RegisterTiles(64, columns, parts, cluster).fits(chain, H100) == fits
+    assert fits_on_h100(RegisterTiles(64, columns, parts, cluster), chain) == fits
 
 
 def test_ctas_that_wait_for_sums_run_at_once() -> None:
     install()
     spec = parse("gemm_chain:M=8192,K=64,N=256,L=64,dtype=bfloat16")
     chain = read_chain(ir.Schedule(prim_func(spec)))
-    assert RegisterTiles(64, 32, 1, 1).waves(chain, H100) == 2
-    assert RegisterTiles(64, 32, 1, 1).fits(chain, H100)
-    assert not RegisterTiles(64, 32, 2, 1).fits(chain, H100)
+    assert RegisterTiles(64, 32, 1, 1).kernel.tile_count(chain.shape) == 256
+    assert fits_on_h100(RegisterTiles(64, 32, 1, 1), chain)
+    assert not fits_on_h100(RegisterTiles(64, 32, 2, 1), chain)

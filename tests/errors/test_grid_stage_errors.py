@@ -12,7 +12,6 @@ from tvm.script import tirx as T
 import crossfuse
 from cpu.schedule.kernels import matmul, mlp, scaled_matmul
 from cpu.schedule.steps import refusal
-from crossfuse.compiler.placement import _places
 from crossfuse.errors import LoweringRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
@@ -260,10 +259,9 @@ class TestClusters:
             "Instead: take wider tiles, or leave grid_stage out."
         )
 
-    def test_then_auto_takes_two_kernels(self, tmp_path: Any) -> None:
-        """It is large enough that one kernel is tried first."""
+    def test_then_auto_takes_tiles_that_fit(self, tmp_path: Any) -> None:
+        """Two kernels are estimated to be faster than one here."""
         spec = "gated_ffn:M=512,K=1024,N=2048,L=4096,dtype=bfloat16"
-        assert _places(prim_func(parse(spec)), device("nvidia-h100")) == ("l2", "global", "dsm")
         with pytest.raises(LoweringRefused, match="tiles of a split reduction; limit: 30 clusters"):
             crossfuse.compile(spec, rule="tensor", placement="l2")
         compiled = crossfuse.compile(spec, rule="tensor", directory=tmp_path)

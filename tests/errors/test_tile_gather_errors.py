@@ -14,6 +14,7 @@ from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.phase import plan_phase
 from crossfuse.lower.hopper.plan import plan_kernel
 from crossfuse.lower.hopper.recover import recover
+from crossfuse.planner.kernels.clustered import ClusteredKernel
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.workload import parse, prim_func
@@ -172,7 +173,7 @@ def test_right_tiles_that_ctas_share() -> None:
 
 
 def any_division_fits(monkeypatch: Any) -> None:
-    monkeypatch.setattr(ClusterTiles, "fits", lambda *_: True)
+    monkeypatch.setattr(ClusteredKernel, "legal", lambda *_: True)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import tvm
 from crossfuse.errors import LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower
 from crossfuse.lower.hopper.recover import recover
+from crossfuse.planner.kernels.registers import RegisterKernel
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
 from crossfuse.schedule.rules.register_tiles import RegisterTiles
 from crossfuse.workload import parse, prim_func
@@ -77,7 +78,7 @@ def test_tile_is_refused(
     text: str, tiles: tuple[int, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The rule refuses some of them already; schedules by hand come to the lowering.
-    monkeypatch.setattr(RegisterTiles, "fits", lambda self, chain, device: True)
+    monkeypatch.setattr(RegisterKernel, "legal", lambda self, shape, device: True)
     schedule = scheduled(text, *tiles)
     with pytest.raises(LoweringRefused) as caught:
         lower(schedule)

@@ -9,7 +9,7 @@ from typing import Any, cast
 from crossfuse.runtime.cubin import ResourceUsage, read_usage
 
 OURS = "ours"
-#: Our kernels, and where each keeps the intermediate of a chain; None leaves it to the compiler.
+#: Our kernels, and where each keeps the intermediate of a chain; None leaves it to the planner.
 OWN: dict[str, str | None] = {
     OURS: None,
     "ours-global": "global",
@@ -20,7 +20,7 @@ OWN: dict[str, str | None] = {
 }
 #: Name and meaning of every way to compute a workload.
 VARIANTS = {
-    OURS: "the fused kernel",
+    OURS: "the fused kernel, where and with the tiles that the planner chooses",
     "ours-global": "the fused kernel in two launches, intermediate in global memory",
     "ours-l2": "the fused kernel in one persistent launch, intermediate in the L2 cache",
     "ours-dsm": "the fused kernel with the intermediate in the shared memory of a cluster",

@@ -171,7 +171,7 @@ def compile_kernel(
     spec : WorkloadSpec
         What is computed.
     placement : str | None
-        Where the intermediate lives; None leaves it to the compiler.
+        Where the intermediate lives; None leaves it to the planner.
     target : str
         Device.
     directory : str | None

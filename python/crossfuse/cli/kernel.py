@@ -38,7 +38,7 @@ Placement = Annotated[
         help="Rule tensor, where the intermediate of a chain lives: registers (of the CTA that "
         "makes it), dsm (shared memory of a cluster), dsm-unordered (the same, partial sums of "
         "clusters added by TMA in no order), l2 (one persistent kernel), global (one kernel for "
-        "each product), planned (what `crossfuse explain` chooses), or auto."
+        "each product), or auto (what `crossfuse explain` chooses, place and tiles)."
     ),
 ]
 Constant = Annotated[
@@ -85,6 +85,8 @@ def render(report: KernelReport, *, schedule: bool = True) -> list[RenderableTyp
     if schedule:
         parts.append(Panel(Text(report.schedule), title="schedule", title_align="left"))
     parts.append(Panel(Text(report.layout), title="who holds what", title_align="left"))
+    if report.plan is not None:
+        parts.append(Text(_plan(report.plan)))
     parts += [_launches(report), _shared(report)]
     if report.verdicts:
         parts.append(verdicts(report.verdicts))
@@ -138,6 +140,13 @@ def _shared(report: KernelReport) -> Table:
         used = f"{each['first']} to {each['last']}"
         table.add_row(Text(each["name"]), str(each["offset"]), str(each["size"]), used)
     return table
+
+
+def _plan(plan: dict[str, Any]) -> str:
+    eager = plan["eager_microseconds"]
+    faster = " (faster)" if plan["eager_is_faster"] else ""
+    beside = "" if eager is None else f", not to fuse {eager:.1f} us{faster}"
+    return f"planned: {plan['family']}, {plan['microseconds']:.1f} us estimated{beside}"
 
 
 def _timing(report: KernelReport) -> str:

@@ -24,17 +24,25 @@ def check_known(what: str, found: str, known: tuple[str, ...]) -> None:
         )
 
 
-def check_plan(source: Source, rule: str, placement: str, plan: Plan | None) -> None:
-    """Refuse a plan that nothing would look at."""
-    if plan is None or (rule == "tensor" and placement == "planned" and source.func is not None):
+def check_plan(
+    source: Source, rule: str, placement: str, plan: Plan | None, cluster: int | None
+) -> None:
+    """Refuse a plan that nothing would look at, or a cluster beside it."""
+    if plan is None:
+        return
+    known = rule == "tensor" and placement == "auto" and source.func is not None
+    if known and not cluster:
         return
     found = f"a plan with rule={rule!r} and placement={placement!r}"
+    if known:
+        found = f"a plan, which has clusters, and cluster={cluster}"
     raise refuse(
         ScheduleRefused,
         "compile",
         "plan",
         found="a plan and a schedule" if source.schedule is not None else found,
-        limit="a plan with rule='tensor' and placement='planned', of a source without a schedule",
+        limit="a plan with rule='tensor' and placement='auto', of a source without a schedule, and "
+        "no cluster",
         instead="pass these, or leave the plan out",
     )
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.compiler.arguments import check_known, check_no_model, check_plan
+from crossfuse.compiler.option import Option
 from crossfuse.compiler.placement import PLACEMENTS, tensor_options
-from crossfuse.compiler.planned import planned_options
 from crossfuse.compiler.source import Source, read_source
 from crossfuse.errors import LoweringRefused, RefusedError, ScheduleRefused, refuse
 from crossfuse.hardware import Device, device
@@ -44,6 +44,9 @@ class Compiled:
         The shared library and its manifest.
     target : Device
         What it was compiled for.
+    plan : Plan | None
+        What it follows: of rule ``"tensor"`` and placement ``"auto"``, where there is one. The
+        manifest's metadata have its place, tiles and microseconds, and those of not fusing.
     """
 
     source: Source
@@ -51,6 +54,7 @@ class Compiled:
     lowered: Lowered
     artefact: Artefact
     target: Device
+    plan: Plan | None = None
 
     @cached_property
     def kernel(self) -> LoadedKernel:
@@ -138,11 +142,13 @@ def compile(
         that all CTAs run at the same time, see `grid_stage`. ``"dsm"``: the shared memory of a
         cluster, see `dsm_shuffle`; ``"dsm-unordered"``: the same, and TMA adds the partial sums of
         clusters in the order in which they come. ``"registers"``: those of the CTA that makes it; a
-        cluster sums its parts. ``"global"``: one kernel for each product. ``"auto"``: the first
-        that fits, in the order that suits the size. ``"planned"``: the kernel with the least
-        estimated time of all that rules build, see `crossfuse.plan`.
+        cluster sums its parts. ``"global"``: one kernel for each product. ``"auto"``: the kernel
+        with the least estimated time of all that rules build, place and tiles, see
+        `crossfuse.plan`; even if not to fuse was estimated to be faster. Convolutions, and kernels
+        of a given `cluster`, have the tiles of the rules, in the place that the planner puts
+        first.
     plan : Plan | None
-        Rule ``"tensor"``, placement ``"planned"``: what to compile; None plans the source.
+        Rule ``"tensor"``, placement ``"auto"``: what to compile; None plans the source.
     constant_weights : bool
         Rule ``"tensor"``: promises that no kernel writes the weights shortly before this one reads
         them. It may then load them before the kernel before is over.
@@ -179,54 +185,56 @@ def compile(
     spec = device(target)
     check_known("rule", rule, RULES)
     check_known("placement", placement, PLACEMENTS)
-    check_plan(read, rule, placement, plan)
+    check_plan(read, rule, placement, plan, cluster)
     if read.schedule is not None:
-        options = [lambda: read.schedule]
-    elif rule == "tensor" and placement == "planned":
-        options = planned_options(read, plan, constant_weights, spec)
+        options = [Option(lambda: read.schedule)]
     elif rule == "tensor":
-        options = tensor_options(read.func, cluster or 0, placement, constant_weights, spec)
+        options = tensor_options(
+            read, placement, spec, plan=plan, cluster=cluster or 0, constant=constant_weights
+        )
     else:
         sizes = CLUSTER_SIZES if cluster is None else (cluster or 1,)
-        options = [partial(_by_rule, read.func, each, tiles, ring, scatter) for each in sizes]
+        made = [partial(_by_rule, read.func, each, tiles, ring, scatter) for each in sizes]
+        options = [Option(each) for each in made]
     if fewer_rows:
         check_no_model(read)
-        options = [partial(_with_fewer_rows, each) for each in options]
-    schedule, lowered = _first_that_fits(read, options, spec, name)
+        options = [replace(each, make=partial(_with_fewer_rows, each.make)) for each in options]
+    option, schedule, lowered = _first_that_fits(read, options, spec, name)
+    size = lowered.image.launches[0].cluster_size
     artefact = build_library(
         lowered.image,
         directory if directory is not None else mkdtemp(prefix="crossfuse-"),
         device=spec,
-        metadata={"source": read.summary, "cluster": lowered.image.launches[0].cluster_size},
+        metadata={"source": read.summary, "cluster": size, **option.why},
         schedule_trace=_trace(schedule),
     )
-    return Compiled(read, schedule, lowered, artefact, spec)
+    return Compiled(read, schedule, lowered, artefact, spec, option.plan)
 
 
 def _first_that_fits(
     read: Source,
-    options: Sequence[Callable[[], Any]],
+    options: Sequence[Option],
     spec: Device,
     name: str,
-) -> tuple[Any, Lowered]:
+) -> tuple[Option, Any, Lowered]:
     """Schedule and lower in the first way that gives a correct kernel."""
     from crossfuse.lower.extract import lower
 
     refusals: list[RefusedError] = []
     for option in options:
         try:
-            schedule = option()
-            return schedule, lower(schedule, spec, name=name)
+            schedule = option.make()
+            return option, schedule, lower(schedule, spec, name=name)
         except (ScheduleRefused, LoweringRefused) as error:
             refusals.append(error)
     raise _none_fits(read, refusals)
 
 
-def _with_fewer_rows(option: Callable[[], Any]) -> Any:
+def _with_fewer_rows(make: Callable[[], Any]) -> Any:
     """A schedule whose kernels take fewer rows; the caller's own one stays as it is."""
     from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 
-    schedule = option().copy()
+    schedule = make().copy()
     accept_fewer_rows(schedule)
     return schedule
 

@@ -2,55 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from math import inf, prod
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.errors import ScheduleRefused
+from crossfuse.compiler.option import Option
+from crossfuse.compiler.planned import planned_options
+from crossfuse.compiler.source import Source
+from crossfuse.errors import PlanRefused
 from crossfuse.hardware import Device
 
 if TYPE_CHECKING:
-    from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
-    from crossfuse.schedule.rules.register_tiles import RegisterTiles
+    from crossfuse.planner.plan import Plan
+    from crossfuse.schedule.rules.chain import Chain
 
 #: Names that `compile` takes.
-PLACEMENTS = ("auto", "registers", "dsm", "dsm-unordered", "l2", "global", "planned")
-#: Bytes of a function's tensors below which registers may win over the shared memory of a cluster,
-#: and microseconds that making the intermediate several times may cost there: an exchange costs
-#: more than its bytes. Measured on an H100, docs/hopper-measured.md.
-_REGISTER_BYTES, _EXCHANGE = 3 << 20, 2.5
-#: Bytes of a function's tensors below which the shared memory of a cluster wins over L2: there the
-#: way through L2 costs more than the partial sums of several clusters. Measured on an H100,
-#: docs/hopper-measured.md.
-_DSM_BYTES = 6 << 20
+PLACEMENTS = ("auto", "registers", "dsm", "dsm-unordered", "l2", "global")
+#: Places that the rules know, in the order in which they are tried where the planner has no times.
+_PLACES = ("l2", "global", "dsm", "registers")
 
 
 def tensor_options(
-    func: Any, cluster: int, placement: str, constant: bool, target: Device
-) -> list[Callable[[], Any]]:
-    """Ways to schedule a canonical function for the Hopper pipeline, the best one first.
+    source: Source,
+    placement: str,
+    target: Device,
+    *,
+    plan: Plan | None = None,
+    cluster: int = 0,
+    constant: bool = False,
+) -> list[Option]:
+    """Ways to schedule a source for the Hopper pipeline, the best one first.
+
+    Parameters
+    ----------
+    source : Source
+        With a function.
+    placement : str
+        One of `PLACEMENTS`. ``"auto"``: what the planner finds the fastest, place and tiles.
+    target : Device
+        What to schedule for.
+    plan : Plan | None
+        Placement ``"auto"``: what is scheduled, see `planned_options`.
+    cluster : int
+        CTAs of a cluster; 0 leaves it open.
+    constant : bool
+        Whether no kernel that may still be running writes the weights.
+
+    Returns
+    -------
+    list[Option]
+        At least one.
+    """
+    if placement != "auto":
+        return placed_options(source.func, (placement,), target, cluster, constant)
+    if plan is not None:
+        return planned_options(source, plan, constant, target)
+    reason = _not_planned(source, cluster)
+    if not reason:
+        try:
+            return planned_options(source, None, constant, target)
+        except PlanRefused as error:
+            reason = str(error)
+    return placed_options(
+        source.func, _places(source.func, target), target, cluster, constant, reason
+    )
+
+
+def _not_planned(source: Source, cluster: int) -> str:
+    """Why the planner is not asked; nothing where it is."""
+    if cluster:
+        # Its tiles are those of clusters that it chooses itself.
+        return f"clusters of {cluster} CTAs were asked for"
+    if _has_windows(source.func):
+        # Their tiles are loaded as windows, which it takes for rows of a matrix.
+        return "convolutions are not planned"
+    return ""
+
+
+def _has_windows(func: Any) -> bool:
+    """Whether the first products read windows of an input."""
+    from crossfuse.schedule.rules.operands import is_view
+
+    sch, chain = _read(func)
+    return any(is_view(sch, each) for each in sch.get_producers(chain.first[0]))
+
+
+def placed_options(
+    func: Any,
+    places: tuple[str, ...],
+    target: Device,
+    cluster: int = 0,
+    constant: bool = False,
+    reason: str = "",
+) -> list[Option]:
+    """The kernels of the rules' own tiles, with the intermediate in one place after another.
 
     Parameters
     ----------
     func : tvm.tirx.PrimFunc
-        The function.
-    cluster : int
-        CTAs of a cluster; 0 leaves it to the rule.
-    placement : str
-        One of `PLACEMENTS` but ``"planned"``.
-    constant : bool
-        Whether no kernel that may still be running writes the weights.
-    target : Device
-        What to schedule for.
+        A canonical function.
+    places : tuple[str, ...]
+        Some of `PLACEMENTS` but ``"auto"``; a single product has no intermediate to place.
+    target, cluster, constant
+        See `tensor_options`.
+    reason : str
+        Why nothing was planned; nothing where the caller names the place.
 
     Returns
     -------
-    list[Callable]
-        Each makes a schedule, or refuses.
+    list[Option]
+        One for each place.
     """
-    from crossfuse import _tvm as ir
-    from crossfuse.schedule.rules.chain import read_chain
     from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
     from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
     from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
@@ -60,60 +121,44 @@ def tensor_options(
     from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 
     tiles = TensorTiles(cluster=cluster)
-    if read_chain(ir.Schedule(func)).second is None:
-        return [partial(schedule_tiled_gemm, func, tiles=tiles, constant_weights=constant)]
-    staged = partial(
-        schedule_tiled_ffn, func, first=tiles, constant_weights=constant, target=target
-    )
+    shared: dict[str, Any] = {"constant_weights": constant, "target": target}
+    why = {"not_planned": reason} if reason else {}
+    _, chain = _read(func)
+    if chain.second is None:
+        single = partial(schedule_tiled_gemm, func, tiles=tiles, constant_weights=constant)
+        return [Option(single, why=why)]
+    staged = partial(schedule_tiled_ffn, func, first=tiles, **shared)
+    clustered = partial(schedule_clustered_ffn, func, tiles=ClusterTiles(cluster=cluster), **shared)
+    registers = RegisterTiles(cluster=cluster)
     rules = {
-        "registers": partial(
-            schedule_register_ffn,
-            func,
-            tiles=RegisterTiles(cluster=cluster),
-            constant_weights=constant,
-            target=target,
-        ),
-        "dsm": partial(
-            schedule_clustered_ffn,
-            func,
-            tiles=ClusterTiles(cluster=cluster),
-            constant_weights=constant,
-            target=target,
-        ),
+        "registers": partial(schedule_register_ffn, func, tiles=registers, **shared),
+        "dsm": clustered,
+        "dsm-unordered": partial(clustered, unordered=True),
         "l2": partial(staged, staged=True),
         "global": partial(staged, staged=False),
     }
-    rules["dsm-unordered"] = partial(rules["dsm"], unordered=True)
-    places = _places(func, target) if placement == "auto" else (placement,)
-    return [rules[each] for each in places]
+    return [Option(rules[each], why=why) for each in places]
 
 
 def _places(func: Any, target: Device) -> tuple[str, ...]:
-    """Where an intermediate may live, the best place first."""
-    from crossfuse.lower.extract import buffer_specs
-    from crossfuse.runtime.launcher import DTYPES
+    """Where an intermediate may live: the place first whose fastest tiles take the least time.
 
-    size = sum(prod(each.shape) * DTYPES[each.dtype][1] // 8 for each in buffer_specs(func))
-    if size >= _DSM_BYTES:
-        return ("l2", "global", "dsm")
-    first = ("registers",) if size < _REGISTER_BYTES and _registers_win(func, target) else ()
-    return (*first, "dsm", "l2", "global")
+    The tiles are the rules' own, and windows of a convolution are counted as rows of a matrix; so
+    of the planner's answer no more than the order of places is taken.
+    """
+    from crossfuse.planner.nearest import family_times
+
+    _, chain = _read(func)
+    if chain.second is None:
+        return ()
+    times = family_times(chain.shape, target, _PLACES)
+    return tuple(dict.fromkeys((*(place for place, _ in times), *_PLACES)))
 
 
-def _registers_win(func: Any, target: Device) -> bool:
-    """Whether a chain is faster in registers than in the shared memory of a cluster."""
+def _read(func: Any) -> tuple[Any, Chain]:
+    """A schedule of a function, and its blocks."""
     from crossfuse import _tvm as ir
     from crossfuse.schedule.rules.chain import read_chain
-    from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
-    from crossfuse.schedule.rules.register_tiles import RegisterTiles
 
     sch = ir.Schedule(func)
-    chain = read_chain(sch)
-
-    def time(tiles: ClusterTiles | RegisterTiles) -> float:
-        try:
-            return tiles.complete(sch, chain, target).microseconds(chain, target)
-        except ScheduleRefused:
-            return inf
-
-    return time(RegisterTiles()) < time(ClusterTiles()) + _EXCHANGE
+    return sch, read_chain(sch)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.compiler.option import Option
 from crossfuse.compiler.source import Source
 from crossfuse.hardware import Device
 
@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 #: Plans of a family that are tried, in case one cannot be lowered.
 _TRIED = 3
+#: The plan not to fuse.
+_EAGER = "eager"
 
 
 def planned_options(
     source: Source, plan: Plan | None, constant: bool, target: Device
-) -> list[Callable[[], Any]]:
+) -> list[Option]:
     """Ways to schedule a source by plan, the best one first.
 
     Parameters
@@ -27,7 +29,7 @@ def planned_options(
         With a function.
     plan : Plan | None
         What is scheduled; None plans the function. Plans not to fuse are left out then, since a
-        kernel of ours is asked for.
+        kernel of ours is asked for; what they were estimated to take is noted.
     constant : bool
         Whether no kernel that may still be running writes the weights.
     target : Device
@@ -35,8 +37,8 @@ def planned_options(
 
     Returns
     -------
-    list[Callable]
-        Each makes a schedule, or refuses.
+    list[Option]
+        Each with its plan.
 
     Raises
     ------
@@ -46,9 +48,34 @@ def planned_options(
     from crossfuse.schedule.planned import schedule_planned
 
     plans = [plan] if plan is not None else _plans(source, target)
+    eager = _not_fusing(plans)
     return [
-        partial(schedule_planned, source.func, each, constant_weights=constant) for each in plans
+        Option(
+            partial(schedule_planned, source.func, each, constant_weights=constant),
+            each,
+            {"plan": _noted(each, eager)},
+        )
+        for each in plans
+        if each.family != _EAGER or plan is not None
     ]
+
+
+def _noted(plan: Plan, eager: float | None) -> dict[str, Any]:
+    """What a plan was, as values that JSON has words for."""
+    return {
+        "family": plan.family,
+        "tiles": dict(plan.tiles),
+        "microseconds": plan.microseconds,
+        "eager_microseconds": eager,
+        "eager_is_faster": None if eager is None else eager < plan.microseconds,
+    }
+
+
+def _not_fusing(plans: list[Plan]) -> float | None:
+    """Estimated microseconds of a library's kernels, where they were planned too."""
+    every = [(each.family, each.microseconds) for each in plans]
+    every += [(each.family, each.microseconds) for each in plans[0].runners]
+    return next((time for family, time in every if family == _EAGER), None)
 
 
 def _plans(source: Source, target: Device) -> list[Plan]:
@@ -62,15 +89,16 @@ def _plans(source: Source, target: Device) -> list[Plan]:
         chain, stored = chain_of(source.spec), source.spec.weights == "nk"
     else:
         chain, stored = chain_from(source.func), _k_major(source.func)
-    only = families(shape_of(chain))
-    return ranked(chain, target, k_major=stored, only=only, keep=_TRIED)
+    found = ranked(chain, target, k_major=stored, keep=_TRIED)
+    if any(each.family != _EAGER for each in found):
+        return found
+    # Says which rule leaves no tiles of each family.
+    return ranked(chain, target, k_major=stored, only=families(shape_of(chain)), keep=_TRIED)
 
 
 def _k_major(func: Any) -> bool:
     """Whether the weights of the first product are stored as [n, k]."""
     from crossfuse import _tvm as ir
     from crossfuse.schedule.rules.chain import read_chain
-    from crossfuse.schedule.rules.pipelined import is_k_major
 
-    sch = ir.Schedule(func)
-    return is_k_major(sch, read_chain(sch).first[0], 0)
+    return read_chain(ir.Schedule(func)).k_major

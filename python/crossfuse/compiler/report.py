@@ -43,6 +43,8 @@ class KernelReport:
         Outcomes of the checks that were run.
     timing : Timing | None
         If it was measured.
+    plan : dict | None
+        Family, tiles and estimated microseconds, and those of not fusing, if it follows a plan.
     """
 
     workload: str
@@ -59,6 +61,7 @@ class KernelReport:
     manifest: str
     verdicts: tuple[Verdict, ...] = ()
     timing: Timing | None = None
+    plan: dict[str, Any] | None = None
 
     @property
     def ok(self) -> bool:
@@ -108,4 +111,5 @@ def make_report(
         manifest=str(compiled.artefact.manifest_path),
         verdicts=tuple(verdicts),
         timing=timing,
+        plan=compiled.artefact.manifest.metadata.get("plan"),
     )

@@ -9,26 +9,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.choice import Choice, runner_of
 from crossfuse.planner.cost.corrected import corrected
-from crossfuse.planner.cost.estimate import eager, estimate
+from crossfuse.planner.cost.estimate import eager
 from crossfuse.planner.cost.fit import EAGER
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.kernels.every import FAMILIES, Kernel, count, every, families, select
 from crossfuse.planner.kernels.resources import moved_bytes, resources
 from crossfuse.planner.kernels.shape import Shape, shape_of
+from crossfuse.planner.nearest import fastest
 
 if TYPE_CHECKING:
     from crossfuse.planner.explain.explanation import Explanation
-
-#: Tiles of a family, the best by the estimate, that are corrected by what was learned.
-_NEAR = 4000
 
 
 @dataclass(frozen=True)
@@ -176,11 +172,7 @@ def _of_family(
     candidates = every(family, shape, spec)
     if not count(candidates):
         return []
-    # What trees say costs more than the estimate: only those near the best are worth it.
-    times = np.asarray(estimate(candidates, shape, spec, rates).microseconds)
-    near = np.argsort(times, kind="stable")[: max(_NEAR, keep)]
-    times = np.asarray(corrected(select(candidates, near), shape, spec, rates).microseconds)
-    order = near[np.argsort(times, kind="stable")[:keep]]
+    order, _ = fastest(candidates, shape, spec, rates, keep)
     return [_of_kernel(frame, select(candidates, int(each)), shape, spec, rates) for each in order]
 
 

@@ -13,7 +13,7 @@ from cpu.hopper.accumulation import CASES, right, scheduled, spec_of
 from cpu.hopper.checkers import emulated, passed
 from cpu.lower.support import kernels_in
 from crossfuse import _tvm as ir
-from crossfuse.compiler.placement import tensor_options
+from crossfuse.compiler.placement import placed_options
 from crossfuse.emulate.cuda import emulate
 from crossfuse.errors import LoweringRefused, ScheduleRefused
 from crossfuse.hardware import device
@@ -144,12 +144,12 @@ def test_slices_in_ring_order_by_bulk_copies() -> None:
 
 
 def test_a_placement_takes_the_parts_of_the_rule() -> None:
-    """Six, the fastest in order."""
+    """Six, the fastest by the estimate."""
     func = prim_func(resolve("G10"))
-    (option,) = tensor_options(func, 0, "dsm-unordered", True, device("nvidia-h100"))
-    image = lower(option()).image
+    (option,) = placed_options(func, ("dsm-unordered",), device("nvidia-h100"), constant=True)
+    image = lower(option.make()).image
     assert image.unordered
-    assert image.launches[0].grid == (2 * 6 * 8, 1, 1)
+    assert image.launches[0].grid == (2 * 6 * 4, 1, 1)
 
 
 REFUSED = {
@@ -159,6 +159,10 @@ REFUSED = {
     ),
     "one part in registers": (
         lambda func: schedule_register_ffn(func, tiles=RegisterTiles(64, 64, 1, 1), unordered=True),
+        "found 1 part of the reduction",
+    ),
+    "one part, since more would have no columns": (
+        lambda func: schedule_clustered_ffn(func, tiles=ClusterTiles(cluster=16), unordered=True),
         "found 1 part of the reduction",
     ),
     "a cluster that sums": (

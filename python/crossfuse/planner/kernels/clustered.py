@@ -102,6 +102,8 @@ class ClusteredKernel(PartedKernel):
         gathered = self.rows * share * shape.item
         within = self.rows_of_sum(shape) <= self.rows
         return (
+            # Slices are gathered as left tiles of operands of 16 bits.
+            TileRule("operands", "the intermediate has elements of 16 bits", shape.item == 2),
             TileRule(
                 "cluster", f"at most {device.max_cluster} CTAs", self.size <= device.max_cluster
             ),
@@ -132,4 +134,5 @@ def _multiple(multiple: int, size: Count) -> Count:
     if not isinstance(size, np.ndarray):
         return lcm(multiple, STEP // gcd(STEP, int(size)))
     table = [lcm(multiple, STEP // gcd(STEP, each)) for each in range(1, 17)]
-    return np.array([1, *table], np.float64)[size.astype(np.int64)]
+    # Of more CTAs than a cluster has, any: a rule leaves them out.
+    return np.array([1, *table], np.float64)[np.minimum(size, len(table)).astype(np.int64)]

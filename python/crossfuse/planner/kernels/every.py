@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.kernels.clustered import ClusteredKernel
+from crossfuse.planner.kernels.clustered import SLICE, ClusteredKernel
 from crossfuse.planner.kernels.memory import Memory, memory
 from crossfuse.planner.kernels.registers import RegisterKernel
 from crossfuse.planner.kernels.shape import Shape
@@ -23,6 +24,8 @@ FAMILIES = ("gemm", "registers", "dsm", "l2", "global")
 _ROWS = (64.0, 128.0, 192.0, 256.0)
 _CLUSTERS = (1.0, 2.0, 4.0, 8.0, 16.0)
 _PARTS = 32
+#: No tiles are given: all of them are tried.
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 def families(shape: Shape) -> tuple[str, ...]:
@@ -48,18 +51,33 @@ def every(family: str, shape: Shape, device: Device) -> Kernel:
         Of arrays; they are empty where nothing fits.
     """
     found = possible(family, shape)
-    legal = found.legal(shape, device)
-    found = select(found, np.broadcast_to(np.asarray(legal, bool), (count(found),)))
+    found = select(found, legal(found, shape, device))
     if count(found) == 0:
         return found
     return select(found, fitting(found, shape, device))
 
 
-def possible(family: str, shape: Shape) -> Kernel:
-    """All tiles of a family before any rule, as arrays."""
+def possible(family: str, shape: Shape, given: Mapping[str, int] = NOTHING) -> Kernel:
+    """All tiles of a family before any rule, as arrays.
+
+    Parameters
+    ----------
+    family : str
+        One of `FAMILIES`.
+    shape : Shape
+        What is computed.
+    given : Mapping[str, int]
+        Of ``registers`` and ``dsm``: fields of the rule's tiles that are not tried, but are this.
+    """
     if family == "registers":
-        return _registers(shape)
-    return _clustered(shape) if family == "dsm" else _tiled(family, shape)
+        return _registers(shape, given)
+    return _clustered(shape, given) if family == "dsm" else _tiled(family, shape)
+
+
+def legal(kernel: Kernel, shape: Shape, device: Device) -> np.ndarray:
+    """Which of many keep all rules but for shared memory."""
+    found = np.asarray(kernel.legal(shape, device), bool)
+    return np.broadcast_to(found, (count(kernel),))
 
 
 def fitting(kernel: Kernel, shape: Shape, device: Device) -> np.ndarray:
@@ -115,16 +133,31 @@ def _tiled(place: str, shape: Shape) -> TiledKernel:
     return select(kernel, ~single)
 
 
-def _clustered(shape: Shape) -> ClusteredKernel:
-    rows, sizes, parts = _grid(_rows(shape, _ROWS[:2]), _CLUSTERS, _counts(_PARTS))
-    return ClusteredKernel(rows, sizes, parts)
+def _clustered(shape: Shape, given: Mapping[str, int]) -> ClusteredKernel:
+    rows, sizes, parts = _grid(
+        _given(given, "rows", _rows(shape, _ROWS[:2])),
+        _given(given, "cluster", _CLUSTERS),
+        _given(given, "parts", _counts(_PARTS)),
+    )
+    return ClusteredKernel(rows, sizes, parts, given.get("multiple", SLICE))
 
 
-def _registers(shape: Shape) -> RegisterKernel:
-    grid = _grid(_rows(shape, _ROWS[:3]), _columns(shape.l), _counts(_PARTS), (0.0, 1.0))
-    rows, columns, parts, clustered = grid
-    kernel = RegisterKernel(rows, columns, parts, np.where(clustered > 0, parts, 1.0))
-    return select(kernel, ~((clustered > 0) & (parts == 1)))
+def _registers(shape: Shape, given: Mapping[str, int]) -> RegisterKernel:
+    rows, columns, parts, clustered = _grid(
+        _given(given, "rows", _rows(shape, _ROWS[:3])),
+        _given(given, "columns", _columns(shape.l)),
+        _given(given, "parts", _counts(_PARTS)),
+        (0.0, 1.0),
+    )
+    size = np.where(clustered > 0, parts, 1.0)
+    kernel = RegisterKernel(rows, columns, parts, size)
+    kernel = select(kernel, ~((clustered > 0) & (parts == 1)))
+    return select(kernel, kernel.size == given["cluster"]) if "cluster" in given else kernel
+
+
+def _given(given: Mapping[str, int], name: str, options: Sequence[float]) -> Sequence[float]:
+    """What a field of the tiles may be: what is given, or each option."""
+    return (float(given[name]),) if name in given else options
 
 
 def _rows(shape: Shape, options: Sequence[float]) -> tuple[float, ...]:

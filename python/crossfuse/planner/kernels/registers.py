@@ -91,6 +91,8 @@ class RegisterKernel(PartedKernel):
         alone = whether(single, (self.size == 1) & self.divides(shape), True)
         parts = whether(self.size > 1, self._in_cluster(shape, device), self._in_l2(shape, device))
         return (
+            # Sums lie in registers as operands of 16 bits do, and of no other width.
+            TileRule("operands", "the intermediate has elements of 16 bits", shape.item == 2),
             TileRule(
                 "width",
                 "registers hold the sums of the intermediate",

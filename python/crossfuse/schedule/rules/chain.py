@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from crossfuse import _tvm as ir
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.schedule.facts import bindings, combiner, function, is_reduction, name_of
-from crossfuse.schedule.rules.operands import is_view
+from crossfuse.schedule.rules.operands import is_k_major, is_view
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,10 @@ class Chain:
     m, n, k, l : int
         Extents: rows, intermediate width (output width of a single product), reduction of the
         first products, output width of the second (0 with one product).
+    item, out : int
+        Bytes of an element of the operands, and of the output.
+    k_major : bool
+        Whether weights are stored as [n, k].
     """
 
     first: tuple[Any, ...]
@@ -38,11 +43,28 @@ class Chain:
     n: int
     k: int
     l: int  # noqa: E741  (the field's name for the width of the second product)
+    item: int = 2
+    out: int = 2
+    k_major: bool = True
 
     @property
     def shape(self) -> Shape:
         """Its extents, for the arithmetic on tiles."""
-        return Shape(self.m, self.n, self.k, self.l, len(self.first))
+        return Shape(
+            self.m,
+            self.n,
+            self.k,
+            self.l,
+            len(self.first),
+            self.item,
+            self.out,
+            self.k_major,
+        )
+
+    @property
+    def narrow(self) -> str:
+        """For messages: that operands are no 16-bit floats, where they are not."""
+        return "" if self.item == 2 else f", with elements of {8 * self.item} bits"
 
     @property
     def products(self) -> tuple[Any, ...]:
@@ -68,7 +90,7 @@ def read_chain(sch: Any) -> Chain:
     before = _producers(sch, last[0])
     if not before:
         m, n, k = _extents(sch, last[0])
-        return Chain((last[0],), None, None, epilogue, m, n, k, 0)
+        return Chain((last[0],), None, None, epilogue, m, n, k, 0, *_stored(sch, last[0], epilogue))
     if len(before) != 1:
         raise _refuse(sch, last[0], f"{len(before)} computed operands of one product")
     first = _producers(sch, before[0])
@@ -78,7 +100,8 @@ def read_chain(sch: Any) -> Chain:
     rows, width, depth = _extents(sch, last[0])
     if any(_extents(sch, each) != (m, n, k) for each in first) or (rows, depth) != (m, n):
         raise _refuse(sch, last[0], "products whose extents do not follow from one another")
-    return Chain(tuple(first), before[0], last[0], epilogue, m, n, k, width)
+    stored = _stored(sch, first[0], epilogue)
+    return Chain(tuple(first), before[0], last[0], epilogue, m, n, k, width, *stored)
 
 
 def read_two_products(sch: Any, rule: str) -> Chain:
@@ -126,6 +149,16 @@ def read_product(sch: Any, rule: str) -> Chain:
 def _producers(sch: Any, block: Any) -> list[Any]:
     """Blocks that compute what a block reads; views of inputs compute nothing."""
     return [each for each in sch.get_producers(block) if not is_view(sch, each)]
+
+
+def _stored(sch: Any, product: Any, epilogue: Any) -> tuple[int, int, bool]:
+    """Bytes of an operand's and of the output's elements, and whether weights lie as [n, k]."""
+    reads, (written,) = sch.get(product).reads, sch.get(epilogue).writes
+    item, out = (
+        int(ir.tvm.DataType(str(each.source.ty.dtype)).bits) // 8 for each in (reads[0], written)
+    )
+    # What a sum of one tensor multiplies lies in no way.
+    return item, out, len(reads) < 2 or is_k_major(sch, product, 0)
 
 
 def _extents(sch: Any, block: Any) -> tuple[int, int, int]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from itertools import product
+from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse.errors import ScheduleRefused, refuse
@@ -12,9 +10,6 @@ from crossfuse.hardware import Device
 from crossfuse.planner.kernels.clustered import SLICE, ClusteredKernel
 from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.rules.chain import Chain
-
-_CLUSTERS = (8, 4, 16, 2, 1)
-_MAX_PARTS = 16
 
 
 @dataclass(frozen=True)
@@ -42,9 +37,15 @@ class ClusterTiles:
     multiple: int = field(default=SLICE, repr=False)
 
     def complete(
-        self, sch: Any, chain: Chain, device: Device, multiple: int = SLICE
+        self,
+        sch: Any,
+        chain: Chain,
+        device: Device,
+        multiple: int = SLICE,
+        *,
+        several: bool = False,
     ) -> ClusterTiles:
-        """Fill in what the caller left open by what takes the least time.
+        """Fill in what the caller left open: the least time by the planner's estimate.
 
         Parameters
         ----------
@@ -56,44 +57,45 @@ class ClusterTiles:
             Whose clusters are counted.
         multiple : int
             Columns that slices are multiples of: whole steps of the second product in ring order.
+        several : bool
+            Whether parts that are left open are two or more.
 
         Raises
         ------
         ScheduleRefused
             If no division fits.
         """
-        options = [replace(each, multiple=multiple) for each in self._options()]
-        fitting = [each for each in options if each.fits(chain, device)]
-        # What divides leaves nothing to fill up.
-        fitting = [each for each in fitting if each.divides(chain)] or fitting
-        if not fitting:
+        from crossfuse.planner.nearest import fill_tiles
+
+        fields = {"rows": self.rows, "cluster": self.cluster, "parts": self.parts}
+        given = {name: value for name, value in fields.items() if value}
+        least = 2 if several and not self.parts else 1
+        found = fill_tiles(
+            "dsm",
+            chain.shape,
+            device,
+            given | {"multiple": multiple},
+            lambda kernels: kernels.parts >= least,
+        )
+        if found is None and several:  # what adds parts says that there is just one
+            return self.complete(sch, chain, device, multiple)
+        if found is None:
             raise refuse(
                 ScheduleRefused,
                 "cluster-tiles",
                 name_of(sch, chain.second),
                 found=f"{chain.n} columns of the intermediate and {chain.l} of the output, "
-                f"for {self}",
+                f"for {self}{chain.narrow}",
                 limit=f"clusters with slices of multiples of {multiple} and 8 columns that "
-                "find room at the same time, and parts that each have some",
+                "find room at the same time, and parts that each have some; elements of 16 bits",
                 instead="leave tiles open, or keep the intermediate in L2 (schedule_tiled_ffn)",
             )
-        return min(fitting, key=lambda each: each.microseconds(chain, device))
-
-    def _options(self) -> Iterator[ClusterTiles]:
-        rows = [self.rows] if self.rows else [64, 128]
-        clusters = [self.cluster] if self.cluster else _CLUSTERS
-        parts = [self.parts] if self.parts else range(1, _MAX_PARTS + 1)
-        for choice in product(rows, clusters, parts):
-            yield ClusterTiles(*choice, self.stages)
+        return ClusterTiles(**found.tiles(), stages=self.stages, multiple=multiple)
 
     @property
     def kernel(self) -> ClusteredKernel:
         """The same tiles, whose arithmetic they are."""
         return ClusteredKernel(self.rows, self.cluster, self.parts, self.multiple)
-
-    def clusters(self, chain: Chain) -> int:
-        """Clusters of the kernel."""
-        return -(-chain.m // self.rows) * self.parts
 
     def width(self, chain: Chain) -> int:
         """Columns of a slice of the intermediate; the last ones may reach beyond it."""
@@ -111,33 +113,9 @@ class ClusterTiles:
         """Whether slices reach beyond the intermediate."""
         return self.parts * self.share(chain) > chain.n
 
-    def divides(self, chain: Chain) -> bool:
-        """Whether no slice and no tile that is added reaches beyond its tensor."""
-        return bool(self.kernel.divides(chain.shape))
-
     def rows_of_sum(self, chain: Chain) -> int:
         """Rows of a tile of which each part adds as many elements.
 
         Rows beyond the output are added by nobody.
         """
         return int(self.kernel.rows_of_sum(chain.shape))
-
-    def fits(self, chain: Chain, device: Device) -> bool:
-        """Whether tiles fit, and every part has some of the intermediate."""
-        return bool(self.kernel.legal(chain.shape, device))
-
-    def waves(self, chain: Chain, device: Device) -> int:
-        """How often the GPU is filled with clusters."""
-        return -(-self.clusters(chain) // device.resident_clusters(self.cluster))
-
-    def microseconds(self, chain: Chain, device: Device) -> float:
-        """What a division costs more than another; a line through measurements on an H100.
-
-        Each CTA loads its tiles at 50 bytes a nanosecond, wave after wave. The sum over parts takes
-        one more way through L2; clusters of 16 meet later (docs/hopper-measured.md).
-        """
-        width, columns, whole = self.width(chain), self.columns(chain), self.share(chain)
-        first = (self.rows + len(chain.first) * width) * chain.k
-        loaded = 2 * (first + (self.rows + columns) * whole)
-        sums = 2.5 + 0.2 * self.parts if self.parts > 1 else 0.0
-        return self.waves(chain, device) * loaded / 50e3 + sums + (1.2 if self.cluster > 8 else 0.0)

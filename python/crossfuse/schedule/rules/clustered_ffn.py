@@ -13,9 +13,9 @@ from crossfuse.schedule.install import install
 from crossfuse.schedule.markers import ACCUMULATE, DSM_COPY
 from crossfuse.schedule.rules.chain import Chain, read_two_products
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
+from crossfuse.schedule.rules.operands import is_k_major
 from crossfuse.schedule.rules.pipelined import (
     depth_beside,
-    is_k_major,
     place_first,
     read_of,
     stage_weights,
@@ -93,7 +93,9 @@ def schedule_clustered_ffn(
     index = read_of(sch, chain.second, chain.middle)
     whole_rows = ring and is_k_major(sch, chain.second, index)
     multiple = row_bytes_depth(sch, chain.second, index) if whole_rows else SLICE
-    chosen = (tiles or ClusterTiles()).complete(sch, chain, device(target), multiple)
+    chosen = (tiles or ClusterTiles()).complete(
+        sch, chain, device(target), multiple, several=unordered
+    )
     if unordered:
         check_unordered(sch, chain, chosen.parts, 1)
     consumer = _by_part(sch, chain, chosen) if chosen.parts > 1 else chain.second

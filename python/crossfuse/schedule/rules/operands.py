@@ -1,11 +1,11 @@
-"""How rules stage an operand of a product, and operands that are views of an input."""
+"""How operands of a product lie in memory, which are views of an input, how rules stage them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.schedule.facts import combiner
+from crossfuse.schedule.facts import combiner, is_reduction
 
 
 def is_view(sch: Any, block: Any) -> bool:
@@ -23,6 +23,14 @@ def is_view(sch: Any, block: Any) -> bool:
         if not isinstance(otherwise, ir.tirx.FloatImm) or float(otherwise.value) != 0:
             return False
     return isinstance(value, ir.TensorLoad)
+
+
+def is_k_major(sch: Any, consumer: Any, index: int) -> bool:
+    """Whether the weights that a block multiplies its read `index` by are stored as [n, k]."""
+    weights = sch.get(consumer).reads[1 - index]
+    reduced = [each.var for each in sch.get(consumer).iter_vars if is_reduction(each)]
+    inner = list(ir.variables(weights.region[-1].min))
+    return any(each.same_as(var) for each in inner for var in reduced)
 
 
 def stage_at(sch: Any, product: Any, index: int, at: Any) -> Any:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from crossfuse import _tvm as ir
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.planner.kernels.shares import divides_equally
-from crossfuse.schedule.facts import is_reduction, name_of
+from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.markers import CONSTANT, STAGES
 from crossfuse.schedule.rules.chain import Chain
-from crossfuse.schedule.rules.operands import stage_at
+from crossfuse.schedule.rules.operands import is_k_major, stage_at
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
 
 #: Tiles of one column of the output that neighbouring clusters compute at the same time, so that
@@ -152,14 +151,6 @@ def depth_beside(sch: Any, consumer: Any, index: int) -> int:
     """
     whole = row_bytes_depth(sch, consumer, index)
     return whole if is_k_major(sch, consumer, index) else whole // 2
-
-
-def is_k_major(sch: Any, consumer: Any, index: int) -> bool:
-    """Whether the weights that a block multiplies its read `index` by are stored as [n, k]."""
-    weights = sch.get(consumer).reads[1 - index]
-    reduced = [each.var for each in sch.get(consumer).iter_vars if is_reduction(each)]
-    inner = list(ir.variables(weights.region[-1].min))
-    return any(each.same_as(var) for each in inner for var in reduced)
 
 
 def read_of(sch: Any, consumer: Any, producer: Any) -> int:

@@ -77,7 +77,7 @@ def schedule_register_ffn(
     install()
     sch = ir.Schedule(func)
     chain = read_two_products(sch, "register_ffn")
-    chosen = (tiles or RegisterTiles()).complete(sch, chain, device(target))
+    chosen = (tiles or RegisterTiles()).complete(sch, chain, device(target), several=unordered)
     if unordered:
         check_unordered(sch, chain, chosen.parts, chosen.cluster)
     if chosen.cluster > 1:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
+from crossfuse.planner.dataflow.counts import Count, Flag
 from crossfuse.planner.kernels.registers import REGISTERS, STEP, RegisterKernel
 from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.rules.chain import Chain
@@ -16,8 +15,6 @@ from crossfuse.schedule.rules.chain import Chain
 #: Registers of what is kept and the sums that it is made of, where the rule chooses: a long
 #: epilogue needs some more.
 _MAKING = 160
-_MAX_PARTS = 32
-_COLUMNS = (256, 192, 128, 96, 64, 48, 32)
 
 
 @dataclass(frozen=True)
@@ -46,66 +43,73 @@ class RegisterTiles:
     cluster: int = 0
     stages: int = 0
 
-    def complete(self, sch: Any, chain: Chain, device: Device) -> RegisterTiles:
-        """Fill in what the caller left open by what takes the least time.
+    def complete(
+        self, sch: Any, chain: Chain, device: Device, *, several: bool = False
+    ) -> RegisterTiles:
+        """Fill in what the caller left open: the least time by the planner's estimate.
+
+        Parameters
+        ----------
+        sch : tvm.s_tir.Schedule
+            The schedule, for messages.
+        chain : Chain
+            What is divided.
+        device : Device
+            Whose CTAs are counted.
+        several : bool
+            Whether what is left open makes parts that are summed through L2.
 
         Raises
         ------
         ScheduleRefused
             If no division fits.
         """
-        fitting = [each for each in self._options(chain) if each.fits(chain, device)]
-        # What divides leaves nothing to fill up.
-        fitting = [each for each in fitting if each.divides(chain)] or fitting
-        if not fitting:
+        from crossfuse.planner.nearest import fill_tiles
+
+        names = ("rows", "columns", "parts", "cluster")
+        given = {name: getattr(self, name) for name in names if getattr(self, name)}
+        if several:
+            given.setdefault("cluster", 1)
+        least = 2 if several and not self.parts else 1
+        found = fill_tiles(
+            "registers",
+            chain.shape,
+            device,
+            given,
+            lambda kernels: (kernels.parts >= least) & self._leaves_registers(chain, kernels.parts),
+        )
+        if found is None and several:  # what adds parts says that there is just one
+            return self.complete(sch, chain, device)
+        if found is None:
             raise refuse(
                 ScheduleRefused,
                 "register-tiles",
                 name_of(sch, chain.second),
                 found=f"{chain.n} columns of the intermediate and {chain.l} of the output, "
-                f"for {self}",
+                f"for {self}{chain.narrow}",
                 limit=f"parts of a multiple of {STEP} columns, each with some of them, of at most "
                 f"{256 // len(chain.first)} (a single part: all of them), and tiles of the output "
                 f"of a multiple of 8 that together take {REGISTERS} registers a thread; parts "
                 "that all find room at the same time, or that are the CTAs of a cluster and have "
-                "as many rows of a tile each",
+                "as many rows of a tile each; elements of 16 bits",
                 instead="leave tiles open, or keep the intermediate in the cluster "
                 "(schedule_clustered_ffn) or in L2 (schedule_tiled_ffn)",
             )
-        return min(fitting, key=lambda each: each.microseconds(chain, device))
+        return RegisterTiles(**found.tiles(), stages=self.stages)
 
-    def _options(self, chain: Chain) -> Iterator[RegisterTiles]:
-        rows = [self.rows] if self.rows else [64, 128]
-        whole = [-(-chain.l // 8) * 8] if chain.l <= 256 else []
-        columns = [self.columns] if self.columns else [*whole, *_COLUMNS]
-        parts = [self.parts] if self.parts else self._parts(chain)
-        for choice in product(rows, columns, parts):
-            parts_of_choice = choice[-1]
-            clusters = [self.cluster] if self.cluster else sorted({1, parts_of_choice})
-            for cluster in clusters:
-                yield RegisterTiles(*choice, cluster, self.stages)
-
-    def _parts(self, chain: Chain) -> list[int]:
-        """Numbers of parts that leave registers for an epilogue of any length."""
+    def _leaves_registers(self, chain: Chain, parts: Count) -> Flag:
+        """Whether chosen numbers of parts leave registers for an epilogue of any length."""
         column = len(chain.first) / 2 + 1 / 4
-        return [n for n in range(1, _MAX_PARTS + 1) if column * chain.n <= _MAKING * n]
+        return bool(self.parts) | (column * chain.n <= _MAKING * parts)
 
     @property
     def kernel(self) -> RegisterKernel:
         """The same tiles, whose arithmetic they are."""
         return RegisterKernel(self.rows, self.columns, self.parts, self.cluster)
 
-    def ctas(self, chain: Chain) -> int:
-        """CTAs of the kernel."""
-        return -(-chain.m // self.rows) * -(-chain.l // self.columns) * self.parts
-
     def width(self, chain: Chain) -> int:
         """Columns of the intermediate that a CTA makes; the last part may reach beyond it."""
         return int(self.kernel.width(chain.shape))
-
-    def divides(self, chain: Chain) -> bool:
-        """Whether no part and no tile that is added reaches beyond its tensor."""
-        return bool(self.kernel.divides(chain.shape))
 
     def rows_of_sum(self, chain: Chain) -> int:
         """Rows of a tile of which each part adds as many elements, through L2.
@@ -113,22 +117,3 @@ class RegisterTiles:
         Rows beyond the output are added by nobody.
         """
         return int(self.kernel.rows_of_sum(chain.shape))
-
-    def fits(self, chain: Chain, device: Device) -> bool:
-        """Whether tiles fit, and every part has some of the intermediate."""
-        return bool(self.kernel.legal(chain.shape, device))
-
-    def waves(self, chain: Chain, device: Device) -> int:
-        """How often the GPU is filled with CTAs."""
-        clusters = -(-self.ctas(chain) // self.cluster)
-        return -(-clusters // device.resident_clusters(self.cluster))
-
-    def microseconds(self, chain: Chain, device: Device) -> float:
-        """What a division costs more than another, as `ClusterTiles` counts."""
-        width = self.width(chain)
-        first = (self.rows + len(chain.first) * width) * chain.k
-        loaded = 2 * (first + self.columns * width)
-        sums = 2.5 + 0.2 * self.parts if self.parts > 1 else 0.0
-        if self.cluster > 1:  # what is received is sent at half the speed of loads
-            sums = 2 * self.rows * self.columns * 4 / 50e3 + (1.2 if self.cluster > 8 else 0.0)
-        return self.waves(chain, device) * loaded / 50e3 + sums
