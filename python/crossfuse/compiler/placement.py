@@ -72,17 +72,20 @@ def _not_planned(source: Source, cluster: int) -> str:
     if cluster:
         # Its tiles are those of clusters that it chooses itself.
         return f"clusters of {cluster} CTAs were asked for"
-    if _has_windows(source.func):
+    sch, chain = _read(source.func)
+    if chain.second is None:
+        # No time of one stands behind its estimates, and the rule's own tiles reach cuBLAS.
+        return "single products are not planned"
+    if _has_windows(sch, chain):
         # Their tiles are loaded as windows, which it takes for rows of a matrix.
         return "convolutions are not planned"
     return ""
 
 
-def _has_windows(func: Any) -> bool:
+def _has_windows(sch: Any, chain: Chain) -> bool:
     """Whether the first products read windows of an input."""
     from crossfuse.schedule.rules.operands import is_view
 
-    sch, chain = _read(func)
     return any(is_view(sch, each) for each in sch.get_producers(chain.first[0]))
 
 
