@@ -57,11 +57,12 @@ def test_compile_prints_the_budget(tmp_path: Path) -> None:
 
 
 def test_compile_says_what_was_planned(tmp_path: Path) -> None:
-    wanted = plan(SMALL)
-    arguments = ("compile", SMALL, "-o", str(tmp_path), "--rule", "tensor")
+    chain = "gemm_chain:M=16,K=64,N=128,L=64,dtype=float16"
+    wanted = plan(chain)
+    arguments = ("compile", chain, "-o", str(tmp_path), "--rule", "tensor")
     code, text = run(*arguments)
     assert code == 0
-    assert f"planned: gemm, {wanted.microseconds:.1f} us estimated, not to fuse" in text
+    assert f"planned: {wanted.family}, {wanted.microseconds:.1f} us estimated, not to fuse" in text
     _, text = run(*arguments, "--json")
     assert json.loads(text)["plan"]["tiles"] == wanted.tiles
     _, text = run(*arguments, "--cluster", "1", "--json")
