@@ -1,0 +1,97 @@
+"""Where a cascade stands in a function: what its symbols read, what its results are stored to.
+
+Expressions of TVM are over the site's own variables: `Site.rows`, `Site.axis`, and the columns of
+a stage or an output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+
+from crossfuse.cascade.spec import Cascade
+
+
+@dataclass(frozen=True, eq=False)
+class StageSite:
+    """A stage in the function.
+
+    Attributes
+    ----------
+    block : str
+        Name of its block.
+    buffer : tvm.tirx.Buffer
+        What it writes.
+    columns : tuple[tvm.tirx.Var, ...]
+        Loops of its result beyond the rows: the head dimension of attention, n of a product.
+    dtype : str
+        Type that the function accumulates in.
+    """
+
+    block: str
+    buffer: Any
+    columns: tuple[Any, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, eq=False)
+class OutputSite:
+    """A buffer of the function's outputs and what is stored there.
+
+    Attributes
+    ----------
+    name : str
+        The key in `Cascade.results` or `Cascade.rows`.
+    buffer : tvm.tirx.Buffer
+        A parameter.
+    indices : tuple
+        Where, over rows, columns and (of `Cascade.rows`) the axis.
+    columns : tuple[tvm.tirx.Var, ...]
+        Loops beyond the rows and the axis; for ``topk`` the last stands for the place.
+    """
+
+    name: str
+    buffer: Any
+    indices: tuple[Any, ...]
+    columns: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A cascade in a function.
+
+    Attributes
+    ----------
+    function : tvm.tirx.PrimFunc
+        The plain one, with a block for each operator.
+    cascade : Cascade
+        Its algebra.
+    rows : tuple[tvm.tirx.Var, ...]
+        Loops that all stages share.
+    axis : tvm.tirx.Var
+        The reduced loop.
+    extents : Mapping[tvm.tirx.Var, int]
+        Of rows, axis and columns.
+    reads : Mapping[sympy.Symbol, tvm.ir.PrimExpr]
+        What each element and invariant stands for: usually one load, in the type of its buffer.
+    stages : Mapping[str, StageSite]
+        By name.
+    outputs : tuple[OutputSite, ...]
+        In the order of the function's parameters.
+    producers : Mapping[sympy.Symbol, str]
+        Elements that another reduction of the function makes (the scores of attention), with the
+        name of its block; such a block reduces another axis, once for each element.
+    """
+
+    function: Any
+    cascade: Cascade
+    rows: tuple[Any, ...]
+    axis: Any
+    extents: Mapping[Any, int]
+    reads: Mapping[sympy.Symbol, Any]
+    stages: Mapping[str, StageSite]
+    outputs: tuple[OutputSite, ...]
+    producers: Mapping[sympy.Symbol, str]

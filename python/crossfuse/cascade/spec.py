@@ -1,0 +1,98 @@
+"""A cascade as a value: reductions over one axis, each of whose terms may use earlier results.
+
+Terms are sympy expressions over real symbols of three kinds:
+
+elements
+    What changes along the axis: one number of a tensor, already read, and the axis's own index.
+invariants
+    What does not: tensors of the rows, scalars, indices of the rows. Columns of a result (the
+    head dimension of the output of attention) are no matter of the algebra: each column is a
+    cascade of its own that shares the other stages.
+results
+    Of earlier stages, named as the stage.
+
+A mask is ``sympy.Piecewise((x, condition), (-sympy.oo, True))``, its condition over elements and
+invariants. No symbol stands for an infinity: elements may be -oo, and masks say where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import sympy
+
+from crossfuse.cascade.monoid import INDEXED, RANKED, Monoid
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One reduction.
+
+    Attributes
+    ----------
+    name : str
+        Of its result. Where it stood, of ``argmax``, ``argmin`` and ``topk``, is ``name_index``.
+    monoid : Monoid
+        What it combines with.
+    term : sympy.Expr
+        What it reduces, over elements, invariants and results of earlier stages.
+    cast : str
+        Type that the term is rounded to before it is reduced or multiplied, such as
+        ``"float8_e4m3fn"``; empty where nothing is rounded that an exact derivation would not
+        round.
+    """
+
+    name: str
+    monoid: Monoid
+    term: sympy.Expr
+    cast: str = ""
+
+    @property
+    def symbol(self) -> sympy.Symbol:
+        """Its result in later terms; of ``topk`` any one of the numbers."""
+        return sympy.Symbol(self.name, real=True)
+
+    @property
+    def index_symbol(self) -> sympy.Symbol | None:
+        """Where the result stood, if the reduction keeps that."""
+        if self.monoid.name in (*INDEXED, *RANKED):
+            return sympy.Symbol(f"{self.name}_index", integer=True, nonnegative=True)
+        return None
+
+
+@dataclass(frozen=True)
+class Cascade:
+    """Reductions over one axis, in an order in which each uses earlier results only.
+
+    Attributes
+    ----------
+    stages : tuple[Stage, ...]
+        At least one.
+    elements : tuple[sympy.Symbol, ...]
+        Symbols that change along the axis, its index (if used) among them. Their assumptions are
+        trusted: ``positive=True`` must hold.
+    invariants : tuple[sympy.Symbol, ...]
+        Symbols that do not.
+    results : Mapping[str, sympy.Expr]
+        What is wanted of a row, over results of stages and invariants, by name.
+    rows : Mapping[str, sympy.Expr]
+        What is wanted of each element, over elements, results and invariants, by name: a softmax,
+        normalised or quantised rows.
+    index : sympy.Symbol | None
+        The axis's index, an integer, if terms use it.
+    length : sympy.Symbol | None
+        The symbol among the invariants that stands for the number of elements, if terms use it.
+    """
+
+    stages: tuple[Stage, ...]
+    elements: tuple[sympy.Symbol, ...]
+    invariants: tuple[sympy.Symbol, ...] = ()
+    results: Mapping[str, sympy.Expr] = field(default_factory=dict)
+    rows: Mapping[str, sympy.Expr] = field(default_factory=dict)
+    index: sympy.Symbol | None = None
+    length: sympy.Symbol | None = None
+
+    def stage(self, name: str) -> Stage:
+        """The stage of a name."""
+        return next(each for each in self.stages if each.name == name)
