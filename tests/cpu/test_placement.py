@@ -77,7 +77,6 @@ def test_what_was_planned_is_in_the_manifest(tmp_path: Any) -> None:
         ("C5", 0, "convolutions are not planned"),
         ("G1", 4, "clusters of 4 CTAs were asked for"),
         ("gemm:M=64,K=256,N=512", 2, "clusters of 2 CTAs were asked for"),
-        ("gemm:M=64,K=256,N=512", 0, "single products are not planned"),
     ],
 )
 def test_what_the_planner_has_no_kernels_of_has_the_tiles_of_the_rules(

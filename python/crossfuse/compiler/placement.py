@@ -73,9 +73,6 @@ def _not_planned(source: Source, cluster: int) -> str:
         # Its tiles are those of clusters that it chooses itself.
         return f"clusters of {cluster} CTAs were asked for"
     sch, chain = _read(source.func)
-    if chain.second is None:
-        # No time of one stands behind its estimates, and the rule's own tiles reach cuBLAS.
-        return "single products are not planned"
     if _has_windows(sch, chain):
         # Their tiles are loaded as windows, which it takes for rows of a matrix.
         return "convolutions are not planned"
