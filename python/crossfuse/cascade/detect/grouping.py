@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from crossfuse.cascade.detect.loads import Load, moved, variables_of
 from crossfuse.cascade.detect.matching import Binding, extended
-from crossfuse.cascade.detect.program import Load, Program, moved, variables_of
+from crossfuse.cascade.detect.program import Program, buffers_of
 from crossfuse.cascade.detect.refusal import refused
 from crossfuse.planner.extract.blocks import Block
 
@@ -109,12 +110,6 @@ class Group:
         """Whether the loops that a block reduces are the axes, one for one."""
         bound = {binding.get(each) for each in block.summed if block.domain[each] > 1}
         return bound == {each for each in self.axes if self.extents[each] > 1}
-
-
-def buffers_of(block: Block) -> tuple[Any, ...]:
-    """What a block writes."""
-    places = getattr(block, "places", None)
-    return (block.buffer,) if places is None else (block.buffer, places)
 
 
 def elements(program: Program, block: Block) -> list[Load]:

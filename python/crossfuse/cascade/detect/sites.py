@@ -46,7 +46,8 @@ class _Builder:
             columns = [each for each in member.coordinates if each not in self.rows]
             if stage.monoid.k:
                 columns.pop()
-            dtype = str(member.block.buffer.ty.dtype)
+            dtype = str((member.block.value if stage.monoid.k else member.block.buffer).ty)
+            dtype = dtype if stage.monoid.k else str(member.block.buffer.ty.dtype)
             stages[stage.name] = StageSite(
                 member.block.name, member.block.buffer, tuple(columns), dtype
             )
