@@ -52,6 +52,10 @@ ROWS = "crossfuse.rows"
 #: From one row up to as many as the function has.
 ROW_COUNTS = ("at most",)
 
+#: Annotation of a block that reduces a tuple over threads: its body binds the right state, number by
+#: number, then what merging computes; stores come last. See `crossfuse.lower.lower_merges`.
+MERGE = "crossfuse.merge"
+
 AXES = ("x", "y", "z")
 #: Thread tags whose launch TVM gets wrong; `cluster_bind` is the cure.
 NAIVE_TAGS = tuple(f"clusterCtaIdx.{axis}" for axis in AXES)
@@ -100,6 +104,7 @@ def is_cluster_function(func: Any) -> bool:
     def visit_block(block: Any) -> None:
         nonlocal found
         found = found or any(b.scope() == DSM_SCOPE for b in block.alloc_buffers)
+        found = found or MERGE in block.annotations
 
     ir.walk(func.body, (ir.For, visit_loop), (ir.SBlock, visit_block))
     return found
