@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,8 @@ class Block:
     strides : tuple[tuple[int, ...], ...]
         For each dimension of the buffer, those of the coordinates that make it up; empty where each
         has one. See `crossfuse.planner.extract.digits`.
+    initial : Any
+        What a reduction starts from; None if the block is element-wise.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Block:
     value: Any
     combine: str
     strides: tuple[tuple[int, ...], ...] = ()
+    initial: Any = None
 
     @property
     def where(self) -> str:
@@ -55,13 +58,35 @@ class Block:
         return f"block '{self.name}'"
 
 
-def read_blocks(func: Any) -> list[Block]:
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Where a block writes: `Block`'s fields of the same names.
+
+    Attributes
+    ----------
+    inside : Mapping
+        The block's own variables, but those that are reduced, in terms of the coordinates.
+    """
+
+    coordinates: tuple[Any, ...]
+    summed: tuple[Any, ...]
+    domain: Mapping[Any, int]
+    inside: Mapping[Any, Any]
+
+
+#: Reads a block that is no single store: the loops around it, and its realisation.
+Other = Callable[[tuple[Any, ...], Any], Block]
+
+
+def read_blocks(func: Any, other: Other | None = None) -> list[Block]:
     """Read all blocks of a function.
 
     Parameters
     ----------
     func : tvm.tirx.PrimFunc
         In s_tir form.
+    other : Other, optional
+        Reads blocks that loop and store more than once; without it they are refused.
 
     Returns
     -------
@@ -75,8 +100,47 @@ def read_blocks(func: Any) -> list[Block]:
         buffers that a block writes in part, and reductions that no operator is known of.
     """
     leaves: list[tuple[tuple[Any, ...], Any]] = []
-    _collect(func.body, (), leaves)
-    return [_read(loops, realize) for loops, realize in leaves]
+    _collect(func.body, (), leaves, other is not None)
+    return [
+        _read(loops, realize)
+        if other is None or isinstance(realize.block.body, ir.BufferStore)
+        else other(loops, realize)
+        for loops, realize in leaves
+    ]
+
+
+def placement(loops: tuple[Any, ...], realize: Any, store: Any) -> Placement:
+    """Work out which elements a store in a block writes.
+
+    Parameters
+    ----------
+    loops : tuple[tvm.tirx.For, ...]
+        Around the block.
+    realize : tvm.s_tir.SBlockRealize
+        The block.
+    store : tvm.tirx.BufferStore
+        In it.
+
+    Returns
+    -------
+    Placement
+        Of the store.
+
+    Raises
+    ------
+    PlanRefused
+        See `read_blocks`.
+    """
+    node = realize.block
+    where = f"block '{node.name_hint}'"
+    _check_plain(node)
+    domain = {each.var: _extent(each, where) for each in node.iter_vars}
+    _check_bindings(loops, realize, domain, where)
+    summed = tuple(each.var for each in node.iter_vars if is_reduction(each))
+    coordinates, inside = _coordinates(store, where, summed, domain)
+    extents = dict(zip(coordinates, shape_of(store.buffer, where), strict=True))
+    extents |= {var: domain[var] for var in summed}
+    return Placement(coordinates, summed, extents, inside)
 
 
 def shape_of(buffer: Any, where: str) -> tuple[int, ...]:
@@ -91,17 +155,20 @@ def shape_of(buffer: Any, where: str) -> tuple[int, ...]:
     return tuple(_constant(each, f"{where}, buffer '{buffer.name}'", "extent") for each in shape)
 
 
-def _collect(node: Any, loops: tuple[Any, ...], leaves: list[Any]) -> None:
+def _collect(node: Any, loops: tuple[Any, ...], leaves: list[Any], every: bool) -> None:
+    """Blocks of one store; with `every` all that loop."""
     if isinstance(node, ir.SeqStmt):
         for each in node.seq:
-            _collect(each, loops, leaves)
+            _collect(each, loops, leaves, every)
     elif isinstance(node, ir.For):
-        _collect(node.body, (*loops, node), leaves)
+        _collect(node.body, (*loops, node), leaves, every)
     elif isinstance(node, ir.SBlockRealize) and isinstance(node.block.body, ir.BufferStore):
         leaves.append((loops, node))
     elif isinstance(node, ir.SBlockRealize) and not len(node.block.iter_vars):
         _check_plain(node.block)
-        _collect(node.block.body, loops, leaves)
+        _collect(node.block.body, loops, leaves, every)
+    elif isinstance(node, ir.SBlockRealize) and every:
+        leaves.append((loops, node))
     else:
         block = isinstance(node, ir.SBlockRealize)
         where = f"block '{node.block.name_hint}'" if block else "function"
@@ -118,22 +185,23 @@ def _check_plain(block: Any) -> None:
 
 
 def _read(loops: tuple[Any, ...], realize: Any) -> Block:
-    node = realize.block
-    where = f"block '{node.name_hint}'"
-    _check_plain(node)
-    domain = {each.var: _extent(each, where) for each in node.iter_vars}
-    _check_bindings(loops, realize, domain, where)
-    combine = _combiner(node, where)
-    summed = tuple(each.var for each in node.iter_vars if is_reduction(each))
-    store = node.body
+    node, store = realize.block, realize.block.body
+    combine = _combiner(node, f"block '{node.name_hint}'")
+    placed = placement(loops, realize, store)
     value = store.value
     if combine:
         value = value.b if carried(store).same_as(value.a) else value.a
-    coordinates, inside = _coordinates(store, where, summed, domain)
-    (value,) = access.replaced([value], inside, {})
-    extents = dict(zip(coordinates, shape_of(store.buffer, where), strict=True))
-    extents |= {var: domain[var] for var in summed}
-    return Block(node.name_hint, store.buffer, coordinates, summed, extents, value, combine)
+    (value,) = access.replaced([value], placed.inside, {})
+    return Block(
+        node.name_hint,
+        store.buffer,
+        placed.coordinates,
+        placed.summed,
+        placed.domain,
+        value,
+        combine,
+        initial=node.init.value if combine else None,
+    )
 
 
 def _extent(each: Any, where: str) -> int:

@@ -1,0 +1,189 @@
+"""A function as reductions of what they read, with the element-wise blocks between them inlined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.detect.refusal import as_cascade, refused
+from crossfuse.cascade.detect.selection import Selection, read_selection
+from crossfuse.planner.extract import access
+from crossfuse.planner.extract.blocks import Block, read_blocks
+
+
+@dataclass(frozen=True, eq=False)
+class Load:
+    """A read of an input, or of what a reduction makes.
+
+    Attributes
+    ----------
+    buffer : tvm.tirx.Buffer
+        What is read.
+    indices : tuple
+        Where, in the reader's variables.
+    """
+
+    buffer: Any
+    indices: tuple[Any, ...]
+
+    @property
+    def text(self) -> str:
+        """How messages show it."""
+        return f"{self.buffer.name}[{', '.join(str(each) for each in self.indices)}]"
+
+
+@dataclass(eq=False)
+class Program:
+    """Blocks by the buffers that they write.
+
+    Attributes
+    ----------
+    function : tvm.tirx.PrimFunc
+        The whole.
+    made : dict
+        The block that writes each buffer; both buffers of an argmax have the same one.
+    inputs : tuple
+        Parameters that nothing writes.
+    outputs : tuple
+        Parameters that something writes, in order.
+    """
+
+    function: Any
+    made: dict[Any, Block]
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    _values: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def reductions(self) -> list[Block]:
+        """Blocks that reduce, in program order."""
+        found = {id(each): each for each in self.made.values() if each.combine}
+        return list(found.values())
+
+    def value(self, block: Block) -> Any:
+        """What a block stores or reduces, over loads of inputs and reductions."""
+        if block.buffer not in self._values:
+            self._values[block.buffer] = self._inlined(block.value, block)
+        return self._values[block.buffer]
+
+    def loads(self, block: Block) -> list[Load]:
+        """All loads of a block, those inside indices too."""
+        return loads_of(self.value(block))
+
+    def reduction(self, buffer: Any) -> Block | None:
+        """The reduction that makes a buffer, or None for an input."""
+        return self.made.get(buffer)
+
+    def _inlined(self, value: Any, block: Block) -> Any:
+        def visit(load: Any, mutator: Any) -> Any:
+            load = mutator.default_mutate(load)
+            source = self.made.get(load.source)
+            if source is None and load.source not in self.inputs:
+                where = f"{block.where}, buffer '{load.source.name}'"
+                instead = "write it before it is read"
+                raise refused(where, "a buffer that nothing writes", "written buffers", instead)
+            if source is None or source.combine:
+                return load
+            places = dict(zip(source.coordinates, load.indices, strict=True))
+            return ir.substitute(self.value(source), lambda var: places.get(var, var))
+
+        return ir.mutate(value, (ir.TensorLoad, visit))
+
+
+def loads_of(value: Any) -> list[Load]:
+    """All loads in an expression, those inside indices too."""
+    found: list[Any] = []
+    ir.walk(value, (ir.TensorLoad, found.append))
+    return [Load(each.source, tuple(each.indices)) for each in found]
+
+
+def variables_of(indices: Iterable[Any]) -> frozenset[Any]:
+    """Loop variables of indices."""
+    return frozenset(var for var in access.variables(indices) if not ir.is_buffer_var(var))
+
+
+def moved(indices: Iterable[Any], values: Mapping[Any, Any]) -> tuple[Any, ...]:
+    """Indices over other variables, in their simplest form."""
+    return access.replaced(indices, values, {})
+
+
+def same(one: Iterable[Any], other: Iterable[Any]) -> bool:
+    """Whether indices are the same expressions of the same variables."""
+    first, second = tuple(one), tuple(other)
+    return len(first) == len(second) and all(
+        ir.tvm_ffi.structural_equal(a, b) for a, b in zip(first, second, strict=True)
+    )
+
+
+def read_program(func: Any) -> Program:
+    """Read a function.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        In s_tir form.
+
+    Returns
+    -------
+    Program
+        Its blocks, by what they write.
+
+    Raises
+    ------
+    CascadeRefused
+        Scans, statements that are no blocks, buffers that several blocks write or that are read
+        before they are written; see `crossfuse.planner.extract.blocks.read_blocks`.
+    """
+    if not isinstance(func, ir.PrimFunc):
+        found = f"a {type(func).__name__}"
+        raise refused("function", found, "a PrimFunc in s_tir form", "pass one function of it")
+    _check_scans(func)
+    with as_cascade():
+        blocks = read_blocks(func, read_selection)
+    made: dict[Any, Block] = {}
+    for block in blocks:
+        for buffer in (block.buffer, *([block.places] if isinstance(block, Selection) else [])):
+            if buffer in made:
+                names = f"blocks '{made[buffer].name}' and '{block.name}' that write it"
+                where, instead = f"buffer '{buffer.name}'", "write it by one block"
+                raise refused(where, names, "one block for each buffer", instead)
+            made[buffer] = block
+    buffers = [each for each in func.params if ir.is_buffer_var(each)]
+    inputs = tuple(each for each in buffers if each not in made)
+    outputs = tuple(each for each in buffers if each in made)
+    if not outputs:
+        raise refused("function", "no output", "an output", "store the result to a parameter")
+    _check_order(made)
+    return Program(func, made, inputs, outputs)
+
+
+def _check_order(made: Mapping[Any, Block]) -> None:
+    written: set[Any] = set()
+    for buffer, block in made.items():
+        for load in loads_of(block.value):
+            if load.buffer in made and load.buffer not in written:
+                where = f"{block.where}, buffer '{load.buffer.name}'"
+                limit, instead = "blocks in the order of their data", "order the blocks"
+                raise refused(where, "a read before a write", limit, instead)
+        written.add(buffer)
+
+
+def _check_scans(func: Any) -> None:
+    """Blocks that read what they stored for another element are refused by their name."""
+
+    def visit(block: Any) -> None:
+        store = block.body
+        if not isinstance(store, ir.BufferStore):
+            return
+        for load in loads_of(store.value):
+            own = load.buffer.same_as(store.buffer)
+            if own and not same(load.indices, store.indices):
+                where = f"block '{block.name_hint}', buffer '{store.buffer.name}'"
+                place = Load(store.buffer, tuple(store.indices)).text
+                found = f"a scan: {place} from {load.text}"
+                limit = "reductions, whose elements may come in any order"
+                raise refused(where, found, limit, "leave it to a kernel that scans")
+
+    ir.walk(func.body, (ir.SBlock, visit))
