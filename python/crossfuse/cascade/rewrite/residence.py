@@ -45,7 +45,8 @@ class Residence:
 
     def registers(self, stream: Stream) -> Any:
         """The buffer of a stream that stays in registers, or None."""
-        return self.buffers.get(stream) if self.where == "registers" else None
+        kept = self.kept(stream) if self.where == "registers" else None
+        return None if kept is None else self.buffers[kept]
 
     def kept(self, stream: Stream) -> Any:
         """The stream as it was kept, or None."""

@@ -196,7 +196,8 @@ def _add(found: list[list[Any]], load: Any, site: Site) -> None:
 def _is_whole(group: list[Any], site: Site) -> bool:
     """Whether loads fill what they step over; puts them in order."""
     known = ir.sym.Analyzer()
-    group.sort(key=lambda each: ir.constant(known.simplify(_flat(each) - _flat(group[0]))) or 0)
+    one = group[0]
+    group.sort(key=lambda each: ir.constant(known.simplify(_flat(each) - _flat(one))) or 0)
     places = [
         [ir.constant(known.simplify(i - j)) for i, j in zip(each.indices, group[0].indices, strict=True)]
         for each in group
