@@ -85,7 +85,7 @@ def _sequential(compiled: Compiled, problem: Problem) -> str:
 
     report = run_sequential(compiled.schedule, problem.inputs)
     report.raise_if_wrong()
-    return f"{_accuracy(problem, report.outputs)}; forwards = backwards"
+    return f"{problem.judge(report.outputs)}; forwards = backwards"
 
 
 def _emulated(compiled: Compiled, problem: Problem, seed: int) -> str:
@@ -94,8 +94,8 @@ def _emulated(compiled: Compiled, problem: Problem, seed: int) -> str:
     report = emulate(compiled.lowered.image, problem.inputs, seed=seed)
     report.raise_if_wrong()
     for outputs in report.later:
-        _accuracy(problem, outputs)
-    return f"{_accuracy(problem, report.outputs)}; no race, no stray access, two thread orders"
+        problem.judge(outputs)
+    return f"{problem.judge(report.outputs)}; no race, no stray access, two thread orders"
 
 
 def _resources(compiled: Compiled) -> str:
@@ -110,14 +110,20 @@ def _on_gpu(compiled: Compiled, problem: Problem) -> str:
     """One run judged, the others compared with it bit by bit; all judged if sums have no order."""
     image = compiled.lowered.image
     arrays = [problem.inputs[each.name] for each in image.buffers if not each.output]
-    (output,) = (each.name for each in image.buffers if each.output)
-    first = compiled.kernel.run(*arrays)
+    names = [each.name for each in image.buffers if each.output]
+
+    def run() -> dict[str, np.ndarray]:
+        found = compiled.kernel.run(*arrays)
+        return dict(zip(names, found if isinstance(found, tuple) else (found,), strict=True))
+
+    first = run()
     if image.unordered:
         for _ in range(REPEATS - 1):
-            _accuracy(problem, {output: compiled.kernel.run(*arrays)})
-        return f"{_accuracy(problem, {output: first})}; all runs within it, sums in no order"
+            problem.judge(run())
+        return f"{problem.judge(first)}; all runs within it, sums in no order"
+    bits = [each.tobytes() for each in first.values()]
     for _ in range(REPEATS - 1):
-        if compiled.kernel.run(*arrays).tobytes() != first.tobytes():
+        if [each.tobytes() for each in run().values()] != bits:
             from crossfuse.errors import CheckFailed, refuse
 
             raise refuse(
@@ -128,9 +134,4 @@ def _on_gpu(compiled: Compiled, problem: Problem) -> str:
                 limit=f"{REPEATS} equal results",
                 instead="emulate the kernel: it reports races by statement",
             )
-    return f"{_accuracy(problem, {output: first})}; all equal bit by bit"
-
-
-def _accuracy(problem: Problem, outputs: Mapping[str, np.ndarray]) -> str:
-    (output,) = outputs.values()
-    return problem.judge(output)
+    return f"{problem.judge(first)}; all equal bit by bit"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import WorkloadRefused
-from crossfuse.workload.accuracy import Tolerance, judge, plain_tolerance, tolerance
+from crossfuse.workload.accuracy import Accuracy, Tolerance, judge, plain_tolerance, tolerance
+from crossfuse.workload.cascade_spec import CascadeSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,24 +28,36 @@ class Problem:
         Reference and allowed error; None where the source has no reference.
     what : str
         For messages.
+    cascade : CascadeSpec | None
+        The reference of a cascade.
     """
 
     inputs: dict[str, np.ndarray]
     limits: Tolerance | None
     what: str
+    cascade: CascadeSpec | None = None
 
-    def judge(self, output: np.ndarray) -> str:
-        """Hold an output against the limits; return the numbers as text.
+    def judge(self, outputs: Mapping[str, np.ndarray]) -> str:
+        """Hold outputs, by name, against the limits; return the numbers as text.
 
         Raises
         ------
         CheckFailed
-            If it is further off than the rule allows.
+            If one is further off than the rule allows.
         """
+        if self.cascade is not None:
+            from crossfuse.workload.cascade_accuracy import check
+
+            found = check(self.cascade, self.inputs, outputs)
+            return "; ".join(f"{name}: {_text(each)}" for name, each in found.items())
         if self.limits is None:
             return "no reference"
-        accuracy = judge(self.limits, output.reshape(self.limits.reference.shape), self.what)
-        return f"error {accuracy.error:.1e}, unfused kernels {accuracy.unfused_error:.1e}"
+        (output,) = outputs.values()
+        return _text(judge(self.limits, output.reshape(self.limits.reference.shape), self.what))
+
+
+def _text(accuracy: Accuracy) -> str:
+    return f"error {accuracy.error:.1e}, unfused kernels {accuracy.unfused_error:.1e}"
 
 
 def make_problem(source: Source, schedule: Any, seed: int = 0) -> Problem:
@@ -68,6 +82,11 @@ def make_problem(source: Source, schedule: Any, seed: int = 0) -> Problem:
 
         inputs = dict(random_inputs(source.spec, seed))
         return Problem(inputs, tolerance(source.spec, inputs), str(source.spec))
+    if source.cascade is not None:
+        from crossfuse.workload.cascade_inputs import random_inputs as draw_cascade
+
+        values = dict(draw_cascade(source.cascade, seed))
+        return Problem(values, None, str(source.cascade), source.cascade)
     if source.module is not None:
         return _module_problem(source, seed)
     if source.func is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.spec import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ class Source:
     summary : str
         One line that says what it computes.
     spec : WorkloadSpec | None
-        If it came from a spec.
+        If it came from the spec of a chain.
+    cascade : CascadeSpec | None
+        If it came from the spec of a cascade of reductions.
     module, imported, outlined : Any
         If it came from a torch module: the module, its Relax form and its outlined function.
     schedule : Any
@@ -35,6 +38,7 @@ class Source:
     func: Any
     summary: str
     spec: WorkloadSpec | None = None
+    cascade: CascadeSpec | None = None
     module: Any = None
     imported: Imported | None = None
     outlined: Outlined | None = None
@@ -46,9 +50,10 @@ def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Sou
 
     Parameters
     ----------
-    source : str | WorkloadSpec | torch.nn.Module | IRModule | PrimFunc | Schedule
+    source : str | WorkloadSpec | CascadeSpec | torch.nn.Module | IRModule | PrimFunc | Schedule
         A packaged id (``"S8"``) or spec text, a torch module with `example_inputs`, a Relax
-        module, an unscheduled function in canonical form, or a finished schedule.
+        module, an unscheduled function (a chain in canonical form, or a cascade), or a finished
+        schedule.
     example_inputs : Sequence[torch.Tensor] | None
         Inputs of a torch module; their shapes and types are compiled for.
 
@@ -60,9 +65,9 @@ def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Sou
     Raises
     ------
     WorkloadRefused
-        If it is none of these, or not one chain of matrix products.
+        If it is none of these, or a model is not one chain of matrix products.
     """
-    if isinstance(source, (str, WorkloadSpec)):
+    if isinstance(source, (str, WorkloadSpec, CascadeSpec)):
         return _from_spec(source)
     if _is_torch_module(source):
         return _from_module(source, example_inputs)
@@ -87,12 +92,14 @@ def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Sou
     )
 
 
-def _from_spec(source: str | WorkloadSpec) -> Source:
-    from crossfuse.workload.build import prim_func
-    from crossfuse.workload.suites import resolve
+def _from_spec(source: str | WorkloadSpec | CascadeSpec) -> Source:
+    from crossfuse.workload import build, cascade_build, cascades, suites
 
-    spec = resolve(source) if isinstance(source, str) else source
-    return Source(prim_func(spec), str(spec), spec=spec)
+    if isinstance(source, str):
+        source = (cascades if cascades.names_one(source) else suites).resolve(source)
+    if isinstance(source, CascadeSpec):
+        return Source(cascade_build.prim_func(source), str(source), cascade=source)
+    return Source(build.prim_func(source), str(source), spec=source)
 
 
 def _is_torch_module(source: Any) -> bool:

@@ -72,6 +72,12 @@ def parse(text: str) -> CascadeSpec:
     return _from_options(kind, _options(kind, body))
 
 
+def names_one(text: str) -> bool:
+    """Whether a text is meant to be a cascade: it begins with the id or the kind of one."""
+    head = text.partition(":")[0].strip()
+    return head in KINDS or head in suites.ids("cascade")
+
+
 def lookup(name: str) -> CascadeSpec:
     """Make the spec of a packaged cascade.
 
