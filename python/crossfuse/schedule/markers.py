@@ -62,6 +62,10 @@ MERGED = "crossfuse.merged"
 #: `crossfuse.lower.fast_exponentials`.
 FAST = "crossfuse.fast_exponentials"
 
+#: Attribute of a function: CTAs that one multiprocessor shall hold at least; registers are limited
+#: accordingly.
+RESIDENT_CTAS = "crossfuse.resident_ctas"
+
 AXES = ("x", "y", "z")
 #: Thread tags whose launch TVM gets wrong; `cluster_bind` is the cure.
 NAIVE_TAGS = tuple(f"clusterCtaIdx.{axis}" for axis in AXES)
