@@ -9,10 +9,11 @@ from multiprocessing import get_context
 
 from crossfuse.bench.job import Job, Planned
 from crossfuse.bench.ours import compile_kernel, kernels
+from crossfuse.workload.cascade_spec import CascadeSpec
+from crossfuse.workload.cascades import resolve_any
 from crossfuse.workload.spec import WorkloadSpec
-from crossfuse.workload.spec_text import parse
 
-_Kernel = tuple[WorkloadSpec, str | None]
+_Kernel = tuple[WorkloadSpec | CascadeSpec, str | None]
 
 
 def build_ahead(planned: Sequence[Planned], workers: int, target: str, timeout: float) -> int:
@@ -51,11 +52,13 @@ def build_ahead(planned: Sequence[Planned], workers: int, target: str, timeout: 
 def distinct(jobs: Iterable[Job]) -> tuple[_Kernel, ...]:
     """Kernels of all jobs, each once, and where they keep their intermediate."""
     return tuple(
-        dict.fromkeys(kernel for job in jobs for kernel in kernels(job.variant, parse(job.spec)))
+        dict.fromkeys(
+            kernel for job in jobs for kernel in kernels(job.variant, resolve_any(job.spec))
+        )
     )
 
 
-def _build(spec: WorkloadSpec, placement: str | None, target: str) -> bool:
+def _build(spec: WorkloadSpec | CascadeSpec, placement: str | None, target: str) -> bool:
     with tempfile.TemporaryDirectory(prefix="crossfuse-ahead-") as folder:
         try:
             compile_kernel(spec, placement, target, folder)

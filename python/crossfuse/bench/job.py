@@ -31,6 +31,8 @@ VARIANTS = {
     "eager-apart": "PyTorch eager (cuBLAS), weights of gate and up apart",
     "compile": "torch.compile, default mode: the baseline of the paper's protocol",
     "autotune": "torch.compile, max-autotune-no-cudagraphs",
+    "sdpa-flash": "PyTorch's attention with the FlashAttention backend",
+    "sdpa-cudnn": "PyTorch's attention with the cuDNN backend",
     "scaled-mm": "torch._scaled_mm (cuBLASLt) on 8-bit floats, accumulated in float32",
     "scaled-mm-fast": "the same with use_fast_accum: in the tensor core's fewer bits",
 }

@@ -6,8 +6,9 @@ import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.bench.job import OWN
+from crossfuse.bench.job import OURS, OWN
 from crossfuse.bench.variant import Variant, no_such, pack_apart
+from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.spec import WorkloadSpec
 
@@ -141,16 +142,20 @@ def _inputs(part: WorkloadSpec, names: list[str], weight: str, number: str) -> l
     return [names.index(renamed.get(each.name, each.name)) for each in part.operands[1:]]
 
 
-def kernels(name: str, spec: WorkloadSpec) -> tuple[tuple[WorkloadSpec, str | None], ...]:
+def kernels(
+    name: str, spec: WorkloadSpec | CascadeSpec
+) -> tuple[tuple[WorkloadSpec | CascadeSpec, str | None], ...]:
     """What a variant compiles, and where each kernel keeps an intermediate; nothing for others.
 
     Parameters
     ----------
     name : str
         Of the variant.
-    spec : WorkloadSpec
+    spec : WorkloadSpec | CascadeSpec
         What is computed.
     """
+    if isinstance(spec, CascadeSpec):
+        return ((spec, None),) if name == OURS else ()
     if name in OWN and (spec.L or OWN[name] is None):
         return ((spec, OWN[name]),)
     if name != "unfused" or spec.kind == "gemm" or isinstance(spec, ConvChainSpec):
@@ -160,7 +165,10 @@ def kernels(name: str, spec: WorkloadSpec) -> tuple[tuple[WorkloadSpec, str | No
 
 @functools.cache
 def compile_kernel(
-    spec: WorkloadSpec, placement: str | None, target: str, directory: str | None = None
+    spec: WorkloadSpec | CascadeSpec,
+    placement: str | None,
+    target: str,
+    directory: str | None = None,
 ) -> Compiled:
     """Compile a workload as the bench does: its weights are constant while it is timed.
 
@@ -168,7 +176,7 @@ def compile_kernel(
 
     Parameters
     ----------
-    spec : WorkloadSpec
+    spec : WorkloadSpec | CascadeSpec
         What is computed.
     placement : str | None
         Where the intermediate lives; None leaves it to the planner.
@@ -231,10 +239,10 @@ def _loaded(kernel: LoadedKernel, output: tuple[int, ...], dtype: str, device: s
     import torch
 
     result = torch.empty(output, dtype=getattr(torch, dtype), device=device)
-    return _Kernel(kernel, result, _note(kernel.manifest), kernel.manifest.resources)
+    return _Kernel(kernel, result, note_of(kernel.manifest), kernel.manifest.resources)
 
 
-def _note(manifest: Manifest) -> str:
+def note_of(manifest: Manifest) -> str:
     """Grid and cluster of each launch, and what ptxas gave its kernel."""
     usage = {each.kernel: each.summary for each in manifest.resources}
     launches = []

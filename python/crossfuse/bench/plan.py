@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from crossfuse.bench.cascades import cascade_floor, rows_of
 from crossfuse.bench.floor import floor
 from crossfuse.bench.job import CALLS, L2, PROTOCOLS, REPEATS, VARIANTS, Job, Planned
 from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.workload import cascades
+from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.dtypes import closest
 from crossfuse.workload.spec import KINDS, WorkloadSpec
 from crossfuse.workload.suites import ids, resolve, take_apart
 
-#: Names of suites; those that are not lowered yet are refused workload by workload.
+#: Names of suites.
 SUITES = ("gemm_chain", "gated_ffn", "conv_chain", "cascade")
 
 
@@ -72,7 +75,7 @@ def plan(workloads: Sequence[str], rows: str, how: Setting) -> tuple[Planned, ..
     workloads : Sequence[str]
         Ids (``S3``, ``S3:dtype=float16``), names of suites (``gated_ffn``) and texts of specs.
     rows : str
-        Values for M separated by commas; empty takes those of the workloads.
+        Values for M separated by commas; empty takes those of the workloads. Cascades have none.
     how : Setting
         What to measure of each.
 
@@ -88,17 +91,20 @@ def plan(workloads: Sequence[str], rows: str, how: Setting) -> tuple[Planned, ..
     """
     found: dict[Job, Planned] = {}
     for label, spec in select(workloads, _rows(rows)):
-        least = floor(spec)
+        least = cascade_floor(spec) if isinstance(spec, CascadeSpec) else floor(spec)
+        count = rows_of(spec) if isinstance(spec, CascadeSpec) else spec.M
         for l2 in how.l2:
             for protocol in how.protocols:
                 for variant in how.variants:
                     job = Job(str(spec), variant, l2, protocol, how.repeats, how.calls)
-                    each = Planned(label, spec.M, least.microseconds, job, least.bytes)
+                    each = Planned(label, count, least.microseconds, job, least.bytes)
                     found.setdefault(job, each)
     return tuple(found.values())
 
 
-def select(workloads: Iterable[str], rows: Sequence[int]) -> list[tuple[str, WorkloadSpec]]:
+def select(
+    workloads: Iterable[str], rows: Sequence[int]
+) -> list[tuple[str, WorkloadSpec | CascadeSpec]]:
     """Resolve workloads and spread them over rows.
 
     Parameters
@@ -110,7 +116,7 @@ def select(workloads: Iterable[str], rows: Sequence[int]) -> list[tuple[str, Wor
 
     Returns
     -------
-    list[tuple[str, WorkloadSpec]]
+    list[tuple[str, WorkloadSpec | CascadeSpec]]
         What to call each, rows apart, and its spec.
 
     Raises
@@ -118,13 +124,29 @@ def select(workloads: Iterable[str], rows: Sequence[int]) -> list[tuple[str, Wor
     WorkloadRefused
         See `plan`.
     """
-    found = []
+    found: list[tuple[str, WorkloadSpec | CascadeSpec]] = []
     for text in workloads:
         for name in ids(text.strip()) if text.strip() in SUITES else (text,):
+            if cascades.names_one(name):
+                found.append((name.strip(), _cascade(name, rows)))
+                continue
             spec = resolve(name)
             specs = [replace(spec, M=each) for each in rows] or [spec]
             found += [(_label(name), each) for each in specs]
     return found
+
+
+def _cascade(text: str, rows: Sequence[int]) -> CascadeSpec:
+    if rows:
+        raise refuse(
+            WorkloadRefused,
+            "bench",
+            "--m",
+            found=f"{','.join(map(str, rows))} for {text.strip()}",
+            limit="chains of products, whose rows M are",
+            instead="leave --m out, and write the rows of a cascade into it: R7:rows=16",
+        )
+    return cascades.resolve(text)
 
 
 def _label(text: str) -> str:

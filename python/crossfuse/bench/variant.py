@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
+from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.spec import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -56,14 +57,14 @@ def pack_apart(weights: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(each.clone() for each in weights.values())
 
 
-def no_such(name: str, spec: WorkloadSpec, limit: str, instead: str) -> RefusedError:
+def no_such(name: str, spec: WorkloadSpec | CascadeSpec, limit: str, instead: str) -> RefusedError:
     """Build the refusal of a variant that a workload does not have.
 
     Parameters
     ----------
     name : str
         The variant.
-    spec : WorkloadSpec
+    spec : WorkloadSpec | CascadeSpec
         The workload.
     limit, instead : str
         See `crossfuse.errors.Refusal`.

@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from crossfuse.bench.job import OWN, Job, Timing
 from crossfuse.errors import RefusedError
+from crossfuse.workload import cascades
 
 if TYPE_CHECKING:
     import numpy as np
 
     from crossfuse.bench.problem import Problem
     from crossfuse.bench.variant import Variant
+    from crossfuse.workload.cascade_spec import CascadeSpec
+    from crossfuse.workload.spec import WorkloadSpec
 
 _LONGEST = 600
 
@@ -58,6 +61,8 @@ def run(job: Job, folder: Path | None = None, wait: Callable[[], Any] = lambda: 
 
     try:
         require_gpu()
+        if cascades.names_one(job.spec):
+            return _run_cascade(job, wait)
         problem = prepare(job, folder)
         wait()
         return measure_job(job, problem)
@@ -65,6 +70,17 @@ def run(job: Job, folder: Path | None = None, wait: Callable[[], Any] = lambda: 
         return Timing("refused", str(error))
     except Exception as error:
         return Timing("failed", f"{type(error).__name__}: {error}"[:_LONGEST])
+
+
+def _run_cascade(job: Job, wait: Callable[[], Any]) -> Timing:
+    import torch  # noqa: F401
+
+    from crossfuse.bench.cascades import measure_cascade
+
+    spec = cascades.resolve(job.spec)
+    _compile(job, spec)
+    wait()
+    return measure_cascade(job, spec)
 
 
 def prepare(job: Job, folder: Path | None = None) -> Problem:
@@ -82,16 +98,22 @@ def prepare(job: Job, folder: Path | None = None) -> Problem:
     """
     import torch  # noqa: F401
 
-    from crossfuse.bench.ours import compile_kernel, kernels, target_of
     from crossfuse.bench.problem import make_problem
-    from crossfuse.doctor.gpu import find_gpus
     from crossfuse.workload.spec_text import parse
 
     spec = parse(job.spec)
+    _compile(job, spec)
+    return make_problem(spec, folder)
+
+
+def _compile(job: Job, spec: WorkloadSpec | CascadeSpec) -> None:
+    """Have the kernels of a job ready."""
+    from crossfuse.bench.ours import compile_kernel, kernels, target_of
+    from crossfuse.doctor.gpu import find_gpus
+
     target = target_of("".join(each.name for each in find_gpus()[:1]))
     for kernel in kernels(job.variant, spec):
         compile_kernel(*kernel, target)
-    return make_problem(spec, folder)
 
 
 def measure_job(job: Job, problem: Problem | None = None, device: str = "cuda") -> Timing:

@@ -10,6 +10,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.compiler.arguments import check_known, check_no_model, check_plan
+from crossfuse.compiler.cascades import cascade_options, is_cascade
 from crossfuse.compiler.option import Option
 from crossfuse.compiler.placement import PLACEMENTS, tensor_options
 from crossfuse.compiler.source import Source, read_source
@@ -115,11 +116,14 @@ def compile(
     directory: str | Path | None = None,
     name: str = "main",
 ) -> Compiled:
-    """Compile a GEMM, GEMM chain or gated FFN into one cluster kernel.
+    """Compile a GEMM, GEMM chain, gated FFN or cascade of reductions into one kernel.
+
+    A cascade is written as one stream over its axis, see `crossfuse.cascade`; the options that say
+    how chains are scheduled do not matter to it.
 
     Parameters
     ----------
-    source : str | WorkloadSpec | torch.nn.Module | IRModule | PrimFunc | Schedule
+    source : str | WorkloadSpec | CascadeSpec | torch.nn.Module | IRModule | PrimFunc | Schedule
         See `crossfuse.compiler.read_source`.
     example_inputs : Sequence[torch.Tensor] | None
         Inputs of a torch module.
@@ -188,6 +192,8 @@ def compile(
     check_plan(read, rule, placement, plan, cluster)
     if read.schedule is not None:
         options = [Option(lambda: read.schedule)]
+    elif is_cascade(read):
+        options = cascade_options(read, spec)
     elif rule == "tensor":
         options = tensor_options(
             read, placement, spec, plan=plan, cluster=cluster or 0, constant=constant_weights

@@ -93,10 +93,10 @@ def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Sou
 
 
 def _from_spec(source: str | WorkloadSpec | CascadeSpec) -> Source:
-    from crossfuse.workload import build, cascade_build, cascades, suites
+    from crossfuse.workload import build, cascade_build, cascades
 
     if isinstance(source, str):
-        source = (cascades if cascades.names_one(source) else suites).resolve(source)
+        source = cascades.resolve_any(source)
     if isinstance(source, CascadeSpec):
         return Source(cascade_build.prim_func(source), str(source), cascade=source)
     return Source(build.prim_func(source), str(source), spec=source)

@@ -12,9 +12,9 @@ from crossfuse.workload.dtypes import float_type
 Inputs = dict[str, np.ndarray]
 
 #: Operands that are the weights of a product, which scale with the terms of its sums.
-_WEIGHTS = ("weight", "router")
+WEIGHTS = ("weight", "router")
 #: Operands around one.
-_FACTORS = ("gamma", "weight_scale", "mass")
+FACTORS = ("gamma", "weight_scale", "mass")
 
 
 def random_inputs(spec: CascadeSpec, seed: int = 0) -> Inputs:
@@ -39,9 +39,9 @@ def random_inputs(spec: CascadeSpec, seed: int = 0) -> Inputs:
             drawn[each.name] = rng.integers(0, spec.operands[0].shape[-1], each.shape)
             continue
         values = rng.standard_normal(each.shape, np.float32)
-        if each.name in _FACTORS:
+        if each.name in FACTORS:
             values = np.exp(values / 2)
-        elif each.name in _WEIGHTS and len(each.shape) > 1:
+        elif each.name in WEIGHTS and len(each.shape) > 1:
             values = values / np.float32(np.sqrt(each.shape[-1]))
         drawn[each.name] = values
     return _rounded(spec, drawn)

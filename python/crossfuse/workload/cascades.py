@@ -24,6 +24,7 @@ from typing import Any
 from crossfuse.workload import cascade_products, cascade_spec, suites
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.refusal import one_of, read_extent, refused
+from crossfuse.workload.spec import WorkloadSpec
 from crossfuse.workload.spec_text import pairs
 
 _CLASSES: tuple[type[CascadeSpec], ...] = (
@@ -76,6 +77,27 @@ def names_one(text: str) -> bool:
     """Whether a text is meant to be a cascade: it begins with the id or the kind of one."""
     head = text.partition(":")[0].strip()
     return head in KINDS or head in suites.ids("cascade")
+
+
+def resolve_any(text: str) -> WorkloadSpec | CascadeSpec:
+    """Read what a command line calls a workload: a chain of products, or a cascade.
+
+    Parameters
+    ----------
+    text : str
+        See `resolve` and `crossfuse.workload.suites.resolve`.
+
+    Returns
+    -------
+    WorkloadSpec | CascadeSpec
+        The spec.
+
+    Raises
+    ------
+    WorkloadRefused
+        See there.
+    """
+    return resolve(text) if names_one(text) else suites.resolve(text)
 
 
 def lookup(name: str) -> CascadeSpec:

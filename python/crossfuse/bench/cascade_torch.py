@@ -1,0 +1,156 @@
+"""Cascades as PyTorch computes them: the plain formula, and its library attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from crossfuse.bench.variant import no_such
+from crossfuse.workload import cascade_products, cascade_spec
+from crossfuse.workload.cascade_products import LARGEST_QUANTISED, LEAST_MAGNITUDE
+from crossfuse.workload.cascade_spec import EPSILON, CascadeSpec
+
+#: Takes the inputs in order, gives the output or outputs.
+Formula = Callable[..., Any]
+_LIBRARY = {"sdpa-flash": "FLASH_ATTENTION", "sdpa-cudnn": "CUDNN_ATTENTION"}
+
+
+def formula(name: str, spec: CascadeSpec) -> Formula:
+    """Find how PyTorch computes a cascade.
+
+    Parameters
+    ----------
+    name : str
+        ``eager``, ``compile``, ``autotune``, ``sdpa-flash`` or ``sdpa-cudnn``.
+    spec : CascadeSpec
+        What is computed.
+
+    Returns
+    -------
+    Callable
+        Not yet called; what ``torch.compile`` does comes with the first call.
+
+    Raises
+    ------
+    WorkloadRefused
+        For other variants, and library attention of something else.
+    """
+    import torch
+
+    plain = _PLAIN[type(spec)]
+    if name == "eager":
+        return lambda *inputs: plain(spec, *inputs)
+    if name in ("compile", "autotune"):
+        mode = {"compile": None, "autotune": "max-autotune-no-cudagraphs"}[name]
+        return torch.compile(lambda *inputs: plain(spec, *inputs), mode=mode, dynamic=False)
+    if name in _LIBRARY and isinstance(spec, cascade_products.Attention):
+        return _library(_LIBRARY[name], spec)
+    limit = "eager, compile and autotune; sdpa-flash and sdpa-cudnn of attention"
+    raise no_such(name, spec, limit, "measure one of these")
+
+
+def _library(backend: str, spec: cascade_products.Attention) -> Formula:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    shared = spec.kv_heads != spec.heads
+
+    def call(q: Any, k: Any, v: Any) -> Any:
+        with sdpa_kernel(getattr(SDPBackend, backend)):
+            return scaled_dot_product_attention(q, k, v, is_causal=spec.causal, enable_gqa=shared)
+
+    return call
+
+
+def _softmax(spec: cascade_spec.Softmax, x: Any) -> Any:
+    import torch
+
+    return torch.softmax(x, -1)
+
+
+def _cross_entropy(spec: cascade_spec.CrossEntropy, x: Any, labels: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.cross_entropy(x.float(), labels.long(), reduction="none")
+
+
+def _layernorm(spec: cascade_spec.LayerNorm, x: Any, weight: Any, bias: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.layer_norm(x, (spec.cols,), weight, bias, EPSILON)
+
+
+def _variance(spec: cascade_spec.Variance, x: Any) -> Any:
+    import torch
+
+    return torch.var(x, -1, correction=0).float()
+
+
+def _moment_of_inertia(
+    spec: cascade_spec.MomentOfInertia, mass: Any, x: Any, y: Any, z: Any
+) -> Any:
+    total = mass.sum(1, keepdim=True)
+    squares = sum((r - (mass * r).sum(1, keepdim=True) / total) ** 2 for r in (x, y, z))
+    return (mass * squares).sum(1)
+
+
+def _attention(spec: cascade_products.Attention, q: Any, k: Any, v: Any) -> Any:
+    import torch
+
+    share = spec.heads // spec.kv_heads
+    if share > 1:
+        k, v = (each.repeat_interleave(share, 1) for each in (k, v))
+    scores = (q @ k.transpose(2, 3)).float() * spec.head_dim**-0.5
+    if spec.causal:
+        seen = torch.ones(spec.q_len, spec.kv_len, dtype=torch.bool, device=q.device)
+        seen = seen.tril(spec.kv_len - spec.q_len)
+        scores = scores.masked_fill(~seen, float("-inf"))
+    return torch.softmax(scores, -1).to(v.dtype) @ v
+
+
+def _mla_decode(spec: cascade_products.MlaDecode, q: Any, cache: Any) -> Any:
+    import torch
+
+    width = spec.latent_dim + spec.rope_dim
+    scores = (q @ cache.transpose(1, 2)).float() * width**-0.5
+    return torch.softmax(scores, -1).to(q.dtype) @ cache[:, :, : spec.latent_dim]
+
+
+def _moe_routing(spec: cascade_products.MoeRouting, x: Any, router: Any) -> Any:
+    import torch
+
+    gates, chosen = torch.softmax((x @ router.T).float(), -1).topk(spec.top_k, -1)
+    return gates, chosen.int()
+
+
+def _quant_gemm(spec: cascade_products.QuantGemm, x: Any, weight: Any, scale: Any) -> Any:
+    import torch
+
+    largest = x.float().abs().amax(1, keepdim=True).clamp(min=LEAST_MAGNITUDE)
+    of_rows = largest / LARGEST_QUANTISED
+    quantised = (x.float() / of_rows).to(weight.dtype)
+    out = getattr(torch, spec.out)
+    return torch._scaled_mm(quantised, weight.T, of_rows, scale[None, :], out_dtype=out)
+
+
+def _rmsnorm_gemm(spec: cascade_products.RmsNormGemm, x: Any, gamma: Any, weight: Any) -> Any:
+    import torch
+
+    wide = x.float()
+    normal = wide * torch.rsqrt((wide * wide).mean(1, keepdim=True) + EPSILON)
+    return torch.nn.functional.linear(normal.to(x.dtype) * gamma, weight)
+
+
+_PLAIN: dict[type[CascadeSpec], Formula] = {
+    cascade_spec.Softmax: _softmax,
+    cascade_spec.CrossEntropy: _cross_entropy,
+    cascade_spec.LayerNorm: _layernorm,
+    cascade_spec.Variance: _variance,
+    cascade_spec.MomentOfInertia: _moment_of_inertia,
+    cascade_products.Attention: _attention,
+    cascade_products.DecodeAttention: _attention,
+    cascade_products.MlaDecode: _mla_decode,
+    cascade_products.MoeRouting: _moe_routing,
+    cascade_products.QuantGemm: _quant_gemm,
+    cascade_products.RmsNormGemm: _rmsnorm_gemm,
+}

@@ -1,0 +1,214 @@
+"""One cascade measured in this process: inputs on the GPU, some rows held against float64."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.bench.floor import FLOPS_PER_SECOND, FP8_FLOPS_PER_SECOND, Floor
+from crossfuse.bench.job import OURS, OWN, Job, Timing
+from crossfuse.bench.variant import no_such
+from crossfuse.errors import CheckFailed
+from crossfuse.workload import cascade_products
+from crossfuse.workload.cascade_spec import CascadeSpec
+
+if TYPE_CHECKING:
+    from crossfuse.runtime.cubin import ResourceUsage
+
+#: Sets of inputs at most, and their bytes at most: a large set flushes the cache by itself.
+_MOST_SETS = 16
+_SET_BYTES = 8 * 10**9
+
+
+def cascade_floor(spec: CascadeSpec) -> Floor:
+    """The least time of a cascade: every input read and every output written once, or products.
+
+    Parameters
+    ----------
+    spec : CascadeSpec
+        What is computed.
+
+    Returns
+    -------
+    Floor
+        See `crossfuse.bench.floor.floor`. Of causal attention the half that is seen.
+    """
+    flops, roof = _products(spec), FLOPS_PER_SECOND
+    if isinstance(spec, cascade_products.QuantGemm):
+        roof = FP8_FLOPS_PER_SECOND
+    return Floor(spec.bytes, flops, roof)
+
+
+def _products(spec: CascadeSpec) -> int:
+    """Multiplications and additions of the matrix products."""
+    if isinstance(spec, cascade_products.Attention):
+        pairs = spec.q_len * spec.kv_len // (2 if spec.causal else 1)
+        return 4 * spec.batch * spec.heads * pairs * spec.head_dim
+    if isinstance(spec, cascade_products.MlaDecode):
+        width = 2 * spec.latent_dim + spec.rope_dim
+        return 2 * spec.batch * spec.q_heads * spec.kv_len * width
+    if isinstance(spec, cascade_products.MoeRouting):
+        return 2 * spec.tokens * spec.hidden * spec.experts
+    if isinstance(spec, (cascade_products.QuantGemm, cascade_products.RmsNormGemm)):
+        return 2 * spec.tokens * spec.K * spec.N
+    return 0
+
+
+def rows_of(spec: CascadeSpec) -> int:
+    """Rows of the first operand, by which tables tell cascades of one kind apart."""
+    return prod(spec.operands[0].shape[:-1])
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A way to compute a cascade: gives the outputs of inputs; what is known of its kernels."""
+
+    run: Callable[..., Any]
+    note: str = ""
+    resources: tuple[ResourceUsage, ...] = ()
+
+
+def measure_cascade(job: Job, spec: CascadeSpec, device: str = "cuda") -> Timing:
+    """Check, time, and check again.
+
+    Parameters
+    ----------
+    job : Job
+        What to measure.
+    spec : CascadeSpec
+        Its workload.
+    device : str
+        Where the tensors are.
+
+    Returns
+    -------
+    Timing
+        See `crossfuse.bench.worker.measure_job`.
+    """
+    import torch
+
+    from crossfuse.bench.rotation import groups
+    from crossfuse.bench.timing import measure, quietest, steps
+
+    way = _way(job.variant, spec, device)
+    with torch.no_grad():
+        sets = _sets(job, spec, device)
+        bound = [_bound(way, each) for each in sets]
+        for each in bound:
+            each()
+        worst, message = _judge(spec, sets[0], bound[0]())
+        if message and job.variant in OWN:
+            return Timing("wrong", message, copies=len(sets), resources=way.resources)
+        timed = steps(job, bound)
+        times = quietest(lambda: measure(job, timed, device))
+        # Nothing of an earlier run may be taken for the result of the last one.
+        for output in _several(timed[-1].run()):
+            output.fill_(float("nan") if output.is_floating_point() else -1)
+        last = groups(len(sets), job.calls, job.l2)[len(timed) - 1][-1]
+        after, late = _judge(spec, sets[last], timed[-1].run())
+    message = message or late
+    timing = Timing(
+        "wrong" if message else "ok",
+        message or way.note,
+        worst_before=worst,
+        worst_after=after,
+        copies=len(sets),
+        calls=timed[0].calls,
+        resources=way.resources,
+    )
+    if message and job.variant in OWN:
+        return timing
+    return replace(timing, microseconds=statistics.median(times), minimum=min(times))
+
+
+def _way(name: str, spec: CascadeSpec, device: str) -> _Way:
+    import torch
+
+    from crossfuse.bench.cascade_torch import formula
+    from crossfuse.bench.ours import compile_kernel, note_of, target_of
+
+    if name not in OWN:
+        return _Way(formula(name, spec))
+    if name != OURS:
+        raise no_such(name, spec, "a chain, which has an intermediate to place", "measure ours")
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+    kernel = compile_kernel(spec, None, target_of(gpu)).kernel
+
+    def run(*inputs: Any) -> Any:
+        return kernel.run(*inputs)
+
+    return _Way(run, note_of(kernel.manifest), kernel.manifest.resources)
+
+
+def _bound(way: _Way, inputs: dict[str, Any]) -> Callable[[], Any]:
+    values = tuple(inputs.values())
+    return lambda: way.run(*values)
+
+
+def _sets(job: Job, spec: CascadeSpec, device: str) -> list[dict[str, Any]]:
+    """Sets of inputs: several of them, so that none is in the cache when its turn comes."""
+    from crossfuse.bench.rotation import copies_needed
+
+    size = spec.bytes
+    wanted = copies_needed(size, job.calls, job.l2)
+    count = max(1, min(wanted, _MOST_SETS * max(1, job.calls), _SET_BYTES // size))
+    return [draw(spec, number, device) for number in range(count)]
+
+
+def draw(spec: CascadeSpec, seed: int, device: str) -> dict[str, Any]:
+    """Draw inputs on the device, as `crossfuse.workload.cascade_inputs` draws them on the host.
+
+    Parameters
+    ----------
+    spec : CascadeSpec
+        Says shapes and types.
+    seed : int
+        Equal seeds give equal inputs on equal devices.
+    device : str
+        Where.
+
+    Returns
+    -------
+    dict[str, torch.Tensor]
+        By name, in the order of the function's parameters.
+    """
+    import torch
+
+    from crossfuse.workload.cascade_inputs import FACTORS, WEIGHTS
+
+    generator = torch.Generator(device).manual_seed(seed)
+    found = {}
+    for each in spec.operands:
+        how: dict[str, Any] = {"device": device, "generator": generator}
+        if each.dtype == "int32":
+            most = spec.operands[0].shape[-1]
+            found[each.name] = torch.randint(0, most, each.shape, dtype=torch.int32, **how)
+            continue
+        values = torch.randn(each.shape, **how)
+        if each.name in FACTORS:
+            values = (values / 2).exp_()
+        elif each.name in WEIGHTS and len(each.shape) > 1:
+            values /= each.shape[-1] ** 0.5
+        found[each.name] = values.to(getattr(torch, each.dtype))
+    return found
+
+
+def _judge(spec: CascadeSpec, inputs: dict[str, Any], outputs: Any) -> tuple[float | None, str]:
+    """Hold some rows against the float64 rule."""
+    from crossfuse.bench.cascade_sample import sample
+    from crossfuse.workload.cascade_accuracy import check
+
+    part = sample(spec)
+    named = dict(zip((each.name for each in spec.outputs), _several(outputs), strict=True))
+    try:
+        found = check(part.spec, part.take(inputs), part.take(named))
+    except CheckFailed as error:
+        return None, str(error)
+    return max(each.worst for each in found.values()), ""
+
+
+def _several(outputs: Any) -> tuple[Any, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -1,0 +1,94 @@
+"""Ways to schedule a cascade of reductions, the best one first."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.compiler.option import Option
+from crossfuse.compiler.source import Source
+from crossfuse.errors import CascadeRefused, RefusedError, refuse
+from crossfuse.hardware import Device
+
+if TYPE_CHECKING:
+    from crossfuse.cascade.derivation import Derivation
+    from crossfuse.cascade.rewrite.tiles import StreamTiles
+    from crossfuse.cascade.site import Site
+
+
+def is_cascade(source: Source) -> bool:
+    """Whether a source is to be compiled as a cascade: its spec says so, or no chain is in it."""
+    if source.cascade is not None:
+        return True
+    if source.func is None or source.spec is not None or source.outlined is not None:
+        return False
+    from crossfuse import _tvm as ir
+    from crossfuse.schedule.rules.chain import read_chain
+
+    try:
+        read_chain(ir.Schedule(source.func))
+    except RefusedError:
+        return True
+    return False
+
+
+def cascade_options(source: Source, target: Device) -> list[Option]:
+    """Ways to schedule a cascade.
+
+    Parameters
+    ----------
+    source : Source
+        See `is_cascade`.
+    target : Device
+        What to schedule for.
+
+    Returns
+    -------
+    list[Option]
+        At least one.
+
+    Raises
+    ------
+    CascadeRefused
+        If the function holds no cascade, several, or one that cannot stream, with the reason.
+    """
+    from crossfuse.cascade.algebra import derive
+    from crossfuse.cascade.rewrite.choose import choose_tiles
+
+    site = only_site(source.func)
+    derivation = derive(site.cascade)
+    return [
+        Option(partial(_stream, site, derivation, each), why={"stream": asdict(each)})
+        for each in choose_tiles(site, derivation, target)
+    ]
+
+
+def only_site(func: Any) -> Site:
+    """The one cascade of a function.
+
+    Raises
+    ------
+    CascadeRefused
+        If there are several.
+    """
+    from crossfuse.cascade.detect import detect
+
+    sites = detect(func)
+    if len(sites) == 1:
+        return sites[0]
+    raise refuse(
+        CascadeRefused,
+        "compile",
+        "function",
+        found=f"{len(sites)} cascades over different axes",
+        limit="one, which becomes one kernel",
+        instead="split the function between them, or run crossfuse.relax.FuseCascades on its model",
+    )
+
+
+def _stream(site: Site, derivation: Derivation, tiles: StreamTiles) -> Any:
+    from crossfuse.cascade.rewrite.streaming import streaming
+    from crossfuse.schedule.rules.stream import schedule_stream
+
+    return schedule_stream(streaming(site, derivation, tiles), tiles)
