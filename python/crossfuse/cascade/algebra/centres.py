@@ -130,7 +130,7 @@ class Centres:
         brought = gauges.contribution(gauge, element.xreplace(here), state)
         same = state.same(SUM, brought)
         if same is not None:
-            return same.symbol
+            return same
         lower = self._lower(name, gauge, element, centres)
         carry = gauges.carry(gauge, self._at(name, lower, centres, value), state)
         parts = [self._at(name, lower, centres, side) for side in (left, right)]
