@@ -101,9 +101,10 @@ def predict(samples: Sequence[Sample], device: Device) -> Callable[[Rates], np.n
 
 
 def _together(shapes: Sequence[Shape]) -> Shape:
-    """Shapes that differ in their extents alone, as one of arrays."""
+    """Shapes that differ in their extents and further bytes alone, as one of arrays."""
     extents: Any = {
-        each: np.array([getattr(shape, each) for shape in shapes], np.float64) for each in "mnkl"
+        each: np.array([getattr(shape, each) for shape in shapes], np.float64)
+        for each in (*"mnkl", "further")
     }
     return replace(shapes[0], **extents)
 
