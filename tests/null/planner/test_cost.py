@@ -199,5 +199,5 @@ def test_estimates_rank_what_was_measured() -> None:
 def ranking(told: dict[str, Any]) -> list[float]:
     """Means over the chains: rank correlation, regret of the first choice, of the best of three."""
     chains = told["chains"].values()
-    assert len(chains) == 54
+    assert len(chains) == 62
     return [float(np.mean([each[key] for each in chains])) for key in ("rank", "top1", "top3")]
