@@ -28,7 +28,6 @@ without DSM, 2.11x with DSM in a random configuration, 3.29x with all.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +39,6 @@ from zlib import crc32
 
 import numpy as np
 
-from crossfuse.errors import RefusedError
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.compare_spaces import (
     BASELINES,
@@ -55,10 +53,10 @@ from crossfuse.meta_schedule.compare_spaces import (
     summary,
 )
 from crossfuse.meta_schedule.tune import candidate_at, kernels_of
-from crossfuse.planner.cost.fit import EAGER
+from crossfuse.planner.families import EAGER
 from crossfuse.planner.tune.kernel_space import KernelSpace
 from crossfuse.planner.tune.spaces import ALL, NO_DSM, SPACES, exchanges, points_of
-from crossfuse.runtime.files import write_atomically
+from crossfuse.script import program, run, write_json
 from crossfuse.workload.spec import WorkloadSpec
 from crossfuse.workload.suites import name_of, resolve
 
@@ -91,10 +89,7 @@ def make(given: argparse.Namespace) -> None:
             fresh = (candidate_at(space, str(spec), each) for each in _near(space, given, spec))
             more = (each for each in fresh if each.id not in known | {one.id for one in found})
             found += [_named(each, ALSO) for each in islice(more, given.also)]
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(
-        given.out, (json.dumps([e.to_json() for e in found], indent=1) + "\n").encode()
-    )
+    write_json(given.out, [each.to_json() for each in found])
     kinds = Counter(each.notes.get("name", each.family) for each in found)
     print(f"{len(found)} candidates:", ", ".join(f"{n} {kind}" for kind, n in kinds.items()))
 
@@ -160,7 +155,7 @@ def report(given: argparse.Namespace) -> None:
     }
     _print(told)
     if given.json:
-        write_atomically(given.json, (json.dumps(told, indent=1) + "\n").encode())
+        write_json(given.json, told)
 
 
 def _again(measured: Sequence[Measured]) -> dict[str, float] | None:
@@ -228,10 +223,9 @@ def _print_wins(workloads: Mapping[str, Any]) -> None:
         print(f"{name:12}{gains[name]:7.3f}  {change}  {fastest}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
-    commands = parser.add_subparsers(required=True)
+def parser() -> argparse.ArgumentParser:
+    """Make the parser of the command line."""
+    made, commands = program(__doc__)
     makes = commands.add_parser("make", help="write candidates for `crossfuse bundle make`")
     makes.add_argument("workloads", nargs="*", default=WORKLOADS, help="S1 to S8 and G1 to G10")
     makes.add_argument("--out", type=Path, required=True, help="JSON file to write")
@@ -250,19 +244,8 @@ def _parser() -> argparse.ArgumentParser:
     reports.set_defaults(do=report)
     for each in (makes, reports):
         each.add_argument("--target", default="nvidia-h100")
-    return parser
-
-
-def main() -> int:
-    """Read the command line."""
-    given = _parser().parse_args()
-    try:
-        given.do(given)
-    except RefusedError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    return made
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(parser()))

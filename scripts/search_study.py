@@ -22,7 +22,6 @@ the time of the best so far, as the geometric mean over the seeds, and their ran
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -35,14 +34,15 @@ from typing import Any
 
 import numpy as np
 
-from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse import script
+from crossfuse.errors import ArtefactRefused, refuse
 from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.records import Record, fastest, read_records
 from crossfuse.meta_schedule.study import Search, Study, read_proposals
 from crossfuse.meta_schedule.tune import kernels_of
+from crossfuse.planner.families import EAGER
 from crossfuse.planner.tune.cost_model import CostModel, require_xgboost
 from crossfuse.planner.tune.drive import STRATEGIES, make_strategy
-from crossfuse.runtime.files import write_atomically
 from crossfuse.workload.suites import name_of, resolve
 
 WORKLOADS = ("G4:M=128", "S2:M=16", "S4:M=128")
@@ -81,7 +81,7 @@ def run(given: argparse.Namespace) -> None:
     if set(given.strategies) & set(LEARNING):
         require_xgboost()
     found = record()
-    write_atomically(given.folder / "environment.json", json.dumps(found, indent=1).encode())
+    script.write_json(given.folder / "environment.json", found)
     jobs = given.build_jobs or max(1, len(os.sched_getaffinity(0)) - 1)
     gpu = found["gpu"].get("name", "")
     how = Conditions(given.target, timeout=given.timeout, builders=jobs, gpu=gpu)
@@ -144,9 +144,9 @@ def curves(folder: Path) -> tuple[list[Curve], list[Record]]:
 
 def report(found: Sequence[Curve], records: Sequence[Record]) -> dict[str, Any]:
     """Shares of the best speed after 1, 2, 4, ... trials, by workload and strategy."""
-    ours = [each for each in records if each.candidate.family != "eager"]
+    ours = [each for each in records if each.candidate.family != EAGER]
     best = fastest(ours)
-    eager = fastest(each for each in records if each.candidate.family == "eager")
+    eager = fastest(each for each in records if each.candidate.family == EAGER)
     workloads: dict[str, Any] = {}
     for spec in dict.fromkeys(each.spec for each in found):
         here = [each for each in found if each.spec == spec]
@@ -257,15 +257,14 @@ def show(given: argparse.Namespace) -> None:
     told = report(found, records)
     print(table(told))
     if given.json:
-        write_atomically(given.json, (json.dumps(told, indent=1) + "\n").encode())
+        script.write_json(given.json, told)
     if given.plot:
         plot(found, told, given.plot)
 
 
-def _parser() -> argparse.ArgumentParser:
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
-    commands = parser.add_subparsers(dest="command", required=True)
+def parser() -> argparse.ArgumentParser:
+    """Make the parser of the command line."""
+    made, commands = script.program(__doc__)
     runs = commands.add_parser("run", help="search, on this GPU")
     runs.add_argument("folder", type=Path)
     runs.add_argument("workloads", nargs="*", default=WORKLOADS, help=", ".join(WORKLOADS))
@@ -285,19 +284,8 @@ def _parser() -> argparse.ArgumentParser:
     shows.add_argument("--plot", type=Path, help="picture; its suffix says the format")
     shows.add_argument("--json", type=Path)
     shows.set_defaults(do=show)
-    return parser
-
-
-def main() -> int:
-    """Read the command line."""
-    given = _parser().parse_args()
-    try:
-        given.do(given)
-    except RefusedError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    return made
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script.run(parser()))

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 from crossfuse.compiler.option import Option
 from crossfuse.compiler.source import Source
 from crossfuse.hardware import Device
+from crossfuse.planner.families import EAGER
 
 if TYPE_CHECKING:
     from crossfuse.planner.plan import Plan
 
 #: Plans of a family that are tried, in case one cannot be lowered.
 _TRIED = 3
-#: The plan not to fuse.
-_EAGER = "eager"
 
 
 def planned_options(
@@ -56,7 +55,7 @@ def planned_options(
             {"plan": _noted(each, eager)},
         )
         for each in plans
-        if each.family != _EAGER or plan is not None
+        if each.family != EAGER or plan is not None
     ]
 
 
@@ -75,7 +74,7 @@ def _not_fusing(plans: list[Plan]) -> float | None:
     """Estimated microseconds of a library's kernels, where they were planned too."""
     every = [(each.family, each.microseconds) for each in plans]
     every += [(each.family, each.microseconds) for each in plans[0].runners]
-    return next((time for family, time in every if family == _EAGER), None)
+    return next((time for family, time in every if family == EAGER), None)
 
 
 def _plans(source: Source, target: Device) -> list[Plan]:
@@ -90,7 +89,7 @@ def _plans(source: Source, target: Device) -> list[Plan]:
     else:
         chain, stored = chain_from(source.func), _k_major(source.func)
     found = ranked(chain, target, k_major=stored, keep=_TRIED)
-    if any(each.family != _EAGER for each in found):
+    if any(each.family != EAGER for each in found):
         return found
     # Says which rule leaves no tiles of each family.
     return ranked(chain, target, k_major=stored, only=families(shape_of(chain)), keep=_TRIED)

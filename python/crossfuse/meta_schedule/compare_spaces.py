@@ -18,8 +18,8 @@ from crossfuse.hardware import Device, device
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.estimate import estimate
-from crossfuse.planner.cost.fit import EAGER
 from crossfuse.planner.cost.rates import Rates, rates_of
+from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.read import read_kernel
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.planner.tune.spaces import ALL, NO_CLUSTERS, NO_DSM, SPACES, spaces_of

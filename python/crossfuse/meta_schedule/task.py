@@ -20,9 +20,9 @@ from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.meta_schedule.functions import name_of, tag
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.cost.fit import EAGER
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.extract.chain import chain_from
+from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.planner.plan import Plan, ranked
 from crossfuse.planner.tune.kernel_space import KernelSpace, space_of

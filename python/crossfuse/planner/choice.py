@@ -55,8 +55,8 @@ class Choice:
     device : str
         Target name.
     family : str
-        One of `crossfuse.planner.kernels.every.FAMILIES`, or ``"eager"``: not ours, a library's
-        kernels one after another.
+        One of `crossfuse.planner.families.FAMILIES`, or `EAGER`: not ours, a library's kernels one
+        after another.
     tiles : Mapping[str, Any]
         Fields of the rule's tiles, see `crossfuse.planner.kernels.read.read_kernel`.
     microseconds : float

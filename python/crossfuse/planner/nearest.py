@@ -104,7 +104,7 @@ def family_times(
     device : Device
         Its limits.
     families : tuple[str, ...]
-        Some of `crossfuse.planner.kernels.every.FAMILIES`.
+        Some of `crossfuse.planner.families.FAMILIES`.
     """
     rates, found = rates_of(device), []
     for family in families:

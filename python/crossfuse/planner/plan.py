@@ -16,9 +16,9 @@ from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.choice import Choice, runner_of
 from crossfuse.planner.cost.corrected import corrected
 from crossfuse.planner.cost.estimate import eager
-from crossfuse.planner.cost.fit import EAGER
 from crossfuse.planner.cost.rates import Rates, rates_of
-from crossfuse.planner.kernels.every import FAMILIES, Kernel, count, every, families, select
+from crossfuse.planner.families import EAGER, FAMILIES
+from crossfuse.planner.kernels.every import Kernel, count, every, families, select
 from crossfuse.planner.kernels.resources import moved_bytes, resources
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.planner.nearest import fastest

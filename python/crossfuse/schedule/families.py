@@ -17,8 +17,6 @@ from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 
-#: Families that a rule makes.
-FAMILIES = ("gemm", "registers", "dsm", "l2", "global")
 _PHASES = ("first", "second")
 
 
@@ -38,7 +36,7 @@ def schedule_family(
     func : tvm.tirx.PrimFunc
         A canonical function, see `crossfuse.workload.prim_func`.
     family : str
-        One of `FAMILIES`.
+        One of `crossfuse.planner.families.FAMILIES`.
     tiles : Mapping[str, Any]
         Fields of `TensorTiles`, `RegisterTiles` or `ClusterTiles`; of ``l2`` and ``global`` those
         of `TensorTiles` for ``"first"`` and ``"second"``. What is left out is chosen.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.planner.families import FAMILIES
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.planner.plan import Plan
-from crossfuse.schedule.families import FAMILIES, schedule_family
+from crossfuse.schedule.families import schedule_family
 from crossfuse.schedule.rules.chain import read_chain
 
 #: What a function must have in common with the chain that was planned.

@@ -19,6 +19,7 @@ from crossfuse.errors import ArtefactRefused
 from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.records import read_records
 from crossfuse.meta_schedule.study import Search, Study, read_proposals
+from crossfuse.script import run
 from null.meta_schedule.peers import BUILDER, program
 from null.script import SCRIPTS, load
 
@@ -195,8 +196,7 @@ def test_the_command_searches_until_its_budget_ends(
     monkeypatch.setattr(script, "Conditions", partial(Conditions, **peers))
     given = ["run", str(tmp_path / "study"), SPECS[0], "--strategies", "evolution", "model"]
     given += ["--seeds", "3", "--trials", "6", "--batch", "4", "--budget", budget]
-    monkeypatch.setattr(sys, "argv", ["search_study.py", *given, "--build-jobs", "2"])
-    assert script.main() == 0
+    assert run(script.parser(), [*given, "--build-jobs", "2"]) == 0
     assert f"{done} trials" in capsys.readouterr().err
     assert json.loads((tmp_path / "study" / "environment.json").read_text()) == gpu
     found = read_records(tmp_path / "study" / "records.jsonl").records

@@ -12,13 +12,15 @@ import pytest
 from crossfuse.errors import EnvironmentRefused
 from crossfuse.hardware import Device
 from crossfuse.meta_schedule.compare_spaces import read_measured
-from crossfuse.planner.cost.estimate import estimate
+from crossfuse.planner.cost.alone import alone
+from crossfuse.planner.cost.estimate import eager, estimate
 from crossfuse.planner.cost.fit import Sample, fit, predict, rank_correlation, report
 from crossfuse.planner.cost.grow import rows_of, without_eager
 from crossfuse.planner.cost.loop import overlapped
 from crossfuse.planner.cost.rates import Fitted, rates_from, rates_of
 from crossfuse.planner.cost.terms import TERMS
-from crossfuse.planner.kernels.every import count, select
+from crossfuse.planner.families import EAGER
+from crossfuse.planner.kernels.every import count, families, select
 from null.planner.test_kernels import CASES, H100, shape, some
 
 RATES = rates_of(H100)
@@ -93,6 +95,55 @@ def test_streams_overlap_between_the_longest_and_the_sum() -> None:
     assert overlapped(3.0, 0.0, 0.0) == pytest.approx(3.0)
 
 
+FURTHER = [
+    ("gemm:M=64,N=512,K=512,residual=out", 64 * 512 * 2),
+    ("gemm_chain:M=100,K=256,N=1024,L=520,residual=in", 100 * 520 * 2),
+    ("gated_ffn:M=128,K=512,N=512,L=256,out=float32,residual=out", 128 * 256 * 4),
+    ("gated_ffn:M=16,K=512,N=512,L=256,bias=first+last", (2 * 512 + 256) * 2),
+    ("gated_ffn:M=16,K=512,N=512,L=256,scale=last", 4),
+]
+
+
+@pytest.mark.parametrize(("text", "read"), FURTHER)
+def test_what_epilogues_read_comes_from_memory_once(text: str, read: int) -> None:
+    of, bare = shape(text), shape(",".join(each for each in text.split(",") if not added(each)))
+    assert of == replace(bare, further=read)
+    memory = RATES.fitted.hbm * RATES.measured.hbm_read
+    for family in families(of):
+        kernels = some(text, family)
+        assert count(kernels)
+        few, many = (estimate(kernels, each, H100, RATES) for each in (bare, of))
+        assert many.terms["hbm"] == pytest.approx(few.terms["hbm"] + read / memory)
+        assert many.busy["hbm"] == pytest.approx(few.busy["hbm"] + read / memory)
+        assert all(np.array_equal(many.terms[e], few.terms[e]) for e in few.terms if e != "hbm")
+        first = select(kernels, 0)
+        few_alone, many_alone = (alone(first, each, H100, RATES) for each in (bare, of))
+        assert many_alone["hbm"] == pytest.approx(few_alone["hbm"] + read / memory)
+    longer = eager(of, RATES).microseconds - eager(bare, RATES).microseconds
+    assert longer == pytest.approx(read / (RATES.fitted.eager * RATES.measured.hbm_read))
+
+
+def added(word: str) -> bool:
+    return word.partition("=")[0] in ("residual", "bias", "scale")
+
+
+def test_samples_may_read_different_bytes_besides() -> None:
+    """What packaged constants were fitted to stays as it was where nothing is read."""
+    known = samples()[::50]
+    bytes_read = [0, 1 << 16, 1 << 20] * len(known)
+    read = [
+        replace(each, shape=replace(each.shape, further=further))
+        for each, further in zip(known, bytes_read, strict=False)
+    ]
+    before, after = predict(known, H100)(RATES), predict(read, H100)(RATES)
+    for index, (each, further) in enumerate(zip(known, bytes_read, strict=False)):
+        constant = RATES.fitted.eager if each.family == EAGER else RATES.fitted.hbm
+        assert after[index] == pytest.approx(
+            before[index] + further / (constant * RATES.measured.hbm_read)
+        )
+        assert further or after[index] == before[index]
+
+
 def test_constants_that_a_record_lacks_are_as_before_any_fit() -> None:
     bare = rates_from(replace(RATES.measured, fitted={"flag": 1.5, "of another version": 1.0}))
     assert bare.fitted == replace(Fitted(), flag=1.5)
@@ -148,5 +199,5 @@ def test_estimates_rank_what_was_measured() -> None:
 def ranking(told: dict[str, Any]) -> list[float]:
     """Means over the chains: rank correlation, regret of the first choice, of the best of three."""
     chains = told["chains"].values()
-    assert len(chains) == 54
+    assert len(chains) == 62
     return [float(np.mean([each[key] for each in chains])) for key in ("rank", "top1", "top3")]

@@ -8,7 +8,7 @@ import pytest
 
 from crossfuse.errors import PlanRefused
 from crossfuse.planner.chain.build import chain_of, matrix_chain
-from crossfuse.planner.cost.fit import EAGER
+from crossfuse.planner.families import EAGER
 from crossfuse.planner.plan import Plan, plan, ranked
 from crossfuse.workload import resolve
 

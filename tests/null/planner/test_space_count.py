@@ -108,6 +108,15 @@ def test_room_binds_on_wide_chains() -> None:
     assert R5.keep(EXAMPLE, H100, narrow, blocks, np.array([2, 2])).tolist() == [True, False]
 
 
+def test_room_of_many_sizes_is_that_of_each() -> None:
+    blocks = {dim: np.array([16, 64, 256, 1024]) for dim in EXAMPLE.extents}
+    sizes = np.array([1, 2, 4, 8, 16])
+    for schedule in loop_schedules(list("mknl")):
+        found = R5.keep(EXAMPLE, H100, schedule, blocks, sizes[:, None])
+        each = [R5.keep(EXAMPLE, H100, schedule, blocks, np.full(4, size)) for size in sizes]
+        assert np.array_equal(found, each)
+
+
 def test_longer_chains_are_counted_by_the_same_rules() -> None:
     chain = matrix_chain(256, [1024, 4096, 1024, 1024])
     steps = count(chain, H100)

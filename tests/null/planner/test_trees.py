@@ -12,11 +12,12 @@ from crossfuse.errors import EnvironmentRefused
 from crossfuse.planner.cost.corrected import corrected
 from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.features import NAMES
-from crossfuse.planner.cost.fit import EAGER, Sample
+from crossfuse.planner.cost.fit import Sample
 from crossfuse.planner.cost.grow import grow, held_out, rows_of, without_eager
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.cost.terms import LEARNED
 from crossfuse.planner.cost.trees import Trees, read, trees_of
+from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.every import count, every, select
 from crossfuse.planner.plan import plan
 from null.planner.test_kernels import H100, shape

@@ -1,4 +1,4 @@
-"""TVM's pipeline of TIRx functions, with what keeps one of its passes right.
+"""TVM's pipeline of TIRx functions, with what keeps its passes right.
 
 The passes of ``tvm.tirx.compilation_pipeline.tirx_pipeline`` (TVM 0.27) in their order.
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.flatten_buffers import flatten_buffers
+from crossfuse.lower.hopper.divisions import round_towards_zero
 
 
 def kernel_pipeline() -> Any:
@@ -32,6 +33,7 @@ def kernel_pipeline() -> Any:
             x.VectorizeLoop(True),
             x.UnrollLoop(),
             x.StmtSimplify(),
+            round_towards_zero(),
             x.CommonSubexprElim(),
             x.FP8ComputeLegalize(),
             x.VerifyMemory(),

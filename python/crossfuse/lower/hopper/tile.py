@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, TypeVar
 
 from crossfuse import _tvm as ir
+
+_Tile = TypeVar("_Tile", bound="Tile")
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Tile:
         """Element type of the tensor."""
         return str(self.buffer.ty.dtype)
 
-    def with_parameters(self, images: Mapping[Any, Any]) -> Self:
+    def with_parameters(self: _Tile, images: Mapping[Any, Any]) -> _Tile:
         """The same box of the image of its buffer, if it has one."""
         return replace(self, buffer=images.get(self.buffer, self.buffer))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import reduce
 
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.loop import Load, streams
+from crossfuse.planner.cost.loop import Load, memory_speed, streams
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.dataflow.counts import Share, least, most
 from crossfuse.planner.kernels.every import Kernel
@@ -27,4 +27,5 @@ def alone(kernel: Kernel, shape: Shape, device: Device, rates: Rates) -> dict[st
         each = streams(phase, load, shape.item, rates, device.sms)
         for name in found:
             found[name] = found[name] + getattr(each, name)
+    found["hbm"] = found["hbm"] + shape.further / memory_speed(rates)
     return found

@@ -25,6 +25,11 @@ class Clock:
         """Add microseconds to a term."""
         self.terms[name] = self.terms.get(name, 0.0) + time
 
+    def stream(self, name: str, time: Share) -> None:
+        """Add microseconds of a stream during which no other has anything to do."""
+        self.add(name, time)
+        self.busy[name] = self.busy.get(name, 0.0) + time
+
     def loop(self, found: Streams, between: Share) -> Share:
         """Add a phase's loop; `between` of its tiles their epilogues are in the way of wgmma.
 

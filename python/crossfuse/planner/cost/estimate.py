@@ -3,11 +3,12 @@
 A kernel is a row of phases. What happens at once in a phase is a soft maximum of streams; what
 follows one another is a sum::
 
-    time = start + loop 1 + epilogue 1 + passing + loop 2 + epilogue 2 + adding + store
+    time = start + loop 1 + epilogue 1 + passing + loop 2 + epilogue 2 + adding + further + store
 
     passing    l2: imbalance and flag        global: imbalance and relaunch
                dsm: gather                   registers: nothing
     adding     exchange (sums through DSM), sums (parts through L2), or nothing
+    further    hbm: scales, biases and the residual, once, by whoever stores
 
 While the intermediate passes, weights of the second phase are loaded, as many as the ring holds.
 """
@@ -24,6 +25,7 @@ from crossfuse.planner.cost.loop import (
     Load,
     Streams,
     ingest_speed,
+    memory_speed,
     overlapped,
     streams,
     turns_of,
@@ -90,8 +92,7 @@ class _Work:
     def arrival(self) -> Share:
         """Bytes a microsecond of memory that come to a CTA."""
         ctas = self.active * self.kernel.cluster
-        share = self.rates.fitted.hbm * self.rates.measured.hbm_read / ctas
-        return np.minimum(ingest_speed(self.rates), share)
+        return np.minimum(ingest_speed(self.rates), memory_speed(self.rates) / ctas)
 
     def exchange(self, clock: Clock, phase: Phase) -> None:
         """Partial sums through DSM, where a reduction is split over a cluster."""
@@ -158,8 +159,8 @@ def estimate(
     Returns
     -------
     Estimate
-        Named terms, each a number or an array. Weights are taken to come from memory, and the
-        input to be in L2.
+        Named terms, each a number or an array. Weights and what epilogues read are taken to come
+        from memory, and the input to be in L2.
     """
     room = room or memories(kernel, shape, device)[-1]
     work, clock = _Work(kernel, shape, device, rates, room), Clock()
@@ -175,6 +176,7 @@ def estimate(
         _clustered(work, clock, kernel)
     else:
         _registers(work, clock, kernel)
+    clock.stream("hbm", shape.further / memory_speed(rates))
     clock.add("store", fitted.store)
     return Estimate(clock.terms, clock.busy)
 
@@ -239,12 +241,13 @@ def eager(shape: Shape, rates: Rates, sms: int = 132) -> Estimate:
     fitted = rates.fitted
     clock = Clock()
     weights = shape.weight_bytes
+    memory = fitted.eager * rates.measured.hbm_read
     flops = (2.0 * shape.m * shape.n * shape.k * shape.products, 2.0 * shape.m * shape.n * shape.l)
     peak = fitted.eager_tensor * rates.tensor_rate(128, 256, shape.item) * sms
     for size, work in zip(weights, flops, strict=True):
-        hbm = size / (fitted.eager * rates.measured.hbm_read)
         tensor = work / peak
-        clock.loop(Streams(hbm, 0.0, 0.0, tensor, (0.0, tensor)), 0.0)
+        clock.loop(Streams(size / memory, 0.0, 0.0, tensor, (0.0, tensor)), 0.0)
+    clock.stream("hbm", shape.further / memory)
     # A product, an activation (of gate and up: two), and a product.
     count = np.where(np.asarray(shape.l) > 0, 2 + shape.products, 1)
     clock.add("kernels", count * fitted.eager_kernel)

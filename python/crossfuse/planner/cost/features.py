@@ -8,7 +8,8 @@ import numpy as np
 
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.terms import LEARNED, TERMS, Estimate
-from crossfuse.planner.kernels.every import FAMILIES, Kernel, count
+from crossfuse.planner.families import FAMILIES
+from crossfuse.planner.kernels.every import Kernel, count
 from crossfuse.planner.kernels.memory import Memory
 from crossfuse.planner.kernels.phase import Phase
 from crossfuse.planner.kernels.resident import resident

@@ -18,12 +18,11 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import eager, estimate
 from crossfuse.planner.cost.rates import Fitted, Rates
+from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.every import memories
 from crossfuse.planner.kernels.read import read_kernel, stack
 from crossfuse.planner.kernels.shape import Shape
 
-#: Family of the unfused baseline, which has no tiles of ours.
-EAGER = "eager"
 _NAMES = tuple(each.name for each in fields(Fitted))
 
 
@@ -38,7 +37,7 @@ class Sample:
     shape : Shape
         Its extents.
     family : str
-        One of `crossfuse.planner.kernels.every.FAMILIES`, or `EAGER`.
+        One of `crossfuse.planner.families.FAMILIES`, or `EAGER`.
     tiles : Mapping[str, Any]
         Its tiles, see `read_kernel`.
     microseconds : float
@@ -102,9 +101,10 @@ def predict(samples: Sequence[Sample], device: Device) -> Callable[[Rates], np.n
 
 
 def _together(shapes: Sequence[Shape]) -> Shape:
-    """Shapes that differ in their extents alone, as one of arrays."""
+    """Shapes that differ in their extents and further bytes alone, as one of arrays."""
     extents: Any = {
-        each: np.array([getattr(shape, each) for shape in shapes], np.float64) for each in "mnkl"
+        each: np.array([getattr(shape, each) for shape in shapes], np.float64)
+        for each in (*"mnkl", "further")
     }
     return replace(shapes[0], **extents)
 

@@ -77,7 +77,7 @@ def streams(phase: Phase, load: Load, item: int, rates: Rates, sms: int) -> Stre
     sms : int
         Of the device.
     """
-    fitted, measured = rates.fitted, rates.measured
+    fitted = rates.fitted
     turns = turns_of(phase, load.active)
     own = phase.steps * (phase.left + phase.right)
     shared = phase.left / phase.left_sharers + phase.right / phase.right_sharers
@@ -91,8 +91,8 @@ def streams(phase: Phase, load: Load, item: int, rates: Rates, sms: int) -> Stre
     fresh = load.fresh * (1 + fitted.again * (phase.readers - 1))
     l2 = np.maximum(ctas * phase.steps * shared - early / phase.right_sharers, 0.0)
     return Streams(
-        np.maximum(fresh - early / phase.right_sharers, 0.0) / (fitted.hbm * measured.hbm_read),
-        l2 / (fitted.l2 * measured.l2_read),
+        np.maximum(fresh - early / phase.right_sharers, 0.0) / memory_speed(rates),
+        l2 / (fitted.l2 * rates.measured.l2_read),
         overlapped(turns * asked, np.maximum(turns * own - load.ahead, 0.0) / speed),
         turns * np.maximum(tensor, slowest),
         (
@@ -105,6 +105,11 @@ def streams(phase: Phase, load: Load, item: int, rates: Rates, sms: int) -> Stre
 def turns_of(phase: Phase, active: Count) -> Count:
     """Tiles that the busiest cluster makes."""
     return ceil_div(phase.tiles, least(active, phase.tiles))
+
+
+def memory_speed(rates: Rates) -> float:
+    """Bytes a microsecond that memory delivers to all SMs."""
+    return rates.fitted.hbm * rates.measured.hbm_read
 
 
 def ingest_speed(rates: Rates) -> float:

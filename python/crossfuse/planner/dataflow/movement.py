@@ -121,9 +121,9 @@ def movement(
     return Movement(
         {
             "registers": _registers(chain, cta, machine),
-            "shared": _arrivals(chain, cta, residency, tiling.cluster),
+            "shared": arrivals(chain, cta, residency, tiling.cluster),
             "dsm": dsm,
-            "l2": _through_l2(chain, cluster, residency, machine),
+            "l2": through_l2(chain, cluster, residency, machine),
             "hbm": _through_hbm(chain, grid, residency, machine),
         },
         exchanged,
@@ -141,10 +141,22 @@ def _registers(chain: Chain, made: tuple[Nest, ...], machine: Machine) -> dict[s
     return found
 
 
-def _arrivals(
+def arrivals(
     chain: Chain, made: tuple[Nest, ...], residency: Residency, cluster: Mapping[str, Count]
 ) -> dict[str, Count]:
-    """Operands. Of an intermediate, each CTA gets what it multiplies: its own and its peers'."""
+    """Count the bytes that arrive in shared memory, by operand.
+
+    Of an intermediate, each CTA gets what it multiplies: its own and its peers'.
+
+    Parameters
+    ----------
+    chain, residency
+        See `movement`.
+    made : tuple[Nest, ...]
+        Of CTAs, from `crossfuse.planner.dataflow.volume.nests`.
+    cluster : Mapping[str, Count]
+        See `crossfuse.planner.dataflow.tiling.Tiling`.
+    """
     found = {
         tensor.name: _moved(nest, tensor, residency) * tensor.item
         for nest, tensor in _operands(chain, made)
@@ -153,9 +165,18 @@ def _arrivals(
     return {**found, left: found[left] * cluster.get(TERMS, 1)}
 
 
-def _through_l2(
+def through_l2(
     chain: Chain, made: tuple[Nest, ...], residency: Residency, machine: Machine
 ) -> dict[str, Count]:
+    """Count the bytes that clusters read from L2 and write to it, by tensor.
+
+    Parameters
+    ----------
+    chain, residency, machine
+        See `movement`. Nothing of the machine makes it less than one that adds and spills nothing.
+    made : tuple[Nest, ...]
+        Of clusters, from `crossfuse.planner.dataflow.volume.nests`.
+    """
     found = {
         tensor.name: _moved(nest, tensor, residency) * tensor.item
         for nest, tensor in _inputs(chain, made)

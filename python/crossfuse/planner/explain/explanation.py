@@ -10,7 +10,6 @@ from crossfuse.planner.chain.check import refuse_reductions
 from crossfuse.planner.choice import Choice, runner_of
 from crossfuse.planner.cost.alone import alone
 from crossfuse.planner.cost.estimate import eager
-from crossfuse.planner.cost.fit import EAGER
 from crossfuse.planner.cost.loop import turns_of
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.dataflow.counts import least
@@ -20,6 +19,7 @@ from crossfuse.planner.explain.picture import picture
 from crossfuse.planner.explain.places import places
 from crossfuse.planner.explain.reasons import Reasons, Usage
 from crossfuse.planner.explain.tables import plain
+from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.every import Kernel, families, memories
 from crossfuse.planner.kernels.memory import uses
 from crossfuse.planner.kernels.pruned import pruned

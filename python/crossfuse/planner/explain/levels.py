@@ -17,7 +17,8 @@ LEVELS = {
     "shared": "tiles that arrive in shared memory, from L2 or peers",
     "dsm": "between the CTAs of clusters",
     "l2": "what CTAs read, once for all that share it, and write",
-    "hbm": "inputs and output, once each; the time is of weights, some of them again",
+    "hbm": "inputs and output, once each; the time is of weights, some of them again, and of "
+    "what epilogues read",
 }
 
 

@@ -11,6 +11,7 @@ from crossfuse.planner.cost.terms import TERMS
 from crossfuse.planner.explain.layout import Range, Share
 from crossfuse.planner.explain.levels import LEVELS
 from crossfuse.planner.explain.reasons import Reasons, Usage
+from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.resources import Resources
 from crossfuse.planner.space.count import Step
 
@@ -73,7 +74,7 @@ def _head(reasons: Reasons) -> RenderableType:
 
     plan = reasons.plan
     extents = ", ".join(f"{name} = {size}" for name, size in plan.chain.extents.items())
-    family = "do not fuse: a library's kernels" if plan.family == "eager" else plan.family
+    family = "do not fuse: a library's kernels" if plan.family == EAGER else plan.family
     lines = [
         f"chain of {len(plan.chain.products)} products, {extents}, on {plan.device}",
         f"{family}: {tiles_text(plan.tiles)}" if plan.tiles else family,
@@ -195,7 +196,7 @@ def _runners(title: str, runners: Sequence[Runner]) -> RenderableType:
     for each in runners:
         terms = list(each.loses.items())[:_MOST_TERMS]
         lost = ", ".join(f"{name} +{time:.2f}" for name, time in terms)
-        family = "do not fuse" if each.family == "eager" else each.family
+        family = "do not fuse" if each.family == EAGER else each.family
         rows.append((family, f"{each.microseconds:.2f}", lost, tiles_text(each.tiles)))
     return _table(title, ("family", "us ", "loses on (us)", "tiles"), rows)
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from crossfuse.hardware import Device
+from crossfuse.planner.families import FAMILIES
 from crossfuse.planner.kernels.clustered import SLICE, ClusteredKernel
 from crossfuse.planner.kernels.memory import Memory, memory
 from crossfuse.planner.kernels.registers import RegisterKernel
@@ -20,7 +21,6 @@ Kernel: TypeAlias = "TiledKernel | ClusteredKernel | RegisterKernel"
 
 _K = TypeVar("_K", bound="TiledKernel | ClusteredKernel | RegisterKernel")
 
-FAMILIES = ("gemm", "registers", "dsm", "l2", "global")
 _ROWS = (64.0, 128.0, 192.0, 256.0)
 _CLUSTERS = (1.0, 2.0, 4.0, 8.0, 16.0)
 _PARTS = 32

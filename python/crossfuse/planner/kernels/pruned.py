@@ -16,7 +16,7 @@ def pruned(family: str, shape: Shape, device: Device) -> tuple[Step, ...]:
     Parameters
     ----------
     family : str
-        One of `crossfuse.planner.kernels.every.FAMILIES`.
+        One of `crossfuse.planner.families.FAMILIES`.
     shape : Shape
         What is computed.
     device : Device

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from crossfuse.errors import PlanRefused, refuse
+from crossfuse.planner.families import FAMILIES
 from crossfuse.planner.kernels.clustered import ClusteredKernel
-from crossfuse.planner.kernels.every import FAMILIES, Kernel
+from crossfuse.planner.kernels.every import Kernel
 from crossfuse.planner.kernels.registers import RegisterKernel
 from crossfuse.planner.kernels.tiled import TiledKernel
 

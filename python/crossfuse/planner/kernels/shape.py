@@ -24,6 +24,8 @@ class Shape:
         Bytes of an element of the operands, and of the output.
     k_major : bool
         Whether weights are stored as [n, k]; else as [k, n].
+    further : int
+        Bytes of what is read besides operands: scales, biases, a residual.
     """
 
     m: int
@@ -34,6 +36,7 @@ class Shape:
     item: int = 2
     out: int = 2
     k_major: bool = True
+    further: int = 0
 
     @property
     def depth(self) -> int:
@@ -82,4 +85,11 @@ def shape_of(chain: Chain, *, k_major: bool = True) -> Shape:
         chain.tensor(first.left).item,
         chain.tensor(last.output).item,
         k_major,
+        _further_bytes(chain),
     )
+
+
+def _further_bytes(chain: Chain) -> int:
+    names = {name for each in chain.products for name in each.further}
+    found = [chain.tensor(each) for each in names]
+    return sum(chain.elements(each.name) * each.item // each.repeats for each in found)

@@ -3,8 +3,8 @@
 ```
 idle loop     a dim is walked in one step. The schedule with this dim spatial moves no more on any
               level and holds no more, so that the candidate is left out if that one is there.
-least bytes   what the inputs must move at least, over the bandwidths, is more than the time of the
-              best few so far.
+least bytes   what goes through L2 and into shared memory, or what memory must move at least, over
+              the bandwidths, is more than the time of the best few so far.
 ```
 
 The third one is in `crossfuse.planner.space.tiles`: extents that another one makes needless are
@@ -19,12 +19,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.counts import Count, ceil_div
+from crossfuse.planner.dataflow.counts import ceil_div
+from crossfuse.planner.dataflow.movement import Machine, arrivals, through_l2
 from crossfuse.planner.dataflow.schedules import LoopSchedule
 from crossfuse.planner.dataflow.tiling import Tiling
-from crossfuse.planner.dataflow.volume import Nest, elements_moved, nests
+from crossfuse.planner.dataflow.volume import nests
 from crossfuse.planner.space.groups import Group, candidates_of
 from crossfuse.planner.space.roof import Roof
+
+#: Keeps nothing, which does not matter to what goes through L2 and into shared memory.
+_ANY = Machine(0)
 
 
 @dataclass(frozen=True)
@@ -35,19 +39,25 @@ class Bound:
     ----------
     name : str
         To count by.
-    least : Callable
+    stages : tuple[Callable, ...]
         Of (Group, Tiling) to an array of numbers that the score is nowhere below; infinite for
-        candidates that another one stands for.
+        candidates that another one stands for. Each is asked of what those before it left in.
     """
 
     name: str
-    least: Callable[[Group, Tiling], np.ndarray]
+    stages: tuple[Callable[[Group, Tiling], np.ndarray], ...]
+
+    def least(self, group: Group, tiling: Tiling) -> np.ndarray:
+        """What all stages say of the same candidates."""
+        return np.maximum.reduce([each(group, tiling) for each in self.stages])
 
 
 def least_bytes(chain: Chain, roof: Roof) -> Bound:
-    """Bound the time by what inputs move when every tile stays as long as it is needed.
+    """Bound the time by what each level moves at least.
 
-    Then only copies side by side count: a cluster reads each input once, a CTA gets each once.
+    From memory every input and the output come once. What goes through L2 and into shared memory is
+    what `movement` says; it costs a part of it to know. A machine that spills, or that has to read
+    partial sums back, moves more.
     """
     compulsory = sum(
         -(-chain.elements(each.name) * each.item // each.repeats)
@@ -55,18 +65,23 @@ def least_bytes(chain: Chain, roof: Roof) -> Bound:
         if each.role != "intermediate"
     )
     hbm = compulsory / roof.bandwidths["hbm"] if "hbm" in roof.bandwidths else 0.0
-    units = {"l2": "cluster", "shared": "cta"}
 
-    def least(group: Group, tiling: Tiling) -> np.ndarray:
-        made = nests(chain, group.schedule, tiling, group.residency)
-        found: Count = np.full(candidates_of(tiling), hbm)
-        for level, unit in units.items():
-            if level in roof.bandwidths:
-                moved = _inputs(chain, made[unit]) / roof.bandwidths[level]
-                found = np.maximum(found, moved)
-        return np.asarray(found)
+    def memory(group: Group, tiling: Tiling) -> np.ndarray:
+        return np.full(candidates_of(tiling), hbm)
 
-    return Bound("least bytes", least)
+    def l2(group: Group, tiling: Tiling) -> np.ndarray:
+        made = nests(chain, group.schedule, tiling, group.residency)["cluster"]
+        moved = through_l2(chain, made, group.residency, _ANY)
+        return np.asarray(sum(moved.values()) / roof.bandwidths["l2"])
+
+    def shared(group: Group, tiling: Tiling) -> np.ndarray:
+        made = nests(chain, group.schedule, tiling, group.residency)["cta"]
+        moved = arrivals(chain, made, group.residency, tiling.cluster)
+        return np.asarray(sum(moved.values()) / roof.bandwidths["shared"])
+
+    levels = {"l2": l2, "shared": shared}
+    known = tuple(each for level, each in levels.items() if level in roof.bandwidths)
+    return Bound("least bytes", (memory, *known))
 
 
 def idle_loops(chain: Chain, groups: Sequence[Group]) -> Bound:
@@ -85,7 +100,7 @@ def idle_loops(chain: Chain, groups: Sequence[Group]) -> Bound:
                 idle = idle | np.asarray(ceil_div(chain.extents[dim], wide) == 1)
         return np.where(idle, np.inf, -np.inf)
 
-    return Bound("idle loop", least)
+    return Bound("idle loop", (least,))
 
 
 def spatial_twin(schedule: LoopSchedule, dim: str, chain: Chain) -> LoopSchedule:
@@ -95,14 +110,3 @@ def spatial_twin(schedule: LoopSchedule, dim: str, chain: Chain) -> LoopSchedule
         tuple(each for each in chain.extents if each in spatial),
         tuple(each for each in schedule.order if each != dim),
     )
-
-
-def _inputs(chain: Chain, made: tuple[Nest, ...]) -> Count:
-    total: Count = 0
-    for nest, product in zip(made, chain.products, strict=True):
-        for name in (product.left, *product.rights):
-            tensor = chain.tensor(name)
-            if tensor.role == "input":
-                # Held from the outermost loop on, so that nothing comes twice to one unit.
-                total = total + elements_moved(nest, tensor.dims, 0) * tensor.item
-    return total

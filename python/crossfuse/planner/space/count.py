@@ -112,14 +112,11 @@ def with_room(
     sizes: np.ndarray,
 ) -> dict[float, np.ndarray]:
     """Say which tiles have room under a schedule, by CTAs of a cluster."""
-    length = len(next(iter(tiles.values())))
-    found = {}
-    for size in sizes:
-        ctas, keep = np.full(length, size), np.ones(length, dtype=bool)
-        for rule in rules:
-            keep &= rule.keep(chain, device, schedule, tiles, ctas)
-        found[float(size)] = keep
-    return found
+    # All sizes at once: what is held of a tensor is the same for all of them.
+    keep = np.ones((len(sizes), len(next(iter(tiles.values())))), dtype=bool)
+    for rule in rules:
+        keep &= rule.keep(chain, device, schedule, tiles, sizes[:, None])
+    return {float(size): each for size, each in zip(sizes, keep, strict=True)}
 
 
 def check_rules(rules: Sequence[Rule]) -> None:

@@ -128,10 +128,10 @@ class Room:
         blocks: Extents,
         ctas: np.ndarray,
     ) -> np.ndarray:
-        """Flag the candidates that fit; `ctas` is of one length with the blocks."""
+        """Flag the candidates that fit: with blocks [n] and `ctas` [n], or [sizes, 1] for all."""
         inner, hold = len(schedule.order), kept(chain, schedule).hold
         shared = device.max_shared_bytes
-        found = np.ones(len(ctas), dtype=bool)
+        found = np.ones(np.broadcast(ctas, next(iter(blocks.values()))).shape, dtype=bool)
         for tensor in chain.tensors:
             if tensor.role == "input":
                 size = live(chain, schedule, tensor, blocks, inner) * tensor.item

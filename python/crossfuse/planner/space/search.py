@@ -119,17 +119,18 @@ def search(
             instead="keep 8, say, of groups that rules have left candidates in",
         )
     top, queue = _Top(keep), _Queue(groups, piece)
+    stages = [(each.name, stage) for each in bounds for stage in each.stages]
 
     def run() -> Counter[str]:
         counts: Counter[str] = Counter()
         for order, group, tiling in queue:
             places = np.arange(candidates_of(tiling))
-            for each in bounds:
+            for name, stage in stages:
                 # Equal scores may win by their order, so that only worse ones go, and those that
                 # another candidate stands for, even while there is no limit yet.
-                least = each.least(group, tiling)
+                least = stage(group, tiling)
                 stay = np.flatnonzero((least <= top.limit) & (least < np.inf))
-                counts[each.name] += candidates_of(tiling) - len(stay)
+                counts[name] += candidates_of(tiling) - len(stay)
                 places, tiling = places[stay], _picked(tiling, stay)
                 if not len(stay):
                     break

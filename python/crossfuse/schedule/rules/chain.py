@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -33,6 +35,8 @@ class Chain:
         Bytes of an element of the operands, and of the output.
     k_major : bool
         Whether weights are stored as [n, k].
+    further : int
+        Bytes of what is read besides operands: scales, biases, a residual.
     """
 
     first: tuple[Any, ...]
@@ -46,6 +50,7 @@ class Chain:
     item: int = 2
     out: int = 2
     k_major: bool = True
+    further: int = 0
 
     @property
     def shape(self) -> Shape:
@@ -59,6 +64,7 @@ class Chain:
             self.item,
             self.out,
             self.k_major,
+            self.further,
         )
 
     @property
@@ -90,7 +96,9 @@ def read_chain(sch: Any) -> Chain:
     before = _producers(sch, last[0])
     if not before:
         m, n, k = _extents(sch, last[0])
-        return Chain((last[0],), None, None, epilogue, m, n, k, 0, *_stored(sch, last[0], epilogue))
+        stored = _stored(sch, last[0], epilogue)
+        further = _further(sch, (epilogue,), last)
+        return Chain((last[0],), None, None, epilogue, m, n, k, 0, *stored, further)
     if len(before) != 1:
         raise _refuse(sch, last[0], f"{len(before)} computed operands of one product")
     first = _producers(sch, before[0])
@@ -101,7 +109,8 @@ def read_chain(sch: Any) -> Chain:
     if any(_extents(sch, each) != (m, n, k) for each in first) or (rows, depth) != (m, n):
         raise _refuse(sch, last[0], "products whose extents do not follow from one another")
     stored = _stored(sch, first[0], epilogue)
-    return Chain(tuple(first), before[0], last[0], epilogue, m, n, k, width, *stored)
+    further = _further(sch, (before[0], epilogue), (*first, last[0]))
+    return Chain(tuple(first), before[0], last[0], epilogue, m, n, k, width, *stored, further)
 
 
 def read_two_products(sch: Any, rule: str) -> Chain:
@@ -159,6 +168,16 @@ def _stored(sch: Any, product: Any, epilogue: Any) -> tuple[int, int, bool]:
     )
     # What a sum of one tensor multiplies lies in no way.
     return item, out, len(reads) < 2 or is_k_major(sch, product, 0)
+
+
+def _further(sch: Any, elementwise: Iterable[Any], products: Iterable[Any]) -> int:
+    """Bytes of what elementwise blocks read, but for the sums of products."""
+    sums = {region.source for each in products for region in sch.get(each).writes}
+    read = {region.source for each in elementwise for region in sch.get(each).reads} - sums
+    return sum(
+        prod(map(int, each.ty.shape)) * int(ir.tvm.DataType(str(each.ty.dtype)).bits) // 8
+        for each in read
+    )
 
 
 def _extents(sch: Any, block: Any) -> tuple[int, int, int]:

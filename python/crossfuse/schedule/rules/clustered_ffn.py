@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
@@ -93,9 +93,8 @@ def schedule_clustered_ffn(
     index = read_of(sch, chain.second, chain.middle)
     whole_rows = ring and is_k_major(sch, chain.second, index)
     multiple = row_bytes_depth(sch, chain.second, index) if whole_rows else SLICE
-    chosen = (tiles or ClusterTiles()).complete(
-        sch, chain, device(target), multiple, several=unordered
-    )
+    given = replace(tiles or ClusterTiles(), multiple=multiple)
+    chosen = given.complete(sch, chain, device(target), several=unordered)
     if unordered:
         check_unordered(sch, chain, chosen.parts, 1)
     consumer = _by_part(sch, chain, chosen) if chosen.parts > 1 else chain.second

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.hardware import Device
-from crossfuse.planner.dataflow.counts import Count, Flag
+from crossfuse.planner.dataflow.counts import Flag
 from crossfuse.planner.kernels.registers import REGISTERS, STEP, RegisterKernel
-from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.rules.chain import Chain
+from crossfuse.schedule.rules.parted_tiles import PartedTiles
 
 #: Registers of what is kept and the sums that it is made of, where the rule chooses: a long
 #: epilogue needs some more.
@@ -18,7 +16,7 @@ _MAKING = 160
 
 
 @dataclass(frozen=True)
-class RegisterTiles:
+class RegisterTiles(PartedTiles):
     """How a chain is divided over CTAs. Zero means: choose.
 
     Attributes
@@ -37,83 +35,38 @@ class RegisterTiles:
         Stages in shared memory; 0 for as many as fit.
     """
 
+    family: ClassVar[str] = "registers"
+    rule: ClassVar[str] = "register-tiles"
+    instead: ClassVar[str] = (
+        "leave tiles open, or keep the intermediate in the cluster (schedule_clustered_ffn) or in "
+        "L2 (schedule_tiled_ffn)"
+    )
     rows: int = 0
     columns: int = 0
     parts: int = 0
     cluster: int = 0
     stages: int = 0
 
-    def complete(
-        self, sch: Any, chain: Chain, device: Device, *, several: bool = False
-    ) -> RegisterTiles:
-        """Fill in what the caller left open: the least time by the planner's estimate.
+    def in_l2(self) -> RegisterTiles:
+        """Tiles whose parts are summed through L2, whatever the caller left open."""
+        return replace(self, cluster=self.cluster or 1)
 
-        Parameters
-        ----------
-        sch : tvm.s_tir.Schedule
-            The schedule, for messages.
-        chain : Chain
-            What is divided.
-        device : Device
-            Whose CTAs are counted.
-        several : bool
-            Whether what is left open makes parts that are summed through L2.
-
-        Raises
-        ------
-        ScheduleRefused
-            If no division fits.
-        """
-        from crossfuse.planner.nearest import fill_tiles
-
-        names = ("rows", "columns", "parts", "cluster")
-        given = {name: getattr(self, name) for name in names if getattr(self, name)}
-        if several:
-            given.setdefault("cluster", 1)
-        least = 2 if several and not self.parts else 1
-        found = fill_tiles(
-            "registers",
-            chain.shape,
-            device,
-            given,
-            lambda kernels: (kernels.parts >= least) & self._leaves_registers(chain, kernels.parts),
+    def limit(self, chain: Chain) -> str:
+        """What tiles of a chain have to be like, for refusals."""
+        return (
+            f"parts of a multiple of {STEP} columns, each with some of them, of at most "
+            f"{256 // len(chain.first)} (a single part: all of them), and tiles of the output "
+            f"of a multiple of 8 that together take {REGISTERS} registers a thread; parts "
+            "that all find room at the same time, or that are the CTAs of a cluster and have "
+            "as many rows of a tile each; elements of 16 bits"
         )
-        if found is None and several:  # what adds parts says that there is just one
-            return self.complete(sch, chain, device)
-        if found is None:
-            raise refuse(
-                ScheduleRefused,
-                "register-tiles",
-                name_of(sch, chain.second),
-                found=f"{chain.n} columns of the intermediate and {chain.l} of the output, "
-                f"for {self}{chain.narrow}",
-                limit=f"parts of a multiple of {STEP} columns, each with some of them, of at most "
-                f"{256 // len(chain.first)} (a single part: all of them), and tiles of the output "
-                f"of a multiple of 8 that together take {REGISTERS} registers a thread; parts "
-                "that all find room at the same time, or that are the CTAs of a cluster and have "
-                "as many rows of a tile each; elements of 16 bits",
-                instead="leave tiles open, or keep the intermediate in the cluster "
-                "(schedule_clustered_ffn) or in L2 (schedule_tiled_ffn)",
-            )
-        return RegisterTiles(**found.tiles(), stages=self.stages)
 
-    def _leaves_registers(self, chain: Chain, parts: Count) -> Flag:
+    def leaves_room(self, chain: Chain, kernels: RegisterKernel) -> Flag:
         """Whether chosen numbers of parts leave registers for an epilogue of any length."""
         column = len(chain.first) / 2 + 1 / 4
-        return bool(self.parts) | (column * chain.n <= _MAKING * parts)
+        return bool(self.parts) | (column * chain.n <= _MAKING * kernels.parts)
 
     @property
     def kernel(self) -> RegisterKernel:
         """The same tiles, whose arithmetic they are."""
         return RegisterKernel(self.rows, self.columns, self.parts, self.cluster)
-
-    def width(self, chain: Chain) -> int:
-        """Columns of the intermediate that a CTA makes; the last part may reach beyond it."""
-        return int(self.kernel.width(chain.shape))
-
-    def rows_of_sum(self, chain: Chain) -> int:
-        """Rows of a tile of which each part adds as many elements, through L2.
-
-        Rows beyond the output are added by nobody.
-        """
-        return int(self.kernel.rows_of_sum(chain.shape))

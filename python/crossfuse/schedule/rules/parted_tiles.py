@@ -1,0 +1,116 @@
+"""Tile extents of chains whose intermediate lies in parts: given by the caller, or chosen."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, replace
+from typing import Any, ClassVar, TypeVar
+
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.hardware import Device
+from crossfuse.planner.dataflow.counts import Flag
+from crossfuse.planner.kernels.clustered import ClusteredKernel
+from crossfuse.planner.kernels.registers import RegisterKernel
+from crossfuse.schedule.facts import name_of
+from crossfuse.schedule.rules.chain import Chain
+
+Tiles = TypeVar("Tiles", bound="PartedTiles")
+
+
+class PartedTiles(ABC):
+    """Tiles of one launch, as dataclasses of the rule's extents. Zero means: choose.
+
+    Attributes
+    ----------
+    family : str
+        Family of the kernels, see `crossfuse.planner.families`.
+    rule : str
+        Name of the rule in refusals.
+    instead : str
+        What to do where no division fits.
+    parts : int
+        Parts of the intermediate's columns.
+    stages : int
+        Stages in shared memory; 0 for as many as fit.
+    """
+
+    family: ClassVar[str]
+    rule: ClassVar[str]
+    instead: ClassVar[str]
+    parts: int
+    stages: int
+
+    @property
+    @abstractmethod
+    def kernel(self) -> ClusteredKernel | RegisterKernel:
+        """The same tiles, whose arithmetic they are."""
+
+    @abstractmethod
+    def limit(self, chain: Chain) -> str:
+        """What tiles of a chain have to be like, for refusals."""
+
+    def in_l2(self: Tiles) -> Tiles:
+        """Tiles whose parts are summed through L2, whatever the caller left open."""
+        return self
+
+    def leaves_room(self, chain: Chain, kernels: Any) -> Flag:
+        """Which of many legal kernels may be chosen."""
+        return True
+
+    def complete(
+        self: Tiles, sch: Any, chain: Chain, device: Device, *, several: bool = False
+    ) -> Tiles:
+        """Fill in what the caller left open: the least time by the planner's estimate.
+
+        Parameters
+        ----------
+        sch : tvm.s_tir.Schedule
+            The schedule, for messages.
+        chain : Chain
+            What is divided.
+        device : Device
+            Whose CTAs are counted.
+        several : bool
+            Whether what is left open makes two parts or more that are summed through L2.
+
+        Raises
+        ------
+        ScheduleRefused
+            If no division fits.
+        """
+        from crossfuse.planner.nearest import fill_tiles
+
+        wanted = asdict(self.in_l2() if several else self)  # type: ignore[call-overload]
+        given = {name: each for name, each in wanted.items() if each and name != "stages"}
+        least = 2 if several and not self.parts else 1
+        found = fill_tiles(
+            self.family,
+            chain.shape,
+            device,
+            given,
+            lambda kernels: (kernels.parts >= least) & self.leaves_room(chain, kernels),
+        )
+        if found is None and several:  # what adds parts says that there is just one
+            return self.complete(sch, chain, device)
+        if found is None:
+            raise refuse(
+                ScheduleRefused,
+                self.rule,
+                name_of(sch, chain.second),
+                found=f"{chain.n} columns of the intermediate and {chain.l} of the output, "
+                f"for {self}{chain.narrow}",
+                limit=self.limit(chain),
+                instead=self.instead,
+            )
+        return replace(self, **found.tiles())  # type: ignore[type-var]
+
+    def width(self, chain: Chain) -> int:
+        """Columns of the intermediate that a CTA makes; the last ones may reach beyond it."""
+        return int(self.kernel.width(chain.shape))
+
+    def rows_of_sum(self, chain: Chain) -> int:
+        """Rows of a tile of which each part adds as many elements, through L2.
+
+        Rows beyond the output are added by nobody.
+        """
+        return int(self.kernel.rows_of_sum(chain.shape))
