@@ -151,21 +151,21 @@ def test_in_script() -> None:
         m = T.sblock_alloc_buffer((4,), "float32")
         s = T.sblock_alloc_buffer((4,), "float32")
         for i in range(4):
-            for l in range(6):  # noqa: E741
+            for r in range(6):
                 with T.sblock("highest"):
-                    a, b = T.axis.remap("SR", [i, l])
+                    a, b = T.axis.remap("SR", [i, r])
                     with T.init():
                         m[a] = T.float32("-inf")
                     m[a] = T.max(m[a], T.if_then_else(b <= a, X[a, b], T.float32("-inf")))
-            for l in range(6):  # noqa: E741
+            for r in range(6):
                 with T.sblock("added"):
-                    b, a = T.axis.remap("RS", [l, i])
+                    b, a = T.axis.remap("RS", [r, i])
                     with T.init():
                         s[a] = 0.0
                     s[a] = s[a] + T.if_then_else(b <= a, T.exp(X[a, b] - m[a]), T.float32(0))
-            for l in range(6):  # noqa: E741
+            for r in range(6):
                 with T.sblock("divided"):
-                    a, b = T.axis.remap("SS", [i, l])
+                    a, b = T.axis.remap("SS", [i, r])
                     Y[a, b] = T.if_then_else(b <= a, T.exp(X[a, b] - m[a]) / s[a], T.float32(0))
 
     (site,) = detect(func)

@@ -31,6 +31,10 @@ def most(name: str, shape: tuple[int, ...], depth: int, element: Element) -> te.
     return fold(name, shape, depth, element, te.max)
 
 
+def square(value: Any) -> Any:
+    return value * value
+
+
 def softmax_of(scores: Element, rows: tuple[int, ...], depth: int) -> tuple[te.Tensor, Element]:
     """The sums of exponentials below the maximum, and these."""
     m = most("m", rows, depth, scores)
