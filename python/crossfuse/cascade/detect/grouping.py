@@ -35,6 +35,11 @@ class Member:
         """Where its result stands, in the group's variables."""
         return tuple(self.binding.get(each, each) for each in self.block.coordinates)
 
+    @property
+    def loops(self) -> tuple[Any, ...]:
+        """Its coordinates, without that which counts the numbers that a top-k keeps."""
+        return self.coordinates[:-1] if self.block.combine == "topk" else self.coordinates
+
 
 @dataclass(eq=False)
 class Group:
@@ -150,11 +155,12 @@ def producers(program: Program) -> list[Block]:
                 what = f"a result that {reader.where} reads along its axis and this one does not"
                 where = f"{block.where}, buffer '{load.buffer.name}'"
                 raise refused(where, what, "results of one row, or elements")
-    for made, _ in found.values():
+    for made, reader in found.values():
         for load in program.loads(made):
-            if program.reduction(load.buffer) is not None:
-                where = f"{made.where}, buffer '{load.buffer.name}'"
-                what = "elements that are made of a reduction's results"
+            inner = program.reduction(load.buffer)
+            if inner is not None:
+                where = f"{reader.where}, buffer '{made.buffer.name}'"
+                what = f"elements that block '{made.name}' makes of results of block '{inner.name}'"
                 raise refused(where, what, "elements that are inputs, or reductions of inputs")
     return [made for made, _ in found.values()]
 

@@ -133,12 +133,11 @@ def _check_order(made: Mapping[Any, Block]) -> None:
 
 def _check_scans(func: Any) -> None:
     """Blocks that read what they stored for another element are refused by their name."""
-
-    def visit(block: Any) -> None:
+    blocks: list[Any] = []
+    ir.walk(func.body, (ir.SBlock, blocks.append))
+    for block in blocks:
         store = block.body
-        if not isinstance(store, ir.BufferStore):
-            return
-        for load in loads_of(store.value):
+        for load in loads_of(store.value) if isinstance(store, ir.BufferStore) else []:
             own = load.buffer.same_as(store.buffer)
             if own and not same(load.indices, store.indices):
                 where = f"block '{block.name_hint}', buffer '{store.buffer.name}'"
@@ -146,5 +145,3 @@ def _check_scans(func: Any) -> None:
                 found = f"a scan: {place} from {load.text}"
                 limit = "reductions, whose elements may come in any order"
                 raise refused(where, found, limit, "leave it to a kernel that scans")
-
-    ir.walk(func.body, (ir.SBlock, visit))

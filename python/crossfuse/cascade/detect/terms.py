@@ -169,8 +169,7 @@ class Reading:
 
     def _result(self, node: Any, indices: tuple[Any, ...], member: Member) -> sympy.Expr:
         stage = self.symbols.stages[id(member.block)]
-        ranked = stage.monoid.k > 0
-        due, found = (each[:-1] if ranked else each for each in (member.coordinates, indices))
+        due, found = member.loops, indices[: len(member.loops)]
         if not same(due, found) and not all(map(self._is_single, due, found)):
             where = f"{self.reader.where}, buffer '{node.source.name}'"
             what = f"a result read at another row: {Load(node.source, indices).text}"
