@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.detect.loads import Load, loads_of, same
+from crossfuse.cascade.detect.loads import Load, loads_of, same, simplified
 from crossfuse.cascade.detect.ranks import with_selections
 from crossfuse.cascade.detect.refusal import as_cascade, refused
 from crossfuse.cascade.detect.selection import Selection, read_selection
@@ -65,11 +65,23 @@ class Program:
                 instead = "write it before it is read"
                 raise refused(where, "a buffer that nothing writes", "written buffers", instead)
             if source is None or source.combine:
-                return load
+                indices = simplified(load.indices, block.domain)
+                return ir.tirx.BufferLoad(load.source, list(indices))
             places = dict(zip(source.coordinates, load.indices, strict=True))
-            return ir.substitute(self.value(source), lambda var: places.get(var, var))
+            inner = ir.substitute(self.value(source), lambda var: places.get(var, var))
+            return _simplified(inner, block)
 
         return ir.mutate(value, (ir.TensorLoad, visit))
+
+
+def _simplified(value: Any, block: Block) -> Any:
+    """An expression whose loads have indices in their simplest form, as reshapes need it."""
+
+    def visit(load: Any, mutator: Any) -> Any:
+        load = mutator.default_mutate(load)
+        return ir.tirx.BufferLoad(load.source, list(simplified(load.indices, block.domain)))
+
+    return ir.mutate(value, (ir.TensorLoad, visit))
 
 
 def buffers_of(block: Block) -> tuple[Any, ...]:
