@@ -10,6 +10,7 @@ from crossfuse.cascade.detect.loads import Load, moved, variables_of
 from crossfuse.cascade.detect.matching import Binding, extended
 from crossfuse.cascade.detect.program import Program, buffers_of
 from crossfuse.cascade.detect.refusal import refused
+from crossfuse.planner.extract import access
 from crossfuse.planner.extract.blocks import Block
 
 _ALIKE = "reductions over the same positions, of the same row"
@@ -24,7 +25,7 @@ class Member:
     block : Block
         The reduction.
     binding : Mapping
-        The group's variables for those of the block; of one iteration they may be absent.
+        What the block's variables are in the group's; those of one iteration may be absent.
     """
 
     block: Block
@@ -34,6 +35,11 @@ class Member:
     def coordinates(self) -> tuple[Any, ...]:
         """Where its result stands, in the group's variables."""
         return tuple(self.binding.get(each, each) for each in self.block.coordinates)
+
+    @property
+    def loops(self) -> tuple[Any, ...]:
+        """Its coordinates, without that which counts the numbers that a top-k keeps."""
+        return self.coordinates[:-1] if self.block.combine == "topk" else self.coordinates
 
 
 @dataclass(eq=False)
@@ -61,27 +67,60 @@ class Group:
                 return each
         return None
 
-    def bind_results(self, reader: Block, loads: Iterable[Load], binding: Binding) -> Binding:
-        """Bind a reader's variables so that it reads results at the row that it is of.
+    def bind(
+        self, program: Program, reader: Block, wanted: Iterable[Load], read: Sequence[Load]
+    ) -> tuple[Binding, bool]:
+        """Say what a reader's variables are: it reads results at the row that it is of.
+
+        Parameters
+        ----------
+        program : Program
+            The function.
+        reader : Block
+            A reduction, or what makes an output.
+        wanted, read : Iterable[Load]
+            Loads that may be of results, and those that may be of elements.
+
+        Returns
+        -------
+        binding : Binding
+            The variables that are known.
+        shared : bool
+            Whether it reads elements that members read too.
 
         Raises
         ------
         CascadeRefused
-            If it reads one at another row.
+            If it reads a result at another row.
         """
+        found, later = self._bind_results(reader, wanted, {})
+        found, shared = self.bind_elements(program, reader, read, found)
+        # Rows may be known only by the elements, as where a channel is a group and a place in it.
+        found, wrong = self._bind_results(reader, later, found)
+        if wrong:
+            raise other_row(reader, wrong[0], self._known(wrong[0].buffer).block)
+        return found, shared
+
+    def _bind_results(
+        self, reader: Block, loads: Iterable[Load], binding: Binding
+    ) -> tuple[Binding, list[Load]]:
+        """What can be bound by results, and those that cannot."""
+        later = []
         for load in loads:
-            member = self.member(load.buffer)
-            if member is None:
+            if self.member(load.buffer) is None:
                 continue
-            pairs = zip(member.coordinates, load.indices, strict=True)
+            pairs = zip(self._known(load.buffer).coordinates, load.indices, strict=True)
             found = extended(binding, pairs, reader.domain, self.extents)
             if found is None:
-                where = f"{reader.where}, buffer '{load.buffer.name}'"
-                rows = ", ".join(str(each) for each in member.block.coordinates)
-                limit = f"the result of its own row: [{rows}] of block '{member.block.name}'"
-                raise refused(where, f"a result read at another row: {load.text}", limit)
-            binding = found
-        return binding
+                later.append(load)
+            else:
+                binding = found
+        return binding, later
+
+    def _known(self, buffer: Any) -> Member:
+        member = self.member(buffer)
+        assert member is not None
+        return member
 
     def bind_elements(
         self, program: Program, reader: Block, loads: Sequence[Load], binding: Binding
@@ -90,7 +129,7 @@ class Group:
         any_shared = False
         for member in self.members:
             for theirs in elements(program, member.block):
-                there = moved(theirs.indices, member.binding)
+                there = moved(theirs.indices, member.binding, self.extents)
                 for load in loads:
                     if not load.buffer.same_as(theirs.buffer):
                         continue
@@ -104,12 +143,22 @@ class Group:
         """Reduced loops are reduced loops; those of outputs may be anything."""
         if not reader.combine:
             return True
-        return all((var in reader.summed) == (to in self.axes) for var, to in binding.items())
+        axes = frozenset(self.axes)
+        for var, value in binding.items():
+            used = variables_of([value])
+            if used & axes if var not in reader.summed else used - axes:
+                return False
+        return True
 
     def reduces_alike(self, block: Block, binding: Binding) -> bool:
         """Whether the loops that a block reduces are the axes, one for one."""
-        bound = {binding.get(each) for each in block.summed if block.domain[each] > 1}
-        return bound == {each for each in self.axes if self.extents[each] > 1}
+        summed = {each: block.domain[each] for each in block.summed if block.domain[each] > 1}
+        axes = {each: self.extents[each] for each in self.axes if self.extents[each] > 1}
+        if not summed or not axes:
+            return not summed and not axes
+        if any(each not in binding for each in summed):
+            return False
+        return access.inverse([binding[each] for each in summed], summed, axes) is not None
 
 
 def elements(program: Program, block: Block) -> list[Load]:
@@ -150,11 +199,12 @@ def producers(program: Program) -> list[Block]:
                 what = f"a result that {reader.where} reads along its axis and this one does not"
                 where = f"{block.where}, buffer '{load.buffer.name}'"
                 raise refused(where, what, "results of one row, or elements")
-    for made, _ in found.values():
+    for made, reader in found.values():
         for load in program.loads(made):
-            if program.reduction(load.buffer) is not None:
-                where = f"{made.where}, buffer '{load.buffer.name}'"
-                what = "elements that are made of a reduction's results"
+            inner = program.reduction(load.buffer)
+            if inner is not None:
+                where = f"{reader.where}, buffer '{made.buffer.name}'"
+                what = f"elements that block '{made.name}' makes of results of block '{inner.name}'"
                 raise refused(where, what, "elements that are inputs, or reductions of inputs")
     return [made for made, _ in found.values()]
 
@@ -207,8 +257,7 @@ def _join(program: Program, group: Group, block: Block) -> bool:
     if feeds:
         # It comes before members that were found without it: they are matched the other way round.
         return _join_before(program, group, block, feeds)
-    binding = group.bind_results(block, needed, {})
-    binding, shared = group.bind_elements(program, block, elements(program, block), binding)
+    binding, shared = group.bind(program, block, needed, elements(program, block))
     if needed and not group.reduces_alike(block, binding):
         binding = _by_domain(program, group, block, binding)
     if not group.reduces_alike(block, binding) or not (needed or shared):
@@ -234,14 +283,11 @@ def _join_before(
     """A block whose result members use is of the row that they are of."""
     binding: Binding = {}
     for member, load in feeds:
-        there = moved(load.indices, member.binding)
+        there = moved(load.indices, member.binding, group.extents)
         pairs = list(zip(there, block.coordinates, strict=True))
         found = extended(binding, pairs, block.domain, group.extents)
         if found is None:
-            where = f"{member.block.where}, buffer '{load.buffer.name}'"
-            rows = ", ".join(str(each) for each in block.coordinates)
-            limit = f"the result of its own row: [{rows}] of block '{block.name}'"
-            raise refused(where, f"a result read at another row: {load.text}", limit)
+            raise other_row(member.block, load, block)
         binding = found
     binding, _ = group.bind_elements(program, block, elements(program, block), binding)
     if not group.reduces_alike(block, binding):
@@ -257,7 +303,7 @@ def _by_domain(program: Program, group: Group, block: Block, binding: Binding) -
     bare = not elements(program, block)
     bare |= all(not elements(program, each.block) for each in group.members)
     ours = [each for each in block.summed if each not in binding]
-    theirs = [each for each in group.axes if each not in binding.values()]
+    theirs = [each for each in group.axes if each not in variables_of(binding.values())]
     sizes = ([block.domain[each] for each in ours], [group.extents[each] for each in theirs])
     if not bare or sizes[0] != sizes[1]:
         return binding
@@ -268,7 +314,7 @@ def _admit(group: Group, block: Block, binding: Binding) -> None:
     own = {var: var for var in block.domain if var not in binding}
     if any(var in block.summed for var in own):
         # A reduced loop of one iteration is the axis of one iteration.
-        axes = [each for each in group.axes if each not in binding.values()]
+        axes = [each for each in group.axes if each not in variables_of(binding.values())]
         summed = [each for each in own if each in block.summed]
         own |= dict(zip(summed, axes, strict=False))
     group.extents |= {var: block.domain[var] for var in own.values() if var in block.domain}
@@ -281,6 +327,14 @@ def _check_apart(program: Program, group: Group) -> None:
         for load in results(program, member.block):
             if group.member(load.buffer) is None:
                 raise _other_positions(group, member.block, load, program.reduction(load.buffer))
+
+
+def other_row(reader: Block, load: Load, made: Block) -> Exception:
+    """The refusal of a result that is read at another row than that of the reader."""
+    rows = ", ".join(str(each) for each in made.coordinates)
+    limit = f"the result of its own row: [{rows}] of block '{made.name}'"
+    where = f"{reader.where}, buffer '{load.buffer.name}'"
+    return refused(where, f"a result read at another row: {load.text}", limit)
 
 
 def _other_positions(

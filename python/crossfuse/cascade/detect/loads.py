@@ -48,9 +48,23 @@ def variables_of(indices: Iterable[Any]) -> frozenset[Any]:
     return frozenset(var for var in access.variables(indices) if not ir.is_buffer_var(var))
 
 
-def moved(indices: Iterable[Any], values: Mapping[Any, Any]) -> tuple[Any, ...]:
-    """Indices over other variables, in their simplest form."""
-    return access.replaced(indices, values, {})
+def moved(
+    indices: Iterable[Any], values: Mapping[Any, Any], domain: access.Domain
+) -> tuple[Any, ...]:
+    """Indices over other variables, in their simplest form.
+
+    Those of one iteration stay, for they say which row or column they are.
+    """
+    return access.replaced(indices, values, _counting(domain))
+
+
+def simplified(indices: Iterable[Any], domain: access.Domain) -> tuple[Any, ...]:
+    """Indices in their simplest form; see `moved`."""
+    return access.simplified(indices, _counting(domain))
+
+
+def _counting(domain: access.Domain) -> access.Domain:
+    return {var: extent for var, extent in domain.items() if extent > 1}
 
 
 def same(one: Iterable[Any], other: Iterable[Any]) -> bool:

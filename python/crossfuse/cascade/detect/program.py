@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.detect.loads import Load, loads_of, same
+from crossfuse.cascade.detect.loads import Load, loads_of, same, simplified
 from crossfuse.cascade.detect.ranks import with_selections
 from crossfuse.cascade.detect.refusal import as_cascade, refused
 from crossfuse.cascade.detect.selection import Selection, read_selection
@@ -65,11 +65,23 @@ class Program:
                 instead = "write it before it is read"
                 raise refused(where, "a buffer that nothing writes", "written buffers", instead)
             if source is None or source.combine:
-                return load
+                indices = simplified(load.indices, block.domain)
+                return ir.tirx.BufferLoad(load.source, list(indices))
             places = dict(zip(source.coordinates, load.indices, strict=True))
-            return ir.substitute(self.value(source), lambda var: places.get(var, var))
+            inner = ir.substitute(self.value(source), lambda var: places.get(var, var))
+            return _simplified(inner, block)
 
         return ir.mutate(value, (ir.TensorLoad, visit))
+
+
+def _simplified(value: Any, block: Block) -> Any:
+    """An expression whose loads have indices in their simplest form, as reshapes need it."""
+
+    def visit(load: Any, mutator: Any) -> Any:
+        load = mutator.default_mutate(load)
+        return ir.tirx.BufferLoad(load.source, list(simplified(load.indices, block.domain)))
+
+    return ir.mutate(value, (ir.TensorLoad, visit))
 
 
 def buffers_of(block: Block) -> tuple[Any, ...]:
@@ -133,12 +145,11 @@ def _check_order(made: Mapping[Any, Block]) -> None:
 
 def _check_scans(func: Any) -> None:
     """Blocks that read what they stored for another element are refused by their name."""
-
-    def visit(block: Any) -> None:
+    blocks: list[Any] = []
+    ir.walk(func.body, (ir.SBlock, blocks.append))
+    for block in blocks:
         store = block.body
-        if not isinstance(store, ir.BufferStore):
-            return
-        for load in loads_of(store.value):
+        for load in loads_of(store.value) if isinstance(store, ir.BufferStore) else []:
             own = load.buffer.same_as(store.buffer)
             if own and not same(load.indices, store.indices):
                 where = f"block '{block.name_hint}', buffer '{store.buffer.name}'"
@@ -146,5 +157,3 @@ def _check_scans(func: Any) -> None:
                 found = f"a scan: {place} from {load.text}"
                 limit = "reductions, whose elements may come in any order"
                 raise refused(where, found, limit, "leave it to a kernel that scans")
-
-    ir.walk(func.body, (ir.SBlock, visit))

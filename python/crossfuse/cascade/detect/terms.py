@@ -15,6 +15,7 @@ from crossfuse.cascade.detect.program import Program
 from crossfuse.cascade.detect.refusal import refused
 from crossfuse.cascade.expressions.to_sympy import narrows, to_sympy
 from crossfuse.cascade.spec import Stage
+from crossfuse.planner.extract import access
 from crossfuse.planner.extract.blocks import Block
 
 #: Results that are rounded below these bits are what they are rounded to.
@@ -33,18 +34,26 @@ class Symbols:
     group : Group
         The reductions.
     values : Mapping
-        The site's expression for each of the group's axes.
+        The site's expressions for variables of the group that are none of the site's.
     axis : tvm.tirx.Var
         The site's reduced loop.
+    extents : Mapping
+        Of the site's loops.
     """
 
     def __init__(
-        self, program: Program, group: Group, values: Mapping[Any, Any], axis: Any
+        self,
+        program: Program,
+        group: Group,
+        values: Mapping[Any, Any],
+        axis: Any,
+        extents: Mapping[Any, int],
     ) -> None:
         self.program = program
         self.group = group
         self.values = values
         self.axis = axis
+        self.extents = extents
         self.reads: dict[sympy.Symbol, Any] = {}
         self.producers: dict[sympy.Symbol, str] = {}
         self.stages: dict[int, Stage] = {}
@@ -98,7 +107,7 @@ class Symbols:
     def of_var(self, var: Any) -> sympy.Symbol:
         """The symbol of a loop, or of a parameter that is a number."""
         if var not in self._vars:
-            dtype, loop = str(var.ty), var in self.group.extents or var.same_as(self.axis)
+            dtype, loop = str(var.ty), var in self.extents
             symbol = self._symbol(str(var.name), dtype, nonnegative=loop)
             self._vars[var] = symbol
             self.reads[symbol] = var
@@ -160,7 +169,7 @@ class Reading:
     def _leaf(self, node: Any) -> sympy.Expr:
         if isinstance(node, ir.Var):
             return self.symbols.of_var(node)
-        indices = moved(node.indices, {})
+        indices = moved(node.indices, {}, self.symbols.extents)
         member = self.symbols.group.member(node.source)
         if member is None:
             self._check_element(node, indices)
@@ -169,9 +178,9 @@ class Reading:
 
     def _result(self, node: Any, indices: tuple[Any, ...], member: Member) -> sympy.Expr:
         stage = self.symbols.stages[id(member.block)]
-        ranked = stage.monoid.k > 0
-        due, found = (each[:-1] if ranked else each for each in (member.coordinates, indices))
-        if not same(due, found) and not all(map(self._is_single, due, found)):
+        due = access.replaced(member.loops, self.symbols.values, self.symbols.extents)
+        found = access.simplified(indices[: len(due)], self.symbols.extents)
+        if not same(due, found):
             where = f"{self.reader.where}, buffer '{node.source.name}'"
             what = f"a result read at another row: {Load(node.source, indices).text}"
             place = ", ".join(str(each) for each in due)
@@ -179,11 +188,6 @@ class Reading:
         if node.source.same_as(member.block.buffer):
             return stage.symbol
         return stage.index_symbol
-
-    def _is_single(self, due: Any, found: Any) -> bool:
-        extents = self.symbols.group.extents
-        single = extents.get(due) == 1 and (ir.constant(found) == 0 or extents.get(found) == 1)
-        return single or same([due], [found])
 
     def _check_element(self, node: Any, indices: tuple[Any, ...]) -> None:
         """What a producer makes is read along the axis."""
