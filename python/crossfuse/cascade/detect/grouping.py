@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from crossfuse.cascade.detect.loads import Load, moved, variables_of
 from crossfuse.cascade.detect.matching import Binding, extended
-from crossfuse.cascade.detect.program import Load, Program, moved, variables_of
+from crossfuse.cascade.detect.program import Program, buffers_of
 from crossfuse.cascade.detect.refusal import refused
 from crossfuse.planner.extract.blocks import Block
 
@@ -33,6 +34,11 @@ class Member:
     def coordinates(self) -> tuple[Any, ...]:
         """Where its result stands, in the group's variables."""
         return tuple(self.binding.get(each, each) for each in self.block.coordinates)
+
+    @property
+    def loops(self) -> tuple[Any, ...]:
+        """Its coordinates, without that which counts the numbers that a top-k keeps."""
+        return self.coordinates[:-1] if self.block.combine == "topk" else self.coordinates
 
 
 @dataclass(eq=False)
@@ -111,12 +117,6 @@ class Group:
         return bound == {each for each in self.axes if self.extents[each] > 1}
 
 
-def buffers_of(block: Block) -> tuple[Any, ...]:
-    """What a block writes."""
-    places = getattr(block, "places", None)
-    return (block.buffer,) if places is None else (block.buffer, places)
-
-
 def elements(program: Program, block: Block) -> list[Load]:
     """Loads of a reduction that change along what it reduces."""
     summed = frozenset(block.summed)
@@ -155,11 +155,12 @@ def producers(program: Program) -> list[Block]:
                 what = f"a result that {reader.where} reads along its axis and this one does not"
                 where = f"{block.where}, buffer '{load.buffer.name}'"
                 raise refused(where, what, "results of one row, or elements")
-    for made, _ in found.values():
+    for made, reader in found.values():
         for load in program.loads(made):
-            if program.reduction(load.buffer) is not None:
-                where = f"{made.where}, buffer '{load.buffer.name}'"
-                what = "elements that are made of a reduction's results"
+            inner = program.reduction(load.buffer)
+            if inner is not None:
+                where = f"{reader.where}, buffer '{made.buffer.name}'"
+                what = f"elements that block '{made.name}' makes of results of block '{inner.name}'"
                 raise refused(where, what, "elements that are inputs, or reductions of inputs")
     return [made for made, _ in found.values()]
 

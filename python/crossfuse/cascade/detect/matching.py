@@ -7,7 +7,7 @@ from itertools import permutations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.detect.program import moved, same, variables_of
+from crossfuse.cascade.detect.loads import moved, same, variables_of
 
 #: The site's variable that each variable of a reader is.
 Binding = Mapping[Any, Any]

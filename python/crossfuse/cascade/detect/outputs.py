@@ -8,7 +8,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.detect.grouping import Group, elements
-from crossfuse.cascade.detect.program import Load, Program, loads_of, moved, variables_of
+from crossfuse.cascade.detect.loads import Load, loads_of, moved, variables_of
+from crossfuse.cascade.detect.program import Program
 from crossfuse.cascade.detect.refusal import SPLIT, refused
 from crossfuse.planner.extract.blocks import Block
 

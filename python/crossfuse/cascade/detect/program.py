@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.cascade.detect.loads import Load, loads_of, same
+from crossfuse.cascade.detect.ranks import with_selections
 from crossfuse.cascade.detect.refusal import as_cascade, refused
 from crossfuse.cascade.detect.selection import Selection, read_selection
-from crossfuse.planner.extract import access
 from crossfuse.planner.extract.blocks import Block, read_blocks
-
-
-@dataclass(frozen=True, eq=False)
-class Load:
-    """A read of an input, or of what a reduction makes.
-
-    Attributes
-    ----------
-    buffer : tvm.tirx.Buffer
-        What is read.
-    indices : tuple
-        Where, in the reader's variables.
-    """
-
-    buffer: Any
-    indices: tuple[Any, ...]
-
-    @property
-    def text(self) -> str:
-        """How messages show it."""
-        return f"{self.buffer.name}[{', '.join(str(each) for each in self.indices)}]"
 
 
 @dataclass(eq=False)
@@ -92,29 +72,10 @@ class Program:
         return ir.mutate(value, (ir.TensorLoad, visit))
 
 
-def loads_of(value: Any) -> list[Load]:
-    """All loads in an expression, those inside indices too."""
-    found: list[Any] = []
-    ir.walk(value, (ir.TensorLoad, found.append))
-    return [Load(each.source, tuple(each.indices)) for each in found]
-
-
-def variables_of(indices: Iterable[Any]) -> frozenset[Any]:
-    """Loop variables of indices."""
-    return frozenset(var for var in access.variables(indices) if not ir.is_buffer_var(var))
-
-
-def moved(indices: Iterable[Any], values: Mapping[Any, Any]) -> tuple[Any, ...]:
-    """Indices over other variables, in their simplest form."""
-    return access.replaced(indices, values, {})
-
-
-def same(one: Iterable[Any], other: Iterable[Any]) -> bool:
-    """Whether indices are the same expressions of the same variables."""
-    first, second = tuple(one), tuple(other)
-    return len(first) == len(second) and all(
-        ir.tvm_ffi.structural_equal(a, b) for a, b in zip(first, second, strict=True)
-    )
+def buffers_of(block: Block) -> tuple[Any, ...]:
+    """What a block writes."""
+    places = block.places if isinstance(block, Selection) else None
+    return (block.buffer,) if places is None else (block.buffer, places)
 
 
 def read_program(func: Any) -> Program:
@@ -141,10 +102,10 @@ def read_program(func: Any) -> Program:
         raise refused("function", found, "a PrimFunc in s_tir form", "pass one function of it")
     _check_scans(func)
     with as_cascade():
-        blocks = read_blocks(func, read_selection)
+        blocks = with_selections(read_blocks(func, read_selection))
     made: dict[Any, Block] = {}
     for block in blocks:
-        for buffer in (block.buffer, *([block.places] if isinstance(block, Selection) else [])):
+        for buffer in buffers_of(block):
             if buffer in made:
                 names = f"blocks '{made[buffer].name}' and '{block.name}' that write it"
                 where, instead = f"buffer '{buffer.name}'", "write it by one block"
@@ -172,12 +133,11 @@ def _check_order(made: Mapping[Any, Block]) -> None:
 
 def _check_scans(func: Any) -> None:
     """Blocks that read what they stored for another element are refused by their name."""
-
-    def visit(block: Any) -> None:
+    blocks: list[Any] = []
+    ir.walk(func.body, (ir.SBlock, blocks.append))
+    for block in blocks:
         store = block.body
-        if not isinstance(store, ir.BufferStore):
-            return
-        for load in loads_of(store.value):
+        for load in loads_of(store.value) if isinstance(store, ir.BufferStore) else []:
             own = load.buffer.same_as(store.buffer)
             if own and not same(load.indices, store.indices):
                 where = f"block '{block.name_hint}', buffer '{store.buffer.name}'"
@@ -185,5 +145,3 @@ def _check_scans(func: Any) -> None:
                 found = f"a scan: {place} from {load.text}"
                 limit = "reductions, whose elements may come in any order"
                 raise refused(where, found, limit, "leave it to a kernel that scans")
-
-    ir.walk(func.body, (ir.SBlock, visit))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import sympy
+from sympy.core.relational import Relational
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.detect.refusal import refused
@@ -166,7 +167,8 @@ def _rule(store: Any, value: Any, place: Any, coming: tuple[Any, Any]) -> sympy.
         return sympy.Symbol(str(node))
 
     found = to_sympy(store.value, leaf, whole=whole)
-    return found if found.free_symbols <= {*_VALUES, *_PLACES} else None
+    compared = [set(each.args) for each in found.atoms(Relational)]
+    return found if all(each in (set(_VALUES), set(_PLACES)) for each in compared) else None
 
 
 def _chooses(value: sympy.Basic, place: sympy.Basic, *, kept: int, earlier: bool) -> bool:
@@ -178,10 +180,8 @@ def _chooses(value: sympy.Basic, place: sympy.Basic, *, kept: int, earlier: bool
     order = {_PLACES[0]: 3 if earlier else 9, _PLACES[1]: 5}
     for difference in (kept, -kept):
         case = order | {_VALUES[0]: 10 + difference, _VALUES[1]: 10}
-        stays = difference == kept
-        if value.subs(case) != case[_VALUES[0 if stays else 1]]:
-            return False
-        if place.subs(case) != case[_PLACES[0 if stays else 1]]:
+        place_of, value_of = (each[0 if difference == kept else 1] for each in (_PLACES, _VALUES))
+        if (value.subs(case), place.subs(case)) != (case[value_of], case[place_of]):
             return False
     case = {_PLACES[0]: 3, _PLACES[1]: 5, _VALUES[0]: 10, _VALUES[1]: 10}
     return bool(place.subs(case) == 3)

@@ -43,13 +43,11 @@ class _Builder:
         stages: dict[str, StageSite] = {}
         for member in self.group.members:
             stage = self._stage(member)
-            columns = [each for each in member.coordinates if each not in self.rows]
-            if stage.monoid.k:
-                columns.pop()
-            dtype = str(member.block.buffer.ty.dtype)
-            stages[stage.name] = StageSite(
-                member.block.name, member.block.buffer, tuple(columns), dtype
-            )
+            columns = tuple(each for each in member.loops if each not in self.rows)
+            # Of a top-k, the values may be kept nowhere.
+            block, kept = member.block, member.block.buffer.ty.dtype
+            dtype = str(block.value.ty if stage.monoid.k else kept)
+            stages[stage.name] = StageSite(block.name, block.buffer, columns, dtype)
         places: list[OutputSite] = []
         made: dict[str, Any] = {}
         rows: dict[str, Any] = {}
@@ -109,9 +107,7 @@ class _Builder:
 def _rows(group: Group) -> tuple[Any, ...]:
     """Loops that the results of all members have."""
     first, *others = group.members
-    return tuple(
-        each for each in first.coordinates if all(each in other.coordinates for other in others)
-    )
+    return tuple(each for each in first.loops if all(each in other.loops for other in others))
 
 
 def _axis(group: Group) -> tuple[Any, Mapping[Any, Any]]:

@@ -10,7 +10,8 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.detect.grouping import Group, Member
-from crossfuse.cascade.detect.program import Load, Program, loads_of, moved, same, variables_of
+from crossfuse.cascade.detect.loads import Load, loads_of, moved, same, variables_of
+from crossfuse.cascade.detect.program import Program
 from crossfuse.cascade.detect.refusal import refused
 from crossfuse.cascade.expressions.to_sympy import narrows, to_sympy
 from crossfuse.cascade.spec import Stage
@@ -168,8 +169,7 @@ class Reading:
 
     def _result(self, node: Any, indices: tuple[Any, ...], member: Member) -> sympy.Expr:
         stage = self.symbols.stages[id(member.block)]
-        ranked = stage.monoid.k > 0
-        due, found = (each[:-1] if ranked else each for each in (member.coordinates, indices))
+        due, found = member.loops, indices[: len(member.loops)]
         if not same(due, found) and not all(map(self._is_single, due, found)):
             where = f"{self.reader.where}, buffer '{node.source.name}'"
             what = f"a result read at another row: {Load(node.source, indices).text}"
@@ -224,21 +224,12 @@ def with_length(
     known = set(sums)
 
     def is_mean(each: sympy.Basic) -> bool:
-        return each.is_Mul and bool(known & set(each.args)) and _over(each.args[0], extent)
+        number = each.args[0] if each.is_Mul else sympy.S.Zero
+        close = number.is_Rational and abs(abs(number) * extent - 1) < _CLOSE
+        return bool(close) and bool(known & set(each.args))
 
     def divided(each: sympy.Basic) -> sympy.Basic:
         number, *rest = each.args
-        scale = sympy.nsimplify(_fraction(number, extent) * extent)
-        return scale * sympy.Mul(*rest) / symbols.of_length(extent)
+        return sympy.sign(number) * sympy.Mul(*rest) / symbols.of_length(extent)
 
     return term.replace(is_mean, divided) if extent > 1 else term
-
-
-def _over(number: sympy.Basic, extent: int) -> bool:
-    return bool(number.is_Rational) and _fraction(number, extent).q % extent == 0
-
-
-def _fraction(number: sympy.Rational, extent: int) -> sympy.Rational:
-    """The number, or ``1 / extent`` if it is that, rounded."""
-    exact = sympy.Rational(1, extent)
-    return exact if abs(number / exact - 1) < _CLOSE else number
