@@ -86,7 +86,9 @@ class _Lowering:
         self.staged = [self._staging(i) for i in range(count)] if self.warps > 1 else []
 
     def run(self) -> Any:
-        body = [ir.BufferStore(o, of, [_ZERO]) for o, of in zip(self.own, self.merge.of, strict=True)]
+        body = [
+            ir.BufferStore(o, of, [_ZERO]) for o, of in zip(self.own, self.merge.of, strict=True)
+        ]
         body += self._among(min(self.threads, WARP))
         if self.warps > 1:
             body += [*self._exchange(), *self._among(self.warps)]
@@ -164,7 +166,10 @@ class _Lowering:
                 ir.BufferStore(left, ir.tirx.Select(lower, own[0], right[0]), [_ZERO]),
                 ir.BufferStore(right, ir.tirx.Select(lower, right[0], own[0]), [_ZERO]),
             ]
-        known = {each.var: buffer[0] for each, buffer in zip(self.merge.computed, self.values, strict=True)}
+        known = {
+            each.var: buffer[0]
+            for each, buffer in zip(self.merge.computed, self.values, strict=True)
+        }
         for var, right in zip(self.merge.right, self.right, strict=True):
             known[var] = right[0]
         for bind, buffer in zip(self.merge.computed, self.values, strict=True):
