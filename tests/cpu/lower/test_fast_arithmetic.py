@@ -40,16 +40,16 @@ def test_bfloat16_is_packed_two_by_two() -> None:
     def before(X: T.Buffer((16,), "bfloat16"), Y: T.Buffer((4,), "float32")):
         T.func_attr({FAST: 1})
         A = T.alloc_local((16,), "bfloat16")
-        A[8:16] = X[0:8]
-        A[0:2] = X[8:10]
+        A[T.ramp(8, 1, 8)] = X[T.ramp(0, 1, 8)]
+        A[T.ramp(0, 1, 2)] = X[T.ramp(8, 1, 2)]
         Y[0] = T.float32(A[8])
         Y[1] = T.float32(A[9])
 
     @T.prim_func
     def expected(X: T.Buffer((16,), "bfloat16"), Y: T.Buffer((4,), "float32")):
         W = T.alloc_local((8,), "uint32")
-        W[4:8] = T.reinterpret("uint32x4", X[0:8])
-        W[0] = T.reinterpret("uint32", X[8:10])
+        W[T.ramp(4, 1, 4)] = T.reinterpret("uint32x4", X[T.ramp(0, 1, 8)])
+        W[0] = T.reinterpret("uint32", X[T.ramp(8, 1, 2)])
         Y[0] = T.reinterpret("float32", W[4] << T.uint32(16))
         Y[1] = T.reinterpret("float32", T.bitwise_and(W[4], T.uint32(0xFFFF0000)))
 
@@ -65,11 +65,11 @@ def test_arrays_that_are_used_otherwise_stay() -> None:
         A = T.alloc_local((16,), "bfloat16")
         B = T.alloc_local((16,), "bfloat16")
         C = T.alloc_local((16,), "bfloat16")
-        A[1:9] = X[0:8]
+        A[T.ramp(1, 1, 8)] = X[T.ramp(0, 1, 8)]
         Y[0] = T.float32(A[1])
-        B[0:8] = X[0:8]
-        X[8:16] = B[0:8]
-        C[0:8] = X[0:8]
+        B[T.ramp(0, 1, 8)] = X[T.ramp(0, 1, 8)]
+        X[T.ramp(8, 1, 8)] = B[T.ramp(0, 1, 8)]
+        C[T.ramp(0, 1, 8)] = X[T.ramp(0, 1, 8)]
         for i in range(4):
             Y[i] = T.float32(C[i])
 
