@@ -83,8 +83,7 @@ def derive_softmax(cascade: Cascade) -> Derivation:
 
 
 def derive_cross_entropy(cascade: Cascade) -> Derivation:
-    x, k = cascade.elements
-    (target,) = cascade.invariants
+    x = cascade.elements[0]
     picked = cascade.stage("picked").term
     slots = (maximum("m", x), exponentials("s", "m", x), total("picked", picked))
     result = value("m") + sympy.log(value("s")) - value("picked")

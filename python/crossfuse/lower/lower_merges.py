@@ -22,12 +22,13 @@ _SHUFFLE = "tirx.tvm_warp_shuffle_xor"
 def lower_merges() -> Any:
     """Pass: blocks marked `MERGE` whose loop is bound to ``threadIdx.x`` become shuffles.
 
-    Threads exchange states in pairs, at distances 16, 8, 4, 2 and 1; warps through shared memory.
-    Of a pair the thread with the lower number is the left one, so that both compute the same::
+    Threads exchange states in pairs, at distances 1, 2, 4, 8 and 16; warps through shared memory.
+    Of a pair the thread with the lower number is the left one, so that both compute the same, and
+    states merge in the order of threads::
 
         for thread in threadIdx.x:
             own = SEGMENT[thread]
-            for distance in 16, 8, 4, 2, 1:
+            for distance in 1, 2, 4, 8, 16:
                 other = own of thread ^ distance
                 own = merge(own, other) if thread & distance == 0 else merge(other, own)
             WARPS[thread // 32] = own                   # the first thread of each warp
@@ -146,10 +147,10 @@ class _Lowering:
     def _among(self, count: int) -> list[Any]:
         """Statements: merge the states of `count` neighbours, in pairs."""
         statements: list[Any] = []
-        distance = count // 2
-        while distance:
+        distance = 1
+        while distance < count:
             statements += self._pair(distance)
-            distance //= 2
+            distance *= 2
         return statements
 
     def _pair(self, distance: int) -> list[Any]:

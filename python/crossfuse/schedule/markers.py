@@ -52,8 +52,8 @@ ROWS = "crossfuse.rows"
 #: From one row up to as many as the function has.
 ROW_COUNTS = ("at most",)
 
-#: Annotation of a block that reduces a tuple over threads: its body binds the right state, number by
-#: number, then what merging computes; stores come last. See `crossfuse.lower.lower_merges`.
+#: Annotation of a block that reduces a tuple over threads: its body binds the right state, number
+#: by number, then what merging computes; stores come last. See `crossfuse.lower.lower_merges`.
 MERGE = "crossfuse.merge"
 #: Annotation of what such a block becomes: all threads end with equal results.
 MERGED = "crossfuse.merged"

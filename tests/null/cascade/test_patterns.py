@@ -25,7 +25,7 @@ LENGTHS = (1, 7, 33, 97)
 
 def same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
     for name, array in wanted.items():
-        scale = np.max(np.abs(np.where(np.isfinite(array), array, 0)), initial=1e-3)
+        scale = np.max(np.abs(np.where(np.isfinite(array), array, 0)), initial=1.0)
         np.testing.assert_allclose(found[name], array, rtol=1e-9, atol=1e-11 * scale, err_msg=name)
 
 

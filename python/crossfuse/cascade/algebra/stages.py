@@ -120,7 +120,7 @@ class Deriver:
         self._done(stage, symbol, "", (factor,), (), (), None, proof)
 
     def _sum(self, stage: Stage, term: sympy.Expr) -> None:
-        at = {each.symbol: (each.mean.element, each.distance) for each in self.centres.all}
+        at = {each.symbol: (each.element, each.distance) for each in self.centres.all}
         shifted = centred(term, at) if self.centres.all else None
         if shifted is not None and shifted.free_symbols & self.centres.distances:
             self._moments(stage, term, shifted)
