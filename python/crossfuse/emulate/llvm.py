@@ -17,6 +17,7 @@ from crossfuse.emulate.widen import widen
 from crossfuse.errors import ArtefactRefused, CheckFailed, refuse
 from crossfuse.lower.extract import buffer_specs, only_function
 from crossfuse.lower.passes import prim_func_pass
+from crossfuse.schedule.markers import MERGE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +53,8 @@ def serialise(func: Any, *, backwards: bool = False) -> Any:
     plain = _global_buffers(function.body)
 
     def serial(loop: Any, mutator: Any) -> Any:
-        annotations = {_FREE: True} if int(loop.kind) in _PARALLEL else {}
+        free = int(loop.kind) in _PARALLEL and not _merges(loop)
+        annotations = {_FREE: True} if free else {}
         loop = mutator.default_mutate(loop)
         return ir.for_like(
             loop, loop.body, kind=ir.ForKind.SERIAL, thread_binding=None, annotations=annotations
@@ -64,6 +66,12 @@ def serialise(func: Any, *, backwards: bool = False) -> Any:
     body = ir.mutate(function.body, (ir.For, serial), (ir.SBlock, unmarked))
     body = ir.substitute(body, lambda var: plain.get(var, var))
     return _without_blocks(ir.with_body(function, body), backwards)
+
+
+def _merges(loop: Any) -> bool:
+    """Whether a loop over threads merges their states: the lowering gives it an order of its own."""
+    realize = loop.body
+    return isinstance(realize, ir.SBlockRealize) and MERGE in realize.block.annotations
 
 
 def _without_blocks(function: Any, backwards: bool) -> Any:
