@@ -1,4 +1,4 @@
-"""``crossfuse explain``: which kernel a chain gets, and why that one."""
+"""``crossfuse explain``: which kernel a workload gets, and why that one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,16 @@ def explain(
     svg: Annotated[Path | None, typer.Option(help="Picture to write.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Say which kernel is estimated to be the fastest, what it takes, and what others lose on."""
+    """Say which kernel is estimated to be the fastest, what it takes, and what others lose on.
+
+    Of a cascade of reductions (R7, softmax:rows=64,cols=1024): how it becomes one stream, and why
+    that gives what its definition gives.
+    """
+    from crossfuse.workload.cascades import names_one
+
+    if names_one(workload):
+        _explain_cascade(workload, target, as_json)
+        return
     from crossfuse.planner.cost.rates_file import rates_of_file
     from crossfuse.planner.explain.best import explain_best
     from crossfuse.planner.explain.budget import limited
@@ -59,3 +68,15 @@ def explain(
         print_json(found.to_json())
     else:
         print_rich(workload, *render(found))
+
+
+def _explain_cascade(workload: str, target: str, as_json: bool) -> None:
+    from rich.text import Text
+
+    from crossfuse.cascade.explanation import explain_cascade
+
+    found = explain_cascade(workload, target)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print_rich(workload, Text(found.text()))
