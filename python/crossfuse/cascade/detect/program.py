@@ -10,7 +10,7 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.detect.loads import Load, loads_of, same, simplified
 from crossfuse.cascade.detect.ranks import with_selections
 from crossfuse.cascade.detect.refusal import as_cascade, refused
-from crossfuse.cascade.detect.selection import Selection, read_selection
+from crossfuse.cascade.detect.selection import Selection, read_several
 from crossfuse.planner.extract.blocks import Block, read_blocks
 
 
@@ -114,7 +114,7 @@ def read_program(func: Any) -> Program:
         raise refused("function", found, "a PrimFunc in s_tir form", "pass one function of it")
     _check_scans(func)
     with as_cascade():
-        blocks = with_selections(read_blocks(func, read_selection))
+        blocks = with_selections(read_blocks(func, read_several))
     made: dict[Any, Block] = {}
     for block in blocks:
         for buffer in buffers_of(block):

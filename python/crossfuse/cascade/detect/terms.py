@@ -161,7 +161,11 @@ class Reading:
     ) -> None:
         self.symbols = symbols
         self.reader = reader
-        self.binding = {var: symbols.values.get(image, image) for var, image in binding.items()}
+        known = symbols.values
+        self.binding = {
+            var: ir.substitute(image, lambda each: known.get(each, each))
+            for var, image in binding.items()
+        }
         self.cast = ""
         moved_value = ir.substitute(value, lambda var: self.binding.get(var, var))
         self.term = to_sympy(moved_value, self._leaf, self._rounded, self._whole)

@@ -74,8 +74,8 @@ class Placement:
     inside: Mapping[Any, Any]
 
 
-#: Reads a block that is no single store: the loops around it, and its realisation.
-Other = Callable[[tuple[Any, ...], Any], Block]
+#: Reads a block of several stores: the loops around it, and its realisation.
+Other = Callable[[tuple[Any, ...], Any], list[Block]]
 
 
 def read_blocks(func: Any, other: Other | None = None) -> list[Block]:
@@ -101,12 +101,47 @@ def read_blocks(func: Any, other: Other | None = None) -> list[Block]:
     """
     leaves: list[tuple[tuple[Any, ...], Any]] = []
     _collect(func.body, (), leaves, other is not None)
-    return [
-        _read(loops, realize)
-        if other is None or isinstance(realize.block.body, ir.BufferStore)
-        else other(loops, realize)
-        for loops, realize in leaves
-    ]
+    found: list[Block] = []
+    for loops, realize in leaves:
+        if other is None or isinstance(realize.block.body, ir.BufferStore):
+            found.append(read_block(loops, realize))
+        else:
+            found += other(loops, realize)
+    return found
+
+
+def read_block(loops: tuple[Any, ...], realize: Any) -> Block:
+    """Read a block of one store; raises as `read_blocks`.
+
+    Parameters
+    ----------
+    loops : tuple[tvm.tirx.For, ...]
+        Around the block.
+    realize : tvm.s_tir.SBlockRealize
+        The block.
+
+    Returns
+    -------
+    Block
+        What it writes, over the coordinates of the buffer.
+    """
+    node, store = realize.block, realize.block.body
+    combine = _combiner(node, f"block '{node.name_hint}'")
+    placed = placement(loops, realize, store)
+    value = store.value
+    if combine:
+        value = value.b if carried(store).same_as(value.a) else value.a
+    (value,) = access.replaced([value], placed.inside, {})
+    return Block(
+        node.name_hint,
+        store.buffer,
+        placed.coordinates,
+        placed.summed,
+        placed.domain,
+        value,
+        combine,
+        initial=node.init.value if combine else None,
+    )
 
 
 def placement(loops: tuple[Any, ...], realize: Any, store: Any) -> Placement:
@@ -182,26 +217,6 @@ def _check_plain(block: Any) -> None:
         name = block.match_buffers[0].buffer.name
         where = f"block '{block.name_hint}', buffer '{name}'"
         raise refused(where, "a view by match_buffer", "buffers as they are", _LOWERED)
-
-
-def _read(loops: tuple[Any, ...], realize: Any) -> Block:
-    node, store = realize.block, realize.block.body
-    combine = _combiner(node, f"block '{node.name_hint}'")
-    placed = placement(loops, realize, store)
-    value = store.value
-    if combine:
-        value = value.b if carried(store).same_as(value.a) else value.a
-    (value,) = access.replaced([value], placed.inside, {})
-    return Block(
-        node.name_hint,
-        store.buffer,
-        placed.coordinates,
-        placed.summed,
-        placed.domain,
-        value,
-        combine,
-        initial=node.init.value if combine else None,
-    )
 
 
 def _extent(each: Any, where: str) -> int:
@@ -285,8 +300,11 @@ def _coordinates(
 ) -> tuple[tuple[Any, ...], dict[Any, Any]]:
     """Variables for the buffer's dimensions, and the block's own in terms of them."""
     shape = shape_of(store.buffer, where)
-    names = tuple(ir.Var(f"i{each}", "int32") for each in range(len(shape)))
     spatial = {var: extent for var, extent in domain.items() if var not in summed}
+    # As wide as the loops, so that no conversion stands in the way of simpler indices.
+    wide = any(str(var.ty) == "int64" for var in domain)
+    dtype = "int64" if wide else "int32"
+    names = tuple(ir.Var(f"i{each}", dtype) for each in range(len(shape)))
     extents = dict(zip(names, shape, strict=True))
     indices = list(store.indices)
     if not all(access.is_affine(each) for each in indices):
