@@ -18,7 +18,8 @@ from crossfuse.cascade.detect.loads import load_nodes
 from crossfuse.cascade.detect.refusal import refused
 from crossfuse.cascade.expressions.to_sympy import to_sympy
 from crossfuse.planner.extract import access
-from crossfuse.planner.extract.blocks import Block, placement, read_block
+from crossfuse.planner.extract.blocks import Block, read_block
+from crossfuse.planner.extract.placement import placement
 
 _LIMIT = (
     "reductions by themselves, and argmax or argmin: a value and its place, of equals the first"

@@ -7,7 +7,8 @@ from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.detect.grouping import Group, Member, find_groups
+from crossfuse.cascade.detect.group import Group, Member
+from crossfuse.cascade.detect.grouping import find_groups
 from crossfuse.cascade.detect.loads import moved, variables_of
 from crossfuse.cascade.detect.monoids import monoid_of
 from crossfuse.cascade.detect.outputs import Output, outputs_of

@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.detect.grouping import Group, Member
+from crossfuse.cascade.detect.group import Group, Member
 from crossfuse.cascade.detect.loads import Load, loads_of, moved, same, variables_of
 from crossfuse.cascade.detect.program import Program
 from crossfuse.cascade.detect.refusal import refused

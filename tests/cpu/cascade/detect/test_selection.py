@@ -87,9 +87,7 @@ def test_a_selection_in_a_cascade() -> None:
 def test_other_choices_are_refused() -> None:
     x = tensor("x", 4, 9)
     by_square = chooser(lambda a, b: a[1] * a[1] >= b[1] * b[1], tirx.min_value)
-    with pytest.raises(
-        CascadeRefused, match="found stores that choose or combine in another"
-    ):
+    with pytest.raises(CascadeRefused, match="found stores that choose or combine in another"):
         detect(function(x, *chosen(by_square, x, 4, 9)))
 
 
