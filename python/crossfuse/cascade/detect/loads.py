@@ -68,8 +68,13 @@ def _counting(domain: access.Domain) -> access.Domain:
 
 
 def same(one: Iterable[Any], other: Iterable[Any]) -> bool:
-    """Whether indices are the same expressions of the same variables."""
+    """Whether indices are the same expressions of the same variables, of whatever width."""
     first, second = tuple(one), tuple(other)
-    return len(first) == len(second) and all(
-        ir.tvm_ffi.structural_equal(a, b) for a, b in zip(first, second, strict=True)
-    )
+    return len(first) == len(second) and all(map(_same, first, second))
+
+
+def _same(one: Any, other: Any) -> bool:
+    number = ir.constant(one)
+    if number is not None:
+        return number == ir.constant(other)
+    return bool(ir.tvm_ffi.structural_equal(one, other))

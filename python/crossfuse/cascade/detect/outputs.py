@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.detect.grouping import Group, elements
+from crossfuse.cascade.detect.group import Group, elements
 from crossfuse.cascade.detect.loads import Load, loads_of, moved, same, variables_of
 from crossfuse.cascade.detect.program import Program
 from crossfuse.cascade.detect.refusal import SPLIT, refused

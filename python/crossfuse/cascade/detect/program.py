@@ -10,8 +10,12 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.detect.loads import Load, loads_of, same, simplified
 from crossfuse.cascade.detect.ranks import with_selections
 from crossfuse.cascade.detect.refusal import as_cascade, refused
-from crossfuse.cascade.detect.selection import Selection, read_selection
+from crossfuse.cascade.detect.selection import Selection, read_several
 from crossfuse.planner.extract.blocks import Block, read_blocks
+
+#: Attribute of a function: names of parameters that hold no negative number, such as weights of a
+#: mean. What is derived from it needs fewer corrections.
+NONNEGATIVE = "crossfuse.nonnegative"
 
 
 @dataclass(eq=False)
@@ -28,12 +32,15 @@ class Program:
         Parameters that nothing writes.
     outputs : tuple
         Parameters that something writes, in order.
+    nonnegative : frozenset
+        Inputs that are promised to hold no negative number.
     """
 
     function: Any
     made: dict[Any, Block]
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
+    nonnegative: frozenset[Any] = frozenset()
     _values: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -114,7 +121,7 @@ def read_program(func: Any) -> Program:
         raise refused("function", found, "a PrimFunc in s_tir form", "pass one function of it")
     _check_scans(func)
     with as_cascade():
-        blocks = with_selections(read_blocks(func, read_selection))
+        blocks = with_selections(read_blocks(func, read_several))
     made: dict[Any, Block] = {}
     for block in blocks:
         for buffer in buffers_of(block):
@@ -129,7 +136,17 @@ def read_program(func: Any) -> Program:
     if not outputs:
         raise refused("function", "no output", "an output", "store the result to a parameter")
     _check_order(made)
-    return Program(func, made, inputs, outputs)
+    return Program(func, made, inputs, outputs, _nonnegative(func, inputs))
+
+
+def _nonnegative(func: Any, inputs: tuple[Any, ...]) -> frozenset[Any]:
+    names = [str(each) for each in (func.attrs or {}).get(NONNEGATIVE, ())]
+    known = {str(each.name): each for each in inputs}
+    for name in names:
+        if name not in known:
+            limit = "names of inputs: " + ", ".join(known)
+            raise refused(f"attribute {NONNEGATIVE}", repr(name), limit, "name one of these")
+    return frozenset(known[name] for name in names)
 
 
 def _check_order(made: Mapping[Any, Block]) -> None:

@@ -7,13 +7,15 @@ from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.detect.grouping import Group, Member, find_groups
+from crossfuse.cascade.detect.group import Group, Member
+from crossfuse.cascade.detect.grouping import find_groups
 from crossfuse.cascade.detect.loads import moved, variables_of
 from crossfuse.cascade.detect.monoids import monoid_of
 from crossfuse.cascade.detect.outputs import Output, outputs_of
 from crossfuse.cascade.detect.program import Program, read_program
 from crossfuse.cascade.detect.refusal import refused
-from crossfuse.cascade.detect.terms import Symbols, with_length
+from crossfuse.cascade.detect.symbols import Symbols
+from crossfuse.cascade.detect.terms import Reading, with_length
 from crossfuse.cascade.site import OutputSite, Site, StageSite
 from crossfuse.cascade.spec import Cascade, Stage
 
@@ -58,7 +60,7 @@ class _Builder:
         rows: dict[str, Any] = {}
         for output in self.outputs:
             value = output.value(self.program)
-            term = self._lengths(self.symbols.read(output.block, value, output.binding).term)
+            term = self._lengths(Reading(self.symbols, output.block, value, output.binding).term)
             name = str(output.buffer.name)
             (rows if self._along_axis(output) else made)[name] = term
             places.append(self._output(name, output))
@@ -85,7 +87,7 @@ class _Builder:
 
     def _stage(self, member: Member) -> Stage:
         block = member.block
-        read = self.symbols.read(block, self.program.value(block), member.binding)
+        read = Reading(self.symbols, block, self.program.value(block), member.binding)
         name = self.symbols.name(str(block.buffer.name))
         term = self._lengths(read.term)
         stage = Stage(name, monoid_of(self.program, block, term), term, read.cast)

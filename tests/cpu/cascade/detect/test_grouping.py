@@ -353,3 +353,55 @@ def test_numbers_as_parameters() -> None:
     (site,) = detect(func)
     assert str(site.cascade.stage("S").term) == "exp(X*scale - m)"
     assert [str(each) for each in site.cascade.invariants] == ["scale"]
+
+
+def test_channels_that_are_groups_and_places() -> None:
+    """A group norm: outputs have channels, whose groups are rows and whose rest is reduced."""
+    x = tensor("x", 2, 6, 5)
+    k = [te.reduce_axis((0, extent), f"k{extent}") for extent in (3, 5)]
+    total = te.compute((2, 2), lambda n, g: te.sum(x(n, g * 3 + k[0], k[1]), axis=k), "total")
+    y = each("y", (2, 6, 5), lambda n, c, p: x(n, c, p) - total(n, c // 3) / 15.0)
+    (site,) = detect(function(x, y))
+    assert list(site.cascade.rows) == ["y"]
+    assert str(site.cascade.rows["y"]) == "x - total/N"
+    assert site.extents[site.axis] == 15
+    assert_same(site, drawn(x))
+
+
+def test_rows_that_are_joined_and_split() -> None:
+    """Batch and heads as one loop inside, and as two outside."""
+    x = tensor("x", 2, 3, 5)
+    joined = each("joined", (6, 5), lambda r, j: x(r // 3, r % 3, j))
+    s, power = softmax_of(lambda *at: joined(*at), (6,), 5)
+    y = each("y", (5, 3, 2), lambda j, h, b: power(b * 3 + h, j) / s(b * 3 + h))
+    (site,) = detect(function(x, y))
+    assert [site.extents[row] for row in site.rows] == [6]
+    (output,) = site.outputs
+    assert [str(index) for index in output.indices] == ["v_r", "i0 % 3", "i0 // 3"]
+    assert_same(site, drawn(x))
+
+
+def test_dimensions_that_are_kept() -> None:
+    x = tensor("x", 4, 9)
+    r, q = te.reduce_axis((0, 9), "r"), te.reduce_axis((0, 9), "q")
+    total = te.compute((4, 1), lambda i, _: te.sum(x(i, r), axis=r), "total")
+    squares = te.compute(
+        (4,), lambda i: te.sum(square(x(i, q) - total(i, 0) / 9.0), axis=q), "squares"
+    )
+    (site,) = detect(function(x, squares))
+    assert not any(stage.columns for stage in site.stages.values())
+    assert set(site.extents) == {*site.rows, site.axis}
+    assert_same(site, drawn(x))
+
+
+def test_loops_of_64_bits() -> None:
+    """As Relax writes them."""
+    from tvm import topi
+
+    shape = [tirx.const(extent, "int64") for extent in (4, 9)]
+    x = te.placeholder(shape, "float32", "x")
+    gamma = te.placeholder([shape[1]], "float32", "gamma")
+    (site,) = detect(function(x, gamma, topi.nn.layer_norm(x, gamma, gamma, [1])))
+    assert list(site.cascade.rows) == ["T_layer_norm"]
+    assert len(site.cascade.stages) == 2
+    assert_same(site, drawn(x, gamma))

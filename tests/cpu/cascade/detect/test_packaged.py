@@ -157,3 +157,9 @@ def test_large_functions_are_read_as_fast_as_small_ones(name: str) -> None:
 
     (site,) = detect(prim_func(cascades.lookup(name)))
     assert np.prod([site.extents[each] for each in site.rows]) >= 4096
+
+
+def test_masses_are_not_negative() -> None:
+    site = only("R12")
+    signs = {str(each): each.is_nonnegative for each in site.cascade.elements}
+    assert signs == {"mass": True, "x": None, "y": None, "z": None}

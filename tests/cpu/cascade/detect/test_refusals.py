@@ -269,6 +269,16 @@ def test_open_extents() -> None:
     )
 
 
+def test_promises_about_unknown_inputs() -> None:
+    x = tensor("x", 5, 8)
+    func = function(x, fold("s", (5,), 8, lambda i, j: x(i, j)))
+    with pytest.raises(CascadeRefused) as caught:
+        detect(func.with_attr("crossfuse.nonnegative", ["y"]))
+    assert "attribute crossfuse.nonnegative: found 'y'; limit: names of inputs: x" in str(
+        caught.value
+    )
+
+
 def test_inputs_are_as_drawn() -> None:
     """Random inputs of these tests repeat."""
     x = tensor("x", 3)

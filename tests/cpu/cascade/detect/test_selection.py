@@ -87,19 +87,28 @@ def test_a_selection_in_a_cascade() -> None:
 def test_other_choices_are_refused() -> None:
     x = tensor("x", 4, 9)
     by_square = chooser(lambda a, b: a[1] * a[1] >= b[1] * b[1], tirx.min_value)
-    with pytest.raises(CascadeRefused, match=r"block 'best': found two stores that choose in anot"):
+    with pytest.raises(CascadeRefused, match="found stores that choose or combine in another"):
         detect(function(x, *chosen(by_square, x, 4, 9)))
 
 
-def test_sums_of_pairs_are_refused() -> None:
+def test_sums_of_pairs_are_two_reductions() -> None:
+    """As topi's norms add elements and their squares."""
     both = te.comm_reducer(
         lambda a, b: (a[0] + b[0], a[1] + b[1]),
         lambda p, v: (tirx.const(0, p), tirx.const(0, v)),
         name="both",
     )
     x = tensor("x", 4, 9)
-    with pytest.raises(CascadeRefused, match=r"block 'best': .*write it as te\.comm_reducer"):
-        detect(function(x, *chosen(both, x, 4, 9)))
+    axis = te.reduce_axis((0, 9), "r")
+    total, squares = te.compute(
+        (4,), lambda i: both((x(i, axis), x(i, axis) * x(i, axis)), axis=axis), "sums"
+    )
+    (site,) = detect(function(x, total, squares))
+    assert [(each.name, str(each.term)) for each in site.cascade.stages] == [
+        ("sums_v0", "x"),
+        ("sums_v1", "x**2"),
+    ]
+    assert_same(site, drawn(x))
 
 
 def test_top_k() -> None:
