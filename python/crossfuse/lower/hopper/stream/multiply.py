@@ -8,7 +8,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.hold import clear, hold
 from crossfuse.lower.hopper.instruction import K_BYTES, multiply, swizzled, words
 from crossfuse.lower.hopper.kept import GROUP, GROUP_REGISTERS
-from crossfuse.lower.hopper.statements import registers, run
+from crossfuse.lower.hopper.statements import let, registers, run
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.elements import Elements
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
@@ -51,14 +51,12 @@ class Multiplier:
         run(ir.script.ptx.wgmma.fence.sync.aligned())
         accumulators = [self.elements.scores[each] for each in range(self.plan.scores)]
         left, right = self.plan.queries, self.plan.keys
+        queries = let("queries_tile", self._queries.value + words(slot * left.size))
+        keys = let("keys_tile", self._keys.value + words(stage * right.size))
         for part in range(self.plan.program.queries.columns // GROUP):
             box, inside = divmod(part * K_BYTES, ROW_BYTES)
-            first = slot * left.size + (box * left.pitch + inside)
-            second = stage * right.size + (box * right.pitch + inside)
-            operands = (
-                [self._queries.value + words(first)],
-                self._keys.value + words(second),
-            )
+            first, second = (_words(box * each.pitch + inside) for each in (left, right))
+            operands = [queries + first], keys + second
             multiply(self._types, accumulators, *operands, ir.script.uint32(part > 0))
         run(ir.script.ptx.wgmma.commit_group.sync.aligned())
 
@@ -67,13 +65,13 @@ class Multiplier:
         self.hold_sums()
         run(ir.script.ptx.wgmma.fence.sync.aligned())
         accumulators = [self.sums[each] for each in range(self.plan.sums)]
+        values = let("values_tile", self._values.value + words(stage * self.plan.values.size))
         for part in range(self.plan.program.tile[1] // GROUP):
             left = [
                 self.elements.words[part * GROUP_REGISTERS + each]
                 for each in range(GROUP_REGISTERS)
             ]
-            offset = stage * self.plan.values.size + part * _GROUP_BYTES
-            right = self._values.value + words(offset)
+            right = values + _words(part * _GROUP_BYTES)
             kept = keep if part == 0 else ir.script.uint32(1)
             multiply(self._types, accumulators, left, right, kept, transposed=True)
         run(ir.script.ptx.wgmma.commit_group.sync.aligned())
@@ -91,3 +89,8 @@ class Multiplier:
     def wait(pending: int) -> None:
         """Wait until at most `pending` products are under way."""
         run(ir.script.ptx.wgmma.wait_group.sync.aligned(pending))
+
+
+def _words(offset: int) -> Any:
+    """A constant offset in bytes in a descriptor's units."""
+    return ir.script.uint64(offset // 16)

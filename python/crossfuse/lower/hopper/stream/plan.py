@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from crossfuse.hardware import Device
@@ -22,6 +23,8 @@ from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 #: others; and how many of the latter scores, weights and sums may take beside addresses. Together
 #: at most 64 Ki a CTA.
 REGISTERS = {1: (0, 0, 176), 2: (24, 240, 184), 3: (32, 160, 132)}
+#: Columns of a box: of 16 bits, one pattern of the 128-byte swizzle.
+_WIDTH = ROW_BYTES // 2
 #: Stages of keys and values that are of use.
 _MOST_STAGES = 4
 #: Bytes of what is written to keep arithmetic in its place, and of a barrier.
@@ -30,7 +33,7 @@ _SCRATCH, _BARRIER = 16, 8
 
 @dataclass(frozen=True)
 class Operand:
-    """A tile that TMA copies, in boxes of 64 columns one behind the other.
+    """A tile that TMA copies, in boxes of some columns one behind the other.
 
     Attributes
     ----------
@@ -49,7 +52,7 @@ class Operand:
     @property
     def pitch(self) -> int:
         """Bytes from one box to the next."""
-        return self.map.box[1] * ROW_BYTES
+        return self.map.box[1] * self.map.swizzle
 
     @property
     def size(self) -> int:
@@ -156,12 +159,13 @@ def plan_stream(program: StreamProgram, device: Device) -> StreamPlan:
     program = settle(program)
     _check_tile(program)
     operands = tuple(
-        _operand(name, box, rows)
-        for name, box, rows in (
-            ("queries", program.queries, program.queries.rows),
-            ("keys", program.keys, program.keys.rows),
-            ("values", program.values, program.values.rows),
-            ("output", program.output, WARPGROUP_ROWS),
+        _operand(name, box, rows, width)
+        for name, box, rows, width in (
+            ("queries", program.queries, program.queries.rows, _WIDTH),
+            ("keys", program.keys, program.keys.rows, _WIDTH),
+            ("values", program.values, program.values.rows, _WIDTH),
+            # What is stored has been written before: no box reaches beyond the columns.
+            ("output", program.output, WARPGROUP_ROWS, gcd(_WIDTH, program.output.columns)),
         )
     )
     registers = plan_registers(program)
@@ -171,7 +175,7 @@ def plan_stream(program: StreamProgram, device: Device) -> StreamPlan:
     return StreamPlan(program, *operands, registers, order, slots, stages, arena)
 
 
-def _operand(name: str, box: Box, rows: int) -> Operand:
+def _operand(name: str, box: Box, rows: int, width: int) -> Operand:
     """How a tile is copied: dimensions of the tensor, columns and rows first."""
     item = item_bytes(box.dtype)
     strides, stride = [], item
@@ -193,11 +197,11 @@ def _operand(name: str, box: Box, rows: int) -> Operand:
         str(box.buffer.name),
         (box.columns, *(box.shape[each] for each in axes)),
         tuple(strides[each] for each in axes),
-        (ROW_BYTES // item, rows, *(1 for _ in axes[1:])),
-        ROW_BYTES,
+        (width, rows, *(1 for _ in axes[1:])),
+        width * item,
         2 * ROW_BYTES,
     )
-    return Operand(box, map_, -(-box.columns * item // ROW_BYTES))
+    return Operand(box, map_, -(-box.columns // width))
 
 
 def dimensions(box: Box) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from crossfuse.lower.hopper.stream.producer import coordinates
 from crossfuse.lower.hopper.stream.rows import RowState
 from crossfuse.lower.hopper.stream.values import Lanes, Values
 from crossfuse.lower.hopper.tma import store_name
-from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
+from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 #: Columns of four matrices of 8 x 8, two of them one below the other.
 _SPAN = 16
@@ -78,6 +78,7 @@ class ResultStore:
         value = program.result
         if isinstance(value, ir.tirx.Cast) and str(value.value.ty) == "float32":
             value = value.value
+        value = values.with_rows_named(value)
         convert = getattr(ir.script.ptx.cvt.rn, PACKED_TYPES[program.output.dtype]).f32
         for first in range(0, program.output.columns, _SPAN):
             for number in range(_SPAN // 4):
@@ -92,7 +93,7 @@ class ResultStore:
             scatter(
                 self.body.where,
                 [self.packed[each] for each in range(_SPAN // 4)],
-                ROW_BYTES,
+                self.plan.output.map.swizzle,
                 column,
                 address,
             )

@@ -12,6 +12,7 @@ from crossfuse.lower.hopper.phase import WARP_ROWS
 from crossfuse.lower.hopper.statements import let
 from crossfuse.lower.hopper.stream.affine import affine, ranges
 from crossfuse.lower.hopper.stream.program import StreamProgram
+from crossfuse.lower.hopper.stream.settle import reads
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 #: Integers below this are float32 numbers, and so are their sums.
@@ -82,6 +83,21 @@ class Values:
     rows: Callable[[Any, int], Any]
     elements: Callable[[Any, int], Any]
     _floats: dict[tuple[int, str], Any] = field(default_factory=dict)
+    _named: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
+
+    def with_rows_named(self, value: Any) -> Any:
+        """The same expression with what is made of rows alone made once, and named.
+
+        The compiler does not join divisions.
+        """
+
+        def name(part: Any) -> Any:
+            var = ir.tirx.Var("of_row", str(part.ty))
+            halves = [let("of_row", self.of_row(part, half)) for half in range(2)]
+            self._named[var] = (halves[0], halves[1])
+            return var
+
+        return _replace_row_parts(value, self.program, name)
 
     def of_row(self, value: Any, half: int) -> Any:
         """An expression of a row."""
@@ -105,7 +121,8 @@ class Values:
         return ir.sym.Analyzer().simplify(moved)
 
     def _translate(self, value: Any, half: int, register: int, known: dict[Any, Any]) -> Any:
-        known = self.places | known
+        named = {var: both[half] for var, both in self._named.items()}
+        known = self.places | named | known
 
         def load(node: Any, mutator: Any) -> Any:
             if str(node.source.scope()) == "global":
@@ -145,3 +162,21 @@ class Values:
     def _is_exact(self, value: Any) -> bool:
         bound = ranges(self.program).const_int_bound(value)
         return bound.min_value > -_EXACT and bound.max_value < _EXACT
+
+
+def _replace_row_parts(value: Any, program: StreamProgram, name: Callable[[Any], Any]) -> Any:
+    """Replace the largest calls, choices and quotients that are the same in a whole row."""
+
+    def is_of_row(node: Any) -> bool:
+        moving = any(
+            each.same_as(var)
+            for each in ir.variables(node)
+            for var in (program.key, program.column)
+        )
+        return not moving and not any(reads(node, each) for each in (program.sums, program.scores))
+
+    def visit(node: Any, mutator: Any) -> Any:
+        return name(node) if is_of_row(node) else mutator.default_mutate(node)
+
+    kinds = (ir.Call, ir.tirx.Select, ir.tirx.Div)
+    return ir.mutate(value, *((kind, visit) for kind in kinds))
