@@ -38,9 +38,12 @@ class Elements:
 
     def register(self, buffer: Any, register: int) -> Any:
         """The register of an element."""
+        return self._array(buffer)[register]
+
+    def _array(self, buffer: Any) -> Any:
         number = self.plan.registers.array(buffer)
         assert number is not None, buffer
-        return self.arrays[number][register]
+        return self.arrays[number]
 
     def run(self, rows: RowState, values: Values) -> None:
         """Everything that is done to a tile, but for its weights."""
@@ -67,10 +70,9 @@ class Elements:
             run(convert(self.words[word], high, low))
 
     def _store(self, step: Step, values: Values) -> None:
-        number = self.plan.registers.array(step.target)
         for register in range(self.plan.scores):
             value = values.of_element(step.value, register)
-            ir.script.buffer_store(self.arrays[number], value, [register])
+            ir.script.buffer_store(self._array(step.target), value, [register])
 
     def _mask(self, step: Step, values: Values) -> None:
         """Replace elements where a condition does not hold, in tiles that may have such."""
@@ -96,7 +98,6 @@ class Elements:
         return values.placed(found.value, row, key)
 
     def _choose(self, step: Step, register: int, holds: Any) -> None:
-        number = self.plan.registers.array(step.target)
-        element = self.arrays[number][register]
-        chosen = ir.script.Select(holds, element, step.start)
-        ir.script.buffer_store(self.arrays[number], chosen, [register])
+        elements = self._array(step.target)
+        chosen = ir.script.Select(holds, elements[register], step.start)
+        ir.script.buffer_store(elements, chosen, [register])

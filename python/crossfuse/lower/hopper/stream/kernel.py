@@ -21,7 +21,7 @@ from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.consumer import Consumer
 from crossfuse.lower.hopper.stream.plan import REGISTERS, StreamPlan
 from crossfuse.lower.hopper.stream.producer import emit_loading
-from crossfuse.lower.hopper.stream.program import Step, StreamProgram
+from crossfuse.lower.hopper.stream.program import StreamProgram
 
 
 def emit_stream(plan: StreamPlan, name: str) -> Any:
@@ -53,18 +53,7 @@ def emit_stream(plan: StreamPlan, name: str) -> Any:
 
 def _with_images(program: StreamProgram, images: dict[Any, Any]) -> StreamProgram:
     """The same program on a kernel's parameters."""
-
-    def moved(value: Any) -> Any:
-        return ir.substitute(value, lambda var: images.get(var, var))
-
-    def step(each: Step) -> Step:
-        return replace(each, value=moved(each.value))
-
-    groups = {
-        name: tuple(map(step, getattr(program, name)))
-        for name in ("before", "steps", "carries", "after")
-    }
-    return replace(program, weights=step(program.weights), result=moved(program.result), **groups)
+    return program.mapped(lambda value: ir.substitute(value, lambda var: images.get(var, var)))
 
 
 def _emit_body(plan: StreamPlan, maps: dict[str, Any]) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
 from typing import Any
 
 from crossfuse.hardware import Device
 from crossfuse.lower.hopper.arena import Arena
-from crossfuse.lower.hopper.operand import MAX_BOX, PITCH, item_bytes
+from crossfuse.lower.hopper.operand import MAX_BOX
 from crossfuse.lower.hopper.plan import WARPGROUP
-from crossfuse.lower.hopper.recover import identifier
+from crossfuse.lower.hopper.stream.operands import Operand, Operands, plan_operands
 from crossfuse.lower.hopper.stream.order import TileOrder, order_tiles
-from crossfuse.lower.hopper.stream.program import Box, StreamProgram
+from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.hopper.stream.registers import RegisterPlan, plan_registers
 from crossfuse.lower.hopper.stream.settle import settle
 from crossfuse.lower.image import BufferSpec, TensorMap
@@ -23,41 +22,10 @@ from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 #: others; and how many of the latter scores, weights and sums may take beside addresses. Together
 #: at most 64 Ki a CTA.
 REGISTERS = {1: (0, 0, 176), 2: (24, 240, 184), 3: (32, 160, 132)}
-#: Columns of a box: of 16 bits, one pattern of the 128-byte swizzle.
-_WIDTH = ROW_BYTES // 2
 #: Stages of keys and values that are of use.
 _MOST_STAGES = 4
 #: Bytes of what is written to keep arithmetic in its place, and of a barrier.
 _SCRATCH, _BARRIER = 16, 8
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A tile that TMA copies, in boxes of some columns one behind the other.
-
-    Attributes
-    ----------
-    box : Box
-        The tile.
-    map : TensorMap
-        Descriptor of a copy.
-    copies : int
-        Boxes.
-    """
-
-    box: Box
-    map: TensorMap
-    copies: int
-
-    @property
-    def pitch(self) -> int:
-        """Bytes from one box to the next."""
-        return self.map.box[1] * self.map.swizzle
-
-    @property
-    def size(self) -> int:
-        """Bytes of all boxes."""
-        return self.copies * self.pitch
 
 
 @dataclass(frozen=True)
@@ -158,56 +126,15 @@ def plan_stream(program: StreamProgram, device: Device) -> StreamPlan:
     """
     program = settle(program)
     _check_tile(program)
-    operands = tuple(
-        _operand(name, box, rows, width)
-        for name, box, rows, width in (
-            ("queries", program.queries, program.queries.rows, _WIDTH),
-            ("keys", program.keys, program.keys.rows, _WIDTH),
-            ("values", program.values, program.values.rows, _WIDTH),
-            # What is stored has been written before: no box reaches beyond the columns.
-            ("output", program.output, WARPGROUP_ROWS, gcd(_WIDTH, program.output.columns)),
-        )
-    )
+    operands = plan_operands(program)
     registers = plan_registers(program)
     _check_registers(program, registers)
     slots, stages, arena = _divide(program, operands, device)
     order = order_tiles(program, device)
-    return StreamPlan(program, *operands, registers, order, slots, stages, arena)
-
-
-def _operand(name: str, box: Box, rows: int, width: int) -> Operand:
-    """How a tile is copied: dimensions of the tensor, columns and rows first."""
-    item = item_bytes(box.dtype)
-    strides, stride = [], item
-    for extent in reversed(box.shape):
-        strides.append(stride)
-        stride *= extent
-    strides.reverse()
-    if box.columns * item % PITCH or box.columns % 16:
-        raise refuse(
-            "stream-operand",
-            f"tensor '{box.buffer.name}'",
-            found=f"rows of {box.columns} elements",
-            limit="a multiple of 16 elements, which wgmma multiplies and TMA copies",
-            instead="pad the rows with zeros",
-        )
-    axes = dimensions(box)
-    map_ = TensorMap(
-        f"{identifier(box.buffer)}_{name}_map",
-        str(box.buffer.name),
-        (box.columns, *(box.shape[each] for each in axes)),
-        tuple(strides[each] for each in axes),
-        (width, rows, *(1 for _ in axes[1:])),
-        width * item,
-        2 * ROW_BYTES,
+    queries, keys, values, output = operands
+    return StreamPlan(
+        program, queries, keys, values, output, registers, order, slots, stages, arena
     )
-    return Operand(box, map_, -(-box.columns // width))
-
-
-def dimensions(box: Box) -> tuple[int, ...]:
-    """Dimensions of a tensor map behind that of the columns: the rows, then those of matrices."""
-    others = range(len(box.shape) - 2, -1, -1)
-    return (box.axis, *(each for each in others if each != box.axis and box.shape[each] > 1))
 
 
 def _check_tile(program: StreamProgram) -> None:
@@ -249,9 +176,7 @@ def _check_registers(program: StreamProgram, registers: RegisterPlan) -> None:
         )
 
 
-def _divide(
-    program: StreamProgram, operands: tuple[Operand, ...], device: Device
-) -> tuple[int, int, Arena]:
+def _divide(program: StreamProgram, operands: Operands, device: Device) -> tuple[int, int, Arena]:
     """Slots of queries, stages and places: two slots if they fit, then as many stages as do."""
     wanted = program.stream.stages
     choices = [wanted] if wanted else range(_MOST_STAGES, 0, -1)
@@ -274,7 +199,7 @@ def _divide(
     )
 
 
-def _arena(program: StreamProgram, operands: tuple[Operand, ...], slots: int, stages: int) -> Arena:
+def _arena(program: StreamProgram, operands: Operands, slots: int, stages: int) -> Arena:
     queries, keys, values, output = operands
     pattern = 8 * ROW_BYTES
     boxes = output.size * program.tile[0] // WARPGROUP_ROWS

@@ -11,7 +11,7 @@ from crossfuse.lower.hopper.plan import WARP
 from crossfuse.lower.hopper.ring import Cursor
 from crossfuse.lower.hopper.statements import run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
-from crossfuse.lower.hopper.stream.plan import Operand, dimensions
+from crossfuse.lower.hopper.stream.operands import Operand, dimensions
 from crossfuse.lower.hopper.stream.tiles import Tiles
 from crossfuse.lower.hopper.tma import load_name
 
