@@ -10,14 +10,10 @@ from typing import Any
 
 from tvm import te, tirx
 
-from crossfuse.workload import cascade_spec
-from crossfuse.workload.cascade_spec import (
-    EPSILON,
-    LARGEST_QUANTISED,
-    LEAST_MAGNITUDE,
-    QUANTISED,
-    CascadeSpec,
-)
+from crossfuse.workload import cascade_products, cascade_spec
+from crossfuse.workload.cascade_products import LARGEST_QUANTISED, LEAST_MAGNITUDE, QUANTISED
+from crossfuse.workload.cascade_spec import EPSILON, CascadeSpec
+from crossfuse.workload.top_k import top_of
 
 #: Placeholders of a spec, in order.
 Tensors = Sequence[te.Tensor]
@@ -42,52 +38,6 @@ def prim_func(spec: CascadeSpec) -> tirx.PrimFunc:
     inputs = [te.placeholder(each.shape, each.dtype, each.name) for each in spec.operands]
     outputs = _BUILDERS[type(spec)](spec, inputs)
     return te.create_prim_func([*inputs, *outputs])
-
-
-def top_of(
-    values: te.Tensor, k: int, names: tuple[str, str] = ("top", "top_at")
-) -> tuple[te.Tensor, te.Tensor]:
-    """The k largest of each row and where they stand, of equals the first, by their ranks.
-
-    An element's rank is how many stand before it: larger ones, and equal ones of lower index. The
-    number of rank t is the sum of all that have this rank, which one has. So top-k is written in
-    plain reductions, which `crossfuse.cascade.detect` knows.
-
-    Parameters
-    ----------
-    values : te.Tensor
-        float32 [rows, cols].
-    k : int
-        How many.
-    names : tuple[str, str]
-        Of the blocks.
-
-    Returns
-    -------
-    tuple[te.Tensor, te.Tensor]
-        float32 and int32 [rows, k].
-    """
-    rows, cols = values.shape
-    other, at, of = (te.reduce_axis((0, cols), name) for name in ("other", "at", "of"))
-
-    def ahead(i: Any, j: Any) -> Any:
-        before = tirx.all(values[i, other] == values[i, j], other < j)
-        stands = tirx.any(values[i, other] > values[i, j], before)
-        return te.sum(tirx.Select(stands, 1, 0), axis=other)
-
-    ranks = te.compute((rows, cols), ahead, names[0] + "_rank")
-    zero = tirx.const(0, "float32")
-    top = te.compute(
-        (rows, k),
-        lambda i, t: te.sum(tirx.Select(ranks[i, at] == t, values[i, at], zero), axis=at),
-        names[0],
-    )
-    places = te.compute(
-        (rows, k),
-        lambda i, t: te.sum(tirx.Select(ranks[i, of] == t, of, 0), axis=of),
-        names[1],
-    )
-    return top, places
 
 
 def _wide(value: Any) -> Any:
@@ -203,7 +153,7 @@ def _attend(
     return te.compute(o.shape, lambda *at: (o(*at) / s(*at[:-1])).astype(types[1]), "out")
 
 
-def _attention(spec: cascade_spec.Attention, inputs: Tensors) -> list[te.Tensor]:
+def _attention(spec: cascade_products.Attention, inputs: Tensors) -> list[te.Tensor]:
     q, k, v = inputs
     share = spec.heads // spec.kv_heads
     rows = (spec.batch, spec.heads, spec.q_len)
@@ -232,7 +182,7 @@ def _attention(spec: cascade_spec.Attention, inputs: Tensors) -> list[te.Tensor]
     ]
 
 
-def _mla_decode(spec: cascade_spec.MlaDecode, inputs: Tensors) -> list[te.Tensor]:
+def _mla_decode(spec: cascade_products.MlaDecode, inputs: Tensors) -> list[te.Tensor]:
     q, cache = inputs
     rows, width = (spec.batch, spec.q_heads), spec.latent_dim + spec.rope_dim
 
@@ -254,7 +204,7 @@ def _mla_decode(spec: cascade_spec.MlaDecode, inputs: Tensors) -> list[te.Tensor
     ]
 
 
-def _moe_routing(spec: cascade_spec.MoeRouting, inputs: Tensors) -> list[te.Tensor]:
+def _moe_routing(spec: cascade_products.MoeRouting, inputs: Tensors) -> list[te.Tensor]:
     x, router = inputs
     rows = (spec.tokens,)
 
@@ -269,7 +219,7 @@ def _moe_routing(spec: cascade_spec.MoeRouting, inputs: Tensors) -> list[te.Tens
     return [gates, places]
 
 
-def _quant_gemm(spec: cascade_spec.QuantGemm, inputs: Tensors) -> list[te.Tensor]:
+def _quant_gemm(spec: cascade_products.QuantGemm, inputs: Tensors) -> list[te.Tensor]:
     x, weight, weight_scale = inputs
     rows = (spec.tokens,)
     a = _reduced(rows, spec.K, lambda i, j: tirx.abs(_wide(x[i, j])), "magnitude", te.max)
@@ -290,7 +240,7 @@ def _quant_gemm(spec: cascade_spec.QuantGemm, inputs: Tensors) -> list[te.Tensor
     return [te.compute(y.shape, element, "out")]
 
 
-def _rmsnorm_gemm(spec: cascade_spec.RmsNormGemm, inputs: Tensors) -> list[te.Tensor]:
+def _rmsnorm_gemm(spec: cascade_products.RmsNormGemm, inputs: Tensors) -> list[te.Tensor]:
     x, gamma, weight = inputs
     rows = (spec.tokens,)
     squares = _reduced(rows, spec.K, lambda i, j: _wide(x[i, j]) * _wide(x[i, j]), "squares")
@@ -315,10 +265,10 @@ _BUILDERS: dict[type[CascadeSpec], Callable[..., list[te.Tensor]]] = {
     cascade_spec.LayerNorm: _layernorm,
     cascade_spec.Variance: _variance,
     cascade_spec.MomentOfInertia: _moment_of_inertia,
-    cascade_spec.Attention: _attention,
-    cascade_spec.DecodeAttention: _attention,
-    cascade_spec.MlaDecode: _mla_decode,
-    cascade_spec.MoeRouting: _moe_routing,
-    cascade_spec.QuantGemm: _quant_gemm,
-    cascade_spec.RmsNormGemm: _rmsnorm_gemm,
+    cascade_products.Attention: _attention,
+    cascade_products.DecodeAttention: _attention,
+    cascade_products.MlaDecode: _mla_decode,
+    cascade_products.MoeRouting: _moe_routing,
+    cascade_products.QuantGemm: _quant_gemm,
+    cascade_products.RmsNormGemm: _rmsnorm_gemm,
 }

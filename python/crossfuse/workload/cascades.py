@@ -21,20 +21,20 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from crossfuse.workload import cascade_spec, suites
+from crossfuse.workload import cascade_products, cascade_spec, suites
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.refusal import one_of, read_extent, refused
 from crossfuse.workload.spec_text import pairs
 
 _CLASSES: tuple[type[CascadeSpec], ...] = (
-    cascade_spec.Attention,
-    cascade_spec.DecodeAttention,
-    cascade_spec.MlaDecode,
-    cascade_spec.MoeRouting,
-    cascade_spec.QuantGemm,
+    cascade_products.Attention,
+    cascade_products.DecodeAttention,
+    cascade_products.MlaDecode,
+    cascade_products.MoeRouting,
+    cascade_products.QuantGemm,
     cascade_spec.Softmax,
     cascade_spec.CrossEntropy,
-    cascade_spec.RmsNormGemm,
+    cascade_products.RmsNormGemm,
     cascade_spec.LayerNorm,
     cascade_spec.Variance,
     cascade_spec.MomentOfInertia,
@@ -111,8 +111,8 @@ def resolve(text: str) -> CascadeSpec:
     WorkloadRefused
         See `parse` and `lookup`.
     """
-    head, _, body = text.strip().partition(":")
-    if head.strip() in KINDS:
+    head, colon, body = text.strip().partition(":")
+    if colon and head.strip() not in suites.ids():
         return parse(text)
     entry = suites.entry(head.strip())
     if entry.kind != "cascade":

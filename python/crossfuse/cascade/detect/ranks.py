@@ -1,6 +1,6 @@
 """Top-k, written as plain reductions: by the rank of each element.
 
-The form that is known, here of the values ``x[i, j]`` (`crossfuse.workload.cascade_build.top_of`
+The form that is known, here of the values ``x[i, j]`` (`crossfuse.workload.top_k.top_of`
 writes it)::
 
     rank[i, j]   = sum over l of  1 where x[i, l] > x[i, j] or (x[i, l] == x[i, j] and l < j) else 0
