@@ -117,7 +117,9 @@ def frame_of(site: Site, derivation: Derivation, tiles: StreamTiles) -> Frame:
     return Frame(site, derivation, tiles, cover, dtype)
 
 
-def finished(frame: Frame, values: dict[sympy.Symbol, Any], state: Mapping[str, Any]) -> Definitions:
+def finished(
+    frame: Frame, values: dict[sympy.Symbol, Any], state: Mapping[str, Any]
+) -> Definitions:
     """Values of the finished state, with what stands in for them, in registers."""
     made = Definitions(values, frame.dtype)
     for slot in frame.derivation.slots:

@@ -199,7 +199,10 @@ def _is_whole(group: list[Any], site: Site) -> bool:
     one = group[0]
     group.sort(key=lambda each: ir.constant(known.simplify(_flat(each) - _flat(one))) or 0)
     places = [
-        [ir.constant(known.simplify(i - j)) for i, j in zip(each.indices, group[0].indices, strict=True)]
+        [
+            ir.constant(known.simplify(i - j))
+            for i, j in zip(each.indices, group[0].indices, strict=True)
+        ]
         for each in group
     ]
     wanted = [[*([0] * (len(each.indices) - 1)), i] for i, each in enumerate(group)]

@@ -27,6 +27,9 @@ from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.tiled.steps import Statement, steps
 from crossfuse.cascade.site import Site
 
+#: Names of the loops over tiles.
+ROWS, COLUMNS = "row_tile", "column_tile"
+
 
 @dataclass(frozen=True, eq=False)
 class TileFrame:
@@ -117,7 +120,7 @@ class TileFrame:
         return tuple(each for each in self.columns if mentions(read, each))
 
     def cast(self, slot: Slot, right: str) -> str:
-        """Type that what a slot multiplies is rounded to: what the function says, or the other's."""
+        """Type that what a slot multiplies is rounded to: the function's, or the other operand's."""
         stages = {f.slot: step.stage for step in self.derivation.steps for f in step.factors}
         name = stages.get(slot.name, slot.name)
         casts = {each.name: each.cast for each in self.site.cascade.stages}
@@ -188,14 +191,15 @@ def extents_of(frame: TileFrame, place: Mapping[str, Any]) -> dict[Any, Extent]:
     frame : TileFrame
         The cascade.
     place : Mapping
-        The tile: values of the row loops by name, ``"tile"`` of rows, ``"columns"``.
+        The tile: values of the row loops by name, and which tile of rows
+        (`ROWS`) and of columns (`COLUMNS`) it is.
     """
     rows, size = frame.rows, frame.tiles.rows
     found: dict[Any, Extent] = {}
     for var in frame.site.rows:
         if not var.same_as(rows.var):
             found[var] = Extent(var.name, int(frame.site.extents[var]), 0, place[var.name])
-    base: Any = place["tile"] * size
+    base: Any = place[ROWS] * size
     limit: Any = rows.extent
     if rows.group is not None:
         group = place[rows.group.name]
@@ -215,7 +219,7 @@ def _column(frame: TileFrame, var: Any, place: Mapping[str, Any]) -> Extent:
         return Extent("c", extent, extent, whole(0))
     size = frame.tiles.columns
     limit = extent if extent % size else None
-    return Extent("c", frame.column_tiles * size, size, place["columns"] * size, limit)
+    return Extent("c", frame.column_tiles * size, size, place[COLUMNS] * size, limit)
 
 
 def whole(number: int) -> Any:

@@ -112,7 +112,9 @@ class Ground:
         limits = [(place[each], self.extents[each].limit) for each in variables if each in place]
         return [value < limit for value, limit in limits if limit is not None]
 
-    def local(self, name: str, variables: Sequence[Any], dtype: str, more: Sequence[int] = ()) -> Local:
+    def local(
+        self, name: str, variables: Sequence[Any], dtype: str, more: Sequence[int] = ()
+    ) -> Local:
         """Registers for a number of each place of some variables."""
         shape = (*(self.extents[each].domain for each in variables), *more)
         return Local(held(name, shape, dtype, "local"), tuple(variables))

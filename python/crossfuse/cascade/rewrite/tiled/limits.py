@@ -56,9 +56,7 @@ def _put(expression: sympy.Basic, images: dict[sympy.Basic, sympy.Basic]) -> sym
     return rebuilt(expression, images.get)
 
 
-def _masked(
-    expression: sympy.Basic, condition: sympy.Basic, otherwise: sympy.Expr
-) -> sympy.Basic:
+def _masked(expression: sympy.Basic, condition: sympy.Basic, otherwise: sympy.Expr) -> sympy.Basic:
     if isinstance(expression, sympy.Piecewise) and len(expression.args) == 2:
         (inside, test), (outside, _) = expression.args
         if outside == otherwise:

@@ -9,9 +9,9 @@ from typing import Any
 import sympy
 
 from crossfuse import _tvm as ir
+from crossfuse.cascade.detect.program import Program, read_program
 from crossfuse.cascade.rewrite.tiled.refusal import refused
 from crossfuse.cascade.site import Site
-from crossfuse.planner.extract.blocks import read_blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,15 +68,17 @@ def products(site: Site) -> tuple[Product, ...]:
     CascadeRefused
         For a block that is no sum of products of two inputs, one of the row and one of the axis.
     """
-    blocks = read_blocks(site.function, lambda _loops, _realize: None) if site.producers else []
-    named = {each.name: each for each in blocks if each is not None}
-    return tuple(_product(site, symbol, named[name]) for symbol, name in site.producers.items())
+    if not site.producers:
+        return ()
+    program = read_program(site.function)
+    return tuple(_product(site, program, symbol) for symbol in site.producers)
 
 
-def _product(site: Site, symbol: sympy.Symbol, block: Any) -> Product:
-    result = next(e for e in loads(site.reads[symbol]) if e.source.same_as(block.buffer))
+def _product(site: Site, program: Program, symbol: sympy.Symbol) -> Product:
+    made = [(each, program.reduction(each.source)) for each in loads(site.reads[symbol])]
+    result, block = next((each, block) for each, block in made if block is not None)
     bound = dict(zip(block.coordinates, result.indices, strict=True))
-    value = ir.substitute(block.value, lambda var: bound.get(var, var))
+    value = ir.substitute(program.value(block), lambda var: bound.get(var, var))
     factors = [_stripped(each) for each in _factors(value)]
     made = set(site.function.params)
     plain = all(isinstance(each, ir.TensorLoad) and each.source in made for each in factors)

@@ -11,7 +11,7 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import value
 from crossfuse.cascade.rewrite.phases import share
 from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
-from crossfuse.cascade.rewrite.tiled.frame import whole
+from crossfuse.cascade.rewrite.tiled.frame import COLUMNS, whole
 from crossfuse.cascade.rewrite.tiled.ground import Local
 from crossfuse.cascade.rewrite.tiled.places import Extent
 from crossfuse.cascade.rewrite.tiled.refusal import refused
@@ -54,9 +54,7 @@ class Results:
                 )
             self._output(output, expressions[output.name], number, along)
 
-    def _output(
-        self, output: OutputSite, expression: sympy.Expr, number: int, along: bool
-    ) -> None:
+    def _output(self, output: OutputSite, expression: sympy.Expr, number: int, along: bool) -> None:
         over = [*self.frame.site.rows, *([self.frame.site.axis] if along else [])]
         for var in output.columns:
             if var not in self.ground.extents:
@@ -82,7 +80,7 @@ class Results:
         column = self.frame.column
         if column is None or any(each.same_as(column) for each in output.columns):
             return []
-        return [ir.tirx.EQ(self.place["columns"], 0)]
+        return [ir.tirx.EQ(self.place[COLUMNS], 0)]
 
     def _ranked(self, expression: sympy.Expr) -> list[str]:
         """Selections that an expression uses."""

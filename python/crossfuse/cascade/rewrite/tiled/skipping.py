@@ -94,9 +94,7 @@ def is_silent(condition: sympy.Basic, contribution: sympy.Expr, identity: sympy.
     return bool(rebuilt(contribution, put) == identity)
 
 
-def _bounds(
-    condition: sympy.Basic, index: sympy.Symbol, box: Box
-) -> list[tuple[str, sympy.Expr]]:
+def _bounds(condition: sympy.Basic, index: sympy.Symbol, box: Box) -> list[tuple[str, sympy.Expr]]:
     found = []
     for expression in _not_negative(condition):
         moving, fixed = expression.expand().as_independent(index, as_Add=True)[::-1]

@@ -44,7 +44,7 @@ class Staging:
         for source, tile in self.made:
             if source.same_as(load.source) and self._within(indices, tile.indices):
                 return self._known(load, Local(tile.buffer, indices))
-        used = [each for each in self.ground.extents if mentions(indices, each)]
+        used = self._in_order(indices)
         shape = tuple(self._bound(each, used) for each in indices)
         name = f"{load.source.name}_shared"
         tile = Local(held(name, shape, str(load.ty), SHARED), indices)
@@ -53,6 +53,15 @@ class Staging:
             tile.store(place, self.ground.read(moved, place))
         self.made.append((load.source, tile))
         return self._known(load, tile)
+
+    def _in_order(self, indices: Sequence[Any]) -> list[Any]:
+        """Loops of a tile, in the order in which its dimensions use them."""
+        found: list[Any] = []
+        for index in indices:
+            for each in self.ground.extents:
+                if mentions([index], each) and not any(each.same_as(o) for o in found):
+                    found.append(each)
+        return found
 
     def _known(self, load: Any, tile: Local) -> Local:
         self.ground.staged.append((load, tile))
@@ -101,10 +110,14 @@ class Staging:
     def multiply(self, product: Product) -> None:
         """Make a tile of elements: ``S = Q K^T``."""
         ground = self.ground
-        used = [e for e in (*self.frame.site.rows, self.frame.site.axis) if self._in_result(e, product)]
+        used = [
+            e for e in (*self.frame.site.rows, self.frame.site.axis) if self._in_result(e, product)
+        ]
         name = str(product.result.source.name)
         domains = [self._bound(each, used) for each in product.result.indices]
-        result = Local(held(name, tuple(domains), product.dtype, "local"), tuple(product.result.indices))
+        result = Local(
+            held(name, tuple(domains), product.dtype, "local"), tuple(product.result.indices)
+        )
         if self.is_resident(product):
             self._product(product, result, used)
         else:
@@ -127,7 +140,9 @@ class Staging:
     def _product(self, product: Product, result: Local, used: Sequence[Any]) -> None:
         left = self.stage(product.left, shared=False)
         right = self.stage(product.right, shared=True)
-        place = self.ground.block(f"{result.buffer.name}_product", self._with_groups(used), product.depth)
+        place = self.ground.block(
+            f"{result.buffer.name}_product", self._with_groups(used), product.depth
+        )
         with place as at:
             with ir.script.init():
                 result.store(at, ir.tirx.const(0.0, product.dtype))
@@ -138,4 +153,3 @@ class Staging:
         """Variables of a block that reads right operands too."""
         group = self.frame.rows.group
         return [*([] if group is None else [group]), *used]
-

@@ -157,9 +157,7 @@ class _Writer:
         self.updated: dict[sympy.Symbol, sympy.Symbol] = {}
         self.factors: dict[sympy.Expr, sympy.Symbol] = {}
         self.tiles: dict[sympy.Expr, sympy.Symbol] = {}
-        self.multiplied = {
-            operands(each, columns)[0] for each in slots if self.is_columned(each)
-        }
+        self.multiplied = {operands(each, columns)[0] for each in slots if self.is_columned(each)}
 
     def run(self) -> tuple[Statement, ...]:
         for place, slot in enumerate(self.slots):
@@ -223,7 +221,9 @@ class _Writer:
             self.found.append(Factor(symbol, expression))
         return self.factors[expression]
 
-    def meant(self, expression: sympy.Expr, more: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
+    def meant(
+        self, expression: sympy.Expr, more: Mapping[sympy.Symbol, sympy.Symbol]
+    ) -> sympy.Expr:
         """Values so far, of slots that have changed, as what is kept of them."""
         put = {**self.updated, **more}
         put |= {guarded(each.name): new(each.name) for each in self.slots if each.guard is None}

@@ -1,4 +1,4 @@
-"""The state of a tile of rows: begun, updated tile by tile of the axis, read when it is finished."""
+"""The state of a tile of rows: begun, and updated by tiles of the axis until it is finished."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot, guarded, new, value
-from crossfuse.cascade.rewrite.tiled.ground import At, Ground, Local
+from crossfuse.cascade.expressions.to_tir import to_tir
+from crossfuse.cascade.rewrite.tiled.ground import Ground, Local
 from crossfuse.cascade.rewrite.tiled.operands import loads, mentions
 from crossfuse.cascade.rewrite.tiled.selections import Selection, index_symbol, is_selection, width
 from crossfuse.cascade.rewrite.tiled.staging import Staging
@@ -154,8 +155,6 @@ class Stream:
     def _combined(self, slot: Slot, one: Any, other: Any) -> Any:
         a, b = sympy.symbols("a b", real=True)
         combined = slot.monoid.combine(a, b)
-        from crossfuse.cascade.expressions.to_tir import to_tir
-
         return to_tir(combined, {a: one, b: other}, self.frame.dtype)
 
     def multiply(self, statement: Multiply) -> None:

@@ -12,7 +12,14 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.expressions.to_tir import to_tir
 from crossfuse.cascade.rewrite.scripting import loop, spatial
-from crossfuse.cascade.rewrite.tiled.frame import TileFrame, extents_of, frame_of, whole
+from crossfuse.cascade.rewrite.tiled.frame import (
+    COLUMNS,
+    ROWS,
+    TileFrame,
+    extents_of,
+    frame_of,
+    whole,
+)
 from crossfuse.cascade.rewrite.tiled.ground import Ground
 from crossfuse.cascade.rewrite.tiled.operands import loads, mentions
 from crossfuse.cascade.rewrite.tiled.places import Extent
@@ -90,7 +97,7 @@ class _Writer:
             stream = Stream(Ground(self.frame, extents_of(self.frame, place)))
             self._axis(stream, whole(0))
             stream.begin()
-            first, count = self._needed(stream)
+            first, count = self._needed(stream, place)
             with loop("t", count) as t:
                 self._axis(stream, (first + t) * self.frame.tiles.elements)
                 stream.step()
@@ -119,23 +126,23 @@ class _Writer:
                 found[str(var.name)] = int(frame.site.extents[var])
             elif rows.group is not None:
                 found[str(rows.group.name)] = rows.groups
-        return {**found, "tile": frame.row_tiles, "columns": frame.column_tiles}
+        return {**found, ROWS: frame.row_tiles, COLUMNS: frame.column_tiles}
 
     def _axis(self, stream: Stream, base: Any) -> None:
         frame, size = self.frame, self.frame.tiles.elements
         limit = frame.length if frame.length % size else None
         stream.ground.extents[frame.site.axis] = Extent("j", frame.count * size, size, base, limit)
 
-    def _needed(self, stream: Stream) -> tuple[Any, Any]:
+    def _needed(self, stream: Stream, place: dict[str, Any]) -> tuple[Any, Any]:
         """The first tile of the axis that rows of the tile need, and how many."""
         frame, size = self.frame, self.frame.tiles.elements
         box, values = self._box(stream.ground)
         found = span(frame.slots, frame.index, box)
         first = sympy.Max(0, *(sympy.floor(each / size) for each in found.lower))
-        behind = sympy.Min(
-            frame.count, *(sympy.floor(each / size) + 1 for each in found.upper)
-        )
+        behind = sympy.Min(frame.count, *(sympy.floor(each / size) + 1 for each in found.upper))
         known = ir.sym.Analyzer()
+        for each, extent in self._grid().items():
+            known.bind(place[each], ir.tvm.ir.Range(0, extent))
         start = known.simplify(to_tir(first, values, "int32"))
         count = known.simplify(to_tir(sympy.Max(0, behind - first), values, "int32"))
         return start, count
