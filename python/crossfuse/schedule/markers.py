@@ -28,6 +28,11 @@ DSM_COPIES = ("stores", "bulk")
 #: the number of stages in shared memory, 0 for as many as fit.
 STAGES = "crossfuse.stages"
 
+#: Loop annotation: the loop goes through tiles of keys, with state of rows that it carries from one
+#: to the next, and two products of tiles each time; the value is the number of stages in shared
+#: memory, 0 for as many as fit.
+STREAM = "crossfuse.stream"
+
 #: Annotation of a loop with stages: no kernel that may still be running writes the right operand,
 #: so it may be loaded before the kernel before is over.
 CONSTANT = "crossfuse.constant"

@@ -17,6 +17,8 @@ _MAX_THREADS_AT_ONCE = 1 << 18
 # Of a map of pixels in four dimensions: channels and pixels of a copy, and bits of a corner. CUDA
 # driver API, cuTensorMapEncodeIm2col.
 _MAX_CHANNELS, _MAX_PIXELS, _CORNER = 256, 1024, 128
+# Dimensions of a tensor map. PTX ISA, tensor memory.
+_MAX_RANK = 5
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -100,10 +102,14 @@ def _check_launch(image: KernelImage, launch: Launch, names: list[str]) -> None:
 def _check_map(image: KernelImage, each: TensorMap) -> None:
     """Fields that the driver takes: of a matrix, or of pixels."""
     rank = len(each.extents)
-    due = 2 if each.pixels is None else 4
-    if rank != due or len(each.strides) != rank - 1 or len(each.box) != 2:
+    tiled = each.pixels is None
+    if not (2 <= rank <= _MAX_RANK if tiled else rank == 4) or len(each.strides) != rank - 1:
         found = f"tensor map {each.name} of {rank} dimensions, {len(each.strides)} strides"
-        raise _contradiction(image, found, f"{due} dimensions and {due - 1} strides")
+        due = f"2 to {_MAX_RANK}" if tiled else "4"
+        raise _contradiction(image, found, f"{due} dimensions, a stride for each but the first")
+    if len(each.box) != (rank if tiled else 2) or any(extent != 1 for extent in each.box[2:]):
+        found = f"tensor map {each.name} with boxes {each.box}"
+        raise _contradiction(image, found, "boxes of one matrix, an extent for each dimension")
     if any(stride % 16 for stride in each.strides):
         raise _contradiction(
             image, f"tensor map {each.name} with strides {each.strides}", "multiples of 16 bytes"

@@ -40,8 +40,32 @@ def _expect(_: re.Match[str], operands: list[str]) -> str:
 
 
 def _load(match: re.Match[str], operands: list[str]) -> str:
-    ranks = operands[5] if match["multicast"] else "-1"
-    return f"crossfuse_emulate_tma_load({', '.join(operands[:5])}, {ranks})"
+    rank = int(match["rank"])
+    destination, map_, *place = operands[: 2 + rank]
+    barrier, *more = operands[2 + rank :]
+    ranks = more[0] if match["multicast"] else "-1"
+    return (
+        f"{{ const int place_[] = {{{_signed(place)}}}; "
+        f"crossfuse_emulate_tma_load({destination}, {map_}, place_, {rank}, {barrier}, {ranks}); }}"
+    )
+
+
+def _signed(operands: list[str]) -> str:
+    return ", ".join(f"int({each})" for each in operands)
+
+
+def _store_tile(match: re.Match[str], operands: list[str]) -> str:
+    map_, *place, source = operands
+    way = "add" if match["adds"] else "store"
+    return (
+        f"{{ const int place_[] = {{{_signed(place)}}}; "
+        f"crossfuse_emulate_tma_{way}({map_}, place_, {len(place)}, {source}); }}"
+    )
+
+
+def _store_negative(_: re.Match[str], operands: list[str]) -> str:
+    value, address = operands
+    return f"if ({value} < 0) {{ {_store_values('shared', [address, value])} }}"
 
 
 def _load_pixels(match: re.Match[str], operands: list[str]) -> str:
@@ -185,6 +209,7 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         (r"fence\.proxy\.async(?:\.(?P<space>shared|global)(?:::(?:cta|cluster))?)?;", _fence),
         (r"(?:fence\.(?:acq_rel|sc)\.(?:gpu|sys)|membar\.(?:gl|sys));", _call("fence_memory")),
         (r"bar\.sync %0, %1;", _call("named_barrier")),
+        (r"bar\.arrive %0, %1;", _call("named_arrive")),
         (
             r"mapa\.shared::cluster\.u32 %0, %1, %2;",
             lambda _, each: f"{each[0]} = crossfuse_emulate_map_rank({each[1]}, {each[2]})",
@@ -197,9 +222,9 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             lambda _, each: f"crossfuse_emulate_mbarrier_wait({each[0]}, {each[1]})",
         ),
         (
-            r"cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global\.mbarrier::complete_tx::bytes"
-            r"(?P<multicast>\.multicast::cluster)?(?:\.L2::cache_hint)? "
-            r"\[%0\], \[%1, \{%2, %3\}\], \[%4\](?:, %5)?(?:, %6)?;",
+            r"cp\.async\.bulk\.tensor\.(?P<rank>[2-5])d\.shared::cluster\.global\."
+            r"mbarrier::complete_tx::bytes(?P<multicast>\.multicast::cluster)?"
+            r"(?:\.L2::cache_hint)? \[%0\], \[%1, \{[%\d, ]*\}\], \[%\d\](?:, %\d){0,2};",
             _load,
         ),
         (
@@ -210,14 +235,9 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             _load_pixels,
         ),
         (
-            r"cp\.async\.bulk\.tensor\.2d\.global\.shared::cta\.tile\.bulk_group "
-            r"\[%0, \{%1, %2\}\], \[%3\];",
-            _call("tma_store"),
-        ),
-        (
-            r"cp\.reduce\.async\.bulk\.tensor\.2d\.global\.shared::cta\.add\.tile\.bulk_group "
-            r"\[%0, \{%1, %2\}\], \[%3\];",
-            _call("tma_add"),
+            r"cp(?P<adds>\.reduce)?\.async\.bulk\.tensor\.[2-5]d\.global\.shared::cta(?:\.add)?"
+            r"\.tile\.bulk_group \[%0, \{[%\d, ]*\}\], \[%\d\];",
+            _store_tile,
         ),
         (
             r"cp\.async\.bulk\.shared::cluster\.shared::cta\.mbarrier::complete_tx::bytes "
@@ -259,6 +279,11 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         ),
         (r"ld\.shared\.v[24]\.f32 \{[%\d, ]*\}, \[%\d\];", _fetch),
         (r"cvt\.rn\.(bf16x2|f16x2)\.f32 %0, %1, %2;", _pack),
+        (r"ex2\.approx\.ftz\.f32 %0, %1;", lambda _, each: f"{each[0]} = exp2f({each[1]})"),
+        (
+            r"\.reg \.pred p; setp\.lt\.f32 p, %0, 0f00000000; @p st\.shared\.f32 \[%1\], %0;",
+            _store_negative,
+        ),
         (r"stmatrix\.sync\.aligned\.m8n8\.x(\d)\.shared\.b16 \[%0\], .*", _matrices),
         (r"mov\.b32 %0, 0;", lambda _, each: f"{each[0]} = 0"),
         (r"wgmma\.fence\.sync\.aligned;", _call("wgmma_fence")),

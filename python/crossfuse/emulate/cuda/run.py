@@ -148,7 +148,15 @@ def _write_job(
         lines.append(" ".join(map(str, (*numbers, len(maps)))))
         for each in launch.tensor_maps:
             item = numpy_dtype(image.memory[position[each.buffer]].dtype).itemsize
-            row = (len(each.extents), *each.extents, *each.strides, *each.box, each.swizzle, item)
+            row = (
+                len(each.extents),
+                *each.extents,
+                *each.strides,
+                *each.box[:2],
+                each.swizzle,
+                item,
+            )
+            row = (*row, int(each.pixels is not None))
             corners = () if each.pixels is None else (*each.pixels.lower, *each.pixels.upper)
             lines.append(" ".join(map(str, (position[each.buffer], *row, *corners))))
     (directory / "job.txt").write_text("\n".join(lines) + "\n")

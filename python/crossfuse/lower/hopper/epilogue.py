@@ -12,15 +12,16 @@ from crossfuse.lower.hopper.box_place import BoxPlace
 from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.fragment import Fragment
-from crossfuse.lower.hopper.phase import WARP_ROWS, PhasePlan
+from crossfuse.lower.hopper.matrices import scatter
+from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.statements import let, registers, run, when
 from crossfuse.lower.hopper.store_plan import StoreBox
+from crossfuse.lower.hopper.tma import store_name
 from crossfuse.lower.hopper.warmup import Warmup
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
 #: Columns of which further operands are read at once, where no box tells.
 _GROUP = 32
-_TMA_STORE = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
 
 
 def publish_elements(
@@ -199,22 +200,15 @@ class Epilogue:
                 self._scatter(matrices, box, first, place)
 
     def _copy_box(self, box: StoreBox, row: Any, column: Any, place: BoxPlace) -> None:
-        call = ir.script.ptx[_TMA_STORE]
+        call = ir.script.ptx[store_name(2)]
         address = ir.script.address_of(self.descriptors[box.map.name])
         below = row + box.block * WARPGROUP_ROWS
         run(call(address, column + box.first, below, place.address(box.offset)))
 
     def _scatter(self, matrices: list[Any], box: StoreBox, first: int, place: BoxPlace) -> None:
-        """Store 8 x 8 matrices from a column on; rows are swizzled as the tensor map says.
+        """Store 8 x 8 matrices from a column of a box on."""
 
-        Each lane names a row of a matrix: the first 16 lanes those of two matrices one below the
-        other. Of two matrices alone, lanes above do not count.
-        """
-        lane, warp = self.where.lane, self.where.warp
-        row = warp * WARP_ROWS + lane % WARP_ROWS
-        chunk = first // 8 + (lane // WARP_ROWS if len(matrices) > 2 else 0)
-        # Every swizzle goes by the number of the 128 bytes that a row lies in.
-        pattern = row * box.pitch // ROW_BYTES % (box.pitch // 16)
-        store = getattr(ir.script.ptx.stmatrix.sync.aligned.m8n8, f"x{len(matrices)}").shared.b16
-        inside = row * box.pitch + (chunk ^ pattern) * 16
-        run(store(place.address(box.offset, inside), *matrices))
+        def address(inside: Any) -> Any:
+            return place.address(box.offset, inside)
+
+        scatter(self.where, matrices, box.pitch, first, address)

@@ -12,21 +12,18 @@ from crossfuse.lower.hopper.consumer import emit_multiplying
 from crossfuse.lower.hopper.coordinates import declare_coordinates
 from crossfuse.lower.hopper.exchange import ExchangeBarriers
 from crossfuse.lower.hopper.gather import GatherBarriers
+from crossfuse.lower.hopper.kernel_parts import (
+    ONE_CTA,
+    fetch_descriptors,
+    parameter,
+    ring_barriers,
+    set_registers,
+)
 from crossfuse.lower.hopper.plan import REGISTERS, WARP, KernelPlan
 from crossfuse.lower.hopper.producer import emit_loading
-from crossfuse.lower.hopper.recover import identifier
-from crossfuse.lower.hopper.ring import Ring
 from crossfuse.lower.hopper.statements import branches, run, when
 from crossfuse.lower.hopper.timeline import Timeline, timeline_buffer
 from crossfuse.lower.image import ROW_COUNT
-
-# Descriptors are parameters: a generic address, which the instruction takes.
-_FETCH_DESCRIPTOR = """\
-__device__ __forceinline__ void crossfuse_fetch_descriptor(unsigned long long map) {
-  asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory");
-}
-"""
-_ONE_CTA = {"tirx.launch_bounds_min_blocks_per_sm": 1}
 
 
 def emit_kernel(plan: KernelPlan, name: str) -> Any:
@@ -47,7 +44,7 @@ def emit_kernel(plan: KernelPlan, name: str) -> Any:
     with ir.IRBuilder() as builder, ir.script.prim_func():
         ir.script.func_name(name)
         parameters = dict.fromkeys(each for p in plan.phases for each in p.program.parameters)
-        images = {each: _parameter(each) for each in parameters}
+        images = {each: parameter(each) for each in parameters}
         rows = plan.phases[0].program.store.rows
         if rows is not None:
             images[rows.count] = ir.script.arg(ROW_COUNT, ir.script.int32())
@@ -62,7 +59,7 @@ def emit_kernel(plan: KernelPlan, name: str) -> Any:
             each.name: ir.script.arg(each.name, ir.script.TensorMap()) for each in plan.tensor_maps
         }
         ir.script.device_entry()
-        with ir.script.attr(_ONE_CTA):
+        with ir.script.attr(ONE_CTA):
             phases = tuple(
                 replace(each, program=each.program.with_parameters(images)) for each in plan.phases
             )
@@ -71,20 +68,16 @@ def emit_kernel(plan: KernelPlan, name: str) -> Any:
     return builder.get()
 
 
-def _parameter(buffer: Any) -> Any:
-    """Declare a parameter as TIRx has them, with a layout."""
-    shape = [int(each) for each in buffer.ty.shape]
-    return ir.script.arg(identifier(buffer), ir.script.Buffer(shape, str(buffer.ty.dtype)))
-
-
 def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) -> None:
     where = declare_coordinates(plan)
     timeline = Timeline(plan, where, stamps)
     timeline.begin()
     memory = ir.script.alloc_buffer((plan.arena.size,), "uint8", scope="shared.dyn", align=1024)
     ir.IRBuilder.name("memory", memory)
-    left = _barriers(plan, memory, "left_barriers", plan.left.stages, 0)
-    right = _barriers(plan, memory, "right_barriers", plan.right.stages, 16 * plan.left.stages)
+    left = ring_barriers(plan.arena, memory, "left_barriers", plan.left.stages, 0)
+    right = ring_barriers(
+        plan.arena, memory, "right_barriers", plan.right.stages, 16 * plan.left.stages
+    )
     exchange = None
     if "received" in plan.arena:
         first = plan.arena["exchange_barriers"].offset
@@ -106,7 +99,7 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) 
         _initialise(body)
         mbarrier.publish_initialised()
     with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * WARP)):
-        _fetch_descriptors(plan, where.lane, maps)
+        fetch_descriptors(plan.tensor_maps, where.lane, maps)
     mbarrier.meet_started(plan.cluster_size)
     timeline.stamp("cluster met")
     # The next kernel may be launched; it waits for the end of this one where it needs it.
@@ -114,27 +107,15 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) 
     fewer, more = REGISTERS[plan.consumers]
     with branches(where.warpgroup == 0) as (loading, multiplying):
         with loading:
-            _set_registers("dec", fewer)
+            set_registers("dec", fewer)
             emit_loading(body)
         with multiplying:
-            _set_registers("inc", more)
+            set_registers("inc", more)
             emit_multiplying(body)
     if plan.cluster_size > 1:
         # Peers may still write this CTA's stages and arrive at its barriers.
         mbarrier.await_left()
     timeline.stamp("end")
-
-
-def _barriers(plan: KernelPlan, memory: Any, name: str, stages: int, offset: int) -> Ring:
-    buffer = ir.script.decl_buffer(
-        (2 * stages,),
-        "uint64",
-        data=memory.data,
-        scope="shared.dyn",
-        byte_offset=plan.arena["barriers"].offset + offset,
-    )
-    ir.IRBuilder.name(name, buffer)
-    return Ring(stages, buffer)
 
 
 def _initialise(body: Body) -> None:
@@ -155,21 +136,3 @@ def _initialise(body: Body) -> None:
                 body.exchange.initialise(phase)
         if phase.program.takes is not None and body.gather is not None:
             body.gather.initialise(plan.consumers, thread)
-
-
-def _fetch_descriptors(plan: KernelPlan, lane: Any, maps: dict[str, Any]) -> None:
-    """Bring all descriptors near, a lane each: the first copy would wait for its own."""
-    for number, each in enumerate(plan.tensor_maps):
-        with when(lane == number):
-            address = ir.script.address_of(maps[each.name])
-            run(
-                ir.cuda_func_call(
-                    "crossfuse_fetch_descriptor", address, source_code=_FETCH_DESCRIPTOR
-                )
-            )
-
-
-def _set_registers(direction: str, count: int) -> None:
-    """Move registers between warpgroups."""
-    if count:
-        run(getattr(ir.script.ptx.setmaxnreg, direction).sync.aligned.u32(count))

@@ -12,12 +12,12 @@ from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.statements import run
 from crossfuse.lower.hopper.tile import Place, Tile
 from crossfuse.lower.hopper.tile_program import TileProgram
+from crossfuse.lower.hopper.tma import load_name
 from crossfuse.lower.hopper.window_tile import WindowTile
 
 #: Cache policy of lines that nobody loads again: what `createpolicy.fractional.L2::evict_first`
 #: makes, as CUTLASS spells it (include/cute/arch/copy_sm90_desc.hpp, TMA::CacheHintSm90).
 _EVICT_FIRST = 0x12F0000000000000
-_TMA = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 _PIXELS = "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
 
 
@@ -73,7 +73,7 @@ def _copy(
     barrier: Any,
 ) -> None:
     address = ir.script.address_of(descriptor)
-    name, more = _TMA, []
+    name, more = load_name(2), []
     place: tuple[Any, ...] = coordinates
     if operand.map.pixels is not None:
         name = _PIXELS

@@ -86,7 +86,7 @@ def _check_accumulator(nest: TileNest, contraction: Contraction) -> None:
     same = all(
         nest.known.can_prove_equal(a, b) for a, b in zip(tile.origin, wanted.origin, strict=True)
     )
-    if not same or not _same_indices(init.indices, body.indices):
+    if not same or not same_indices(init.indices, body.indices):
         raise refuse_program(
             nest.where,
             f"sums at {[nest.placed(each) for each in body.indices]}",
@@ -183,12 +183,12 @@ def _operands(nest: TileNest, takes: Gather | KeptTile | None) -> tuple[Tile, Ti
     row, column = (nest.moved(each) for each in body.indices[-2:])
     layouts = {}
     gather = takes if isinstance(takes, Gather) else None
-    for factor in map(partial(_viewed, gather), _factors(body)):
+    for factor in map(partial(_viewed, gather), factors(body)):
         layouts[_layout(nest, factor, row, column)] = factor
     left, plain, transposed = (layouts.get(each) for each in ("left", "right", "transposed"))
     right = plain if plain is not None else transposed
     zero = block.init is not None and is_zero(block.init.value)
-    if left is None or right is None or not zero or not _accumulates(body):
+    if left is None or right is None or not zero or not accumulates(body):
         raise refuse_program(
             nest.where, f"the statement {body.value}", "C[i, j] + A[i, k] * B[j, k], from zero"
         )
@@ -238,7 +238,7 @@ def _layout(nest: TileNest, factor: Element, row: Any, column: Any) -> str:
     return ""
 
 
-def _factors(body: Any) -> list[Any]:
+def factors(body: Any) -> list[Any]:
     """The two loads that ``C + cast(A) * cast(B)`` multiplies."""
     value = body.value
     term = value.b if isinstance(value, ir.tirx.Add) else None
@@ -248,17 +248,18 @@ def _factors(body: Any) -> list[Any]:
     return [each for each in factors if isinstance(each, ir.TensorLoad)]
 
 
-def _accumulates(body: Any) -> bool:
+def accumulates(body: Any) -> bool:
     """Whether the statement adds to the element that it stores."""
     first = body.value.a if isinstance(body.value, ir.tirx.Add) else None
     return (
         isinstance(first, ir.TensorLoad)
         and first.source.same_as(body.buffer)
-        and _same_indices(first.indices, body.indices)
+        and same_indices(first.indices, body.indices)
     )
 
 
-def _same_indices(one: Any, other: Any) -> bool:
+def same_indices(one: Any, other: Any) -> bool:
+    """Whether two accesses have the same expressions as indices."""
     return len(one) == len(other) and all(a.same_as(b) for a, b in zip(one, other, strict=True))
 
 

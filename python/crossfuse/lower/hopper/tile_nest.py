@@ -60,22 +60,11 @@ class TileNest:
 
     def tile(self, buffer: Any, indices: Any) -> Tile:
         """The box that the nest's loops go through."""
-        known = self.known
         origin: list[Any] = []
         shape: list[int] = []
         for index in indices:
-            placed = self.placed(index)
-            first = ir.substitute(placed, self._at_start)
-            followed = [loop for loop in self.loops if _occurs(loop.loop_var, placed)]
-            moved = _longest(followed)
-            rest = known.simplify(placed - first)
-            if moved is not None and not known.can_prove_equal(rest, moved.loop_var):
-                raise refuse_program(
-                    f"{self.where}, buffer '{buffer.name}'",
-                    f"index {placed}",
-                    "one loop of the tile for each dimension, with step 1",
-                )
-            origin.append(known.simplify(first))
+            first, moved = self.along(buffer, index)
+            origin.append(first)
             shape.append(1 if moved is None else int(ir.constant(moved.extent) or 0))
         if len(shape) != 2:
             raise refuse_program(
@@ -83,6 +72,27 @@ class TileNest:
             )
         self.check_predicate(buffer)
         return Tile(buffer, tuple(origin), (shape[0], shape[1]))
+
+    def along(self, buffer: Any, index: Any) -> tuple[Any, Any]:
+        """The first value of an index of a buffer in the tile, and the loop that it follows.
+
+        Raises
+        ------
+        LoweringRefused
+            If it follows several loops, or not one by one.
+        """
+        known = self.known
+        placed = self.placed(index)
+        first = ir.substitute(placed, self._at_start)
+        moved = self.moved(index)
+        rest = known.simplify(placed - first)
+        if moved is not None and not known.can_prove_equal(rest, moved.loop_var):
+            raise refuse_program(
+                f"{self.where}, buffer '{buffer.name}'",
+                f"index {placed}",
+                "one loop of the tile for each dimension, with step 1",
+            )
+        return known.simplify(first), moved
 
     def _at_start(self, var: Any) -> Any:
         zero = ir.tirx.IntImm(str(var.ty), 0)

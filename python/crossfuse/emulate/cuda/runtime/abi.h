@@ -8,13 +8,15 @@ struct CrossfuseIndex {
 struct CrossfuseWide {
   unsigned long long low, high;
 };
-// A TMA descriptor of a matrix (rank 2), or of images of pixels of channels (rank 4) that im2col
-// mode loads; the name is the one that generated text has for it.
+// A TMA descriptor of matrices (rank 2 to 5: copies are of a box of one matrix), or of images of
+// pixels of channels (rank 4) that im2col mode loads; the name is the one that generated text has
+// for it.
 struct CUtensorMap {
   void* base;
   unsigned rank;
-  unsigned long long extents[4], strides[3];  // innermost first; bytes, of all but the innermost
+  unsigned long long extents[5], strides[4];  // innermost first; bytes, of all but the innermost
   unsigned box[2], swizzle, item;             // of pixels: channels and pixels that a copy moves
+  int pixels;              // whether it is one of pixels
   int lower[2], upper[2];  // of pixels: corners of the box of an image that copies walk through
   int buffer;
 };
@@ -78,15 +80,17 @@ void crossfuse_emulate_mbarrier_init(unsigned address, unsigned count);
 void crossfuse_emulate_mbarrier_arrive(unsigned address, unsigned count, unsigned bytes);
 void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity);
 // `ranks` are the receiving CTAs as bits, or -1 for this CTA alone.
-void crossfuse_emulate_tma_load(unsigned destination, const void* map, int x, int y,
-                                unsigned barrier, int ranks);
+// `place` are `rank` coordinates, innermost first.
+void crossfuse_emulate_tma_load(unsigned destination, const void* map, const int* place,
+                                unsigned rank, unsigned barrier, int ranks);
 // The same of pixels: from the channel and the pixel (x, y) of the image on, at these offsets.
 void crossfuse_emulate_tma_load_pixels(unsigned destination, const void* map, int channel, int x,
                                        int y, int image, unsigned barrier, unsigned across,
                                        unsigned down, int ranks);
-void crossfuse_emulate_tma_store(const void* map, int x, int y, unsigned source);
+void crossfuse_emulate_tma_store(const void* map, const int* place, unsigned rank,
+                                 unsigned source);
 // The same of float32, added to what is there.
-void crossfuse_emulate_tma_add(const void* map, int x, int y, unsigned source);
+void crossfuse_emulate_tma_add(const void* map, const int* place, unsigned rank, unsigned source);
 // Stores that complete bytes of an mbarrier, both in the same CTA; and reads of what they stored.
 void crossfuse_emulate_store_async(unsigned address, const void* values, unsigned bytes,
                                    unsigned barrier);
@@ -100,6 +104,8 @@ void crossfuse_emulate_grid_wait();
 void crossfuse_emulate_bulk_wait(unsigned pending, int only_reads);
 void crossfuse_emulate_fence_async(int space);
 void crossfuse_emulate_named_barrier(unsigned id, unsigned threads);
+// The same, without waiting for the others.
+void crossfuse_emulate_named_arrive(unsigned id, unsigned threads);
 void crossfuse_emulate_store_matrices(unsigned address, const unsigned* registers, unsigned count);
 // An ordinary store of neighbours by one thread.
 void crossfuse_emulate_store_shared(unsigned address, const float* values, unsigned bytes);

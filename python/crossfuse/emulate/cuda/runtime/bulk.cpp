@@ -69,9 +69,11 @@ bool is_aimed(Copy& copy, unsigned address, unsigned bytes, unsigned barrier) {
   return true;
 }
 
-Copy tile_of(const void* map, int x, int y, Flight flight, Site site) {
-  Copy copy = copy_of(map, x, y, flight, site);
-  if (copy.map.rank != 2) misuse(site, "a copy of a tile takes a map of pixels");
+Copy tile_of(const void* map, const int* place, unsigned rank, Flight flight, Site site) {
+  Copy copy = copy_of(map, place[0], place[1], flight, site);
+  if (copy.map.pixels) misuse(site, "a copy of a tile takes a map of pixels");
+  if (copy.map.rank != rank) misuse(site, "a copy has not as many coordinates as its map");
+  for (unsigned axis = 2; axis < rank; ++axis) copy.matrix[axis - 2] = place[axis];
   return copy;
 }
 
@@ -113,10 +115,10 @@ void store(Copy copy, unsigned source) {
 }  // namespace emu
 
 extern "C" {
-void crossfuse_emulate_tma_load(unsigned destination, const void* map, int x, int y,
-                                unsigned barrier, int ranks) {
+void crossfuse_emulate_tma_load(unsigned destination, const void* map, const int* place,
+                                unsigned rank, unsigned barrier, int ranks) {
   using namespace emu;
-  load(tile_of(map, x, y, Flight::kLoad, CROSSFUSE_SITE), destination, barrier, ranks);
+  load(tile_of(map, place, rank, Flight::kLoad, CROSSFUSE_SITE), destination, barrier, ranks);
 }
 
 void crossfuse_emulate_tma_load_pixels(unsigned destination, const void* map, int channel, int x,
@@ -124,7 +126,7 @@ void crossfuse_emulate_tma_load_pixels(unsigned destination, const void* map, in
                                        unsigned down, int ranks) {
   using namespace emu;
   Copy copy = copy_of(map, channel, 0, Flight::kLoad, CROSSFUSE_SITE);
-  if (copy.map.rank != 4) misuse(copy.site, "a copy of pixels takes a map of a matrix");
+  if (!copy.map.pixels) misuse(copy.site, "a copy of pixels takes a map of a matrix");
   copy.y = pixel_number(copy.map, x, y, image);
   if (copy.y < 0) misuse(copy.site, "a copy of pixels begins outside the box of its map");
   // PTX ISA, im2col mode: offsets of a tensor of four dimensions have 8 bits.
@@ -134,14 +136,15 @@ void crossfuse_emulate_tma_load_pixels(unsigned destination, const void* map, in
   load(copy, destination, barrier, ranks);
 }
 
-void crossfuse_emulate_tma_store(const void* map, int x, int y, unsigned source) {
+void crossfuse_emulate_tma_store(const void* map, const int* place, unsigned rank,
+                                 unsigned source) {
   using namespace emu;
-  store(tile_of(map, x, y, Flight::kStore, CROSSFUSE_SITE), source);
+  store(tile_of(map, place, rank, Flight::kStore, CROSSFUSE_SITE), source);
 }
 
-void crossfuse_emulate_tma_add(const void* map, int x, int y, unsigned source) {
+void crossfuse_emulate_tma_add(const void* map, const int* place, unsigned rank, unsigned source) {
   using namespace emu;
-  Copy copy = tile_of(map, x, y, Flight::kStore, CROSSFUSE_SITE);
+  Copy copy = tile_of(map, place, rank, Flight::kStore, CROSSFUSE_SITE);
   if (copy.map.item != sizeof(float)) misuse(copy.site, "an addition takes a map of float32");
   copy.adds = true;
   store(copy, source);

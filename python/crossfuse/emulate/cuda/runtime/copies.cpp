@@ -38,12 +38,18 @@ uint8_t* element(const Copy& copy, unsigned row, unsigned column) {
   long x = long(copy.x) + column, y = copy.y + row;
   const CUtensorMap& map = copy.map;
   if (x < 0 || x >= long(map.extents[0])) return nullptr;
-  if (map.rank == 4) {
+  if (map.pixels) {
     uint8_t* first = pixel(copy, row);
     return first ? first + size_t(x) * map.item : nullptr;
   }
   if (y < 0 || y >= long(map.extents[1])) return nullptr;
-  return static_cast<uint8_t*>(map.base) + size_t(y) * map.strides[0] + size_t(x) * map.item;
+  uint8_t* matrix = static_cast<uint8_t*>(map.base);
+  for (unsigned axis = 2; axis < map.rank; ++axis) {
+    int at = copy.matrix[axis - 2];
+    if (at < 0 || at >= long(map.extents[axis])) return nullptr;
+    matrix += size_t(at) * map.strides[axis - 1];
+  }
+  return matrix + size_t(y) * map.strides[0] + size_t(x) * map.item;
 }
 
 // Calls `each(global, at)` for all elements of the box: its place in global memory, null outside

@@ -16,6 +16,7 @@ struct Copy {
   CUtensorMap map{};
   int x = 0;   // column of a tile; channel of pixels
   long y = 0;  // row of a tile; of pixels the first one, as the box counts them
+  int matrix[3] = {};        // of a tile: coordinates of its matrix, of a map of several
   int across = 0, down = 0;  // from there to the pixel that is loaded
   Span shared;
   Span source;  // of what passes from CTA to CTA

@@ -33,13 +33,14 @@ void read_index(FILE* file, CrossfuseIndex& index) {
 }
 
 void read_map(FILE* file, CUtensorMap& map) {
-  bool good = fscanf(file, "%d %u", &map.buffer, &map.rank) == 2 && map.rank <= 4;
+  bool good = fscanf(file, "%d %u", &map.buffer, &map.rank) == 2 && map.rank <= 5;
   for (unsigned i = 0; good && i < map.rank; ++i) good = fscanf(file, "%llu", &map.extents[i]) == 1;
   for (unsigned i = 1; good && i < map.rank; ++i) {
     good = fscanf(file, "%llu", &map.strides[i - 1]) == 1;
   }
-  good = good && fscanf(file, "%u %u %u %u", &map.box[0], &map.box[1], &map.swizzle, &map.item) == 4;
-  if (good && map.rank == 4) {
+  good = good && fscanf(file, "%u %u %u %u %d", &map.box[0], &map.box[1], &map.swizzle, &map.item,
+                        &map.pixels) == 5;
+  if (good && map.pixels) {
     good = fscanf(file, "%d %d %d %d", &map.lower[0], &map.lower[1], &map.upper[0],
                   &map.upper[1]) == 4;
   }

@@ -55,23 +55,68 @@ bool are_visible(const uint8_t* words, bool to_copies) {
   return to_copies ? eight == kVisible * kEach : ((eight ^ eight >> 1) & kEach) == 0;
 }
 
+// A thread at a named barrier, and what it knew and had done when it came. Who does not wait goes
+// on, and what it does then is not what others learn of.
+struct Arrival {
+  Thread* thread;
+  bool waits;
+  uint32_t epoch;
+  uint16_t acquired;
+  std::shared_ptr<const Times> met;
+  std::vector<std::pair<size_t, size_t>> fenced;
+};
 struct NamedBarrier {
-  std::vector<Thread*> threads;
+  std::vector<Arrival> arrivals;
 };
 std::map<std::pair<unsigned, unsigned>, NamedBarrier> named;
 
-// Each knows now what any of them knew, and what all of them have done.
-void join_met(const std::vector<Thread*>& threads) {
+// What any of them knew, and what all of them had done.
+std::shared_ptr<const Times> joined(const std::vector<Arrival>& arrivals) {
   auto all = std::make_shared<Times>(device.launch.threads(), 0);
-  const Times* joined = nullptr;
-  for (const Thread* thread : threads) {
-    const Times* each = thread->met.get();
-    if (!each || each == joined) continue;
-    joined = each;  // mostly that of all, since they met before
-    for (size_t i = 0; i < all->size(); ++i) (*all)[i] = std::max((*all)[i], (*each)[i]);
+  const Times* last = nullptr;
+  for (const Arrival& each : arrivals) {
+    const Times* met = each.met.get();
+    if (!met || met == last) continue;
+    last = met;  // mostly that of all, since they met before
+    for (size_t i = 0; i < all->size(); ++i) (*all)[i] = std::max((*all)[i], (*met)[i]);
   }
-  for (Thread* thread : threads) (*all)[thread->index()] = ++thread->warp_epoch;
-  for (Thread* thread : threads) thread->met = all;
+  for (const Arrival& each : arrivals) {
+    uint32_t& known = (*all)[each.thread->index()];
+    known = std::max(known, each.epoch);
+  }
+  return all;
+}
+
+void complete(std::vector<Arrival> arrivals) {
+  auto all = joined(arrivals);
+  uint16_t acquired = 0;
+  std::vector<Thread*> waiting;
+  for (Arrival& each : arrivals) {
+    acquired = std::max(acquired, each.acquired);
+    raise(*each.thread, each.fenced, kFenced, kVisible);
+    if (each.waits) waiting.push_back(each.thread);
+  }
+  // Clocks of a cooperative launch are those of threads that wait: what others did is not known.
+  if (!waiting.empty()) meet_clocks(waiting);
+  for (Thread* thread : waiting) {
+    thread->acquired = acquired;
+    thread->met = all;
+    if (thread != device.current) wake(*thread);
+  }
+}
+
+// Whether the barrier has to wait for more threads.
+bool arrive(unsigned id, unsigned threads, bool waits) {
+  Thread& self = *device.current;
+  NamedBarrier& barrier = named[{self.cta->window, id}];
+  barrier.arrivals.push_back(
+      {&self, waits, ++self.warp_epoch, self.acquired, self.met, std::move(self.fenced)});
+  self.fenced.clear();
+  if (barrier.arrivals.size() < threads) return true;
+  std::vector<Arrival> arrivals;
+  arrivals.swap(barrier.arrivals);
+  complete(std::move(arrivals));
+  return false;
 }
 }  // namespace
 
@@ -135,21 +180,11 @@ void crossfuse_emulate_fence_async(int space) {
 
 void crossfuse_emulate_named_barrier(unsigned id, unsigned threads) {
   using namespace emu;
-  Thread& self = *device.current;
-  NamedBarrier& barrier = named[{self.cta->window, id}];
-  barrier.threads.push_back(&self);
-  if (barrier.threads.size() < threads) return block(Wait::kNamed, CROSSFUSE_SITE);
-  std::vector<Thread*> met;
-  met.swap(barrier.threads);
-  uint16_t acquired = 0;
-  for (const Thread* thread : met) acquired = std::max(acquired, thread->acquired);
-  publish_stores(met);
-  meet_clocks(met);
-  join_met(met);
-  for (Thread* thread : met) {
-    thread->acquired = acquired;
-    if (thread != &self) wake(*thread);
-  }
+  if (arrive(id, threads, true)) block(Wait::kNamed, CROSSFUSE_SITE);
+}
+
+void crossfuse_emulate_named_arrive(unsigned id, unsigned threads) {
+  emu::arrive(id, threads, false);
 }
 
 // Lane l names row l % 8 of matrix l / 8; each lane holds two elements of every matrix.

@@ -1,0 +1,10 @@
+"""Streams of tiles: cascades of reductions between two products, as in attention.
+
+`recover` reads a `StreamProgram` off the scheduled function, `plan` decides tiles, stages and
+shared memory, `kernel` composes the parts: one warpgroup loads, the others multiply, each 64 rows,
+with the state of their rows in registers.
+"""
+
+# from crossfuse.lower.hopper.stream.recover import is_stream, recover_streams
+
+__all__ = ["is_stream", "recover_streams"]

@@ -1,0 +1,107 @@
+"""Tiles of tensors in global memory: what a stream loads and stores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.recover_contraction import is_zero
+from crossfuse.lower.hopper.stream.program import Axis, Box
+from crossfuse.lower.hopper.stream.statements import Access, Roles, Statement, refuse_stream
+from crossfuse.lower.stored_elements import implies
+from crossfuse.lower.tree import bounds
+
+
+def read_load(statement: Statement, roles: Roles, axis: Axis) -> Box:
+    """Read the load of a tile whose rows go along an axis.
+
+    Raises
+    ------
+    LoweringRefused
+        If it is no copy of whole rows of a tensor.
+    """
+    load = _source(statement)
+    found = statement.nest.along
+    places = [found(load.source, each) for each in load.indices]
+    loops = tuple(None if loop is None else loop.loop_var for _, loop in places)
+    access = Access(load.source, tuple(first for first, _ in places), loops)
+    if _order(access, roles) != _order(statement.target, roles):
+        raise refuse_stream(
+            statement.where, "a tile that is transposed as it is loaded", "a copy of a box"
+        )
+    return _box(statement, access, roles, axis)
+
+
+def read_output(statement: Statement, roles: Roles) -> Box:
+    """Read the box that a store writes."""
+    return _box(statement, statement.target, roles, Axis.ROW)
+
+
+def _order(access: Access, roles: Roles) -> list[Axis | None]:
+    return [roles.of_loop(each) for each in access.loops if each is not None]
+
+
+def _box(statement: Statement, access: Access, roles: Roles, axis: Axis) -> Box:
+    *outer, last = access.loops
+    down = [number for number, each in enumerate(outer) if each is not None]
+    extents = {each.loop_var: ir.constant(each.extent) for each in statement.nest.loops}
+    shape = [int(each) for each in access.buffer.ty.shape]
+    whole = last is not None and extents[last] == shape[-1]
+    if len(down) != 1 or roles.of_loop(outer[down[0]]) is not axis or not whole:
+        raise refuse_stream(
+            f"{statement.where}, buffer '{access.buffer.name}'",
+            f"a box of {len(down) + 1} dimensions, {extents.get(last)} of {shape[-1]} columns",
+            f"{axis.value} with all their columns, which are the last dimension",
+        )
+    return Box(access.buffer, access.origin, down[0], extents[outer[down[0]]])
+
+
+def _source(statement: Statement) -> Any:
+    """The load of a copy; one that is zero beyond its tensor, too."""
+    value = statement.body.value
+    if not isinstance(value, ir.TensorLoad):
+        condition, chosen, other = branches_of(value)
+        if isinstance(chosen, ir.TensorLoad) and is_zero(_plain(other)):
+            _check_inside(statement, condition, chosen)
+            value = chosen
+    if not isinstance(value, ir.TensorLoad) or str(value.source.scope()) != "global":
+        raise refuse_stream(
+            statement.where,
+            f"a tile in shared memory of {statement.body.value}",
+            "a copy of a parameter, zero beyond it",
+        )
+    return value
+
+
+def branches_of(value: Any) -> tuple[Any, Any, Any]:
+    """Condition and both values of a choice; None three times for another expression."""
+    if isinstance(value, ir.tirx.Select):
+        return value.condition, value.true_value, value.false_value
+    is_call = isinstance(value, ir.Call) and isinstance(value.op, ir.Op)
+    if is_call and value.op.name == ir.IF_THEN_ELSE:
+        return tuple(value.args)
+    return None, None, None
+
+
+def _plain(value: Any) -> Any:
+    """A constant without a cast."""
+    if isinstance(value, ir.tirx.Cast):
+        value = value.value
+    if isinstance(value, ir.tirx.IntImm):
+        return ir.tirx.FloatImm("float32", float(value.value))
+    return value
+
+
+def _check_inside(statement: Statement, condition: Any, load: Any) -> None:
+    """Beyond the tensor, and nowhere else, a tile is zero."""
+    nest = statement.nest
+    loops = bounds((*nest.around, *nest.loops))
+    inside = [
+        nest.placed(index) < extent
+        for index, extent in zip(load.indices, load.source.ty.shape, strict=True)
+    ]
+    for term in map(nest.placed, ir.terms(condition)):
+        if not any(implies(each, term, loops) for each in inside):
+            raise refuse_stream(
+                statement.where, f"zeros unless {term}", "zeros beyond the tensor alone"
+            )

@@ -1,0 +1,190 @@
+"""What a stream of tiles computes, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from crossfuse.lower.hopper.tile import Place
+
+
+class Axis(Enum):
+    """What a loop of a tile goes through."""
+
+    ROW = "rows"
+    KEY = "keys"
+    DEPTH = "depth of the first product"
+    COLUMN = "columns of the second product"
+
+
+class Kind(Enum):
+    """What a step does."""
+
+    ROW = "a value of each row"
+    TILE = "an element of each row and key"
+    MASK = "elements of the scores where a condition does not hold"
+    TOP = "the maximum over keys"
+    SUM = "the sum over keys"
+    CARRY = "an element of the second product's sums"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One statement of the tile form, for all rows (and keys) of a tile.
+
+    Attributes
+    ----------
+    name : str
+        Of its block.
+    kind : Kind
+        What it does.
+    target : Any
+        The buffer in registers that it stores to.
+    value : Any
+        Expression over `StreamProgram.row`, ``key`` and ``column``, places, the stream's variable
+        and buffers in registers; of a reduction the term, of a mask the condition.
+    start : Any
+        Of a reduction: what it starts with in every tile; None if it goes on with the target. Of a
+        mask: what stands where the condition does not hold.
+    """
+
+    name: str
+    kind: Kind
+    target: Any
+    value: Any
+    start: Any = None
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box of rows of a tensor in global memory, each in its whole width.
+
+    Attributes
+    ----------
+    buffer : Any
+        A parameter of the function.
+    origin : tuple
+        Index of the first element, in the variables of places and of the stream.
+    axis : int
+        Dimension of the rows; columns are the last one.
+    rows : int
+        Rows of the box. It may reach beyond the tensor: loads find zeros there, and nothing is
+        stored.
+    """
+
+    buffer: Any
+    origin: tuple[Any, ...]
+    axis: int
+    rows: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of the tensor."""
+        return tuple(int(each) for each in self.buffer.ty.shape)
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the tensor."""
+        return str(self.buffer.ty.dtype)
+
+    @property
+    def columns(self) -> int:
+        """Elements of a row."""
+        return self.shape[-1]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The loop over tiles of keys.
+
+    Attributes
+    ----------
+    var : tvm.ir.Var
+        Its variable.
+    first, count : Any
+        First value and number of turns, in the variables of places.
+    stages : int
+        Stages of keys and of values in shared memory; 0 for as many as fit.
+    bounds : tuple[int, int]
+        Smallest value of the variable, and the one behind the largest.
+    """
+
+    var: Any
+    first: Any
+    count: Any
+    stages: int
+    bounds: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class StreamProgram:
+    """A kernel: for each place, a stream of tiles between two products.
+
+    Attributes
+    ----------
+    places : tuple[Place, ...]
+        Coordinates of CTAs, outermost first.
+    parameters : tuple
+        Parameters of the function.
+    stream : Stream
+        The loop over tiles.
+    row, key, column : tvm.ir.Var
+        What steps are written in: the row and the key in their tiles, the column of the output.
+    queries, keys, values, output : Box
+        What is loaded, and where results go. `queries` are loaded once.
+    scores : Any
+        Buffer of the first product, rows by keys.
+    weights : Step
+        What becomes of the scores: the left operand of the second product.
+    sums : Any
+        Buffer of the second product, rows by columns.
+    before : tuple[Step, ...]
+        State of rows as the stream finds it.
+    steps : tuple[Step, ...]
+        What is done to each tile of scores, in order.
+    carries : tuple[Step, ...]
+        What is done to the sums before a tile is added, in order.
+    after : tuple[Step, ...]
+        What is made of the state of rows behind the stream.
+    result : Any
+        Expression of an element of the output.
+    """
+
+    places: tuple[Place, ...]
+    parameters: tuple[Any, ...]
+    stream: Stream
+    row: Any
+    key: Any
+    column: Any
+    queries: Box
+    keys: Box
+    values: Box
+    output: Box
+    scores: Any
+    weights: Step
+    sums: Any
+    before: tuple[Step, ...]
+    steps: tuple[Step, ...]
+    carries: tuple[Step, ...]
+    after: tuple[Step, ...]
+    result: Any
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and keys of a tile of scores."""
+        return self.queries.rows, self.keys.rows
+
+    @property
+    def dtype(self) -> str:
+        """Element type of all operands."""
+        return self.queries.dtype
+
+    @property
+    def all_steps(self) -> tuple[Step, ...]:
+        """Everything that is done to a tile of scores."""
+        return (*self.steps, self.weights)
+
+    def with_steps(self, steps: tuple[Step, ...], weights: Step) -> StreamProgram:
+        """The same with other steps that come to the same."""
+        return replace(self, steps=steps, weights=weights)

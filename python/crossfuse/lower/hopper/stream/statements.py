@@ -1,0 +1,221 @@
+"""The blocks of a stream as statements, and which loop of each goes through what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.recover_contraction import accumulates, factors, same_indices
+from crossfuse.lower.hopper.stream.program import Axis
+from crossfuse.lower.hopper.tile_nest import TileNest
+from crossfuse.lower.refusal import refuse
+
+
+@dataclass(frozen=True)
+class Access:
+    """One access of a statement.
+
+    Attributes
+    ----------
+    buffer : Any
+        What is accessed.
+    origin : tuple
+        Its first element in the tile.
+    loops : tuple
+        For each dimension the variable of the loop that it follows, or None.
+    """
+
+    buffer: Any
+    origin: tuple[Any, ...]
+    loops: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A block that stores one element for each turn of its loops.
+
+    Attributes
+    ----------
+    nest : TileNest
+        The block with its loops.
+    """
+
+    nest: TileNest
+
+    @property
+    def where(self) -> str:
+        """How messages name it."""
+        return self.nest.where
+
+    @property
+    def name(self) -> str:
+        """Of the block."""
+        return str(self.nest.block.name_hint)
+
+    @property
+    def body(self) -> Any:
+        """The store."""
+        return self.nest.block.body
+
+    @property
+    def buffer(self) -> Any:
+        """What it stores to."""
+        return self.body.buffer
+
+    @cached_property
+    def target(self) -> Access:
+        """What it stores to, and where."""
+        return self._access(self.buffer, self.body.indices)
+
+    @cached_property
+    def loads(self) -> tuple[Access, ...]:
+        """What it loads from buffers on the chip."""
+        return tuple(
+            self._access(each.source, each.indices)
+            for each in self.loaded
+            if str(each.source.scope()) != "global"
+        )
+
+    @property
+    def loaded(self) -> tuple[Any, ...]:
+        """All loads of its value."""
+        found: list[Any] = []
+        ir.walk(self.body.value, (ir.TensorLoad, found.append))
+        return tuple(found)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether it is a sum of products over loops that its target does not follow."""
+        return accumulates(self.body) and len(factors(self.body)) == 2 and bool(self.reduced)
+
+    @property
+    def reduced(self) -> tuple[Any, ...]:
+        """Variables of loops that its target does not follow."""
+        kept = [each for each in self.target.loops if each is not None]
+        variables = [each.loop_var for each in self.nest.loops if ir.constant(each.extent) != 1]
+        return tuple(each for each in variables if not any(each.same_as(k) for k in kept))
+
+    def factor(self, buffer: Any) -> Access | None:
+        """The operand of a product that is a buffer."""
+        found = (each for each in factors(self.body) if each.source.same_as(buffer))
+        load = next(found, None)
+        return None if load is None else self._access(load.source, load.indices)
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        """Buffers that a product multiplies."""
+        return tuple(each.source for each in factors(self.body))
+
+    def reduction(self) -> tuple[type, Any] | None:
+        """The operation and the term of ``x = op(x, term)``; None for another store."""
+        value = self.body.value
+        for kind in (ir.tirx.Max, ir.tirx.Add):
+            if not isinstance(value, kind):
+                continue
+            for old, term in ((value.a, value.b), (value.b, value.a)):
+                if self._is_target(old):
+                    return kind, term
+        return None
+
+    def _is_target(self, value: Any) -> bool:
+        is_load = isinstance(value, ir.TensorLoad) and value.source.same_as(self.buffer)
+        return is_load and same_indices(value.indices, self.body.indices)
+
+    def _access(self, buffer: Any, indices: Any) -> Access:
+        found = [self.nest.along(buffer, each) for each in indices]
+        loops = tuple(None if loop is None else loop.loop_var for _, loop in found)
+        return Access(buffer, tuple(first for first, _ in found), loops)
+
+
+class Roles:
+    """Which axis each loop and each dimension of a buffer goes through.
+
+    Products tell those of their operands; other statements follow, since they share buffers.
+
+    Parameters
+    ----------
+    known : Any
+        An analyzer that knows the ranges of places and of the stream.
+    """
+
+    def __init__(self, known: Any) -> None:
+        self.known = known
+        self._loops: dict[Any, Axis] = {}
+        self._buffers: dict[Any, tuple[Axis | None, ...]] = {}
+        self._origins: dict[Any, tuple[Any, ...]] = {}
+
+    def name(self, variable: Any, axis: Axis) -> None:
+        """Say what a loop goes through."""
+        self._loops[variable] = axis
+
+    def of_loop(self, variable: Any) -> Axis | None:
+        """What a loop goes through."""
+        return self._loops.get(variable)
+
+    def of_buffer(self, buffer: Any) -> tuple[Axis, ...]:
+        """What a buffer's dimensions go through, those that go through anything."""
+        return tuple(each for each in self._buffers.get(buffer, ()) if each is not None)
+
+    def spread(self, statements: tuple[Statement, ...]) -> None:
+        """Find the axes of all loops of statements.
+
+        Raises
+        ------
+        LoweringRefused
+            If a statement shares no buffer with the others, or takes another part of one.
+        """
+        left = list(statements)
+        while left:
+            now = [each for each in left if self._learn(each)]
+            if not now:
+                raise refuse_stream(
+                    left[0].where,
+                    f"a store to '{left[0].buffer.name}', by loops that no product tells apart",
+                    "statements over rows and keys of a tile, or over rows and columns of the sums",
+                )
+            left = [each for each in left if each not in now]
+
+    def _learn(self, statement: Statement) -> bool:
+        """Whether all loops of a statement are known; then what it accesses is, too."""
+        accesses = (statement.target, *statement.loads)
+        for each in accesses:
+            axes = self._buffers.get(each.buffer, ())
+            for variable, axis in zip(each.loops, axes, strict=False):
+                if variable is not None and axis is not None:
+                    self._loops.setdefault(variable, axis)
+        moving = [each for access in accesses for each in access.loops if each is not None]
+        if any(each not in self._loops for each in moving):
+            return False
+        for each in accesses:
+            if str(each.buffer.scope()) != "global":
+                self._place(statement, each)
+        return True
+
+    def _place(self, statement: Statement, access: Access) -> None:
+        """All statements access the same part of a buffer."""
+        axes = tuple(None if each is None else self._loops[each] for each in access.loops)
+        if access.buffer not in self._buffers:
+            self._buffers[access.buffer], self._origins[access.buffer] = axes, access.origin
+        origin = self._origins[access.buffer]
+        same = all(
+            self.known.can_prove_equal(a, b) for a, b in zip(access.origin, origin, strict=True)
+        )
+        if axes != self._buffers[access.buffer] or not same:
+            raise refuse_stream(
+                f"{statement.where}, buffer '{access.buffer.name}'",
+                f"another part of it, from {list(access.origin)}",
+                f"the tile that others take, from {list(origin)}",
+            )
+
+
+def refuse_stream(
+    where: str,
+    found: str,
+    limit: str,
+    instead: str = "write the stream as docs/hopper.md shows it, or leave the annotation out for "
+    "the general lowering",
+) -> Exception:
+    """Make the refusal of a stream that has another form."""
+    return refuse("stream", where, found=found, limit=limit, instead=instead)
