@@ -27,8 +27,8 @@ from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.tiled.steps import Statement, steps
 from crossfuse.cascade.site import Site
 
-#: Names of the loops over tiles.
-ROWS, COLUMNS = "row_tile", "column_tile"
+#: Names of the loops over tiles: of rows, of columns, of the axis, of what makes its elements.
+ROWS, COLUMNS, STEPS, DEPTH = "row_tile", "column_tile", "t", "k"
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +120,7 @@ class TileFrame:
         return tuple(each for each in self.columns if mentions(read, each))
 
     def cast(self, slot: Slot, right: str) -> str:
-        """Type that what a slot multiplies is rounded to: the function's, or the other operand's."""
+        """Type that the left operand of a slot is rounded to; that of the other one if any will do."""
         stages = {f.slot: step.stage for step in self.derivation.steps for f in step.factors}
         name = stages.get(slot.name, slot.name)
         casts = {each.name: each.cast for each in self.site.cascade.stages}
@@ -199,12 +199,12 @@ def extents_of(frame: TileFrame, place: Mapping[str, Any]) -> dict[Any, Extent]:
     for var in frame.site.rows:
         if not var.same_as(rows.var):
             found[var] = Extent(var.name, int(frame.site.extents[var]), 0, place[var.name])
-    base: Any = place[ROWS] * size
+    base: Any = whole(0) if frame.row_tiles == 1 else place[ROWS] * size
     limit: Any = rows.extent
     if rows.group is not None:
         group = place[rows.group.name]
         found[rows.group] = Extent(rows.group.name, rows.groups, 0, group)
-        base, limit = group * rows.extent + base, (group + 1) * rows.extent
+        base, limit = group * rows.extent + base, group * rows.extent + rows.extent
     domain = (rows.groups - 1) * rows.extent + frame.row_tiles * size
     ragged = rows.extent % size
     found[rows.var] = Extent("i", domain, size, base, limit if ragged else None)

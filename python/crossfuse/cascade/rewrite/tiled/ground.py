@@ -78,6 +78,7 @@ class Ground:
         self.extents = dict(extents)
         self.staged: list[tuple[Any, Local]] = []
         self.symbols: dict[sympy.Symbol, Local] = {}
+        self.names: list[str] = []
 
     @contextmanager
     def block(
@@ -94,17 +95,25 @@ class Ground:
                 values[var] = each.base
                 if each.tile:
                     values[var] = each.base + stack.enter_context(loop(each.name, each.tile))
-            stack.enter_context(ir.script.sblock(name))
-            place = {var: self._iterator("spatial", var, values[var]) for var in spatial}
-            place |= {var: self._iterator("reduce", var, values[var]) for var in reduced}
+            self.names.append(name)
+            number = self.names.count(name) - 1
+            stack.enter_context(ir.script.sblock(f"{name}_{number}" if number else name))
+            make = self._iterator
+            kind = "spatial" if stores is None else "stored"
+            place = {var: make(kind, var, values[var]) for var in spatial}
+            place |= {var: make("reduce", var, values[var]) for var in reduced}
             if stores is not None:
-                conditions = [*stores, *self.valid(values, spatial)]
+                known = ir.sym.Analyzer()
+                conditions = [*stores, *map(known.simplify, self.valid(values, spatial))]
                 if conditions:
                     ir.script.where(ir.conjunction(conditions))
             yield place
 
     def _iterator(self, kind: str, var: Any, value: Any) -> Any:
-        made = getattr(ir.script.axis, kind)(self.extents[var].domain, value)
+        if kind == "stored":
+            made = ir.script.axis.spatial(int(self.frame.site.extents[var]), value)
+        else:
+            made = getattr(ir.script.axis, kind)(self.extents[var].domain, value)
         return named(f"v_{self.extents[var].name}", made)
 
     def valid(self, place: At, variables: Sequence[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.rewrite.scripting import held, loop
-from crossfuse.cascade.rewrite.tiled.frame import whole
+from crossfuse.cascade.rewrite.tiled.frame import DEPTH, whole
 from crossfuse.cascade.rewrite.tiled.ground import Ground, Local
 from crossfuse.cascade.rewrite.tiled.operands import Product, mentions
 from crossfuse.cascade.rewrite.tiled.places import Extent
@@ -123,7 +123,7 @@ class Staging:
         else:
             extent, size = product.extents[0], self.depth(product)
             count = -(-extent // size)
-            with loop("k", count) as turn:
+            with loop(DEPTH, count) as turn:
                 limit = extent if extent % size else None
                 ground.extents[product.depth[0]] = Extent(
                     "d", count * size, size, turn * size, limit

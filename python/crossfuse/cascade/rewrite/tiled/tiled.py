@@ -15,6 +15,7 @@ from crossfuse.cascade.rewrite.scripting import loop, spatial
 from crossfuse.cascade.rewrite.tiled.frame import (
     COLUMNS,
     ROWS,
+    STEPS,
     TileFrame,
     extents_of,
     frame_of,
@@ -98,7 +99,7 @@ class _Writer:
             self._axis(stream, whole(0))
             stream.begin()
             first, count = self._needed(stream, place)
-            with loop("t", count) as t:
+            with loop(STEPS, count) as t:
                 self._axis(stream, (first + t) * self.frame.tiles.elements)
                 stream.step()
             Results(stream, place).write()
@@ -126,7 +127,7 @@ class _Writer:
                 found[str(var.name)] = int(frame.site.extents[var])
             elif rows.group is not None:
                 found[str(rows.group.name)] = rows.groups
-        return {**found, ROWS: frame.row_tiles, COLUMNS: frame.column_tiles}
+        return {**found, COLUMNS: frame.column_tiles, ROWS: frame.row_tiles}
 
     def _axis(self, stream: Stream, base: Any) -> None:
         frame, size = self.frame, self.frame.tiles.elements
@@ -134,17 +135,18 @@ class _Writer:
         stream.ground.extents[frame.site.axis] = Extent("j", frame.count * size, size, base, limit)
 
     def _needed(self, stream: Stream, place: dict[str, Any]) -> tuple[Any, Any]:
-        """The first tile of the axis that rows of the tile need, and how many."""
+        """The first tile of the axis that rows of the tile need, and how many: one at least."""
         frame, size = self.frame, self.frame.tiles.elements
         box, values = self._box(stream.ground)
         found = span(frame.slots, frame.index, box)
         first = sympy.Max(0, *(sympy.floor(each / size) for each in found.lower))
+        first = sympy.Min(first, frame.count - 1)  # one tile at least, if only to be masked
         behind = sympy.Min(frame.count, *(sympy.floor(each / size) + 1 for each in found.upper))
         known = ir.sym.Analyzer()
         for each, extent in self._grid().items():
             known.bind(place[each], ir.tvm.ir.Range(0, extent))
         start = known.simplify(to_tir(first, values, "int32"))
-        count = known.simplify(to_tir(sympy.Max(0, behind - first), values, "int32"))
+        count = known.simplify(to_tir(sympy.Max(1, behind - first), values, "int32"))
         return start, count
 
     def _box(self, ground: Ground) -> tuple[dict[sympy.Symbol, Any], dict[sympy.Symbol, Any]]:
