@@ -6,9 +6,9 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Derivation
-from crossfuse.cascade.rewrite.tiled.frame import COLUMNS, DEPTH, ROWS, STEPS
+from crossfuse.cascade.rewrite.tiled.frame import COLUMNS, DEPTH, PARTS, ROWS, STEPS
 from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
-from crossfuse.cascade.rewrite.tiled.tiled import TILE, tiled
+from crossfuse.cascade.rewrite.tiled.tiled import MERGE, TILE, tiled
 from crossfuse.cascade.site import Site
 from crossfuse.schedule.install import install
 from crossfuse.schedule.markers import STAGES, STREAM
@@ -20,7 +20,8 @@ def schedule_cascade_tiles(
     """Schedule a cascade with products: write it in tile form, and bind it to the GPU.
 
     Tiles of rows and columns go over the grid along x, tiles of the same columns side by side;
-    other rows along y. The loop over tiles of the axis is annotated as a stream::
+    other rows along y. CTAs that share the axis of a tile are a cluster along x. The loop over
+    tiles of the axis is annotated as a stream::
 
         for bh in blockIdx.y:
             for q in blockIdx.x:
@@ -65,10 +66,14 @@ def bind_tiles(sch: Any, tiles: CascadeTiles) -> None:
         With these sizes; the stages and warpgroups of the stream.
     """
     loops = {str(sch.get(each).loop_var.name): each for each in sch.get_loops(sch.get_sblock(TILE))}
+    part = loops.pop(PARTS, None)
     across = [loops.pop(name) for name in (COLUMNS, ROWS)]
     sch.bind(sch.fuse(*across), "blockIdx.x")
     if loops:
         sch.bind(sch.fuse(*loops.values()), "blockIdx.y")
+    if part is not None:
+        sch.cluster_bind(part)
+        sch.cluster_bind(sch.get_loops(sch.get_sblock(MERGE))[-1])
     sch.annotate(_loop(sch, STEPS), STREAM, tiles.stages)
     if _node(sch, DEPTH) is not None:
         sch.annotate(_loop(sch, DEPTH), STAGES, 0)
@@ -84,11 +89,12 @@ def _loop(sch: Any, name: str) -> Any:
 
 
 def _node(sch: Any, name: str) -> Any:
+    """The first loop of a name; None if there is none."""
     found: list[Any] = []
 
     def visit(loop: Any) -> None:
         if str(loop.loop_var.name) == name:
             found.append(loop)
 
-    ir.walk(sch.get(sch.get_sblock(TILE)).body, (ir.For, visit))
+    ir.walk(sch.get(sch.get_sblock("root")).body, (ir.For, visit))
     return found[0] if found else None

@@ -29,6 +29,8 @@ from crossfuse.cascade.site import Site
 
 #: Names of the loops over tiles: of rows, of columns, of the axis, of what makes its elements.
 ROWS, COLUMNS, STEPS, DEPTH = "row_tile", "column_tile", "t", "k"
+#: Name of the loop over the CTAs of a cluster, each of which takes a part of the axis.
+PARTS = "part"
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +97,13 @@ class TileFrame:
         return 1 if self.column is None else -(-self.widest // self.tiles.columns)
 
     @property
+    def sliced(self) -> Any:
+        """The loop over columns of which each CTA of a cluster merges a slice; None without any."""
+        if self.tiles.cluster == 1 or not self.columns:
+            return None
+        return max(self.columns, key=lambda each: int(self.site.extents[each]))
+
+    @property
     def widest(self) -> int:
         """Columns of the widest result."""
         return max((int(self.site.extents[each]) for each in self.columns), default=0)
@@ -120,7 +129,7 @@ class TileFrame:
         return tuple(each for each in self.columns if mentions(read, each))
 
     def cast(self, slot: Slot, right: str) -> str:
-        """Type that the left operand of a slot is rounded to; that of the other one if any will do."""
+        """Type that the left operand of a slot is rounded to; `right` if the function says none."""
         stages = {f.slot: step.stage for step in self.derivation.steps for f in step.factors}
         name = stages.get(slot.name, slot.name)
         casts = {each.name: each.cast for each in self.site.cascade.stages}
@@ -192,7 +201,7 @@ def extents_of(frame: TileFrame, place: Mapping[str, Any]) -> dict[Any, Extent]:
         The cascade.
     place : Mapping
         The tile: values of the row loops by name, and which tile of rows
-        (`ROWS`) and of columns (`COLUMNS`) it is.
+        (`ROWS`) and of columns (`COLUMNS`) it is; the CTA (`PARTS`) that has a slice of columns.
     """
     rows, size = frame.rows, frame.tiles.rows
     found: dict[Any, Extent] = {}
@@ -214,12 +223,24 @@ def extents_of(frame: TileFrame, place: Mapping[str, Any]) -> dict[Any, Extent]:
 
 
 def _column(frame: TileFrame, var: Any, place: Mapping[str, Any]) -> Extent:
+    """How blocks iterate over columns; `PARTS` says that a slice of them is meant."""
     extent = int(frame.site.extents[var])
-    if frame.column is None or not var.same_as(frame.column):
-        return Extent("c", extent, extent, whole(0))
-    size = frame.tiles.columns
-    limit = extent if extent % size else None
-    return Extent("c", frame.column_tiles * size, size, place[COLUMNS] * size, limit)
+    tiled = frame.column is not None and var.same_as(frame.column)
+    size = frame.tiles.columns if tiled else extent
+    first = place[COLUMNS] * size if tiled else whole(0)
+    domain = frame.column_tiles * size if tiled else extent
+    ragged = domain != extent
+    if frame.sliced is None or not var.same_as(frame.sliced):
+        return Extent("c", domain, size, first, extent if ragged else None)
+    width = -(-size // frame.tiles.cluster)
+    # Slices of the last tile may reach beyond it, and so may the slabs that they are merged of.
+    domain += width * frame.tiles.cluster - size
+    if PARTS not in place:
+        return Extent("c", domain, size, first, extent if ragged else None)
+    ends = [first + size] if width * frame.tiles.cluster != size else []
+    ends += [whole(extent)] if ragged else []
+    limit = None if not ends else ir.tirx.min(*ends) if len(ends) > 1 else ends[0]
+    return Extent("c", domain, width, first + place[PARTS] * width, limit)
 
 
 def whole(number: int) -> Any:

@@ -71,10 +71,13 @@ class Ground:
         The cascade.
     extents : Mapping
         How blocks iterate over loops of the site.
+    prefix : str
+        Of the names of blocks.
     """
 
-    def __init__(self, frame: TileFrame, extents: Mapping[Any, Extent]) -> None:
+    def __init__(self, frame: TileFrame, extents: Mapping[Any, Extent], prefix: str = "") -> None:
         self.frame = frame
+        self.prefix = prefix
         self.extents = dict(extents)
         self.staged: list[tuple[Any, Local]] = []
         self.symbols: dict[sympy.Symbol, Local] = {}
@@ -95,9 +98,7 @@ class Ground:
                 values[var] = each.base
                 if each.tile:
                     values[var] = each.base + stack.enter_context(loop(each.name, each.tile))
-            self.names.append(name)
-            number = self.names.count(name) - 1
-            stack.enter_context(ir.script.sblock(f"{name}_{number}" if number else name))
+            stack.enter_context(ir.script.sblock(self._unique(name)))
             make = self._iterator
             kind = "spatial" if stores is None else "stored"
             place = {var: make(kind, var, values[var]) for var in spatial}
@@ -108,6 +109,11 @@ class Ground:
                 if conditions:
                     ir.script.where(ir.conjunction(conditions))
             yield place
+
+    def _unique(self, name: str) -> str:
+        self.names.append(name)
+        number = self.names.count(name) - 1
+        return f"{self.prefix}{name}_{number}" if number else f"{self.prefix}{name}"
 
     def _iterator(self, kind: str, var: Any, value: Any) -> Any:
         if kind == "stored":

@@ -11,13 +11,13 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import value
 from crossfuse.cascade.rewrite.phases import share
 from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
-from crossfuse.cascade.rewrite.tiled.frame import COLUMNS, whole
+from crossfuse.cascade.rewrite.tiled.frame import COLUMNS, PARTS, whole
 from crossfuse.cascade.rewrite.tiled.ground import Local
 from crossfuse.cascade.rewrite.tiled.places import Extent
 from crossfuse.cascade.rewrite.tiled.refusal import refused
 from crossfuse.cascade.rewrite.tiled.selections import index_symbol
+from crossfuse.cascade.rewrite.tiled.state import State
 from crossfuse.cascade.rewrite.tiled.steps import is_linear
-from crossfuse.cascade.rewrite.tiled.stream import Stream
 from crossfuse.cascade.site import OutputSite
 
 
@@ -26,26 +26,26 @@ class Results:
 
     Parameters
     ----------
-    stream : Stream
-        Whose state is finished.
+    state : State
+        A finished one.
     place : Mapping
         The tile; see `crossfuse.cascade.rewrite.tiled.frame.extents_of`.
     """
 
-    def __init__(self, stream: Stream, place: dict[str, Any]) -> None:
-        self.stream = stream
-        self.ground = stream.ground
-        self.frame = stream.frame
+    def __init__(self, state: State, place: dict[str, Any]) -> None:
+        self.state = state
+        self.ground = state.ground
+        self.frame = state.frame
         self.place = place
 
     def write(self) -> None:
         """All outputs."""
         derivation = self.frame.derivation
         expressions = {**derivation.results, **derivation.rows}
-        self.stream.finish({each for one in expressions.values() for each in one.free_symbols})
+        self.state.finish({each for one in expressions.values() for each in one.free_symbols})
         for number, output in enumerate(self.frame.site.outputs):
             along = output.name in derivation.rows
-            if along and self.frame.count > 1:
+            if along and (self.frame.count > 1 or PARTS in self.place):
                 raise refused(
                     f"output {output.name}",
                     f"numbers of each element, in {self.frame.count} tiles of the axis",
@@ -76,26 +76,28 @@ class Results:
             )
 
     def _first(self, output: OutputSite) -> list[Any]:
-        """Of tiles of columns the first one stores what has no columns."""
-        column = self.frame.column
-        if column is None or any(each.same_as(column) for each in output.columns):
-            return []
-        return [ir.tirx.EQ(self.place[COLUMNS], 0)]
+        """Of tiles and slices of columns the first one stores what has no columns."""
+        frame, found = self.frame, []
+        for var, name in ((frame.column, COLUMNS), (frame.sliced, PARTS)):
+            own = var is not None and any(each.same_as(var) for each in output.columns)
+            if name in self.place and not own and (var is not None or name == PARTS):
+                found.append(ir.tirx.EQ(self.place[name], 0))
+        return found
 
     def _ranked(self, expression: sympy.Expr) -> list[str]:
         """Selections that an expression uses."""
         found = []
         for slot in self.frame.slots:
             own = {value(slot.name), index_symbol(slot)}
-            if slot.name in self.stream.selections and expression.free_symbols & own:
+            if slot.name in self.state.selections and expression.free_symbols & own:
                 found.append(slot.name)
         return found
 
     def _rank(self, names: Sequence[str], var: Any) -> None:
         """The last column of an output counts what a selection keeps."""
         for name in names:
-            selection = self.stream.selections[name]
-            over = self.stream.places_of(selection.slot)
+            selection = self.state.selections[name]
+            over = self.state.places_of(selection.slot)
             rank = var if selection.slot.monoid.k else whole(0)
             for symbol, local in (
                 (value(name), selection.values),

@@ -14,6 +14,7 @@ from crossfuse.cascade.expressions.to_tir import to_tir
 from crossfuse.cascade.rewrite.scripting import loop, spatial
 from crossfuse.cascade.rewrite.tiled.frame import (
     COLUMNS,
+    PARTS,
     ROWS,
     STEPS,
     TileFrame,
@@ -23,15 +24,19 @@ from crossfuse.cascade.rewrite.tiled.frame import (
 )
 from crossfuse.cascade.rewrite.tiled.ground import Ground
 from crossfuse.cascade.rewrite.tiled.operands import loads, mentions
+from crossfuse.cascade.rewrite.tiled.parts import Merge, Slabs, part_of
 from crossfuse.cascade.rewrite.tiled.places import Extent
 from crossfuse.cascade.rewrite.tiled.results import Results
 from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.tiled.skipping import span
+from crossfuse.cascade.rewrite.tiled.state import State
 from crossfuse.cascade.rewrite.tiled.stream import Stream
 from crossfuse.cascade.site import Site
 
 #: Name of the block of a tile.
 TILE = "tile"
+#: Name of the block that merges what the CTAs of a cluster make of a tile.
+MERGE = "merge"
 
 
 def tiled(site: Site, derivation: Derivation, tiles: CascadeTiles | None = None) -> Any:
@@ -92,31 +97,63 @@ def _name(function: Any) -> str:
 class _Writer:
     def __init__(self, frame: TileFrame) -> None:
         self.frame = frame
+        self.cluster = frame.tiles.cluster
 
     def run(self) -> None:
-        with self._tile(TILE) as place:
-            stream = Stream(Ground(self.frame, extents_of(self.frame, place)))
-            self._axis(stream, whole(0))
-            stream.begin()
-            first, count = self._needed(stream, place)
-            with loop(STEPS, count) as t:
-                self._axis(stream, (first + t) * self.frame.tiles.elements)
-                stream.step()
-            Results(stream, place).write()
+        slabs = None
+        if self.cluster > 1:
+            whole_tile = dict.fromkeys((*self._grid(), PARTS), whole(0))
+            slabs = Slabs(self.frame, extents_of(self.frame, whole_tile))
+        with ExitStack() as stack:
+            grid = {
+                name: (stack.enter_context(loop(name, extent)), extent)
+                for name, extent in self._grid().items()
+            }
+            if slabs is None:
+                with self._block(TILE, grid) as place:
+                    self._results(self._stream(place), place)
+                return
+            with self._part(TILE, grid) as (place, cta):
+                slabs.fill(self._stream(place, cta), cta)
+            with self._part(MERGE, grid) as (place, cta):
+                own = {**place, PARTS: cta}
+                merge = Merge(Ground(self.frame, extents_of(self.frame, own), "merged_"), slabs)
+                merge.run()
+                self._results(merge, own)
 
     @contextmanager
-    def _tile(self, name: str) -> Iterator[dict[str, Any]]:
-        """A block for each tile; which one it is."""
+    def _part(self, name: str, grid: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
+        """A block for each CTA of the cluster of a tile; which tile, and which CTA."""
         with ExitStack() as stack:
-            loops = {
-                each: (stack.enter_context(loop(each, extent)), extent)
-                for each, extent in self._grid().items()
-            }
-            stack.enter_context(ir.script.sblock(name))
+            cta = stack.enter_context(loop(PARTS, self.cluster))
+            loops = {**grid, PARTS: (cta, self.cluster)}
+            place = stack.enter_context(self._block(name, loops))
+            yield place, place.pop(PARTS)
+
+    @contextmanager
+    def _block(self, name: str, loops: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """A block for each tile; which one it is."""
+        with ir.script.sblock(name):
             yield {
                 each: spatial(f"v_{each}", extent, variable)
                 for each, (variable, extent) in loops.items()
             }
+
+    def _stream(self, place: dict[str, Any], cta: Any = None) -> Stream:
+        """The state of a tile, of all the axis or of a CTA's part of it."""
+        stream = Stream(Ground(self.frame, extents_of(self.frame, place)))
+        self._axis(stream, whole(0))
+        stream.begin()
+        first, count = self._needed(stream, place)
+        if cta is not None:
+            first, count = part_of(first, count, cta, self.cluster)
+        with loop(STEPS, count) as t:
+            self._axis(stream, (first + t) * self.frame.tiles.elements)
+            stream.step()
+        return stream
+
+    def _results(self, state: State, place: dict[str, Any]) -> None:
+        Results(state, place).write()
 
     def _grid(self) -> dict[str, int]:
         """Loops over tiles: rows that do not share right operands, tiles of rows, of columns."""
