@@ -24,7 +24,7 @@ def nonnegative(expression: sympy.Expr) -> bool:
         return any(nonnegative(each) for each in expression.args)
     if isinstance(expression, sympy.Min):
         return all(nonnegative(each) for each in expression.args)
-    if expression.is_nonnegative:
+    if expression.is_nonnegative or isinstance(expression, sympy.exp):
         return True
     if isinstance(expression, sympy.Add | sympy.Mul):
         return all(nonnegative(each) for each in expression.args)

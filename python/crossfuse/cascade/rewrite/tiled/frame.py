@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.derivation import Derivation, Slot
+from crossfuse.cascade.derivation import Derivation, Slot, guarded, new, value
 from crossfuse.cascade.rewrite.tiled.base_two import base_two
 from crossfuse.cascade.rewrite.tiled.limits import limited
 from crossfuse.cascade.rewrite.tiled.operands import (
@@ -24,13 +24,15 @@ from crossfuse.cascade.rewrite.tiled.operands import (
 from crossfuse.cascade.rewrite.tiled.places import Extent, Rows, find_rows
 from crossfuse.cascade.rewrite.tiled.refusal import refused
 from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
-from crossfuse.cascade.rewrite.tiled.steps import Statement, steps
+from crossfuse.cascade.rewrite.tiled.steps import Statement, operands, steps
 from crossfuse.cascade.site import Site
 
 #: Names of the loops over tiles: of rows, of columns, of the axis, of what makes its elements.
 ROWS, COLUMNS, STEPS, DEPTH = "row_tile", "column_tile", "t", "k"
 #: Name of the loop over the CTAs of a cluster, each of which takes a part of the axis.
 PARTS = "part"
+#: Types of fewer bits hold no numbers of any size.
+FEW_BITS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +182,26 @@ def frame_of(site: Site, derivation: Derivation, tiles: CascadeTiles) -> TileFra
             "all columns in a tile",
             f"pass columns={widest}",
         )
+    for slot in slots:
+        if frame.columns_of(slot):
+            _check_rounding(frame, slot)
     return frame
+
+
+def _check_rounding(frame: TileFrame, slot: Slot) -> None:
+    """What is rounded to few bits has them already, or is scaled so that it fits."""
+    left, right = operands(slot, frame.columned & set(frame.site.cascade.elements))
+    read = frame.read(left) if left.is_Symbol else None
+    dtype = frame.cast(slot, str(loads(frame.read(right))[0].ty))
+    known = read is not None and str(read.ty) == dtype
+    state = {form(each.name) for each in frame.slots for form in (value, new, guarded)}
+    if int(ir.tvm.DataType(dtype).bits) < FEW_BITS and not known and not left.free_symbols & state:
+        raise refused(
+            f"slot {slot.name}",
+            f"{left} rounded to {dtype}",
+            "numbers that the state so far scales, such as by the largest magnitude",
+            "keep the scale in the term, or multiply in a wider type",
+        )
 
 
 def _ordered(slots: tuple[Slot, ...], columns: frozenset[sympy.Symbol]) -> tuple[Slot, ...]:

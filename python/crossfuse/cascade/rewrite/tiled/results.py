@@ -8,7 +8,7 @@ from typing import Any
 import sympy
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.derivation import value
+from crossfuse.cascade.derivation import guarded, new, value
 from crossfuse.cascade.rewrite.phases import share
 from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
 from crossfuse.cascade.rewrite.tiled.frame import COLUMNS, PARTS, whole
@@ -61,6 +61,7 @@ class Results:
                 extent = int(self.frame.site.extents[var])
                 self.ground.extents[var] = Extent("c", extent, extent, whole(0))
             over.append(var)
+        expression = self._unguarded(expression)
         ranked = self._ranked(expression)
         if ranked:
             self._rank(ranked, output.columns[-1])
@@ -83,6 +84,15 @@ class Results:
             if name in self.place and not own and (var is not None or name == PARTS):
                 found.append(ir.tirx.EQ(self.place[name], 0))
         return found
+
+    def _unguarded(self, expression: sympy.Expr) -> sympy.Expr:
+        """What stands in for elements of selections, written out: each has its own."""
+        images = {
+            guarded(each.name): rebuilt(each.guard, {new(each.name): value(each.name)}.get)
+            for each in self.frame.slots
+            if each.name in self.state.selections and each.guard is not None
+        }
+        return rebuilt(expression, images.get)
 
     def _ranked(self, expression: sympy.Expr) -> list[str]:
         """Selections that an expression uses."""

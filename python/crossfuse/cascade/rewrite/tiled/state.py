@@ -98,7 +98,7 @@ class State:
     def finish(self, used: set[sympy.Symbol]) -> None:
         """What stands in for values of the finished state, where results use it."""
         for slot in self.frame.slots:
-            if slot.guard is not None and guarded(slot.name) in used:
-                self.guard(Guard(slot))
             if slot.name in self.selections:
                 self.ground.symbols[index_symbol(slot)] = self.selections[slot.name].places
+            elif slot.guard is not None and guarded(slot.name) in used:
+                self.guard(Guard(slot))
