@@ -97,7 +97,7 @@ def is_silent(condition: sympy.Basic, contribution: sympy.Expr, identity: sympy.
 def _bounds(condition: sympy.Basic, index: sympy.Symbol, box: Box) -> list[tuple[str, sympy.Expr]]:
     found = []
     for expression in _not_negative(condition):
-        moving, fixed = expression.expand().as_independent(index, as_Add=True)[::-1]
+        fixed, moving = expression.as_independent(index, as_Add=True)
         if moving.is_integer and fixed.is_integer:
             farthest = _largest(fixed, box)
             bound = None if farthest is None else _isolated(moving, index, -farthest)
@@ -110,13 +110,22 @@ def _not_negative(condition: sympy.Basic) -> list[sympy.Expr]:
     if not isinstance(condition, Relational):
         return []
     left, right = condition.args
-    return {
-        sympy.LessThan: [right - left],
-        sympy.StrictLessThan: [right - left - 1],
-        sympy.GreaterThan: [left - right],
-        sympy.StrictGreaterThan: [left - right - 1],
-        sympy.Eq: [right - left, left - right],
-    }.get(type(condition), [])
+    differences = {
+        sympy.LessThan: [(right - left, 0)],
+        sympy.StrictLessThan: [(right - left, 1)],
+        sympy.GreaterThan: [(left - right, 0)],
+        sympy.StrictGreaterThan: [(left - right, 1)],
+        sympy.Eq: [(right - left, 0), (left - right, 0)],
+    }
+    return [_whole(each) - least for each, least in differences.get(type(condition), [])]
+
+
+def _whole(expression: sympy.Expr) -> sympy.Expr:
+    """A multiple without fractions in front of its terms: sympy divides sides of comparisons."""
+    expanded = expression.expand()
+    numbers = expanded.as_coefficients_dict().values()
+    below = sympy.ilcm(1, *(each.q for each in numbers if each.is_Rational))
+    return sympy.expand(below * expanded)
 
 
 def _isolated(
