@@ -80,8 +80,8 @@ def _product(site: Site, program: Program, symbol: sympy.Symbol) -> Product:
     bound = dict(zip(block.coordinates, result.indices, strict=True))
     value = ir.substitute(program.value(block), lambda var: bound.get(var, var))
     factors = [_stripped(each) for each in _factors(value)]
-    made = set(site.function.params)
-    plain = all(isinstance(each, ir.TensorLoad) and each.source in made for each in factors)
+    inputs = set(site.function.params)
+    plain = all(isinstance(each, ir.TensorLoad) and each.source in inputs for each in factors)
     right = [e for e in factors if mentions(getattr(e, "indices", ()), site.axis)]
     left = [each for each in factors if not any(each is other for other in right)]
     if block.combine != "sum" or not plain or len(left) != 1 or len(right) != 1:

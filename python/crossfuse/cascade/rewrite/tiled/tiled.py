@@ -150,6 +150,7 @@ class _Writer:
         with loop(STEPS, count) as t:
             self._axis(stream, (first + t) * self.frame.tiles.elements)
             stream.step()
+        self._axis(stream, whole(0))  # the only tile, where outputs go along the axis
         return stream
 
     def _results(self, state: State, place: dict[str, Any]) -> None:
