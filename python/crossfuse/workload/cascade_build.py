@@ -37,7 +37,11 @@ def prim_func(spec: CascadeSpec) -> tirx.PrimFunc:
     """
     inputs = [te.placeholder(each.shape, each.dtype, each.name) for each in spec.operands]
     outputs = _BUILDERS[type(spec)](spec, inputs)
-    return te.create_prim_func([*inputs, *outputs])
+    func = te.create_prim_func([*inputs, *outputs])
+    if isinstance(spec, cascade_spec.MomentOfInertia):
+        # A promise that detection reads: `crossfuse.cascade.detect.detect`.
+        func = func.with_attr("crossfuse.nonnegative", ["mass"])
+    return func
 
 
 def _wide(value: Any) -> Any:

@@ -168,7 +168,10 @@ class Variance(CascadeSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class MomentOfInertia(CascadeSpec):
-    """``inertia[i] = sum m * |r - c|**2`` about the centre of mass ``c = sum m * r / sum m``."""
+    """``inertia[i] = sum m * |r - c|**2`` about the centre of mass ``c = sum m * r / sum m``.
+
+    No mass is negative.
+    """
 
     kind: ClassVar[str] = "moment_of_inertia"
 

@@ -23,7 +23,8 @@ def detect(func: PrimFunc) -> tuple[Site, ...]:
     ----------
     func : tvm.tirx.PrimFunc
         In s_tir form, unscheduled, with constant shapes: blocks that each write one buffer, or the
-        two of an argmax or argmin.
+        two of an argmax or argmin. Its attribute ``crossfuse.nonnegative`` may name parameters that
+        hold no negative number.
 
     Returns
     -------

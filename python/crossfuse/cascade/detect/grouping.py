@@ -1,11 +1,10 @@
-"""Which reductions share an axis, and which variables of each are whose."""
+"""Which reductions share an axis."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
+from crossfuse.cascade.detect.group import Group, Member, elements, other_row, results
 from crossfuse.cascade.detect.loads import Load, moved, variables_of
 from crossfuse.cascade.detect.matching import Binding, extended
 from crossfuse.cascade.detect.program import Program, buffers_of
@@ -13,119 +12,6 @@ from crossfuse.cascade.detect.refusal import refused
 from crossfuse.planner.extract.blocks import Block
 
 _ALIKE = "reductions over the same positions, of the same row"
-
-
-@dataclass(frozen=True, eq=False)
-class Member:
-    """A reduction of a group.
-
-    Attributes
-    ----------
-    block : Block
-        The reduction.
-    binding : Mapping
-        The group's variables for those of the block; of one iteration they may be absent.
-    """
-
-    block: Block
-    binding: Binding
-
-    @property
-    def coordinates(self) -> tuple[Any, ...]:
-        """Where its result stands, in the group's variables."""
-        return tuple(self.binding.get(each, each) for each in self.block.coordinates)
-
-
-@dataclass(eq=False)
-class Group:
-    """Reductions that share an axis.
-
-    Attributes
-    ----------
-    axes : tuple[tvm.tirx.Var, ...]
-        Loops that are reduced.
-    extents : dict
-        Of all loops of the group.
-    members : list[Member]
-        In program order.
-    """
-
-    axes: tuple[Any, ...]
-    extents: dict[Any, int]
-    members: list[Member] = field(default_factory=list)
-
-    def member(self, buffer: Any) -> Member | None:
-        """The member that makes a buffer."""
-        for each in self.members:
-            if buffer in buffers_of(each.block):
-                return each
-        return None
-
-    def bind_results(self, reader: Block, loads: Iterable[Load], binding: Binding) -> Binding:
-        """Bind a reader's variables so that it reads results at the row that it is of.
-
-        Raises
-        ------
-        CascadeRefused
-            If it reads one at another row.
-        """
-        for load in loads:
-            member = self.member(load.buffer)
-            if member is None:
-                continue
-            pairs = zip(member.coordinates, load.indices, strict=True)
-            found = extended(binding, pairs, reader.domain, self.extents)
-            if found is None:
-                where = f"{reader.where}, buffer '{load.buffer.name}'"
-                rows = ", ".join(str(each) for each in member.block.coordinates)
-                limit = f"the result of its own row: [{rows}] of block '{member.block.name}'"
-                raise refused(where, f"a result read at another row: {load.text}", limit)
-            binding = found
-        return binding
-
-    def bind_elements(
-        self, program: Program, reader: Block, loads: Sequence[Load], binding: Binding
-    ) -> tuple[Binding, bool]:
-        """Bind more of a reader's variables by elements that members read too, if there are any."""
-        any_shared = False
-        for member in self.members:
-            for theirs in elements(program, member.block):
-                there = moved(theirs.indices, member.binding)
-                for load in loads:
-                    if not load.buffer.same_as(theirs.buffer):
-                        continue
-                    pairs = zip(there, load.indices, strict=True)
-                    found = extended(binding, pairs, reader.domain, self.extents)
-                    if found is not None and self._keeps_axes(reader, found):
-                        binding, any_shared = found, True
-        return binding, any_shared
-
-    def _keeps_axes(self, reader: Block, binding: Binding) -> bool:
-        """Reduced loops are reduced loops; those of outputs may be anything."""
-        if not reader.combine:
-            return True
-        return all((var in reader.summed) == (to in self.axes) for var, to in binding.items())
-
-    def reduces_alike(self, block: Block, binding: Binding) -> bool:
-        """Whether the loops that a block reduces are the axes, one for one."""
-        bound = {binding.get(each) for each in block.summed if block.domain[each] > 1}
-        return bound == {each for each in self.axes if self.extents[each] > 1}
-
-
-def elements(program: Program, block: Block) -> list[Load]:
-    """Loads of a reduction that change along what it reduces."""
-    summed = frozenset(block.summed)
-    return [each for each in program.loads(block) if variables_of(each.indices) & summed]
-
-
-def results(program: Program, block: Block) -> list[Load]:
-    """Loads of other reductions' results by a reduction, the same for all that it reduces."""
-    summed = frozenset(block.summed)
-    return [
-        each
-        for each in program.loads(block)
-        if program.reduction(each.buffer) and not variables_of(each.indices) & summed
-    ]
 
 
 def producers(program: Program) -> list[Block]:
@@ -150,11 +36,12 @@ def producers(program: Program) -> list[Block]:
                 what = f"a result that {reader.where} reads along its axis and this one does not"
                 where = f"{block.where}, buffer '{load.buffer.name}'"
                 raise refused(where, what, "results of one row, or elements")
-    for made, _ in found.values():
+    for made, reader in found.values():
         for load in program.loads(made):
-            if program.reduction(load.buffer) is not None:
-                where = f"{made.where}, buffer '{load.buffer.name}'"
-                what = "elements that are made of a reduction's results"
+            inner = program.reduction(load.buffer)
+            if inner is not None:
+                where = f"{reader.where}, buffer '{made.buffer.name}'"
+                what = f"elements that block '{made.name}' makes of results of block '{inner.name}'"
                 raise refused(where, what, "elements that are inputs, or reductions of inputs")
     return [made for made, _ in found.values()]
 
@@ -207,8 +94,7 @@ def _join(program: Program, group: Group, block: Block) -> bool:
     if feeds:
         # It comes before members that were found without it: they are matched the other way round.
         return _join_before(program, group, block, feeds)
-    binding = group.bind_results(block, needed, {})
-    binding, shared = group.bind_elements(program, block, elements(program, block), binding)
+    binding, shared = group.bind(program, block, needed, elements(program, block))
     if needed and not group.reduces_alike(block, binding):
         binding = _by_domain(program, group, block, binding)
     if not group.reduces_alike(block, binding) or not (needed or shared):
@@ -234,14 +120,11 @@ def _join_before(
     """A block whose result members use is of the row that they are of."""
     binding: Binding = {}
     for member, load in feeds:
-        there = moved(load.indices, member.binding)
+        there = moved(load.indices, member.binding, group.extents)
         pairs = list(zip(there, block.coordinates, strict=True))
         found = extended(binding, pairs, block.domain, group.extents)
         if found is None:
-            where = f"{member.block.where}, buffer '{load.buffer.name}'"
-            rows = ", ".join(str(each) for each in block.coordinates)
-            limit = f"the result of its own row: [{rows}] of block '{block.name}'"
-            raise refused(where, f"a result read at another row: {load.text}", limit)
+            raise other_row(member.block, load, block)
         binding = found
     binding, _ = group.bind_elements(program, block, elements(program, block), binding)
     if not group.reduces_alike(block, binding):
@@ -257,7 +140,7 @@ def _by_domain(program: Program, group: Group, block: Block, binding: Binding) -
     bare = not elements(program, block)
     bare |= all(not elements(program, each.block) for each in group.members)
     ours = [each for each in block.summed if each not in binding]
-    theirs = [each for each in group.axes if each not in binding.values()]
+    theirs = [each for each in group.axes if each not in variables_of(binding.values())]
     sizes = ([block.domain[each] for each in ours], [group.extents[each] for each in theirs])
     if not bare or sizes[0] != sizes[1]:
         return binding
@@ -268,7 +151,7 @@ def _admit(group: Group, block: Block, binding: Binding) -> None:
     own = {var: var for var in block.domain if var not in binding}
     if any(var in block.summed for var in own):
         # A reduced loop of one iteration is the axis of one iteration.
-        axes = [each for each in group.axes if each not in binding.values()]
+        axes = [each for each in group.axes if each not in variables_of(binding.values())]
         summed = [each for each in own if each in block.summed]
         own |= dict(zip(summed, axes, strict=False))
     group.extents |= {var: block.domain[var] for var in own.values() if var in block.domain}

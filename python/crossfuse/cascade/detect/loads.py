@@ -48,14 +48,33 @@ def variables_of(indices: Iterable[Any]) -> frozenset[Any]:
     return frozenset(var for var in access.variables(indices) if not ir.is_buffer_var(var))
 
 
-def moved(indices: Iterable[Any], values: Mapping[Any, Any]) -> tuple[Any, ...]:
-    """Indices over other variables, in their simplest form."""
-    return access.replaced(indices, values, {})
+def moved(
+    indices: Iterable[Any], values: Mapping[Any, Any], domain: access.Domain
+) -> tuple[Any, ...]:
+    """Indices over other variables, in their simplest form.
+
+    Those of one iteration stay, for they say which row or column they are.
+    """
+    return access.replaced(indices, values, _counting(domain))
+
+
+def simplified(indices: Iterable[Any], domain: access.Domain) -> tuple[Any, ...]:
+    """Indices in their simplest form; see `moved`."""
+    return access.simplified(indices, _counting(domain))
+
+
+def _counting(domain: access.Domain) -> access.Domain:
+    return {var: extent for var, extent in domain.items() if extent > 1}
 
 
 def same(one: Iterable[Any], other: Iterable[Any]) -> bool:
-    """Whether indices are the same expressions of the same variables."""
+    """Whether indices are the same expressions of the same variables, of whatever width."""
     first, second = tuple(one), tuple(other)
-    return len(first) == len(second) and all(
-        ir.tvm_ffi.structural_equal(a, b) for a, b in zip(first, second, strict=True)
-    )
+    return len(first) == len(second) and all(map(_same, first, second))
+
+
+def _same(one: Any, other: Any) -> bool:
+    number = ir.constant(one)
+    if number is not None:
+        return number == ir.constant(other)
+    return bool(ir.tvm_ffi.structural_equal(one, other))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.detect.grouping import Group, elements
-from crossfuse.cascade.detect.loads import Load, loads_of, moved, variables_of
+from crossfuse.cascade.detect.group import Group, elements
+from crossfuse.cascade.detect.loads import Load, loads_of, moved, same, variables_of
 from crossfuse.cascade.detect.program import Program
 from crossfuse.cascade.detect.refusal import SPLIT, refused
 from crossfuse.planner.extract.blocks import Block
@@ -101,8 +101,7 @@ def _output(program: Program, group: Group, buffer: Any, block: Block) -> Output
     if member is not None:
         return Output(buffer, block, member.binding)
     loads = [Load(buffer, block.coordinates)] if block.combine else program.loads(block)
-    binding = group.bind_results(block, loads, {})
-    binding, _ = group.bind_elements(program, block, loads, binding)
+    binding, _ = group.bind(program, block, loads, loads)
     own = {var: var for var in block.coordinates if var not in binding}
     group.extents |= {var: block.domain[var] for var in own}
     binding = {**binding, **own}
@@ -114,16 +113,16 @@ def _check_one_axis(
     program: Program, group: Group, block: Block, buffer: Any, binding: Mapping[Any, Any]
 ) -> None:
     """No output is made of two positions of one tensor."""
+    moving = {*group.axes, *(var for var in binding.values() if var in block.domain)}
     places: dict[tuple[Any, int], Load] = {}
     for load in program.loads(block) if not block.combine else []:
-        at = Load(load.buffer, moved(load.indices, binding))
+        at = Load(load.buffer, moved(load.indices, binding, group.extents))
         for dimension in _along(program, group, at.buffer):
-            if ir.constant(at.indices[dimension]) is not None or loads_of(at.indices[dimension]):
-                continue
-            if not variables_of([at.indices[dimension]]) & set(binding.values()):
+            index = at.indices[dimension]
+            if loads_of(index) or not variables_of([index]) & moving:
                 continue
             other = places.setdefault((at.buffer, dimension), at)
-            if not ir.tvm_ffi.structural_equal(other.indices[dimension], at.indices[dimension]):
+            if not same([other.indices[dimension]], [index]):
                 where = f"{block.where}, buffer '{buffer.name}'"
                 found = f"an output that needs two positions of the axis: {other.text}, {at.text}"
                 raise refused(where, found, "outputs of one row, or of one element of it")

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.detect.loads import Load, loads_of, same
+from crossfuse.cascade.detect.loads import Load, loads_of, same, simplified
 from crossfuse.cascade.detect.ranks import with_selections
 from crossfuse.cascade.detect.refusal import as_cascade, refused
-from crossfuse.cascade.detect.selection import Selection, read_selection
+from crossfuse.cascade.detect.selection import Selection, read_several
 from crossfuse.planner.extract.blocks import Block, read_blocks
+
+#: Attribute of a function: names of parameters that hold no negative number, such as weights of a
+#: mean. What is derived from it needs fewer corrections.
+NONNEGATIVE = "crossfuse.nonnegative"
 
 
 @dataclass(eq=False)
@@ -28,12 +32,15 @@ class Program:
         Parameters that nothing writes.
     outputs : tuple
         Parameters that something writes, in order.
+    nonnegative : frozenset
+        Inputs that are promised to hold no negative number.
     """
 
     function: Any
     made: dict[Any, Block]
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
+    nonnegative: frozenset[Any] = frozenset()
     _values: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -65,11 +72,23 @@ class Program:
                 instead = "write it before it is read"
                 raise refused(where, "a buffer that nothing writes", "written buffers", instead)
             if source is None or source.combine:
-                return load
+                indices = simplified(load.indices, block.domain)
+                return ir.tirx.BufferLoad(load.source, list(indices))
             places = dict(zip(source.coordinates, load.indices, strict=True))
-            return ir.substitute(self.value(source), lambda var: places.get(var, var))
+            inner = ir.substitute(self.value(source), lambda var: places.get(var, var))
+            return _simplified(inner, block)
 
         return ir.mutate(value, (ir.TensorLoad, visit))
+
+
+def _simplified(value: Any, block: Block) -> Any:
+    """An expression whose loads have indices in their simplest form, as reshapes need it."""
+
+    def visit(load: Any, mutator: Any) -> Any:
+        load = mutator.default_mutate(load)
+        return ir.tirx.BufferLoad(load.source, list(simplified(load.indices, block.domain)))
+
+    return ir.mutate(value, (ir.TensorLoad, visit))
 
 
 def buffers_of(block: Block) -> tuple[Any, ...]:
@@ -102,7 +121,7 @@ def read_program(func: Any) -> Program:
         raise refused("function", found, "a PrimFunc in s_tir form", "pass one function of it")
     _check_scans(func)
     with as_cascade():
-        blocks = with_selections(read_blocks(func, read_selection))
+        blocks = with_selections(read_blocks(func, read_several))
     made: dict[Any, Block] = {}
     for block in blocks:
         for buffer in buffers_of(block):
@@ -117,7 +136,17 @@ def read_program(func: Any) -> Program:
     if not outputs:
         raise refused("function", "no output", "an output", "store the result to a parameter")
     _check_order(made)
-    return Program(func, made, inputs, outputs)
+    return Program(func, made, inputs, outputs, _nonnegative(func, inputs))
+
+
+def _nonnegative(func: Any, inputs: tuple[Any, ...]) -> frozenset[Any]:
+    names = [str(each) for each in (func.attrs or {}).get(NONNEGATIVE, ())]
+    known = {str(each.name): each for each in inputs}
+    for name in names:
+        if name not in known:
+            limit = "names of inputs: " + ", ".join(known)
+            raise refused(f"attribute {NONNEGATIVE}", repr(name), limit, "name one of these")
+    return frozenset(known[name] for name in names)
 
 
 def _check_order(made: Mapping[Any, Block]) -> None:
@@ -133,12 +162,11 @@ def _check_order(made: Mapping[Any, Block]) -> None:
 
 def _check_scans(func: Any) -> None:
     """Blocks that read what they stored for another element are refused by their name."""
-
-    def visit(block: Any) -> None:
+    blocks: list[Any] = []
+    ir.walk(func.body, (ir.SBlock, blocks.append))
+    for block in blocks:
         store = block.body
-        if not isinstance(store, ir.BufferStore):
-            return
-        for load in loads_of(store.value):
+        for load in loads_of(store.value) if isinstance(store, ir.BufferStore) else []:
             own = load.buffer.same_as(store.buffer)
             if own and not same(load.indices, store.indices):
                 where = f"block '{block.name_hint}', buffer '{store.buffer.name}'"
@@ -146,5 +174,3 @@ def _check_scans(func: Any) -> None:
                 found = f"a scan: {place} from {load.text}"
                 limit = "reductions, whose elements may come in any order"
                 raise refused(where, found, limit, "leave it to a kernel that scans")
-
-    ir.walk(func.body, (ir.SBlock, visit))

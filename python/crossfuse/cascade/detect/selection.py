@@ -1,23 +1,29 @@
-"""Reductions that keep where an element stood: tuple reductions for argmax and argmin.
+"""Blocks of several stores: reductions that keep where an element stood, or stand side by side.
 
-TVM writes them as a block of two stores, of a place and of a value, each of which chooses between
-what is there and what comes.
+TVM writes an argmax as a block of two stores, of a place and of a value, each of which chooses
+between what is there and what comes; and the sums of elements and of squares as one block too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sympy
+from sympy.core.relational import Relational
 
 from crossfuse import _tvm as ir
+from crossfuse.cascade.detect.loads import load_nodes
 from crossfuse.cascade.detect.refusal import refused
 from crossfuse.cascade.expressions.to_sympy import to_sympy
 from crossfuse.planner.extract import access
-from crossfuse.planner.extract.blocks import Block, placement
+from crossfuse.planner.extract.blocks import Block, read_block
+from crossfuse.planner.extract.placement import placement
 
-_LIMIT = "blocks of one store, and argmax or argmin: a value and its place, of equals the first"
+_LIMIT = (
+    "reductions by themselves, and argmax or argmin: a value and its place, of equals the first"
+)
 _INSTEAD = "write it as te.comm_reducer or topi.argmax do, or with one store for each block"
 _VALUES = (sympy.Symbol("kept", real=True), sympy.Symbol("coming", real=True))
 _PLACES = (sympy.Symbol("kept_place", real=True), sympy.Symbol("coming_place", real=True))
@@ -42,8 +48,8 @@ class Selection(Block):
     k: int = 0
 
 
-def read_selection(loops: tuple[Any, ...], realize: Any) -> Selection:
-    """Read an argmax or argmin.
+def read_several(loops: tuple[Any, ...], realize: Any) -> list[Block]:
+    """Read a block of several stores.
 
     Parameters
     ----------
@@ -54,8 +60,8 @@ def read_selection(loops: tuple[Any, ...], realize: Any) -> Selection:
 
     Returns
     -------
-    Selection
-        The reduction.
+    list[Block]
+        An argmax or argmin, or reductions that have nothing to do with each other.
 
     Raises
     ------
@@ -64,17 +70,35 @@ def read_selection(loops: tuple[Any, ...], realize: Any) -> Selection:
     """
     node = realize.block
     stores, starts = _stores(node.body), _stores(node.init)
-    if stores is None or starts is None or len(stores) != 2 or len(starts) != 2:
+    if stores is None or starts is None or len(stores) != len(starts) or len(stores) < 2:
         raise _refused(node, "a body of several statements")
-    for value, place in (stores, stores[::-1]):
+    for value, place in (stores, stores[::-1]) if len(stores) == 2 else ():
         combine = _combined(value, place)
         if combine:
-            return _selection(loops, realize, value, place, combine, starts)
-    raise _refused(node, "two stores that choose in another way")
+            return [_selection(loops, realize, value, place, combine, starts)]
+    written = [each.buffer for each in stores]
+    for store in stores:
+        others = [each.source for each in load_nodes(store.value)]
+        if sum(each.same_as(buffer) for each in others for buffer in written) != 1:
+            raise _refused(node, "stores that choose or combine in another way")
+    return [_alone(loops, realize, store, starts) for store in stores]
+
+
+def _alone(loops: tuple[Any, ...], realize: Any, store: Any, starts: Sequence[Any]) -> Block:
+    """One of several reductions in a block, as a block of its own."""
+    node = realize.block
+    init = next(each for each in starts if each.buffer.same_as(store.buffer))
+    alone = ir.block_like(node, body=store, init=init)
+    return read_block(loops, ir.SBlockRealize(realize.iter_values, realize.predicate, alone))
 
 
 def _selection(
-    loops: tuple[Any, ...], realize: Any, value: Any, place: Any, combine: str, starts: list[Any]
+    loops: tuple[Any, ...],
+    realize: Any,
+    value: Any,
+    place: Any,
+    combine: str,
+    starts: Sequence[Any],
 ) -> Selection:
     node = realize.block
     if not access_equal(value, place):
@@ -166,7 +190,8 @@ def _rule(store: Any, value: Any, place: Any, coming: tuple[Any, Any]) -> sympy.
         return sympy.Symbol(str(node))
 
     found = to_sympy(store.value, leaf, whole=whole)
-    return found if found.free_symbols <= {*_VALUES, *_PLACES} else None
+    compared = [set(each.args) for each in found.atoms(Relational)]
+    return found if all(each in (set(_VALUES), set(_PLACES)) for each in compared) else None
 
 
 def _chooses(value: sympy.Basic, place: sympy.Basic, *, kept: int, earlier: bool) -> bool:
@@ -178,10 +203,8 @@ def _chooses(value: sympy.Basic, place: sympy.Basic, *, kept: int, earlier: bool
     order = {_PLACES[0]: 3 if earlier else 9, _PLACES[1]: 5}
     for difference in (kept, -kept):
         case = order | {_VALUES[0]: 10 + difference, _VALUES[1]: 10}
-        stays = difference == kept
-        if value.subs(case) != case[_VALUES[0 if stays else 1]]:
-            return False
-        if place.subs(case) != case[_PLACES[0 if stays else 1]]:
+        place_of, value_of = (each[0 if difference == kept else 1] for each in (_PLACES, _VALUES))
+        if (value.subs(case), place.subs(case)) != (case[value_of], case[place_of]):
             return False
     case = {_PLACES[0]: 3, _PLACES[1]: 5, _VALUES[0]: 10, _VALUES[1]: 10}
     return bool(place.subs(case) == 3)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.detect.grouping import Group, Member, find_groups
+from crossfuse.cascade.detect.group import Group, Member
+from crossfuse.cascade.detect.grouping import find_groups
+from crossfuse.cascade.detect.loads import moved, variables_of
 from crossfuse.cascade.detect.monoids import monoid_of
 from crossfuse.cascade.detect.outputs import Output, outputs_of
 from crossfuse.cascade.detect.program import Program, read_program
 from crossfuse.cascade.detect.refusal import refused
-from crossfuse.cascade.detect.terms import Symbols, with_length
+from crossfuse.cascade.detect.symbols import Symbols
+from crossfuse.cascade.detect.terms import Reading, with_length
 from crossfuse.cascade.site import OutputSite, Site, StageSite
 from crossfuse.cascade.spec import Cascade, Stage
 
@@ -37,26 +40,27 @@ class _Builder:
         self.outputs = outputs
         self.rows = _rows(group)
         self.axis, self.values = _axis(group)
-        self.symbols = Symbols(program, group, self.values, self.axis)
+        self.values |= _single(group, (*self.rows, self.axis))
+        extents = {var: extent for var, extent in group.extents.items() if var not in self.values}
+        extents[self.axis] = prod(group.extents[each] for each in group.axes)
+        self.extents = extents
+        self.symbols = Symbols(program, group, self.values, self.axis, extents)
 
     def site(self) -> Site:
         stages: dict[str, StageSite] = {}
         for member in self.group.members:
             stage = self._stage(member)
-            columns = [each for each in member.coordinates if each not in self.rows]
-            if stage.monoid.k:
-                columns.pop()
-            dtype = str((member.block.value if stage.monoid.k else member.block.buffer).ty)
-            dtype = dtype if stage.monoid.k else str(member.block.buffer.ty.dtype)
-            stages[stage.name] = StageSite(
-                member.block.name, member.block.buffer, tuple(columns), dtype
-            )
+            columns = self._columns(member.loops, f"block '{member.block.name}'")
+            # Of a top-k, the values may be kept nowhere.
+            block, kept = member.block, member.block.buffer.ty.dtype
+            dtype = str(block.value.ty if stage.monoid.k else kept)
+            stages[stage.name] = StageSite(block.name, block.buffer, columns, dtype)
         places: list[OutputSite] = []
         made: dict[str, Any] = {}
         rows: dict[str, Any] = {}
         for output in self.outputs:
             value = output.value(self.program)
-            term = self._lengths(self.symbols.read(output.block, value, output.binding).term)
+            term = self._lengths(Reading(self.symbols, output.block, value, output.binding).term)
             name = str(output.buffer.name)
             (rows if self._along_axis(output) else made)[name] = term
             places.append(self._output(name, output))
@@ -69,14 +73,12 @@ class _Builder:
             self.symbols.index,
             self.symbols.length,
         )
-        extents = {var: each for var, each in self.group.extents.items() if var not in self.values}
-        extents[self.axis] = prod(self.group.extents[each] for each in self.group.axes)
         return Site(
             self.program.function,
             cascade,
             self.rows,
             self.axis,
-            extents,
+            self.extents,
             self.symbols.reads,
             stages,
             tuple(places),
@@ -85,7 +87,7 @@ class _Builder:
 
     def _stage(self, member: Member) -> Stage:
         block = member.block
-        read = self.symbols.read(block, self.program.value(block), member.binding)
+        read = Reading(self.symbols, block, self.program.value(block), member.binding)
         name = self.symbols.name(str(block.buffer.name))
         term = self._lengths(read.term)
         stage = Stage(name, monoid_of(self.program, block, term), term, read.cast)
@@ -94,38 +96,55 @@ class _Builder:
 
     def _lengths(self, term: Any) -> Any:
         sums = [s.symbol for s in self.symbols.stages.values() if s.monoid.name == "sum"]
-        extent = prod(self.group.extents[each] for each in self.group.axes)
-        return with_length(term, extent, sums, self.symbols)
+        return with_length(term, self.extents[self.axis], sums, self.symbols)
 
     def _along_axis(self, output: Output) -> bool:
-        return any(each in self.group.axes for each in output.coordinates)
+        return bool(variables_of(output.coordinates) & frozenset(self.group.axes))
 
     def _output(self, name: str, output: Output) -> OutputSite:
-        at = tuple(self.values.get(each, each) for each in output.coordinates)
-        known = (*self.rows, *self.group.axes)
-        columns = tuple(each for each in output.coordinates if each not in known)
-        return OutputSite(name, output.buffer, at, columns)
+        at = moved(output.coordinates, self.values, self.extents)
+        return OutputSite(name, output.buffer, at, self._columns(at, f"buffer '{name}'"))
+
+    def _columns(self, loops: Sequence[Any], where: str) -> tuple[Any, ...]:
+        """Loops that are neither rows nor the axis."""
+        known = frozenset((*self.rows, *self.group.axes, self.axis, *self.values))
+        found = []
+        for each in loops:
+            if variables_of([each]) - known:
+                if not isinstance(each, ir.Var):
+                    limit, instead = "loops that are rows or columns", "write the two as loops"
+                    raise refused(where, f"a loop {each} of rows and columns", limit, instead)
+                found.append(each)
+        return tuple(found)
 
 
 def _rows(group: Group) -> tuple[Any, ...]:
     """Loops that the results of all members have."""
     first, *others = group.members
-    return tuple(
-        each for each in first.coordinates if all(each in other.coordinates for other in others)
-    )
+    shared = [variables_of(each.loops) for each in others]
+    every = [each for loop in first.loops for each in group.extents if each in variables_of([loop])]
+    return tuple(each for each in every if all(each in used for used in shared))
 
 
-def _axis(group: Group) -> tuple[Any, Mapping[Any, Any]]:
-    """One loop for all that is reduced, and the loops of the functions in terms of it."""
+def _axis(group: Group) -> tuple[Any, dict[Any, Any]]:
+    """One loop for all that is reduced, and the loops of the function in terms of it."""
     if len(group.axes) == 1:
-        return group.axes[0], {group.axes[0]: group.axes[0]}
-    axis = ir.Var("l", "int32")
+        return group.axes[0], {}
+    axis = ir.Var("l", str(group.axes[0].ty))
     values, stride = {}, 1
     for each in reversed(group.axes):
-        extent = group.extents[each]
         part = axis if stride == 1 else ir.tirx.floordiv(axis, stride)
-        values[each] = ir.tirx.floormod(part, extent)
-        stride *= extent
+        values[each] = ir.tirx.floormod(part, group.extents[each])
+        stride *= group.extents[each]
     outer = group.axes[0]
     values[outer] = ir.tirx.floordiv(axis, stride // group.extents[outer])
     return axis, values
+
+
+def _single(group: Group, kept: Sequence[Any]) -> dict[Any, Any]:
+    """Loops of one iteration that are neither rows nor the axis: of reductions that keep dims."""
+    return {
+        var: ir.tirx.const(0, str(var.ty))
+        for var, extent in group.extents.items()
+        if extent == 1 and var not in kept
+    }

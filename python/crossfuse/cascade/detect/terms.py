@@ -2,138 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sympy
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.detect.grouping import Group, Member
+from crossfuse.cascade.detect.group import Member
 from crossfuse.cascade.detect.loads import Load, loads_of, moved, same, variables_of
-from crossfuse.cascade.detect.program import Program
 from crossfuse.cascade.detect.refusal import refused
+from crossfuse.cascade.detect.symbols import Symbols
 from crossfuse.cascade.expressions.to_sympy import narrows, to_sympy
-from crossfuse.cascade.spec import Stage
+from crossfuse.planner.extract import access
 from crossfuse.planner.extract.blocks import Block
 
 #: Results that are rounded below these bits are what they are rounded to.
 _KEPT_BITS = 16
 #: Largest relative distance of a float32 constant from the fraction that it stands for.
 _CLOSE = sympy.Rational(1, 2**22)
-
-
-class Symbols:
-    """The symbols of a group, with what each reads.
-
-    Parameters
-    ----------
-    program : Program
-        The function.
-    group : Group
-        The reductions.
-    values : Mapping
-        The site's expression for each of the group's axes.
-    axis : tvm.tirx.Var
-        The site's reduced loop.
-    """
-
-    def __init__(
-        self, program: Program, group: Group, values: Mapping[Any, Any], axis: Any
-    ) -> None:
-        self.program = program
-        self.group = group
-        self.values = values
-        self.axis = axis
-        self.reads: dict[sympy.Symbol, Any] = {}
-        self.producers: dict[sympy.Symbol, str] = {}
-        self.stages: dict[int, Stage] = {}
-        self.length: sympy.Symbol | None = None
-        self.index: sympy.Symbol | None = None
-        self._taken: set[str] = set()
-        self._loads: list[tuple[Load, sympy.Symbol]] = []
-        self._vars: dict[Any, sympy.Symbol] = {}
-        self._wholes: list[tuple[Any, sympy.Symbol]] = []
-
-    def name(self, wanted: str) -> str:
-        """A name that nothing has yet, nor the place of what has it."""
-        wanted = re.sub(r"\W", "_", wanted)
-        number, found = 0, wanted
-        while {found, f"{found}_index"} & self._taken or found.endswith(("_a", "_b")):
-            number += 1
-            found = f"{wanted}{number}"
-        self._taken |= {found, f"{found}_index"}
-        return found
-
-    @property
-    def elements(self) -> tuple[sympy.Symbol, ...]:
-        """Symbols that change along the axis."""
-        return tuple(each for each in self.reads if self._moves(self.reads[each]))
-
-    @property
-    def invariants(self) -> tuple[sympy.Symbol, ...]:
-        """Symbols that do not."""
-        return tuple(each for each in self.reads if not self._moves(self.reads[each]))
-
-    def _moves(self, value: Any) -> bool:
-        return any(each.same_as(self.axis) for each in ir.variables(value))
-
-    def read(self, reader: Block, value: Any, binding: Mapping[Any, Any]) -> Reading:
-        """Read an expression of a block."""
-        return Reading(self, reader, value, binding)
-
-    def of_load(self, load: Any, indices: tuple[Any, ...]) -> sympy.Symbol:
-        """The symbol of an input or of what a producer makes, at indices of the site."""
-        for known, symbol in self._loads:
-            if known.buffer.same_as(load.source) and same(known.indices, indices):
-                return symbol
-        symbol = self._symbol(str(load.source.name), str(load.ty))
-        self._loads.append((Load(load.source, indices), symbol))
-        self.reads[symbol] = ir.tirx.BufferLoad(load.source, list(indices))
-        made = self.program.reduction(load.source)
-        if made is not None:
-            self.producers[symbol] = made.name
-        return symbol
-
-    def of_var(self, var: Any) -> sympy.Symbol:
-        """The symbol of a loop, or of a parameter that is a number."""
-        if var not in self._vars:
-            dtype, loop = str(var.ty), var in self.group.extents or var.same_as(self.axis)
-            symbol = self._symbol(str(var.name), dtype, nonnegative=loop)
-            self._vars[var] = symbol
-            self.reads[symbol] = var
-            if var.same_as(self.axis):
-                self.index = symbol
-        return self._vars[var]
-
-    def of_whole(self, value: Any) -> sympy.Symbol:
-        """The symbol of an element that is rounded to few bits before it is used."""
-        for known, symbol in self._wholes:
-            if ir.tvm_ffi.structural_equal(known, value):
-                return symbol
-        loads = loads_of(value)
-        symbol = self._symbol(f"{loads[0].buffer.name}_rounded", str(value.ty))
-        self._wholes.append((value, symbol))
-        self.reads[symbol] = value
-        made = [self.program.reduction(each.buffer) for each in loads]
-        names = {each.name for each in made if each is not None}
-        if names:
-            self.producers[symbol] = ", ".join(sorted(names))
-        return symbol
-
-    def of_length(self, extent: int) -> sympy.Symbol:
-        """The symbol of the number of elements."""
-        if self.length is None:
-            self.length = sympy.Symbol(self.name("N"), integer=True, positive=True)
-            self.reads[self.length] = ir.tirx.const(extent, "int32")
-        return self.length
-
-    def _symbol(self, name: str, dtype: str, nonnegative: bool = False) -> sympy.Symbol:
-        if "float" in dtype:
-            return sympy.Symbol(self.name(name), real=True)
-        if nonnegative or dtype == "bool" or dtype.startswith("uint"):
-            return sympy.Symbol(self.name(name), integer=True, nonnegative=True)
-        return sympy.Symbol(self.name(name), integer=True)
 
 
 class Reading:
@@ -152,7 +38,11 @@ class Reading:
     ) -> None:
         self.symbols = symbols
         self.reader = reader
-        self.binding = {var: symbols.values.get(image, image) for var, image in binding.items()}
+        known = symbols.values
+        self.binding = {
+            var: ir.substitute(image, lambda each: known.get(each, each))
+            for var, image in binding.items()
+        }
         self.cast = ""
         moved_value = ir.substitute(value, lambda var: self.binding.get(var, var))
         self.term = to_sympy(moved_value, self._leaf, self._rounded, self._whole)
@@ -160,7 +50,7 @@ class Reading:
     def _leaf(self, node: Any) -> sympy.Expr:
         if isinstance(node, ir.Var):
             return self.symbols.of_var(node)
-        indices = moved(node.indices, {})
+        indices = moved(node.indices, {}, self.symbols.extents)
         member = self.symbols.group.member(node.source)
         if member is None:
             self._check_element(node, indices)
@@ -169,9 +59,9 @@ class Reading:
 
     def _result(self, node: Any, indices: tuple[Any, ...], member: Member) -> sympy.Expr:
         stage = self.symbols.stages[id(member.block)]
-        ranked = stage.monoid.k > 0
-        due, found = (each[:-1] if ranked else each for each in (member.coordinates, indices))
-        if not same(due, found) and not all(map(self._is_single, due, found)):
+        due = access.replaced(member.loops, self.symbols.values, self.symbols.extents)
+        found = access.simplified(indices[: len(due)], self.symbols.extents)
+        if not same(due, found):
             where = f"{self.reader.where}, buffer '{node.source.name}'"
             what = f"a result read at another row: {Load(node.source, indices).text}"
             place = ", ".join(str(each) for each in due)
@@ -179,11 +69,6 @@ class Reading:
         if node.source.same_as(member.block.buffer):
             return stage.symbol
         return stage.index_symbol
-
-    def _is_single(self, due: Any, found: Any) -> bool:
-        extents = self.symbols.group.extents
-        single = extents.get(due) == 1 and (ir.constant(found) == 0 or extents.get(found) == 1)
-        return single or same([due], [found])
 
     def _check_element(self, node: Any, indices: tuple[Any, ...]) -> None:
         """What a producer makes is read along the axis."""

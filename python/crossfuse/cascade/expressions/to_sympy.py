@@ -134,7 +134,7 @@ class _Reader:
     def choice(self, condition: Any, chosen: Any, otherwise: Any) -> sympy.Basic:
         test = self.condition(condition)
         if _is_condition(chosen):
-            return sympy.ITE(test, self.condition(chosen), self.condition(otherwise))
+            return _either(test, self.condition(chosen), self.condition(otherwise))
         return sympy.Piecewise((self.number(chosen), test), (self.number(otherwise), True))
 
     def call(self, node: Any) -> sympy.Basic:
@@ -157,8 +157,9 @@ class _Reader:
 
     def comparison(self, compared: Callable[..., sympy.Basic], node: Any) -> sympy.Basic:
         if _is_condition(node.a):
-            same = sympy.Equivalent(self.condition(node.a), self.condition(node.b))
-            return sympy.Not(same) if compared is sympy.Ne else same
+            one, other = self.condition(node.a), self.condition(node.b)
+            alike = _either(one, other, sympy.Not(other))
+            return sympy.Not(alike) if compared is sympy.Ne else alike
         return compared(self.number(node.a), self.number(node.b))
 
 
@@ -187,6 +188,10 @@ def _digits_and_range(dtype: str) -> tuple[int, float]:
     known = getattr(ml_dtypes, dtype, dtype)
     found = ml_dtypes.finfo(known)
     return int(found.nmant), float(found.max)
+
+
+def _either(test: sympy.Basic, chosen: sympy.Basic, otherwise: sympy.Basic) -> sympy.Basic:
+    return sympy.Or(sympy.And(test, chosen), sympy.And(sympy.Not(test), otherwise))
 
 
 def _is_condition(node: Any) -> bool:

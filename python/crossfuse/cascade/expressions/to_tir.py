@@ -16,9 +16,11 @@ from sympy.core.relational import Relational
 from sympy.logic.boolalg import Boolean, BooleanFalse, BooleanTrue
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.expressions.functions import OF_FUNCTION
+from crossfuse.cascade.expressions.functions import OF_FUNCTION, rint, round_away, trunc
 from crossfuse.cascade.expressions.refusal import refused
 
+#: Functions that give whole numbers of others.
+_CUT = sympy.floor | sympy.ceiling | trunc | rint | round_away
 #: Largest exponent that becomes multiplications.
 _LARGEST_POWER = 16
 
@@ -69,6 +71,8 @@ class _Writer:
             return whole.astype(self.dtype)
         if isinstance(expression, sympy.Symbol):
             return self.leaf(expression)
+        if isinstance(expression, _CUT) and not self.float and not self.is_whole(expression):
+            return _Writer(self.values, "float32").write(expression).astype(self.dtype)
         for kind, rule in _RULES.items():
             if isinstance(expression, kind):
                 return rule(self, expression)
@@ -104,9 +108,8 @@ class _Writer:
             return "int" in _type(self.value(expression)) or _type(self.value(expression)) == "bool"
         if isinstance(expression, sympy.Integer):
             return True
-        if isinstance(expression, sympy.floor):
-            top, bottom = expression.args[0].as_numer_denom()
-            return bool(bottom.is_positive) and self.is_whole(top) and self.is_whole(bottom)
+        if isinstance(expression, sympy.floor | trunc):
+            return all(self.is_whole(each) for each in expression.args[0].as_numer_denom())
         kept = sympy.Add | sympy.Mul | sympy.Mod | sympy.Max | sympy.Min | sympy.Abs
         return isinstance(expression, kept) and all(self.is_whole(each) for each in expression.args)
 
@@ -127,6 +130,9 @@ class _Writer:
                 # Sorted, because sympy's own order changes from process to process.
                 parts = sorted(condition.args, key=sympy.default_sort_key)
                 return functools.reduce(node, [self.condition(each) for each in parts])
+        if isinstance(condition, sympy.ITE):
+            test, chosen, otherwise = (self.condition(each) for each in condition.args)
+            return ir.tirx.Select(test, chosen, otherwise)
         if isinstance(condition, sympy.Not):
             return ir.tirx.Not(self.condition(condition.args[0]))
         limit = "comparisons, joined by and, or and not"
@@ -223,11 +229,13 @@ class _Writer:
             result = ir.tirx.Select(self.condition(condition), self.write(value), result)
         return result
 
-    def floor(self, expression: sympy.floor) -> Any:
-        top, bottom = expression.args[0].as_numer_denom()
-        if not self.float:
-            return ir.tirx.floordiv(self.write(top), self.write(bottom))
-        return ir.tirx.floor(self.write(expression.args[0]))
+    def quotient(self, expression: sympy.Function) -> Any:
+        """A floor, or what is cut off towards zero."""
+        floors = isinstance(expression, sympy.floor)
+        if self.float:
+            return (ir.tirx.floor if floors else ir.tirx.trunc)(self.write(expression.args[0]))
+        top, bottom = (self.write(each) for each in expression.args[0].as_numer_denom())
+        return (ir.tirx.floordiv if floors else ir.tirx.truncdiv)(top, bottom)
 
     def remainder(self, expression: sympy.Mod) -> Any:
         left, right = (self.write(each) for each in expression.args)
@@ -276,6 +284,7 @@ _RULES: dict[type, Callable[[_Writer, Any], Any]] = {
     sympy.Min: lambda writer, each: writer.folded(each, ir.tirx.Min),
     sympy.Abs: lambda writer, each: ir.tirx.abs(writer.write(each.args[0])),
     sympy.Piecewise: _Writer.pieces,
-    sympy.floor: _Writer.floor,
+    sympy.floor: _Writer.quotient,
+    trunc: _Writer.quotient,
     sympy.Mod: _Writer.remainder,
-} | dict.fromkeys(OF_FUNCTION.keys() - {sympy.floor}, _Writer.function)
+} | dict.fromkeys(OF_FUNCTION.keys() - {sympy.floor, trunc}, _Writer.function)
