@@ -234,7 +234,7 @@ def _note(
 def _empty(derivation: Derivation, known: _Inputs) -> dict[str, Any]:
     state = {}
     for slot in derivation.slots:
-        found = np.full((known.rows, 1), float(slot.init), known.dtype)
+        found: Any = np.full((known.rows, 1), float(slot.init), known.dtype)
         if slot.merge is None:
             nothing = np.empty((known.rows, 0), known.dtype)
             found = _chosen(slot.monoid, nothing, nothing)

@@ -17,6 +17,8 @@ from crossfuse.cascade.spec import Stage
 if TYPE_CHECKING:
     from crossfuse.cascade.algebra.stages import Deriver
 
+_PAIR = "sum, shift of the mean"
+_PROOF = "later stages use it by distances from the mean"
 #: What a lower moment is times: powers of how far the mean moved.
 Lower = tuple[sympy.Expr, sympy.Expr]
 
@@ -47,7 +49,7 @@ class Centres:
         """Distances as differences."""
         names = {each.symbol: self._name(each) for each in self.all}
         return expression.xreplace(
-            {each.distance: each.mean.element - value(names[each.symbol]) for each in self.all}
+            {each.distance: each.element - value(names[each.symbol]) for each in self.all}
         )
 
     def _name(self, centre: Centre) -> str:
@@ -55,46 +57,63 @@ class Centres:
 
     def take(self, stage: Stage, mean: Mean) -> None:
         """Derive a stage that is kept as a mean."""
+        if mean.signed:
+            self._take_signed(stage, mean)
+            return
         deriver, state = self.deriver, self.deriver.state
         mass = self._mass(mean)
-        kept = state.of(mass)
-        whole = deriver.cascade.length
-        weight = deriver.known[deriver.cascade.stage(mean.weight).symbol] if mean.weight else whole
+        whole = deriver.known[deriver.cascade.stage(mean.weight).symbol] if mean.weight else None
+        weight = deriver.cascade.length if whole is None else whole
         scale = (mean.scale.xreplace(deriver.known) * weight).cancel()
         name = stage.name if scale == 1 else state.fresh(f"{stage.name}_mean")
+        centre = self._centre(mean.element, mass, name)
+        kept = state.of(mass).name
+        factor = Factor(mean.element, deriver.spelt(scale), name)
+        note = f"kept as a mean, weighed by {kept}, that each tile moves"
+        step = Step(stage.name, _PAIR, (factor,), (kept,), (), None, _PROOF, (note,))
+        deriver.done(stage, scale * centre.symbol, step)
+
+    def _take_signed(self, stage: Stage, mean: Mean) -> None:
+        """Keep distances from the mean of all elements: of signed weights, sums may cross 0."""
+        deriver, state = self.deriver, self.deriver.state
+        count = deriver.count()
+        found = [
+            e for e in self.all if e.element == mean.element and state.of(e.mass) is state.of(count)
+        ]
+        name = f"{stage.name}_reference"
+        centre = found[0] if found else self._centre(mean.element, count, state.fresh(name))
+        weights = deriver.cascade.stage(mean.weight)
+        weight = deriver.known[weights.symbol]
+        first = self.moment(stage.name, gauges.Gauge(), weights.term * centre.distance)
+        kept = state.of(centre.symbol).name
+        factor = Factor(deriver.spelt(weights.term * centre.distance), sympy.S.One, stage.name)
+        note = f"weights may be negative, so distances are from {kept}, the mean of all elements"
+        step = Step(stage.name, _PAIR, (factor,), (kept,), (), None, _PROOF, (note,))
+        result = mean.scale.xreplace(deriver.known) * weight * (centre.symbol + first / weight)
+        deriver.done(stage, result, step)
+
+    def _centre(self, element: sympy.Expr, mass: sympy.Symbol, name: str) -> Centre:
+        """Keep a mean."""
+        state = self.deriver.state
+        kept = state.of(mass)
         below = state.usable(1 / mass, new) ** -1
-        brought = kept.contribution * (mean.element - value(name)) / below
+        brought = kept.contribution * (element - value(name)) / below
         share = self._of_right(kept.merge, kept.name) / below
         merge = left(name) + (right(name) - left(name)) * share
         symbol = state.add(name, SUM, brought, value(name), merge, no_sign=False)
-        distance = sympy.Dummy(f"{name}_distance", real=True)
-        self.all.append(Centre(mean, symbol, mass, distance))
-        factor = Factor(mean.element, self.deriver.spelt(scale), name)
-        note = f"kept as a mean, weighed by {kept.name}, that each tile moves"
-        proof = "later stages use it by distances from the mean"
-        deriver.done(
-            stage,
-            scale * symbol,
-            Step(
-                stage.name,
-                "sum, shift of the mean",
-                (factor,),
-                (kept.name,),
-                (),
-                None,
-                proof,
-                (note,),
-            ),
-        )
+        centre = Centre(element, symbol, mass, sympy.Dummy(f"{name}_distance", real=True))
+        self.all.append(centre)
+        return centre
 
     def _mass(self, mean: Mean) -> sympy.Symbol:
         """The slot of weights."""
         if not mean.weight:
             return self.deriver.count()
         result = self.deriver.known[self.deriver.cascade.stage(mean.weight).symbol]
-        found = [each for each in result.free_symbols & self.deriver.state.symbols]
-        slots = [each for each in found if self.deriver.state.of(each).monoid == SUM]
-        return slots[0] if len(slots) == 1 else result
+        state = self.deriver.state
+        slots = [e for e in result.free_symbols & state.symbols if state.of(e).monoid == SUM]
+        assert len(slots) == 1, f"weights of {mean.stage} are kept in {len(slots)} sums"
+        return slots[0]
 
     @staticmethod
     def _of_right(merge: sympy.Expr | None, name: str) -> sympy.Expr:
@@ -126,11 +145,11 @@ class Centres:
             return number * self.deriver.accumulate(name, gauge, rest)
         if self._vanishes(gauge, element, centres):
             return sympy.S.Zero
-        here = {each.distance: each.mean.element - new(self._name(each)) for each in centres}
+        here = {each.distance: each.element - new(self._name(each)) for each in centres}
         brought = gauges.contribution(gauge, element.xreplace(here), state)
         same = state.same(SUM, brought)
         if same is not None:
-            return same.symbol
+            return same
         lower = self._lower(name, gauge, element, centres)
         carry = gauges.carry(gauge, self._at(name, lower, centres, value), state)
         parts = [self._at(name, lower, centres, side) for side in (left, right)]

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import sympy
 
-from crossfuse.cascade.algebra.exponents import joined
+from crossfuse.cascade.algebra.exponents import joined, ratios
+from crossfuse.cascade.algebra.signs import positive
 from crossfuse.cascade.algebra.state import Kept, State, chosen
-from crossfuse.cascade.derivation import guarded, left, new, right, value
+from crossfuse.cascade.derivation import left, new, right, value
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,13 @@ class Gauge:
     exponents : sympy.Expr
         Of ``exp``.
     powers : tuple[tuple[sympy.Symbol, sympy.Expr], ...]
-        Slots and the powers of them that are divided by.
+        Slots, or maxima of them and positive numbers, and the powers of them that are divided by.
     vanishes : bool
         Whether the sum so far is proved to be 0 where a slot of the gauge has no inverse.
     """
 
     exponents: sympy.Expr = sympy.S.Zero
-    powers: tuple[tuple[sympy.Symbol, sympy.Expr], ...] = ()
+    powers: tuple[tuple[sympy.Expr, sympy.Expr], ...] = ()
     vanishes: bool = True
 
     @property
@@ -45,9 +46,7 @@ class Gauge:
     @property
     def factor(self) -> sympy.Expr:
         """The part of H."""
-        return sympy.Mul(
-            sympy.exp(self.exponents), *(symbol**-power for symbol, power in self.powers)
-        )
+        return sympy.Mul(sympy.exp(self.exponents), *(base**-power for base, power in self.powers))
 
 
 def split(
@@ -78,7 +77,7 @@ def split(
         What is applied once.
     """
     exponents: list[sympy.Expr] = []
-    powers: list[tuple[sympy.Symbol, sympy.Expr]] = []
+    powers: list[tuple[sympy.Expr, sympy.Expr]] = []
     rest: list[sympy.Expr] = []
     grown = [each.args[0] for each in element.atoms(sympy.exp) if each.free_symbols & elements]
     vanishes = True
@@ -88,18 +87,23 @@ def split(
         if isinstance(factor, sympy.exp) and grown and slots:
             exponents.append(factor.args[0])
             vanishes &= all(_bounded(each, grown, elements) for each in slots if each.infinite)
-        elif base in state.symbols and _scales(state.of(base), element, -power, rounded):
+        elif (rounded or power != -1) and _divides(power) and _scales(base, element, -power, state):
             powers.append((base, -power))
         else:
             rest.append(factor)
     return Gauge(sympy.Add(*exponents), tuple(powers), vanishes), sympy.Mul(*rest)
 
 
+def _divides(power: sympy.Expr) -> bool:
+    return bool(power.could_extract_minus_sign())
+
+
 def contribution(gauge: Gauge, element: sympy.Expr, state: State) -> sympy.Expr:
     """What one element brings: G in the gauge of new values, exponents joined."""
     made = element
-    for symbol, power in gauge.powers:
-        made = _ratio_power(made, state.of(symbol), power, state)
+    for base, power in gauge.powers:
+        below = state.usable(1 / base, new) ** -1
+        made = ratios(times(made, below**-power))
     if gauge.exponents != 0:
         made = times(made, sympy.exp(state.usable(gauge.exponents, new)))
     return made
@@ -123,10 +127,9 @@ def correction(gauge: Gauge, state: State, side: object = value) -> sympy.Expr:
     if gauge.exponents != 0:
         before = state.raw(gauge.exponents, side)
         found *= sympy.exp(state.usable(gauge.exponents, new) - before)
-    for symbol, power in gauge.powers:
-        kept = state.of(symbol)
-        ratio = side(kept.name) / state.usable(1 / symbol, new) ** -1
-        found *= _raised(ratio, power)
+    for base, power in gauge.powers:
+        ratio = (state.raw(base, side) * state.usable(1 / base, new)) ** power
+        found *= ratios(ratio)
     return found
 
 
@@ -167,7 +170,7 @@ def _moved(gauge: Gauge, part: sympy.Expr, state: State, side: object) -> sympy.
             side(each.name), each.monoid.identity, sympy.S.Zero, side(each.name)
         )
         for each in slots
-        if each.symbol in gauge.exponents.free_symbols
+        if state.among(each, gauge.exponents.free_symbols)
     }
     return chosen(part, sympy.S.Zero, sympy.S.Zero, moved.xreplace(stood))
 
@@ -185,45 +188,31 @@ def _bounded(kept: Kept, grown: Sequence[sympy.Expr], elements: frozenset[sympy.
     return True
 
 
-def _scales(kept: Kept, element: sympy.Expr, power: sympy.Expr, rounded: bool) -> bool:
-    """Whether a divisor keeps an element in range, and all elements are 0 where it is."""
-    if kept.signed or kept.monoid.name != "max" or power.could_extract_minus_sign():
-        return False
-    if not (rounded or power != 1):
-        return False
-    return _root(element, kept, power if power != 1 else sympy.S.One) is not None
+def _scales(base: sympy.Expr, element: sympy.Expr, power: sympy.Expr, state: State) -> bool:
+    """Whether a divisor keeps an element in range, and can be taken back where it is 0."""
+    if base in state.symbols:
+        return _is_largest(state.of(base)) and _vanishes(element, state.of(base), power)
+    # Such as max(a, epsilon): never 0, so that it can always be taken back.
+    inside = base.free_symbols & state.symbols
+    return isinstance(base, sympy.Max) and positive(base) and len(inside) == 1
 
 
-def _root(element: sympy.Expr, kept: Kept, power: sympy.Expr) -> sympy.Expr | None:
-    """What is raised to a power in an element and vanishes where the slot is 0."""
-    known = kept.contribution.as_powers_dict()
+def _is_largest(kept: Kept) -> bool:
+    """Whether it is a largest magnitude."""
+    return not kept.signed and kept.monoid.name == "max"
+
+
+def _vanishes(element: sympy.Expr, kept: Kept, power: sympy.Expr) -> bool:
+    """Whether an element has what the slot is the largest of as a factor, so that both are 0."""
+    known = sympy.Mul.make_args(kept.contribution)
     inside = sympy.Mul(*(each.args[0] if isinstance(each, sympy.Abs) else each for each in known))
     for candidate in (kept.contribution, inside):
-        raised = candidate**power
-        rest = element / raised
-        if not rest.free_symbols & _shared(candidate, rest):
-            return candidate
-    return None
+        below = sympy.fraction(element)[1]
+        rest = sympy.fraction(element / candidate**power)[1]
+        grown = rest.free_symbols & candidate.free_symbols
+        if not grown - below.free_symbols:
+            return True
+    return False
 
 
-def _shared(candidate: sympy.Expr, rest: sympy.Expr) -> set[sympy.Symbol]:
-    """Symbols by which the rest is divided though the candidate has them."""
-    below = sympy.fraction(rest)[1]
-    return set(candidate.free_symbols & below.free_symbols)
-
-
-def _ratio_power(element: sympy.Expr, kept: Kept, power: sympy.Expr, state: State) -> sympy.Expr:
-    below = state.usable(1 / kept.symbol, new) ** -1
-    root = _root(element, kept, power)
-    assert root is not None
-    return element / root**power * _raised(root / below, power)
-
-
-def _raised(ratio: sympy.Expr, power: sympy.Expr) -> sympy.Expr:
-    """A power of a ratio that is at most 1, not a ratio of powers that may overflow."""
-    if power == 1:
-        return ratio
-    return sympy.Pow(sympy.UnevaluatedExpr(ratio), power)
-
-
-__all__ = ["Gauge", "carry", "contribution", "correction", "guarded", "merged", "split", "times"]
+__all__ = ["Gauge", "carry", "contribution", "correction", "merged", "split", "times"]

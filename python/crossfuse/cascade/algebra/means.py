@@ -65,12 +65,13 @@ def _candidates(cascade: Cascade, stage: Stage) -> Iterable[Mean]:
         if weight is not None and stage.symbol in weight.term.free_symbols:
             continue
         by = sympy.S.One if weight is None else weight.term
-        if not nonnegative(by) or by == 0:
+        signed = not nonnegative(by)
+        if by == 0 or (signed and by.free_symbols & results):
             continue
         scale, element = _quotient(stage.term, by).as_independent(*elements, as_Add=False)
         if element == 1 or element.free_symbols & results:
             continue
-        yield Mean(stage.name, "" if weight is None else weight.name, element, scale)
+        yield Mean(stage.name, "" if weight is None else weight.name, element, scale, signed)
 
 
 def _quotient(term: sympy.Expr, by: sympy.Expr) -> sympy.Expr:

@@ -32,12 +32,15 @@ class Mean:
         What is averaged.
     scale : sympy.Expr
         The sum is this times the sum of weights times the mean; over stages and invariants.
+    signed : bool
+        Whether weights may be negative, so that the mean may not exist before the end.
     """
 
     stage: str
     weight: str
     element: sympy.Expr
     scale: sympy.Expr
+    signed: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,8 @@ class Centre:
 
     Attributes
     ----------
-    mean : Mean
-        What it is of.
+    element : sympy.Expr
+        What is averaged.
     symbol : sympy.Symbol
         Its slot.
     mass : sympy.Symbol
@@ -56,7 +59,7 @@ class Centre:
         Stands for an element's distance from the mean.
     """
 
-    mean: Mean
+    element: sympy.Expr
     symbol: sympy.Symbol
     mass: sympy.Symbol
     distance: sympy.Dummy

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import sympy
 
+from crossfuse.cascade.algebra.exponents import ratios
 from crossfuse.cascade.algebra.signs import nonnegative
 from crossfuse.cascade.algebra.state import State
 from crossfuse.cascade.derivation import value
@@ -44,7 +45,7 @@ def plain(cascade: Cascade) -> Plain:
     terms = {}
     for stage in cascade.stages:
         term = stage.term.xreplace(known)
-        terms[stage.name] = state.usable(term)
+        terms[stage.name] = ratios(state.usable(term))
         scalar = stage.monoid.name in ("sum", "prod", "max", "min")
         known[stage.symbol] = state.add(
             stage.name,

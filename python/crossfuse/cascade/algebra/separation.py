@@ -61,39 +61,47 @@ def products(
     Coupled
         If no rule applies.
     """
-    return grouped(_Parts(frozenset(elements), frozenset(results)).take(term), elements)
+    parts = _Parts(frozenset(elements), frozenset(results))
+    found = parts.grouped(parts.take(term))
+    if len(found) == 1:
+        return found
+    # Numbers stand with H, so that another stage's sum of the same G is found.
+    numbers = [(g.as_coeff_Mul(), h) for g, h in found]
+    return [(g, number * h) for (number, g), h in numbers]
 
 
-def grouped(parts: Sequence[Product], elements: Iterable[sympy.Symbol]) -> list[Product]:
-    """Join products of equal factors, until none are left."""
-    known = frozenset(elements)
+def grouped(
+    parts: Sequence[Product], elements: Iterable[sympy.Symbol], results: Iterable[sympy.Symbol]
+) -> list[Product]:
+    """Join products of equal factors, until none are left.
+
+    Factors over invariants only stand on the side where they let more be joined: first with H, so
+    that equal G meet, then with G, so that equal H do.
+    """
+    along, before = tuple(elements), tuple(results)
     found = list(parts)
     while True:
-        before = len(found)
-        moved = [(g, h) if g.free_symbols & known else (sympy.S.One, g * h) for g, h in found]
-        contexts: dict[sympy.Expr, sympy.Expr] = {}
-        for g, h in moved:
-            number, rest = h.as_coeff_Mul()
-            contexts[rest] = contexts.get(rest, sympy.S.Zero) + number * g
         factors: dict[sympy.Expr, sympy.Expr] = {}
-        for h, g in contexts.items():
-            number, rest = g.as_coeff_Mul()
-            factors[rest] = factors.get(rest, sympy.S.Zero) + number * h
-        found = [(g, h) for g, h in factors.items() if g != 0 and h != 0]
-        if len(found) == before:
-            return [_scaled(g, h) for g, h in found]
-
-
-def _scaled(g: sympy.Expr, h: sympy.Expr) -> Product:
-    """Numbers stand with the element: there they are part of what is reduced anyway."""
-    number, rest = h.as_coeff_Mul()
-    return (g * number, rest) if g != 1 else (g, h)
+        for g, h in found:
+            still, moving = g.as_independent(*along, as_Add=False)
+            factors[moving] = factors.get(moving, sympy.S.Zero) + still * h
+        contexts: dict[sympy.Expr, sympy.Expr] = {}
+        for g, h in factors.items():
+            still, moving = h.as_independent(*before, as_Add=False)
+            contexts[moving] = contexts.get(moving, sympy.S.Zero) + still * g
+        joined = [(g, h) for h, g in contexts.items() if g != 0 and h != 0]
+        if len(joined) >= len(found) or len(joined) <= 1:
+            return joined
+        found = joined
 
 
 class _Parts:
     def __init__(self, elements: frozenset[sympy.Symbol], results: frozenset[sympy.Symbol]) -> None:
         self.elements = elements
         self.results = results
+
+    def grouped(self, parts: Sequence[Product]) -> list[Product]:
+        return grouped(parts, self.elements, self.results)
 
     def take(self, term: sympy.Expr) -> list[Product]:
         free = term.free_symbols
@@ -110,13 +118,13 @@ class _Parts:
         raise Coupled(term)
 
     def single(self, part: sympy.Expr, whole: sympy.Expr) -> Product:
-        found = grouped(self.take(part), self.elements)
+        found = self.grouped(self.take(part))
         if len(found) != 1:
             raise Coupled(whole)
         return found[0]
 
     def total(self, term: sympy.Expr) -> list[Product]:
-        return grouped([part for each in term.args for part in self.take(each)], self.elements)
+        return self.grouped([part for each in term.args for part in self.take(each)])
 
     def product(self, term: sympy.Expr) -> list[Product]:
         found: list[Product] = [(sympy.S.One, sympy.S.One)]
@@ -127,13 +135,13 @@ class _Parts:
     def times(self, left: list[Product], right: list[Product]) -> list[Product]:
         if len(left) * len(right) > _MOST_PRODUCTS:
             raise Coupled(sympy.Mul(*(g * h for g, h in right)))
-        return grouped([(g * k, h * m) for g, h in left for k, m in right], self.elements)
+        return self.grouped([(g * k, h * m) for g, h in left for k, m in right])
 
     def power(self, term: sympy.Expr) -> list[Product]:
         base, exponent = term.args
         if exponent.free_symbols & (self.elements | self.results):
             return self.exponential(term, base, exponent)
-        found = grouped(self.take(base), self.elements)
+        found = self.grouped(self.take(base))
         if len(found) > 1:
             if not (exponent.is_Integer and 0 < exponent <= _LARGEST_POWER):
                 raise Coupled(term)
@@ -161,7 +169,7 @@ class _Parts:
     def addends(self, term: sympy.Expr) -> Product:
         """A sum as one of elements and one of results; not products of both."""
         ours, theirs = sympy.S.Zero, sympy.S.Zero
-        for g, h in grouped(self.take(term), self.elements):
+        for g, h in self.grouped(self.take(term)):
             if not h.free_symbols & self.results:
                 ours += g * h
             elif not g.free_symbols & self.elements:
@@ -194,7 +202,7 @@ class _Parts:
         chosen = 1 if free & self.results else 0
         sides: list[dict[sympy.Expr, sympy.Expr]] = []
         for value, _ in term.args:
-            parts = grouped(self.take(value), self.elements) if value != 0 else []
+            parts = self.grouped(self.take(value)) if value != 0 else []
             sides.append({each[1 - chosen]: each[chosen] for each in parts})
         found: list[Product] = []
         for kept in {key: None for side in sides for key in side}:

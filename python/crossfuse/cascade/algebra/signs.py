@@ -24,6 +24,7 @@ def nonnegative(expression: sympy.Expr) -> bool:
         return any(nonnegative(each) for each in expression.args)
     if isinstance(expression, sympy.Min):
         return all(nonnegative(each) for each in expression.args)
+    # Exponents may be masked by -oo, of which sympy does not say that they are real.
     if expression.is_nonnegative or isinstance(expression, sympy.exp):
         return True
     if isinstance(expression, sympy.Add | sympy.Mul):

@@ -100,7 +100,7 @@ class Deriver:
         """Keep a reduction that needs no correction; gives its symbol."""
         same = None if always else self.state.same(monoid, element)
         if same is not None:
-            return same.symbol
+            return same
         merge = None
         if monoid.name not in (*INDEXED, *RANKED):
             merge = monoid.combine(left(name), right(name))
@@ -120,7 +120,7 @@ class Deriver:
         self._done(stage, symbol, "", (factor,), (), (), None, proof)
 
     def _sum(self, stage: Stage, term: sympy.Expr) -> None:
-        at = {each.symbol: (each.mean.element, each.distance) for each in self.centres.all}
+        at = {each.symbol: (each.element, each.distance) for each in self.centres.all}
         shifted = centred(term, at) if self.centres.all else None
         if shifted is not None and shifted.free_symbols & self.centres.distances:
             self._moments(stage, term, shifted)
@@ -157,7 +157,7 @@ class Deriver:
         brought = gauges.contribution(gauge, g, self.state)
         same = self.state.same(SUM, brought)
         if same is not None:
-            return same.symbol
+            return same
         merge = gauges.merged(gauge, (left(name), right(name)), self.state)
         carry = gauges.carry(gauge, value(name), self.state)
         return self.state.add(name, SUM, brought, carry, merge, no_sign=nonnegative(g))
@@ -224,7 +224,7 @@ class Deriver:
     def count(self) -> sympy.Symbol:
         """The slot that counts elements."""
         same = self.state.same(SUM, sympy.S.One)
-        return same.symbol if same else self.keep(self.state.fresh("n"), SUM, sympy.S.One)
+        return same if same is not None else self.keep(self.state.fresh("n"), SUM, sympy.S.One)
 
     def _logaddexp(self, stage: Stage, term: sympy.Expr) -> None:
         """A maximum and a sum of exponentials below it."""
@@ -254,7 +254,7 @@ class Deriver:
     def _names(self, parts: list[sympy.Expr]) -> tuple[str, ...]:
         """Slots in expressions, in their order."""
         free = set().union(*(each.free_symbols for each in parts)) if parts else set()
-        return tuple(each.name for each in self.state.kept if each.symbol in free)
+        return tuple(each.name for each in self.state.kept if self.state.among(each, free))
 
     @staticmethod
     def _words(rank: int | None, count: int) -> str:

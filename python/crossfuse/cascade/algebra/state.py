@@ -7,7 +7,7 @@ one, or what stands in for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import sympy
@@ -89,21 +89,32 @@ class State:
     def __init__(self, taken: frozenset[str]) -> None:
         self.taken = set(taken)
         self.kept: list[Kept] = []
+        self._of: dict[sympy.Basic, Kept] = {}
 
     @property
-    def symbols(self) -> frozenset[sympy.Symbol]:
+    def symbols(self) -> frozenset[sympy.Basic]:
         """What stands for slots inside the derivation."""
-        return frozenset(each.symbol for each in self.kept)
+        return frozenset(self._of)
 
     def of(self, symbol: sympy.Basic) -> Kept:
         """The slot that a symbol stands for."""
-        return next(each for each in self.kept if each.symbol == symbol)
+        return self._of[symbol]
 
-    def same(self, monoid: Monoid, contribution: sympy.Expr) -> Kept | None:
-        """A slot that reduces this already."""
+    def among(self, kept: Kept, symbols: Iterable[sympy.Basic]) -> bool:
+        """Whether any symbol stands for a slot."""
+        return any(self._of.get(each) is kept for each in symbols)
+
+    def same(self, monoid: Monoid, contribution: sympy.Expr) -> sympy.Symbol | None:
+        """Another symbol for a slot that reduces this already.
+
+        Another one, so that nothing cancels that may be 0 or infinite: the sum divided by itself
+        is 0 where all elements are masked.
+        """
         for each in self.kept:
             if each.monoid == monoid and each.contribution == contribution:
-                return each
+                alias = sympy.Dummy(each.name, **each.symbol.assumptions0)
+                self._of[alias] = each
+                return alias
         return None
 
     def fresh(self, wanted: str) -> str:
@@ -127,12 +138,13 @@ class State:
     ) -> sympy.Symbol:
         """Add a slot whose name is taken already; gives its symbol."""
         symbol = sympy.Dummy(name, nonnegative=True) if no_sign else sympy.Dummy(name, real=True)
-        self.kept.append(Kept(name, monoid, contribution, carry, merge, symbol))
+        self._of[symbol] = Kept(name, monoid, contribution, carry, merge, symbol)
+        self.kept.append(self._of[symbol])
         return symbol
 
     def raw(self, expression: sympy.Basic, side: Side) -> sympy.Basic:
         """An expression over the slots of one side, as they are."""
-        return expression.xreplace({each.symbol: side(each.name) for each in self.kept})
+        return expression.xreplace({each: side(kept.name) for each, kept in self._of.items()})
 
     def usable(self, expression: sympy.Expr, side: Side = value) -> sympy.Expr:
         """An expression over new or finished slots, defined for masked and zero rows too.
@@ -152,12 +164,20 @@ class State:
             return self._stand_in(kept) if kept.infinite else side(kept.name)
         if isinstance(part, sympy.Max | sympy.Min):
             return self.raw(part, side)
+        if isinstance(part, sympy.exp):
+            return sympy.exp(sympy.Add(*(self._power(e, side) for e in _addends(part.args[0]))))
         if isinstance(part, sympy.Piecewise):
             sides = [(self._defined(each, side), self.raw(test, side)) for each, test in part.args]
             return sympy.Piecewise(*sides)
         if isinstance(part, sympy.Pow) and part.args[1].could_extract_minus_sign():
             return sympy.Pow(self._divisor(part.args[0], side), part.args[1])
         return part.func(*(self._defined(each, side) for each in part.args))
+
+    def _power(self, part: sympy.Expr, side: Side) -> sympy.Expr:
+        """An addend of an exponent: one that is -oo makes the exponential 0, as it should."""
+        if part in self.symbols and self.of(part).monoid.name in ("max", "topk", "argmax"):
+            return self.raw(part, side)
+        return self._defined(part, side)
 
     def _divisor(self, base: sympy.Expr, side: Side) -> sympy.Expr:
         if base in self.symbols and not self.of(base).signed:
@@ -184,6 +204,10 @@ class State:
     def _stand_in(self, kept: Kept) -> sympy.Symbol:
         kept.stands_in = True
         return guarded(kept.name)
+
+
+def _addends(expression: sympy.Expr) -> tuple[sympy.Expr, ...]:
+    return sympy.Add.make_args(expression)
 
 
 def chosen(
