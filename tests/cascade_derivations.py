@@ -52,18 +52,26 @@ def total(name: str, element: sympy.Expr, guard: bool = False) -> Slot:
     return Slot(name, SUM, element, value(name), merged, sympy.S.Zero, stand_in)
 
 
-def spread(name: str, weight: sympy.Expr, mass: str, pairs: dict[str, sympy.Expr]) -> Slot:
-    """Squares of distances from the centre, after Chan: `pairs` are moments and coordinates."""
-    centre = {each: new(each) / guarded(mass) for each in pairs}
-    squares = sum((at - centre[each]) ** 2 for each, at in pairs.items())
-    moved = sum((value(each) / value(mass) - centre[each]) ** 2 for each in pairs)
-    carry = value(name) + _where(value(mass), 0, sympy.S.Zero, value(mass) * moved)
-    apart = sum(
-        (left(each) * right(mass) - right(each) * left(mass)) ** 2 for each in pairs
+def mean(name: str, weight: sympy.Expr, mass: str, at: sympy.Expr) -> Slot:
+    """The weighted mean, moved by each tile's distances from where it was."""
+    share = right(mass) / guarded(mass)
+    return Slot(
+        name,
+        SUM,
+        weight * (at - value(name)) / guarded(mass),
+        value(name),
+        left(name) + (right(name) - left(name)) * share,
+        sympy.S.Zero,
     )
-    product = left(mass) * right(mass)
-    between = _where(product, 0, sympy.S.Zero, apart / (product * guarded(mass)))
-    merged = left(name) + right(name) + between
+
+
+def spread(name: str, weight: sympy.Expr, mass: str, pairs: dict[str, sympy.Expr]) -> Slot:
+    """Squares of distances from means, after Chan: `pairs` are means and coordinates."""
+    squares = sum((at - new(each)) ** 2 for each, at in pairs.items())
+    moved = sum((value(each) - new(each)) ** 2 for each in pairs)
+    apart = sum((left(each) - right(each)) ** 2 for each in pairs)
+    merged = left(name) + right(name) + apart * left(mass) * right(mass) / guarded(mass)
+    carry = value(name) + value(mass) * moved
     return Slot(name, SUM, weight * squares, carry, merged, sympy.S.Zero)
 
 
@@ -75,8 +83,7 @@ def derive_softmax(cascade: Cascade) -> Derivation:
 
 
 def derive_cross_entropy(cascade: Cascade) -> Derivation:
-    x, k = cascade.elements
-    (target,) = cascade.invariants
+    x = cascade.elements[0]
     picked = cascade.stage("picked").term
     slots = (maximum("m", x), exponentials("s", "m", x), total("picked", picked))
     result = value("m") + sympy.log(value("s")) - value("picked")
@@ -86,30 +93,30 @@ def derive_cross_entropy(cascade: Cascade) -> Derivation:
 def moments(x: sympy.Expr) -> tuple[Slot, ...]:
     return (
         total("n", sympy.S.One, guard=True),
-        total("total", x),
-        spread("m2", sympy.S.One, "n", {"total": x}),
+        mean("mean", sympy.S.One, "n", x),
+        spread("m2", sympy.S.One, "n", {"mean": x}),
     )
 
 
 def derive_variance(cascade: Cascade) -> Derivation:
     (x,) = cascade.elements
-    result = value("m2") / cascade.length
+    result = value("m2") / (cascade.length or 1)
     return Derivation(cascade, moments(x), {}, results={"V": result})
 
 
 def derive_layer_norm(cascade: Cascade) -> Derivation:
     x, gamma, beta = cascade.elements
-    scale = 1 / sympy.sqrt(value("m2") / cascade.length + sympy.Rational(1, 100000))
-    row = (x - value("total") / cascade.length) * scale * gamma + beta
+    scale = 1 / sympy.sqrt(value("m2") / (cascade.length or 1) + sympy.Rational(1, 100000))
+    row = (x - value("mean")) * scale * gamma + beta
     return Derivation(cascade, moments(x), {}, rows={"Y": row})
 
 
 def derive_inertia(cascade: Cascade) -> Derivation:
     mass, *places = cascade.elements
-    names = [f"moment{i}" for i in range(3)]
+    names = [f"centre{i}" for i in range(3)]
     slots = (
         total("mass", mass, guard=True),
-        *(total(name, mass * at) for name, at in zip(names, places, strict=True)),
+        *(mean(name, mass, "mass", at) for name, at in zip(names, places, strict=True)),
         spread("I", mass, "mass", dict(zip(names, places, strict=True))),
     )
     return Derivation(cascade, slots, {}, results={"I": value("I")})

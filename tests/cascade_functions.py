@@ -14,9 +14,7 @@ def softmax(rows: int, length: int, dtype: str = "float32", wide: str = "float32
     x = te.placeholder((rows, length), dtype, name="X")
     k, n = (te.reduce_axis((0, length), name) for name in "kn")
     m = te.compute((rows,), lambda i: te.max(x[i, k].astype(wide), axis=k), name="m")
-    s = te.compute(
-        (rows,), lambda i: te.sum(te.exp(x[i, n].astype(wide) - m[i]), axis=n), name="s"
-    )
+    s = te.compute((rows,), lambda i: te.sum(te.exp(x[i, n].astype(wide) - m[i]), axis=n), name="s")
     y = te.compute(
         (rows, length),
         lambda i, j: (te.exp(x[i, j].astype(wide) - m[i]) / s[i]).astype(dtype),
@@ -32,15 +30,11 @@ def cross_entropy(rows: int, length: int, dtype: str = "float32") -> Any:
     target = te.placeholder((rows,), "int32", name="T")
     k, n, p = (te.reduce_axis((0, length), name) for name in "knp")
     m = te.compute((rows,), lambda i: te.max(x[i, k].astype(wide), axis=k), name="m")
-    s = te.compute(
-        (rows,), lambda i: te.sum(te.exp(x[i, n].astype(wide) - m[i]), axis=n), name="s"
-    )
+    s = te.compute((rows,), lambda i: te.sum(te.exp(x[i, n].astype(wide) - m[i]), axis=n), name="s")
     picked = te.compute(
         (rows,),
         lambda i: te.sum(
-            tirx.if_then_else(
-                tirx.EQ(p, target[i]), x[i, p].astype(wide), tirx.const(0.0, wide)
-            ),
+            tirx.if_then_else(tirx.EQ(p, target[i]), x[i, p].astype(wide), tirx.const(0.0, wide)),
             axis=p,
         ),
         name="picked",
@@ -81,9 +75,7 @@ def layer_norm(rows: int, length: int, dtype: str = "float32", eps: float = 1e-5
     y = te.compute(
         (rows, length),
         lambda i, j: (
-            apart(i, j)
-            * te.rsqrt(m2[i] / count + tirx.const(eps, wide))
-            * gamma[j].astype(wide)
+            apart(i, j) * te.rsqrt(m2[i] / count + tirx.const(eps, wide)) * gamma[j].astype(wide)
             + beta[j].astype(wide)
         ).astype(dtype),
         name="Y",

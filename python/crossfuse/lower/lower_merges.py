@@ -22,12 +22,13 @@ _SHUFFLE = "tirx.tvm_warp_shuffle_xor"
 def lower_merges() -> Any:
     """Pass: blocks marked `MERGE` whose loop is bound to ``threadIdx.x`` become shuffles.
 
-    Threads exchange states in pairs, at distances 16, 8, 4, 2 and 1; warps through shared memory.
-    Of a pair the thread with the lower number is the left one, so that both compute the same::
+    Threads exchange states in pairs, at distances 1, 2, 4, 8 and 16; warps through shared memory.
+    Of a pair the thread with the lower number is the left one, so that both compute the same, and
+    states merge in the order of threads::
 
         for thread in threadIdx.x:
             own = SEGMENT[thread]
-            for distance in 16, 8, 4, 2, 1:
+            for distance in 1, 2, 4, 8, 16:
                 other = own of thread ^ distance
                 own = merge(own, other) if thread & distance == 0 else merge(other, own)
             WARPS[thread // 32] = own                   # the first thread of each warp
@@ -86,7 +87,9 @@ class _Lowering:
         self.staged = [self._staging(i) for i in range(count)] if self.warps > 1 else []
 
     def run(self) -> Any:
-        body = [ir.BufferStore(o, of, [_ZERO]) for o, of in zip(self.own, self.merge.of, strict=True)]
+        body = [
+            ir.BufferStore(o, of, [_ZERO]) for o, of in zip(self.own, self.merge.of, strict=True)
+        ]
         body += self._among(min(self.threads, WARP))
         if self.warps > 1:
             body += [*self._exchange(), *self._among(self.warps)]
@@ -144,10 +147,10 @@ class _Lowering:
     def _among(self, count: int) -> list[Any]:
         """Statements: merge the states of `count` neighbours, in pairs."""
         statements: list[Any] = []
-        distance = count // 2
-        while distance:
+        distance = 1
+        while distance < count:
             statements += self._pair(distance)
-            distance //= 2
+            distance *= 2
         return statements
 
     def _pair(self, distance: int) -> list[Any]:
@@ -164,7 +167,10 @@ class _Lowering:
                 ir.BufferStore(left, ir.tirx.Select(lower, own[0], right[0]), [_ZERO]),
                 ir.BufferStore(right, ir.tirx.Select(lower, right[0], own[0]), [_ZERO]),
             ]
-        known = {each.var: buffer[0] for each, buffer in zip(self.merge.computed, self.values, strict=True)}
+        known = {
+            each.var: buffer[0]
+            for each, buffer in zip(self.merge.computed, self.values, strict=True)
+        }
         for var, right in zip(self.merge.right, self.right, strict=True):
             known[var] = right[0]
         for bind, buffer in zip(self.merge.computed, self.values, strict=True):

@@ -16,10 +16,11 @@ from crossfuse.lower.drop_markers import drop_markers
 from crossfuse.lower.fast_exponentials import fast_exponentials
 from crossfuse.lower.flatten_buffers import flatten_buffers
 from crossfuse.lower.keep_slabs import storage_rewrite_elsewhere
-from crossfuse.lower.launch_clusters import launch_clusters
+from crossfuse.lower.launch_clusters import bound_registers, launch_clusters
 from crossfuse.lower.lower_cluster import lower_cluster
 from crossfuse.lower.lower_dsm_access import lower_dsm_access
 from crossfuse.lower.lower_merges import lower_merges
+from crossfuse.lower.pack_registers import pack_registers
 from crossfuse.lower.place_shared_memory import place_shared_memory
 from crossfuse.lower.verify import verify_ownership, verify_structure, verify_vectors
 from crossfuse.schedule.markers import is_cluster_function
@@ -104,6 +105,7 @@ def _loop_passes(options: _Options) -> list[Any]:
         x.UnrollLoop(),
         s.RenormalizeSplitPattern(),
         x.StmtSimplify(),
+        pack_registers(),
         x.RemoveNoOp(),
         s.RewriteUnsafeSelect(),
         fast_exponentials(),
@@ -134,6 +136,7 @@ def _kernel_passes(options: _Options) -> list[Any]:
         verify_vectors(),
         drop_markers(),
         place_shared_memory(),
+        bound_registers(),
         launch_clusters(),
         s.MergeSharedMemoryAllocations(),
     ]

@@ -57,8 +57,8 @@ ROWS = "crossfuse.rows"
 #: From one row up to as many as the function has.
 ROW_COUNTS = ("at most",)
 
-#: Annotation of a block that reduces a tuple over threads: its body binds the right state, number by
-#: number, then what merging computes; stores come last. See `crossfuse.lower.lower_merges`.
+#: Annotation of a block that reduces a tuple over threads: its body binds the right state, number
+#: by number, then what merging computes; stores come last. See `crossfuse.lower.lower_merges`.
 MERGE = "crossfuse.merge"
 #: Annotation of what such a block becomes: all threads end with equal results.
 MERGED = "crossfuse.merged"
@@ -66,6 +66,10 @@ MERGED = "crossfuse.merged"
 #: Attribute of a function: its exponentials may be approximate, see
 #: `crossfuse.lower.fast_exponentials`.
 FAST = "crossfuse.fast_exponentials"
+
+#: Attribute of a function: CTAs that one multiprocessor shall hold at least; registers are limited
+#: accordingly.
+RESIDENT_CTAS = "crossfuse.resident_ctas"
 
 AXES = ("x", "y", "z")
 #: Thread tags whose launch TVM gets wrong; `cluster_bind` is the cure.

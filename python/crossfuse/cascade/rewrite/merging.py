@@ -68,12 +68,16 @@ def merge(
         dtype = _dtype(into[slot.name])
         merged = _bound(f"{slot.name}_new", written(slot.merge, values, dtype))
         values[new(slot.name)] = values[guarded(slot.name)] = merged
-        if slot.guard is not None:
+        if slot.guard is not None and _is_used(guarded(slot.name), slots):
             values[guarded(slot.name)] = _bound(
                 f"{slot.name}_guard", written(slot.guard, values, dtype)
             )
     for slot in slots:
         ir.script.buffer_store(into[slot.name], values[new(slot.name)], list(into_place))
+
+
+def _is_used(symbol: sympy.Symbol, slots: Sequence[Slot]) -> bool:
+    return any(each.merge is not None and symbol in each.merge.free_symbols for each in slots)
 
 
 def _bound(name: str, value: Any) -> Any:

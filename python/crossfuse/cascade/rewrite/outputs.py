@@ -65,6 +65,7 @@ class Outputs:
                     _Tile(self, tiling, first, f"{number}", parts).run()
 
     def result(self, output: OutputSite) -> None:
+        """Statement: what is wanted of a row."""
         value = self.values.write(self.frame.derivation.results[output.name])
         indices = [at(each, self.rows) for each in output.indices]
         ir.script.buffer_store(output.buffer, value.astype(_dtype(output)), indices)

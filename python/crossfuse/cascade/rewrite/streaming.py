@@ -15,7 +15,7 @@ from crossfuse.cascade.rewrite.scripting import held, loop, named, spatial
 from crossfuse.cascade.rewrite.segments import Segment
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.site import OutputSite, Site, StageSite
-from crossfuse.schedule.markers import FAST, MERGE
+from crossfuse.schedule.markers import FAST, MERGE, RESIDENT_CTAS
 
 
 def streaming(site: Site, derivation: Derivation, tiles: StreamTiles | None = None) -> Any:
@@ -55,7 +55,7 @@ def streaming(site: Site, derivation: Derivation, tiles: StreamTiles | None = No
     _check(site, derivation)
     with ir.IRBuilder() as builder, ir.script.prim_func(s_tir=True):
         ir.script.func_name(_name(site.function))
-        ir.script.func_attr({FAST: 1})
+        ir.script.func_attr({FAST: 1} | ({RESIDENT_CTAS: sizes.ctas} if sizes.ctas else {}))
         frame = frame_of(_over_parameters(site), derivation, sizes)
         sizes.check(frame.rows)
         _Writer(frame).run()

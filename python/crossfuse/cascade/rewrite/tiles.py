@@ -33,6 +33,9 @@ class StreamTiles:
     resident : str
         Where elements stay until outputs over the axis are computed: ``"registers"``,
         ``"shared"``, or ``"none"``, which loads them again.
+    ctas : int
+        CTAs that a multiprocessor shall hold at least, 0 for as many as registers allow; more make
+        the compiler use fewer registers.
     """
 
     threads: int = 256
@@ -41,6 +44,7 @@ class StreamTiles:
     cluster: int = 1
     rows: int = 1
     resident: str = "none"
+    ctas: int = 0
 
     def check(self, rows: int) -> None:
         """Refuse sizes that no kernel has.
