@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.plan import WARPGROUP, KernelPlan
+from crossfuse.lower.hopper.phase import PhasePlan
+from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.statements import let
 from crossfuse.lower.hopper.tile import Place
 from crossfuse.lower.hopper.tile_program import TileProgram
@@ -45,7 +46,27 @@ class Coordinates:
         return self.thread // 32
 
 
-def declare_coordinates(plan: KernelPlan) -> Coordinates:
+class Launched(Protocol):
+    """What a plan says of a kernel's launch."""
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+
+    @property
+    def clusters(self) -> int:
+        """Clusters."""
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply; one more loads."""
+
+    @property
+    def phases(self) -> tuple[PhasePlan, ...]:
+        """Phases whose places the CTAs of a cluster tell apart."""
+
+
+def declare_coordinates(plan: Launched) -> Coordinates:
     """Declare the launch and name its coordinates."""
     rank = ir.script.cta_id_in_cluster([plan.cluster_size])
     cluster = ir.script.cluster_id([plan.clusters])

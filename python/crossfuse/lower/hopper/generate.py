@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -11,8 +13,11 @@ from crossfuse.lower.hopper.kernel import emit_kernel
 from crossfuse.lower.hopper.pipeline import kernel_pipeline
 from crossfuse.lower.hopper.plan import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.recover import identifier, recover, workspaces
+from crossfuse.lower.hopper.stream import emit_stream, is_stream, plan_stream, recover_streams
+from crossfuse.lower.hopper.stream.plan import StreamPlan
 from crossfuse.lower.hopper.timeline import events, timeline_buffer
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch
+from crossfuse.lower.refusal import refuse
 from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan
 
 
@@ -49,17 +54,14 @@ def generate(
     LoweringRefused
         If tensor cores or TMA cannot take the tiles.
     """
+    if is_stream(func):
+        return (*_generate_streams(func, buffers, device, name, timeline), ())
     plans = [plan_kernel(each, device, number) for number, each in enumerate(recover(func))]
     if timeline:
         plans = [replace(each, timed=True) for each in plans]
         buffers = (*buffers, *map(timeline_buffer, plans))
-    kernels: list[tuple[str, Any]] = []
-    for number, plan in enumerate(plans):
-        of = name if len(plans) == 1 else f"{name}_{number}"
-        kernels.append(_device_function(emit_kernel(plan, of), device, of))
-    launches = tuple(
-        _launch(plan, symbol, kernel) for plan, (symbol, kernel) in zip(plans, kernels, strict=True)
-    )
+    kernels = _kernels([partial(emit_kernel, each) for each in plans], device, name)
+    launches = _launches(plans, kernels)
     taken = {each for plan in plans for phase in plan.phases for each in phase.program.parameters}
     spaces = tuple(_spec(each) for each in workspaces(func) if each in taken)
     sums = tuple(_spec(each) for plan in plans for each in plan.sums)
@@ -68,13 +70,50 @@ def generate(
     return image, _shared_memory(plans), tuple(map(events, plans)) if timeline else ()
 
 
+def _generate_streams(
+    func: Any, buffers: tuple[BufferSpec, ...], device: Device, name: str, timeline: bool
+) -> tuple[KernelImage, SharedMemoryPlan]:
+    """Lower a function whose nests are streams of tiles."""
+    if timeline:
+        raise refuse(
+            "timeline",
+            f"function '{name}'",
+            found="a stream of tiles",
+            limit="kernels of products one behind the other, which have phases to tell apart",
+            instead="profile it with Nsight Compute",
+        )
+    plans = [plan_stream(each, device) for each in recover_streams(func)]
+    kernels = _kernels([partial(emit_stream, each) for each in plans], device, name)
+    image = KernelImage(name, _cuda(kernels), buffers, _launches(plans, kernels))
+    return image, _shared_memory(plans)
+
+
+def _kernels(
+    emitters: list[Callable[[str], Any]], device: Device, name: str
+) -> list[tuple[str, Any]]:
+    """Kernels with their names, behind TVM's pipeline."""
+    kernels: list[tuple[str, Any]] = []
+    for number, emit in enumerate(emitters):
+        of = name if len(emitters) == 1 else f"{name}_{number}"
+        kernels.append(_device_function(emit(of), device, of))
+    return kernels
+
+
+def _launches(
+    plans: Sequence[KernelPlan | StreamPlan], kernels: list[tuple[str, Any]]
+) -> tuple[Launch, ...]:
+    return tuple(
+        _launch(plan, symbol, kernel) for plan, (symbol, kernel) in zip(plans, kernels, strict=True)
+    )
+
+
 def _spec(buffer: Any) -> BufferSpec:
     """A buffer in global memory that is no parameter."""
     shape = tuple(int(extent) for extent in buffer.ty.shape)
     return BufferSpec(identifier(buffer), shape, str(buffer.ty.dtype), True)
 
 
-def _shared_memory(plans: list[KernelPlan]) -> SharedMemoryPlan:
+def _shared_memory(plans: Sequence[KernelPlan | StreamPlan]) -> SharedMemoryPlan:
     """Regions of all kernels."""
     placements = [
         Placement(region.name, region.offset, region.size, number, number)
@@ -104,7 +143,7 @@ def _cuda(kernels: list[tuple[str, Any]]) -> str:
     return str(generate_text(module, kernels[0][1].attrs["target"]).inspect_source())
 
 
-def _launch(plan: KernelPlan, symbol: str, kernel: Any) -> Launch:
+def _launch(plan: KernelPlan | StreamPlan, symbol: str, kernel: Any) -> Launch:
     size = plan.cluster_size
     return Launch(
         symbol,

@@ -35,16 +35,21 @@ from crossfuse.schedule.markers import (
     ACCUMULATE,
     GRID_STAGE,
     PAIRED,
+    STREAM,
     marked_blocks,
     staged_blocks,
 )
 
 
 def is_tile_program(func: Any) -> bool:
-    """Whether a schedule asks for the Hopper pipeline: a loop has stages."""
+    """Whether a schedule asks for the Hopper pipeline: a loop has stages, or streams tiles."""
     found: list[Any] = []
-    ir.walk(func.body, (ir.For, lambda loop: found.append(loop) if has_stages(loop) else None))
+    ir.walk(func.body, (ir.For, lambda loop: found.append(loop) if _is_marked(loop) else None))
     return bool(found)
+
+
+def _is_marked(loop: Any) -> bool:
+    return has_stages(loop) or STREAM in loop.annotations
 
 
 def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:

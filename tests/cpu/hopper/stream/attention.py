@@ -107,7 +107,7 @@ def attention(case: Attention) -> Any:
         S = T.sblock_alloc_buffer((MP, NP), "float32", scope="local")
         P = T.sblock_alloc_buffer((MP, NP), "float32", scope="local")
         P16 = T.sblock_alloc_buffer((MP, NP), dtype, scope="local")
-        O = T.sblock_alloc_buffer((MP, D), "float32", scope="local")
+        sums = T.sblock_alloc_buffer((MP, D), "float32", scope="local")
         m = T.sblock_alloc_buffer((MP,), "float32", scope="local")
         s = T.sblock_alloc_buffer((MP,), "float32", scope="local")
         m_old = T.sblock_alloc_buffer((MP,), "float32", scope="local")
@@ -132,7 +132,7 @@ def attention(case: Attention) -> Any:
                 for i, d in T.grid(BM, D):
                     with T.sblock("o_init"):
                         vr, vd = T.axis.spatial(MP, q * BM + i), T.axis.spatial(D, d)
-                        O[vr, vd] = T.float32(0)
+                        sums[vr, vd] = T.float32(0)
                 for t in T.serial(bounds(q)[0], bounds(q)[1], annotations=stages):
                     for j, d in T.grid(BN, D):
                         with T.sblock("load_k"):
@@ -209,13 +209,13 @@ def attention(case: Attention) -> Any:
                     for i, d in T.grid(BM, D):
                         with T.sblock("o_carried"):
                             vr, vd = T.axis.spatial(MP, q * BM + i), T.axis.spatial(D, d)
-                            O[vr, vd] = O[vr, vd] * c[vr]
+                            sums[vr, vd] = sums[vr, vd] * c[vr]
                     for i, d, j in T.grid(BM, D, BN):
                         with T.sblock("o"):
                             vb, vh = T.axis.spatial(B, bh // H), T.axis.spatial(H, bh % H)
                             vr, vd = T.axis.spatial(MP, q * BM + i), T.axis.spatial(D, d)
                             vk = T.axis.reduce(NP, t * BN + j)
-                            O[vr, vd] = O[vr, vd] + T.Cast("float32", P16[vr, vk]) * T.Cast(
+                            sums[vr, vd] = sums[vr, vd] + T.Cast("float32", P16[vr, vk]) * T.Cast(
                                 "float32", V_s[vb, vh // group, vk, vd]
                             )
                 for i, d in T.grid(BM, D):
@@ -225,7 +225,7 @@ def attention(case: Attention) -> Any:
                         vr, vd = T.axis.spatial(M, q * BM + i), T.axis.spatial(D, d)
                         out[vb, vh, vr, vd] = T.Cast(
                             dtype,
-                            O[vr, vd]
+                            sums[vr, vd]
                             * T.Select(s[vr] > T.float32(0), T.float32(1) / s[vr], T.float32(0)),
                         )
 

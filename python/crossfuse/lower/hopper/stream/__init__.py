@@ -5,6 +5,8 @@ shared memory, `kernel` composes the parts: one warpgroup loads, the others mult
 with the state of their rows in registers.
 """
 
-# from crossfuse.lower.hopper.stream.recover import is_stream, recover_streams
+from crossfuse.lower.hopper.stream.kernel import emit_stream
+from crossfuse.lower.hopper.stream.plan import plan_stream
+from crossfuse.lower.hopper.stream.recover import is_stream, recover_streams
 
-__all__ = ["is_stream", "recover_streams"]
+__all__ = ["emit_stream", "is_stream", "plan_stream", "recover_streams"]

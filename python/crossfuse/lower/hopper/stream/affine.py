@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -33,10 +34,14 @@ def affine(value: Any, program: StreamProgram) -> Affine | None:
     known = ranges(program)
     steps = []
     for var in (program.row, program.key):
-        moved = ir.substitute(value, lambda each, var=var: each + 1 if each.same_as(var) else each)
+        moved = ir.substitute(value, partial(_one_on, var))
         steps.append(ir.constant(known.simplify(moved - value)))
     row, key = steps
     return None if row is None or key is None else Affine(value, row, key)
+
+
+def _one_on(var: Any, other: Any) -> Any:
+    return other + 1 if other.same_as(var) else other
 
 
 def inequality(condition: Any, program: StreamProgram) -> Affine | None:

@@ -44,7 +44,7 @@ def _order(access: Access, roles: Roles) -> list[Axis | None]:
 def _box(statement: Statement, access: Access, roles: Roles, axis: Axis) -> Box:
     *outer, last = access.loops
     down = [number for number, each in enumerate(outer) if each is not None]
-    extents = {each.loop_var: ir.constant(each.extent) for each in statement.nest.loops}
+    extents = {each.loop_var: int(each.extent) for each in statement.nest.loops}
     shape = [int(each) for each in access.buffer.ty.shape]
     whole = last is not None and extents[last] == shape[-1]
     if len(down) != 1 or roles.of_loop(outer[down[0]]) is not axis or not whole:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -184,6 +185,25 @@ class StreamProgram:
     def all_steps(self) -> tuple[Step, ...]:
         """Everything that is done to a tile of scores."""
         return (*self.steps, self.weights)
+
+    def mapped(self, change: Callable[[Any], Any]) -> StreamProgram:
+        """The same with every expression of steps and of the result changed."""
+
+        def step(each: Step) -> Step:
+            return replace(each, value=change(each.value))
+
+        def steps(group: tuple[Step, ...]) -> tuple[Step, ...]:
+            return tuple(map(step, group))
+
+        return replace(
+            self,
+            before=steps(self.before),
+            steps=steps(self.steps),
+            weights=step(self.weights),
+            carries=steps(self.carries),
+            after=steps(self.after),
+            result=change(self.result),
+        )
 
     def with_steps(self, steps: tuple[Step, ...], weights: Step) -> StreamProgram:
         """The same with other steps that come to the same."""

@@ -35,19 +35,7 @@ def settle(program: StreamProgram) -> StreamProgram:
     shared = _shared_element(program)
     if shared is not None:
         program = _with_element(program, shared)
-    return _with_fast_functions(program)
-
-
-def _with_fast_functions(program: StreamProgram) -> StreamProgram:
-    def quick(step: Step) -> Step:
-        return replace(step, value=fast(fast_tanh(step.value)))
-
-    groups = {
-        name: tuple(map(quick, getattr(program, name)))
-        for name in ("before", "steps", "carries", "after")
-    }
-    result = fast(fast_tanh(program.result))
-    return replace(program, weights=quick(program.weights), result=result, **groups)
+    return program.mapped(lambda value: fast(fast_tanh(value)))
 
 
 def reads(value: Any, buffer: Any) -> bool:

@@ -60,9 +60,10 @@ def _read(statement: Statement, names: Names) -> Step:
     start = statement.nest.block.init
     if start is not None:
         start = names.placed(statement, start.value)
-    plain = {frozenset(_ROWS): Kind.ROW, frozenset(_TILE): Kind.TILE, frozenset(_SUMS): Kind.CARRY}
-    if loops == stored and start is None:
-        return Step(statement.name, plain[frozenset(loops)], statement.buffer, value)
+    plain = ((_ROWS, Kind.ROW), (_TILE, Kind.TILE), (_SUMS, Kind.CARRY))
+    for axes, kind in plain:
+        if loops == stored == axes and start is None:
+            return Step(statement.name, kind, statement.buffer, value)
     reduction = statement.reduction()
     if loops != _TILE or stored != _ROWS or reduction is None:
         raise refuse_stream(

@@ -1,0 +1,43 @@
+"""What both roles of a stream's kernel share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from crossfuse.lower.hopper.coordinates import Coordinates
+from crossfuse.lower.hopper.ring import Ring
+from crossfuse.lower.hopper.stream.plan import StreamPlan
+
+
+@dataclass(frozen=True)
+class StreamBody:
+    """What the roles of a kernel work with.
+
+    Attributes
+    ----------
+    plan : StreamPlan
+        Its decisions.
+    where : Coordinates
+        Of the thread.
+    maps : dict
+        Tensor map parameters by name.
+    memory : Any
+        Shared memory, as bytes.
+    queries, keys, values : Ring
+        Barriers of what is loaded.
+    """
+
+    plan: StreamPlan
+    where: Coordinates
+    maps: dict[str, Any]
+    memory: Any
+    queries: Ring
+    keys: Ring
+    values: Ring
+
+    def region(self, name: str) -> Callable[[Any], Any]:
+        """A function from an offset in a region to an address."""
+        start = self.plan.arena[name].offset
+        return lambda offset: self.memory.ptr_to([start + offset])

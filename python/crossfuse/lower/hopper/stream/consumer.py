@@ -1,0 +1,192 @@
+"""The multiplying role: tile after tile of keys, scores ahead of the sums.
+
+The scores of a tile are multiplied beside the sums of the one before it, also where that belongs
+to another tile of rows: tiles of a CTA are one stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.ring import Cursor, Release
+from crossfuse.lower.hopper.statements import Variable, branches, let, run, when
+from crossfuse.lower.hopper.stream.body import StreamBody
+from crossfuse.lower.hopper.stream.elements import Elements
+from crossfuse.lower.hopper.stream.multiply import Multiplier
+from crossfuse.lower.hopper.stream.program import Kind
+from crossfuse.lower.hopper.stream.rows import RowState
+from crossfuse.lower.hopper.stream.store import ResultStore
+from crossfuse.lower.hopper.stream.tiles import Tiles
+from crossfuse.lower.hopper.stream.turns import Turns
+from crossfuse.lower.hopper.stream.values import Lanes, Values
+
+# ptxas puts arithmetic off until a wait is over, unless an access to memory in between wants it.
+_PIN = """\
+__device__ __forceinline__ void crossfuse_pin(float x, void* address) {
+  unsigned to = (unsigned)__cvta_generic_to_shared(address);
+  asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0; }" \
+:: "f"(x), "r"(to) : "memory");
+}
+"""
+
+
+class Consumer:
+    """One multiplying warpgroup.
+
+    Parameters
+    ----------
+    body : StreamBody
+        The kernel.
+    """
+
+    def __init__(self, body: StreamBody) -> None:
+        plan = body.plan
+        self.body, self.plan, self.program = body, plan, plan.program
+        warpgroup = let("multiplying", body.where.warpgroup - 1)
+        self.lanes = Lanes.of(body.where, warpgroup)
+        self.elements = Elements(plan)
+        self.multiplier = Multiplier(body, warpgroup, self.elements)
+        self.rows = RowState(plan.registers.rows)
+        self.done_rows = RowState(plan.registers.rows, "done_")
+        self.tiles = Tiles(plan.order, self.program.stream, body.where.cluster)
+        self.done = {var: Variable(f"done_{var.name}", "int32", 0) for var in self.tiles.places}
+        self.queries, self.keys, self.values = (
+            Cursor(each) for each in (body.queries, body.keys, body.values)
+        )
+        self.turns = Turns(plan.consumers, warpgroup)
+        self.keep = Variable("keep", "uint32", ir.script.uint32(0))
+        self.store = ResultStore(body, warpgroup, self.lanes, self.multiplier.sums)
+
+    def emit(self) -> None:
+        """Write all its tiles."""
+        self.multiplier.clear()
+        with when(self.tiles.is_left):
+            self.turns.begin()
+            self._begin()
+            more = ir.script.Or(ir.script.Not(self.tiles.is_last_block), self.tiles.is_left)
+            with ir.script.While(more):
+                self._turn()
+            self._end()
+
+    def _release(self, cursor: Cursor) -> None:
+        """Hand a stage back to the thread that fills it."""
+        Release(cursor.ring, self.body.where.thread, (1, None), 1)(cursor.stage)
+
+    def _start_rows(self) -> None:
+        for step in self.program.before:
+            self.rows.run(step, self._at())
+
+    def _at(self) -> Values:
+        """Expressions of the tile that it is at."""
+        return Values(
+            self.program,
+            self.lanes,
+            self.tiles.values,
+            self.rows.register,
+            self.elements.register,
+        )
+
+    def _begin(self) -> None:
+        """The first tile of keys, without sums beside it."""
+        self.tiles.take()
+        self._start_rows()
+        self.queries.wait_full()
+        self.keys.wait_full()
+        self.multiplier.score(self.queries.stage, self.keys.stage)
+        self.multiplier.wait(0)
+        self.multiplier.hold_scores()
+        self._scored()
+        self.elements.run(self.rows, self._at())
+        self.elements.pack(self._at())
+
+    def _scored(self) -> None:
+        """Keys have been read; queries too, if these were the last ones."""
+        self._release(self.keys)
+        with when(self.tiles.is_last_block):
+            self._release(self.queries)
+        self.keys.advance()
+
+    def _turn(self) -> None:
+        """Scores of one tile of keys, and sums of the one before."""
+        is_new = let("is_new", self.tiles.is_last_block)
+        with branches(is_new) as (first, next_):
+            with first:
+                self._leave()
+                self._start_rows()
+                self.queries.advance()
+                self.queries.wait_full()
+            with next_:
+                self.tiles.block.set(self.tiles.block.value + 1)
+        self.keys.wait_full()
+        self.turns.take()
+        self.multiplier.hold_sums()
+        self.multiplier.score(self.queries.stage, self.keys.stage)
+        self.values.wait_full()
+        self.multiplier.add(self.values.stage, self.keep.value)
+        self.turns.give()
+        self.multiplier.wait(1)
+        self.multiplier.hold_scores()
+        self._scored()
+        self.elements.run(self.rows, self._at())
+        self.multiplier.hold_scores()
+        self._pin()
+        self._added()
+        self.elements.pack(self._at())
+        with branches(is_new) as (first, next_):
+            with first:
+                self.store.store(self.done_rows, self._done_places())
+                self.keep.set(ir.script.uint32(0))
+            with next_:
+                self._carry()
+                self.keep.set(ir.script.uint32(1))
+
+    def _leave(self) -> None:
+        """Remember what is needed of a tile of rows, and go on to the next one."""
+        self.done_rows.copy(self.rows)
+        for var, value in self.tiles.places.items():
+            self.done[var].set(value.astype("int32"))
+        self.tiles.take()
+
+    def _done_places(self) -> dict[Any, Any]:
+        return {var: each.value.astype(str(var.ty)) for var, each in self.done.items()}
+
+    def _pin(self) -> None:
+        """Make what is summed before the sums are waited for."""
+        address = self.body.region("scratch")(0)
+        for step in self.program.steps:
+            if step.kind is Kind.SUM:
+                both = [self.rows.register(step.target, half) for half in range(2)]
+                run(
+                    ir.cuda_func_call("crossfuse_pin", both[0] + both[1], address, source_code=_PIN)
+                )
+
+    def _added(self) -> None:
+        """Wait for the sums; values have been read."""
+        self.multiplier.wait(0)
+        self.multiplier.hold_sums()
+        self._release(self.values)
+        self.values.advance()
+
+    def _carry(self) -> None:
+        """What becomes of the sums before the next tile of keys is added."""
+        sums = self.multiplier.sums
+
+        def element(buffer: Any, register: int) -> Any:
+            return sums[register]
+
+        values = Values(self.program, self.lanes, self.tiles.values, self.rows.register, element)
+        for step in self.program.carries:
+            for register in range(self.plan.sums):
+                value = values.of_element(step.value, register)
+                ir.script.buffer_store(sums, value, [register])
+
+    def _end(self) -> None:
+        """Sums of the last tile."""
+        self.values.wait_full()
+        self.multiplier.add(self.values.stage, self.keep.value)
+        self.multiplier.wait(0)
+        self.multiplier.hold_sums()
+        self.done_rows.copy(self.rows)
+        self.store.store(self.done_rows, self.tiles.places)
+        self.store.finish()

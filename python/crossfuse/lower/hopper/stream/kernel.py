@@ -1,0 +1,82 @@
+"""Composes the kernel of a stream: one warpgroup loads, the others multiply and store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.coordinates import declare_coordinates
+from crossfuse.lower.hopper.kernel_parts import (
+    ONE_CTA,
+    fetch_descriptors,
+    parameter,
+    ring_barriers,
+    set_registers,
+)
+from crossfuse.lower.hopper.plan import WARP
+from crossfuse.lower.hopper.statements import branches, when
+from crossfuse.lower.hopper.stream.body import StreamBody
+from crossfuse.lower.hopper.stream.consumer import Consumer
+from crossfuse.lower.hopper.stream.plan import REGISTERS, StreamPlan
+from crossfuse.lower.hopper.stream.producer import emit_loading
+from crossfuse.lower.hopper.stream.program import StreamProgram
+
+
+def emit_stream(plan: StreamPlan, name: str) -> Any:
+    """Write a kernel.
+
+    Parameters
+    ----------
+    plan : StreamPlan
+        From `plan_stream`.
+    name : str
+        Name of the function.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        TIRx, before TVM's pipeline.
+    """
+    with ir.IRBuilder() as builder, ir.script.prim_func():
+        ir.script.func_name(name)
+        images = {each: parameter(each) for each in plan.program.parameters}
+        maps = {
+            each.name: ir.script.arg(each.name, ir.script.TensorMap()) for each in plan.tensor_maps
+        }
+        ir.script.device_entry()
+        with ir.script.attr(ONE_CTA):
+            _emit_body(replace(plan, program=_with_images(plan.program, images)), maps)
+    return builder.get()
+
+
+def _with_images(program: StreamProgram, images: dict[Any, Any]) -> StreamProgram:
+    """The same program on a kernel's parameters."""
+    return program.mapped(lambda value: ir.substitute(value, lambda var: images.get(var, var)))
+
+
+def _emit_body(plan: StreamPlan, maps: dict[str, Any]) -> None:
+    where = declare_coordinates(plan)
+    memory = ir.script.alloc_buffer((plan.arena.size,), "uint8", scope="shared.dyn", align=1024)
+    ir.IRBuilder.name("memory", memory)
+    rings, offset = [], 0
+    for name, stages in (("queries", plan.slots), ("keys", plan.stages), ("values", plan.stages)):
+        rings.append(ring_barriers(plan.arena, memory, f"{name}_barriers", stages, offset))
+        offset += 16 * stages
+    body = StreamBody(plan, where, maps, memory, *rings)
+    with when(ir.script.And(where.warpgroup == 0, where.thread < WARP)):
+        for ring in rings:
+            ring.initialise(plan.consumers, where.thread)
+        mbarrier.publish_initialised()
+    with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * WARP)):
+        fetch_descriptors(plan.tensor_maps, where.lane, maps)
+    mbarrier.meet_started(plan.cluster_size)
+    fewer, more, _ = REGISTERS[plan.consumers]
+    with branches(where.warpgroup == 0) as (loading, multiplying):
+        with loading:
+            set_registers("dec", fewer)
+            emit_loading(body)
+        with multiplying:
+            set_registers("inc", more)
+            Consumer(body).emit()

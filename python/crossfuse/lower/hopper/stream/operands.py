@@ -1,0 +1,102 @@
+"""How the tiles of a stream are copied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from crossfuse.lower.hopper.operand import PITCH, item_bytes
+from crossfuse.lower.hopper.recover import identifier
+from crossfuse.lower.hopper.stream.program import Box, StreamProgram
+from crossfuse.lower.image import TensorMap
+from crossfuse.lower.refusal import refuse
+from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
+
+#: Columns of a box: of 16 bits, one pattern of the 128-byte swizzle.
+_WIDTH = ROW_BYTES // 2
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tile that TMA copies, in boxes of some columns one behind the other.
+
+    Attributes
+    ----------
+    box : Box
+        The tile.
+    map : TensorMap
+        Descriptor of a copy.
+    copies : int
+        Boxes.
+    """
+
+    box: Box
+    map: TensorMap
+    copies: int
+
+    @property
+    def pitch(self) -> int:
+        """Bytes from one box to the next."""
+        return self.map.box[1] * self.map.swizzle
+
+    @property
+    def size(self) -> int:
+        """Bytes of all boxes."""
+        return self.copies * self.pitch
+
+
+#: Queries, keys, values, and what is stored.
+Operands = tuple[Operand, Operand, Operand, Operand]
+
+
+def plan_operands(program: StreamProgram) -> Operands:
+    """Decide how tiles are copied.
+
+    Raises
+    ------
+    LoweringRefused
+        If TMA or wgmma cannot take a tensor as it is stored.
+    """
+    output = program.output
+    return (
+        _operand("queries", program.queries, program.queries.rows, _WIDTH),
+        _operand("keys", program.keys, program.keys.rows, _WIDTH),
+        _operand("values", program.values, program.values.rows, _WIDTH),
+        # What is stored has been written before: no box reaches beyond the columns.
+        _operand("output", output, WARPGROUP_ROWS, gcd(_WIDTH, output.columns)),
+    )
+
+
+def _operand(name: str, box: Box, rows: int, width: int) -> Operand:
+    """How a tile is copied: dimensions of the tensor, columns and rows first."""
+    item = item_bytes(box.dtype)
+    strides, stride = [], item
+    for extent in reversed(box.shape):
+        strides.append(stride)
+        stride *= extent
+    strides.reverse()
+    if box.columns * item % PITCH or box.columns % 16:
+        raise refuse(
+            "stream-operand",
+            f"tensor '{box.buffer.name}'",
+            found=f"rows of {box.columns} elements",
+            limit="a multiple of 16 elements, which wgmma multiplies and TMA copies",
+            instead="pad the rows with zeros",
+        )
+    axes = dimensions(box)
+    map_ = TensorMap(
+        f"{identifier(box.buffer)}_{name}_map",
+        str(box.buffer.name),
+        (box.columns, *(box.shape[each] for each in axes)),
+        tuple(strides[each] for each in axes),
+        (width, rows, *(1 for _ in axes[1:])),
+        width * item,
+        2 * ROW_BYTES,
+    )
+    return Operand(box, map_, -(-box.columns // width))
+
+
+def dimensions(box: Box) -> tuple[int, ...]:
+    """Dimensions of a tensor map behind that of the columns: the rows, then those of matrices."""
+    others = range(len(box.shape) - 2, -1, -1)
+    return (box.axis, *(each for each in others if each != box.axis and box.shape[each] > 1))

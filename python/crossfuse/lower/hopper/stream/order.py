@@ -1,0 +1,71 @@
+"""Which tiles of rows a CTA goes through, in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from crossfuse import _tvm as ir
+from crossfuse.hardware import Device
+from crossfuse.lower.hopper.stream.program import StreamProgram
+from crossfuse.lower.hopper.tile import Place
+
+
+@dataclass(frozen=True)
+class TileOrder:
+    """Turns of all CTAs: CTA c takes turns ``c, c + CTAs, ...``, tile after tile of a head.
+
+    Attributes
+    ----------
+    outer : tuple[Place, ...]
+        Places that tell heads apart, outermost first.
+    inner : Place | None
+        The place that counts tiles of rows; None if a head has one.
+    uneven : bool
+        Whether streams of later tiles are longer, as under a causal mask.
+    paired : bool
+        Whether a turn is two tiles, the longest left and the shortest left: all turns are as long.
+    ctas : int
+        CTAs that run.
+    """
+
+    outer: tuple[Place, ...]
+    inner: Place | None
+    uneven: bool
+    paired: bool
+    ctas: int
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a head."""
+        return 1 if self.inner is None else self.inner.extent
+
+    @property
+    def turns_of_head(self) -> int:
+        """Turns that a head takes."""
+        return -(-self.tiles // 2) if self.paired else self.tiles
+
+    @property
+    def turns(self) -> int:
+        """All turns."""
+        return self.turns_of_head * prod(each.extent for each in self.outer)
+
+
+def order_tiles(program: StreamProgram, device: Device) -> TileOrder:
+    """Divide the tiles among as many CTAs as run at once."""
+    down = program.queries.origin[program.queries.axis]
+    rows = set(ir.variables(down))
+    inner = [each for each in program.places if each.var in rows and each.extent > 1]
+    place = inner[-1] if inner else None
+    outer = tuple(each for each in program.places if each is not place)
+    bounds = {
+        each
+        for bound in (program.stream.first, program.stream.count)
+        for each in ir.variables(bound)
+    }
+    uneven = place is not None and place.var in bounds
+    most = device.resident_clusters(1)
+    heads = prod(each.extent for each in outer)
+    pairs = heads * -(-(place.extent if place else 1) // 2)
+    order = TileOrder(outer, place, uneven, uneven and pairs >= most, most)
+    return TileOrder(outer, place, uneven, order.paired, min(most, order.turns))

@@ -1,0 +1,216 @@
+"""Decides everything that the kernel of a stream needs to know, before any of it is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from crossfuse.hardware import Device
+from crossfuse.lower.hopper.arena import Arena
+from crossfuse.lower.hopper.operand import MAX_BOX
+from crossfuse.lower.hopper.plan import WARPGROUP
+from crossfuse.lower.hopper.stream.operands import Operand, Operands, plan_operands
+from crossfuse.lower.hopper.stream.order import TileOrder, order_tiles
+from crossfuse.lower.hopper.stream.program import StreamProgram
+from crossfuse.lower.hopper.stream.registers import RegisterPlan, plan_registers
+from crossfuse.lower.hopper.stream.settle import settle
+from crossfuse.lower.image import BufferSpec, TensorMap
+from crossfuse.lower.refusal import refuse
+from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
+
+#: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
+#: others; and how many of the latter scores, weights and sums may take beside addresses. Together
+#: at most 64 Ki a CTA.
+REGISTERS = {1: (0, 0, 176), 2: (24, 240, 184), 3: (32, 160, 132)}
+#: Stages of keys and values that are of use.
+_MOST_STAGES = 4
+#: Bytes of what is written to keep arithmetic in its place, and of a barrier.
+_SCRATCH, _BARRIER = 16, 8
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """The decisions of a kernel.
+
+    Attributes
+    ----------
+    program : StreamProgram
+        What it computes.
+    queries, keys, values, output : Operand
+        What is copied.
+    registers : RegisterPlan
+        Who holds what.
+    order : TileOrder
+        Which tiles a CTA takes.
+    slots : int
+        Tiles of queries in shared memory.
+    stages : int
+        Stages of keys, and of values.
+    arena : Arena
+        Shared memory: ``queries``, ``keys``, ``values``, ``boxes`` of results, ``barriers``,
+        ``scratch``.
+    """
+
+    program: StreamProgram
+    queries: Operand
+    keys: Operand
+    values: Operand
+    output: Operand
+    registers: RegisterPlan
+    order: TileOrder
+    slots: int
+    stages: int
+    arena: Arena
+    # As a plan of chains has them, for parts that both share.
+    cluster_size: int = 1
+    phases: tuple[Any, ...] = ()
+    state: tuple[BufferSpec, ...] = ()
+    early: bool = False
+    is_persistent: bool = False
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply; one more loads."""
+        return self.program.tile[0] // WARPGROUP_ROWS
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return WARPGROUP * (self.consumers + 1)
+
+    @property
+    def clusters(self) -> int:
+        """CTAs that are launched."""
+        return self.order.ctas
+
+    @property
+    def scores(self) -> int:
+        """Float32 registers of a thread for a tile of scores."""
+        return self.program.tile[1] // 2
+
+    @property
+    def sums(self) -> int:
+        """Float32 registers of a thread for the second product."""
+        return self.values.box.columns // 2
+
+    @property
+    def words(self) -> int:
+        """Registers of a thread that hold the second product's left operand."""
+        return self.scores // 2
+
+    @property
+    def tensor_maps(self) -> tuple[TensorMap, ...]:
+        """Descriptors that the kernel takes."""
+        return tuple(each.map for each in (self.queries, self.keys, self.values, self.output))
+
+
+def plan_stream(program: StreamProgram, device: Device) -> StreamPlan:
+    """Plan a kernel.
+
+    Parameters
+    ----------
+    program : StreamProgram
+        From `recover`.
+    device : Device
+        Its shared memory and SMs.
+
+    Returns
+    -------
+    StreamPlan
+        For `kernel`.
+
+    Raises
+    ------
+    LoweringRefused
+        If tensor cores, TMA, registers or shared memory cannot take the tiles.
+    """
+    program = settle(program)
+    _check_tile(program)
+    operands = plan_operands(program)
+    registers = plan_registers(program)
+    _check_registers(program, registers)
+    slots, stages, arena = _divide(program, operands, device)
+    order = order_tiles(program, device)
+    queries, keys, values, output = operands
+    return StreamPlan(
+        program, queries, keys, values, output, registers, order, slots, stages, arena
+    )
+
+
+def _check_tile(program: StreamProgram) -> None:
+    rows, keys = program.tile
+    if rows % WARPGROUP_ROWS or rows // WARPGROUP_ROWS not in REGISTERS or keys % 16:
+        raise refuse(
+            "stream-tile",
+            f"scores '{program.scores.name}'",
+            found=f"a tile of {rows} rows and {keys} keys",
+            limit=f"64, 128 or 192 rows, and keys in multiples of 16 up to {MAX_BOX}",
+            instead="split rows and keys by other factors",
+        )
+    depths = program.queries.columns, program.keys.columns
+    widths = program.values.columns, program.output.columns
+    if depths[0] != depths[1] or widths[0] != widths[1] or max(keys, *widths) > MAX_BOX:
+        raise refuse(
+            "stream-tile",
+            f"scores '{program.scores.name}'",
+            found=f"queries of {depths[0]}, keys of {depths[1]}, values of {widths[0]} and "
+            f"results of {widths[1]} columns, in tiles of {keys} keys",
+            limit=f"as many columns of both operands, at most {MAX_BOX} keys and columns of values",
+            instead="take fewer keys a tile, or split the columns of the values",
+        )
+
+
+def _check_registers(program: StreamProgram, registers: RegisterPlan) -> None:
+    rows, keys = program.tile
+    found = registers.count * keys // 2 + keys // 4 + program.values.columns // 2
+    limit = REGISTERS[rows // WARPGROUP_ROWS][-1]
+    if found > limit:
+        raise refuse(
+            "stream-registers",
+            f"scores '{program.scores.name}'",
+            found=f"{found} registers for {registers.count} arrays of {keys} keys, their weights "
+            f"and {program.values.columns} columns of sums",
+            limit=f"{limit} registers a thread with {rows // WARPGROUP_ROWS} multiplying "
+            "warpgroups",
+            instead="take fewer keys a tile",
+        )
+
+
+def _divide(program: StreamProgram, operands: Operands, device: Device) -> tuple[int, int, Arena]:
+    """Slots of queries, stages and places: two slots if they fit, then as many stages as do."""
+    wanted = program.stream.stages
+    choices = [wanted] if wanted else range(_MOST_STAGES, 0, -1)
+    for slots, stages in sorted(
+        ((slots, stages) for slots in (2, 1) for stages in choices),
+        key=lambda each: (each[1] >= 2, each[0], each[1]),
+        reverse=True,
+    ):
+        arena = _arena(program, operands, slots, stages)
+        if arena.size <= device.max_shared_bytes:
+            return slots, stages, arena
+    fewest = min(choices)
+    raise refuse(
+        "shared-memory",
+        "kernel",
+        found=f"{_arena(program, operands, 1, fewest).size} bytes for {fewest} stages of keys and "
+        "values",
+        limit=f"{device.max_shared_bytes} bytes on {device.name}",
+        instead="use fewer stages or smaller tiles",
+    )
+
+
+def _arena(program: StreamProgram, operands: Operands, slots: int, stages: int) -> Arena:
+    queries, keys, values, output = operands
+    pattern = 8 * ROW_BYTES
+    boxes = output.size * program.tile[0] // WARPGROUP_ROWS
+    arena = Arena()
+    for name, size in (
+        ("queries", slots * queries.size),
+        ("keys", stages * keys.size),
+        ("values", stages * values.size),
+        ("boxes", boxes),
+        ("barriers", 2 * _BARRIER * (slots + 2 * stages)),
+        ("scratch", _SCRATCH),
+    ):
+        arena = arena.with_region(name, size, pattern if name not in ("barriers", "scratch") else 8)
+    return arena
