@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-import sympy
 
 from cpu.cascade.small import small
 from cpu.cascade.tiles.forms import Compiled, found, run, scheduled
-from crossfuse.cascade.derivation import Derivation, guarded, left, new, right, value
-from crossfuse.cascade.detect import detect
+from crossfuse.cascade.derivation import left, right, value
 from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.errors import CheckFailed
 from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
@@ -64,46 +61,13 @@ def test_parallel_iterations_are_independent(name: str) -> None:
     check(spec, inputs, run(schedule, inputs))
 
 
-def quantised(function: Any) -> tuple[Any, Derivation]:
-    """A quantised product whose rows are scaled by their largest magnitude so far."""
-    (site,) = detect(function)
-    largest, product = site.cascade.stages
-    least = sympy.Rational(1, 10**10)
-
-    def scale(symbol: sympy.Symbol) -> sympy.Expr:
-        return sympy.Max(least, symbol)
-
-    a, y = largest.name, product.name
-    first = replace(_slot(largest, largest.term), init=sympy.S.Zero)
-    term = product.term.xreplace({largest.symbol: new(a)})
-    ratios = [scale(side(a)) / scale(new(a)) for side in (value, left, right)]
-    second = replace(
-        _slot(product, term),
-        carry=value(y) * ratios[0],
-        merge=left(y) * ratios[1] + right(y) * ratios[2],
-    )
-    results = {
-        name: each.xreplace({largest.symbol: guarded(a), product.symbol: value(y)})
-        for name, each in site.cascade.results.items()
-    }
-    return site, Derivation(site.cascade, (first, second), {}, results, exact=False)
-
-
-def _slot(stage: Any, term: sympy.Expr) -> Any:
-    from crossfuse.cascade.derivation import Slot
-
-    name, monoid = stage.name, stage.monoid
-    merge = monoid.combine(left(name), right(name))
-    return Slot(name, monoid, term, value(name), merge, monoid.identity)
-
-
 @pytest.mark.parametrize(
     "tiles", [{"rows": 4, "elements": 8}, {"rows": 2, "elements": 5, "columns": 5, "cluster": 2}]
 )
 def test_a_quantised_product_is_scaled_by_the_largest_so_far(tiles: dict[str, int]) -> None:
     """On numbers whose quotients are no denormals: TVM converts those wrongly on the CPU."""
     spec = small("R6")
-    schedule = schedule_cascade_tiles(*quantised(prim_func(spec)), CascadeTiles(**tiles))
+    schedule = scheduled(prim_func(spec), **tiles)
     inputs = random_inputs(spec)
     rng = np.random.default_rng(1)
     for name in ("x", "weight"):

@@ -188,7 +188,10 @@ class _Writer:
         return start, count
 
     def _box(self, ground: Ground) -> tuple[dict[sympy.Symbol, Any], dict[sympy.Symbol, Any]]:
-        """Least and largest values of whole numbers in a tile."""
+        """Least and largest values of indices in a tile.
+
+        Tensors are not asked: a kernel must know its loops before it loads anything.
+        """
         box: dict[sympy.Symbol, Any] = {}
         values: dict[sympy.Symbol, Any] = {}
         place = {var: each.base for var, each in ground.extents.items()}
@@ -206,10 +209,6 @@ class _Writer:
                 most = sympy.Symbol(f"{symbol.name}_most", integer=True)
                 values[most] = last
                 box[symbol] = (least, most)
-            elif not mentions([read], rows) and not _loads_floats(read):
+            elif not mentions([read], rows) and not loads(read):
                 box[symbol] = (least, least)
         return box, values
-
-
-def _loads_floats(read: Any) -> bool:
-    return any("int" not in str(each.ty) for each in loads(read))
