@@ -13,6 +13,7 @@ from crossfuse.hardware import Device
 
 if TYPE_CHECKING:
     from crossfuse.cascade.derivation import Derivation
+    from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
     from crossfuse.cascade.rewrite.tiles import StreamTiles
     from crossfuse.cascade.site import Site
 
@@ -54,14 +55,35 @@ def cascade_options(source: Source, target: Device) -> list[Option]:
         If the function holds no cascade, several, or one that cannot stream, with the reason.
     """
     from crossfuse.cascade.algebra import derive
-    from crossfuse.cascade.rewrite.choose import choose_tiles
 
     site = only_site(source.func)
     derivation = derive(site.cascade)
+    if has_products(site):
+        return [
+            Option(partial(_tiled, site, derivation, each), why={"tiles": asdict(each)})
+            for each in product_tiles()
+        ]
+    from crossfuse.cascade.rewrite.choose import choose_tiles
+
     return [
         Option(partial(_stream, site, derivation, each), why={"stream": asdict(each)})
         for each in choose_tiles(site, derivation, target)
     ]
+
+
+def has_products(site: Site) -> bool:
+    """Whether a cascade has elements that a product makes, or results with columns."""
+    return bool(site.producers) or any(each.columns for each in site.stages.values())
+
+
+def product_tiles() -> tuple[CascadeTiles, ...]:
+    """Sizes of streams with products, those first that are to be tried first.
+
+    Fewer elements a step leave registers to an expression that needs more of them.
+    """
+    from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
+
+    return tuple(CascadeTiles(elements=each) for each in (0, 96, 64, 32))
 
 
 def only_site(func: Any) -> Site:
@@ -85,6 +107,12 @@ def only_site(func: Any) -> Site:
         limit="one, which becomes one kernel",
         instead="split the function between them, or run crossfuse.relax.FuseCascades on its model",
     )
+
+
+def _tiled(site: Site, derivation: Derivation, tiles: CascadeTiles) -> Any:
+    from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
+
+    return schedule_cascade_tiles(site, derivation, tiles)
 
 
 def _stream(site: Site, derivation: Derivation, tiles: StreamTiles) -> Any:

