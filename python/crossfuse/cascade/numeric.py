@@ -36,8 +36,18 @@ def _made(symbols: tuple[sympy.Symbol, ...], expression: sympy.Expr) -> Callable
     unknown = renamed.free_symbols - set(names)
     if unknown:
         raise ValueError(f"no value for {', '.join(sorted(map(str, unknown)))} in {expression}")
-    made: Callable[..., Any] = sympy.lambdify(names, renamed, modules=["numpy"], printer=_printer())
+    known = [{"erf": _erf}, "numpy"]
+    made: Callable[..., Any] = sympy.lambdify(names, renamed, modules=known, printer=_printer())
     return made
+
+
+def _erf(x: Any) -> Any:
+    """The error function, which numpy has not."""
+    import math
+
+    import numpy as np
+
+    return np.vectorize(math.erf, otypes=[float])(x)
 
 
 @lru_cache(maxsize=1)

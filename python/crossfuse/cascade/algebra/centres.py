@@ -121,7 +121,9 @@ class Centres:
         assert merge is not None
         return merge.xreplace({left(name): sympy.S.Zero})
 
-    def moment(self, name: str, gauge: gauges.Gauge, element: sympy.Expr) -> sympy.Expr:
+    def moment(
+        self, name: str, gauge: gauges.Gauge, element: sympy.Expr, *, fresh: bool = False
+    ) -> sympy.Expr:
         """Keep a sum of elements and distances; gives it over slots.
 
         Parameters
@@ -132,6 +134,8 @@ class Centres:
             What its weight is kept in.
         element : sympy.Expr
             A polynomial in distances, with factors over elements.
+        fresh : bool
+            Whether the slot is to have a fresh name like that.
 
         Returns
         -------
@@ -142,7 +146,7 @@ class Centres:
         centres = self.in_(element)
         if not centres:
             number, rest = element.as_independent(*self.deriver.elements, as_Add=False)
-            return number * self.deriver.accumulate(name, gauge, rest)
+            return number * self.deriver.accumulate(name, gauge, rest, fresh=fresh)
         if self._vanishes(gauge, element, centres):
             return sympy.S.Zero
         here = {each.distance: each.element - new(self._name(each)) for each in centres}
@@ -150,6 +154,7 @@ class Centres:
         same = state.same(SUM, brought)
         if same is not None:
             return same
+        name = state.fresh(name) if fresh else name
         lower = self._lower(name, gauge, element, centres)
         carry = gauges.carry(gauge, self._at(name, lower, centres, value), state)
         parts = [self._at(name, lower, centres, side) for side in (left, right)]
@@ -182,7 +187,7 @@ class Centres:
             moved = sympy.Mul(*(m**e for m, e in zip(moves.values(), exponents, strict=True)))
             for part in sympy.Add.make_args(sympy.expand(coefficient)):
                 number, rest = part.as_coeff_Mul()
-                slot = self.moment(self.deriver.state.fresh(f"{name}_lower"), gauge, rest)
+                slot = self.moment(f"{name}_lower", gauge, rest, fresh=True)
                 if slot != 0:
                     found.append((number * moved, slot))
         return found

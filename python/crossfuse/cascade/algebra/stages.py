@@ -127,6 +127,7 @@ class Deriver:
             return
         found = self.separated(stage, term)
         rank = checked(stage, term, found, self.elements, self._results(term))
+        found = self._placed(stage, found)
         total, gauged, hoisted = sympy.S.Zero, [], []
         factors, correction, notes = [], None, []
         for number, (g, h) in enumerate(found):
@@ -152,18 +153,31 @@ class Deriver:
             tuple(notes),
         )
 
-    def accumulate(self, name: str, gauge: gauges.Gauge, g: sympy.Expr) -> sympy.Symbol:
-        """Keep a sum in a gauge; gives its symbol."""
+    def _placed(self, stage: Stage, found: list[Product]) -> list[Product]:
+        """Products whose constant factors stand with H, so that sums of equal G are one.
+
+        Not of what is rounded: there they are part of what is in range.
+        """
+        if stage.cast:
+            return found
+        apart = [(g.as_independent(*self._all(), as_Add=False), h) for g, h in found]
+        return [(moving, still * h) for (still, moving), h in apart]
+
+    def accumulate(
+        self, name: str, gauge: gauges.Gauge, g: sympy.Expr, *, fresh: bool = False
+    ) -> sympy.Symbol:
+        """Keep a sum in a gauge, under a name or a fresh one like it; gives its symbol."""
         brought = gauges.contribution(gauge, g, self.state)
         same = self.state.same(SUM, brought)
         if same is not None:
             return same
+        name = self.state.fresh(name) if fresh else name
         merge = gauges.merged(gauge, (left(name), right(name)), self.state)
         carry = gauges.carry(gauge, value(name), self.state)
         return self.state.add(name, SUM, brought, carry, merge, no_sign=nonnegative(g))
 
     def _moments(self, stage: Stage, term: sympy.Expr, shifted: sympy.Expr) -> None:
-        found = self.separated(stage, shifted)
+        found = self._placed(stage, self.separated(stage, shifted))
         total, gauged, hoisted, factors, correction = sympy.S.Zero, [], [], [], None
         for number, (g, h) in enumerate(found):
             part, rest = gauges.split(g, h, self.state, self.elements, bool(stage.cast))
