@@ -159,6 +159,10 @@ def _mask(of: sympy.Expr, test: sympy.Basic) -> sympy.Expr:
     return sympy.Piecewise((of, test), (-sympy.oo, True))
 
 
+def _seen(of: sympy.Expr) -> sympy.Expr:
+    return sympy.Piecewise((of, l <= i), (0, True))
+
+
 def _softmaxes() -> list[Pattern]:
     S1 = softmax()
     causal = _mask(x, l <= i)
@@ -383,6 +387,20 @@ def _moments() -> list[Pattern]:
             "weighted variance",
             cascade(
                 (total(W_, "q"), total(W_ * x, "S"), total(W_ * (x - weighted) ** 2, "M")),
+                {"out": M / q},
+            ),
+            "R",
+            ("M", 3),
+        ),
+        Pattern(
+            26,
+            "masked variance",
+            cascade(
+                (
+                    total(_seen(sympy.S.One), "q"),
+                    total(_seen(x), "S"),
+                    total(_seen((x - weighted) ** 2), "M"),
+                ),
                 {"out": M / q},
             ),
             "R",

@@ -161,6 +161,33 @@ def test_equal_elements_keep_the_first_place() -> None:
             assert found.reshape(1, -1).tolist() == due
 
 
+def test_what_is_masked_is_not_read() -> None:
+    derivation = named("masked variance")
+    assert [each.name for each in derivation.slots] == ["q", "S_mean", "M"]
+    data = {"x": np.array([[1.0, 2.0, 6.0, np.nan, np.inf]]), "i": np.array([2])}
+    for found in (stream(derivation, data, 2), merge_tree(derivation, data, [1, 0, 3, 1])):
+        np.testing.assert_allclose(found["out"], np.var([1.0, 2.0, 6.0]))
+
+
+def test_masks_outside_of_exponentials_need_no_stand_in_of_the_past() -> None:
+    slot = named("mask outside of exp").slot("s")
+    assert slot.carry == value("s") * exp(value("m") - guarded("m"))
+
+
+def test_powers_of_two_are_exponentials() -> None:
+    derivation = derive(Cascade((Stage("m", MAX, x), total(2 ** (x - m))), (x,)))
+    assert step(derivation, "o").gauge == ("m",)
+    data = {"x": np.array([[3000.0, 3001.0, -np.inf]])}
+    np.testing.assert_allclose(stream(derivation, data, 1)["o"], 1.5)
+
+
+def test_least_elements_stand_in_too() -> None:
+    derivation = derive(Cascade((Stage("m", MIN, x), total(exp(m - x))), (x,)))
+    data = {"x": np.array([[np.inf, 2000.0, 2000.0 + np.log(2)], [np.inf] * 3])}
+    for found in (stream(derivation, data, 1), merge_tree(derivation, data, [1, 2])):
+        np.testing.assert_allclose(found["o"], [1.5, 0])
+
+
 def test_slots_are_shared() -> None:
     assert [each.name for each in named("entropy").slots] == ["m", "s", "o_0"]
     assert [each.name for each in named("kurtosis").slots] == ["n", "S_mean", "M", "o_lower", "o"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import sympy
 
 from crossfuse.cascade.algebra import gauge as gauges
-from crossfuse.cascade.algebra.exponents import joined
+from crossfuse.cascade.algebra.masks import as_choices, as_factors, quotient
 from crossfuse.cascade.algebra.moments import Centre, Mean
 from crossfuse.cascade.algebra.state import Side
 from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
@@ -97,7 +97,7 @@ class Centres:
         state = self.deriver.state
         kept = state.of(mass)
         below = state.usable(1 / mass, new) ** -1
-        brought = kept.contribution * (element - value(name)) / below
+        brought = as_choices(as_factors(kept.contribution) * (element - value(name)) / below)
         share = self._of_right(kept.merge, kept.name) / below
         merge = left(name) + (right(name) - left(name)) * share
         symbol = state.add(name, SUM, brought, value(name), merge, no_sign=False)
@@ -150,7 +150,7 @@ class Centres:
         if self._vanishes(gauge, element, centres):
             return sympy.S.Zero
         here = {each.distance: each.element - new(self._name(each)) for each in centres}
-        brought = gauges.contribution(gauge, element.xreplace(here), state)
+        brought = as_choices(gauges.contribution(gauge, element.xreplace(here), state))
         same = state.same(SUM, brought)
         if same is not None:
             return same
@@ -170,8 +170,8 @@ class Centres:
         if weight.free_symbols & self.distances:
             return False
         own = self.deriver.state.of(centres[0].mass).contribution
-        ratio = joined(gauges.contribution(gauge, weight, self.deriver.state) / own)
-        return not ratio.free_symbols & self.deriver.elements
+        ratio = quotient(gauges.contribution(gauge, weight, self.deriver.state), own)
+        return ratio is not None and not ratio.free_symbols & self.deriver.elements
 
     def _lower(
         self, name: str, gauge: gauges.Gauge, element: sympy.Expr, centres: list[Centre]
