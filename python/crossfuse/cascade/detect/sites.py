@@ -62,6 +62,8 @@ class _Builder:
             value = output.value(self.program)
             term = self._lengths(Reading(self.symbols, output.block, value, output.binding).term)
             name = str(output.buffer.name)
+            while name in made or name in rows:
+                name += "_"
             (rows if self._along_axis(output) else made)[name] = term
             places.append(self._output(name, output))
         cascade = Cascade(
