@@ -70,6 +70,10 @@ class PlanRefused(RefusedError):
     """A chain, loop order, tile, cluster or place that no plan can have."""
 
 
+class CascadeRefused(RefusedError):
+    """A chain of reductions cannot become one streaming loop."""
+
+
 class EnvironmentRefused(RefusedError):
     """The machine lacks something: a package version, nvcc, a C++ compiler, a GPU."""
 

@@ -13,11 +13,14 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.distrust_equal_indices import distrust_equal_indices
 from crossfuse.lower.drop_markers import drop_markers
+from crossfuse.lower.fast_exponentials import fast_exponentials
 from crossfuse.lower.flatten_buffers import flatten_buffers
 from crossfuse.lower.keep_slabs import storage_rewrite_elsewhere
-from crossfuse.lower.launch_clusters import launch_clusters
+from crossfuse.lower.launch_clusters import bound_registers, launch_clusters
 from crossfuse.lower.lower_cluster import lower_cluster
 from crossfuse.lower.lower_dsm_access import lower_dsm_access
+from crossfuse.lower.lower_merges import lower_merges
+from crossfuse.lower.pack_registers import pack_registers
 from crossfuse.lower.place_shared_memory import place_shared_memory
 from crossfuse.lower.verify import verify_ownership, verify_structure, verify_vectors
 from crossfuse.schedule.markers import is_cluster_function
@@ -62,6 +65,7 @@ def _block_passes() -> list[Any]:
     return [
         verify_structure(),
         s.CanonicalizeLoop(),
+        lower_merges(),
         s.LowerCrossThreadReduction(),
         s.LowerInitBlock(),
         s.PlanAndUpdateBufferAllocationLocation(),
@@ -101,8 +105,10 @@ def _loop_passes(options: _Options) -> list[Any]:
         x.UnrollLoop(),
         s.RenormalizeSplitPattern(),
         x.StmtSimplify(),
+        pack_registers(),
         x.RemoveNoOp(),
         s.RewriteUnsafeSelect(),
+        fast_exponentials(),
         *options.when("tirx.instrument_bound_checkers", s.InstrumentBoundCheckers()),
         *options.when("tirx.s_tir.ldg32", s.InjectPTXLDG32(True)),
         *options.unless("tirx.disable_cse_tir", x.CommonSubexprElim()),
@@ -130,6 +136,7 @@ def _kernel_passes(options: _Options) -> list[Any]:
         verify_vectors(),
         drop_markers(),
         place_shared_memory(),
+        bound_registers(),
         launch_clusters(),
         s.MergeSharedMemoryAllocations(),
     ]

@@ -57,6 +57,20 @@ ROWS = "crossfuse.rows"
 #: From one row up to as many as the function has.
 ROW_COUNTS = ("at most",)
 
+#: Annotation of a block that reduces a tuple over threads: its body binds the right state, number
+#: by number, then what merging computes; stores come last. See `crossfuse.lower.lower_merges`.
+MERGE = "crossfuse.merge"
+#: Annotation of what such a block becomes: all threads end with equal results.
+MERGED = "crossfuse.merged"
+
+#: Attribute of a function: its exponentials may be approximate, see
+#: `crossfuse.lower.fast_exponentials`.
+FAST = "crossfuse.fast_exponentials"
+
+#: Attribute of a function: CTAs that one multiprocessor shall hold at least; registers are limited
+#: accordingly.
+RESIDENT_CTAS = "crossfuse.resident_ctas"
+
 AXES = ("x", "y", "z")
 #: Thread tags whose launch TVM gets wrong; `cluster_bind` is the cure.
 NAIVE_TAGS = tuple(f"clusterCtaIdx.{axis}" for axis in AXES)
@@ -105,6 +119,7 @@ def is_cluster_function(func: Any) -> bool:
     def visit_block(block: Any) -> None:
         nonlocal found
         found = found or any(b.scope() == DSM_SCOPE for b in block.alloc_buffers)
+        found = found or MERGE in block.annotations
 
     ir.walk(func.body, (ir.For, visit_loop), (ir.SBlock, visit_block))
     return found
@@ -117,11 +132,16 @@ def staged_blocks(func: Any) -> list[Any]:
 
 def marked_blocks(func: Any, mark: str) -> list[Any]:
     """Blocks of a function with an annotation."""
+    return marked_blocks_in(func.body, mark)
+
+
+def marked_blocks_in(body: Any, mark: str) -> list[Any]:
+    """Blocks below a statement with an annotation."""
     marked: list[Any] = []
 
     def visit(block: Any) -> None:
         if mark in block.annotations:
             marked.append(block)
 
-    ir.walk(func.body, (ir.SBlock, visit))
+    ir.walk(body, (ir.SBlock, visit))
     return marked

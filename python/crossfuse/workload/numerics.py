@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from crossfuse.workload.conv_chain import ConvChainSpec, windows
 from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.epilogue import affine
 from crossfuse.workload.expression import Algebra, evaluate
+from crossfuse.workload.operand import Operand
 from crossfuse.workload.spec import WorkloadSpec
 
 _COMBINE = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -251,7 +252,12 @@ def check_inputs(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> None:
     CheckFailed
         Naming the first input that is missing, superfluous, or of another shape or type.
     """
-    due = {each.name: f"{each.dtype}{list(each.shape)}" for each in spec.operands}
+    check_operands(spec.operands, inputs)
+
+
+def check_operands(operands: Sequence[Operand], inputs: Mapping[str, np.ndarray]) -> None:
+    """Make sure that arrays are those of operands; see `check_inputs`."""
+    due = {each.name: f"{each.dtype}{list(each.shape)}" for each in operands}
     there = {name: f"{array.dtype}{list(array.shape)}" for name, array in inputs.items()}
     for name in sorted({*due, *there}):
         if due.get(name) != there.get(name):

@@ -72,6 +72,31 @@ def split(text: str, kind: str = "") -> tuple[str, dict[str, str]]:
     """
     head, _, body = text.strip().partition(":")
     keys = _KEYS_OF_KIND.get(kind or head.strip(), KEYS)
+    return head.strip(), pairs(head, body, keys)
+
+
+def pairs(head: str, body: str, keys: tuple[str, ...]) -> dict[str, str]:
+    """Take ``key=value,...`` apart without reading the values.
+
+    Parameters
+    ----------
+    head : str
+        What messages call it.
+    body : str
+        The pairs. Commas inside parentheses belong to a value.
+    keys : tuple[str, ...]
+        What may stand before an equals sign.
+
+    Returns
+    -------
+    dict[str, str]
+        The pairs in the order written.
+
+    Raises
+    ------
+    WorkloadRefused
+        See `split`.
+    """
     options: dict[str, str] = {}
     for item in _items(body):
         key, equals, value = (part.strip() for part in item.partition("="))
@@ -83,7 +108,7 @@ def split(text: str, kind: str = "") -> tuple[str, dict[str, str]]:
             found = f"{options[key]} and {value}"
             raise refused("workload-key", f"{head}:{key}", found, "one value", "keep one of them")
         options[key] = value
-    return head.strip(), options
+    return options
 
 
 def from_options(kind: str, options: dict[str, str]) -> WorkloadSpec:

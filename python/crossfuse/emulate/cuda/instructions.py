@@ -205,6 +205,7 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             lambda *_: _NOTHING,
         ),
         (r"griddepcontrol\.wait;", _call("grid_wait")),
+        (r"ex2\.approx\.ftz\.f32 %0, %1;", lambda _, each: f"{each[0]} = exp2f({each[1]})"),
         (r"fence\.proxy\.async(?:\.(?P<space>shared|global)(?:::(?:cta|cluster))?)?;", _fence),
         (r"(?:fence\.(?:acq_rel|sc)\.(?:gpu|sys)|membar\.(?:gl|sys));", _call("fence_memory")),
         (r"bar\.sync %0, %1;", _call("named_barrier")),

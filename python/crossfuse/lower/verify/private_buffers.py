@@ -9,7 +9,7 @@ from crossfuse.lower.kernel import ClusterKernel, Part
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import Access, children, coordinate
 from crossfuse.lower.verify.ownership import extents, stray_access
-from crossfuse.schedule.markers import DSM_SCOPE
+from crossfuse.schedule.markers import DSM_SCOPE, MERGED, marked_blocks_in
 
 
 def check_private_buffers(kernel: ClusterKernel, part: Part) -> None:
@@ -67,7 +67,8 @@ def _shared_coordinates(
         if access.write:
             written |= extents(_below(access, outside).loops)
     axis = kernel.buffers.get(buffer)
-    by_thread = str(buffer.scope()) == "local" and not _is_allreduced(kernel, buffer)
+    equal = _is_allreduced(kernel, buffer) or _is_merged(kernel, buffer)
+    by_thread = str(buffer.scope()) == "local" and not equal
     return [
         tag
         for tag in sorted(written)
@@ -87,6 +88,15 @@ def _is_allreduced(kernel: ClusterKernel, buffer: Any) -> bool:
 
     ir.walk(kernel.body, (ir.Call, visit))
     return any(variable.same_as(buffer) for variable in found)
+
+
+def _is_merged(kernel: ClusterKernel, buffer: Any) -> bool:
+    """Whether all threads end with equal registers, see `lower_merges`."""
+    return any(
+        written.source.same_as(buffer)
+        for block in marked_blocks_in(kernel.body, MERGED)
+        for written in block.writes
+    )
 
 
 def _below(access: Access, outside: tuple[Any, ...]) -> Access:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse._blocks import carried, combiner_of, is_reduction
 from crossfuse.planner.extract import access
-from crossfuse.planner.extract.refusal import refused
-
-_WHOLE = "write each buffer by one block, all of it"
-_LOWERED = "extract the chain before the function is lowered"
+from crossfuse.planner.extract.placement import check_plain, placement
+from crossfuse.planner.extract.refusal import LOWERED, refused
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +36,8 @@ class Block:
     strides : tuple[tuple[int, ...], ...]
         For each dimension of the buffer, those of the coordinates that make it up; empty where each
         has one. See `crossfuse.planner.extract.digits`.
+    initial : Any
+        What a reduction starts from; None if the block is element-wise.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Block:
     value: Any
     combine: str
     strides: tuple[tuple[int, ...], ...] = ()
+    initial: Any = None
 
     @property
     def where(self) -> str:
@@ -55,13 +56,19 @@ class Block:
         return f"block '{self.name}'"
 
 
-def read_blocks(func: Any) -> list[Block]:
+#: Reads a block of several stores: the loops around it, and its realisation.
+Other = Callable[[tuple[Any, ...], Any], list[Block]]
+
+
+def read_blocks(func: Any, other: Other | None = None) -> list[Block]:
     """Read all blocks of a function.
 
     Parameters
     ----------
     func : tvm.tirx.PrimFunc
         In s_tir form.
+    other : Other, optional
+        Reads blocks that loop and store more than once; without it they are refused.
 
     Returns
     -------
@@ -75,101 +82,70 @@ def read_blocks(func: Any) -> list[Block]:
         buffers that a block writes in part, and reductions that no operator is known of.
     """
     leaves: list[tuple[tuple[Any, ...], Any]] = []
-    _collect(func.body, (), leaves)
-    return [_read(loops, realize) for loops, realize in leaves]
+    _collect(func.body, (), leaves, other is not None)
+    found: list[Block] = []
+    for loops, realize in leaves:
+        if other is None or isinstance(realize.block.body, ir.BufferStore):
+            found.append(read_block(loops, realize))
+        else:
+            found += other(loops, realize)
+    return found
 
 
-def shape_of(buffer: Any, where: str) -> tuple[int, ...]:
-    """Extents of a buffer.
+def read_block(loops: tuple[Any, ...], realize: Any) -> Block:
+    """Read a block of one store; raises as `read_blocks`.
 
-    Raises
-    ------
-    PlanRefused
-        If one is not constant.
+    Parameters
+    ----------
+    loops : tuple[tvm.tirx.For, ...]
+        Around the block.
+    realize : tvm.s_tir.SBlockRealize
+        The block.
+
+    Returns
+    -------
+    Block
+        What it writes, over the coordinates of the buffer.
     """
-    shape = buffer.ty.shape
-    return tuple(_constant(each, f"{where}, buffer '{buffer.name}'", "extent") for each in shape)
+    node, store = realize.block, realize.block.body
+    combine = _combiner(node, f"block '{node.name_hint}'")
+    placed = placement(loops, realize, store)
+    value = store.value
+    if combine:
+        value = value.b if carried(store).same_as(value.a) else value.a
+    (value,) = access.replaced([value], placed.inside, {})
+    return Block(
+        node.name_hint,
+        store.buffer,
+        placed.coordinates,
+        placed.summed,
+        placed.domain,
+        value,
+        combine,
+        initial=node.init.value if combine else None,
+    )
 
 
-def _collect(node: Any, loops: tuple[Any, ...], leaves: list[Any]) -> None:
+def _collect(node: Any, loops: tuple[Any, ...], leaves: list[Any], every: bool) -> None:
+    """Blocks of one store; with `every` all that loop."""
     if isinstance(node, ir.SeqStmt):
         for each in node.seq:
-            _collect(each, loops, leaves)
+            _collect(each, loops, leaves, every)
     elif isinstance(node, ir.For):
-        _collect(node.body, (*loops, node), leaves)
+        _collect(node.body, (*loops, node), leaves, every)
     elif isinstance(node, ir.SBlockRealize) and isinstance(node.block.body, ir.BufferStore):
         leaves.append((loops, node))
     elif isinstance(node, ir.SBlockRealize) and not len(node.block.iter_vars):
-        _check_plain(node.block)
-        _collect(node.block.body, loops, leaves)
+        check_plain(node.block)
+        _collect(node.block.body, loops, leaves, every)
+    elif isinstance(node, ir.SBlockRealize) and every:
+        leaves.append((loops, node))
     else:
         block = isinstance(node, ir.SBlockRealize)
         where = f"block '{node.block.name_hint}'" if block else "function"
         inside = node.block.body if block else node
         found = f"a statement {type(inside).__name__}"
-        raise refused(where, found, "loops around blocks of one store each", _LOWERED)
-
-
-def _check_plain(block: Any) -> None:
-    if len(block.match_buffers):
-        name = block.match_buffers[0].buffer.name
-        where = f"block '{block.name_hint}', buffer '{name}'"
-        raise refused(where, "a view by match_buffer", "buffers as they are", _LOWERED)
-
-
-def _read(loops: tuple[Any, ...], realize: Any) -> Block:
-    node = realize.block
-    where = f"block '{node.name_hint}'"
-    _check_plain(node)
-    domain = {each.var: _extent(each, where) for each in node.iter_vars}
-    _check_bindings(loops, realize, domain, where)
-    combine = _combiner(node, where)
-    summed = tuple(each.var for each in node.iter_vars if is_reduction(each))
-    store = node.body
-    value = store.value
-    if combine:
-        value = value.b if carried(store).same_as(value.a) else value.a
-    coordinates, inside = _coordinates(store, where, summed, domain)
-    (value,) = access.replaced([value], inside, {})
-    extents = dict(zip(coordinates, shape_of(store.buffer, where), strict=True))
-    extents |= {var: domain[var] for var in summed}
-    return Block(node.name_hint, store.buffer, coordinates, summed, extents, value, combine)
-
-
-def _extent(each: Any, where: str) -> int:
-    where = f"{where}, loop '{each.var.name}'"
-    first = _constant(each.dom.min, where, "first value")
-    if first:
-        raise refused(where, f"a loop from {first}", "loops from 0", "shift the loop and indices")
-    return _constant(each.dom.extent, where, "extent")
-
-
-def _constant(value: Any, where: str, what: str) -> int:
-    number = ir.constant(value)
-    if number is None:
-        instead = "build the function for one number of rows; plans are made for each"
-        raise refused(where, f"{what} {value}", "constant extents", instead)
-    return number
-
-
-def _check_bindings(loops: tuple[Any, ...], realize: Any, domain: Any, where: str) -> None:
-    """Each iteration of the block runs exactly once."""
-    counts = {}
-    for loop in loops:
-        named = f"{where}, loop '{loop.loop_var.name}'"
-        if ir.constant(loop.min) != 0:
-            raise refused(named, f"a loop from {loop.min}", "loops from 0", "shift the loop")
-        counts[loop.loop_var] = _constant(loop.extent, named, "extent")
-    predicate = None if ir.constant(realize.predicate) == 1 else realize.predicate
-    if access.inverse(list(realize.iter_values), domain, counts, predicate) is None:
-        found = ", ".join(f"{var.name} = {value}" for var, value in _bound(realize))
-        instead = "extract the chain from the function before it is scheduled"
-        raise refused(where, found, "loops that run each iteration of a block once", instead)
-
-
-def _bound(realize: Any) -> list[tuple[Any, Any]]:
-    names = (each.var for each in realize.block.iter_vars)
-    return list(zip(names, realize.iter_values, strict=True))
+        raise refused(where, found, "loops around blocks of one store each", LOWERED)
 
 
 def _combiner(node: Any, where: str) -> str:
@@ -210,24 +186,3 @@ def _same(one: Any, other: Any) -> bool:
     return len(one) == len(other) and all(
         ir.tvm_ffi.structural_equal(a, b) for a, b in zip(one, other, strict=True)
     )
-
-
-def _coordinates(
-    store: Any, where: str, summed: tuple[Any, ...], domain: Mapping[Any, int]
-) -> tuple[tuple[Any, ...], dict[Any, Any]]:
-    """Variables for the buffer's dimensions, and the block's own in terms of them."""
-    shape = shape_of(store.buffer, where)
-    names = tuple(ir.Var(f"i{each}", "int32") for each in range(len(shape)))
-    spatial = {var: extent for var, extent in domain.items() if var not in summed}
-    extents = dict(zip(names, shape, strict=True))
-    indices = list(store.indices)
-    if not all(access.is_affine(each) for each in indices):
-        inside = None
-    else:
-        inside = access.inverse(indices, extents, spatial)
-    if inside is None:
-        place = ", ".join(str(each) for each in indices)
-        found = f"a store to [{place}] of {list(shape)}"
-        where = f"{where}, buffer '{store.buffer.name}'"
-        raise refused(where, found, "each element of the buffer once, at affine indices", _WHOLE)
-    return names, inside

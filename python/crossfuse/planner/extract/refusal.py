@@ -6,6 +6,8 @@ from crossfuse.errors import PlanRefused, RefusedError, refuse
 
 #: What to do with a function that has more, or something else, in it.
 OUTLINE = "outline such a chain first (crossfuse.relax.outline), or leave the function unfused"
+#: What to do with a function that says no more what it computes.
+LOWERED = "extract the chain before the function is lowered"
 
 
 def refused(where: str, found: object, limit: str, instead: str = OUTLINE) -> RefusedError:

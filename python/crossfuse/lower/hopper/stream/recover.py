@@ -14,6 +14,7 @@ from crossfuse.lower.hopper.stream.program import Axis, StreamProgram
 from crossfuse.lower.hopper.stream.statements import Roles, Statement, refuse_stream
 from crossfuse.lower.hopper.stream.steps import Names, check_order, read_steps
 from crossfuse.lower.hopper.tile_nest import tile_nest
+from crossfuse.lower.open_blocks import open_blocks
 from crossfuse.lower.tree import analyzer
 from crossfuse.schedule.markers import STREAM
 
@@ -51,6 +52,7 @@ def recover_streams(func: Any) -> tuple[StreamProgram, ...]:
     LoweringRefused
         Naming the block or loop that has another form.
     """
+    func = open_blocks(func)
     body = func.body.block.body
     nests = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
     made = [each for each in func.body.block.alloc_buffers if str(each.scope()) == "global"]

@@ -1,0 +1,75 @@
+"""Products that neither overflow nor underflow on the way.
+
+``exp(x - m)``, never ``exp(x) * exp(-m)``; ``(x / a)**2``, never ``x**2 / a**2``.
+"""
+
+from __future__ import annotations
+
+import sympy
+
+
+def joined(expression: sympy.Basic) -> sympy.Basic:
+    """Join the exponentials of every product in an expression.
+
+    Parameters
+    ----------
+    expression : sympy.Basic
+        Any.
+
+    Returns
+    -------
+    sympy.Basic
+        Equal to it.
+    """
+    if not expression.has(sympy.exp):
+        return expression
+    if isinstance(expression, sympy.Piecewise):
+        # Conditions stay as they are: sympy takes a real number not to be an infinity.
+        sides = [(joined(value), test) for value, test in expression.args]
+        return sympy.Piecewise(*sides, evaluate=False)
+    if expression.args:
+        expression = expression.func(*(joined(each) for each in expression.args))
+    if not isinstance(expression, sympy.Mul):
+        return expression
+    powers = [each for each in expression.args if isinstance(each, sympy.exp)]
+    if len(powers) < 2:
+        return expression
+    rest = [each for each in expression.args if each not in powers]
+    return sympy.Mul(sympy.exp(sympy.Add(*(each.args[0] for each in powers))), *rest)
+
+
+def ratios(expression: sympy.Basic) -> sympy.Basic:
+    """Join equal powers above and below of every product in an expression.
+
+    Parameters
+    ----------
+    expression : sympy.Basic
+        Any.
+
+    Returns
+    -------
+    sympy.Basic
+        Equal to it; a ratio is a `sympy.UnevaluatedExpr`, which sympy does not take apart again.
+    """
+    if isinstance(expression, sympy.UnevaluatedExpr) or not expression.has(sympy.Pow):
+        return expression
+    if isinstance(expression, sympy.Piecewise):
+        sides = [(ratios(value), test) for value, test in expression.args]
+        return sympy.Piecewise(*sides, evaluate=False)
+    if expression.args:
+        expression = expression.func(*(ratios(each) for each in expression.args))
+    if not isinstance(expression, sympy.Mul):
+        return expression
+    parts = list(expression.args)
+    for below in expression.args:
+        base, power = below.as_base_exp()
+        if base.is_number or not power.could_extract_minus_sign() or power == -1:
+            continue
+        above = [each for each in parts if each.as_base_exp()[1] == -power]
+        above = [each for each in above if not each.as_base_exp()[0].is_number]
+        if above and below in parts:
+            parts.remove(below)
+            parts.remove(above[0])
+            ratio = sympy.UnevaluatedExpr(above[0].as_base_exp()[0] / base)
+            parts.append(sympy.Pow(ratio, -power))
+    return sympy.Mul(*parts)

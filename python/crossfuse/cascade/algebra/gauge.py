@@ -1,0 +1,218 @@
+"""Which results correct the state while it streams, and which are applied once, at the end.
+
+``sum G(x) * H(d)`` with the final ``d`` needs no correction: the sum of G is kept, and H is applied
+to it once. Only what G needs in order to stay in range is kept in the *gauge*, that is in
+contributions and in the state: the maximum under an exponential, the largest magnitude under a
+power, and a scale in front of a rounding. Where H has no inverse, what stands in for the result
+(`Slot.guard`) is used in the state and in contributions alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from crossfuse.cascade.algebra.exponents import joined, ratios
+from crossfuse.cascade.algebra.signs import positive
+from crossfuse.cascade.algebra.state import Kept, State, chosen
+from crossfuse.cascade.derivation import left, new, right, value
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """The part of H that the state and contributions have in them.
+
+    Attributes
+    ----------
+    exponents : sympy.Expr
+        Of ``exp``.
+    powers : tuple[tuple[sympy.Symbol, sympy.Expr], ...]
+        Slots, or maxima of them and positive numbers, and the powers of them that are divided by.
+    vanishes : bool
+        Whether the sum so far is proved to be 0 where a slot of the gauge has no inverse.
+    """
+
+    exponents: sympy.Expr = sympy.S.Zero
+    powers: tuple[tuple[sympy.Expr, sympy.Expr], ...] = ()
+    vanishes: bool = True
+
+    @property
+    def free(self) -> bool:
+        """Whether there is nothing in it."""
+        return self.exponents == 0 and not self.powers
+
+    @property
+    def factor(self) -> sympy.Expr:
+        """The part of H."""
+        return sympy.Mul(sympy.exp(self.exponents), *(base**-power for base, power in self.powers))
+
+
+def split(
+    element: sympy.Expr,
+    context: sympy.Expr,
+    state: State,
+    elements: frozenset[sympy.Symbol],
+    rounded: bool,
+) -> tuple[Gauge, sympy.Expr]:
+    """Part H into gauge and what is applied at the end.
+
+    Parameters
+    ----------
+    element, context : sympy.Expr
+        G and H, H over slots of `state`.
+    state : State
+        Slots so far.
+    elements : frozenset[sympy.Symbol]
+        What changes along the axis.
+    rounded : bool
+        Whether what is reduced is rounded to a narrow type first, so that it must be scaled.
+
+    Returns
+    -------
+    gauge : Gauge
+        What streams.
+    rest : sympy.Expr
+        What is applied once.
+    """
+    exponents: list[sympy.Expr] = []
+    powers: list[tuple[sympy.Expr, sympy.Expr]] = []
+    rest: list[sympy.Expr] = []
+    grown = [each.args[0] for each in element.atoms(sympy.exp) if each.free_symbols & elements]
+    vanishes = True
+    for factor in sympy.Mul.make_args(context):
+        base, power = factor.as_base_exp()
+        slots = [state.of(each) for each in factor.free_symbols & state.symbols]
+        if isinstance(factor, sympy.exp) and grown and slots:
+            exponents.append(factor.args[0])
+            vanishes &= all(_bounded(each, grown, elements) for each in slots if each.infinite)
+        elif (rounded or power != -1) and _divides(power) and _scales(base, element, -power, state):
+            powers.append((base, -power))
+        else:
+            rest.append(factor)
+    return Gauge(sympy.Add(*exponents), tuple(powers), vanishes), sympy.Mul(*rest)
+
+
+def _divides(power: sympy.Expr) -> bool:
+    return bool(power.could_extract_minus_sign())
+
+
+def contribution(gauge: Gauge, element: sympy.Expr, state: State) -> sympy.Expr:
+    """What one element brings: G in the gauge of new values, exponents joined."""
+    made = element
+    for base, power in gauge.powers:
+        below = state.usable(1 / base, new) ** -1
+        made = ratios(times(made, below**-power))
+    if gauge.exponents != 0:
+        made = times(made, sympy.exp(state.usable(gauge.exponents, new)))
+    return made
+
+
+def carry(gauge: Gauge, kept: sympy.Expr, state: State) -> sympy.Expr:
+    """A value so far in the gauge of new values."""
+    return _moved(gauge, kept, state, value)
+
+
+def merged(gauge: Gauge, parts: Sequence[sympy.Expr], state: State) -> sympy.Expr:
+    """The sum of the values of two sides, `parts`, in the gauge of the merged state."""
+    sides = zip(parts, (left, right), strict=True)
+    return sympy.Add(*(_moved(gauge, part, state, side) for part, side in sides))
+
+
+def correction(gauge: Gauge, state: State, side: object = value) -> sympy.Expr:
+    """The factor from the gauge of a side to that of new values."""
+    assert callable(side)
+    found = sympy.S.One
+    if gauge.exponents != 0:
+        before = state.raw(gauge.exponents, side)
+        found *= sympy.exp(state.usable(gauge.exponents, new) - before)
+    for base, power in gauge.powers:
+        ratio = (state.raw(base, side) * state.usable(1 / base, new)) ** power
+        found *= ratios(ratio)
+    return found
+
+
+def times(element: sympy.Expr, factor: sympy.Expr) -> sympy.Expr:
+    """A product with an exponential, which meets the exponentials that it makes small."""
+    if isinstance(element, sympy.Piecewise):
+        sides = [(times(each, factor) if each != 0 else each, test) for each, test in element.args]
+        return sympy.Piecewise(*sides)
+    if isinstance(element, sympy.Add):
+        return sympy.Add(*(times(each, factor) for each in element.args))
+    if isinstance(element, sympy.Mul):
+        for each in element.args:
+            inside = isinstance(each, sympy.Piecewise | sympy.Add)
+            if (
+                inside
+                and each.has(sympy.exp)
+                and not element.func(*_others(element, each)).has(sympy.exp)
+            ):
+                return sympy.Mul(times(each, factor), *_others(element, each))
+    return joined(element * factor)
+
+
+def _others(product: sympy.Mul, one: sympy.Expr) -> list[sympy.Expr]:
+    return [each for each in product.args if each != one]
+
+
+def _moved(gauge: Gauge, part: sympy.Expr, state: State, side: object) -> sympy.Expr:
+    if gauge.free:
+        return part
+    moved = part * correction(gauge, state, side)
+    if gauge.vanishes:
+        return moved
+    # Not proved to be 0 where a maximum is of nothing: stand-ins on both sides, and 0 stays 0.
+    assert callable(side)
+    slots = [each for each in state.kept if each.infinite]
+    stood = {
+        side(each.name): chosen(
+            side(each.name), each.monoid.identity, sympy.S.Zero, side(each.name)
+        )
+        for each in slots
+        if state.among(each, gauge.exponents.free_symbols)
+    }
+    return chosen(part, sympy.S.Zero, sympy.S.Zero, moved.xreplace(stood))
+
+
+def _bounded(kept: Kept, grown: Sequence[sympy.Expr], elements: frozenset[sympy.Symbol]) -> bool:
+    """Whether exponents are -oo wherever the slot is: they are multiples of what it reduces."""
+    bound = kept.contribution
+    for exponent in grown:
+        branches = [exponent]
+        if isinstance(exponent, sympy.Piecewise) and exponent != bound:
+            branches = [each for each, _ in exponent.args if each != -sympy.oo]
+        for each in branches:
+            if each != bound and (each / bound).free_symbols & elements:
+                return False
+    return True
+
+
+def _scales(base: sympy.Expr, element: sympy.Expr, power: sympy.Expr, state: State) -> bool:
+    """Whether a divisor keeps an element in range, and can be taken back where it is 0."""
+    if base in state.symbols:
+        return _is_largest(state.of(base)) and _vanishes(element, state.of(base), power)
+    # Such as max(a, epsilon): never 0, so that it can always be taken back.
+    inside = base.free_symbols & state.symbols
+    return isinstance(base, sympy.Max) and positive(base) and len(inside) == 1
+
+
+def _is_largest(kept: Kept) -> bool:
+    """Whether it is a largest magnitude."""
+    return not kept.signed and kept.monoid.name == "max"
+
+
+def _vanishes(element: sympy.Expr, kept: Kept, power: sympy.Expr) -> bool:
+    """Whether an element has what the slot is the largest of as a factor, so that both are 0."""
+    known = sympy.Mul.make_args(kept.contribution)
+    inside = sympy.Mul(*(each.args[0] if isinstance(each, sympy.Abs) else each for each in known))
+    for candidate in (kept.contribution, inside):
+        below = sympy.fraction(element)[1]
+        rest = sympy.fraction(element / candidate**power)[1]
+        grown = rest.free_symbols & candidate.free_symbols
+        if not grown - below.free_symbols:
+            return True
+    return False
+
+
+__all__ = ["Gauge", "carry", "contribution", "correction", "merged", "split", "times"]

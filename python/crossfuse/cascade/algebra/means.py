@@ -1,0 +1,115 @@
+"""Which sums of a cascade are means of later stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import sympy
+
+from crossfuse.cascade.algebra.exponents import joined
+from crossfuse.cascade.algebra.moments import Mean, centred
+from crossfuse.cascade.algebra.signs import nonnegative
+from crossfuse.cascade.spec import Cascade, Stage
+
+
+def means(cascade: Cascade) -> dict[str, Mean]:
+    """Find sums that later stages take distances from.
+
+    Parameters
+    ----------
+    cascade : Cascade
+        The definition.
+
+    Returns
+    -------
+    dict[str, Mean]
+        By stage. A later stage depends on each by ``element - mean`` only.
+    """
+    found: dict[str, Mean] = {}
+    for stage in cascade.stages:
+        if stage.monoid.name != "sum":
+            continue
+        for mean in _candidates(cascade, stage):
+            if any(_is_used(cascade, each, stage, mean) for each in cascade.stages):
+                found[stage.name] = mean
+                break
+    return found
+
+
+def ordered(cascade: Cascade, found: dict[str, Mean]) -> list[Stage]:
+    """Stages in an order in which weights come before the means that they weigh."""
+    waiting, done = list(cascade.stages), []
+    symbols = {each.symbol: each.name for each in cascade.stages}
+    names: set[str] = set()
+    while waiting:
+        for stage in waiting:
+            needed = {symbols[each] for each in stage.term.free_symbols if each in symbols}
+            if stage.name in found and found[stage.name].weight:
+                needed.add(found[stage.name].weight)
+            if needed <= names:
+                break
+        waiting.remove(stage)
+        done.append(stage)
+        names.add(stage.name)
+    return done
+
+
+def _candidates(cascade: Cascade, stage: Stage) -> Iterable[Mean]:
+    elements = set(cascade.elements)
+    results = {each.symbol for each in cascade.stages}
+    for weight in (None, *cascade.stages):
+        if weight is None and cascade.length is None:
+            continue
+        if weight is not None and (weight.name == stage.name or weight.monoid.name != "sum"):
+            continue
+        if weight is not None and stage.symbol in weight.term.free_symbols:
+            continue
+        by = sympy.S.One if weight is None else weight.term
+        signed = not nonnegative(by)
+        if by == 0 or (signed and by.free_symbols & results):
+            continue
+        scale, element = _quotient(stage.term, by).as_independent(*elements, as_Add=False)
+        if element == 1 or element.free_symbols & results:
+            continue
+        yield Mean(stage.name, "" if weight is None else weight.name, element, scale, signed)
+
+
+def _quotient(term: sympy.Expr, by: sympy.Expr) -> sympy.Expr:
+    """A quotient; of two that are masked alike that of what is not masked."""
+    if isinstance(term, sympy.Piecewise) and isinstance(by, sympy.Piecewise):
+        tests = [[test for _, test in each.args] for each in (term, by)]
+        pairs = [(a, b) for (a, _), (b, _) in zip(term.args, by.args, strict=False)]
+        kept = [(a, b) for a, b in pairs if a != 0 or b != 0]
+        if tests[0] == tests[1] and len(kept) == 1 and kept[0][1] != 0:
+            return joined(kept[0][0] / kept[0][1])
+    return joined(term / by)
+
+
+def _is_used(cascade: Cascade, later: Stage, stage: Stage, mean: Mean) -> bool:
+    if later.monoid.name != "sum" or stage.symbol not in later.term.free_symbols:
+        return False
+    symbol, distance = sympy.Dummy("mean", real=True), sympy.Dummy("distance", real=True)
+    term = later.term.xreplace({stage.symbol: mean_value(cascade, mean, symbol)})
+    found = centred(term, {symbol: (mean.element, distance)})
+    return found is not None and _is_polynomial(found, distance)
+
+
+def _is_polynomial(term: sympy.Expr, distance: sympy.Symbol) -> bool:
+    """Whether distances are only multiplied and added."""
+    if distance not in term.free_symbols or term == distance:
+        return True
+    if isinstance(term, sympy.Piecewise):
+        tests = set().union(*(test.free_symbols for _, test in term.args))
+        return distance not in tests and all(_is_polynomial(v, distance) for v, _ in term.args)
+    if isinstance(term, sympy.Add | sympy.Mul):
+        return all(_is_polynomial(each, distance) for each in term.args)
+    if isinstance(term, sympy.Pow):
+        base, power = term.args
+        return bool(power.is_Integer and power > 0) and _is_polynomial(base, distance)
+    return False
+
+
+def mean_value(cascade: Cascade, mean: Mean, symbol: sympy.Symbol) -> sympy.Expr:
+    """The sum that a mean stands for, over the mean's symbol, stages and invariants."""
+    mass = cascade.stage(mean.weight).symbol if mean.weight else cascade.length
+    return mean.scale * mass * symbol

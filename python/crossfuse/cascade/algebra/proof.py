@@ -1,0 +1,110 @@
+"""What is checked of a separation, and what is said of a term that has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import sympy
+
+from crossfuse.cascade.algebra.refusal import refused
+from crossfuse.cascade.algebra.sampling import SIZE, sample_rank
+from crossfuse.cascade.algebra.separation import Product
+from crossfuse.cascade.spec import Stage
+from crossfuse.errors import RefusedError
+
+#: Products that a sum is split into at most.
+MOST_PRODUCTS = 16
+
+
+def checked(
+    stage: Stage,
+    term: sympy.Expr,
+    found: Sequence[Product],
+    elements: Iterable[sympy.Symbol],
+    results: Sequence[sympy.Symbol],
+) -> int | None:
+    """Check a separation against a sample of the term.
+
+    The products are equal to the term by identities; a rank above their number would mean that
+    one of these was applied where it does not hold.
+
+    Returns
+    -------
+    int | None
+        The rank of the sample.
+
+    Raises
+    ------
+    CascadeRefused
+        If the products are too many, or fewer than the sample's rank.
+    """
+    used = sorted(term.free_symbols & set(elements), key=lambda each: str(each.name))
+    rank = sample_rank(term, used, results)
+    limit = MOST_PRODUCTS if rank is None else max(rank, 1)
+    if len(found) > MOST_PRODUCTS or (rank is not None and rank > len(found)):
+        raise refused(
+            "cascade-separable",
+            stage.name,
+            found=f"{len(found)} products for a term of rank {rank} on a {SIZE} x {SIZE} sample",
+            limit=f"at most {MOST_PRODUCTS} products, and at least {limit}",
+            instead="split the stage's term, or cut the cascade before this stage",
+        )
+    return rank
+
+
+def coupled(
+    stage: Stage,
+    term: sympy.Expr,
+    part: sympy.Basic,
+    elements: Sequence[sympy.Symbol],
+    results: Sequence[sympy.Symbol],
+    spelt: Callable[[sympy.Basic], sympy.Basic],
+) -> RefusedError:
+    """The refusal of a term in which elements and results cannot be told apart.
+
+    Parameters
+    ----------
+    stage : Stage
+        Whose term it is.
+    term : sympy.Expr
+        Over elements and slots.
+    part : sympy.Basic
+        The smallest part that couples them.
+    elements, results : Sequence[sympy.Symbol]
+        What it couples.
+    spelt : Callable
+        Writes expressions for messages.
+
+    Returns
+    -------
+    RefusedError
+        To raise.
+    """
+    try:
+        rank = sample_rank(term, elements, results)
+    except (NotImplementedError, TypeError, ValueError, NameError):
+        rank = None
+    ours = ", ".join(str(spelt(each)) for each in elements if each in part.free_symbols)
+    theirs = ", ".join(str(spelt(each)) for each in results if each in part.free_symbols)
+    sampled = "no rank was sampled" if rank is None else f"rank {rank} on a {SIZE} x {SIZE} sample"
+    return refused(
+        "cascade-separable",
+        stage.name,
+        found=f"{spelt(part)}, which couples {ours or 'elements'} with {theirs or 'results'} "
+        f"({sampled})",
+        limit="a finite sum of products of elements and of results",
+        instead=_instead(stage, part),
+    )
+
+
+def _instead(stage: Stage, part: sympy.Basic) -> str:
+    magnitude = isinstance(part, sympy.Abs)
+    if stage.monoid.name == "max" and magnitude:
+        return (
+            "reduce the maximum and the minimum of the elements; max|x - c| is "
+            "max(maximum - c, c - minimum)"
+        )
+    name = type(part).__name__
+    if name in ("floor", "ceiling", "rint", "trunc", "round_away", "Mod"):
+        return "round by the stage's cast, whose error is accepted as approximate"
+    return "cut the cascade before this stage: the finished results need a second pass"

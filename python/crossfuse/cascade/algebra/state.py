@@ -1,0 +1,221 @@
+"""The state while it is derived: slots, and expressions over them as seen from each side.
+
+Inside the derivation a slot is a symbol of its own kind (`Kept.symbol`) whose sign is known. Only
+when an expression goes into a slot, a result or a row does it become the value so far, the new
+one, or what stands in for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import sympy
+
+from crossfuse.cascade.algebra.signs import nonnegative, positive
+from crossfuse.cascade.derivation import Slot, guarded, new, value
+from crossfuse.cascade.monoid import Monoid
+
+#: From a name to the symbol of one side: `value`, `new`, `left` or `right`.
+Side = Callable[[str], sympy.Symbol]
+
+
+@dataclass(eq=False)
+class Kept:
+    """A slot in the making.
+
+    Attributes
+    ----------
+    name : str
+        Of the slot.
+    monoid : Monoid
+        What it combines with.
+    contribution : sympy.Expr
+        As in `Slot`.
+    carry, merge : sympy.Expr | None
+        As in `Slot`.
+    symbol : sympy.Dummy
+        What stands for it inside the derivation.
+    stands_in : bool
+        Whether anything uses it where it may have no inverse.
+    """
+
+    name: str
+    monoid: Monoid
+    contribution: sympy.Expr
+    carry: sympy.Expr
+    merge: sympy.Expr | None
+    symbol: sympy.Dummy
+    stands_in: bool = False
+
+    @property
+    def signed(self) -> bool:
+        """Whether it may be negative."""
+        return not self.symbol.is_nonnegative
+
+    @property
+    def infinite(self) -> bool:
+        """Whether it is an infinity where nothing was taken in."""
+        return self.monoid.ordered and self.signed
+
+    def slot(self) -> Slot:
+        """The slot, with what stands in for it if that is needed."""
+        # The largest of no magnitudes is 0, as of magnitudes that are all 0.
+        largest = self.monoid.name == "max" and not self.signed
+        init = sympy.S.Zero if largest else self.monoid.identity
+        return Slot(
+            self.name, self.monoid, self.contribution, self.carry, self.merge, init, self.guard()
+        )
+
+    def guard(self) -> sympy.Expr | None:
+        """What stands in for the new value."""
+        if not self.stands_in:
+            return None
+        symbol = new(self.name)
+        if self.infinite:
+            return chosen(symbol, self.monoid.identity, sympy.S.Zero, symbol)
+        return chosen(symbol, sympy.S.Zero, sympy.S.One, symbol)
+
+
+class State:
+    """Slots in the order of updates.
+
+    Parameters
+    ----------
+    taken : frozenset[str]
+        Names that slots may not have.
+    """
+
+    def __init__(self, taken: frozenset[str]) -> None:
+        self.taken = set(taken)
+        self.kept: list[Kept] = []
+        self._of: dict[sympy.Basic, Kept] = {}
+
+    @property
+    def symbols(self) -> frozenset[sympy.Basic]:
+        """What stands for slots inside the derivation."""
+        return frozenset(self._of)
+
+    def of(self, symbol: sympy.Basic) -> Kept:
+        """The slot that a symbol stands for."""
+        return self._of[symbol]
+
+    def among(self, kept: Kept, symbols: Iterable[sympy.Basic]) -> bool:
+        """Whether any symbol stands for a slot."""
+        return any(self._of.get(each) is kept for each in symbols)
+
+    def same(self, monoid: Monoid, contribution: sympy.Expr) -> sympy.Symbol | None:
+        """Another symbol for a slot that reduces this already.
+
+        Another one, so that nothing cancels that may be 0 or infinite: the sum divided by itself
+        is 0 where all elements are masked.
+        """
+        for each in self.kept:
+            if each.monoid == monoid and each.contribution == contribution:
+                alias = sympy.Dummy(each.name, **each.symbol.assumptions0)
+                self._of[alias] = each
+                return alias
+        return None
+
+    def fresh(self, wanted: str) -> str:
+        """A name that is not taken."""
+        number, name = 0, wanted
+        while name in self.taken:
+            number += 1
+            name = f"{wanted}{number}"
+        self.taken.add(name)
+        return name
+
+    def add(
+        self,
+        name: str,
+        monoid: Monoid,
+        contribution: sympy.Expr,
+        carry: sympy.Expr,
+        merge: sympy.Expr | None,
+        *,
+        no_sign: bool,
+    ) -> sympy.Symbol:
+        """Add a slot whose name is taken already; gives its symbol."""
+        symbol = sympy.Dummy(name, nonnegative=True) if no_sign else sympy.Dummy(name, real=True)
+        self._of[symbol] = Kept(name, monoid, contribution, carry, merge, symbol)
+        self.kept.append(self._of[symbol])
+        return symbol
+
+    def raw(self, expression: sympy.Basic, side: Side) -> sympy.Basic:
+        """An expression over the slots of one side, as they are."""
+        return expression.xreplace({each: side(kept.name) for each, kept in self._of.items()})
+
+    def usable(self, expression: sympy.Expr, side: Side = value) -> sympy.Expr:
+        """An expression over new or finished slots, defined for masked and zero rows too.
+
+        A maximum of nothing counts as 0, unless it is all that is asked for; a divisor that is
+        proved not to be negative counts as 1 where it is 0.
+        """
+        if expression in self.symbols:
+            return self.raw(expression, side)
+        return self._defined(expression, side)
+
+    def _defined(self, part: sympy.Basic, side: Side) -> sympy.Basic:
+        if not part.free_symbols & self.symbols:
+            return part
+        if isinstance(part, sympy.Symbol):
+            kept = self.of(part)
+            return self._stand_in(kept) if kept.infinite else side(kept.name)
+        if isinstance(part, sympy.Max | sympy.Min):
+            return self.raw(part, side)
+        if isinstance(part, sympy.exp):
+            return sympy.exp(sympy.Add(*(self._power(e, side) for e in _addends(part.args[0]))))
+        if isinstance(part, sympy.Piecewise):
+            sides = [(self._defined(each, side), self.raw(test, side)) for each, test in part.args]
+            return sympy.Piecewise(*sides)
+        if isinstance(part, sympy.Pow) and part.args[1].could_extract_minus_sign():
+            return sympy.Pow(self._divisor(part.args[0], side), part.args[1])
+        return part.func(*(self._defined(each, side) for each in part.args))
+
+    def _power(self, part: sympy.Expr, side: Side) -> sympy.Expr:
+        """An addend of an exponent: one that is -oo makes the exponential 0, as it should."""
+        if part in self.symbols and self.of(part).monoid.name in ("max", "topk", "argmax"):
+            return self.raw(part, side)
+        return self._defined(part, side)
+
+    def _divisor(self, base: sympy.Expr, side: Side) -> sympy.Expr:
+        if base in self.symbols and not self.of(base).signed:
+            return self._stand_in(self.of(base))
+        defined = self._defined(base, side)
+        if positive(base) or not (nonnegative(base) or self._is_range(base)):
+            return defined
+        return chosen(defined, sympy.S.Zero, sympy.S.One, defined)
+
+    def _is_range(self, base: sympy.Expr) -> bool:
+        """Whether it is a maximum without the minimum of the same elements."""
+        if not (isinstance(base, sympy.Add) and len(base.args) == 2):
+            return False
+        found = {each.as_coeff_Mul() for each in base.args}
+        if {number for number, _ in found} != {sympy.S.One, sympy.S.NegativeOne}:
+            return False
+        if not all(symbol in self.symbols for _, symbol in found):
+            return False
+        ends = {number: self.of(symbol) for number, symbol in found}
+        names = (ends[sympy.S.One].monoid.name, ends[sympy.S.NegativeOne].monoid.name)
+        alike = len({each.contribution for each in ends.values()}) == 1
+        return alike and names == ("max", "min")
+
+    def _stand_in(self, kept: Kept) -> sympy.Symbol:
+        kept.stands_in = True
+        return guarded(kept.name)
+
+
+def _addends(expression: sympy.Expr) -> tuple[sympy.Expr, ...]:
+    return sympy.Add.make_args(expression)
+
+
+def chosen(
+    tested: sympy.Expr, equal: sympy.Expr, then: sympy.Expr, otherwise: sympy.Expr
+) -> sympy.Expr:
+    """``then`` where two are equal, else ``otherwise``.
+
+    Not evaluated: sympy takes a real number not to be an infinity.
+    """
+    test = sympy.Eq(tested, equal, evaluate=False)
+    return sympy.Piecewise((then, test), (otherwise, True), evaluate=False)

@@ -1,0 +1,183 @@
+"""Reductions that share an axis, with the variables of each in those of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from crossfuse.cascade.detect.loads import Load, moved, variables_of
+from crossfuse.cascade.detect.matching import Binding, extended
+from crossfuse.cascade.detect.program import Program, buffers_of
+from crossfuse.cascade.detect.refusal import refused
+from crossfuse.planner.extract import access
+from crossfuse.planner.extract.blocks import Block
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A reduction of a group.
+
+    Attributes
+    ----------
+    block : Block
+        The reduction.
+    binding : Mapping
+        What the block's variables are in the group's; those of one iteration may be absent.
+    """
+
+    block: Block
+    binding: Binding
+
+    @property
+    def coordinates(self) -> tuple[Any, ...]:
+        """Where its result stands, in the group's variables."""
+        return tuple(self.binding.get(each, each) for each in self.block.coordinates)
+
+    @property
+    def loops(self) -> tuple[Any, ...]:
+        """Its coordinates, without that which counts the numbers that a top-k keeps."""
+        return self.coordinates[:-1] if self.block.combine == "topk" else self.coordinates
+
+
+@dataclass(eq=False)
+class Group:
+    """Reductions that share an axis.
+
+    Attributes
+    ----------
+    axes : tuple[tvm.tirx.Var, ...]
+        Loops that are reduced.
+    extents : dict
+        Of all loops of the group.
+    members : list[Member]
+        In program order.
+    """
+
+    axes: tuple[Any, ...]
+    extents: dict[Any, int]
+    members: list[Member] = field(default_factory=list)
+
+    def member(self, buffer: Any) -> Member | None:
+        """The member that makes a buffer."""
+        for each in self.members:
+            if buffer in buffers_of(each.block):
+                return each
+        return None
+
+    def bind(
+        self, program: Program, reader: Block, wanted: Iterable[Load], read: Sequence[Load]
+    ) -> tuple[Binding, bool]:
+        """Say what a reader's variables are: it reads results at the row that it is of.
+
+        Parameters
+        ----------
+        program : Program
+            The function.
+        reader : Block
+            A reduction, or what makes an output.
+        wanted, read : Iterable[Load]
+            Loads that may be of results, and those that may be of elements.
+
+        Returns
+        -------
+        binding : Binding
+            The variables that are known.
+        shared : bool
+            Whether it reads elements that members read too.
+
+        Raises
+        ------
+        CascadeRefused
+            If it reads a result at another row.
+        """
+        found, later = self._bind_results(reader, wanted, {})
+        found, shared = self.bind_elements(program, reader, read, found)
+        # Rows may be known only by the elements, as where a channel is a group and a place in it.
+        found, wrong = self._bind_results(reader, later, found)
+        if wrong:
+            raise other_row(reader, wrong[0], self._known(wrong[0].buffer).block)
+        return found, shared
+
+    def _bind_results(
+        self, reader: Block, loads: Iterable[Load], binding: Binding
+    ) -> tuple[Binding, list[Load]]:
+        """What can be bound by results, and those that cannot."""
+        later = []
+        for load in loads:
+            if self.member(load.buffer) is None:
+                continue
+            pairs = zip(self._known(load.buffer).coordinates, load.indices, strict=True)
+            found = extended(binding, pairs, reader.domain, self.extents)
+            if found is None:
+                later.append(load)
+            else:
+                binding = found
+        return binding, later
+
+    def _known(self, buffer: Any) -> Member:
+        member = self.member(buffer)
+        assert member is not None
+        return member
+
+    def bind_elements(
+        self, program: Program, reader: Block, loads: Sequence[Load], binding: Binding
+    ) -> tuple[Binding, bool]:
+        """Bind more of a reader's variables by elements that members read too, if there are any."""
+        any_shared = False
+        for member in self.members:
+            for theirs in elements(program, member.block):
+                there = moved(theirs.indices, member.binding, self.extents)
+                for load in loads:
+                    if not load.buffer.same_as(theirs.buffer):
+                        continue
+                    pairs = zip(there, load.indices, strict=True)
+                    found = extended(binding, pairs, reader.domain, self.extents)
+                    if found is not None and self._keeps_axes(reader, found):
+                        binding, any_shared = found, True
+        return binding, any_shared
+
+    def _keeps_axes(self, reader: Block, binding: Binding) -> bool:
+        """Reduced loops are reduced loops; those of outputs may be anything."""
+        if not reader.combine:
+            return True
+        axes = frozenset(self.axes)
+        for var, value in binding.items():
+            used = variables_of([value])
+            if used & axes if var not in reader.summed else used - axes:
+                return False
+        return True
+
+    def reduces_alike(self, block: Block, binding: Binding) -> bool:
+        """Whether the loops that a block reduces are the axes, one for one."""
+        summed = {each: block.domain[each] for each in block.summed if block.domain[each] > 1}
+        axes = {each: self.extents[each] for each in self.axes if self.extents[each] > 1}
+        if not summed or not axes:
+            return not summed and not axes
+        if any(each not in binding for each in summed):
+            return False
+        return access.inverse([binding[each] for each in summed], summed, axes) is not None
+
+
+def elements(program: Program, block: Block) -> list[Load]:
+    """Loads of a reduction that change along what it reduces."""
+    summed = frozenset(block.summed)
+    return [each for each in program.loads(block) if variables_of(each.indices) & summed]
+
+
+def results(program: Program, block: Block) -> list[Load]:
+    """Loads of other reductions' results by a reduction, the same for all that it reduces."""
+    summed = frozenset(block.summed)
+    return [
+        each
+        for each in program.loads(block)
+        if program.reduction(each.buffer) and not variables_of(each.indices) & summed
+    ]
+
+
+def other_row(reader: Block, load: Load, made: Block) -> Exception:
+    """The refusal of a result that is read at another row than that of the reader."""
+    rows = ", ".join(str(each) for each in made.coordinates)
+    limit = f"the result of its own row: [{rows}] of block '{made.name}'"
+    where = f"{reader.where}, buffer '{load.buffer.name}'"
+    return refused(where, f"a result read at another row: {load.text}", limit)

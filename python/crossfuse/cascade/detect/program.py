@@ -1,0 +1,176 @@
+"""A function as reductions of what they read, with the element-wise blocks between them inlined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.detect.loads import Load, loads_of, same, simplified
+from crossfuse.cascade.detect.ranks import with_selections
+from crossfuse.cascade.detect.refusal import as_cascade, refused
+from crossfuse.cascade.detect.selection import Selection, read_several
+from crossfuse.planner.extract.blocks import Block, read_blocks
+
+#: Attribute of a function: names of parameters that hold no negative number, such as weights of a
+#: mean. What is derived from it needs fewer corrections.
+NONNEGATIVE = "crossfuse.nonnegative"
+
+
+@dataclass(eq=False)
+class Program:
+    """Blocks by the buffers that they write.
+
+    Attributes
+    ----------
+    function : tvm.tirx.PrimFunc
+        The whole.
+    made : dict
+        The block that writes each buffer; both buffers of an argmax have the same one.
+    inputs : tuple
+        Parameters that nothing writes.
+    outputs : tuple
+        Parameters that something writes, in order.
+    nonnegative : frozenset
+        Inputs that are promised to hold no negative number.
+    """
+
+    function: Any
+    made: dict[Any, Block]
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    nonnegative: frozenset[Any] = frozenset()
+    _values: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def reductions(self) -> list[Block]:
+        """Blocks that reduce, in program order."""
+        found = {id(each): each for each in self.made.values() if each.combine}
+        return list(found.values())
+
+    def value(self, block: Block) -> Any:
+        """What a block stores or reduces, over loads of inputs and reductions."""
+        if block.buffer not in self._values:
+            self._values[block.buffer] = self._inlined(block.value, block)
+        return self._values[block.buffer]
+
+    def loads(self, block: Block) -> list[Load]:
+        """All loads of a block, those inside indices too."""
+        return loads_of(self.value(block))
+
+    def reduction(self, buffer: Any) -> Block | None:
+        """The reduction that makes a buffer, or None for an input."""
+        return self.made.get(buffer)
+
+    def _inlined(self, value: Any, block: Block) -> Any:
+        def visit(load: Any, mutator: Any) -> Any:
+            load = mutator.default_mutate(load)
+            source = self.made.get(load.source)
+            if source is None and load.source not in self.inputs:
+                where = f"{block.where}, buffer '{load.source.name}'"
+                instead = "write it before it is read"
+                raise refused(where, "a buffer that nothing writes", "written buffers", instead)
+            if source is None or source.combine:
+                indices = simplified(load.indices, block.domain)
+                return ir.tirx.BufferLoad(load.source, list(indices))
+            places = dict(zip(source.coordinates, load.indices, strict=True))
+            inner = ir.substitute(self.value(source), lambda var: places.get(var, var))
+            return _simplified(inner, block)
+
+        return ir.mutate(value, (ir.TensorLoad, visit))
+
+
+def _simplified(value: Any, block: Block) -> Any:
+    """An expression whose loads have indices in their simplest form, as reshapes need it."""
+
+    def visit(load: Any, mutator: Any) -> Any:
+        load = mutator.default_mutate(load)
+        return ir.tirx.BufferLoad(load.source, list(simplified(load.indices, block.domain)))
+
+    return ir.mutate(value, (ir.TensorLoad, visit))
+
+
+def buffers_of(block: Block) -> tuple[Any, ...]:
+    """What a block writes."""
+    places = block.places if isinstance(block, Selection) else None
+    return (block.buffer,) if places is None else (block.buffer, places)
+
+
+def read_program(func: Any) -> Program:
+    """Read a function.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        In s_tir form.
+
+    Returns
+    -------
+    Program
+        Its blocks, by what they write.
+
+    Raises
+    ------
+    CascadeRefused
+        Scans, statements that are no blocks, buffers that several blocks write or that are read
+        before they are written; see `crossfuse.planner.extract.blocks.read_blocks`.
+    """
+    if not isinstance(func, ir.PrimFunc):
+        found = f"a {type(func).__name__}"
+        raise refused("function", found, "a PrimFunc in s_tir form", "pass one function of it")
+    _check_scans(func)
+    with as_cascade():
+        blocks = with_selections(read_blocks(func, read_several))
+    made: dict[Any, Block] = {}
+    for block in blocks:
+        for buffer in buffers_of(block):
+            if buffer in made:
+                names = f"blocks '{made[buffer].name}' and '{block.name}' that write it"
+                where, instead = f"buffer '{buffer.name}'", "write it by one block"
+                raise refused(where, names, "one block for each buffer", instead)
+            made[buffer] = block
+    buffers = [each for each in func.params if ir.is_buffer_var(each)]
+    inputs = tuple(each for each in buffers if each not in made)
+    outputs = tuple(each for each in buffers if each in made)
+    if not outputs:
+        raise refused("function", "no output", "an output", "store the result to a parameter")
+    _check_order(made)
+    return Program(func, made, inputs, outputs, _nonnegative(func, inputs))
+
+
+def _nonnegative(func: Any, inputs: tuple[Any, ...]) -> frozenset[Any]:
+    names = [str(each) for each in (func.attrs or {}).get(NONNEGATIVE, ())]
+    known = {str(each.name): each for each in inputs}
+    for name in names:
+        if name not in known:
+            limit = "names of inputs: " + ", ".join(known)
+            raise refused(f"attribute {NONNEGATIVE}", repr(name), limit, "name one of these")
+    return frozenset(known[name] for name in names)
+
+
+def _check_order(made: Mapping[Any, Block]) -> None:
+    written: set[Any] = set()
+    for buffer, block in made.items():
+        for load in loads_of(block.value):
+            if load.buffer in made and load.buffer not in written:
+                where = f"{block.where}, buffer '{load.buffer.name}'"
+                limit, instead = "blocks in the order of their data", "order the blocks"
+                raise refused(where, "a read before a write", limit, instead)
+        written.add(buffer)
+
+
+def _check_scans(func: Any) -> None:
+    """Blocks that read what they stored for another element are refused by their name."""
+    blocks: list[Any] = []
+    ir.walk(func.body, (ir.SBlock, blocks.append))
+    for block in blocks:
+        store = block.body
+        for load in loads_of(store.value) if isinstance(store, ir.BufferStore) else []:
+            own = load.buffer.same_as(store.buffer)
+            if own and not same(load.indices, store.indices):
+                where = f"block '{block.name_hint}', buffer '{store.buffer.name}'"
+                place = Load(store.buffer, tuple(store.indices)).text
+                found = f"a scan: {place} from {load.text}"
+                limit = "reductions, whose elements may come in any order"
+                raise refused(where, found, limit, "leave it to a kernel that scans")

@@ -1,0 +1,214 @@
+"""Blocks of several stores: reductions that keep where an element stood, or stand side by side.
+
+TVM writes an argmax as a block of two stores, of a place and of a value, each of which chooses
+between what is there and what comes; and the sums of elements and of squares as one block too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+from sympy.core.relational import Relational
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.detect.loads import load_nodes
+from crossfuse.cascade.detect.refusal import refused
+from crossfuse.cascade.expressions.to_sympy import to_sympy
+from crossfuse.planner.extract import access
+from crossfuse.planner.extract.blocks import Block, read_block
+from crossfuse.planner.extract.placement import placement
+
+_LIMIT = (
+    "reductions by themselves, and argmax or argmin: a value and its place, of equals the first"
+)
+_INSTEAD = "write it as te.comm_reducer or topi.argmax do, or with one store for each block"
+_VALUES = (sympy.Symbol("kept", real=True), sympy.Symbol("coming", real=True))
+_PLACES = (sympy.Symbol("kept_place", real=True), sympy.Symbol("coming_place", real=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Selection(Block):
+    """A block that chooses among its elements.
+
+    Attributes
+    ----------
+    places : tvm.tirx.Buffer
+        Where the chosen elements stood; `buffer` has their values.
+    place : tvm.ir.PrimExpr
+        What stands for the place of an element, over the block's variables.
+    k : int
+        How many it keeps, if it is a ``"topk"``; then the last of `Block.coordinates` counts them.
+    """
+
+    places: Any = None
+    place: Any = None
+    k: int = 0
+
+
+def read_several(loops: tuple[Any, ...], realize: Any) -> list[Block]:
+    """Read a block of several stores.
+
+    Parameters
+    ----------
+    loops : tuple[tvm.tirx.For, ...]
+        Around the block.
+    realize : tvm.s_tir.SBlockRealize
+        A block that is no single store.
+
+    Returns
+    -------
+    list[Block]
+        An argmax or argmin, or reductions that have nothing to do with each other.
+
+    Raises
+    ------
+    CascadeRefused
+        For anything else.
+    """
+    node = realize.block
+    stores, starts = _stores(node.body), _stores(node.init)
+    if stores is None or starts is None or len(stores) != len(starts) or len(stores) < 2:
+        raise _refused(node, "a body of several statements")
+    for value, place in (stores, stores[::-1]) if len(stores) == 2 else ():
+        combine = _combined(value, place)
+        if combine:
+            return [_selection(loops, realize, value, place, combine, starts)]
+    written = [each.buffer for each in stores]
+    for store in stores:
+        others = [each.source for each in load_nodes(store.value)]
+        if sum(each.same_as(buffer) for each in others for buffer in written) != 1:
+            raise _refused(node, "stores that choose or combine in another way")
+    return [_alone(loops, realize, store, starts) for store in stores]
+
+
+def _alone(loops: tuple[Any, ...], realize: Any, store: Any, starts: Sequence[Any]) -> Block:
+    """One of several reductions in a block, as a block of its own."""
+    node = realize.block
+    init = next(each for each in starts if each.buffer.same_as(store.buffer))
+    alone = ir.block_like(node, body=store, init=init)
+    return read_block(loops, ir.SBlockRealize(realize.iter_values, realize.predicate, alone))
+
+
+def _selection(
+    loops: tuple[Any, ...],
+    realize: Any,
+    value: Any,
+    place: Any,
+    combine: str,
+    starts: Sequence[Any],
+) -> Selection:
+    node = realize.block
+    if not access_equal(value, place):
+        raise _refused(node, "two stores to different places")
+    placed = placement(loops, realize, value)
+    coming = [access.replaced([_coming(each)], placed.inside, {})[0] for each in (value, place)]
+    initial = next(each.value for each in starts if each.buffer.same_as(value.buffer))
+    return Selection(
+        node.name_hint,
+        value.buffer,
+        placed.coordinates,
+        placed.summed,
+        placed.domain,
+        coming[0],
+        combine,
+        initial=initial,
+        places=place.buffer,
+        place=coming[1],
+    )
+
+
+def access_equal(one: Any, other: Any) -> bool:
+    """Whether two stores are to the same indices of buffers of one shape."""
+    pairs = zip(one.indices, other.indices, strict=False)
+    alike = len(one.indices) == len(other.indices)
+    return alike and all(ir.tvm_ffi.structural_equal(a, b) for a, b in pairs)
+
+
+def _stores(node: Any) -> list[Any] | None:
+    """The stores of a sequence, with what it binds put in; None for other statements."""
+    if not isinstance(node, ir.SeqStmt):
+        return None
+    bound: dict[Any, Any] = {}
+    found = []
+    for each in node.seq:
+        if isinstance(each, ir.Bind):
+            bound[each.var] = ir.substitute(each.value, lambda var: bound.get(var, var))
+        elif isinstance(each, ir.BufferStore):
+            value = ir.substitute(each.value, lambda var: bound.get(var, var))
+            found.append(ir.BufferStore(each.buffer, value, each.indices))
+        else:
+            return None
+    return found
+
+
+def _coming(store: Any) -> Any:
+    """What a store chooses if it does not keep what is there, or None."""
+    value = store.value
+    if isinstance(value, ir.tirx.Select):
+        sides = (value.true_value, value.false_value)
+    elif isinstance(value, ir.Call) and str(value.op.name) == ir.IF_THEN_ELSE:
+        sides = tuple(value.args[1:])
+    elif isinstance(value, ir.tirx.Max | ir.tirx.Min):
+        sides = (value.a, value.b)
+    else:
+        return None
+    kept = [_is_kept(each, store) for each in sides]
+    return sides[kept.index(False)] if sorted(kept) == [False, True] else None
+
+
+def _is_kept(node: Any, store: Any) -> bool:
+    return isinstance(node, ir.TensorLoad) and node.source.same_as(store.buffer)
+
+
+def _combined(value: Any, place: Any) -> str:
+    """Which of two the stores choose: ``"argmax"``, ``"argmin"``, or neither."""
+    coming = (_coming(value), _coming(place))
+    if coming[0] is None or coming[1] is None:
+        return ""
+    rules = [_rule(each, value, place, coming) for each in (value, place)]
+    if None in rules:
+        return ""
+    for name, kept_wins in (("argmax", 1), ("argmin", -1)):
+        if all(_chooses(*rules, kept=kept_wins, earlier=earlier) for earlier in (True, False)):
+            return name
+    return ""
+
+
+def _rule(store: Any, value: Any, place: Any, coming: tuple[Any, Any]) -> sympy.Basic | None:
+    def whole(node: Any) -> sympy.Expr | None:
+        for own, symbols, each in ((value, _VALUES, coming[0]), (place, _PLACES, coming[1])):
+            if _is_kept(node, own):
+                return symbols[0]
+            if ir.tvm_ffi.structural_equal(node, each):
+                return symbols[1]
+        return None
+
+    def leaf(node: Any) -> sympy.Expr:
+        return sympy.Symbol(str(node))
+
+    found = to_sympy(store.value, leaf, whole=whole)
+    compared = [set(each.args) for each in found.atoms(Relational)]
+    return found if all(each in (set(_VALUES), set(_PLACES)) for each in compared) else None
+
+
+def _chooses(value: sympy.Basic, place: sympy.Basic, *, kept: int, earlier: bool) -> bool:
+    """Whether what is kept stays if it is better, and of equals the one that stood first.
+
+    The element that comes stands after the kept one in a loop, so a rule that keeps what is there
+    may leave places out; one that compares places must prefer the lower one both ways.
+    """
+    order = {_PLACES[0]: 3 if earlier else 9, _PLACES[1]: 5}
+    for difference in (kept, -kept):
+        case = order | {_VALUES[0]: 10 + difference, _VALUES[1]: 10}
+        place_of, value_of = (each[0 if difference == kept else 1] for each in (_PLACES, _VALUES))
+        if (value.subs(case), place.subs(case)) != (case[value_of], case[place_of]):
+            return False
+    case = {_PLACES[0]: 3, _PLACES[1]: 5, _VALUES[0]: 10, _VALUES[1]: 10}
+    return bool(place.subs(case) == 3)
+
+
+def _refused(node: Any, found: str) -> Exception:
+    return refused(f"block '{node.name_hint}'", found, _LIMIT, _INSTEAD)

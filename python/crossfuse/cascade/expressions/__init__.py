@@ -1,0 +1,1 @@
+"""Expressions of TVM as expressions of sympy, and back."""

@@ -1,0 +1,88 @@
+"""Functions of numbers that sympy has no name for, or another one than TVM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+
+
+class _Whole(sympy.Function):
+    """A whole number that is near another number."""
+
+    nargs = 1
+    is_integer = True
+    is_extended_real = True
+
+    @classmethod
+    def eval(cls, x: sympy.Expr) -> sympy.Expr | None:
+        """Whole numbers stay as they are."""
+        return x if x.is_integer else None
+
+
+class rint(_Whole):  # named as in numpy, so that sympy's printer for numpy prints a call of it
+    """The nearest whole number; of two that are equally near the even one."""
+
+
+class trunc(_Whole):
+    """The nearest whole number towards zero."""
+
+
+class round_away(_Whole):
+    """The nearest whole number; of two that are equally near the one farther from zero."""
+
+    def _numpycode(self, printer: Any) -> str:
+        x = printer._print(self.args[0])
+        return f"(numpy.sign({x})*numpy.floor(numpy.abs({x}) + 0.5))"
+
+
+def sigmoid(x: sympy.Expr) -> sympy.Expr:
+    """The logistic function, spelt out so that its algebra is seen."""
+    return 1 / (1 + sympy.exp(-x))
+
+
+#: What operators of TVM compute, by their names after the last dot.
+OF_OPERATOR: dict[str, Callable[..., sympy.Expr]] = {
+    "exp": sympy.exp,
+    "exp2": lambda x: sympy.Pow(2, x),
+    "exp10": lambda x: sympy.Pow(10, x),
+    "log": sympy.log,
+    "log2": lambda x: sympy.log(x) / sympy.log(2),
+    "log10": lambda x: sympy.log(x) / sympy.log(10),
+    "log1p": lambda x: sympy.log(1 + x),
+    "sqrt": sympy.sqrt,
+    "rsqrt": lambda x: 1 / sympy.sqrt(x),
+    "pow": sympy.Pow,
+    "fabs": sympy.Abs,
+    "abs": sympy.Abs,
+    "tanh": sympy.tanh,
+    "sinh": sympy.sinh,
+    "cosh": sympy.cosh,
+    "sin": sympy.sin,
+    "cos": sympy.cos,
+    "erf": sympy.erf,
+    "sigmoid": sigmoid,
+    "floor": sympy.floor,
+    "ceil": sympy.ceiling,
+    "trunc": trunc,
+    "round": round_away,
+    "nearbyint": rint,
+}
+
+#: Names of TVM's functions of one number, by the sympy function that each computes.
+OF_FUNCTION: dict[type, str] = {
+    sympy.exp: "exp",
+    sympy.log: "log",
+    sympy.tanh: "tanh",
+    sympy.sinh: "sinh",
+    sympy.cosh: "cosh",
+    sympy.sin: "sin",
+    sympy.cos: "cos",
+    sympy.erf: "erf",
+    sympy.floor: "floor",
+    sympy.ceiling: "ceil",
+    trunc: "trunc",
+    round_away: "round",
+    rint: "nearbyint",
+}

@@ -1,0 +1,228 @@
+"""Expressions of TVM as expressions of sympy: real numbers, without types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import sympy
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.expressions.functions import OF_OPERATOR, trunc
+from crossfuse.cascade.expressions.refusal import refused
+
+#: Gives the value of a load or of a variable.
+Leaf = Callable[[Any], sympy.Expr]
+#: Gets a type and the value that is rounded to it; gives what stands for the rounded value.
+Rounded = Callable[[str, sympy.Expr], sympy.Expr]
+#: Gives the value of a part that is not to be taken apart; None for all others.
+Whole = Callable[[Any], "sympy.Expr | None"]
+
+
+def to_sympy(
+    expression: Any, leaf: Leaf, rounded: Rounded | None = None, whole: Whole | None = None
+) -> sympy.Basic:
+    """Read an expression as mathematics.
+
+    Conversions between types are dropped, but that of a number to an integer, which cuts it off.
+    A condition that is used as a number is 1 or 0.
+
+    Parameters
+    ----------
+    expression : tvm.ir.PrimExpr
+        A number or a condition.
+    leaf : Leaf
+        Gives the value of each load and variable; of one of type bool a number that is not 0 where
+        it holds.
+    rounded : Rounded, optional
+        Called for each conversion to a floating-point type with fewer digits or range.
+    whole : Whole, optional
+        Called for each part before what is below it.
+
+    Returns
+    -------
+    sympy.Basic
+        A Boolean for a condition, else an Expr.
+
+    Raises
+    ------
+    CascadeRefused
+        For operators that have no counterpart, and NaN.
+    """
+    return _Reader(leaf, rounded, whole).read(expression)
+
+
+def number(immediate: Any) -> sympy.Expr:
+    """The number that a constant of TVM stands for.
+
+    The shortest decimal that its type rounds to the constant: 1e-5, not 9.99999974737875e-06.
+    """
+    if isinstance(immediate, ir.tirx.IntImm):
+        return sympy.Integer(int(immediate.value))
+    value = float(immediate.value)
+    if np.isinf(value):
+        return sympy.oo if value > 0 else -sympy.oo
+    if np.isnan(value):
+        limit, instead = "numbers and infinities", "mask with -inf, or with 0 in the term"
+        raise refused("constant", "nan", limit, instead)
+    shortest = repr(value) if str(immediate.ty) == "float64" else str(np.float32(value))
+    return sympy.Rational(shortest)
+
+
+class _Reader:
+    def __init__(self, leaf: Leaf, rounded: Rounded | None, whole: Whole | None) -> None:
+        self.leaf = leaf
+        self.rounded = rounded
+        self.whole = whole
+
+    def read(self, node: Any) -> sympy.Basic:
+        """A value as what its type says: a condition or a number."""
+        known = self.whole(node) if self.whole is not None else None
+        if known is not None:
+            return sympy.Ne(known, 0) if _is_condition(node) else known
+        if isinstance(node, ir.tirx.IntImm) and _is_condition(node):
+            return sympy.true if int(node.value) else sympy.false
+        if isinstance(node, ir.tirx.IntImm | ir.tirx.FloatImm):
+            return number(node)
+        if isinstance(node, ir.TensorLoad | ir.Var):
+            value = self.leaf(node)
+            return sympy.Ne(value, 0) if _is_condition(node) else value
+        if isinstance(node, ir.tirx.Cast):
+            return self.cast(node)
+        if isinstance(node, ir.tirx.Select):
+            return self.choice(node.condition, node.true_value, node.false_value)
+        if isinstance(node, ir.Call):
+            return self.call(node)
+        rule = _NUMBERS.get(type(node))
+        if rule is not None:
+            return rule(self.number(node.a), self.number(node.b))
+        if isinstance(node, ir.tirx.Div):
+            return self.division(node)
+        compared = _COMPARISONS.get(type(node))
+        if compared is not None:
+            return self.comparison(compared, node)
+        if isinstance(node, ir.tirx.Not):
+            return sympy.Not(self.condition(node.a))
+        if isinstance(node, ir.tirx.And | ir.tirx.Or):
+            joined = sympy.And if isinstance(node, ir.tirx.And) else sympy.Or
+            return joined(self.condition(node.a), self.condition(node.b))
+        raise _unknown(type(node).__name__, node)
+
+    def number(self, node: Any) -> sympy.Expr:
+        """A value as a number."""
+        found = self.read(node)
+        return sympy.Piecewise((1, found), (0, True)) if _is_condition(node) else found
+
+    def condition(self, node: Any) -> sympy.Basic:
+        """A value as a condition."""
+        found = self.read(node)
+        return found if _is_condition(node) else sympy.Ne(found, 0)
+
+    def cast(self, node: Any) -> sympy.Basic:
+        """A conversion; see `to_sympy`."""
+        source, target = str(node.value.ty), str(node.ty)
+        if target == "bool":
+            return self.condition(node.value)
+        value = self.number(node.value)
+        if "int" in target and "float" in source:
+            return trunc(value)
+        if self.rounded is not None and narrows(source, target):
+            return self.rounded(target, value)
+        return value
+
+    def choice(self, condition: Any, chosen: Any, otherwise: Any) -> sympy.Basic:
+        test = self.condition(condition)
+        if _is_condition(chosen):
+            return _either(test, self.condition(chosen), self.condition(otherwise))
+        return sympy.Piecewise((self.number(chosen), test), (self.number(otherwise), True))
+
+    def call(self, node: Any) -> sympy.Basic:
+        full = str(getattr(node.op, "name", node.op))
+        name = full.rpartition(".")[2]
+        if full == ir.IF_THEN_ELSE:
+            return self.choice(*node.args)
+        if name in _BITWISE and all(map(_is_condition, node.args)):
+            return _BITWISE[name](*(self.condition(each) for each in node.args))
+        if name not in OF_OPERATOR:
+            raise _unknown(full, node)
+        return OF_OPERATOR[name](*(self.number(each) for each in node.args))
+
+    def division(self, node: Any) -> sympy.Expr:
+        left, right = self.number(node.a), self.number(node.b)
+        if "int" not in str(node.ty):
+            return left / right
+        whole = left.is_nonnegative and right.is_positive
+        return sympy.floor(left / right) if whole else trunc(left / right)
+
+    def comparison(self, compared: Callable[..., sympy.Basic], node: Any) -> sympy.Basic:
+        if _is_condition(node.a):
+            one, other = self.condition(node.a), self.condition(node.b)
+            alike = _either(one, other, sympy.Not(other))
+            return sympy.Not(alike) if compared is sympy.Ne else alike
+        return compared(self.number(node.a), self.number(node.b))
+
+
+def narrows(source: str, target: str) -> bool:
+    """Whether a conversion between types rounds numbers of the first.
+
+    Parameters
+    ----------
+    source, target : str
+        Names of types.
+
+    Returns
+    -------
+    bool
+        For floating-point types, whether the second has fewer digits or a smaller range.
+    """
+    if "float" not in source or "float" not in target:
+        return False
+    one, other = _digits_and_range(source), _digits_and_range(target)
+    return other[0] < one[0] or other[1] < one[1]
+
+
+def _digits_and_range(dtype: str) -> tuple[int, float]:
+    import ml_dtypes
+
+    known = getattr(ml_dtypes, dtype, dtype)
+    found = ml_dtypes.finfo(known)
+    return int(found.nmant), float(found.max)
+
+
+def _either(test: sympy.Basic, chosen: sympy.Basic, otherwise: sympy.Basic) -> sympy.Basic:
+    return sympy.Or(sympy.And(test, chosen), sympy.And(sympy.Not(test), otherwise))
+
+
+def _is_condition(node: Any) -> bool:
+    return str(node.ty) == "bool"
+
+
+def _unknown(name: str, node: Any) -> Exception:
+    limit = "arithmetic, comparisons, choices and " + ", ".join(sorted(OF_OPERATOR))
+    instead = "spell it out by these, or compute it in a block of its own before the cascade"
+    return refused(f"operator {name}", node, limit, instead)
+
+
+_NUMBERS: dict[type, Callable[..., sympy.Expr]] = {
+    ir.tirx.Add: sympy.Add,
+    ir.tirx.Sub: lambda a, b: a - b,
+    ir.tirx.Mul: sympy.Mul,
+    ir.tirx.Max: sympy.Max,
+    ir.tirx.Min: sympy.Min,
+    ir.tirx.FloorDiv: lambda a, b: sympy.floor(a / b),
+    ir.tirx.FloorMod: sympy.Mod,
+}
+_COMPARISONS: dict[type, Callable[..., sympy.Basic]] = {
+    ir.tirx.EQ: sympy.Eq,
+    ir.tirx.NE: sympy.Ne,
+    ir.tirx.LT: sympy.StrictLessThan,
+    ir.tirx.LE: sympy.LessThan,
+    ir.tirx.GT: sympy.StrictGreaterThan,
+    ir.tirx.GE: sympy.GreaterThan,
+}
+_BITWISE: dict[str, Callable[..., sympy.Basic]] = {
+    "bitwise_and": sympy.And,
+    "bitwise_or": sympy.Or,
+    "bitwise_not": sympy.Not,
+}

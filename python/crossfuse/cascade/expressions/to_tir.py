@@ -1,0 +1,290 @@
+"""Expressions of sympy as expressions of TVM.
+
+Numbers become constants of the wanted type, infinities true ones. Whole numbers (indices, labels,
+lengths) are computed as integers as far as they go, and only then take part in floating-point
+arithmetic, so that no large position is rounded.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sympy
+from sympy.core.relational import Relational
+from sympy.logic.boolalg import Boolean, BooleanFalse, BooleanTrue
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.expressions.functions import OF_FUNCTION, rint, round_away, trunc
+from crossfuse.cascade.expressions.refusal import refused
+
+#: Functions that give whole numbers of others.
+_CUT = sympy.floor | sympy.ceiling | trunc | rint | round_away
+#: Largest exponent that becomes multiplications.
+_LARGEST_POWER = 16
+
+
+def to_tir(expression: sympy.Expr, values: Mapping[sympy.Symbol, Any], dtype: str) -> Any:
+    """Write an expression in TVM's terms.
+
+    Parameters
+    ----------
+    expression : sympy.Expr
+        A number or a condition. ``2**x`` becomes ``exp2``; ``exp`` stays ``exp``. A Piecewise
+        becomes selects, all of whose sides may be evaluated.
+    values : Mapping[sympy.Symbol, tvm.ir.PrimExpr]
+        What each symbol stands for, in whatever type.
+    dtype : str
+        Type of the arithmetic and of the result: ``"float32"``, ``"float64"``, or an integer type
+        for an expression that is whole. Of no matter for a condition, whose type is bool.
+
+    Returns
+    -------
+    tvm.ir.PrimExpr
+        Sub-expressions that occur twice are written twice; see
+        `crossfuse.cascade.expressions.sharing.shared`.
+
+    Raises
+    ------
+    CascadeRefused
+        For a symbol without a value, and what TVM has no operator for.
+    """
+    return _Writer(values, dtype).write(sympy.sympify(expression))
+
+
+class _Writer:
+    """Writes expressions in one type, and whole parts of them as integers."""
+
+    def __init__(self, values: Mapping[sympy.Symbol, Any], dtype: str) -> None:
+        self.values = values
+        self.dtype = dtype
+        self.float = "float" in dtype
+
+    def write(self, expression: sympy.Basic) -> Any:
+        if isinstance(expression, Boolean) and not isinstance(expression, sympy.Symbol):
+            return self.condition(expression)
+        if expression.is_number:
+            return self.number(expression)
+        if self.float and self.is_whole(expression):
+            whole = _Writer(self.values, self.index_type(expression)).write(expression)
+            return whole.astype(self.dtype)
+        if isinstance(expression, sympy.Symbol):
+            return self.leaf(expression)
+        if isinstance(expression, _CUT) and not self.float and not self.is_whole(expression):
+            return _Writer(self.values, "float32").write(expression).astype(self.dtype)
+        for kind, rule in _RULES.items():
+            if isinstance(expression, kind):
+                return rule(self, expression)
+        name = type(expression).__name__
+        limit = "sums, products, powers, comparisons and " + ", ".join(sorted(OF_FUNCTION.values()))
+        raise refused(f"function {name}", expression, limit, "spell it out by these")
+
+    def leaf(self, symbol: sympy.Symbol) -> Any:
+        value = self.value(symbol)
+        if _type(value) != self.dtype:
+            value = value.astype(self.dtype)
+        return value
+
+    def value(self, symbol: sympy.Symbol) -> Any:
+        if symbol not in self.values:
+            known = ", ".join(sorted(each.name for each in self.values)) or "none"
+            limit, instead = f"symbols with a value: {known}", "pass its value"
+            raise refused(f"symbol {symbol}", "no value", limit, instead)
+        return self.values[symbol]
+
+    def number(self, number: sympy.Expr) -> Any:
+        if number.is_infinite:
+            return ir.tirx.const(float("inf" if number > 0 else "-inf"), self.dtype)
+        if not number.is_real:
+            raise refused("number", number, "real numbers and infinities", "leave it out")
+        if self.float:
+            return ir.tirx.const(float(number), self.dtype)
+        return ir.tirx.const(int(number), self.dtype)
+
+    def is_whole(self, expression: sympy.Basic) -> bool:
+        """Whether an expression is made of integers only, by operators that keep them so."""
+        if isinstance(expression, sympy.Symbol):
+            return "int" in _type(self.value(expression)) or _type(self.value(expression)) == "bool"
+        if isinstance(expression, sympy.Integer):
+            return True
+        if isinstance(expression, sympy.floor | trunc):
+            return all(self.is_whole(each) for each in expression.args[0].as_numer_denom())
+        kept = sympy.Add | sympy.Mul | sympy.Mod | sympy.Max | sympy.Min | sympy.Abs
+        return isinstance(expression, kept) and all(self.is_whole(each) for each in expression.args)
+
+    def index_type(self, *expressions: sympy.Basic) -> str:
+        """The integer type that holds all integers of expressions."""
+        symbols = {each for one in expressions for each in one.free_symbols}
+        wide = any(_type(self.value(each)) in ("int64", "uint64", "uint32") for each in symbols)
+        return "int64" if wide else "int32"
+
+    def condition(self, condition: sympy.Basic) -> Any:
+        if isinstance(condition, BooleanTrue | BooleanFalse):
+            return ir.tirx.const(bool(condition), "bool")
+        if isinstance(condition, Relational):
+            return self.comparison(condition)
+        joined = {sympy.And: ir.tirx.And, sympy.Or: ir.tirx.Or}
+        for kind, node in joined.items():
+            if isinstance(condition, kind):
+                # Sorted, because sympy's own order changes from process to process.
+                parts = sorted(condition.args, key=sympy.default_sort_key)
+                return functools.reduce(node, [self.condition(each) for each in parts])
+        if isinstance(condition, sympy.ITE):
+            test, chosen, otherwise = (self.condition(each) for each in condition.args)
+            return ir.tirx.Select(test, chosen, otherwise)
+        if isinstance(condition, sympy.Not):
+            return ir.tirx.Not(self.condition(condition.args[0]))
+        limit = "comparisons, joined by and, or and not"
+        raise refused("condition", condition, limit, "spell it out by these")
+
+    def comparison(self, condition: Relational) -> Any:
+        left, right = condition.args
+        flag = self.flag(left) if right.is_zero else None
+        if flag is not None and isinstance(condition, sympy.Ne):
+            return flag
+        if flag is not None and isinstance(condition, sympy.Eq):
+            return ir.tirx.Not(flag)
+        writer = self
+        if self.is_whole(left) and self.is_whole(right):
+            writer = _Writer(self.values, self.index_type(left, right))
+        elif not self.float:
+            writer = _Writer(self.values, "float32")
+        return _COMPARED[type(condition)](writer.write(left), writer.write(right))
+
+    def flag(self, expression: sympy.Basic) -> Any:
+        """The value of a symbol that stands for a condition, or None."""
+        if not isinstance(expression, sympy.Symbol):
+            return None
+        value = self.value(expression)
+        return value if _type(value) == "bool" else None
+
+    def product(self, expression: sympy.Mul) -> Any:
+        above: list[sympy.Expr] = []
+        below: list[sympy.Expr] = []
+        for each in expression.as_ordered_factors():
+            base, exponent = each.as_base_exp()
+            divides = isinstance(each, sympy.Pow) and exponent.is_Integer and exponent < 0
+            (below if divides else above).append(base**-exponent if divides else each)
+        coefficient, above = _leading_number(above)
+        result = self._multiplied(above) if above or not below else self.number(sympy.S.One)
+        if coefficient is not None:
+            result = self._scaled(coefficient, result)
+        return result / self._multiplied(below) if below else result
+
+    def _scaled(self, coefficient: sympy.Expr, result: Any) -> Any:
+        if coefficient == -1:
+            return ir.tirx.const(0, self.dtype) - result if not self.float else -result
+        if not self.float and not coefficient.is_integer:
+            raise refused("number", coefficient, "whole numbers in whole expressions", "use floor")
+        return self.number(coefficient) * result
+
+    def _multiplied(self, factors: Sequence[sympy.Expr]) -> Any:
+        written = [self.write(each) for each in factors] or [self.number(sympy.S.One)]
+        return functools.reduce(lambda a, b: a * b, written)
+
+    def total(self, expression: sympy.Add) -> Any:
+        """A sum, with differences in the place of added negative products."""
+        plus: list[sympy.Expr] = []
+        minus: list[sympy.Expr] = []
+        for each in expression.as_ordered_terms():
+            negative = each.could_extract_minus_sign() and not each.is_Add
+            (minus if negative else plus).append(-each if negative else each)
+        written = [self.write(each) for each in plus]
+        result = functools.reduce(lambda a, b: a + b, written) if written else None
+        for each in minus:
+            part = self.write(each)
+            if result is None:
+                result = -part if self.float else ir.tirx.const(0, self.dtype) - part
+            else:
+                result = result - part
+        return result
+
+    def power(self, expression: sympy.Pow) -> Any:
+        base, exponent = expression.args
+        if exponent.is_Integer and 0 < exponent <= _LARGEST_POWER:
+            return _repeated(self.write(base), int(exponent))
+        if exponent == sympy.S.Half:
+            return ir.tirx.sqrt(self.write(base))
+        if exponent == -sympy.S.Half:
+            return ir.tirx.rsqrt(self.write(base))
+        if exponent.is_number and exponent < 0:
+            return self.number(sympy.S.One) / self.write(base**-exponent)
+        if base == 2:
+            return ir.tirx.exp2(self.write(exponent))
+        return ir.tirx.pow(self.write(base), self.write(exponent))
+
+    def folded(self, expression: sympy.Basic, node: Any) -> Any:
+        """A function of any number of arguments, two by two; numbers last."""
+        order = sorted(expression.args, key=lambda each: (each.is_number, str(each)))
+        return functools.reduce(node, [self.write(each) for each in order])
+
+    def pieces(self, expression: sympy.Piecewise) -> Any:
+        *chosen, (last, otherwise) = expression.args
+        if otherwise != sympy.true:
+            limit, instead = "a value for every case", "end it with (value, True)"
+            raise refused("Piecewise", expression, limit, instead)
+        result = self.write(last)
+        for value, condition in reversed(chosen):
+            result = ir.tirx.Select(self.condition(condition), self.write(value), result)
+        return result
+
+    def quotient(self, expression: sympy.Function) -> Any:
+        """A floor, or what is cut off towards zero."""
+        floors = isinstance(expression, sympy.floor)
+        if self.float:
+            return (ir.tirx.floor if floors else ir.tirx.trunc)(self.write(expression.args[0]))
+        top, bottom = (self.write(each) for each in expression.args[0].as_numer_denom())
+        return (ir.tirx.floordiv if floors else ir.tirx.truncdiv)(top, bottom)
+
+    def remainder(self, expression: sympy.Mod) -> Any:
+        left, right = (self.write(each) for each in expression.args)
+        if not self.float:
+            return ir.tirx.floormod(left, right)
+        return left - ir.tirx.floor(left / right) * right
+
+    def function(self, expression: sympy.Function) -> Any:
+        written = [self.write(each) for each in expression.args]
+        return getattr(ir.tirx, OF_FUNCTION[type(expression)])(*written)
+
+
+def _type(value: Any) -> str:
+    return str(value.ty)
+
+
+def _leading_number(factors: list[sympy.Expr]) -> tuple[sympy.Expr | None, list[sympy.Expr]]:
+    numbers = [each for each in factors if each.is_number]
+    if not numbers:
+        return None, factors
+    return sympy.Mul(*numbers), [each for each in factors if not each.is_number]
+
+
+def _repeated(base: Any, times: int) -> Any:
+    """A power by squaring."""
+    half = _repeated(base, times // 2) if times > 1 else None
+    square = half * half if half is not None else None
+    if square is None:
+        return base
+    return square * base if times % 2 else square
+
+
+_COMPARED: dict[type, Callable[[Any, Any], Any]] = {
+    sympy.Eq: ir.tirx.EQ,
+    sympy.Ne: ir.tirx.NE,
+    sympy.StrictLessThan: ir.tirx.LT,
+    sympy.LessThan: ir.tirx.LE,
+    sympy.StrictGreaterThan: ir.tirx.GT,
+    sympy.GreaterThan: ir.tirx.GE,
+}
+_RULES: dict[type, Callable[[_Writer, Any], Any]] = {
+    sympy.Add: _Writer.total,
+    sympy.Mul: _Writer.product,
+    sympy.Pow: _Writer.power,
+    sympy.Max: lambda writer, each: writer.folded(each, ir.tirx.Max),
+    sympy.Min: lambda writer, each: writer.folded(each, ir.tirx.Min),
+    sympy.Abs: lambda writer, each: ir.tirx.abs(writer.write(each.args[0])),
+    sympy.Piecewise: _Writer.pieces,
+    sympy.floor: _Writer.quotient,
+    trunc: _Writer.quotient,
+    sympy.Mod: _Writer.remainder,
+} | dict.fromkeys(OF_FUNCTION.keys() - {sympy.floor, trunc}, _Writer.function)

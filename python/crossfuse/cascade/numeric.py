@@ -1,0 +1,65 @@
+"""Expressions as functions of arrays, true infinities included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import sympy
+
+
+def function(symbols: Sequence[sympy.Symbol], expression: sympy.Expr) -> Callable[..., Any]:
+    """Make a function of arrays, which are broadcast against each other.
+
+    Parameters
+    ----------
+    symbols : Sequence[sympy.Symbol]
+        Arguments, in order.
+    expression : sympy.Expr
+        Over these symbols only. Constants take the arrays' type.
+
+    Returns
+    -------
+    Callable
+        Of numpy arrays; all sides of choices are computed.
+    """
+    return _made(tuple(symbols), expression)
+
+
+@lru_cache(maxsize=4096)
+def _made(symbols: tuple[sympy.Symbol, ...], expression: sympy.Expr) -> Callable[..., Any]:
+    # Plain names: symbols may be spelt like "m'", or alike with other assumptions. They may be
+    # infinite too, so that sympy decides nothing about comparisons with infinities.
+    names = [sympy.Dummy(f"v{i}", extended_real=True) for i, _ in enumerate(symbols)]
+    renamed = expression.xreplace(dict(zip(symbols, names, strict=True)))
+    unknown = renamed.free_symbols - set(names)
+    if unknown:
+        raise ValueError(f"no value for {', '.join(sorted(map(str, unknown)))} in {expression}")
+    made: Callable[..., Any] = sympy.lambdify(names, renamed, modules=["numpy"], printer=_printer())
+    return made
+
+
+@lru_cache(maxsize=1)
+def _printer() -> Any:
+    from sympy.printing.numpy import NumPyPrinter
+
+    class Printer(NumPyPrinter):
+        """Maxima of arrays of any shape, one pair at a time."""
+
+        def _pairs(self, name: str, expr: Any) -> str:
+            *rest, last = expr.args
+            found = self._print(last)
+            for each in rest:
+                found = f"numpy.{name}({self._print(each)}, {found})"
+            return found
+
+        def _print_Max(self, expr: Any) -> str:
+            return self._pairs("maximum", expr)
+
+        def _print_Min(self, expr: Any) -> str:
+            return self._pairs("minimum", expr)
+
+    return Printer(
+        {"fully_qualified_modules": True, "inline": True, "allow_unknown_functions": True}
+    )

@@ -1,0 +1,127 @@
+"""Which element of the axis a thread takes in, and when.
+
+The axis is cut into slices, one for each CTA of a cluster. The threads of a CTA stand side by
+side over it, each with a vector of neighbours, and step along::
+
+    element = cta * slice + (step * threads + thread) * vector + lane
+
+Several steps make a tile. Tiles that lie within the axis for all threads come first and need no
+conditions; the others, a short rest, are guarded vector by vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tiles of one kind: all whole, or all guarded.
+
+    Attributes
+    ----------
+    first : int
+        Step at which the first one begins.
+    count : int
+        How many there are.
+    steps : int
+        Steps of each.
+    guarded : bool
+        Whether steps may lie beyond the axis.
+    """
+
+    first: int
+    count: int
+    steps: int
+    guarded: bool
+
+
+@dataclass(frozen=True)
+class Cover:
+    """How the axis is shared out.
+
+    Attributes
+    ----------
+    length : int
+        Elements of the axis.
+    threads, vector, unroll, cluster : int
+        See `StreamTiles`; the vector divides the length.
+    """
+
+    length: int
+    threads: int
+    vector: int
+    unroll: int
+    cluster: int
+
+    @property
+    def stride(self) -> int:
+        """Elements that the threads of a CTA take in at a step."""
+        return self.threads * self.vector
+
+    @property
+    def steps(self) -> int:
+        """Steps of every CTA."""
+        return -(-self.length // (self.cluster * self.stride))
+
+    @property
+    def slice(self) -> int:
+        """Elements of a CTA, those beyond the axis included."""
+        return self.steps * self.stride
+
+    @property
+    def tilings(self) -> tuple[Tiling, ...]:
+        """Whole tiles, then guarded ones; only those that there are."""
+        last = max(0, self.length - (self.cluster - 1) * self.slice)
+        whole = last // (self.unroll * self.stride)
+        begun = whole * self.unroll
+        found = [Tiling(0, whole, self.unroll, False)] if whole else []
+        rest = self.steps - begun
+        if rest and rest <= self.unroll and last == self.slice and self.length % self.slice == 0:
+            return (*found, Tiling(begun, 1, rest, False))
+        if rest:
+            size = min(rest, self.unroll)
+            found.append(Tiling(begun, -(-rest // size), size, True))
+        return tuple(found)
+
+    @property
+    def held(self) -> int:
+        """Steps for which a thread needs places to keep all of its elements."""
+        return max(each.first + each.count * each.steps for each in self.tilings)
+
+    def element(self, cta: Any, thread: Any, step: Any, lane: Any = 0) -> Any:
+        """Index along the axis."""
+        place = cta * self.slice if self.cluster > 1 else 0
+        return place + step * self.stride + thread * self.vector + lane
+
+    def inside(self, tiling: Tiling, place: tuple[Any, Any, Any], first: Any, step: Any) -> Any:
+        """Condition under which a vector lies within the axis and the CTA's slice.
+
+        Parameters
+        ----------
+        tiling : Tiling
+            Which tiles.
+        place : tuple
+            Row, CTA and thread.
+        first, step : tvm.ir.PrimExpr
+            First step of the tile, and the step in it.
+
+        Returns
+        -------
+        tvm.ir.PrimExpr | None
+            None where it always does.
+        """
+        if not tiling.guarded:
+            return None
+        _, cta, thread = place
+        within = self.element(cta, thread, first + step) < self.length
+        if tiling.first + tiling.count * tiling.steps > self.steps:
+            within = _both(first + step < self.steps, within)
+        return within
+
+
+def _both(one: Any, other: Any) -> Any:
+    from crossfuse import _tvm as ir
+
+    return ir.tirx.And(one, other)

@@ -1,0 +1,157 @@
+"""The block of outputs: results of a row, and what is wanted of every element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.rewrite.arithmetic import Definitions
+from crossfuse.cascade.rewrite.cover import Tiling
+from crossfuse.cascade.rewrite.frame import Frame, at, finished, tile_of
+from crossfuse.cascade.rewrite.phases import Shared, share
+from crossfuse.cascade.rewrite.residence import Residence, load
+from crossfuse.cascade.rewrite.scripting import held, loop, steps, when
+from crossfuse.cascade.rewrite.segments import Place
+from crossfuse.cascade.rewrite.streams import BYTES, Stream
+from crossfuse.cascade.site import OutputSite
+
+
+class Outputs:
+    """Writes what one thread stores.
+
+    Parameters
+    ----------
+    frame : Frame
+        The cascade and its sizes.
+    place : Place
+        Row, CTA and thread.
+    residence : Residence
+        Where elements stayed.
+    state : Mapping[str, tvm.ir.PrimExpr]
+        The finished state of the row.
+    """
+
+    def __init__(
+        self, frame: Frame, place: Place, residence: Residence, state: Mapping[str, Any]
+    ) -> None:
+        self.frame = frame
+        self.place = place
+        self.residence = residence
+        self.rows = frame.at_row(place[0])
+        self.values = finished(frame, frame.invariants(self.rows), state)
+        derived = frame.derivation
+        self.results = [each for each in frame.site.outputs if each.name in derived.results]
+        self.along = [each for each in frame.site.outputs if each.name in derived.rows]
+
+    def run(self) -> None:
+        """Statements: results by one thread, then elements by all."""
+        if self.results:
+            _, cta, thread = self.place
+            alone = thread == 0
+            if self.frame.cover.cluster > 1:
+                alone = ir.tirx.And(cta == 0, alone)
+            with when(alone):
+                for output in self.results:
+                    self.result(output)
+        if self.along:
+            rows = [self.frame.derivation.rows[each.name] for each in self.along]
+            parts = share(rows, self.frame.site.cascade.elements)
+            self.values.define(parts.fixed)
+            for number, tiling in enumerate(self.frame.cover.tilings):
+                kind = "unroll" if self.residence.where == "registers" else "serial"
+                with steps(f"tile_{number}", tiling.count, kind) as tile:
+                    first = tiling.first + tile * tiling.steps
+                    _Tile(self, tiling, first, f"{number}", parts).run()
+
+    def result(self, output: OutputSite) -> None:
+        """Statement: what is wanted of a row."""
+        value = self.values.write(self.frame.derivation.results[output.name])
+        indices = [at(each, self.rows) for each in output.indices]
+        ir.script.buffer_store(output.buffer, value.astype(_dtype(output)), indices)
+
+
+class _Tile:
+    """Writes the outputs of one tile."""
+
+    def __init__(
+        self, outputs: Outputs, tiling: Tiling, first: Any, suffix: str, parts: Shared
+    ) -> None:
+        self.outputs = outputs
+        self.frame = outputs.frame
+        self.tiling = tiling
+        self.first = first
+        self.suffix = suffix
+        self.parts = parts
+        self.loaded: dict[Stream, Any] = {}
+        for stream in self.frame.streams(self.frame.emitted):
+            if outputs.residence.kept(stream) is None:
+                name = f"{stream.name}_again_{suffix}"
+                self.loaded[stream] = tile_of(stream, self.frame, tiling.steps, name)
+
+    def run(self) -> None:
+        for stream, buffer in self.loaded.items():
+            with loop("step", self.tiling.steps, "unroll") as step, when(self.inside(step)):
+                place = (*self.outputs.place, self.first + step)
+                load(self.frame, stream, place, _row_of(buffer, step))
+        staged = {
+            output.name: held(
+                f"{output.name}_out_{self.suffix}",
+                (self.frame.cover.vector,),
+                _dtype(output),
+                "local",
+            )
+            for output in self.outputs.along
+        }
+        with loop("step", self.tiling.steps, "unroll") as step, when(self.inside(step)):
+            with loop("lane", self.frame.cover.vector, "unroll") as lane:
+                self.lane(step, lane, staged)
+            for output in self.outputs.along:
+                self.store(output, staged[output.name], step)
+
+    def inside(self, step: Any) -> Any:
+        return self.frame.cover.inside(self.tiling, self.outputs.place, self.first, step)
+
+    def tiles(self, step: Any) -> dict[Stream, Callable[[Any], Any]]:
+        residence = self.outputs.residence
+        place = (*self.outputs.place, self.first + step)
+        found = {each: residence.element(each, place) for each in residence.buffers}
+        return found | {each: _row_of(buffer, step) for each, buffer in self.loaded.items()}
+
+    def lane(self, step: Any, lane: Any, staged: Mapping[str, Any]) -> None:
+        """Statements: what is wanted of one element."""
+        _, cta, thread = self.outputs.place
+        element = self.frame.cover.element(cta, thread, self.first + step, lane)
+        where = {**self.outputs.rows, self.frame.site.axis: element}
+        symbols = self.frame.symbols(where, self.tiles(step), lane)
+        values = Definitions({**self.outputs.values.values, **symbols}, self.frame.dtype)
+        for output, each in zip(self.outputs.along, values.all(self.parts), strict=True):
+            ir.script.buffer_store(staged[output.name], each.astype(_dtype(output)), [lane])
+
+    def store(self, output: OutputSite, staged: Any, step: Any) -> None:
+        """Statements: a vector of outputs."""
+        cover = self.frame.cover
+        _, cta, thread = self.outputs.place
+        size = max(1, ir.tvm.DataType(_dtype(output)).bits // 8)
+        lanes = min(cover.vector, BYTES // size)
+        with steps("part", cover.vector // lanes, "unroll") as part:
+            if lanes == 1:
+                self.put(output, staged, cover.element(cta, thread, self.first + step, part), part)
+                return
+            with loop("lane", lanes, "vectorized") as lane:
+                number = part * lanes + lane
+                element = cover.element(cta, thread, self.first + step, number)
+                self.put(output, staged, element, number)
+
+    def put(self, output: OutputSite, staged: Any, element: Any, number: Any) -> None:
+        where = {**self.outputs.rows, self.frame.site.axis: element}
+        indices = [at(each, where) for each in output.indices]
+        ir.script.buffer_store(output.buffer, staged[number], indices)
+
+
+def _row_of(buffer: Any, step: Any) -> Callable[[Any], Any]:
+    return lambda number: buffer[step, number]
+
+
+def _dtype(output: OutputSite) -> str:
+    return str(output.buffer.ty.dtype)

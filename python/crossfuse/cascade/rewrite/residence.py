@@ -1,0 +1,109 @@
+"""Where elements stay between the stream and outputs over the axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.rewrite.frame import Frame, at
+from crossfuse.cascade.rewrite.scripting import held, loop, steps
+from crossfuse.cascade.rewrite.streams import Stream
+
+#: The element of a tile at a place in it.
+Tile = Callable[[Any], Any]
+
+
+class Residence:
+    """Buffers in which elements stay; made while the function is written.
+
+    Parameters
+    ----------
+    frame : Frame
+        The cascade and its sizes.
+    """
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.where = frame.tiles.resident if frame.derivation.rows else "none"
+        self.buffers: dict[Stream, Any] = {}
+        if self.where == "none":
+            return
+        for stream in frame.streams(frame.swept):
+            if any(_same(stream, each) for each in frame.streams(frame.emitted)):
+                self.buffers[stream] = self._buffer(stream)
+
+    def _buffer(self, stream: Stream) -> Any:
+        cover, tiles = self.frame.cover, self.frame.tiles
+        width = cover.vector * stream.width
+        dtype = str(stream.buffer.ty.dtype)
+        if self.where == "registers":
+            shape = (self.frame.rows, 1, cover.threads, cover.held, width)
+        else:
+            shape = (tiles.cluster, self.frame.rows, cover.held, cover.threads, width)
+        return held(f"{stream.name}_kept", shape, dtype)
+
+    def registers(self, stream: Stream) -> Any:
+        """The buffer of a stream that stays in registers, or None."""
+        kept = self.kept(stream) if self.where == "registers" else None
+        return None if kept is None else self.buffers[kept]
+
+    def kept(self, stream: Stream) -> Any:
+        """The stream as it was kept, or None."""
+        return next((each for each in self.buffers if _same(stream, each)), None)
+
+    def keep(self, stream: Stream, place: Sequence[Any], tile: Tile) -> None:
+        """Statements: a vector of a tile into shared memory."""
+        kept = self.kept(stream) if self.where == "shared" else None
+        if kept is None:
+            return
+        for_lanes(self.frame, stream, lambda i: self._move(kept, place, i, tile(i)))
+
+    def _move(self, stream: Stream, place: Sequence[Any], number: Any, what: Any) -> None:
+        ir.script.buffer_store(self.buffers[stream], what, self._shared(place, number))
+
+    @staticmethod
+    def _shared(place: Sequence[Any], number: Any) -> list[Any]:
+        row, cta, thread, step = place
+        return [cta, row, step, thread, number]
+
+    def element(self, stream: Stream, place: Sequence[Any]) -> Tile:
+        """Elements of a kept stream at a step."""
+        buffer = self.buffers[stream]
+        if self.where == "registers":
+            return lambda number: buffer[(*place, number)]
+        return lambda number: buffer[tuple(self._shared(place, number))]
+
+
+def for_lanes(frame: Frame, stream: Stream, move: Callable[[Any], None]) -> None:
+    """Statements for every element of a vector, as many at a time as one access takes."""
+    width = frame.cover.vector * stream.width
+    with steps("part", width // stream.lanes, "unroll") as part:
+        if stream.lanes == 1:
+            move(part)
+            return
+        with loop("lane", stream.lanes, "vectorized") as lane:
+            move(part * stream.lanes + lane)
+
+
+def load(frame: Frame, stream: Stream, place: Sequence[Any], tile: Tile) -> None:
+    """Statements: a vector of a stream from global memory into its tile."""
+    row, cta, thread, step = place
+    first = frame.cover.element(cta, thread, step)
+    rows = frame.at_row(row)
+
+    def move(number: Any) -> None:
+        indices = [at(each, rows) for each in stream.indices(first, number, frame.site.axis)]
+        target = tile(number)
+        value = stream.buffer[tuple(indices)]
+        ir.script.buffer_store(target.source, value, list(target.indices))
+
+    for_lanes(frame, stream, move)
+
+
+def _same(one: Stream, other: Stream) -> bool:
+    return (
+        one.buffer.same_as(other.buffer)
+        and one.width == other.width
+        and all(other.place(each) is not None for each in one.loads)
+    )

@@ -1,0 +1,70 @@
+"""Statements with names, written through TVM's builder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from crossfuse import _tvm as ir
+
+
+def named(name: str, value: Any) -> Any:
+    """Give a variable or buffer its name."""
+    ir.IRBuilder.name(name, value)
+    return value
+
+
+@contextmanager
+def loop(name: str, extent: int, kind: str = "serial") -> Iterator[Any]:
+    """A loop from 0; its variable."""
+    with getattr(ir.script, kind)(0, extent) as variable:
+        yield named(name, variable)
+
+
+@contextmanager
+def steps(name: str, extent: int, kind: str = "serial") -> Iterator[Any]:
+    """A loop from 0, left out where it has one iteration."""
+    if extent == 1:
+        yield 0
+    else:
+        with loop(name, extent, kind) as variable:
+            yield variable
+
+
+@contextmanager
+def when(condition: Any) -> Iterator[None]:
+    """Statements under a condition; None is always."""
+    if condition is None:
+        yield
+    else:
+        with ir.script.If(condition), ir.script.Then():
+            yield
+
+
+def spatial(name: str, extent: int, value: Any) -> Any:
+    """An iterator of the block that is being written."""
+    return named(name, ir.script.axis.spatial(extent, value))
+
+
+def held(name: str, shape: tuple[int, ...], dtype: str, scope: str = "global") -> Any:
+    """A buffer of the block (or function) that is being written."""
+    return named(name, ir.script.sblock_alloc_buffer(shape, dtype, scope=scope))
+
+
+class Scratch:
+    """One number of a thread."""
+
+    def __init__(self, name: str, dtype: str, value: Any = None) -> None:
+        self.buffer = held(name, (1,), dtype, "local")
+        if value is not None:
+            self.set(value)
+
+    @property
+    def value(self) -> Any:
+        """What it is at this place."""
+        return self.buffer[0]
+
+    def set(self, value: Any) -> None:
+        """Statement: it becomes `value`."""
+        ir.script.buffer_store(self.buffer, value, [0])

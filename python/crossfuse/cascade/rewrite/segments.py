@@ -1,0 +1,182 @@
+"""The block of a thread's segment: tiles are taken in one after another, the state in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.derivation import Slot, guarded, new, value
+from crossfuse.cascade.rewrite.arithmetic import Definitions, combined, written
+from crossfuse.cascade.rewrite.cover import Tiling
+from crossfuse.cascade.rewrite.frame import Frame, tile_of
+from crossfuse.cascade.rewrite.phases import Phase, Shared, phases, share
+from crossfuse.cascade.rewrite.residence import Residence, load
+from crossfuse.cascade.rewrite.scripting import Scratch, loop, steps, when
+from crossfuse.cascade.rewrite.streams import Stream
+
+#: Where a thread is: row, CTA of the cluster, thread.
+Place = tuple[Any, Any, Any]
+
+
+class Segment:
+    """Writes what one thread does with its share of a row.
+
+    Parameters
+    ----------
+    frame : Frame
+        The cascade and its sizes.
+    place : Place
+        Row, CTA and thread.
+    residence : Residence
+        Where elements stay.
+    """
+
+    def __init__(self, frame: Frame, place: Place, residence: Residence) -> None:
+        self.frame = frame
+        self.place = place
+        self.residence = residence
+        self.slots = frame.derivation.slots
+        self.streams = frame.streams(frame.swept)
+        self.phases = phases(self.slots)
+        self.rows = frame.at_row(place[0])
+        self.state = {each.name: Scratch(f"{each.name}_so_far", frame.dtype) for each in self.slots}
+        self.next = {each.name: Scratch(f"{each.name}_next", frame.dtype) for each in self.slots}
+        self.usable = {
+            each.name: Scratch(f"{each.name}_usable_", frame.dtype)
+            for each in self.slots
+            if each.guard is not None
+        }
+
+    def run(self, into: Mapping[str, Any]) -> None:
+        """Statements: take in all tiles, store the state."""
+        tilings = self.frame.cover.tilings
+        fresh = len(tilings) == 1 and tilings[0].count == 1
+        invariants = self.frame.invariants(self.rows)
+        for slot in self.slots:
+            start = written(slot.init, invariants, self.frame.dtype)
+            self.state[slot.name].set(start)
+        for number, tiling in enumerate(tilings):
+            kind = "unroll" if self.residence.where == "registers" else "serial"
+            with steps(f"tile_{number}", tiling.count, kind) as tile:
+                first = tiling.first + tile * tiling.steps
+                _Tile(self, tiling, first, number, fresh).run()
+        for slot in self.slots:
+            ir.script.buffer_store(into[slot.name], self.state[slot.name].value, list(self.place))
+
+
+class _Tile:
+    """Writes how one tile is taken in."""
+
+    def __init__(
+        self, segment: Segment, tiling: Tiling, first: Any, number: int, fresh: bool
+    ) -> None:
+        self.segment = segment
+        self.frame = segment.frame
+        self.tiling = tiling
+        self.first = first
+        self.number = number
+        self.fresh = fresh
+        self.tiles = {each: self._tile(each) for each in segment.streams}
+        self.values = dict(self.frame.invariants(segment.rows))
+        for slot in segment.slots:
+            self.values[value(slot.name)] = segment.state[slot.name].value
+
+    def _tile(self, stream: Stream) -> Callable[[Any], Callable[[Any], Any]]:
+        """For each step the tile's elements."""
+        kept = self.segment.residence.registers(stream)
+        if kept is not None:
+            return lambda step: lambda at: kept[(*self.segment.place, self.first + step, at)]
+        name = f"{stream.name}_tile_{self.number}"
+        buffer = tile_of(stream, self.frame, self.tiling.steps, name)
+        return lambda step: lambda at: buffer[step, at]
+
+    def run(self) -> None:
+        for stream, tile in self.tiles.items():
+            with loop("step", self.tiling.steps, "unroll") as step, when(self.inside(step)):
+                place = (*self.segment.place, self.first + step)
+                load(self.frame, stream, place, tile(step))
+                self.segment.residence.keep(stream, place, tile(step))
+        for phase in self.segment.phases:
+            self.sweep(phase)
+        for slot in self.segment.slots:
+            self.segment.state[slot.name].set(self.segment.next[slot.name].value)
+
+    def element(self, step: Any, lane: Any = 0) -> Any:
+        _, cta, thread = self.segment.place
+        return self.frame.cover.element(cta, thread, self.first + step, lane)
+
+    def inside(self, step: Any) -> Any:
+        return self.frame.cover.inside(self.tiling, self.segment.place, self.first, step)
+
+    def sweep(self, phase: Phase) -> None:
+        """Statements: reduce the tile's contributions, then make new values."""
+        totals = {
+            slot.name: Scratch(
+                f"{slot.name}_tile_{self.number}_",
+                self.frame.dtype,
+                written(slot.monoid.identity, {}, self.frame.dtype),
+            )
+            for slot in phase.slots
+        }
+        parts, plain = self.contributions(phase)
+        definitions = Definitions(self.values, self.frame.dtype)
+        definitions.define(parts.fixed)
+        with loop("step", self.tiling.steps, "unroll") as step, when(self.inside(step)):
+            for slot in plain:
+                times = self.frame.cover.vector if slot.monoid.name == "sum" else 1
+                self.add(slot, totals, definitions.write(times * slot.contribution))
+            moving = [each for each in phase.slots if each not in plain]
+            if moving:
+                with loop("lane", self.frame.cover.vector, "unroll") as lane:
+                    self.lane(moving, parts, definitions, totals, step, lane)
+        for slot in phase.slots:
+            self.renew(slot, totals[slot.name].value)
+
+    def contributions(self, phase: Phase) -> tuple[Shared, list[Slot]]:
+        """What elements bring; slots to which every element brings the same come apart."""
+        elements = set(self.frame.site.cascade.elements)
+        plain = [
+            each
+            for each in phase.slots
+            if not each.contribution.free_symbols & elements
+            and each.monoid.name in ("sum", "max", "min")
+        ]
+        moving = [each.contribution for each in phase.slots if each not in plain]
+        return share(moving, elements), plain
+
+    def lane(
+        self,
+        slots: list[Slot],
+        parts: Shared,
+        fixed: Definitions,
+        totals: Mapping[str, Scratch],
+        step: Any,
+        lane: Any,
+    ) -> None:
+        """Statements: one element's contributions."""
+        tiles = {stream: tile(step) for stream, tile in self.tiles.items()}
+        where = {**self.segment.rows, self.frame.site.axis: self.element(step, lane)}
+        values = {**fixed.values, **self.frame.symbols(where, tiles, lane)}
+        brought = Definitions(values, self.frame.dtype).all(parts)
+        for slot, each in zip(slots, brought, strict=True):
+            self.add(slot, totals, each)
+
+    def add(self, slot: Slot, totals: Mapping[str, Scratch], what: Any) -> None:
+        total = totals[slot.name]
+        total.set(combined(slot.monoid, total.value, what, self.frame.dtype))
+
+    def renew(self, slot: Slot, total: Any) -> None:
+        """Statements: the slot's new value, and what stands in for it."""
+        dtype = self.frame.dtype
+        result = total
+        if not (self.fresh and slot.init == slot.monoid.identity):
+            carried = written(slot.carry, self.values, dtype)
+            result = combined(slot.monoid, carried, total, dtype)
+        following = self.segment.next[slot.name]
+        following.set(result)
+        self.values[new(slot.name)] = self.values[guarded(slot.name)] = following.value
+        if slot.guard is not None:
+            usable = self.segment.usable[slot.name]
+            usable.set(written(slot.guard, self.values, dtype))
+            self.values[guarded(slot.name)] = usable.value

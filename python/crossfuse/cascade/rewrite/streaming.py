@@ -1,0 +1,214 @@
+"""A cascade as one stream: segments, their merging, outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.derivation import Derivation
+from crossfuse.cascade.rewrite.frame import Frame, frame_of
+from crossfuse.cascade.rewrite.merging import check_merges, merge
+from crossfuse.cascade.rewrite.outputs import Outputs
+from crossfuse.cascade.rewrite.refusal import refused
+from crossfuse.cascade.rewrite.residence import Residence
+from crossfuse.cascade.rewrite.scripting import held, loop, named, spatial
+from crossfuse.cascade.rewrite.segments import Segment
+from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.site import OutputSite, Site, StageSite
+from crossfuse.schedule.markers import FAST, MERGE, RESIDENT_CTAS
+
+
+def streaming(site: Site, derivation: Derivation, tiles: StreamTiles | None = None) -> Any:
+    """Write a cascade as one stream over its axis.
+
+    Each thread takes in its segment of a row, tile by tile::
+
+        for row:
+            for cta, thread:  SEGMENT[row, cta, thread] = state of the thread's elements
+            for cta, thread:  CTA[cta, row] (+)= SEGMENT[row, cta, thread]      # merge
+            for cta, thread, other:  FINAL[row, cta, thread] (+)= CTA[other, row]
+            for cta, thread:  outputs of the thread's elements, over FINAL
+
+    ``(+)`` merges tuples, one number for each slot. In one CTA the third line is left out.
+
+    Parameters
+    ----------
+    site : Site
+        The cascade in its function; nothing there but the cascade is written anew.
+    derivation : Derivation
+        How it streams.
+    tiles : StreamTiles | None
+        Sizes; None takes the defaults.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        Sequential, with the parameters of the function; `schedule_stream` binds it.
+
+    Raises
+    ------
+    CascadeRefused
+        If the sizes do not fit, or the cascade has columns, producers, or states that are more
+        than numbers.
+    """
+    sizes = tiles or StreamTiles()
+    _check(site, derivation)
+    with ir.IRBuilder() as builder, ir.script.prim_func(s_tir=True):
+        ir.script.func_name(_name(site.function))
+        ir.script.func_attr({FAST: 1} | ({RESIDENT_CTAS: sizes.ctas} if sizes.ctas else {}))
+        frame = frame_of(_over_parameters(site), derivation, sizes)
+        sizes.check(frame.rows)
+        _Writer(frame).run()
+    return builder.get()
+
+
+def _check(site: Site, derivation: Derivation) -> None:
+    check_merges(derivation.slots)
+    for name, stage in site.stages.items():
+        if stage.columns:
+            raise refused(
+                f"stage {name}",
+                f"a result with columns ({', '.join(each.name for each in stage.columns)})",
+                "one number a row",
+                "lower it with matrix products",
+            )
+    for symbol, block in site.producers.items():
+        raise refused(
+            f"element {symbol}",
+            f"a result of block '{block}'",
+            "elements that are loaded",
+            "lower it with matrix products",
+        )
+
+
+def _name(function: Any) -> str:
+    attrs = function.attrs or {}
+    return str(attrs["global_symbol"]) if "global_symbol" in attrs else "main"
+
+
+def _over_parameters(site: Site) -> Site:
+    """The site over parameters of the function that is being written."""
+    images = {}
+    for old in site.function.params:
+        kind = old.ty
+        buffer = ir.script.buffer(tuple(kind.shape), str(kind.dtype))
+        images[old] = ir.script.arg(str(old.name), buffer)
+
+    def renewed(expression: Any) -> Any:
+        return ir.substitute(expression, lambda var: images.get(var, var))
+
+    outputs = tuple(
+        OutputSite(
+            each.name,
+            images[each.buffer],
+            tuple(renewed(index) for index in each.indices),
+            each.columns,
+        )
+        for each in site.outputs
+    )
+    reads = {symbol: renewed(each) for symbol, each in site.reads.items()}
+    stages: dict[str, StageSite] = dict(site.stages)
+    return Site(
+        site.function,
+        site.cascade,
+        site.rows,
+        site.axis,
+        site.extents,
+        reads,
+        stages,
+        outputs,
+        site.producers,
+    )
+
+
+class _Writer:
+    """Writes the function's blocks."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.slots = frame.derivation.slots
+        self.ctas, self.threads = frame.cover.cluster, frame.cover.threads
+        self.residence = Residence(frame)
+        self.segments = self._state("segment", (frame.rows, self.ctas, self.threads))
+        self.merged = self._state(
+            "cta", (frame.rows,) if self.ctas == 1 else (self.ctas, frame.rows)
+        )
+        self.final = (
+            self._state("final", (frame.rows, self.ctas, self.threads)) if self.ctas > 1 else {}
+        )
+
+    def _state(self, name: str, shape: tuple[int, ...]) -> dict[str, Any]:
+        return {
+            each.name: held(f"{each.name}_{name}", shape, self.frame.dtype) for each in self.slots
+        }
+
+    def run(self) -> None:
+        with loop("row", self.frame.rows) as row:
+            self._nest(row, self._segment)
+            self._nest(row, self._merge)
+            if self.ctas > 1:
+                self._nest(row, self._fold)
+            self._nest(row, self._outputs)
+
+    def _nest(self, row: Any, block: Any) -> None:
+        if self.ctas == 1:
+            with loop("thread", self.threads) as thread:
+                block(row, 0, thread)
+            return
+        with loop("cta", self.ctas) as cta, loop("thread", self.threads) as thread:
+            block(row, cta, thread)
+
+    def _place(self, row: Any, cta: Any, thread: Any) -> tuple[Any, Any, Any]:
+        rank = spatial("cta_", self.ctas, cta) if self.ctas > 1 else 0
+        return (
+            spatial("row_", self.frame.rows, row),
+            rank,
+            spatial("thread_", self.threads, thread),
+        )
+
+    def _segment(self, row: Any, cta: Any, thread: Any) -> None:
+        with ir.script.sblock("segment"):
+            place = self._place(row, cta, thread)
+            # Stated, because the block reads back what it keeps for outputs.
+            ir.script.reads(*[_whole(each.buffer) for each in self.frame.streams(self.frame.swept)])
+            ir.script.writes(
+                *[each[place] for each in self.segments.values()],
+                *[self._kept(each, place) for each in self.residence.buffers.values()],
+            )
+            Segment(self.frame, place, self.residence).run(self.segments)
+
+    def _kept(self, buffer: Any, place: tuple[Any, Any, Any]) -> Any:
+        row, cta, thread = place
+        steps, width = self.frame.cover.held, int(buffer.ty.shape[-1])
+        if self.residence.where == "registers":
+            return buffer[row, cta, thread, 0:steps, 0:width]
+        return buffer[cta, row, 0:steps, thread, 0:width]
+
+    def _merge(self, row: Any, cta: Any, thread: Any) -> None:
+        with ir.script.sblock("merge"):
+            at_row = spatial("row_", self.frame.rows, row)
+            rank = spatial("cta_", self.ctas, cta) if self.ctas > 1 else 0
+            of = named("thread_", ir.script.axis.reduce(self.threads, thread))
+            into = (at_row,) if self.ctas == 1 else (rank, at_row)
+            invariants = self.frame.invariants(self.frame.at_row(at_row))
+            ir.script.sblock_attr({MERGE: 1})
+            merge(self.slots, self.merged, into, self.segments, (at_row, rank, of), invariants)
+
+    def _fold(self, row: Any, cta: Any, thread: Any) -> None:
+        with loop("other", self.ctas) as other, ir.script.sblock("fold"):
+            place = self._place(row, cta, thread)
+            of = named("other_", ir.script.axis.reduce(self.ctas, other))
+            invariants = self.frame.invariants(self.frame.at_row(place[0]))
+            merge(self.slots, self.final, place, self.merged, (of, place[0]), invariants)
+
+    def _outputs(self, row: Any, cta: Any, thread: Any) -> None:
+        with ir.script.sblock("outputs"):
+            place = self._place(row, cta, thread)
+            held_in = self.final if self.ctas > 1 else self.merged
+            index = place if self.ctas > 1 else (place[0],)
+            state = {name: buffer[index] for name, buffer in held_in.items()}
+            Outputs(self.frame, place, self.residence, state).run()
+
+
+def _whole(buffer: Any) -> Any:
+    return buffer[tuple(slice(0, int(extent)) for extent in buffer.ty.shape)]

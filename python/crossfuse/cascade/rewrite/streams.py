@@ -1,0 +1,238 @@
+"""What is loaded along the axis, as tiles of neighbouring elements.
+
+A load whose place in memory steps by one element with the axis is loaded as vectors. Loads of one
+tensor that lie side by side and step by their number together, as the three coordinates of a
+point do, are loaded as vectors too, together. Others are loaded one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import sympy
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.site import Site
+from crossfuse.lower.tree import row_major
+
+#: Bytes of a load.
+BYTES = 16
+#: Loads that are taken together at most.
+_TOGETHER = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Loads of one tensor along the axis.
+
+    Attributes
+    ----------
+    name : str
+        For blocks and buffers.
+    buffer : tvm.tirx.Buffer
+        A parameter of the function.
+    loads : tuple[tvm.ir.TensorLoad, ...]
+        Side by side where there are several.
+    lanes : int
+        Elements of one vector load, 1 for loads one by one.
+    """
+
+    name: str
+    buffer: Any
+    loads: tuple[Any, ...]
+    lanes: int
+
+    @property
+    def width(self) -> int:
+        """Elements of the tensor for one element of the axis."""
+        return len(self.loads)
+
+    def indices(self, first: Any, number: Any, axis: Any) -> list[Any]:
+        """Where in the tensor an element of a tile lies.
+
+        Parameters
+        ----------
+        first : tvm.ir.PrimExpr
+            Index along the axis of the tile's first element.
+        number : tvm.ir.PrimExpr
+            Which element of the tile.
+        axis : tvm.tirx.Var
+            What loads are written over.
+        """
+        step = number if self.width == 1 else ir.tirx.floordiv(number, self.width)
+        places = [
+            ir.substitute(each, lambda var: first + step if var.same_as(axis) else var)
+            for each in self.loads[0].indices
+        ]
+        if self.width > 1:
+            places[-1] = places[-1] + ir.tirx.floormod(number, self.width)
+        return places
+
+    def place(self, load: Any) -> int | None:
+        """Which of the stream's loads a load is; None for that of another stream."""
+        same = ir.tvm_ffi.structural_equal
+        found = (i for i, each in enumerate(self.loads) if same(each, load))
+        return next(found, None)
+
+
+def vector_of(site: Site, symbols: Iterable[sympy.Symbol]) -> int:
+    """Elements of a thread side by side for loads of 16 bytes of the narrowest type.
+
+    Parameters
+    ----------
+    site : Site
+        The cascade in its function.
+    symbols : Iterable[sympy.Symbol]
+        Elements that are streamed.
+
+    Returns
+    -------
+    int
+        A power of two that divides the axis.
+    """
+    loads = [each for symbol in symbols for each in _along(site, symbol)]
+    wide = max((BYTES // _bytes(each.source) for each in loads), default=1)
+    return gcd(wide, site.extents[site.axis])
+
+
+def streams(
+    site: Site, symbols: Iterable[sympy.Symbol], vector: int, aligned: int
+) -> tuple[Stream, ...]:
+    """Group what symbols read along the axis.
+
+    Parameters
+    ----------
+    site : Site
+        The cascade in its function.
+    symbols : Iterable[sympy.Symbol]
+        Elements.
+    vector : int
+        Elements of a thread side by side.
+    aligned : int
+        What every thread's first element is a multiple of.
+
+    Returns
+    -------
+    tuple[Stream, ...]
+        Each load of a symbol in one of them.
+    """
+    found: list[list[Any]] = []
+    for symbol in symbols:
+        for load in _along(site, symbol):
+            _add(found, load, site)
+    made: list[Stream] = []
+    for number, group in enumerate(found):
+        joined = [tuple(group)] if _is_whole(group, site) else [(each,) for each in group]
+        for part, loads in enumerate(joined):
+            suffix = f"{number}" if part == 0 else f"{number}_{part}"
+            lanes = _lanes(loads, site, vector, aligned)
+            made.append(Stream(f"{loads[0].source.name}_{suffix}", loads[0].source, loads, lanes))
+    return tuple(made)
+
+
+def with_tiles(
+    site: Site, symbol: sympy.Symbol, tiles: Mapping[Stream, Callable[[Any], Any]], lane: Any
+) -> Any:
+    """What a symbol stands for, its loads along the axis taken from tiles.
+
+    Parameters
+    ----------
+    site : Site
+        The cascade in its function.
+    symbol : sympy.Symbol
+        An element or invariant.
+    tiles : Mapping[Stream, Callable]
+        For each stream the element of its tile at a place.
+    lane : tvm.ir.PrimExpr
+        Which of the neighbours.
+
+    Returns
+    -------
+    tvm.ir.PrimExpr
+        Over rows and the axis.
+    """
+
+    def take(load: Any, mutator: Any) -> Any:
+        for stream, tile in tiles.items():
+            place = stream.place(load)
+            if place is not None:
+                return tile(lane * stream.width + place)
+        return mutator.default_mutate(load)
+
+    return ir.mutate(site.reads[symbol], (ir.TensorLoad, take))
+
+
+def _along(site: Site, symbol: sympy.Symbol) -> list[Any]:
+    """Loads of a symbol whose place moves with the axis."""
+    found: list[Any] = []
+
+    def visit(load: Any) -> None:
+        moves = any(each.same_as(site.axis) for i in load.indices for each in ir.variables(i))
+        if moves and ir.is_buffer_var(load.source):
+            found.append(load)
+
+    ir.walk(site.reads[symbol], (ir.TensorLoad, visit))
+    return found
+
+
+def _add(found: list[list[Any]], load: Any, site: Site) -> None:
+    """Put a load beside those of the same tensor that lie near, or apart."""
+    known = ir.sym.Analyzer()
+    for group in found:
+        if not group[0].source.same_as(load.source):
+            continue
+        if any(ir.tvm_ffi.structural_equal(each, load) for each in group):
+            return
+        apart = ir.constant(known.simplify(_flat(load) - _flat(group[0])))
+        if apart is not None and abs(apart) < _TOGETHER:
+            group.append(load)
+            return
+    found.append([load])
+
+
+def _is_whole(group: list[Any], site: Site) -> bool:
+    """Whether loads fill what they step over; puts them in order."""
+    known = ir.sym.Analyzer()
+    one = group[0]
+    group.sort(key=lambda each: ir.constant(known.simplify(_flat(each) - _flat(one))) or 0)
+    places = [
+        [
+            ir.constant(known.simplify(i - j))
+            for i, j in zip(each.indices, group[0].indices, strict=True)
+        ]
+        for each in group
+    ]
+    wanted = [[*([0] * (len(each.indices) - 1)), i] for i, each in enumerate(group)]
+    return places == wanted and _step(group[0], site) == len(group)
+
+
+def _lanes(loads: tuple[Any, ...], site: Site, vector: int, aligned: int) -> int:
+    """Elements of one vector load that is aligned for every row and thread."""
+    width = len(loads)
+    if _step(loads[0], site) != width:
+        return 1
+    known = ir.sym.Analyzer()
+    start = ir.substitute(
+        _flat(loads[0]),
+        lambda var: ir.tirx.IntImm(str(var.ty), 0) if var.same_as(site.axis) else var,
+    )
+    modular = known.modular_set(known.simplify(start))
+    common = gcd(int(modular.coeff), int(modular.base), width * vector, width * aligned)
+    return gcd(common, BYTES // _bytes(loads[0].source))
+
+
+def _step(load: Any, site: Site) -> int | None:
+    """How far the place of a load moves with the axis, in elements; None if not evenly."""
+    terms = ir.sym.detect_linear_equation(_flat(load), [site.axis])
+    return ir.constant(ir.sym.Analyzer().simplify(terms[0])) if terms else None
+
+
+def _flat(load: Any) -> Any:
+    return row_major(list(load.indices), load.source.ty.shape)
+
+
+def _bytes(buffer: Any) -> int:
+    return max(1, ir.tvm.DataType(str(buffer.ty.dtype)).bits // 8)

@@ -1,0 +1,269 @@
+"""What all blocks of a tile form share: sizes, loops, operands, the state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import sympy
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.derivation import Derivation, Slot, guarded, new, value
+from crossfuse.cascade.rewrite.tiled.base_two import base_two
+from crossfuse.cascade.rewrite.tiled.limits import limited
+from crossfuse.cascade.rewrite.tiled.operands import (
+    Product,
+    column_variables,
+    columned,
+    loads,
+    mentions,
+    products,
+)
+from crossfuse.cascade.rewrite.tiled.places import Extent, Rows, find_rows
+from crossfuse.cascade.rewrite.tiled.refusal import refused
+from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
+from crossfuse.cascade.rewrite.tiled.steps import Statement, operands, steps
+from crossfuse.cascade.site import Site
+
+#: Names of the loops over tiles: of rows, of columns, of the axis, of what makes its elements.
+ROWS, COLUMNS, STEPS, DEPTH = "row_tile", "column_tile", "t", "k"
+#: Name of the loop over the CTAs of a cluster, each of which takes a part of the axis.
+PARTS = "part"
+#: Types of fewer bits hold no numbers of any size.
+FEW_BITS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class TileFrame:
+    """A cascade in its function, and how it is cut into tiles.
+
+    Attributes
+    ----------
+    site : Site
+        The cascade.
+    derivation : Derivation
+        Of it, to the base of two; contributions beyond the axis change nothing.
+    tiles : CascadeTiles
+        Sizes, all chosen.
+    rows : Rows
+        Rows of a tile.
+    products : tuple[Product, ...]
+        What makes elements.
+    index : sympy.Symbol
+        The axis's index, which bounds of the last tile are written with.
+    dtype : str
+        Type of the state and of all arithmetic.
+    """
+
+    site: Site
+    derivation: Derivation
+    tiles: CascadeTiles
+    rows: Rows
+    products: tuple[Product, ...]
+    index: sympy.Symbol
+    dtype: str
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The state, in the order of updates."""
+        return self.derivation.slots
+
+    @property
+    def length(self) -> int:
+        """Elements of the axis."""
+        return int(self.site.extents[self.site.axis])
+
+    @property
+    def count(self) -> int:
+        """Tiles of the axis."""
+        return -(-self.length // self.tiles.elements)
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of the rows (of a group)."""
+        return -(-self.rows.extent // self.tiles.rows)
+
+    @property
+    def column(self) -> Any:
+        """The loop over columns that tiles divide; None if each tile has all of them."""
+        found = self.columns
+        if not found or self.widest <= self.tiles.columns:
+            return None
+        return max(found, key=lambda each: int(self.site.extents[each]))
+
+    @property
+    def column_tiles(self) -> int:
+        """Tiles of the columns."""
+        return 1 if self.column is None else -(-self.widest // self.tiles.columns)
+
+    @property
+    def sliced(self) -> Any:
+        """The loop over columns of which each CTA of a cluster merges a slice; None without any."""
+        if self.tiles.cluster == 1 or not self.columns:
+            return None
+        return max(self.columns, key=lambda each: int(self.site.extents[each]))
+
+    @property
+    def widest(self) -> int:
+        """Columns of the widest result."""
+        return max((int(self.site.extents[each]) for each in self.columns), default=0)
+
+    @cached_property
+    def columns(self) -> tuple[Any, ...]:
+        """Loops over columns."""
+        return column_variables(self.site)
+
+    @cached_property
+    def columned(self) -> frozenset[sympy.Symbol]:
+        """Elements and invariants that change from column to column."""
+        return columned(self.site)
+
+    @cached_property
+    def steps(self) -> tuple[Statement, ...]:
+        """What a tile does to the state."""
+        return steps(self.slots, self.columned & set(self.site.cascade.elements))
+
+    def columns_of(self, slot: Slot) -> tuple[Any, ...]:
+        """Loops over the columns of a slot."""
+        read = [self.site.reads[s] for s in slot.contribution.free_symbols if s in self.site.reads]
+        return tuple(each for each in self.columns if mentions(read, each))
+
+    def cast(self, slot: Slot, right: str) -> str:
+        """Type that the left operand of a slot is rounded to; `right` if the function says none."""
+        stages = {f.slot: step.stage for step in self.derivation.steps for f in step.factors}
+        name = stages.get(slot.name, slot.name)
+        casts = {each.name: each.cast for each in self.site.cascade.stages}
+        return casts.get(name, "") or right
+
+    def read(self, symbol: sympy.Symbol) -> Any:
+        """What a symbol stands for, over the site's variables; None for symbols of the state."""
+        return self.site.axis if symbol == self.index else self.site.reads.get(symbol)
+
+
+def frame_of(site: Site, derivation: Derivation, tiles: CascadeTiles) -> TileFrame:
+    """Look at what is to be written, and choose what `tiles` leaves open.
+
+    Raises
+    ------
+    CascadeRefused
+        If nothing is multiplied, or sizes do not fit.
+    """
+    made = products(site)
+    columns = columned(site) & set(site.cascade.elements)
+    right = [each.right for each in made]
+    right += [load for symbol in _sorted(columns) for load in loads(site.reads[symbol])]
+    if not right:
+        raise refused(
+            "function",
+            "a cascade without products",
+            "elements that a product makes, or results with columns",
+            "write it as a stream of threads (crossfuse.cascade.rewrite.streaming)",
+        )
+    rows = find_rows(site, right)
+    widest = max((int(site.extents[each]) for each in column_variables(site)), default=0)
+    depth = max((each.extents[0] for each in made), default=0)
+    length = int(site.extents[site.axis])
+    sizes = tiles.complete(rows.extent, length, widest, depth)
+    index = site.cascade.index or sympy.Symbol("position", integer=True, nonnegative=True)
+    dtypes = {each.dtype for each in site.stages.values()}
+    dtype = "float64" if "float64" in dtypes else "float32"
+    told = base_two(derivation)
+    slots = _ordered(told.slots, columns)
+    if length % sizes.elements:
+        zeros = [each for each in site.cascade.elements if each != index]
+        slots = limited(slots, index < length, zeros)
+    frame = TileFrame(site, replace(told, slots=slots), sizes, rows, made, index, dtype)
+    if frame.column is not None and len(frame.columns) > 1:
+        raise refused(
+            "tiles, columns",
+            f"{sizes.columns} of {widest}, where results have different columns",
+            "all columns in a tile",
+            f"pass columns={widest}",
+        )
+    for slot in slots:
+        if frame.columns_of(slot):
+            _check_rounding(frame, slot)
+    return frame
+
+
+def _check_rounding(frame: TileFrame, slot: Slot) -> None:
+    """What is rounded to few bits has them already, or is scaled so that it fits."""
+    left, right = operands(slot, frame.columned & set(frame.site.cascade.elements))
+    read = frame.read(left) if left.is_Symbol else None
+    dtype = frame.cast(slot, str(loads(frame.read(right))[0].ty))
+    known = read is not None and str(read.ty) == dtype
+    state = {form(each.name) for each in frame.slots for form in (value, new, guarded)}
+    if int(ir.tvm.DataType(dtype).bits) < FEW_BITS and not known and not left.free_symbols & state:
+        raise refused(
+            f"slot {slot.name}",
+            f"{left} rounded to {dtype}",
+            "numbers that the state so far scales, such as by the largest magnitude",
+            "keep the scale in the term, or multiply in a wider type",
+        )
+
+
+def _ordered(slots: tuple[Slot, ...], columns: frozenset[sympy.Symbol]) -> tuple[Slot, ...]:
+    """Numbers of rows first: no slot depends on those with columns."""
+    return tuple(sorted(slots, key=lambda each: bool(each.contribution.free_symbols & columns)))
+
+
+def _sorted(symbols: frozenset[sympy.Symbol]) -> list[sympy.Symbol]:
+    return sorted(symbols, key=lambda each: each.name)
+
+
+def extents_of(frame: TileFrame, place: Mapping[str, Any]) -> dict[Any, Extent]:
+    """How blocks of a tile iterate over loops of the site, but the axis and depths.
+
+    Parameters
+    ----------
+    frame : TileFrame
+        The cascade.
+    place : Mapping
+        The tile: values of the row loops by name, and which tile of rows
+        (`ROWS`) and of columns (`COLUMNS`) it is; the CTA (`PARTS`) that has a slice of columns.
+    """
+    rows, size = frame.rows, frame.tiles.rows
+    found: dict[Any, Extent] = {}
+    for var in frame.site.rows:
+        if not var.same_as(rows.var):
+            found[var] = Extent(var.name, int(frame.site.extents[var]), 0, place[var.name])
+    base: Any = whole(0) if frame.row_tiles == 1 else place[ROWS] * size
+    limit: Any = rows.extent
+    if rows.group is not None:
+        group = place[rows.group.name]
+        found[rows.group] = Extent(rows.group.name, rows.groups, 0, group)
+        base, limit = group * rows.extent + base, group * rows.extent + rows.extent
+    domain = (rows.groups - 1) * rows.extent + frame.row_tiles * size
+    ragged = rows.extent % size
+    found[rows.var] = Extent("i", domain, size, base, limit if ragged else None)
+    for var in frame.columns:
+        found[var] = _column(frame, var, place)
+    return found
+
+
+def _column(frame: TileFrame, var: Any, place: Mapping[str, Any]) -> Extent:
+    """How blocks iterate over columns; `PARTS` says that a slice of them is meant."""
+    extent = int(frame.site.extents[var])
+    tiled = frame.column is not None and var.same_as(frame.column)
+    size = frame.tiles.columns if tiled else extent
+    first = place[COLUMNS] * size if tiled else whole(0)
+    domain = frame.column_tiles * size if tiled else extent
+    ragged = domain != extent
+    if frame.sliced is None or not var.same_as(frame.sliced):
+        return Extent("c", domain, size, first, extent if ragged else None)
+    width = -(-size // frame.tiles.cluster)
+    # Slices of the last tile may reach beyond it, and so may the slabs that they are merged of.
+    domain += width * frame.tiles.cluster - size
+    if PARTS not in place:
+        return Extent("c", domain, size, first, extent if ragged else None)
+    ends = [first + size] if width * frame.tiles.cluster != size else []
+    ends += [whole(extent)] if ragged else []
+    limit = None if not ends else ir.tirx.min(*ends) if len(ends) > 1 else ends[0]
+    return Extent("c", domain, width, first + place[PARTS] * width, limit)
+
+
+def whole(number: int) -> Any:
+    """An index."""
+    return ir.tirx.const(number, "int32")

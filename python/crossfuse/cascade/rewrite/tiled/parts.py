@@ -1,0 +1,127 @@
+"""The axis of a tile split over the CTAs of a cluster: partial states in slabs, and their merge.
+
+Each CTA streams through a part of the axis and leaves its state in its slab, a buffer in scope
+``shared.dsm`` whose first dimension is the CTA. Then each CTA merges all slabs for a slice of the
+columns; what is a number of the row all of them merge.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.derivation import left, right
+from crossfuse.cascade.rewrite.scripting import held, loop
+from crossfuse.cascade.rewrite.tiled.frame import TileFrame, whole
+from crossfuse.cascade.rewrite.tiled.ground import Ground, Local
+from crossfuse.cascade.rewrite.tiled.merge_steps import Combine, merge_steps
+from crossfuse.cascade.rewrite.tiled.places import Extent
+from crossfuse.cascade.rewrite.tiled.selections import width
+from crossfuse.cascade.rewrite.tiled.state import State
+from crossfuse.cascade.rewrite.tiled.steps import Factor, Guard, Keep
+from crossfuse.schedule.markers import DSM_SCOPE
+
+
+class Slabs:
+    """Partial states of a cluster.
+
+    Parameters
+    ----------
+    frame : TileFrame
+        The cascade.
+    extents : Mapping
+        How blocks iterate over loops of the site.
+    """
+
+    def __init__(self, frame: TileFrame, extents: dict[Any, Extent]) -> None:
+        self.cta = ir.Var("cta", "int32")
+        self.values: dict[str, Local] = {}
+        self.places: dict[str, Local] = {}
+        for slot in frame.slots:
+            over = (*frame.site.rows, *frame.columns_of(slot))
+            shape = [frame.tiles.cluster, *(extents[each].domain for each in over)]
+            indices: tuple[Any, ...] = (self.cta, *over)
+            if slot.merge is None:
+                shape.append(width(slot))
+                self.places[slot.name] = self._slab(f"{slot.name}_index", shape, "int32", indices)
+            self.values[slot.name] = self._slab(slot.name, shape, frame.dtype, indices)
+
+    def _slab(self, name: str, shape: list[int], dtype: str, indices: tuple[Any, ...]) -> Local:
+        return Local(held(f"{name}_slab", tuple(shape), dtype, DSM_SCOPE), indices)
+
+    def at(self, ground: Ground, cta: Any, count: int) -> None:
+        """Say whose slab blocks mean."""
+        ground.extents[self.cta] = Extent("cta", count, 0, cta)
+
+    def fill(self, state: State, cta: Any) -> None:
+        """A CTA's state into its slab."""
+        self.at(state.ground, cta, state.frame.tiles.cluster)
+        for slot in state.frame.slots:
+            over = [self.cta, *state.places_of(slot)]
+            with state.ground.block(f"{slot.name}_slab", over) as at:
+                if slot.name not in self.places:
+                    self.values[slot.name].store(at, state.state[slot.name].load(at))
+                    continue
+                with loop("p", width(slot)) as p:
+                    value, place = state.selections[slot.name].load(at, p)
+                    for slab, each in ((self.values, value), (self.places, place)):
+                        local = slab[slot.name]
+                        ir.script.buffer_store(local.buffer, each, [*local.at(at), p])
+
+
+class Merge(State):
+    """The states of all CTAs as one.
+
+    Parameters
+    ----------
+    ground : Ground
+        Where blocks are written; columns are those of the CTA's slice.
+    slabs : Slabs
+        Partial states.
+    """
+
+    def __init__(self, ground: Ground, slabs: Slabs) -> None:
+        super().__init__(ground)
+        self.slabs = slabs
+        for slot in self.frame.slots:
+            ground.symbols[left(slot.name)] = self.state[slot.name]
+            ground.symbols[right(slot.name)] = slabs.values[slot.name]
+        self.steps = merge_steps(self.frame.slots)
+
+    def run(self) -> None:
+        """Merge slab after slab."""
+        self.begin()
+        count = self.frame.tiles.cluster
+        with loop("cta", count) as cta:
+            self.slabs.at(self.ground, cta, count)
+            for each in self.steps:
+                if isinstance(each, Keep):
+                    self.keep(each)
+                elif isinstance(each, Guard):
+                    self.guard(each)
+                elif isinstance(each, Factor):
+                    self.define(each, self.rows, each.symbol.name, [self.slabs.cta])
+                else:
+                    self._combine(each)
+
+    def _combine(self, statement: Combine) -> None:
+        slot = statement.slot
+        over, name = self.places_of(slot), slot.name
+        with self.ground.block(f"{name}_merge", over, [self.slabs.cta]) as at:
+            if statement.expression is not None:
+                self.state[name].store(at, self.ground.write(statement.expression, at))
+                return
+            with loop("q", width(slot)) as q:
+                value, place = (
+                    each[name].buffer[(*each[name].at(at), q)]
+                    for each in (self.slabs.values, self.slabs.places)
+                )
+                self.selections[name].insert(at, value, place)
+
+
+def part_of(first: Any, count: Any, cta: Any, parts: int) -> tuple[Any, Any]:
+    """The first tile of a CTA's part of the axis, and how many it has; the last may have fewer."""
+    known = ir.sym.Analyzer()
+    share = ir.tirx.floordiv(count + (parts - 1), parts)
+    left_over = ir.tirx.max(ir.tirx.min(share, count - cta * share), whole(0))
+    return known.simplify(first + cta * share), known.simplify(left_over)

@@ -1,0 +1,142 @@
+"""Outputs of a tile of rows, over its finished state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.derivation import guarded, new, value
+from crossfuse.cascade.rewrite.phases import share
+from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
+from crossfuse.cascade.rewrite.tiled.frame import COLUMNS, PARTS, whole
+from crossfuse.cascade.rewrite.tiled.ground import Local
+from crossfuse.cascade.rewrite.tiled.places import Extent
+from crossfuse.cascade.rewrite.tiled.refusal import refused
+from crossfuse.cascade.rewrite.tiled.selections import index_symbol
+from crossfuse.cascade.rewrite.tiled.state import State
+from crossfuse.cascade.rewrite.tiled.steps import is_linear
+from crossfuse.cascade.site import OutputSite
+
+
+class Results:
+    """Writes outputs.
+
+    Parameters
+    ----------
+    state : State
+        A finished one.
+    place : Mapping
+        The tile; see `crossfuse.cascade.rewrite.tiled.frame.extents_of`.
+    """
+
+    def __init__(self, state: State, place: dict[str, Any]) -> None:
+        self.state = state
+        self.ground = state.ground
+        self.frame = state.frame
+        self.place = place
+
+    def write(self) -> None:
+        """All outputs."""
+        derivation = self.frame.derivation
+        expressions = {**derivation.results, **derivation.rows}
+        self.state.finish({each for one in expressions.values() for each in one.free_symbols})
+        for number, output in enumerate(self.frame.site.outputs):
+            along = output.name in derivation.rows
+            if along and (self.frame.count > 1 or PARTS in self.place):
+                raise refused(
+                    f"output {output.name}",
+                    f"numbers of each element, in {self.frame.count} tiles of the axis",
+                    "one tile, which is still there when the state is finished",
+                    f"pass elements={self.frame.length}, or write it as a stream of threads",
+                )
+            self._output(output, expressions[output.name], number, along)
+
+    def _output(self, output: OutputSite, expression: sympy.Expr, number: int, along: bool) -> None:
+        over = [*self.frame.site.rows, *([self.frame.site.axis] if along else [])]
+        for var in output.columns:
+            if var not in self.ground.extents:
+                extent = int(self.frame.site.extents[var])
+                self.ground.extents[var] = Extent("c", extent, extent, whole(0))
+            over.append(var)
+        expression = self._unguarded(expression)
+        ranked = self._ranked(expression)
+        if ranked:
+            self._rank(ranked, output.columns[-1])
+        left = expression if along or ranked else self._scaled(expression, f"out{number}_scale")
+        name = f"{output.name}_store"
+        with self.ground.block(name, over, stores=self._first(output)) as at:
+            dtype = str(output.buffer.ty.dtype)
+            made = self.ground.write(left, at, dtype if "int" in dtype else "")
+            if str(made.ty) != dtype:
+                made = made.astype(dtype)
+            ir.script.buffer_store(
+                output.buffer, made, [self.ground.read(each, at) for each in output.indices]
+            )
+
+    def _first(self, output: OutputSite) -> list[Any]:
+        """Of tiles and slices of columns the first one stores what has no columns."""
+        frame, found = self.frame, []
+        for var, name in ((frame.column, COLUMNS), (frame.sliced, PARTS)):
+            own = var is not None and any(each.same_as(var) for each in output.columns)
+            if name in self.place and not own and (var is not None or name == PARTS):
+                found.append(ir.tirx.EQ(self.place[name], 0))
+        return found
+
+    def _unguarded(self, expression: sympy.Expr) -> sympy.Expr:
+        """What stands in for elements of selections, written out: each has its own."""
+        images = {
+            guarded(each.name): rebuilt(each.guard, {new(each.name): value(each.name)}.get)
+            for each in self.frame.slots
+            if each.name in self.state.selections and each.guard is not None
+        }
+        return rebuilt(expression, images.get)
+
+    def _ranked(self, expression: sympy.Expr) -> list[str]:
+        """Selections that an expression uses."""
+        found = []
+        for slot in self.frame.slots:
+            own = {value(slot.name), index_symbol(slot)}
+            if slot.name in self.state.selections and expression.free_symbols & own:
+                found.append(slot.name)
+        return found
+
+    def _rank(self, names: Sequence[str], var: Any) -> None:
+        """The last column of an output counts what a selection keeps."""
+        for name in names:
+            selection = self.state.selections[name]
+            over = self.state.places_of(selection.slot)
+            rank = var if selection.slot.monoid.k else whole(0)
+            for symbol, local in (
+                (value(name), selection.values),
+                (index_symbol(selection.slot), selection.places),
+            ):
+                self.ground.symbols[symbol] = Local(local.buffer, (*over, rank))
+
+    def _scaled(self, expression: sympy.Expr, name: str) -> sympy.Expr:
+        """An output with what is the same for a row computed once for the row."""
+        slots = [each for each in self.frame.slots if self.frame.columns_of(each)]
+        changing = {value(each.name) for each in slots} | self.frame.columned
+        own = [value(e.name) for e in slots if value(e.name) in expression.free_symbols]
+        if not own:
+            return expression
+        factor = expression
+        linear = len(own) == 1 and is_linear(expression, own[0])
+        if linear:
+            factor = rebuilt(expression, lambda each: sympy.S.One if each == own[0] else None)
+        parts = share([factor], changing)
+        (left,) = parts.expressions
+        for symbol, each in reversed(parts.definitions):
+            left = left.xreplace({symbol: each})
+        for place, (symbol, each) in enumerate(parts.fixed):
+            self._once(symbol, each, f"{name}{place}")
+        return own[0] * left if linear else left
+
+    def _once(self, symbol: sympy.Symbol, expression: sympy.Expr, name: str) -> None:
+        rows = self.frame.site.rows
+        local = self.ground.local(name, rows, self.frame.dtype)
+        with self.ground.block(f"{name}_make", rows) as at:
+            local.store(at, self.ground.write(expression, at))
+        self.ground.symbols[symbol] = local

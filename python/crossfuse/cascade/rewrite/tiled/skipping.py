@@ -1,0 +1,184 @@
+"""Which elements of the axis no row of a tile needs: masks, turned into bounds of a loop.
+
+A condition of a mask bounds the axis's index where it is a comparison of whole numbers that says
+so: ``l <= i``, ``i - l < w``, ``l // 64 == i // 64``, ``l < length``. What the bound is for the
+row that reaches farthest is the bound of the tile. Conditions of which nothing is known bound
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import sympy
+from sympy.core.relational import Relational
+
+from crossfuse.cascade.derivation import Slot
+from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
+
+
+@dataclass(frozen=True)
+class Span:
+    """Elements that rows of a tile may need.
+
+    Attributes
+    ----------
+    lower, upper : tuple[sympy.Expr, ...]
+        No element before any of the first, none behind any of the second.
+    """
+
+    lower: tuple[sympy.Expr, ...] = ()
+    upper: tuple[sympy.Expr, ...] = ()
+
+
+Box = Mapping[sympy.Symbol, tuple[sympy.Expr, sympy.Expr]]
+
+
+def span(slots: Iterable[Slot], index: sympy.Symbol | None, box: Box) -> Span:
+    """Bound the elements that change a state.
+
+    Parameters
+    ----------
+    slots : Iterable[Slot]
+        The state.
+    index : sympy.Symbol | None
+        The axis's index, if terms use it.
+    box : Mapping
+        For each whole number that conditions may use the least and the largest value that it has
+        in a tile: the rows' index, lengths of sequences. Others make a condition bound nothing.
+
+    Returns
+    -------
+    Span
+        Over symbols in the bounds of `box`.
+    """
+    state = tuple(slots)
+    lower: list[sympy.Expr] = []
+    upper: list[sympy.Expr] = []
+    for condition in _conditions(state):
+        if index is None or not all(
+            is_silent(condition, each.contribution, each.monoid.identity) for each in state
+        ):
+            continue
+        for side, bound in _bounds(condition, index, box):
+            kept = lower if side == "lower" else upper
+            if bound not in kept:
+                kept.append(bound)
+    return Span(tuple(lower), tuple(upper))
+
+
+def _conditions(slots: tuple[Slot, ...]) -> list[sympy.Basic]:
+    """What must hold, one by one, for the choices in contributions."""
+    choices = {each for slot in slots for each in slot.contribution.atoms(sympy.Piecewise)}
+    found: set[sympy.Basic] = set()
+    for choice in choices:
+        condition = choice.args[0][1]
+        found |= set(condition.args) if isinstance(condition, sympy.And) else {condition}
+    return sorted(found - {sympy.true}, key=sympy.default_sort_key)
+
+
+def is_silent(condition: sympy.Basic, contribution: sympy.Expr, identity: sympy.Expr) -> bool:
+    """Whether an element for which a condition does not hold brings nothing."""
+
+    def put(expression: sympy.Basic) -> sympy.Basic | None:
+        if expression == condition:
+            return sympy.false
+        if isinstance(expression, sympy.And) and condition in expression.args:
+            return sympy.false
+        if isinstance(expression, sympy.Piecewise):
+            sides = [(rebuilt(each, put), rebuilt(test, put)) for each, test in expression.args]
+            return sympy.Piecewise(*sides)
+        return None
+
+    return bool(rebuilt(contribution, put) == identity)
+
+
+def _bounds(condition: sympy.Basic, index: sympy.Symbol, box: Box) -> list[tuple[str, sympy.Expr]]:
+    found = []
+    for expression in _not_negative(condition):
+        fixed, moving = expression.as_independent(index, as_Add=True)
+        if moving.is_integer and fixed.is_integer:
+            farthest = _largest(fixed, box)
+            bound = None if farthest is None else _isolated(moving, index, -farthest)
+            found += [] if bound is None else [bound]
+    return found
+
+
+def _not_negative(condition: sympy.Basic) -> list[sympy.Expr]:
+    """Whole numbers that are 0 or more where a condition holds."""
+    if not isinstance(condition, Relational):
+        return []
+    left, right = condition.args
+    differences = {
+        sympy.LessThan: [(right - left, 0)],
+        sympy.StrictLessThan: [(right - left, 1)],
+        sympy.GreaterThan: [(left - right, 0)],
+        sympy.StrictGreaterThan: [(left - right, 1)],
+        sympy.Eq: [(right - left, 0), (left - right, 0)],
+    }
+    return [_whole(each) - least for each, least in differences.get(type(condition), [])]
+
+
+def _whole(expression: sympy.Expr) -> sympy.Expr:
+    """A multiple without fractions in front of its terms: sympy divides sides of comparisons."""
+    expanded = expression.expand()
+    numbers = expanded.as_coefficients_dict().values()
+    below = sympy.ilcm(1, *(each.q for each in numbers if each.is_Rational))
+    return sympy.expand(below * expanded)
+
+
+def _isolated(
+    expression: sympy.Expr, index: sympy.Symbol, least: sympy.Expr
+) -> tuple[str, sympy.Expr] | None:
+    """What ``expression >= least`` says of the index, all whole numbers."""
+    if expression == index:
+        return "lower", least
+    if isinstance(expression, sympy.Add):
+        fixed, moving = expression.as_independent(index, as_Add=True)
+        return _isolated(moving, index, least - fixed) if fixed.is_integer else None
+    number, rest = expression.as_coeff_Mul()
+    if number.is_integer and number > 1:
+        return _isolated(rest, index, sympy.floor((least + number - 1) / number))
+    if number.is_integer and number < 0:
+        return _below(rest, index, sympy.floor(least / number))
+    if isinstance(expression, sympy.floor):
+        top, bottom = expression.args[0].as_numer_denom()
+        return _isolated(top, index, bottom * least) if bottom.is_Integer else None
+    return None
+
+
+def _below(
+    expression: sympy.Expr, index: sympy.Symbol, most: sympy.Expr
+) -> tuple[str, sympy.Expr] | None:
+    """What ``expression <= most`` says of the index."""
+    if expression == index:
+        return "upper", most
+    if isinstance(expression, sympy.Add):
+        fixed, moving = expression.as_independent(index, as_Add=True)
+        return _below(moving, index, most - fixed) if fixed.is_integer else None
+    number, rest = expression.as_coeff_Mul()
+    if number.is_integer and number > 1:
+        return _below(rest, index, sympy.floor(most / number))
+    if isinstance(expression, sympy.floor):
+        top, bottom = expression.args[0].as_numer_denom()
+        return _below(top, index, bottom * most + bottom - 1) if bottom.is_Integer else None
+    return None
+
+
+def _largest(expression: sympy.Expr, box: Box, sign: int = 1) -> sympy.Expr | None:
+    """The largest value in a box (the least for a negative sign), or None if it is not known."""
+    if expression.is_number:
+        return expression
+    if expression in box:
+        return box[expression][1 if sign > 0 else 0]
+    if isinstance(expression, sympy.Mul):
+        number, rest = expression.as_coeff_Mul()
+        if number == 1 or rest.is_Mul:
+            return None
+        found = _largest(rest, box, sign if number > 0 else -sign)
+        return None if found is None else number * found
+    if isinstance(expression, sympy.Add | sympy.floor | sympy.Max | sympy.Min):
+        parts = [_largest(each, box, sign) for each in expression.args]
+        return None if None in parts else expression.func(*parts)
+    return None

@@ -1,0 +1,230 @@
+"""What a step of the stream computes, statement by statement; pure algebra.
+
+Symbols in statements are those of `crossfuse.cascade.derivation`, with a fixed meaning: `new` is
+the state as it is once its slot has taken the tile in, `value` as it is before, `kept` what it was
+before where it has changed already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from crossfuse.cascade.derivation import Slot, guarded, new, value
+from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
+from crossfuse.cascade.rewrite.tiled.refusal import refused
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Remember a slot's value: ``m_old = m``."""
+
+    slot: Slot
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What stands in for a slot's new value: ``m_safe = select(m == -inf, 0, m)``."""
+
+    slot: Slot
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A number of each row: ``c = exp2(m_old - m_safe)``."""
+
+    symbol: sympy.Symbol
+    expression: sympy.Expr
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number of each row and element: ``P = exp2(x - m_safe)``."""
+
+    symbol: sympy.Symbol
+    expression: sympy.Expr
+
+
+@dataclass(frozen=True)
+class Carry:
+    """What is there, as seen from the new values: ``s = s * c``."""
+
+    slot: Slot
+    expression: sympy.Expr
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """The tile into a slot: ``s += P``."""
+
+    slot: Slot
+    expression: sympy.Expr
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """The product of a tile and columns of elements into a slot: ``O += P V``."""
+
+    slot: Slot
+    left: sympy.Expr
+    right: sympy.Symbol
+
+
+Statement = Keep | Guard | Factor | Tile | Carry | Reduce | Multiply
+
+
+def kept(name: str) -> sympy.Symbol:
+    """The slot before the step that is being made, where it has changed already."""
+    return sympy.Symbol(f"{name}^", real=True)
+
+
+def steps(slots: Sequence[Slot], columns: frozenset[sympy.Symbol]) -> tuple[Statement, ...]:
+    """Write what a tile does to the state.
+
+    Parameters
+    ----------
+    slots : Sequence[Slot]
+        The state, in the order of updates.
+    columns : frozenset[sympy.Symbol]
+        Elements that change from column to column of a result.
+
+    Returns
+    -------
+    tuple[Statement, ...]
+        In order.
+
+    Raises
+    ------
+    CascadeRefused
+        If what an element brings to a slot with columns is no product of a number of the row and
+        one of the column.
+    """
+    return _Writer(tuple(slots), columns).run()
+
+
+def operands(slot: Slot, columns: frozenset[sympy.Symbol]) -> tuple[sympy.Expr, sympy.Symbol]:
+    """What a slot with columns multiplies: a number of the row, and an element of the column.
+
+    Raises
+    ------
+    CascadeRefused
+        See `steps`.
+    """
+    own = sorted(slot.contribution.free_symbols & columns, key=lambda each: each.name)
+    if len(own) != 1 or not is_linear(slot.contribution, own[0]):
+        raise refused(
+            f"slot {slot.name}",
+            f"a contribution {slot.contribution}",
+            f"a product with one of {', '.join(sorted(each.name for each in columns))}",
+            "multiply by one matrix, and apply scales of columns to the result",
+        )
+    if slot.monoid.name != "sum":
+        raise refused(
+            f"slot {slot.name}",
+            f"a {slot.monoid.name} for each column",
+            "sums for each column",
+            "take other reductions of columns as a cascade of their own",
+        )
+
+    def put(each: sympy.Basic) -> sympy.Basic | None:
+        return sympy.S.One if each == own[0] else None
+
+    return rebuilt(slot.contribution, put), own[0]
+
+
+def is_linear(expression: sympy.Expr, symbol: sympy.Symbol) -> bool:
+    """Whether a number times the symbol, by how it is written."""
+    if expression == symbol or expression == 0:
+        return True
+    if isinstance(expression, sympy.Piecewise):
+        plain = not any(test.free_symbols & {symbol} for _, test in expression.args)
+        return plain and all(is_linear(each, symbol) for each, _ in expression.args)
+    if isinstance(expression, sympy.Add):
+        return all(is_linear(each, symbol) for each in expression.args)
+    if isinstance(expression, sympy.Mul):
+        having = [each for each in expression.args if symbol in each.free_symbols]
+        return len(having) == 1 and is_linear(having[0], symbol)
+    return False
+
+
+class _Writer:
+    def __init__(self, slots: tuple[Slot, ...], columns: frozenset[sympy.Symbol]) -> None:
+        self.slots = slots
+        self.columns = columns
+        self.found: list[Statement] = []
+        self.updated: dict[sympy.Symbol, sympy.Symbol] = {}
+        self.factors: dict[sympy.Expr, sympy.Symbol] = {}
+        self.tiles: dict[sympy.Expr, sympy.Symbol] = {}
+        self.multiplied = {operands(each, columns)[0] for each in slots if self.is_columned(each)}
+
+    def run(self) -> tuple[Statement, ...]:
+        for place, slot in enumerate(self.slots):
+            after = self.slots[place + 1 :]
+            own = value(slot.name)
+            if self.uses(own, after) or own in slot.contribution.free_symbols:
+                self.found.append(Keep(slot))
+            self.update(slot)
+            self.updated[own] = kept(slot.name)
+            if slot.guard is not None and self.uses(guarded(slot.name), after):
+                self.found.append(Guard(slot))
+        return tuple(self.found)
+
+    def is_columned(self, slot: Slot) -> bool:
+        return bool(slot.contribution.free_symbols & self.columns)
+
+    def uses(self, symbol: sympy.Symbol, slots: Sequence[Slot]) -> bool:
+        used = (part for each in slots for part in (each.contribution, each.carry))
+        return any(symbol in each.free_symbols for each in used)
+
+    def update(self, slot: Slot) -> None:
+        carry = self.carry(slot) if slot.corrected else None
+        brought = self.brought(slot)
+        self.found += [each for each in (carry, brought) if each is not None]
+
+    def brought(self, slot: Slot) -> Statement:
+        own = {value(slot.name): kept(slot.name)}
+        if self.is_columned(slot):
+            left, right = operands(slot, self.columns)
+            return Multiply(slot, self.tile(self.meant(left, own)), right)
+        contribution = self.meant(slot.contribution, own)
+        if slot.contribution in self.multiplied:
+            contribution = self.tile(contribution)
+        return Reduce(slot, contribution)
+
+    def tile(self, expression: sympy.Expr) -> sympy.Expr:
+        """A symbol for a tile that is computed; elements are as they are."""
+        if expression.is_Symbol:
+            return expression
+        if expression not in self.tiles:
+            symbol = sympy.Symbol(f"tile{len(self.tiles)}", real=True)
+            self.tiles[expression] = symbol
+            self.found.append(Tile(symbol, expression))
+        return self.tiles[expression]
+
+    def carry(self, slot: Slot) -> Carry:
+        """The carry, what does not depend on the slot computed before: by one number a row."""
+        own = slot.symbol
+        expression = self.meant(slot.carry, {})
+        for node, base in ((sympy.Mul, own), (sympy.Add, own)):
+            if isinstance(expression, node) and base in expression.args:
+                rest = node(*(each for each in expression.args if each != base))
+                if own not in rest.free_symbols and not rest.is_Symbol:
+                    return Carry(slot, node(own, self.factor(rest)))
+        return Carry(slot, expression)
+
+    def factor(self, expression: sympy.Expr) -> sympy.Symbol:
+        if expression not in self.factors:
+            symbol = sympy.Symbol(f"factor{len(self.factors)}", real=True)
+            self.factors[expression] = symbol
+            self.found.append(Factor(symbol, expression))
+        return self.factors[expression]
+
+    def meant(
+        self, expression: sympy.Expr, more: Mapping[sympy.Symbol, sympy.Symbol]
+    ) -> sympy.Expr:
+        """Values so far, of slots that have changed, as what is kept of them."""
+        put = {**self.updated, **more}
+        put |= {guarded(each.name): new(each.name) for each in self.slots if each.guard is None}
+        return rebuilt(expression, lambda each: put.get(each) if each.is_Symbol else None)

@@ -1,0 +1,214 @@
+"""A cascade with products as a stream over tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import sympy
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.derivation import Derivation
+from crossfuse.cascade.expressions.to_tir import to_tir
+from crossfuse.cascade.rewrite.scripting import loop, spatial
+from crossfuse.cascade.rewrite.tiled.frame import (
+    COLUMNS,
+    PARTS,
+    ROWS,
+    STEPS,
+    TileFrame,
+    extents_of,
+    frame_of,
+    whole,
+)
+from crossfuse.cascade.rewrite.tiled.ground import Ground
+from crossfuse.cascade.rewrite.tiled.operands import loads, mentions
+from crossfuse.cascade.rewrite.tiled.parts import Merge, Slabs, part_of
+from crossfuse.cascade.rewrite.tiled.places import Extent
+from crossfuse.cascade.rewrite.tiled.results import Results
+from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
+from crossfuse.cascade.rewrite.tiled.skipping import span
+from crossfuse.cascade.rewrite.tiled.state import State
+from crossfuse.cascade.rewrite.tiled.stream import Stream
+from crossfuse.cascade.site import Site
+
+#: Name of the block of a tile.
+TILE = "tile"
+#: Name of the block that merges what the CTAs of a cluster make of a tile.
+MERGE = "merge"
+
+
+def tiled(site: Site, derivation: Derivation, tiles: CascadeTiles | None = None) -> Any:
+    """Write a cascade with products as one stream over tiles of its axis.
+
+    Attention, for instance::
+
+        for b, h, q:                                  # tiles of rows
+            block tile:
+                Q_shared = tile of Q
+                m, s, O = -inf, 0, 0
+                for t in range(tiles that rows of the tile need):
+                    K_shared = tile of K
+                    S = Q_shared K_shared^T
+                    m_old, m = m, max(m, max of S * scale)
+                    m_safe, c = select(m == -inf, 0, m), exp2(m_old - m_safe)
+                    P = exp2(S * scale - m_safe)
+                    s = s * c + sum of P
+                    V_shared = tile of V
+                    O = O * c + rounded P V_shared
+                out = O * select(s > 0, 1 / s, 0)
+
+    Each line is a block of its own inside the tile's, in coordinates of the whole tensors. State
+    and tiles that are computed are in scope ``local``, operands in ``shared.dyn``.
+
+    Parameters
+    ----------
+    site : Site
+        The cascade in its function; nothing there but the cascade is written anew.
+    derivation : Derivation
+        How it streams.
+    tiles : CascadeTiles | None
+        Sizes; None chooses them.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        Sequential, with the parameters of the function; `schedule_cascade_tiles` binds it.
+
+    Raises
+    ------
+    CascadeRefused
+        If nothing is multiplied, products are of more than two inputs, or sizes do not fit.
+    """
+    with ir.IRBuilder() as builder, ir.script.prim_func(s_tir=True):
+        ir.script.func_name(_name(site.function))
+        for each in site.function.params:
+            ir.script.arg(str(each.name), each)
+        _Writer(frame_of(site, derivation, tiles or CascadeTiles())).run()
+    return builder.get()
+
+
+def _name(function: Any) -> str:
+    attrs = function.attrs or {}
+    return str(attrs["global_symbol"]) if "global_symbol" in attrs else "main"
+
+
+class _Writer:
+    def __init__(self, frame: TileFrame) -> None:
+        self.frame = frame
+        self.cluster = frame.tiles.cluster
+
+    def run(self) -> None:
+        slabs = None
+        if self.cluster > 1:
+            whole_tile = dict.fromkeys((*self._grid(), PARTS), whole(0))
+            slabs = Slabs(self.frame, extents_of(self.frame, whole_tile))
+        with ExitStack() as stack:
+            grid = {
+                name: (stack.enter_context(loop(name, extent)), extent)
+                for name, extent in self._grid().items()
+            }
+            if slabs is None:
+                with self._block(TILE, grid) as place:
+                    self._results(self._stream(place), place)
+                return
+            with self._part(TILE, grid) as (place, cta):
+                slabs.fill(self._stream(place, cta), cta)
+            with self._part(MERGE, grid) as (place, cta):
+                own = {**place, PARTS: cta}
+                merge = Merge(Ground(self.frame, extents_of(self.frame, own), "merged_"), slabs)
+                merge.run()
+                self._results(merge, own)
+
+    @contextmanager
+    def _part(self, name: str, grid: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
+        """A block for each CTA of the cluster of a tile; which tile, and which CTA."""
+        with ExitStack() as stack:
+            cta = stack.enter_context(loop(PARTS, self.cluster))
+            loops = {**grid, PARTS: (cta, self.cluster)}
+            place = stack.enter_context(self._block(name, loops))
+            yield place, place.pop(PARTS)
+
+    @contextmanager
+    def _block(self, name: str, loops: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """A block for each tile; which one it is."""
+        with ir.script.sblock(name):
+            yield {
+                each: spatial(f"v_{each}", extent, variable)
+                for each, (variable, extent) in loops.items()
+            }
+
+    def _stream(self, place: dict[str, Any], cta: Any = None) -> Stream:
+        """The state of a tile, of all the axis or of a CTA's part of it."""
+        stream = Stream(Ground(self.frame, extents_of(self.frame, place)))
+        self._axis(stream, whole(0))
+        stream.begin()
+        first, count = self._needed(stream, place)
+        if cta is not None:
+            first, count = part_of(first, count, cta, self.cluster)
+        with loop(STEPS, count) as t:
+            self._axis(stream, (first + t) * self.frame.tiles.elements)
+            stream.step()
+        self._axis(stream, whole(0))  # the only tile, where outputs go along the axis
+        return stream
+
+    def _results(self, state: State, place: dict[str, Any]) -> None:
+        Results(state, place).write()
+
+    def _grid(self) -> dict[str, int]:
+        """Loops over tiles: rows that do not share right operands, tiles of rows, of columns."""
+        frame, rows = self.frame, self.frame.rows
+        found = {}
+        for var in frame.site.rows:
+            if not var.same_as(rows.var):
+                found[str(var.name)] = int(frame.site.extents[var])
+            elif rows.group is not None:
+                found[str(rows.group.name)] = rows.groups
+        return {**found, COLUMNS: frame.column_tiles, ROWS: frame.row_tiles}
+
+    def _axis(self, stream: Stream, base: Any) -> None:
+        frame, size = self.frame, self.frame.tiles.elements
+        limit = frame.length if frame.length % size else None
+        stream.ground.extents[frame.site.axis] = Extent("j", frame.count * size, size, base, limit)
+
+    def _needed(self, stream: Stream, place: dict[str, Any]) -> tuple[Any, Any]:
+        """The first tile of the axis that rows of the tile need, and how many: one at least."""
+        frame, size = self.frame, self.frame.tiles.elements
+        box, values = self._box(stream.ground)
+        found = span(frame.slots, frame.index, box)
+        first = sympy.Max(0, *(sympy.floor(each / size) for each in found.lower))
+        first = sympy.Min(first, frame.count - 1)  # one tile at least, if only to be masked
+        behind = sympy.Min(frame.count, *(sympy.floor(each / size) + 1 for each in found.upper))
+        known = ir.sym.Analyzer()
+        for each, extent in self._grid().items():
+            known.bind(place[each], ir.tvm.ir.Range(0, extent))
+        start = known.simplify(to_tir(first, values, "int32"))
+        count = known.simplify(to_tir(sympy.Max(1, behind - first), values, "int32"))
+        return start, count
+
+    def _box(self, ground: Ground) -> tuple[dict[sympy.Symbol, Any], dict[sympy.Symbol, Any]]:
+        """Least and largest values of indices in a tile.
+
+        Tensors are not asked: a kernel must know its loops before it loads anything.
+        """
+        box: dict[sympy.Symbol, Any] = {}
+        values: dict[sympy.Symbol, Any] = {}
+        place = {var: each.base for var, each in ground.extents.items()}
+        rows = self.frame.rows.var
+        last = ground.extents[rows].base + (self.frame.tiles.rows - 1)
+        limit = ground.extents[rows].limit
+        last = last if limit is None else ir.tirx.min(last, limit - 1)
+        for symbol in self.frame.site.cascade.invariants:
+            read = self.frame.read(symbol)
+            if not symbol.is_integer or symbol in self.frame.columned:
+                continue
+            least = sympy.Symbol(f"{symbol.name}_least", integer=True)
+            values[least] = ground.read(read, place)
+            if read.same_as(rows):
+                most = sympy.Symbol(f"{symbol.name}_most", integer=True)
+                values[most] = last
+                box[symbol] = (least, most)
+            elif not mentions([read], rows) and not loads(read):
+                box[symbol] = (least, least)
+        return box, values

@@ -1,0 +1,96 @@
+"""How the axis of a cascade is shared out: CTAs, threads, and what a thread takes in at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crossfuse.cascade.rewrite.refusal import refused
+from crossfuse.hardware import Device
+
+MAX_CLUSTER = 16
+MAX_THREADS = Device("").max_threads
+#: Where elements stay for outputs over the axis.
+RESIDENCES = ("registers", "shared", "none")
+
+
+@dataclass(frozen=True)
+class StreamTiles:
+    """Sizes of a stream.
+
+    Attributes
+    ----------
+    threads : int
+        Threads of a CTA that share one row: a power of two, 1 to 1024.
+    vector : int
+        Elements of a thread side by side; 0: as many as one load of 16 bytes takes of the
+        narrowest element that is streamed.
+    unroll : int
+        Vectors of a thread that one step of the stream takes in.
+    cluster : int
+        CTAs that share one row, 1 to 16; their states merge through distributed shared memory.
+    rows : int
+        Rows of a CTA, side by side; a divisor of the number of rows.
+    resident : str
+        Where elements stay until outputs over the axis are computed: ``"registers"``,
+        ``"shared"``, or ``"none"``, which loads them again.
+    ctas : int
+        CTAs that a multiprocessor shall hold at least, 0 for as many as registers allow; more make
+        the compiler use fewer registers.
+    """
+
+    threads: int = 256
+    vector: int = 0
+    unroll: int = 4
+    cluster: int = 1
+    rows: int = 1
+    resident: str = "none"
+    ctas: int = 0
+
+    def check(self, rows: int) -> None:
+        """Refuse sizes that no kernel has.
+
+        Parameters
+        ----------
+        rows : int
+            Rows of the cascade.
+
+        Raises
+        ------
+        CascadeRefused
+            Naming the size.
+        """
+        sizes = {name: getattr(self, name) for name in ("threads", "unroll", "cluster", "rows")}
+        for name, size in sizes.items():
+            if size < 1:
+                raise refused(f"tiles, {name}", size, "1 or more", f"pass a positive {name}")
+        if self.threads & (self.threads - 1) or self.threads * self.rows > MAX_THREADS:
+            raise refused(
+                "tiles, threads",
+                f"{self.threads} threads for each of {self.rows} rows",
+                f"a power of two, {MAX_THREADS} in a CTA at most",
+                "pass fewer threads or fewer rows",
+            )
+        if self.cluster > MAX_CLUSTER or (self.cluster > 1 and self.rows > 1):
+            raise refused(
+                "tiles, cluster",
+                f"{self.cluster} CTAs for {self.rows} rows",
+                f"{MAX_CLUSTER} CTAs, and one row where there are several",
+                "pass cluster=1, or rows=1",
+            )
+        if rows % self.rows:
+            raise refused(
+                "tiles, rows",
+                f"{self.rows} rows of a CTA, of {rows}",
+                "a divisor of the number of rows",
+                "pass rows=1",
+            )
+        if self.resident not in RESIDENCES:
+            limit = ", ".join(RESIDENCES)
+            raise refused("tiles, resident", repr(self.resident), limit, "pass one of these")
+        if self.resident == "registers" and self.cluster > 1:
+            raise refused(
+                "tiles, resident",
+                f"registers, in a cluster of {self.cluster} CTAs",
+                "registers in one CTA",
+                "pass resident='shared', or cluster=1",
+            )

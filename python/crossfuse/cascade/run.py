@@ -1,0 +1,318 @@
+"""Cascades on numpy arrays: the two-pass definition, the stream, and the tree of merges.
+
+Arrays of elements have the shape (rows, length), those of invariants (rows,) or none. Results have
+the shape (rows,), of a top-k (rows, k); rows have that of elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import sympy
+
+from crossfuse.cascade.algebra.plain import plain
+from crossfuse.cascade.derivation import Derivation, Slot, guarded, left, new, right, value
+from crossfuse.cascade.monoid import INDEXED, RANKED, Monoid
+from crossfuse.cascade.numeric import function
+from crossfuse.cascade.spec import Cascade
+
+#: Arrays by the names of elements and invariants. The length and the index are known.
+Data = Mapping[str, Any]
+#: What is known of symbols: arrays of the shape (rows, 1), (rows, k) or (rows, length).
+Values = dict[sympy.Symbol, Any]
+
+
+def two_pass(cascade: Cascade, data: Data) -> dict[str, Any]:
+    """Run a cascade as it is defined, a pass over the elements for each stage.
+
+    Parameters
+    ----------
+    cascade : Cascade
+        The definition.
+    data : Mapping[str, numpy.ndarray]
+        Elements and invariants.
+
+    Returns
+    -------
+    dict[str, numpy.ndarray]
+        Stages, results and rows by name. A maximum of nothing counts as 0 within expressions; a
+        divisor that is never negative counts as 1 where it is 0.
+    """
+    known = _Inputs(cascade, data)
+    made, values, defined = {}, known.whole(), plain(cascade)
+    for stage in cascade.stages:
+        with np.errstate(all="ignore"):
+            brought = known.evaluated(defined.terms[stage.name], values, known.length)
+            found = reduced(stage.monoid, brought, known.positions(0, known.length))
+            found = combined(stage.monoid, _start(stage.monoid, defined.inits[stage.name]), found)
+        _note(values, known, stage.monoid, stage.name, found, defined.guards[stage.name])
+        made[stage.name] = _first(found)
+    return _finished(known, values, made, defined.results, defined.rows)
+
+
+def stream(derivation: Derivation, data: Data, tile: int) -> dict[str, Any]:
+    """Run a derivation tile by tile.
+
+    Parameters
+    ----------
+    derivation : Derivation
+        How the cascade streams.
+    data : Mapping[str, numpy.ndarray]
+        Elements and invariants.
+    tile : int
+        Elements taken in at a time.
+
+    Returns
+    -------
+    dict[str, numpy.ndarray]
+        As `two_pass`.
+    """
+    known = _Inputs(derivation.cascade, data)
+    return _finish(derivation, known, _streamed(derivation, known, 0, known.length, tile))
+
+
+def merge_tree(
+    derivation: Derivation, data: Data, segments: Sequence[int], tile: int = 64
+) -> dict[str, Any]:
+    """Run a derivation on segments, and merge their states pair by pair.
+
+    Parameters
+    ----------
+    derivation : Derivation
+        How the cascade streams.
+    data : Mapping[str, numpy.ndarray]
+        Elements and invariants.
+    segments : Sequence[int]
+        Their lengths, 0 too; all elements are in them.
+    tile : int
+        Elements taken in at a time.
+
+    Returns
+    -------
+    dict[str, numpy.ndarray]
+        As `two_pass`.
+    """
+    known = _Inputs(derivation.cascade, data)
+    if sum(segments) != known.length:
+        raise ValueError(f"segments of {sum(segments)} elements for rows of {known.length}")
+    states, start = [], 0
+    for size in segments:
+        states.append(_streamed(derivation, known, start, start + size, tile))
+        start += size
+    while len(states) > 1:
+        pairs = [states[i : i + 2] for i in range(0, len(states), 2)]
+        states = [
+            _merged(derivation, known, *pair) if len(pair) == 2 else pair[0] for pair in pairs
+        ]
+    return _finish(derivation, known, states[0])
+
+
+class _Inputs:
+    """Data as arrays of one type, their rows first."""
+
+    def __init__(self, cascade: Cascade, data: Data) -> None:
+        given = {name: np.asarray(each) for name, each in data.items()}
+        floats = [each.dtype for each in given.values() if each.dtype.kind not in "iub"]
+        self.dtype = np.result_type(*floats) if floats else np.dtype(np.float64)
+        self.cascade = cascade
+        shapes = [given[each.name].shape for each in cascade.elements if each != cascade.index]
+        self.length = max((each[-1] for each in shapes), default=0)
+        self.rows = max((each[0] for each in shapes if len(each) > 1), default=1)
+        self.elements, self.invariants = {}, {}
+        for symbol in cascade.elements:
+            found = np.arange(self.length) if symbol == cascade.index else given[symbol.name]
+            self.elements[symbol] = found.reshape(-1, self.length).astype(self.dtype)
+        for symbol in cascade.invariants:
+            found = np.asarray(self.length) if symbol == cascade.length else given[symbol.name]
+            self.invariants[symbol] = found.reshape(-1, 1).astype(self.dtype)
+
+    def whole(self) -> Values:
+        return {**self.elements, **self.invariants}
+
+    def tile(self, start: int, end: int) -> Values:
+        return {each: array[:, start:end] for each, array in self.elements.items()}
+
+    def positions(self, start: int, end: int) -> Any:
+        return np.broadcast_to(np.arange(start, end), (self.rows, end - start))
+
+    def evaluated(self, expression: sympy.Expr, values: Values, width: int | None = None) -> Any:
+        """Values of an expression, of the inputs' type; broadcast to a width if given."""
+        needed = sorted(expression.free_symbols, key=lambda each: str(each.name))
+        found = function(needed, expression)(*(values[each] for each in needed))
+        found = np.asarray(found, dtype=self.dtype)
+        if width is None:
+            return np.broadcast_to(found, np.broadcast_shapes(found.shape, (self.rows, 1)))
+        return np.broadcast_to(found, (self.rows, width))
+
+
+def reduced(monoid: Monoid, brought: Any, positions: Any) -> Any:
+    """Reduce elements along rows.
+
+    Parameters
+    ----------
+    monoid : Monoid
+        The operator.
+    brought : numpy.ndarray
+        Elements, (rows, count).
+    positions : numpy.ndarray
+        Where they stand.
+
+    Returns
+    -------
+    numpy.ndarray | tuple
+        (rows, 1); of ``topk`` (rows, k); with positions of the same shape, if these are kept.
+    """
+    nothing = float(monoid.identity)
+    if monoid.name in (*INDEXED, *RANKED):
+        return _chosen(monoid, brought, positions)
+    if monoid.name == "sum":
+        return brought.sum(axis=1, keepdims=True)
+    if monoid.name == "prod":
+        return brought.prod(axis=1, keepdims=True)
+    operator = {"max": np.maximum, "min": np.minimum, "logaddexp": np.logaddexp}[monoid.name]
+    return operator.reduce(brought, axis=1, keepdims=True, initial=brought.dtype.type(nothing))
+
+
+def combined(monoid: Monoid, one: Any, other: Any) -> Any:
+    """Combine two reductions; see `reduced`."""
+    if monoid.name in (*INDEXED, *RANKED):
+        if not isinstance(one, tuple):
+            return other
+        both = [np.concatenate(pair, axis=1) for pair in zip(one, other, strict=True)]
+        return _chosen(monoid, *both)
+    operators = {
+        "sum": np.add,
+        "prod": np.multiply,
+        "max": np.maximum,
+        "min": np.minimum,
+        "logaddexp": np.logaddexp,
+    }
+    return operators[monoid.name](np.asarray(one, dtype=other.dtype), other)
+
+
+def _chosen(monoid: Monoid, brought: Any, positions: Any) -> tuple[Any, Any]:
+    """The best elements and their positions, of equals the first; where there are too few, none."""
+    count = max(monoid.k, 1)
+    nothing = float(monoid.identity)
+    empty = np.full((len(brought), count), nothing, brought.dtype)
+    brought = np.concatenate([brought, empty], axis=1)
+    last = np.full(empty.shape, np.iinfo(np.int64).max)
+    positions = np.concatenate([positions.astype(np.int64), last], axis=1)
+    key = brought if monoid.name == "argmin" else -brought
+    order = np.lexsort((positions, key), axis=1)[:, :count]
+    places = np.take_along_axis(positions, order, axis=1)
+    return np.take_along_axis(brought, order, axis=1), places
+
+
+def _start(monoid: Monoid, init: sympy.Expr) -> Any:
+    return None if monoid.name in (*INDEXED, *RANKED) else float(init)
+
+
+def _first(found: Any) -> Any:
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _note(
+    values: Values,
+    known: _Inputs,
+    monoid: Monoid,
+    name: str,
+    found: Any,
+    guard: sympy.Expr | None,
+    side: Any = value,
+) -> None:
+    """Make a reduction's value known, and what stands in for it."""
+    if isinstance(found, tuple):
+        values[sympy.Symbol(f"{name}_index", integer=True, nonnegative=True)] = found[1]
+    values[side(name)] = values[guarded(name)] = _first(found)
+    if guard is not None:
+        values[guarded(name)] = known.evaluated(guard, {new(name): _first(found)})
+
+
+def _empty(derivation: Derivation, known: _Inputs) -> dict[str, Any]:
+    state = {}
+    for slot in derivation.slots:
+        found: Any = np.full((known.rows, 1), float(slot.init), known.dtype)
+        if slot.merge is None:
+            nothing = np.empty((known.rows, 0), known.dtype)
+            found = _chosen(slot.monoid, nothing, nothing)
+        state[slot.name] = found
+    return state
+
+
+def _streamed(
+    derivation: Derivation, known: _Inputs, start: int, end: int, tile: int
+) -> dict[str, Any]:
+    state = _empty(derivation, known)
+    for first in range(start, end, tile):
+        state = _step(derivation, known, state, first, min(first + tile, end))
+    return state
+
+
+def _step(
+    derivation: Derivation, known: _Inputs, state: Mapping[str, Any], start: int, end: int
+) -> dict[str, Any]:
+    """Take in a tile."""
+    values = {**known.tile(start, end), **known.invariants}
+    values |= {value(name): _first(each) for name, each in state.items()}
+    following = {}
+    for slot in derivation.slots:
+        with np.errstate(all="ignore"):
+            brought = known.evaluated(slot.contribution, values, end - start)
+            found = reduced(slot.monoid, brought, known.positions(start, end))
+            found = combined(slot.monoid, _carried(slot, known, state, values), found)
+        following[slot.name] = found
+        _note(values, known, slot.monoid, slot.name, found, slot.guard, new)
+    return following
+
+
+def _carried(slot: Slot, known: _Inputs, state: Mapping[str, Any], values: Values) -> Any:
+    return state[slot.name] if slot.merge is None else known.evaluated(slot.carry, values)
+
+
+def _merged(
+    derivation: Derivation, known: _Inputs, one: Mapping[str, Any], other: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Merge two states."""
+    values: Values = dict(known.invariants)
+    values |= {left(name): _first(each) for name, each in one.items()}
+    values |= {right(name): _first(each) for name, each in other.items()}
+    following = {}
+    for slot in derivation.slots:
+        with np.errstate(all="ignore"):
+            if slot.merge is None:
+                found = combined(slot.monoid, one[slot.name], other[slot.name])
+            else:
+                found = known.evaluated(slot.merge, values)
+        following[slot.name] = found
+        _note(values, known, slot.monoid, slot.name, found, slot.guard, new)
+    return following
+
+
+def _finish(derivation: Derivation, known: _Inputs, state: Mapping[str, Any]) -> dict[str, Any]:
+    values = known.whole()
+    for slot in derivation.slots:
+        _note(values, known, slot.monoid, slot.name, state[slot.name], slot.guard)
+    made = {}
+    for name, each in derivation.stages.items():
+        with np.errstate(all="ignore"):
+            made[name] = known.evaluated(each, values)
+    return _finished(known, values, made, derivation.results, derivation.rows)
+
+
+def _finished(
+    known: _Inputs,
+    values: Values,
+    made: dict[str, Any],
+    results: Mapping[str, sympy.Expr],
+    rows: Mapping[str, sympy.Expr],
+) -> dict[str, Any]:
+    with np.errstate(all="ignore"):
+        for name, each in results.items():
+            made[name] = known.evaluated(each, values)
+        for name, each in rows.items():
+            made[name] = known.evaluated(each, values, known.length)
+    narrow = [each for each in made if each not in rows and made[each].shape[1] == 1]
+    return {name: each[:, 0] if name in narrow else each for name, each in made.items()}

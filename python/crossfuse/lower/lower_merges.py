@@ -1,0 +1,257 @@
+"""The pass that turns merges of states over threads into shuffles.
+
+TVM's own reductions over threads store the numbers of a tuple one after the other, each over what
+the others are computed from (TVM 0.27, ``LowerThreadAllreduce``): a sum that is corrected by an old
+and a new maximum sees the new one twice. So blocks that merge tuples have a lowering of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.merge_block import MergeBlock, read_merge
+from crossfuse.lower.passes import prim_func_pass
+from crossfuse.lower.refusal import refuse
+from crossfuse.schedule.markers import MERGE, MERGED, thread_tag
+
+WARP = 32
+_SHUFFLE = "tirx.tvm_warp_shuffle_xor"
+
+
+def lower_merges() -> Any:
+    """Pass: blocks marked `MERGE` whose loop is bound to ``threadIdx.x`` become shuffles.
+
+    Threads exchange states in pairs, at distances 1, 2, 4, 8 and 16; warps through shared memory.
+    Of a pair the thread with the lower number is the left one, so that both compute the same, and
+    states merge in the order of threads::
+
+        for thread in threadIdx.x:
+            own = SEGMENT[thread]
+            for distance in 1, 2, 4, 8, 16:
+                other = own of thread ^ distance
+                own = merge(own, other) if thread & distance == 0 else merge(other, own)
+            WARPS[thread // 32] = own                   # the first thread of each warp
+            own = WARPS[thread % warps], and again among warps
+            RESULT = own                                # each thread has its own copy
+
+    Returns
+    -------
+    tvm.ir.transform.Pass
+        A PrimFunc pass; functions without such blocks pass through untouched.
+    """
+
+    def transform(func: Any) -> Any:
+        loops: list[Any] = []
+
+        def lower(loop: Any, mutator: Any) -> Any:
+            realize = loop.body
+            if not isinstance(realize, ir.SBlockRealize) or MERGE not in realize.block.annotations:
+                loops.append(loop)
+                loop = mutator.default_mutate(loop)
+                loops.pop()
+                return loop
+            if thread_tag(loop) != "threadIdx.x":
+                raise _refuse(realize.block, "a loop that is not bound to threadIdx.x")
+            return _Lowering(read_merge(realize), loop, _group(loops)).run()
+
+        body = ir.mutate(func.body, (ir.For, lower))
+        _check_none_left(body)
+        return func if body.same_as(func.body) else ir.with_body(func, body)
+
+    return prim_func_pass("LowerMerges", transform)
+
+
+def _group(loops: list[Any]) -> Any:
+    """The loop over rows that stand side by side in a CTA, or None."""
+    return next((each for each in loops if thread_tag(each) == "threadIdx.y"), None)
+
+
+class _Lowering:
+    """Writes the statements of one merge."""
+
+    def __init__(self, merge: MergeBlock, loop: Any, group: Any) -> None:
+        self.merge = merge
+        self.loop = loop
+        self.threads = _size(merge.block, loop)
+        self.groups = 1 if group is None else _size(merge.block, group)
+        self.group = group
+        self.thread = ir.Var(merge.reduced.var.name, str(merge.reduced.var.ty))
+        self.row = ir.Var("group_", str(merge.reduced.var.ty))
+        count = len(merge.into)
+        self.own = [self._register("own", i) for i in range(count)]
+        self.left = [self._register("left", i) for i in range(count)]
+        self.right = [self._register("right", i) for i in range(count)]
+        self.values = [self._value(each) for each in merge.computed]
+        self.warps = self.threads // WARP
+        self.staged = [self._staging(i) for i in range(count)] if self.warps > 1 else []
+
+    def run(self) -> Any:
+        body = [
+            ir.BufferStore(o, of, [_ZERO]) for o, of in zip(self.own, self.merge.of, strict=True)
+        ]
+        body += self._among(min(self.threads, WARP))
+        if self.warps > 1:
+            body += [*self._exchange(), *self._among(self.warps)]
+        body += self._store()
+        renamed = {self.merge.reduced.var: self.thread}
+        statement = ir.substitute(ir.SeqStmt(body), lambda var: renamed.get(var, var))
+        return ir.for_like(self.loop, self._block(statement))
+
+    def _block(self, body: Any) -> Any:
+        old = self.merge.block
+        iters = [each for each in old.iter_vars if not each.same_as(self.merge.reduced)]
+        values = [
+            value
+            for each, value in zip(old.iter_vars, self.merge.realize.iter_values, strict=True)
+            if not each.same_as(self.merge.reduced)
+        ]
+        iters.append(_spatial(self.thread, self.threads))
+        values.append(self.loop.loop_var)
+        if self.group is not None:
+            iters.append(_spatial(self.row, self.groups))
+            values.append(self.group.loop_var)
+        reads = [_at(each) for each in self.merge.of]
+        reads = [ir.substitute(each, self._renamed) for each in reads]
+        block = ir.SBlock(
+            iters,
+            reads,
+            list(old.writes),
+            old.name_hint,
+            body,
+            None,
+            [*self.own, *self.left, *self.right, *self.values, *self.staged],
+            [],
+            {MERGED: 1},
+        )
+        return ir.SBlockRealize(values, self.merge.realize.predicate, block)
+
+    def _renamed(self, var: Any) -> Any:
+        return self.thread if var.same_as(self.merge.reduced.var) else var
+
+    def _register(self, name: str, number: int) -> Any:
+        buffer = self.merge.into[number].buffer
+        return ir.tirx.decl_buffer(
+            [1], str(buffer.ty.dtype), f"{buffer.name}_{name}", scope="local"
+        )
+
+    def _value(self, bind: Any) -> Any:
+        return ir.tirx.decl_buffer([1], str(bind.var.ty), f"{bind.var.name}_", scope="local")
+
+    def _staging(self, number: int) -> Any:
+        buffer = self.merge.into[number].buffer
+        shape = [self.groups, self.warps]
+        name = f"{buffer.name}_warps"
+        return ir.tirx.decl_buffer(shape, str(buffer.ty.dtype), name, scope="shared")
+
+    def _among(self, count: int) -> list[Any]:
+        """Statements: merge the states of `count` neighbours, in pairs."""
+        statements: list[Any] = []
+        distance = 1
+        while distance < count:
+            statements += self._pair(distance)
+            distance *= 2
+        return statements
+
+    def _pair(self, distance: int) -> list[Any]:
+        lanes = min(WARP, self.threads * self.groups)
+        mask = ir.tirx.const((1 << lanes) - 1, "uint32")
+        lower = ir.tirx.EQ(ir.tirx.bitwise_and(self.thread, distance), 0)
+        statements: list[Any] = []
+        for own, left, right in zip(self.own, self.left, self.right, strict=True):
+            other = ir.tirx.call_intrin(
+                str(own.ty.dtype), _SHUFFLE, mask, own[0], distance, WARP, WARP
+            )
+            statements += [
+                ir.BufferStore(right, other, [_ZERO]),
+                ir.BufferStore(left, ir.tirx.Select(lower, own[0], right[0]), [_ZERO]),
+                ir.BufferStore(right, ir.tirx.Select(lower, right[0], own[0]), [_ZERO]),
+            ]
+        known = {
+            each.var: buffer[0]
+            for each, buffer in zip(self.merge.computed, self.values, strict=True)
+        }
+        for var, right in zip(self.merge.right, self.right, strict=True):
+            known[var] = right[0]
+        for bind, buffer in zip(self.merge.computed, self.values, strict=True):
+            statements.append(ir.BufferStore(buffer, self._written(bind.value, known), [_ZERO]))
+        for own, store in zip(self.own, self.merge.into, strict=True):
+            statements.append(ir.BufferStore(own, self._written(store.value, known), [_ZERO]))
+        return statements
+
+    def _written(self, expression: Any, known: dict[Any, Any]) -> Any:
+        """An expression of merging over the registers of a pair."""
+
+        def load(node: Any, mutator: Any) -> Any:
+            for store, left in zip(self.merge.into, self.left, strict=True):
+                if node.source.same_as(store.buffer):
+                    return left[0]
+            return mutator.default_mutate(node)
+
+        expression = ir.mutate(expression, (ir.TensorLoad, load))
+        return ir.substitute(expression, lambda var: known.get(var, var))
+
+    def _exchange(self) -> list[Any]:
+        """Statements: each warp's state to all warps."""
+        row = self.row if self.group is not None else _ZERO
+        first = ir.tirx.EQ(ir.tirx.floormod(self.thread, WARP), 0)
+        warp = ir.tirx.floordiv(self.thread, WARP)
+        stores = [
+            ir.BufferStore(staged, own[0], [row, warp])
+            for own, staged in zip(self.own, self.staged, strict=True)
+        ]
+        lane = ir.tirx.floormod(self.thread, self.warps)
+        loads = [
+            ir.BufferStore(own, staged[row, lane], [_ZERO])
+            for own, staged in zip(self.own, self.staged, strict=True)
+        ]
+        return [ir.IfThenElse(first, ir.SeqStmt(stores), None), *loads]
+
+    def _store(self) -> list[Any]:
+        """Statements: the result, by all threads into registers, by one into memory."""
+        statements: list[Any] = []
+        for own, store in zip(self.own, self.merge.into, strict=True):
+            result = ir.BufferStore(store.buffer, own[0], list(store.indices))
+            if str(store.buffer.scope()) != "local":
+                result = ir.IfThenElse(ir.tirx.EQ(self.thread, 0), result, None)
+            statements.append(result)
+        return statements
+
+
+_ZERO = ir.tirx.IntImm("int32", 0)
+
+
+def _spatial(variable: Any, extent: int) -> Any:
+    bounds = ir.tvm.ir.Range.from_min_extent(0, extent)
+    return ir.IterVar(bounds, variable, ir.IterVar.DataPar)
+
+
+def _at(load: Any) -> Any:
+    """The region of one element."""
+    one = [ir.tvm.ir.Range.from_min_extent(each, 1) for each in load.indices]
+    return ir.tirx.BufferRegion(load.source, one)
+
+
+def _size(block: Any, loop: Any) -> int:
+    extent = ir.constant(loop.extent) or 0
+    if extent < 1 or extent & (extent - 1):
+        raise _refuse(block, f"{loop.extent} threads along {thread_tag(loop)}")
+    return extent
+
+
+def _check_none_left(body: Any) -> None:
+    def visit(block: Any) -> None:
+        if MERGE in block.annotations:
+            raise _refuse(block, "a block in a loop with other statements")
+
+    ir.walk(body, (ir.SBlock, visit))
+
+
+def _refuse(block: Any, found: str) -> Exception:
+    return refuse(
+        "merge",
+        f"block '{block.name_hint}'",
+        found=found,
+        limit="one loop around the block, bound to a power of two of threads along x",
+        instead="bind the whole reduction loop of the block to threadIdx.x",
+    )

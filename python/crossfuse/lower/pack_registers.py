@@ -1,0 +1,145 @@
+"""The pass that keeps two bfloat16 of a thread in one register.
+
+A local array of bfloat16 that is loaded by vectors becomes 16-bit values in nvcc, each of which
+takes a register of 32 bits. As an array of 32-bit words it takes half as many, and each number is
+one instruction away: a bfloat16 is the upper half of a float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.passes import prim_func_pass
+from crossfuse.schedule.markers import FAST
+
+_NARROW, _WORD = "bfloat16", "uint32"
+
+
+def pack_registers() -> Any:
+    """Pass: local arrays of bfloat16 become arrays of words.
+
+    An array qualifies if vectors of an even number of elements are stored to it at even places,
+    and if its elements are loaded one by one, at places that are known, to be float32::
+
+        A[0:8] = X[...]                 W[0:4] = reinterpret("uint32x4", X[...])
+        float32(A[2])                   reinterpret("float32", W[1] << 16)
+        float32(A[3])                   reinterpret("float32", W[1] & 0xFFFF0000)
+
+    Returns
+    -------
+    tvm.ir.transform.Pass
+        A PrimFunc pass for where loops are unrolled; functions without `FAST` pass through.
+    """
+
+    def transform(func: Any) -> Any:
+        if func.attrs is None or FAST not in func.attrs:
+            return func
+        return ir.with_body(func, _packed(func.body))
+
+    return prim_func_pass("PackRegisters", transform)
+
+
+def _packed(body: Any) -> Any:
+    words = {each: _words(each) for each in _candidates(body)}
+    if not words:
+        return body
+
+    def cast(node: Any, mutator: Any) -> Any:
+        if not _is_element(node) or node.value.source not in words:
+            return mutator.default_mutate(node)
+        place = ir.constant(node.value.indices[0]) or 0
+        word = words[node.value.source][place // 2]
+        high = ir.tirx.const(0xFFFF0000, _WORD)
+        bits = ir.tirx.bitwise_and(word, high) if place % 2 else word << 16
+        return ir.tirx.reinterpret("float32", bits)
+
+    def store(node: Any, mutator: Any) -> Any:
+        node = mutator.default_mutate(node)
+        if node.buffer not in words:
+            return node
+        ramp = node.indices[0]
+        lanes = int(ramp.lanes) // 2
+        value = ir.tirx.reinterpret(f"{_WORD}x{lanes}" if lanes > 1 else _WORD, node.value)
+        first = (ir.constant(ramp.base) or 0) // 2
+        place = ir.tirx.Ramp(ir.tirx.IntImm("int32", first), 1, lanes) if lanes > 1 else first
+        return ir.BufferStore(words[node.buffer], value, [place])
+
+    def allocate(node: Any, mutator: Any) -> Any:
+        if node.buffer not in words:
+            return mutator.default_mutate(node)
+        return ir.AllocBuffer(words[node.buffer])
+
+    return ir.mutate(
+        body, (ir.tirx.Cast, cast), (ir.BufferStore, store), (ir.AllocBuffer, allocate)
+    )
+
+
+def _words(buffer: Any) -> Any:
+    size = ir.constant(buffer.ty.shape[0]) or 0
+    return ir.tirx.decl_buffer([size // 2], _WORD, f"{buffer.name}_words", scope="local")
+
+
+def _candidates(body: Any) -> list[Any]:
+    """Arrays that are used in the way that can be packed, and in no other."""
+    allocated: list[Any] = []
+    stored: dict[Any, int] = {}
+    refused: set[Any] = set()
+    elements: dict[Any, int] = {}
+    uses: dict[Any, int] = {}
+
+    def visit_allocation(node: Any) -> None:
+        kind = node.buffer.ty
+        if str(kind.dtype) == _NARROW and node.buffer.scope() == "local" and len(kind.shape) == 1:
+            allocated.append(node.buffer)
+
+    def visit_store(node: Any) -> None:
+        stored[node.buffer] = stored.get(node.buffer, 0) + 1
+        ramp = node.indices[0]
+        vector = isinstance(ramp, ir.tirx.Ramp) and ir.constant(ramp.stride) == 1
+        start = ir.constant(ramp.base) if vector else None
+        if start is None or start % 2 or int(ramp.lanes) % 2:
+            refused.add(node.buffer)
+
+    def visit_cast(node: Any) -> None:
+        if _is_element(node) and ir.constant(node.value.indices[0]) is not None:
+            elements[node.value.source] = elements.get(node.value.source, 0) + 1
+
+    def visit_variable(node: Any) -> None:
+        uses[node] = uses.get(node, 0) + 1
+
+    ir.walk(
+        body,
+        (ir.AllocBuffer, visit_allocation),
+        (ir.BufferStore, visit_store),
+        (ir.tirx.Cast, visit_cast),
+        (ir.Var, visit_variable),
+    )
+    return [
+        each
+        for each in allocated
+        if each not in refused
+        and each in elements
+        and stored.get(each, 0) + elements[each] + _declarations(body, each) == uses.get(each, 0)
+    ]
+
+
+def _declarations(body: Any, buffer: Any) -> int:
+    """How often a walk comes by an allocation's own buffer."""
+    count: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if node.buffer.same_as(buffer):
+            ir.walk(node, (ir.Var, lambda var: count.append(var) if var.same_as(buffer) else None))
+
+    ir.walk(body, (ir.AllocBuffer, visit))
+    return len(count)
+
+
+def _is_element(node: Any) -> bool:
+    return (
+        str(node.ty) == "float32"
+        and isinstance(node.value, ir.TensorLoad)
+        and str(node.value.ty) == _NARROW
+        and len(node.value.indices) == 1
+    )

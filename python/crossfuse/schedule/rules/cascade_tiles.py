@@ -1,0 +1,100 @@
+"""Rule for a cascade in tile form: tiles to CTAs, the loop over tiles of the axis to a stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.derivation import Derivation
+from crossfuse.cascade.rewrite.tiled.frame import COLUMNS, DEPTH, PARTS, ROWS, STEPS
+from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
+from crossfuse.cascade.rewrite.tiled.tiled import MERGE, TILE, tiled
+from crossfuse.cascade.site import Site
+from crossfuse.schedule.install import install
+from crossfuse.schedule.markers import STAGES, STREAM
+
+
+def schedule_cascade_tiles(
+    site: Site, derivation: Derivation, tiles: CascadeTiles | None = None
+) -> Any:
+    """Schedule a cascade with products: write it in tile form, and bind it to the GPU.
+
+    Tiles of rows and columns go over the grid along x, tiles of the same columns side by side;
+    other rows along y. CTAs that share the axis of a tile are a cluster along x. The loop over
+    tiles of the axis is annotated as a stream::
+
+        for bh in blockIdx.y:
+            for q in blockIdx.x:
+                block tile:
+                    for t in range(tiles that are needed):       # crossfuse.stream
+
+    Parameters
+    ----------
+    site : Site
+        The cascade in its function.
+    derivation : Derivation
+        How it streams.
+    tiles : CascadeTiles | None
+        Sizes; None chooses them.
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+        The schedule, with its trace, which replays on `crossfuse.cascade.rewrite.tiled.tiled` of
+        the same arguments.
+
+    Raises
+    ------
+    CascadeRefused
+        See `crossfuse.cascade.rewrite.tiled.tiled`.
+    """
+    install()
+    given = tiles or CascadeTiles()
+    sch = ir.Schedule(tiled(site, derivation, given))
+    bind_tiles(sch, given)
+    return sch
+
+
+def bind_tiles(sch: Any, tiles: CascadeTiles) -> None:
+    """Bind a function in tile form.
+
+    Parameters
+    ----------
+    sch : tvm.s_tir.Schedule
+        Of a function that `crossfuse.cascade.rewrite.tiled.tiled` wrote.
+    tiles : CascadeTiles
+        With these sizes; the stages and warpgroups of the stream.
+    """
+    loops = {str(sch.get(each).loop_var.name): each for each in sch.get_loops(sch.get_sblock(TILE))}
+    part = loops.pop(PARTS, None)
+    across = [loops.pop(name) for name in (COLUMNS, ROWS)]
+    sch.bind(sch.fuse(*across), "blockIdx.x")
+    if loops:
+        sch.bind(sch.fuse(*loops.values()), "blockIdx.y")
+    if part is not None:
+        sch.cluster_bind(part)
+        sch.cluster_bind(sch.get_loops(sch.get_sblock(MERGE))[-1])
+    sch.annotate(_loop(sch, STEPS), STREAM, tiles.stages)
+    if _node(sch, DEPTH) is not None:
+        sch.annotate(_loop(sch, DEPTH), STAGES, 0)
+
+
+def _loop(sch: Any, name: str) -> Any:
+    """A loop inside a tile's block."""
+    node = _node(sch, name)
+    blocks: list[Any] = []
+    ir.walk(node, (ir.SBlock, blocks.append))
+    found = sch.get_loops(sch.get_sblock(str(blocks[0].name_hint)))
+    return next(each for each in found if sch.get(each).same_as(node))
+
+
+def _node(sch: Any, name: str) -> Any:
+    """The first loop of a name; None if there is none."""
+    found: list[Any] = []
+
+    def visit(loop: Any) -> None:
+        if str(loop.loop_var.name) == name:
+            found.append(loop)
+
+    ir.walk(sch.get(sch.get_sblock("root")).body, (ir.For, visit))
+    return found[0] if found else None

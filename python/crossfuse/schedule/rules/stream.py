@@ -1,0 +1,59 @@
+"""Rule for a streaming function: rows to CTAs or clusters, segments to threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.schedule.install import install
+from crossfuse.schedule.markers import DSM_SCOPE
+
+#: Blocks of a streaming function, in program order; the third one in clusters only.
+BLOCKS = ("segment", "merge", "fold", "outputs")
+
+
+def schedule_stream(func: Any, tiles: StreamTiles) -> Any:
+    """Bind a streaming function to the GPU.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        As `crossfuse.cascade.rewrite.streaming.streaming` writes it.
+    tiles : StreamTiles
+        The sizes that it was written with.
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+        The schedule, with its trace.
+    """
+    install()
+    sch = ir.Schedule(func)
+    names = [each for each in BLOCKS if each != "fold" or tiles.cluster > 1]
+    blocks = {name: sch.get_sblock(name) for name in names}
+    row = sch.get_loops(blocks["segment"])[0]
+    if tiles.rows > 1:
+        row, side = sch.split(row, [None, tiles.rows])
+        sch.bind(side, "threadIdx.y")
+    sch.bind(row, "blockIdx.x")
+    for block in blocks.values():
+        loops = list(sch.get_loops(block))[2 if tiles.rows > 1 else 1 :]
+        if tiles.cluster > 1:
+            sch.cluster_bind(loops.pop(0))
+        sch.bind(loops[0], "threadIdx.x")
+    _place(sch, blocks, tiles)
+    return sch
+
+
+def _place(sch: Any, blocks: dict[str, Any], tiles: StreamTiles) -> None:
+    """Put states into registers, those of CTAs into slabs, and elements where they stay."""
+    states = len(sch.get(blocks["merge"]).writes)
+    for number in range(len(sch.get(blocks["segment"]).writes)):
+        kept = number >= states and tiles.resident == "shared"
+        shared = DSM_SCOPE if tiles.cluster > 1 else "shared.dyn"
+        sch.set_scope(blocks["segment"], number, shared if kept else "local")
+    for number in range(states):
+        sch.set_scope(blocks["merge"], number, DSM_SCOPE if tiles.cluster > 1 else "local")
+        if tiles.cluster > 1:
+            sch.set_scope(blocks["fold"], number, "local")

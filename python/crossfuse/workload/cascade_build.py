@@ -1,0 +1,278 @@
+"""Unscheduled functions of cascades: every reduction a loop of its own over all elements.
+
+One block for each operator, as people and importers write them; nothing is streamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import te, tirx
+
+from crossfuse.workload import cascade_products, cascade_spec
+from crossfuse.workload.cascade_products import LARGEST_QUANTISED, LEAST_MAGNITUDE, QUANTISED
+from crossfuse.workload.cascade_spec import EPSILON, CascadeSpec
+from crossfuse.workload.top_k import top_of
+
+#: Placeholders of a spec, in order.
+Tensors = Sequence[te.Tensor]
+#: Value of an element of a row, at the row's indices and its own.
+Element = Callable[..., Any]
+
+
+def prim_func(spec: CascadeSpec) -> tirx.PrimFunc:
+    """Make the unscheduled function of a cascade.
+
+    Parameters
+    ----------
+    spec : CascadeSpec
+        What it computes.
+
+    Returns
+    -------
+    tvm.tirx.PrimFunc
+        In s_tir form. Its parameters are the spec's operands in order, then the outputs. Sums and
+        maxima are float32.
+    """
+    inputs = [te.placeholder(each.shape, each.dtype, each.name) for each in spec.operands]
+    outputs = _BUILDERS[type(spec)](spec, inputs)
+    func = te.create_prim_func([*inputs, *outputs])
+    if isinstance(spec, cascade_spec.MomentOfInertia):
+        # A promise that detection reads: `crossfuse.cascade.detect.detect`.
+        func = func.with_attr("crossfuse.nonnegative", ["mass"])
+    return func
+
+
+def _wide(value: Any) -> Any:
+    return value.astype("float32")
+
+
+def _reduced(
+    shape: Sequence[int], cols: int, element: Element, name: str, by: Any = te.sum
+) -> te.Tensor:
+    """A reduction of float32 elements over a row, for each row."""
+    axis = te.reduce_axis((0, cols), "l")
+    return te.compute(tuple(shape), lambda *at: by(element(*at, axis), axis=axis), name)
+
+
+def _softmax(spec: cascade_spec.Softmax, inputs: Tensors) -> list[te.Tensor]:
+    (x,) = inputs
+    rows = (spec.rows,)
+    m = _reduced(rows, spec.cols, lambda i, j: _wide(x[i, j]), "m", te.max)
+    s = _reduced(rows, spec.cols, lambda i, j: tirx.exp(_wide(x[i, j]) - m[i]), "s")
+
+    def element(i: Any, j: Any) -> Any:
+        return (tirx.exp(_wide(x[i, j]) - m[i]) / s[i]).astype(spec.out)
+
+    return [te.compute(x.shape, element, "y")]
+
+
+def _cross_entropy(spec: cascade_spec.CrossEntropy, inputs: Tensors) -> list[te.Tensor]:
+    x, labels = inputs
+    rows, zero = (spec.rows,), tirx.const(0, "float32")
+    m = _reduced(rows, spec.cols, lambda i, j: _wide(x[i, j]), "m", te.max)
+    s = _reduced(rows, spec.cols, lambda i, j: tirx.exp(_wide(x[i, j]) - m[i]), "s")
+
+    def labelled(i: Any, j: Any) -> Any:
+        return tirx.Select(j == labels[i], _wide(x[i, j]), zero)
+
+    label = _reduced(rows, spec.cols, labelled, "labelled")
+    return [te.compute(rows, lambda i: m[i] + tirx.log(s[i]) - label[i], "loss")]
+
+
+def _moments(x: te.Tensor, rows: int, cols: int) -> tuple[te.Tensor, te.Tensor]:
+    """The mean of each row, and the sum of the squares of what deviates from it."""
+    total = _reduced((rows,), cols, lambda i, j: _wide(x[i, j]), "total")
+    mean = te.compute((rows,), lambda i: total[i] / float(cols), "mean")
+
+    def squared(i: Any, j: Any) -> Any:
+        deviation = _wide(x[i, j]) - mean[i]
+        return deviation * deviation
+
+    return mean, _reduced((rows,), cols, squared, "squares")
+
+
+def _layernorm(spec: cascade_spec.LayerNorm, inputs: Tensors) -> list[te.Tensor]:
+    x, weight, bias = inputs
+    mean, squares = _moments(x, spec.rows, spec.cols)
+    epsilon = tirx.const(EPSILON, "float32")
+
+    def element(i: Any, j: Any) -> Any:
+        spread = tirx.rsqrt(squares[i] / float(spec.cols) + epsilon)
+        normal = (_wide(x[i, j]) - mean[i]) * spread
+        return (normal * _wide(weight[j]) + _wide(bias[j])).astype(spec.out)
+
+    return [te.compute(x.shape, element, "y")]
+
+
+def _variance(spec: cascade_spec.Variance, inputs: Tensors) -> list[te.Tensor]:
+    _, squares = _moments(inputs[0], spec.rows, spec.cols)
+    return [te.compute((spec.rows,), lambda i: squares[i] / float(spec.cols), "variance")]
+
+
+def _moment_of_inertia(spec: cascade_spec.MomentOfInertia, inputs: Tensors) -> list[te.Tensor]:
+    mass, *positions = inputs
+    rows, points = (spec.bodies,), spec.points
+    total = _reduced(rows, points, lambda i, j: _wide(mass[i, j]), "total")
+
+    def centre(position: te.Tensor) -> te.Tensor:
+        def weighted(i: Any, j: Any) -> Any:
+            return _wide(mass[i, j]) * _wide(position[i, j])
+
+        found = _reduced(rows, points, weighted, f"first_{position.name}")
+        return te.compute(rows, lambda i: found[i] / total[i], f"centre_{position.name}")
+
+    centres = [centre(each) for each in positions]
+
+    def second(i: Any, j: Any) -> Any:
+        away = [_wide(r[i, j]) - c[i] for r, c in zip(positions, centres, strict=True)]
+        x, y, z = (each * each for each in away)
+        return _wide(mass[i, j]) * (x + y + z)
+
+    return [_reduced(rows, points, second, "inertia")]
+
+
+def _attend(
+    rows: Sequence[int],
+    length: int,
+    width: int,
+    scores: Element,
+    values: Element,
+    types: tuple[str, str],
+) -> te.Tensor:
+    """Softmax of masked and scaled scores, times values; `types` of the softmax and the output."""
+    m = _reduced(rows, length, scores, "m", te.max)
+    power = te.compute((*rows, length), lambda *at: tirx.exp(scores(*at) - m(*at[:-1])), "power")
+    s = _reduced(rows, length, lambda *at: power(*at), "s")
+    rounded = power
+    if types[0] != "float32":
+        rounded = te.compute(power.shape, lambda *at: power(*at).astype(types[0]), "rounded")
+
+    def weighted(*at: Any) -> Any:
+        *row, column, position = at
+        return _wide(rounded(*row, position)) * _wide(values(*row, position, column))
+
+    o = _reduced((*rows, width), length, weighted, "o")
+    return te.compute(o.shape, lambda *at: (o(*at) / s(*at[:-1])).astype(types[1]), "out")
+
+
+def _attention(spec: cascade_products.Attention, inputs: Tensors) -> list[te.Tensor]:
+    q, k, v = inputs
+    share = spec.heads // spec.kv_heads
+    rows = (spec.batch, spec.heads, spec.q_len)
+
+    def product(b: Any, h: Any, i: Any, j: Any, d: Any) -> Any:
+        return _wide(q[b, h, i, d]) * _wide(k[b, h // share, j, d])
+
+    scores = _reduced((*rows, spec.kv_len), spec.head_dim, product, "scores")
+    scale = tirx.const(spec.head_dim**-0.5, "float32")
+    ahead, nothing = spec.kv_len - spec.q_len, tirx.const(float("-inf"), "float32")
+
+    def masked(b: Any, h: Any, i: Any, j: Any) -> Any:
+        score = scores[b, h, i, j] * scale
+        return tirx.Select(j <= i + ahead, score, nothing) if spec.causal else score
+
+    scaled = te.compute(scores.shape, masked, "scaled")
+    return [
+        _attend(
+            rows,
+            spec.kv_len,
+            spec.head_dim,
+            lambda *at: scaled(*at),
+            lambda b, h, i, j, d: v[b, h // share, j, d],
+            (spec.dtype, spec.out),
+        )
+    ]
+
+
+def _mla_decode(spec: cascade_products.MlaDecode, inputs: Tensors) -> list[te.Tensor]:
+    q, cache = inputs
+    rows, width = (spec.batch, spec.q_heads), spec.latent_dim + spec.rope_dim
+
+    def product(b: Any, h: Any, j: Any, d: Any) -> Any:
+        return _wide(q[b, h, d]) * _wide(cache[b, j, d])
+
+    scores = _reduced((*rows, spec.kv_len), width, product, "scores")
+    scale = tirx.const(width**-0.5, "float32")
+    scaled = te.compute(scores.shape, lambda *at: scores(*at) * scale, "scaled")
+    return [
+        _attend(
+            rows,
+            spec.kv_len,
+            spec.latent_dim,
+            lambda *at: scaled(*at),
+            lambda b, h, j, d: cache[b, j, d],
+            (spec.dtype, spec.out),
+        )
+    ]
+
+
+def _moe_routing(spec: cascade_products.MoeRouting, inputs: Tensors) -> list[te.Tensor]:
+    x, router = inputs
+    rows = (spec.tokens,)
+
+    def product(i: Any, j: Any, d: Any) -> Any:
+        return _wide(x[i, d]) * _wide(router[j, d])
+
+    logits = _reduced((*rows, spec.experts), spec.hidden, product, "logits")
+    m = _reduced(rows, spec.experts, lambda i, j: logits[i, j], "m", te.max)
+    s = _reduced(rows, spec.experts, lambda i, j: tirx.exp(logits[i, j] - m[i]), "s")
+    top, places = top_of(logits, spec.top_k, ("top", "chosen"))
+    gates = te.compute(top.shape, lambda i, t: tirx.exp(top[i, t] - m[i]) / s[i], "gates")
+    return [gates, places]
+
+
+def _quant_gemm(spec: cascade_products.QuantGemm, inputs: Tensors) -> list[te.Tensor]:
+    x, weight, weight_scale = inputs
+    rows = (spec.tokens,)
+    a = _reduced(rows, spec.K, lambda i, j: tirx.abs(_wide(x[i, j])), "magnitude", te.max)
+    least, most = (tirx.const(each, "float32") for each in (LEAST_MAGNITUDE, LARGEST_QUANTISED))
+    scale = te.compute(rows, lambda i: tirx.max(a[i], least) / most, "scale")
+    quantised = te.compute(
+        x.shape, lambda i, j: (_wide(x[i, j]) / scale[i]).astype(QUANTISED), "quantised"
+    )
+
+    def product(i: Any, n: Any, j: Any) -> Any:
+        return _wide(quantised[i, j]) * _wide(weight[n, j])
+
+    y = _reduced((*rows, spec.N), spec.K, product, "product")
+
+    def element(i: Any, n: Any) -> Any:
+        return (y[i, n] * scale[i] * weight_scale[n]).astype(spec.out)
+
+    return [te.compute(y.shape, element, "out")]
+
+
+def _rmsnorm_gemm(spec: cascade_products.RmsNormGemm, inputs: Tensors) -> list[te.Tensor]:
+    x, gamma, weight = inputs
+    rows = (spec.tokens,)
+    squares = _reduced(rows, spec.K, lambda i, j: _wide(x[i, j]) * _wide(x[i, j]), "squares")
+    epsilon = tirx.const(EPSILON, "float32")
+
+    def normal(i: Any, j: Any) -> Any:
+        spread = tirx.rsqrt(squares[i] / float(spec.K) + epsilon)
+        return (_wide(x[i, j]) * spread * _wide(gamma[j])).astype(spec.dtype)
+
+    normalised = te.compute(x.shape, normal, "normalised")
+
+    def product(i: Any, n: Any, j: Any) -> Any:
+        return _wide(normalised[i, j]) * _wide(weight[n, j])
+
+    y = _reduced((*rows, spec.N), spec.K, product, "product")
+    return [te.compute(y.shape, lambda i, n: y[i, n].astype(spec.out), "out")]
+
+
+_BUILDERS: dict[type[CascadeSpec], Callable[..., list[te.Tensor]]] = {
+    cascade_spec.Softmax: _softmax,
+    cascade_spec.CrossEntropy: _cross_entropy,
+    cascade_spec.LayerNorm: _layernorm,
+    cascade_spec.Variance: _variance,
+    cascade_spec.MomentOfInertia: _moment_of_inertia,
+    cascade_products.Attention: _attention,
+    cascade_products.DecodeAttention: _attention,
+    cascade_products.MlaDecode: _mla_decode,
+    cascade_products.MoeRouting: _moe_routing,
+    cascade_products.QuantGemm: _quant_gemm,
+    cascade_products.RmsNormGemm: _rmsnorm_gemm,
+}

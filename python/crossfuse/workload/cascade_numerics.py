@@ -1,0 +1,235 @@
+"""What a cascade computes: exactly, and as separate kernels would round it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from crossfuse.workload import cascade_products, cascade_spec
+from crossfuse.workload.cascade_products import LARGEST_QUANTISED, LEAST_MAGNITUDE, QUANTISED
+from crossfuse.workload.cascade_spec import EPSILON, CascadeSpec
+from crossfuse.workload.dtypes import float_type
+from crossfuse.workload.numerics import check_operands
+
+#: Arrays by name.
+Arrays = Mapping[str, np.ndarray]
+#: Rounds what leaves an operator.
+Rounding = Callable[[np.ndarray], np.ndarray]
+
+
+def reference(spec: CascadeSpec, inputs: Arrays) -> dict[str, np.ndarray]:
+    """Compute the outputs in float64, nothing rounded or quantised in between.
+
+    Parameters
+    ----------
+    spec : CascadeSpec
+        What to compute.
+    inputs : Mapping[str, numpy.ndarray]
+        Arrays of the spec's shapes and types.
+
+    Returns
+    -------
+    dict[str, numpy.ndarray]
+        By name: float64, and integers of their own type.
+
+    Raises
+    ------
+    CheckFailed
+        When names, shapes or types of the inputs are not the spec's.
+    """
+    return run(spec, inputs, np.float64, lambda x: x, lambda x: x)
+
+
+def unfused(spec: CascadeSpec, inputs: Arrays) -> dict[str, np.ndarray]:
+    """Compute the outputs as one kernel per operator would: in float32, stored in the spec's type.
+
+    Parameters
+    ----------
+    spec, inputs
+        See `reference`.
+
+    Returns
+    -------
+    dict[str, numpy.ndarray]
+        By name, of the output types.
+
+    Raises
+    ------
+    CheckFailed
+        See `reference`.
+    """
+    kind = float_type(spec.dtype).numpy
+
+    def rounded(x: np.ndarray) -> np.ndarray:
+        return x.astype(kind).astype(np.float32)
+
+    def quantised(x: np.ndarray) -> np.ndarray:
+        return x.astype(float_type(QUANTISED).numpy).astype(np.float32)
+
+    found = run(spec, inputs, np.float32, rounded, quantised)
+    return {each.name: found[each.name].astype(_numpy(each.dtype)) for each in spec.outputs}
+
+
+def _numpy(dtype: str) -> Any:
+    return np.dtype(dtype) if dtype == "int32" else float_type(dtype).numpy
+
+
+def run(
+    spec: CascadeSpec,
+    inputs: Arrays,
+    work: type[np.floating],
+    rounded: Rounding,
+    quantised: Rounding,
+    typed: bool = True,
+) -> dict[str, np.ndarray]:
+    """Compute in one type.
+
+    Parameters
+    ----------
+    spec, inputs
+        See `reference`.
+    work : type
+        Of all numbers.
+    rounded, quantised : Rounding
+        What is done to what leaves an operator, and to what is quantised.
+    typed : bool
+        Whether to check the types of the inputs.
+
+    Returns
+    -------
+    dict[str, numpy.ndarray]
+        By name.
+    """
+    if typed:
+        check_operands(spec.operands, inputs)
+    values = [
+        inputs[each.name] if each.dtype == "int32" else inputs[each.name].astype(work)
+        for each in spec.operands
+    ]
+    with np.errstate(all="ignore"):
+        results = _RULES[type(spec)](spec, values, rounded, quantised)
+    return {each.name: result for each, result in zip(spec.outputs, results, strict=True)}
+
+
+Values = Sequence[np.ndarray]
+
+
+def below_maximum(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Exponentials below the maximum of each row, and their sums."""
+    m = x.max(axis=-1, keepdims=True)
+    power = np.exp(x - m)
+    return power, power.sum(axis=-1, keepdims=True)
+
+
+def _softmax(
+    spec: cascade_spec.Softmax, values: Values, rounded: Rounding, _: Rounding
+) -> list[np.ndarray]:
+    power, total = below_maximum(values[0])
+    return [power / total]
+
+
+def _cross_entropy(
+    spec: cascade_spec.CrossEntropy, values: Values, rounded: Rounding, _: Rounding
+) -> list[np.ndarray]:
+    x, labels = values
+    _power, total = below_maximum(x)
+    label = np.take_along_axis(x, labels[:, None].astype(np.int64), axis=1)
+    return [(x.max(axis=1, keepdims=True) + np.log(total) - label)[:, 0]]
+
+
+def _deviations(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    away = x - x.mean(axis=1, keepdims=True)
+    return away, (away * away).mean(axis=1, keepdims=True)
+
+
+def _layernorm(
+    spec: cascade_spec.LayerNorm, values: Values, rounded: Rounding, _: Rounding
+) -> list[np.ndarray]:
+    x, weight, bias = values
+    away, variance = _deviations(x)
+    return [away / np.sqrt(variance + x.dtype.type(EPSILON)) * weight + bias]
+
+
+def _variance(
+    spec: cascade_spec.Variance, values: Values, rounded: Rounding, _: Rounding
+) -> list[np.ndarray]:
+    return [_deviations(values[0])[1][:, 0]]
+
+
+def _moment_of_inertia(
+    spec: cascade_spec.MomentOfInertia, values: Values, rounded: Rounding, _: Rounding
+) -> list[np.ndarray]:
+    mass, *positions = values
+    total = mass.sum(axis=1, keepdims=True)
+    away = [r - (mass * r).sum(axis=1, keepdims=True) / total for r in positions]
+    return [(mass * sum(each * each for each in away)).sum(axis=1)]
+
+
+def _attention(
+    spec: cascade_products.Attention, values: Values, rounded: Rounding, _: Rounding
+) -> list[np.ndarray]:
+    q, k, v = values
+    share = spec.heads // spec.kv_heads
+    k, v = (np.repeat(each, share, axis=1) for each in (k, v))
+    scores = rounded(q @ k.swapaxes(2, 3)) * q.dtype.type(spec.head_dim**-0.5)
+    if spec.causal:
+        i, j = np.indices((spec.q_len, spec.kv_len))
+        scores = np.where(j <= i + spec.kv_len - spec.q_len, scores, -np.inf)
+    power, total = below_maximum(scores)
+    return [rounded(power / total) @ v]
+
+
+def _mla_decode(
+    spec: cascade_products.MlaDecode, values: Values, rounded: Rounding, _: Rounding
+) -> list[np.ndarray]:
+    q, cache = values
+    width = spec.latent_dim + spec.rope_dim
+    scores = rounded(q @ cache.swapaxes(1, 2)) * q.dtype.type(width**-0.5)
+    power, total = below_maximum(scores)
+    return [rounded(power / total) @ cache[:, :, : spec.latent_dim]]
+
+
+def _moe_routing(
+    spec: cascade_products.MoeRouting, values: Values, rounded: Rounding, _: Rounding
+) -> list[np.ndarray]:
+    x, router = values
+    logits = x @ router.T
+    power, total = below_maximum(logits)
+    chosen = np.argsort(-logits, axis=1, kind="stable")[:, : spec.top_k]
+    gates = np.take_along_axis(power, chosen, axis=1) / total
+    return [gates, chosen.astype(np.int32)]
+
+
+def _quant_gemm(
+    spec: cascade_products.QuantGemm, values: Values, rounded: Rounding, quantised: Rounding
+) -> list[np.ndarray]:
+    x, weight, weight_scale = values
+    largest = np.abs(x).max(axis=1, keepdims=True)
+    scale = np.maximum(largest, x.dtype.type(LEAST_MAGNITUDE)) / x.dtype.type(LARGEST_QUANTISED)
+    return [(quantised(x / scale) @ weight.T) * scale * weight_scale]
+
+
+def _rmsnorm_gemm(
+    spec: cascade_products.RmsNormGemm, values: Values, rounded: Rounding, _: Rounding
+) -> list[np.ndarray]:
+    x, gamma, weight = values
+    mean = (x * x).mean(axis=1, keepdims=True)
+    normal = rounded(x / np.sqrt(mean + x.dtype.type(EPSILON)))
+    return [rounded(normal * gamma) @ weight.T]
+
+
+_RULES: dict[type[CascadeSpec], Callable[..., list[np.ndarray]]] = {
+    cascade_spec.Softmax: _softmax,
+    cascade_spec.CrossEntropy: _cross_entropy,
+    cascade_spec.LayerNorm: _layernorm,
+    cascade_spec.Variance: _variance,
+    cascade_spec.MomentOfInertia: _moment_of_inertia,
+    cascade_products.Attention: _attention,
+    cascade_products.DecodeAttention: _attention,
+    cascade_products.MlaDecode: _mla_decode,
+    cascade_products.MoeRouting: _moe_routing,
+    cascade_products.QuantGemm: _quant_gemm,
+    cascade_products.RmsNormGemm: _rmsnorm_gemm,
+}

@@ -1,0 +1,157 @@
+"""Cascades as text and by id.
+
+```
+softmax:rows=4096,cols=32768,dtype=bfloat16
+cross_entropy:rows=4096,cols=128256
+layernorm:rows=8192,cols=8192
+variance:rows=1024,cols=1048576
+moment_of_inertia:bodies=1024,points=65536
+attention:batch=8,heads=32,q_len=2048,kv_len=2048,head_dim=128,causal=true
+decode_attention:batch=16,heads=32,q_len=1,kv_len=8192,head_dim=128,kv_heads=8
+mla_decode:batch=64,q_heads=128,kv_len=4096,latent_dim=512,rope_dim=64
+moe_routing:tokens=4096,hidden=2048,experts=128,top_k=8
+quant_gemm:tokens=4096,K=7168,N=2048
+rmsnorm_gemm:tokens=256,K=4096,N=12288
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from crossfuse.workload import cascade_products, cascade_spec, suites
+from crossfuse.workload.cascade_spec import CascadeSpec
+from crossfuse.workload.refusal import one_of, read_extent, refused
+from crossfuse.workload.spec_text import pairs
+
+_CLASSES: tuple[type[CascadeSpec], ...] = (
+    cascade_products.Attention,
+    cascade_products.DecodeAttention,
+    cascade_products.MlaDecode,
+    cascade_products.MoeRouting,
+    cascade_products.QuantGemm,
+    cascade_spec.Softmax,
+    cascade_spec.CrossEntropy,
+    cascade_products.RmsNormGemm,
+    cascade_spec.LayerNorm,
+    cascade_spec.Variance,
+    cascade_spec.MomentOfInertia,
+)
+#: Every kind of cascade.
+KINDS = tuple(each.kind for each in _CLASSES)
+_OF_KIND = {each.kind: each for each in _CLASSES}
+#: Other words of the suites for the same extents.
+_SPELLINGS = {"decode_attention": {"q_heads": "heads"}}
+_WORDS = {"true": True, "false": False}
+
+
+def parse(text: str) -> CascadeSpec:
+    """Read a spec from ``kind:key=value,...``.
+
+    Parameters
+    ----------
+    text : str
+        See the module's examples.
+
+    Returns
+    -------
+    CascadeSpec
+        The value; ``parse(str(spec)) == spec``.
+
+    Raises
+    ------
+    WorkloadRefused
+        Unknown kinds and keys (with the closest known one), duplicated keys, missing or wrong
+        extents, and unsupported types.
+    """
+    head, _, body = text.strip().partition(":")
+    kind = head.strip()
+    one_of("kind", kind, KINDS)
+    return _from_options(kind, _options(kind, body))
+
+
+def lookup(name: str) -> CascadeSpec:
+    """Make the spec of a packaged cascade.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``"R7"``.
+
+    Returns
+    -------
+    CascadeSpec
+        The spec.
+
+    Raises
+    ------
+    WorkloadRefused
+        Unknown ids, and those of chains of products.
+    """
+    return resolve(name)
+
+
+def resolve(text: str) -> CascadeSpec:
+    """Read what a command line calls a cascade.
+
+    Parameters
+    ----------
+    text : str
+        An id (``R7``), an id with changes (``R7:rows=16,dtype=float16``), or the text of a spec.
+
+    Returns
+    -------
+    CascadeSpec
+        The spec.
+
+    Raises
+    ------
+    WorkloadRefused
+        See `parse` and `lookup`.
+    """
+    head, colon, body = text.strip().partition(":")
+    if colon and head.strip() not in suites.ids():
+        return parse(text)
+    entry = suites.entry(head.strip())
+    if entry.kind != "cascade":
+        limit, instead = "a cascade, R1 to R12", "read it by crossfuse.workload.resolve"
+        raise refused("workload-kind", entry.id, f"{entry.kind} ({entry.title})", limit, instead)
+    values = {key: _written(value) for key, value in entry.values.items() if key != "kind"}
+    spelt = _SPELLINGS.get(entry.title, {})
+    packaged = {spelt.get(key, key): value for key, value in values.items()}
+    return _from_options(entry.title, packaged | _options(entry.title, body))
+
+
+def _options(kind: str, body: str) -> dict[str, str]:
+    spelt = _SPELLINGS.get(kind, {})
+    keys = (*(each.name for each in fields(_OF_KIND[kind])), *spelt)
+    return {spelt.get(key, key): value for key, value in pairs(kind, body, keys).items()}
+
+
+def _from_options(kind: str, options: Mapping[str, str]) -> CascadeSpec:
+    made = _OF_KIND[kind]
+    known = {each.name: each for each in fields(made)}
+    missing = [
+        name for name, each in known.items() if each.default is MISSING and name not in options
+    ]
+    if missing:
+        needed = [name for name, each in known.items() if each.default is MISSING]
+        found, limit = "no " + ", ".join(missing), "the extents " + ", ".join(needed)
+        instead = "add " + ",".join(f"{name}=16" for name in missing) + " or the extents you mean"
+        raise refused("workload-extent", kind, found, limit, instead)
+    values: dict[str, Any] = {}
+    for name, text in options.items():
+        if known[name].type == "int":
+            values[name] = read_extent(kind, name, text)
+        elif known[name].type == "bool":
+            one_of(f"{kind}:{name}", text.lower(), tuple(_WORDS))
+            values[name] = _WORDS[text.lower()]
+        else:
+            values[name] = text
+    return made(**values)
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,53 @@
+"""Top-k as plain reductions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import te, tirx
+
+
+def top_of(
+    values: te.Tensor, k: int, names: tuple[str, str] = ("top", "top_at")
+) -> tuple[te.Tensor, te.Tensor]:
+    """The k largest of each row and where they stand, of equals the first, by their ranks.
+
+    An element's rank is how many stand before it: larger ones, and equal ones of lower index. The
+    number of rank t is the sum of all that have this rank, which one has. So top-k is written in
+    plain reductions, which `crossfuse.cascade.detect` knows.
+
+    Parameters
+    ----------
+    values : te.Tensor
+        float32 [rows, cols].
+    k : int
+        How many.
+    names : tuple[str, str]
+        Of the blocks.
+
+    Returns
+    -------
+    tuple[te.Tensor, te.Tensor]
+        float32 and int32 [rows, k].
+    """
+    rows, cols = values.shape
+    other, at, of = (te.reduce_axis((0, cols), name) for name in ("other", "at", "of"))
+
+    def ahead(i: Any, j: Any) -> Any:
+        before = tirx.all(values[i, other] == values[i, j], other < j)
+        stands = tirx.any(values[i, other] > values[i, j], before)
+        return te.sum(tirx.Select(stands, 1, 0), axis=other)
+
+    ranks = te.compute((rows, cols), ahead, names[0] + "_rank")
+    zero = tirx.const(0, "float32")
+    top = te.compute(
+        (rows, k),
+        lambda i, t: te.sum(tirx.Select(ranks[i, at] == t, values[i, at], zero), axis=at),
+        names[0],
+    )
+    places = te.compute(
+        (rows, k),
+        lambda i, t: te.sum(tirx.Select(ranks[i, of] == t, of, 0), axis=of),
+        names[1],
+    )
+    return top, places

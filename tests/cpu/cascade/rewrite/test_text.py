@@ -1,0 +1,164 @@
+"""One small softmax before and after; what nvcc says of streams at their real sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tvm.ir import assert_structural_equal
+from tvm.script import tirx as T
+
+from cpu.cascade.rewrite.cases import scheduled, stream_of
+from crossfuse.cascade.detect import detect
+from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.lower.extract import lower
+from crossfuse.runtime.cubin import compile_cubin
+
+LOG2E = T.float32(1.4426950408889634)
+
+
+@T.prim_func(s_tir=True)
+def before(X: T.Buffer((3, 8), "float32"), Y: T.Buffer((3, 8), "float32")):
+    T.func_attr({"tirx.noalias": True})
+    m = T.sblock_alloc_buffer((3,))
+    s = T.sblock_alloc_buffer((3,))
+    for i, k in T.grid(3, 8):
+        with T.sblock("m"):
+            v_i, v_k = T.axis.remap("SR", [i, k])
+            with T.init():
+                m[v_i] = T.float32(-340282346638528859811704183484516925440.0)
+            m[v_i] = T.max(m[v_i], X[v_i, v_k])
+    for i, n in T.grid(3, 8):
+        with T.sblock("s"):
+            v_i, v_n = T.axis.remap("SR", [i, n])
+            with T.init():
+                s[v_i] = T.float32(0.0)
+            s[v_i] = s[v_i] + T.exp(X[v_i, v_n] - m[v_i])
+    for i, j in T.grid(3, 8):
+        with T.sblock("Y"):
+            v_i, v_j = T.axis.remap("SS", [i, j])
+            Y[v_i, v_j] = T.exp(X[v_i, v_j] - m[v_i]) / s[v_i]
+
+
+@T.prim_func(s_tir=True)
+def expected(X: T.Buffer((3, 8), "float32"), Y: T.Buffer((3, 8), "float32")):
+    T.func_attr({"crossfuse.fast_exponentials": 1})
+    m_segment = T.sblock_alloc_buffer((3, 1, 2))
+    s_segment = T.sblock_alloc_buffer((3, 1, 2))
+    m_cta = T.sblock_alloc_buffer((3,))
+    s_cta = T.sblock_alloc_buffer((3,))
+    for row in range(3):
+        for thread in range(2):
+            with T.sblock("segment"):
+                row_, thread_ = T.axis.remap("SS", [row, thread])
+                T.reads(X[0:3, 0:8])
+                T.writes(m_segment[row_, 0, thread_], s_segment[row_, 0, thread_])
+                m_so_far = T.sblock_alloc_buffer((1,), scope="local")
+                s_so_far = T.sblock_alloc_buffer((1,), scope="local")
+                m_next = T.sblock_alloc_buffer((1,), scope="local")
+                s_next = T.sblock_alloc_buffer((1,), scope="local")
+                m_usable_ = T.sblock_alloc_buffer((1,), scope="local")
+                s_usable_ = T.sblock_alloc_buffer((1,), scope="local")
+                X_0_tile_0 = T.sblock_alloc_buffer((1, 4), scope="local")
+                m_tile_0_ = T.sblock_alloc_buffer((1,), scope="local")
+                s_tile_0_ = T.sblock_alloc_buffer((1,), scope="local")
+                h0_ = T.sblock_alloc_buffer((1,), scope="local")
+                m_so_far[0] = T.float32("-inf")
+                s_so_far[0] = T.float32(0.0)
+                for step in T.unroll(1):
+                    for lane in T.vectorized(4):
+                        X_0_tile_0[step, lane] = X[row_, step * 8 + thread_ * 4 + lane]
+                m_tile_0_[0] = T.float32("-inf")
+                for step in T.unroll(1):
+                    for lane in T.unroll(4):
+                        m_tile_0_[0] = T.max(m_tile_0_[0], X_0_tile_0[step, lane])
+                m_next[0] = m_tile_0_[0]
+                m_usable_[0] = T.Select(m_next[0] == T.float32("-inf"), T.float32(0.0), m_next[0])
+                s_tile_0_[0] = T.float32(0.0)
+                h0_[0] = m_usable_[0] * T.float32(-1.0)
+                for step in T.unroll(1):
+                    for lane in T.unroll(4):
+                        s_tile_0_[0] = s_tile_0_[0] + T.exp2(
+                            (h0_[0] + X_0_tile_0[step, lane]) * LOG2E
+                        )
+                s_next[0] = s_tile_0_[0]
+                s_usable_[0] = T.Select(s_next[0] == T.float32(0.0), T.float32(1.0), s_next[0])
+                m_so_far[0] = m_next[0]
+                s_so_far[0] = s_next[0]
+                m_segment[row_, 0, thread_] = m_so_far[0]
+                s_segment[row_, 0, thread_] = s_so_far[0]
+        for thread in range(2):
+            with T.sblock("merge"):
+                row_, thread_ = T.axis.remap("SR", [row, thread])
+                T.reads(m_segment[row_, 0, thread_], s_segment[row_, 0, thread_])
+                T.writes(m_cta[row_], s_cta[row_])
+                T.sblock_attr({"crossfuse.merge": 1})
+                with T.init():
+                    m_cta[row_] = T.float32("-inf")
+                    s_cta[row_] = T.float32(0.0)
+                m_b: T.let[T.float32] = m_segment[row_, 0, thread_]
+                s_b: T.let[T.float32] = s_segment[row_, 0, thread_]
+                m_new: T.let[T.float32] = T.max(m_cta[row_], m_b)
+                m_guard: T.let[T.float32] = T.Select(
+                    m_new == T.float32("-inf"), T.float32(0.0), m_new
+                )
+                s_new: T.let[T.float32] = s_cta[row_] * T.exp2(
+                    (m_cta[row_] - m_guard) * LOG2E
+                ) + s_b * T.exp2((m_b - m_guard) * LOG2E)
+                m_cta[row_] = m_new
+                s_cta[row_] = s_new
+        for thread in range(2):
+            with T.sblock("outputs"):
+                row_, thread_ = T.axis.remap("SS", [row, thread])
+                T.reads(m_cta[row_], s_cta[row_], X[row_, thread_ * 4 : thread_ * 4 + 4])
+                T.writes(Y[row_, thread_ * 4 : thread_ * 4 + 4])
+                m_final = T.sblock_alloc_buffer((1,), scope="local")
+                m_usable = T.sblock_alloc_buffer((1,), scope="local")
+                s_final = T.sblock_alloc_buffer((1,), scope="local")
+                s_usable = T.sblock_alloc_buffer((1,), scope="local")
+                h0_ = T.sblock_alloc_buffer((1,), scope="local")
+                h1_ = T.sblock_alloc_buffer((1,), scope="local")
+                X_0_again_0 = T.sblock_alloc_buffer((1, 4), scope="local")
+                Y_out_0 = T.sblock_alloc_buffer((4,), scope="local")
+                m_final[0] = m_cta[row_]
+                m_usable[0] = T.Select(m_final[0] == T.float32("-inf"), T.float32(0.0), m_final[0])
+                s_final[0] = s_cta[row_]
+                s_usable[0] = T.Select(s_final[0] == T.float32(0.0), T.float32(1.0), s_final[0])
+                h0_[0] = m_usable[0] * T.float32(-1.0)
+                h1_[0] = T.float32(1.0) / s_usable[0]
+                for step in T.unroll(1):
+                    for lane in T.vectorized(4):
+                        X_0_again_0[step, lane] = X[row_, step * 8 + thread_ * 4 + lane]
+                for step in T.unroll(1):
+                    for lane in T.unroll(4):
+                        Y_out_0[lane] = h1_[0] * T.exp2((h0_[0] + X_0_again_0[step, lane]) * LOG2E)
+                    for lane in T.vectorized(4):
+                        Y[row_, step * 8 + thread_ * 4 + lane] = Y_out_0[lane]
+
+
+def test_softmax_before_and_after() -> None:
+    (site,) = detect(before)
+    made = stream_of(site, "softmax", StreamTiles(threads=2, unroll=1))
+    assert_structural_equal(
+        made.with_attr("global_symbol", "expected"), expected, map_free_vars=True
+    )
+
+
+#: Sizes of the packaged cascades with the tiles that were the fastest.
+REAL: list[tuple[str, int, str, StreamTiles]] = [
+    ("softmax", 32768, "bfloat16", StreamTiles(256, unroll=8, resident="shared")),
+    ("softmax", 32768, "bfloat16", StreamTiles(256, unroll=4, cluster=2, resident="shared")),
+    ("layer_norm", 8192, "bfloat16", StreamTiles(128, unroll=8, resident="registers")),
+    ("inertia", 65536, "float32", StreamTiles(256, unroll=2)),
+]
+
+
+@pytest.mark.parametrize(("name", "length", "dtype", "tiles"), REAL)
+def test_nvcc_compiles_without_spills(
+    name: str, length: int, dtype: str, tiles: StreamTiles
+) -> None:
+    text: Any = lower(scheduled(name, 64, length, tiles, dtype)).image.cuda
+    (usage,) = compile_cubin(text).resources
+    assert (usage.complaints, usage.stack_bytes) == ((), 0)
+    # As many CTAs as the multiprocessor's registers hold at 256 threads: two or more.
+    assert usage.registers <= 128

@@ -1,0 +1,119 @@
+"""Cascades as values and as text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from crossfuse.errors import CheckFailed, WorkloadRefused
+from crossfuse.workload import cascades, suites
+from crossfuse.workload.cascade_accuracy import check
+from crossfuse.workload.cascade_inputs import adversarial_inputs, random_inputs
+from crossfuse.workload.cascade_numerics import reference, unfused
+
+pytestmark = pytest.mark.null
+
+IDS = suites.ids("cascade")
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_text_is_read_back(name: str) -> None:
+    spec = cascades.lookup(name)
+    assert cascades.parse(str(spec)) == spec
+    assert spec.kind == suites.entry(name).title
+
+
+def test_every_kind_is_packaged() -> None:
+    assert {cascades.lookup(name).kind for name in IDS} == set(cascades.KINDS)
+
+
+def test_packaged_extents_are_those_of_the_suite() -> None:
+    attention, decode = cascades.lookup("R1"), cascades.lookup("R3")
+    assert str(attention) == (
+        "attention:batch=8,heads=32,q_len=2048,kv_len=2048,head_dim=128,causal=true"
+    )
+    assert attention.operands[0].shape == (8, 32, 2048, 128)
+    assert decode.operands[1].shape == (16, 8, 8192, 128)
+    assert cascades.resolve("R3:q_heads=16").operands[0].shape == (16, 16, 1, 128)
+    assert cascades.lookup("R7").bytes == 2 * 2 * 4096 * 32768
+    assert cascades.lookup("R5").outputs[1].dtype == "int32"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("softmaxx:rows=1", r"workload-kind: kind: .*write 'softmax'"),
+        ("softmax:rows=4", r"workload-extent: softmax: found no cols; limit: .*rows, cols"),
+        ("softmax:rows=4,cols=0", r"workload-extent: softmax:cols: found 0"),
+        ("softmax:rows=4,cols=-1", r"workload-extent: softmax:cols: found -1"),
+        ("softmax:rows=4,columns=8", r"workload-key: softmax:key: found 'columns'"),
+        ("softmax:rows=4,rows=5,cols=1", r"workload-key: softmax:rows: found 4 and 5"),
+        ("softmax:rows=4,cols", r"workload-spec: softmax: found 'cols'"),
+        ("softmax:rows=4,cols=8,dtype=int8", r"workload-dtype: dtype: found 'int8'"),
+        ("softmax:rows=65536,cols=65536", r"workload-extent: softmax:x: found 4294967296"),
+        ("R1:causal=maybe", r"workload-causal: attention:causal: found 'maybe'"),
+        ("R3:kv_heads=5", r"decode_attention:kv_heads: found 5 for 32"),
+        ("R5:top_k=129", r"moe_routing:top_k: found 129; limit: at most the experts, 128"),
+        ("R6:quant=int4", r"workload-quant: quant_gemm:quant: found 'int4'"),
+        ("S3", r"workload-kind: S3: found gated_ffn .*limit: a cascade, R1 to R12"),
+        ("R13", r"workload-id: suites: found 'R13'"),
+    ],
+)
+def test_wrong_text_is_refused(text: str, message: str) -> None:
+    with pytest.raises(WorkloadRefused, match=message):
+        cascades.resolve(text)
+
+
+def test_a_wrong_result_is_found() -> None:
+    spec = cascades.parse("softmax:rows=3,cols=17,dtype=float32")
+    inputs = random_inputs(spec)
+    outputs = unfused(spec, inputs)
+    assert check(spec, inputs, outputs)["y"].worst <= 1
+    outputs["y"][1, 5] *= np.float32(1.001)
+    with pytest.raises(CheckFailed, match=r"element-error: .*at \[1, 5\]"):
+        check(spec, inputs, outputs)
+    with pytest.raises(CheckFailed, match=r"output-type: .*found float64\[3, 17\]"):
+        check(spec, inputs, reference(spec, inputs))
+
+
+def test_softmax_of_few_numbers() -> None:
+    spec = cascades.parse("softmax:rows=1,cols=2,dtype=float32")
+    inputs = {"x": np.log(np.array([[1, 3]], np.float32))}
+    np.testing.assert_allclose(reference(spec, inputs)["y"], [[0.25, 0.75]], rtol=1e-6)
+
+
+def test_inertia_of_two_points() -> None:
+    spec = cascades.parse("moment_of_inertia:bodies=1,points=2")
+    inputs = {"mass": [[1, 3]], "x": [[0, 4]], "y": [[1, 1]], "z": [[2, 2]]}
+    arrays = {name: np.array(value, np.float32) for name, value in inputs.items()}
+    # Reduced mass 3/4 at a distance of 4.
+    assert reference(spec, arrays)["inertia"] == pytest.approx(12)
+
+
+def test_causal_rows_see_what_is_before_them() -> None:
+    spec = cascades.parse(
+        "attention:batch=1,heads=1,q_len=2,kv_len=3,head_dim=1,causal=true,dtype=float32"
+    )
+    values = {"q": [0, 0], "k": [0, 0, 0], "v": [1, 3, 8]}
+    inputs = {
+        name: np.array(value, np.float32).reshape(1, 1, -1, 1) for name, value in values.items()
+    }
+    assert reference(spec, inputs)["out"].ravel().tolist() == [2, 4]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "R1:batch=1,heads=2,q_len=3,kv_len=4,head_dim=5",
+        "R5:tokens=2,hidden=3,experts=4,top_k=2",
+        "R8:rows=2,cols=9",
+        "R12:bodies=2,points=3",
+    ],
+)
+def test_adversarial_inputs_have_the_types_of_the_operands(text: str) -> None:
+    spec = cascades.resolve(text)
+    cases = list(adversarial_inputs(spec))
+    assert len({name for name, _ in cases}) == len(cases) >= 8
+    for _, inputs in cases:
+        found = {name: (array.shape, str(array.dtype)) for name, array in inputs.items()}
+        assert found == {each.name: (each.shape, each.dtype) for each in spec.operands}
