@@ -20,6 +20,9 @@ __forceinline__ __device__ void put(unsigned address, unsigned high, unsigned lo
 __forceinline__ __device__ void meet(unsigned id, unsigned threads) {
   asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
+__forceinline__ __device__ void pass_by(unsigned id, unsigned threads) {
+  asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
 __forceinline__ __device__ void fence_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -156,3 +159,61 @@ def test_what_follows_a_named_barrier_is_not_ordered_by_it() -> None:
     wrong = exchange("(threadIdx.x < 64 ? 63 - threadIdx.x : threadIdx.x)", body)
     race = only(emulate(wrong, [ramp(96)]), "race")
     assert statement(wrong, "+= 1.0f") in (race.first, race.second)
+
+
+# The first warp tells the second one that it has stored, and goes on.
+TOLD = """
+  __shared__ alignas(16) float cells[96];
+  if (threadIdx.x < 32) {
+    cells[threadIdx.x] = A[threadIdx.x];
+    pass_by(1, 64);
+    LATER
+    C[threadIdx.x] = 0;
+  } else if (threadIdx.x < 64) {
+    meet(1, 64);
+    C[threadIdx.x] = cells[threadIdx.x - 32];
+  } else {
+    C[threadIdx.x] = 1;
+  }
+"""
+
+
+def test_who_waits_sees_what_was_done_before_an_arrival() -> None:
+    a = ramp(96)
+    found = clean(exchange("0", TOLD.replace("LATER", "")), a)["C"]
+    np.testing.assert_array_equal(found, np.concatenate([0 * a[:32], a[:32], 0 * a[:32] + 1]))
+
+
+def test_who_waits_knows_nothing_of_what_comes_behind_an_arrival() -> None:
+    wrong = exchange("0", TOLD.replace("LATER", "cells[threadIdx.x] = 7;"))
+    race = only(emulate(wrong, [ramp(96)], orders=4), "race")
+    assert statement(wrong, "cells[threadIdx.x] = 7;") in {race.first, race.second}
+
+
+def test_an_arrival_that_never_comes() -> None:
+    wrong = exchange("0", TOLD.replace("pass_by(1, 64);", "").replace("LATER", ""))
+    (stuck,) = {each.detail for each in emulate(wrong, [ramp(96)]).findings}
+    assert "waits at a named barrier" in stuck
+
+
+def test_a_box_of_one_matrix_of_several() -> None:
+    """Maps of four dimensions: columns, rows, and the place of a matrix."""
+    text = (
+        boxes()
+        .cuda.replace("tensor.2d", "tensor.4d")
+        .replace("{%1, %2}], [%3]", "{%1, %2, %3, %4}], [%5]")
+    )
+    text = text.replace('"r"(y), "r"(from)', '"r"(y), "r"(1), "r"(2), "r"(from)')
+    a = BufferSpec("A", (16, 8), "float16", False)
+    c = BufferSpec("C", (3, 2, 16, 8), "float16", True)
+    map_ = TensorMap("c_map", "C", (8, 16, 2, 3), (16, 256, 512), (8, 16, 1, 1), 0)
+    launch = replace(boxes().launches[0], tensor_maps=(map_,))
+    report = emulate(KernelImage("k", text, (a, c), (launch,)), [A])
+    found = report.outputs["C"].view("uint16")
+    np.testing.assert_array_equal(found[2, 1], A.view("uint16"))
+    assert only(report, "unwritten-output").buffer == "C"
+    wrong = replace(
+        launch, tensor_maps=(replace(map_, extents=(8, 16, 6), strides=(16, 256), box=(8, 16, 1)),)
+    )
+    misuse = only(emulate(KernelImage("k", text, (a, c), (wrong,)), [A]), "tensor-map")
+    assert "a copy has not as many coordinates as its map" in misuse.detail
