@@ -159,6 +159,10 @@ def _mask(of: sympy.Expr, test: sympy.Basic) -> sympy.Expr:
     return sympy.Piecewise((of, test), (-sympy.oo, True))
 
 
+def _seen(of: sympy.Expr) -> sympy.Expr:
+    return sympy.Piecewise((of, l <= i), (0, True))
+
+
 def _softmaxes() -> list[Pattern]:
     S1 = softmax()
     causal = _mask(x, l <= i)
@@ -389,6 +393,20 @@ def _moments() -> list[Pattern]:
             ("M", 3),
         ),
         Pattern(
+            26,
+            "masked variance",
+            cascade(
+                (
+                    total(_seen(sympy.S.One), "q"),
+                    total(_seen(x), "S"),
+                    total(_seen((x - weighted) ** 2), "M"),
+                ),
+                {"out": M / q},
+            ),
+            "R",
+            ("M", 3),
+        ),
+        Pattern(
             27, "skewness", cascade((*mean, total(standard**3)), {"out": o / N}), "R", ("o", 4)
         ),
         Pattern(
@@ -422,14 +440,14 @@ def _moments() -> list[Pattern]:
             "mean absolute deviation",
             cascade((total(x, "S"), total(Abs(x - MEAN)))),
             "N",
-            refusal=("cascade-separable", "stage o", "Abs(", "couples x with S", "rank"),
+            refusal=("cascade-separable", "stage o", "|x - S/N|", "couples x with S", "rank"),
         ),
         Pattern(
             31,
             "hinge about the mean",
             cascade((total(x, "S"), total(sympy.Max(x - MEAN, 0)))),
             "N",
-            refusal=("cascade-separable", "stage o", "Max(0", "couples x with S"),
+            refusal=("cascade-separable", "stage o", "max(0", "couples x with S"),
         ),
         Pattern(
             32,
@@ -541,7 +559,7 @@ def _scales() -> list[Pattern]:
             "sparsemax threshold",
             cascade((Stage("m", MAX, x), total(sympy.Max(x - m + 1, 0)))),
             "N",
-            refusal=("cascade-separable", "stage o", "Max(0", "couples x with m"),
+            refusal=("cascade-separable", "stage o", "max(0", "couples x with m"),
         ),
         Pattern(47, "top-p and median", None, "outside"),
         Pattern(48, "centred maximum", cascade((total(x, "S"), Stage("o", MAX, x - MEAN))), "S"),

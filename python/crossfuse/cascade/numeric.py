@@ -36,8 +36,18 @@ def _made(symbols: tuple[sympy.Symbol, ...], expression: sympy.Expr) -> Callable
     unknown = renamed.free_symbols - set(names)
     if unknown:
         raise ValueError(f"no value for {', '.join(sorted(map(str, unknown)))} in {expression}")
-    made: Callable[..., Any] = sympy.lambdify(names, renamed, modules=["numpy"], printer=_printer())
+    known = [{"error_function": _erf}, "numpy"]
+    made: Callable[..., Any] = sympy.lambdify(names, renamed, modules=known, printer=_printer())
     return made
+
+
+def _erf(x: Any) -> Any:
+    """The error function, which numpy has not."""
+    import math
+
+    import numpy as np
+
+    return np.vectorize(math.erf, otypes=[float])(x)
 
 
 @lru_cache(maxsize=1)
@@ -53,6 +63,9 @@ def _printer() -> Any:
             for each in rest:
                 found = f"numpy.{name}({self._print(each)}, {found})"
             return found
+
+        def _print_erf(self, expr: Any) -> str:
+            return f"error_function({self._print(expr.args[0])})"
 
         def _print_Max(self, expr: Any) -> str:
             return self._pairs("maximum", expr)

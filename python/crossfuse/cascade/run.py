@@ -123,7 +123,7 @@ class _Inputs:
         self.elements, self.invariants = {}, {}
         for symbol in cascade.elements:
             found = np.arange(self.length) if symbol == cascade.index else given[symbol.name]
-            self.elements[symbol] = found.reshape(-1, self.length).astype(self.dtype)
+            self.elements[symbol] = np.atleast_2d(found).astype(self.dtype)
         for symbol in cascade.invariants:
             found = np.asarray(self.length) if symbol == cascade.length else given[symbol.name]
             self.invariants[symbol] = found.reshape(-1, 1).astype(self.dtype)

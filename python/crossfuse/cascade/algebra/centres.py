@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import sympy
 
 from crossfuse.cascade.algebra import gauge as gauges
-from crossfuse.cascade.algebra.exponents import joined
+from crossfuse.cascade.algebra.masks import as_choices, as_factors, quotient
 from crossfuse.cascade.algebra.moments import Centre, Mean
 from crossfuse.cascade.algebra.state import Side
 from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
@@ -97,7 +97,7 @@ class Centres:
         state = self.deriver.state
         kept = state.of(mass)
         below = state.usable(1 / mass, new) ** -1
-        brought = kept.contribution * (element - value(name)) / below
+        brought = as_choices(as_factors(kept.contribution) * (element - value(name)) / below)
         share = self._of_right(kept.merge, kept.name) / below
         merge = left(name) + (right(name) - left(name)) * share
         symbol = state.add(name, SUM, brought, value(name), merge, no_sign=False)
@@ -121,7 +121,9 @@ class Centres:
         assert merge is not None
         return merge.xreplace({left(name): sympy.S.Zero})
 
-    def moment(self, name: str, gauge: gauges.Gauge, element: sympy.Expr) -> sympy.Expr:
+    def moment(
+        self, name: str, gauge: gauges.Gauge, element: sympy.Expr, *, fresh: bool = False
+    ) -> sympy.Expr:
         """Keep a sum of elements and distances; gives it over slots.
 
         Parameters
@@ -132,6 +134,8 @@ class Centres:
             What its weight is kept in.
         element : sympy.Expr
             A polynomial in distances, with factors over elements.
+        fresh : bool
+            Whether the slot is to have a fresh name like that.
 
         Returns
         -------
@@ -142,14 +146,15 @@ class Centres:
         centres = self.in_(element)
         if not centres:
             number, rest = element.as_independent(*self.deriver.elements, as_Add=False)
-            return number * self.deriver.accumulate(name, gauge, rest)
+            return number * self.deriver.accumulate(name, gauge, rest, fresh=fresh)
         if self._vanishes(gauge, element, centres):
             return sympy.S.Zero
         here = {each.distance: each.element - new(self._name(each)) for each in centres}
-        brought = gauges.contribution(gauge, element.xreplace(here), state)
+        brought = as_choices(gauges.contribution(gauge, element.xreplace(here), state))
         same = state.same(SUM, brought)
         if same is not None:
             return same
+        name = state.fresh(name) if fresh else name
         lower = self._lower(name, gauge, element, centres)
         carry = gauges.carry(gauge, self._at(name, lower, centres, value), state)
         parts = [self._at(name, lower, centres, side) for side in (left, right)]
@@ -165,8 +170,8 @@ class Centres:
         if weight.free_symbols & self.distances:
             return False
         own = self.deriver.state.of(centres[0].mass).contribution
-        ratio = joined(gauges.contribution(gauge, weight, self.deriver.state) / own)
-        return not ratio.free_symbols & self.deriver.elements
+        ratio = quotient(gauges.contribution(gauge, weight, self.deriver.state), own)
+        return ratio is not None and not ratio.free_symbols & self.deriver.elements
 
     def _lower(
         self, name: str, gauge: gauges.Gauge, element: sympy.Expr, centres: list[Centre]
@@ -182,7 +187,7 @@ class Centres:
             moved = sympy.Mul(*(m**e for m, e in zip(moves.values(), exponents, strict=True)))
             for part in sympy.Add.make_args(sympy.expand(coefficient)):
                 number, rest = part.as_coeff_Mul()
-                slot = self.moment(self.deriver.state.fresh(f"{name}_lower"), gauge, rest)
+                slot = self.moment(f"{name}_lower", gauge, rest, fresh=True)
                 if slot != 0:
                     found.append((number * moved, slot))
         return found

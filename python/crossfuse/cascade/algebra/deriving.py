@@ -56,10 +56,11 @@ def _derive(cascade: Cascade) -> Derivation:
     state, known = deriver.state, deriver.known
 
     def over_slots(wanted: Mapping[str, sympy.Expr]) -> dict[str, sympy.Expr]:
-        return {
-            name: joined(state.usable(joined(sympy.sympify(each).xreplace(known))))
-            for name, each in wanted.items()
-        }
+        found = {}
+        for name, each in wanted.items():
+            whole = deriver.direct.get(each, sympy.sympify(each).xreplace(known))
+            found[name] = joined(state.usable(joined(whole)))
+        return found
 
     stages = over_slots({each.name: each.symbol for each in cascade.stages})
     results, rows = over_slots(cascade.results), over_slots(cascade.rows)

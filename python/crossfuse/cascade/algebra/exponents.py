@@ -38,6 +38,20 @@ def joined(expression: sympy.Basic) -> sympy.Basic:
     return sympy.Mul(sympy.exp(sympy.Add(*(each.args[0] for each in powers))), *rest)
 
 
+def natural(expression: sympy.Basic) -> sympy.Basic:
+    """Write powers of positive numbers, such as ``2**x``, as exponentials."""
+
+    def is_power(each: sympy.Basic) -> bool:
+        if not isinstance(each, sympy.Pow):
+            return False
+        base, power = each.args
+        return bool(base.is_number and base.is_positive and not power.is_number)
+
+    return expression.replace(
+        is_power, lambda each: sympy.exp(each.args[1] * sympy.log(each.args[0]))
+    )
+
+
 def ratios(expression: sympy.Basic) -> sympy.Basic:
     """Join equal powers above and below of every product in an expression.
 

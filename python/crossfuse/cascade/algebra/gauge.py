@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import sympy
 
 from crossfuse.cascade.algebra.exponents import joined, ratios
+from crossfuse.cascade.algebra.masks import as_choices
 from crossfuse.cascade.algebra.signs import positive
 from crossfuse.cascade.algebra.state import Kept, State, chosen
 from crossfuse.cascade.derivation import left, new, right, value
@@ -79,14 +80,14 @@ def split(
     exponents: list[sympy.Expr] = []
     powers: list[tuple[sympy.Expr, sympy.Expr]] = []
     rest: list[sympy.Expr] = []
-    grown = [each.args[0] for each in element.atoms(sympy.exp) if each.free_symbols & elements]
+    grown = bool(_exponents(element, elements))
     vanishes = True
     for factor in sympy.Mul.make_args(context):
         base, power = factor.as_base_exp()
         slots = [state.of(each) for each in factor.free_symbols & state.symbols]
         if isinstance(factor, sympy.exp) and grown and slots:
             exponents.append(factor.args[0])
-            vanishes &= all(_bounded(each, grown, elements) for each in slots if each.infinite)
+            vanishes &= all(_bounded(e, element, elements) for e in slots if e.infinite)
         elif (rounded or power != -1) and _divides(power) and _scales(base, element, -power, state):
             powers.append((base, -power))
         else:
@@ -105,7 +106,7 @@ def contribution(gauge: Gauge, element: sympy.Expr, state: State) -> sympy.Expr:
         below = state.usable(1 / base, new) ** -1
         made = ratios(times(made, below**-power))
     if gauge.exponents != 0:
-        made = times(made, sympy.exp(state.usable(gauge.exponents, new)))
+        made = times(made, state.usable(sympy.exp(gauge.exponents), new))
     return made
 
 
@@ -125,8 +126,8 @@ def correction(gauge: Gauge, state: State, side: object = value) -> sympy.Expr:
     assert callable(side)
     found = sympy.S.One
     if gauge.exponents != 0:
-        before = state.raw(gauge.exponents, side)
-        found *= sympy.exp(state.usable(gauge.exponents, new) - before)
+        before = sympy.exp(-state.raw(gauge.exponents, side))
+        found *= joined(state.usable(sympy.exp(gauge.exponents), new) * before)
     for base, power in gauge.powers:
         ratio = (state.raw(base, side) * state.usable(1 / base, new)) ** power
         found *= ratios(ratio)
@@ -175,17 +176,33 @@ def _moved(gauge: Gauge, part: sympy.Expr, state: State, side: object) -> sympy.
     return chosen(part, sympy.S.Zero, sympy.S.Zero, moved.xreplace(stood))
 
 
-def _bounded(kept: Kept, grown: Sequence[sympy.Expr], elements: frozenset[sympy.Symbol]) -> bool:
-    """Whether exponents are -oo wherever the slot is: they are multiples of what it reduces."""
-    bound = kept.contribution
-    for exponent in grown:
-        branches = [exponent]
-        if isinstance(exponent, sympy.Piecewise) and exponent != bound:
-            branches = [each for each, _ in exponent.args if each != -sympy.oo]
-        for each in branches:
-            if each != bound and (each / bound).free_symbols & elements:
+def _bounded(kept: Kept, element: sympy.Expr, elements: frozenset[sympy.Symbol]) -> bool:
+    """Whether exponentials are 0 wherever the slot is -oo: exponents are multiples of its terms."""
+    bound, shown = kept.contribution, None
+    if isinstance(bound, sympy.Piecewise) and bound.args[-1][0] == -sympy.oo:
+        (bound, shown), *more = bound.args
+        if len(more) > 1:
+            return False
+    for exponent, test in _exponents(as_choices(element), elements):
+        branches = [(exponent, test)]
+        if isinstance(exponent, sympy.Piecewise):
+            branches = [each for each in exponent.args if each[0] != -sympy.oo]
+        for each, condition in branches:
+            alike = each == bound or not (each / bound).free_symbols & elements
+            if not alike or (shown is not None and condition != shown):
                 return False
     return True
+
+
+def _exponents(
+    element: sympy.Expr, elements: frozenset[sympy.Symbol], test: sympy.Basic = sympy.true
+) -> list[tuple[sympy.Expr, sympy.Basic]]:
+    """Exponents over elements, and the conditions under which they are used."""
+    if isinstance(element, sympy.exp):
+        return [(element.args[0], test)] if element.free_symbols & elements else []
+    if isinstance(element, sympy.Piecewise):
+        return [e for each, inner in element.args for e in _exponents(each, elements, inner)]
+    return [e for each in element.args for e in _exponents(each, elements, test)]
 
 
 def _scales(base: sympy.Expr, element: sympy.Expr, power: sympy.Expr, state: State) -> bool:

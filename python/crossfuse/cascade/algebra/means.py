@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import sympy
 
-from crossfuse.cascade.algebra.exponents import joined
+from crossfuse.cascade.algebra.masks import as_factors, quotient
 from crossfuse.cascade.algebra.moments import Mean, centred
 from crossfuse.cascade.algebra.signs import nonnegative
 from crossfuse.cascade.spec import Cascade, Stage
@@ -68,21 +68,13 @@ def _candidates(cascade: Cascade, stage: Stage) -> Iterable[Mean]:
         signed = not nonnegative(by)
         if by == 0 or (signed and by.free_symbols & results):
             continue
-        scale, element = _quotient(stage.term, by).as_independent(*elements, as_Add=False)
+        ratio = quotient(stage.term, by)
+        if ratio is None:
+            continue
+        scale, element = ratio.as_independent(*elements, as_Add=False)
         if element == 1 or element.free_symbols & results:
             continue
         yield Mean(stage.name, "" if weight is None else weight.name, element, scale, signed)
-
-
-def _quotient(term: sympy.Expr, by: sympy.Expr) -> sympy.Expr:
-    """A quotient; of two that are masked alike that of what is not masked."""
-    if isinstance(term, sympy.Piecewise) and isinstance(by, sympy.Piecewise):
-        tests = [[test for _, test in each.args] for each in (term, by)]
-        pairs = [(a, b) for (a, _), (b, _) in zip(term.args, by.args, strict=False)]
-        kept = [(a, b) for a, b in pairs if a != 0 or b != 0]
-        if tests[0] == tests[1] and len(kept) == 1 and kept[0][1] != 0:
-            return joined(kept[0][0] / kept[0][1])
-    return joined(term / by)
 
 
 def _is_used(cascade: Cascade, later: Stage, stage: Stage, mean: Mean) -> bool:
@@ -90,7 +82,7 @@ def _is_used(cascade: Cascade, later: Stage, stage: Stage, mean: Mean) -> bool:
         return False
     symbol, distance = sympy.Dummy("mean", real=True), sympy.Dummy("distance", real=True)
     term = later.term.xreplace({stage.symbol: mean_value(cascade, mean, symbol)})
-    found = centred(term, {symbol: (mean.element, distance)})
+    found = centred(as_factors(term), {symbol: (mean.element, distance)})
     return found is not None and _is_polynomial(found, distance)
 
 

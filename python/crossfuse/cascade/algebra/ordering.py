@@ -10,6 +10,7 @@ import sympy
 from crossfuse.cascade.algebra.refusal import refused
 from crossfuse.cascade.algebra.separation import Product
 from crossfuse.cascade.algebra.signs import nonnegative
+from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.spec import Stage
 
 if TYPE_CHECKING:
@@ -95,8 +96,8 @@ def _signed(stage: Stage, product: Product, addend: sympy.Expr, deriver: Deriver
         raise refused(
             "cascade-sign",
             stage.name,
-            found=f"a {stage.monoid.name} of elements times {deriver.spelt(factor)}, whose sign is "
-            "not proved",
+            found=f"a {stage.monoid.name} of elements times {written(deriver.spelt(factor))}, "
+            "whose sign is not proved",
             limit="a factor that is proved not to be negative",
             instead="reduce the elements, maximum and minimum, and multiply afterwards; or declare "
             "the elements that make the factor nonnegative",

@@ -9,6 +9,7 @@ import sympy
 from crossfuse.cascade.algebra.refusal import refused
 from crossfuse.cascade.algebra.sampling import SIZE, sample_rank
 from crossfuse.cascade.algebra.separation import Product
+from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.spec import Stage
 from crossfuse.errors import RefusedError
 
@@ -90,8 +91,8 @@ def coupled(
     return refused(
         "cascade-separable",
         stage.name,
-        found=f"{spelt(part)}, which couples {ours or 'elements'} with {theirs or 'results'} "
-        f"({sampled})",
+        found=f"{written(spelt(part))}, which couples {ours or 'elements'} with "
+        f"{theirs or 'results'} ({sampled})",
         limit="a finite sum of products of elements and of results",
         instead=_instead(stage, part),
     )

@@ -62,12 +62,7 @@ def products(
         If no rule applies.
     """
     parts = _Parts(frozenset(elements), frozenset(results))
-    found = parts.grouped(parts.take(term))
-    if len(found) == 1:
-        return found
-    # Numbers stand with H, so that another stage's sum of the same G is found.
-    numbers = [(g.as_coeff_Mul(), h) for g, h in found]
-    return [(g, number * h) for (number, g), h in numbers]
+    return parts.grouped(parts.take(term))
 
 
 def grouped(

@@ -8,7 +8,8 @@ import sympy
 
 from crossfuse.cascade.algebra import gauge as gauges
 from crossfuse.cascade.algebra.centres import Centres
-from crossfuse.cascade.algebra.exponents import joined
+from crossfuse.cascade.algebra.exponents import joined, natural
+from crossfuse.cascade.algebra.masks import as_choices, as_factors
 from crossfuse.cascade.algebra.moments import Mean, centred
 from crossfuse.cascade.algebra.ordering import affine
 from crossfuse.cascade.algebra.pairs import pair_of
@@ -41,6 +42,8 @@ class Deriver:
         taken |= {each.name for each in cascade.stages} | set(cascade.results) | set(cascade.rows)
         self.state = State(frozenset(taken))
         self.known: dict[sympy.Symbol, sympy.Expr] = {}
+        # Results of choices as they are, -oo of nothing too.
+        self.direct: dict[sympy.Symbol, sympy.Expr] = {}
         self.places = {each.index_symbol for each in cascade.stages} - {None}
         self.centres = Centres(self)
         self.steps: list[Step] = []
@@ -56,7 +59,7 @@ class Deriver:
                 limit="results that are one number",
                 instead="compute it from the k numbers after the cascade, as a result",
             )
-        term = joined(stage.term.xreplace(self.known))
+        term = natural(joined(stage.term.xreplace(self.known)))
         if stage.monoid.name == "logaddexp":
             self._logaddexp(stage, term)
         elif stage.name in self.means:
@@ -121,12 +124,13 @@ class Deriver:
 
     def _sum(self, stage: Stage, term: sympy.Expr) -> None:
         at = {each.symbol: (each.element, each.distance) for each in self.centres.all}
-        shifted = centred(term, at) if self.centres.all else None
+        shifted = centred(as_factors(term), at) if self.centres.all else None
         if shifted is not None and shifted.free_symbols & self.centres.distances:
             self._moments(stage, term, shifted)
             return
         found = self.separated(stage, term)
         rank = checked(stage, term, found, self.elements, self._results(term))
+        found = self._placed(stage, found)
         total, gauged, hoisted = sympy.S.Zero, [], []
         factors, correction, notes = [], None, []
         for number, (g, h) in enumerate(found):
@@ -152,18 +156,31 @@ class Deriver:
             tuple(notes),
         )
 
-    def accumulate(self, name: str, gauge: gauges.Gauge, g: sympy.Expr) -> sympy.Symbol:
-        """Keep a sum in a gauge; gives its symbol."""
-        brought = gauges.contribution(gauge, g, self.state)
+    def _placed(self, stage: Stage, found: list[Product]) -> list[Product]:
+        """Products whose constant factors stand with H, so that sums of equal G are one.
+
+        Not of what is rounded: there they are part of what is in range.
+        """
+        if stage.cast:
+            return found
+        apart = [(g.as_independent(*self._all(), as_Add=False), h) for g, h in found]
+        return [(moving, still * h) for (still, moving), h in apart]
+
+    def accumulate(
+        self, name: str, gauge: gauges.Gauge, g: sympy.Expr, *, fresh: bool = False
+    ) -> sympy.Symbol:
+        """Keep a sum in a gauge, under a name or a fresh one like it; gives its symbol."""
+        brought = as_choices(gauges.contribution(gauge, g, self.state))
         same = self.state.same(SUM, brought)
         if same is not None:
             return same
+        name = self.state.fresh(name) if fresh else name
         merge = gauges.merged(gauge, (left(name), right(name)), self.state)
         carry = gauges.carry(gauge, value(name), self.state)
         return self.state.add(name, SUM, brought, carry, merge, no_sign=nonnegative(g))
 
     def _moments(self, stage: Stage, term: sympy.Expr, shifted: sympy.Expr) -> None:
-        found = self.separated(stage, shifted)
+        found = self._placed(stage, self.separated(stage, shifted))
         total, gauged, hoisted, factors, correction = sympy.S.Zero, [], [], [], None
         for number, (g, h) in enumerate(found):
             part, rest = gauges.split(g, h, self.state, self.elements, bool(stage.cast))
@@ -195,6 +212,7 @@ class Deriver:
         symbol = self.keep(stage.name, stage.monoid, found.element, always=always)
         result = found.result(symbol)
         name = self.state.of(symbol).name
+        self.direct[stage.symbol] = found.result(value(name))
         factors = [Factor(found.element, self.spelt(found.factor), name)]
         hoisted = self._names([found.factor, found.addend])
         pair = pair_of(stage.monoid, found.factor == 1 and not found.exponential)

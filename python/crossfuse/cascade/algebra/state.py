@@ -170,7 +170,8 @@ class State:
             sides = [(self._defined(each, side), self.raw(test, side)) for each, test in part.args]
             return sympy.Piecewise(*sides)
         if isinstance(part, sympy.Pow) and part.args[1].could_extract_minus_sign():
-            return sympy.Pow(self._divisor(part.args[0], side), part.args[1])
+            base, power = part.args
+            return sympy.Pow(self._divisor(base, side), self._defined(power, side))
         return part.func(*(self._defined(each, side) for each in part.args))
 
     def _power(self, part: sympy.Expr, side: Side) -> sympy.Expr:

@@ -47,7 +47,7 @@ def _printer() -> Any:
         def _print_Mul(self, expr: Any) -> str:
             number = expr.as_coeff_Mul()[0]
             if number.is_negative:
-                return "-" + self.parenthesize(-expr, PRECEDENCE["Mul"])
+                return "-" + self.parenthesize(-expr, PRECEDENCE["Add"])
             above, below = [], []
             for each in sympy.Mul.make_args(expr):
                 base, power = each.as_base_exp()
