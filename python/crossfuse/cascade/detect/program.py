@@ -10,7 +10,8 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.detect.loads import Load, loads_of, same, simplified
 from crossfuse.cascade.detect.ranks import with_selections
 from crossfuse.cascade.detect.refusal import as_cascade, refused
-from crossfuse.cascade.detect.selection import Selection, read_several
+from crossfuse.cascade.detect.selected import Selection
+from crossfuse.cascade.detect.selection import read_several
 from crossfuse.planner.extract.blocks import Block, read_blocks
 
 #: Attribute of a function: names of parameters that hold no negative number, such as weights of a

@@ -7,7 +7,6 @@ between what is there and what comes; and the sums of elements and of squares as
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -16,6 +15,8 @@ from sympy.core.relational import Relational
 from crossfuse import _tvm as ir
 from crossfuse.cascade.detect.loads import load_nodes
 from crossfuse.cascade.detect.refusal import refused
+from crossfuse.cascade.detect.selected import Selection
+from crossfuse.cascade.detect.sorting import read_call
 from crossfuse.cascade.expressions.to_sympy import to_sympy
 from crossfuse.planner.extract import access
 from crossfuse.planner.extract.blocks import Block, read_block
@@ -27,25 +28,6 @@ _LIMIT = (
 _INSTEAD = "write it as te.comm_reducer or topi.argmax do, or with one store for each block"
 _VALUES = (sympy.Symbol("kept", real=True), sympy.Symbol("coming", real=True))
 _PLACES = (sympy.Symbol("kept_place", real=True), sympy.Symbol("coming_place", real=True))
-
-
-@dataclass(frozen=True, eq=False)
-class Selection(Block):
-    """A block that chooses among its elements.
-
-    Attributes
-    ----------
-    places : tvm.tirx.Buffer
-        Where the chosen elements stood; `buffer` has their values.
-    place : tvm.ir.PrimExpr
-        What stands for the place of an element, over the block's variables.
-    k : int
-        How many it keeps, if it is a ``"topk"``; then the last of `Block.coordinates` counts them.
-    """
-
-    places: Any = None
-    place: Any = None
-    k: int = 0
 
 
 def read_several(loops: tuple[Any, ...], realize: Any) -> list[Block]:
@@ -61,7 +43,8 @@ def read_several(loops: tuple[Any, ...], realize: Any) -> list[Block]:
     Returns
     -------
     list[Block]
-        An argmax or argmin, or reductions that have nothing to do with each other.
+        An argmax or argmin, a top-k that a sort makes, or reductions that have nothing to do with
+        each other.
 
     Raises
     ------
@@ -69,6 +52,8 @@ def read_several(loops: tuple[Any, ...], realize: Any) -> list[Block]:
         For anything else.
     """
     node = realize.block
+    if isinstance(node.body, ir.Evaluate):
+        return [read_call(node)]
     stores, starts = _stores(node.body), _stores(node.init)
     if stores is None or starts is None or len(stores) != len(starts) or len(stores) < 2:
         raise _refused(node, "a body of several statements")

@@ -56,7 +56,7 @@ class Block:
         return f"block '{self.name}'"
 
 
-#: Reads a block of several stores: the loops around it, and its realisation.
+#: Reads a block of several stores, or of a call: the loops around it, and its realisation.
 Other = Callable[[tuple[Any, ...], Any], list[Block]]
 
 
@@ -68,7 +68,7 @@ def read_blocks(func: Any, other: Other | None = None) -> list[Block]:
     func : tvm.tirx.PrimFunc
         In s_tir form.
     other : Other, optional
-        Reads blocks that loop and store more than once; without it they are refused.
+        Reads blocks that loop and store more than once, or call; without it they are refused.
 
     Returns
     -------
@@ -127,13 +127,14 @@ def read_block(loops: tuple[Any, ...], realize: Any) -> Block:
 
 
 def _collect(node: Any, loops: tuple[Any, ...], leaves: list[Any], every: bool) -> None:
-    """Blocks of one store; with `every` all that loop."""
+    """Blocks of one store; with `every` all that loop or call."""
+    leaf = (ir.BufferStore, ir.Evaluate) if every else (ir.BufferStore,)
     if isinstance(node, ir.SeqStmt):
         for each in node.seq:
             _collect(each, loops, leaves, every)
     elif isinstance(node, ir.For):
         _collect(node.body, (*loops, node), leaves, every)
-    elif isinstance(node, ir.SBlockRealize) and isinstance(node.block.body, ir.BufferStore):
+    elif isinstance(node, ir.SBlockRealize) and isinstance(node.block.body, leaf):
         leaves.append((loops, node))
     elif isinstance(node, ir.SBlockRealize) and not len(node.block.iter_vars):
         check_plain(node.block)

@@ -405,3 +405,23 @@ def test_loops_of_64_bits() -> None:
     assert list(site.cascade.rows) == ["T_layer_norm"]
     assert len(site.cascade.stages) == 2
     assert_same(site, drawn(x, gamma))
+
+
+@pytest.mark.parametrize("flat", [0, 1], ids=["flat first", "flat last"])
+def test_one_axis_as_one_loop_and_as_two(flat: int) -> None:
+    x = tensor("x", 3, 4, 5)
+    k = [te.reduce_axis((0, extent), f"k{extent}") for extent in (4, 5)]
+
+    def whole(name, element, by=te.sum):
+        return fold(name, (3,), 20, lambda i, j: element(i, x(i, j // 5, j % 5)), by)
+
+    def parts(name, element, by=te.sum):
+        return te.compute((3,), lambda i: by(element(i, x(i, k[0], k[1])), axis=k), name)
+
+    first, last = (whole, parts)[:: -1 if flat else 1]
+    m = first("m", lambda i, value: value, te.max)
+    s = last("s", lambda i, value: tirx.exp(value - m(i)))
+    (site,) = detect(function(x, m, s))
+    assert names(site) == ["m", "s"]
+    assert site.extents[site.axis] == 20
+    assert_same(site, drawn(x))

@@ -243,6 +243,27 @@ def test_results_that_nothing_needs() -> None:
         detect(other)
 
 
+def test_reductions_that_no_output_needs() -> None:
+    @T.prim_func(s_tir=True)
+    def func(X: T.Buffer((4, 6), "float32"), Y: T.Buffer((4, 6), "float32"), B: T.Buffer((4,))):
+        a = T.sblock_alloc_buffer((4,), "float32")
+        for i, r in T.grid(4, 6):
+            with T.sblock("idle"):
+                p, q = T.axis.remap("SR", [i, r])
+                with T.init():
+                    a[p] = 0.0
+                a[p] = a[p] + X[p, q]
+        for i, r in T.grid(4, 6):
+            with T.sblock("b"):
+                p, q = T.axis.remap("SR", [i, r])
+                with T.init():
+                    B[p] = 0.0
+                B[p] = B[p] + Y[p, q]
+
+    with pytest.raises(CascadeRefused, match="block 'idle': found results that no output needs"):
+        detect(func)
+
+
 def test_outputs_of_two_sets() -> None:
     x, y = tensor("x", 5, 8), tensor("y", 5, 8)
     a = fold("a", (5,), 8, lambda i, j: x(i, j))

@@ -148,6 +148,51 @@ def test_two_numbers_of_places() -> None:
     assert sorted(each.monoid.k for each in site.cascade.stages) == [3, 5]
 
 
+@pytest.mark.parametrize("kept", ["both", "values", "indices"])
+def test_top_k_of_topi(kept: str) -> None:
+    x = tensor("x", 4, 9)
+    made = topi.topk(x, 3, axis=1, ret_type=kept, dtype="int32")
+    (site,) = detect(function(x, *(made if kept == "both" else [made])))
+    (stage,) = site.cascade.stages
+    assert (stage.monoid.k, str(stage.term)) == (3, "data_buf")
+    inputs = {"data_buf": drawn(x)["x"]}
+    inputs["data_buf"][1, [0, 4, 5, 8]] = 7
+    assert_same(site, inputs)
+
+
+def test_top_k_of_a_router_with_topi() -> None:
+    x, bias = tensor("x", 4, 9), tensor("bias", 9)
+    biased = each("biased", (4, 9), lambda i, j: x(i, j) + bias(j))
+    top, at = topi.topk(biased, 3, axis=-1, dtype="int32")
+    m = most("m", (4,), 9, lambda i, j: biased(i, j))
+    s = fold("s", (4,), 9, lambda i, j: tirx.exp(biased(i, j) - m(i)))
+    gates = each("gates", (4, 3), lambda i, t: tirx.exp(top(i, t) - m(i)) / s(i))
+    (site,) = detect(function(x, bias, gates, at))
+    assert sorted(each.monoid.name for each in site.cascade.stages) == ["max", "sum", "topk"]
+    assert_same(site, drawn(x, bias))
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [({"is_ascend": True}, "k 3, axis 1, ascending"), ({"axis": 0}, "k 3, axis 0")],
+    ids=["smallest", "columns"],
+)
+def test_other_sorts_are_refused(options: dict[str, Any], found: str) -> None:
+    x = tensor("x", 4, 9)
+    func = function(x, topi.topk(x, **{"k": 3, "axis": 1, "ret_type": "values"} | options))
+    with pytest.raises(CascadeRefused) as caught:
+        detect(func)
+    assert f"block 'topk_cpu': found {found}; limit: calls of tvm.contrib.sort.topk" in str(
+        caught.value
+    )
+
+
+def test_other_calls_are_refused() -> None:
+    x = tensor("x", 4, 9)
+    with pytest.raises(CascadeRefused, match=r"found a call .*limit: blocks that store reductions"):
+        detect(function(x, topi.sort(x, axis=1)))
+
+
 @pytest.mark.parametrize("wrong", ["last of equals", "smallest", "other rows"])
 def test_ranks_of_another_kind_are_no_top_k(wrong: str) -> None:
     x = tensor("x", 9, 9)
