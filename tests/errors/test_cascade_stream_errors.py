@@ -57,7 +57,7 @@ SIZES: dict[str, tuple[StreamTiles, str]] = {
 
 def refusal_of(site: Site, tiles: StreamTiles) -> str:
     with pytest.raises(CascadeRefused) as caught:
-        stream_of(site, "softmax", tiles)
+        stream_of(site, tiles)
     text = str(caught.value)
     assert text.startswith("cascade-stream: ")
     return text.removeprefix("cascade-stream: ")
@@ -94,7 +94,7 @@ def test_a_merge_on_other_threads() -> None:
     from crossfuse.lower.extract import lower
 
     tiles = StreamTiles(64)
-    function: Any = stream_of(site_of("softmax", 4, 256), "softmax", tiles)
+    function: Any = stream_of(site_of("softmax", 4, 256), tiles)
     sch = ir.Schedule(function)
     row = sch.get_loops(sch.get_sblock("segment"))[0]
     sch.bind(row, "blockIdx.x")

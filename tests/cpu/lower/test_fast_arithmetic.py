@@ -80,10 +80,8 @@ def test_bounds_on_registers_stand_at_the_kernel() -> None:
     @T.prim_func
     def before(A: T.Buffer((8,), "float32")):
         T.func_attr({RESIDENT_CTAS: 3})
-        with T.attr(T.target({"kind": "cuda"}), "target", 0):
-            with T.launch_thread("blockIdx.x", 2) as b:
-                with T.launch_thread("threadIdx.x", 4) as t:
-                    A[b * 4 + t] = T.float32(0)
+        with T.launch_thread("blockIdx.x", 2) as b, T.launch_thread("threadIdx.x", 4) as t:
+            A[b * 4 + t] = T.float32(0)
 
     text = apply(bound_registers, before).script()
     assert text.count("tirx.launch_bounds_min_blocks_per_sm") == 1

@@ -19,6 +19,7 @@ from cpu.cascade.rewrite.cases import (
     site_of,
     stream_of,
 )
+from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.derivation import left, right
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.streaming import streaming
@@ -34,7 +35,7 @@ def test_every_kind_of_row(name: str) -> None:
     """One function for all rows; a row that is -oo throughout is one without any element."""
     tiles = StreamTiles(threads=8, unroll=2, cluster=2, resident="shared")
     arrays, kinds = each_kind(name, 2, 77)
-    function = stream_of(site_of(name, 2 * len(kinds), 77), name, tiles)
+    function = stream_of(site_of(name, 2 * len(kinds), 77), tiles)
     got = run_sequential(function, arrays).outputs[CASES[name].output]
     for kind, rows in kinds.items():
         shift = SHIFT if kind == "shifted" else 0.0
@@ -47,13 +48,13 @@ def test_every_length(name: str, length: int) -> None:
     kept = ("registers", "shared", "none")[length % 3]
     tiles = StreamTiles(threads=16, unroll=LENGTHS[length], resident=kept)
     arrays = inputs(name, 2, length)
-    function = stream_of(site_of(name, 2, length), name, tiles)
+    function = stream_of(site_of(name, 2, length), tiles)
     assert_close(run_sequential(function, arrays).outputs["Y"], name, arrays)
 
 
 def test_double_precision_stays() -> None:
     (site,) = detect(variance(2, 90, "float64", "float64"))
-    function = streaming(site, CASES["variance"].derive(site.cascade), StreamTiles(threads=4))
+    function = streaming(site, derive(site.cascade), StreamTiles(threads=4))
     arrays = inputs("variance", 2, 90, "shifted", "float64")
     got = run_sequential(function, arrays).outputs["V"]
     wanted = arrays["X"].var(axis=1)
@@ -65,7 +66,7 @@ def test_bound_function_stays_sequential() -> None:
     """What the schedule makes is the same program, bit by bit, forwards and backwards."""
     tiles = StreamTiles(threads=32, unroll=1, cluster=4, resident="shared")
     arrays = inputs("softmax", 2, 200)
-    plain = run_sequential(stream_of(site_of("softmax", 2, 200), "softmax", tiles), arrays)
+    plain = run_sequential(stream_of(site_of("softmax", 2, 200), tiles), arrays)
     bound = run_sequential(scheduled("softmax", 2, 200, tiles), arrays)
     assert plain.outputs["Y"].tobytes() == bound.outputs["Y"].tobytes()
 
@@ -73,7 +74,7 @@ def test_bound_function_stays_sequential() -> None:
 def test_a_merge_without_correction_is_wrong() -> None:
     """The twin of what is tested above: sums of segments added as they are."""
     site = site_of("softmax", 2, 77)
-    derivation = CASES["softmax"].derive(site.cascade)
+    derivation = derive(site.cascade)
     m, s = derivation.slots
     faulty = replace(derivation, slots=(m, replace(s, merge=left("s") + right("s"))))
     arrays = inputs("softmax", 2, 77)

@@ -138,7 +138,7 @@ def expected(X: T.Buffer((3, 8), "float32"), Y: T.Buffer((3, 8), "float32")):
 
 def test_softmax_before_and_after() -> None:
     (site,) = detect(before)
-    made = stream_of(site, "softmax", StreamTiles(threads=2, unroll=1))
+    made = stream_of(site, StreamTiles(threads=2, unroll=1))
     assert_structural_equal(
         made.with_attr("global_symbol", "expected"), expected, map_free_vars=True
     )
