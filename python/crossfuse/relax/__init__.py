@@ -11,7 +11,9 @@ from typing import Any
 
 _HOME = {
     "Argument": "outline",
+    "FuseCascades": "fuse_cascades",
     "Imported": "torch_import",
+    "Outcome": "fuse_cascades",
     "Outlined": "outline",
     "import_torch": "torch_import",
 }

@@ -1,0 +1,107 @@
+"""The pass that rewrites cascades in a module: what it takes, what it leaves, what comes out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
+from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.emulate.llvm import serialise
+from crossfuse.relax import FuseCascades, Outcome
+
+pytestmark = pytest.mark.cpu
+
+HEADS, LENGTH, DEPTH = 2, 7, 8
+WIDTH = HEADS * DEPTH
+QKV = (2, LENGTH, HEADS, DEPTH)
+
+
+def model() -> Any:
+    """A norm, an attention, a product and a softmax."""
+    shapes = {"x": (2, LENGTH, WIDTH), "gamma": (WIDTH,), "weight": (WIDTH, 12)}
+    given = [relax.Var(name, relax.TensorType(each, "float32")) for name, each in shapes.items()]
+    x, gamma, weight = given
+    op, builder = relax.op, relax.BlockBuilder()
+    with builder.function("main", given):
+        with builder.dataflow():
+            normal = builder.emit(op.nn.rms_norm(x, gamma, axes=[-1]))
+            heads = builder.emit(op.reshape(normal, QKV))
+            seen = builder.emit(op.nn.attention(heads, heads, heads))
+            flat = builder.emit(op.reshape(seen, shapes["x"]))
+            logits = builder.emit(op.nn.relu(op.matmul(flat, weight)))
+            out = builder.emit_output(op.nn.softmax(logits, -1))
+        builder.emit_func_output(out)
+    return relax.transform.LegalizeOps()(builder.get())
+
+
+def run(mod: Any, inputs: list[np.ndarray]) -> np.ndarray:
+    """The module on the CPU; functions that are bound to a GPU are made serial."""
+    plain = mod.clone()
+    for name, func in mod.functions_items():
+        if isinstance(func, ir.PrimFunc) and "tirx.is_scheduled" in func.attrs:
+            serial = serialise(func).with_attr("global_symbol", name.name_hint)
+            plain.update_func(name, serial)
+    built = tvm.compile(plain, target=tvm.target.Target({"kind": "llvm", "opt-level": 1}))
+    machine = relax.VirtualMachine(built, tvm.cpu())
+    return machine["main"](*map(tvm.runtime.tensor, inputs)).numpy()
+
+
+def inputs() -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    shapes = [(2, LENGTH, WIDTH), (WIDTH,), (WIDTH, 12)]
+    return [random.standard_normal(each).astype(np.float32) for each in shapes]
+
+
+FUSE = {"tiles": CascadeTiles(rows=4, elements=4), "stream": StreamTiles(threads=4, unroll=2)}
+
+
+def test_cascades_of_a_model_are_fused() -> None:
+    mod = model()
+    fuse = FuseCascades(**FUSE)
+    made = tvm.ir.transform.Sequential([fuse])(mod)
+    forms = {each.function: each.form for each in fuse.outcomes}
+    assert forms == {
+        "rms_norm": "threads",
+        "reshape": "",
+        "attention": "tiles",
+        "reshape1": "",
+        "matmul": "",
+        "relu": "",
+        "softmax": "threads",
+    }
+    given = inputs()
+    np.testing.assert_allclose(run(made, given), run(mod, given), rtol=1e-5, atol=1e-6)
+    for name, func in mod.functions_items():
+        if not forms.get(str(name.name_hint)):
+            assert made[name].same_as(func)
+
+
+def test_reasons_name_reductions_or_what_is_missing() -> None:
+    fuse = FuseCascades(**FUSE)
+    fuse(model())
+    reasons = {each.function: each.reason for each in fuse.outcomes}
+    assert reasons["softmax"].endswith("(max), T_softmax_expsum (sum) over 12 elements")
+    assert reasons["matmul"] == "it has one reduction, which reads each element once as it is"
+    assert "found no reduction" in reasons["relu"]
+
+
+def test_what_is_scheduled_stays() -> None:
+    once = FuseCascades(**FUSE)(model())
+    again = FuseCascades(**FUSE)
+    tvm.ir.assert_structural_equal(again(once), once)
+    assert Outcome("softmax", "", "it is scheduled already") in again.outcomes
+
+
+def test_sizes_that_do_not_fit_leave_a_function_alone() -> None:
+    fuse = FuseCascades(CascadeTiles(cluster=17), FUSE["stream"])
+    made = fuse(model())
+    (attention,) = [each for each in fuse.outcomes if each.function == "attention"]
+    assert attention.form == ""
+    assert "tiles, cluster: found 17" in attention.reason
+    assert "tirx.is_scheduled" not in (made["attention"].attrs or {})
