@@ -69,7 +69,7 @@ def serialise(func: Any, *, backwards: bool = False) -> Any:
 
 
 def _merges(loop: Any) -> bool:
-    """Whether a loop over threads merges their states: the lowering gives it an order of its own."""
+    """Whether a loop over threads merges their states, in an order that the lowering gives it."""
     realize = loop.body
     return isinstance(realize, ir.SBlockRealize) and MERGE in realize.block.annotations
 

@@ -8,6 +8,10 @@ from typing import Any
 import sympy
 
 
+#: Fractions with a larger denominator are written as decimals.
+_LONGEST = 1000
+
+
 def written(expression: sympy.Basic) -> str:
     """An expression as text.
 
@@ -51,7 +55,9 @@ def _printer() -> Any:
             above, below = [], []
             for each in sympy.Mul.make_args(expr):
                 base, power = each.as_base_exp()
-                if each.is_Rational:
+                if each.is_Rational and each.q > _LONGEST:
+                    above.append(each)
+                elif each.is_Rational:
                     above += [sympy.Integer(each.p)] if each.p != 1 else []
                     below += [sympy.Integer(each.q)] if each.q != 1 else []
                 elif each.is_Pow and power.could_extract_minus_sign():
@@ -63,6 +69,11 @@ def _printer() -> Any:
             if not below:
                 return top
             return f"{top}/({bottom})" if len(below) > 1 else f"{top}/{bottom}"
+
+        def _print_Rational(self, expr: Any) -> str:
+            if expr.q > _LONGEST:
+                return f"{float(expr):.7g}"
+            return str(super()._print_Rational(expr))
 
         def _print_Pow(self, expr: Any, rational: bool = False) -> str:
             base, power = expr.args
