@@ -7,7 +7,6 @@ from typing import Any
 
 import sympy
 
-
 #: Fractions with a larger denominator are written as decimals.
 _LONGEST = 1000
 
