@@ -104,13 +104,10 @@ class _Builder:
         place = block.place.value if isinstance(block.place, ir.tirx.Cast) else block.place
         at = moved(moved([place], member.binding, {}), self.values, self.extents)
         if not same(at, [self.axis]):
-            places = block.places or block.buffer
-            limit, instead = (
-                "positions on the axis",
-                "keep positions, and look up what they stand for",
-            )
+            places = block.buffer if block.places is None else block.places
             where = f"{block.where}, buffer '{places.name}'"
-            raise refused(where, f"places {block.place}", limit, instead)
+            instead = "keep positions, and look up what they stand for"
+            raise refused(where, f"places {block.place}", "positions on the axis", instead)
 
     def _lengths(self, term: Any) -> Any:
         sums = [s.symbol for s in self.symbols.stages.values() if s.monoid.name == "sum"]
