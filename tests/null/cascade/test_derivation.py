@@ -188,6 +188,21 @@ def test_least_elements_stand_in_too() -> None:
         np.testing.assert_allclose(found["o"], [1.5, 0])
 
 
+def test_a_mean_of_one_stage_is_no_mean_of_another() -> None:
+    """Of the stages that use a sum, some by squares of distances and some by magnitudes."""
+    stages = patterns._mean_stages()
+    rest = {"invariants": (patterns.N,), "length": patterns.N}
+    mean = patterns.MEAN
+    with pytest.raises(CascadeRefused, match=r"found \|S_mean - x\|, which couples x with S_mean"):
+        derive(Cascade((*stages, total(sympy.Abs(x - mean))), (x,), **rest))
+    derivation = derive(Cascade((*stages, total(exp(x - mean))), (x,), **rest))
+    assert step(derivation, "o").gauge == ("S_mean",)
+    data = {"x": 500 + np.random.default_rng(5).normal(size=(2, 13))}
+    wanted = np.exp(data["x"] - data["x"].mean(axis=1, keepdims=True)).sum(axis=1)
+    np.testing.assert_allclose(stream(derivation, data, 4)["o"], wanted, rtol=1e-10)
+    np.testing.assert_allclose(merge_tree(derivation, data, [6, 7])["o"], wanted, rtol=1e-10)
+
+
 def test_slots_are_shared() -> None:
     assert [each.name for each in named("entropy").slots] == ["m", "s", "o_0"]
     assert [each.name for each in named("kurtosis").slots] == ["n", "S_mean", "M", "o_lower", "o"]
