@@ -177,7 +177,7 @@ def _moved(gauge: Gauge, part: sympy.Expr, state: State, side: object) -> sympy.
 
 
 def _bounded(kept: Kept, element: sympy.Expr, elements: frozenset[sympy.Symbol]) -> bool:
-    """Whether exponentials are 0 wherever the slot is -oo: exponents are multiples of its terms."""
+    """Whether exponentials are 0 wherever the slot is infinite, as multiples of its terms are."""
     bound, shown = kept.contribution, None
     if isinstance(bound, sympy.Piecewise) and bound.args[-1][0] == -sympy.oo:
         (bound, shown), *more = bound.args
@@ -188,7 +188,9 @@ def _bounded(kept: Kept, element: sympy.Expr, elements: frozenset[sympy.Symbol])
         if isinstance(exponent, sympy.Piecewise):
             branches = [each for each in exponent.args if each[0] != -sympy.oo]
         for each, condition in branches:
-            alike = each == bound or not (each / bound).free_symbols & elements
+            # A largest element is -oo where exponents are; of a least one they are its negatives.
+            ratio = each / bound if kept.monoid.name == "max" else -each / bound
+            alike = not ratio.free_symbols & elements and bool(ratio.is_positive)
             if not alike or (shown is not None and condition != shown):
                 return False
     return True
