@@ -212,6 +212,17 @@ def test_the_least_magnitude_of_nothing_is_infinite(term: sympy.Expr) -> None:
         np.testing.assert_allclose(found["o"], wanted, rtol=1e-10)
 
 
+@pytest.mark.parametrize("exponent", [x - m * d, x + m, x - m - d])
+def test_extremes_times_sums_in_exponents(exponent: sympy.Expr) -> None:
+    stages = (Stage("m", MAX, x), total(v, "d"), total(exp(exponent)))
+    derivation = derive(Cascade(stages, (x, v)))
+    rng = np.random.default_rng(9)
+    data = {"x": rng.normal(size=(3, 11)), "v": rng.normal(size=(3, 11))}
+    wanted = two_pass(derivation.cascade, data)["o"]
+    for found in (stream(derivation, data, 1), merge_tree(derivation, data, [4, 0, 7])):
+        np.testing.assert_allclose(found["o"], wanted, rtol=1e-10)
+
+
 def test_a_mean_of_one_stage_is_no_mean_of_another() -> None:
     """Of the stages that use a sum, some by squares of distances and some by magnitudes."""
     stages = patterns._mean_stages()

@@ -87,7 +87,11 @@ def split(
         slots = [state.of(each) for each in factor.free_symbols & state.symbols]
         if isinstance(factor, sympy.exp) and grown and slots:
             exponents.append(factor.args[0])
-            vanishes &= all(_bounded(e, element, elements) for e in slots if e.infinite)
+            vanishes &= all(
+                _added(e, factor.args[0], state) and _bounded(e, element, elements)
+                for e in slots
+                if e.infinite
+            )
         elif (rounded or power != -1) and _divides(power) and _scales(base, element, -power, state):
             powers.append((base, -power))
         else:
@@ -106,7 +110,7 @@ def contribution(gauge: Gauge, element: sympy.Expr, state: State) -> sympy.Expr:
         below = state.usable(1 / base, new) ** -1
         made = ratios(times(made, below**-power))
     if gauge.exponents != 0:
-        made = times(made, state.usable(sympy.exp(gauge.exponents), new))
+        made = times(made, sympy.exp(state.within(gauge.exponents, new)))
     return made
 
 
@@ -127,7 +131,7 @@ def correction(gauge: Gauge, state: State, side: object = value) -> sympy.Expr:
     found = sympy.S.One
     if gauge.exponents != 0:
         before = sympy.exp(-state.raw(gauge.exponents, side))
-        found *= joined(state.usable(sympy.exp(gauge.exponents), new) * before)
+        found *= joined(sympy.exp(state.within(gauge.exponents, new)) * before)
     for base, power in gauge.powers:
         ratio = (state.raw(base, side) * state.usable(1 / base, new)) ** power
         found *= ratios(ratio)
@@ -174,6 +178,21 @@ def _moved(gauge: Gauge, part: sympy.Expr, state: State, side: object) -> sympy.
         if state.among(each, gauge.exponents.free_symbols)
     }
     return chosen(part, sympy.S.Zero, sympy.S.Zero, moved.xreplace(stood))
+
+
+def _added(kept: Kept, exponent: sympy.Expr, state: State) -> bool:
+    """Whether corrections are 0 where a slot so far is infinite, or finite as in a maximum.
+
+    The largest is subtracted and the least is added, not times another slot.
+    """
+    for addend in sympy.Add.make_args(exponent):
+        slots = [each for each in addend.free_symbols & state.symbols if state.of(each) is kept]
+        for symbol in slots:
+            factor = -addend / symbol if kept.monoid.name == "max" else addend / symbol
+            alone = bool(factor.is_positive) and not factor.free_symbols & state.symbols
+            if not alone and not isinstance(addend.as_coeff_Mul()[1], sympy.Max | sympy.Min):
+                return False
+    return True
 
 
 def _bounded(kept: Kept, element: sympy.Expr, elements: frozenset[sympy.Symbol]) -> bool:

@@ -157,6 +157,10 @@ class State:
             return self.raw(expression, side)
         return self._defined(expression, side)
 
+    def within(self, expression: sympy.Expr, side: Side) -> sympy.Expr:
+        """As `usable`, for a part of an expression: infinities never remain."""
+        return self._defined(expression, side)
+
     def _defined(self, part: sympy.Basic, side: Side) -> sympy.Basic:
         if not part.free_symbols & self.symbols:
             return part
