@@ -94,6 +94,7 @@ PLAIN = [
     sympy.Mod(X, Y),
     sympy.Piecewise((1, sympy.Eq(B, 0)), (X, True)),
     sympy.pi * X + sympy.E,
+    sympy.UnevaluatedExpr(X / Y) ** 2,
 ]
 
 

@@ -287,4 +287,6 @@ _RULES: dict[type, Callable[[_Writer, Any], Any]] = {
     sympy.floor: _Writer.quotient,
     trunc: _Writer.quotient,
     sympy.Mod: _Writer.remainder,
+    # Keeps a quotient together where its parts would leave the range of numbers.
+    sympy.UnevaluatedExpr: lambda writer, each: writer.write(each.args[0]),
 } | dict.fromkeys(OF_FUNCTION.keys() - {sympy.floor, trunc}, _Writer.function)
