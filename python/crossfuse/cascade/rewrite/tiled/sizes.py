@@ -9,6 +9,10 @@ from crossfuse.cascade.rewrite.tiled.refusal import refused
 #: CTAs of a cluster, rows of one product of a warpgroup.
 MAX_CLUSTER = 16
 WARPGROUP_ROWS = 64
+#: Columns that one warpgroup sums at most, for its rows.
+WIDE = 256
+#: What a left operand may have in a row so that it stays in shared memory.
+RESIDENT = 640
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,15 @@ class CascadeTiles:
         if not 1 <= self.cluster <= min(MAX_CLUSTER, length):
             limit = f"1 to {MAX_CLUSTER} CTAs, each with elements of {length}"
             raise refused("tiles, cluster", self.cluster, limit, "pass a smaller cluster")
-        groups = self.warpgroups or (2 if rows > WARPGROUP_ROWS else 1)
-        wide = 256 if columns > 512 else columns
+        groups = self.warpgroups or (2 if rows > WARPGROUP_ROWS and columns <= WIDE else 1)
+        wide = WIDE if columns > 2 * WIDE else columns
+        deep = self.depth or (depth if depth <= RESIDENT else 64)
+        few = depth == 0 or max(deep, wide) > WIDE
         return replace(
             self,
             rows=self.rows or groups * WARPGROUP_ROWS,
-            elements=self.elements or (64 if max(depth, wide) > 256 else 128),
+            elements=self.elements or (64 if few else 128),
             columns=self.columns or wide,
-            depth=self.depth or (depth if depth <= 640 else 64),
+            depth=deep,
             warpgroups=groups,
         )
