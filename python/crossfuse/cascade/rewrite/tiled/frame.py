@@ -161,6 +161,13 @@ def frame_of(site: Site, derivation: Derivation, tiles: CascadeTiles) -> TileFra
             "elements that a product makes, or results with columns",
             "write it as a stream of threads (crossfuse.cascade.rewrite.streaming)",
         )
+    if not site.rows:
+        raise refused(
+            "function",
+            "results of a single row, without a loop over rows",
+            "at least one loop that all reductions have",
+            "keep a loop over one row, or leave the function to a stream of threads",
+        )
     rows = find_rows(site, right)
     widest = max((int(site.extents[each]) for each in column_variables(site)), default=0)
     depth = max((each.extents[0] for each in made), default=0)
