@@ -140,7 +140,10 @@ class Ground:
         def visit(load: Any, _: Any) -> Any:
             for original, tile in self.staged:
                 if ir.tvm_ffi.structural_equal(original, load):
-                    return tile.load(place)
+                    value = tile.load(place)
+                    # Sums may be wider than the function keeps them; operators want its types.
+                    same = load.same_as(expression) or value.ty == load.ty
+                    return value if same else value.astype(str(load.ty))
             indices = [self.read(each, place) for each in load.indices]
             value = ir.tirx.BufferLoad(load.source, indices)
             used = [each for each in self.extents if mentions(load.indices, each)]
