@@ -24,6 +24,7 @@ CASES = {
     "more rows than keys": Masked(rows=300, keys=128, depth=64, causal=True),
     "lengths": Masked(rows=64, keys=200, depth=64, lengths=True),
     "a table of what is seen": Masked(rows=64, keys=130, depth=64, table=True),
+    "a bias": Masked(rows=100, keys=130, depth=64, bias=True, causal=True),
     "softcap, slopes, shared heads": Masked(
         heads=4, share=2, rows=128, keys=200, depth=64, causal=True, cap=20.0, alibi=True
     ),

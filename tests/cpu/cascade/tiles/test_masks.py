@@ -22,6 +22,7 @@ CASES = {
     "lengths": Masked(heads=4, lengths=True),
     "documents": Masked(documents=True, causal=True),
     "table": Masked(table=True),
+    "bias": Masked(bias=True),
     "shared heads": Masked(heads=4, share=2, causal=True),
     "shared heads, one query": Masked(heads=6, share=3, rows=1, lengths=True),
     "everything": Masked(
