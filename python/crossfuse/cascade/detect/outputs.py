@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -101,7 +101,8 @@ def _output(program: Program, group: Group, buffer: Any, block: Block) -> Output
     if member is not None:
         return Output(buffer, block, member.binding)
     loads = [Load(buffer, block.coordinates)] if block.combine else program.loads(block)
-    binding, _ = group.bind(program, block, loads, loads)
+    # What is stored is read, not reduced, even where a reduction stores it.
+    binding, _ = group.bind(program, replace(block, combine="", summed=()), loads, loads)
     own = {var: var for var in block.coordinates if var not in binding}
     group.extents |= {var: block.domain[var] for var in own}
     binding = {**binding, **own}

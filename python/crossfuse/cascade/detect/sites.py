@@ -9,11 +9,12 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.cascade.detect.group import Group, Member
 from crossfuse.cascade.detect.grouping import find_groups
-from crossfuse.cascade.detect.loads import moved, variables_of
+from crossfuse.cascade.detect.loads import moved, same, variables_of
 from crossfuse.cascade.detect.monoids import monoid_of
 from crossfuse.cascade.detect.outputs import Output, outputs_of
 from crossfuse.cascade.detect.program import Program, read_program
 from crossfuse.cascade.detect.refusal import refused
+from crossfuse.cascade.detect.selected import Selection
 from crossfuse.cascade.detect.symbols import Symbols
 from crossfuse.cascade.detect.terms import Reading, with_length
 from crossfuse.cascade.site import OutputSite, Site, StageSite
@@ -62,6 +63,8 @@ class _Builder:
             value = output.value(self.program)
             term = self._lengths(Reading(self.symbols, output.block, value, output.binding).term)
             name = str(output.buffer.name)
+            while name in made or name in rows:
+                name += "_"
             (rows if self._along_axis(output) else made)[name] = term
             places.append(self._output(name, output))
         cascade = Cascade(
@@ -92,7 +95,19 @@ class _Builder:
         term = self._lengths(read.term)
         stage = Stage(name, monoid_of(self.program, block, term), term, read.cast)
         self.symbols.stages[id(block)] = stage
+        if isinstance(block, Selection):
+            self._check_place(block, member)
         return stage
+
+    def _check_place(self, block: Selection, member: Member) -> None:
+        """Where an element stands is its position on the axis, and nothing else."""
+        place = block.place.value if isinstance(block.place, ir.tirx.Cast) else block.place
+        at = moved(moved([place], member.binding, {}), self.values, self.extents)
+        if not same(at, [self.axis]):
+            places = block.buffer if block.places is None else block.places
+            where = f"{block.where}, buffer '{places.name}'"
+            instead = "keep positions, and look up what they stand for"
+            raise refused(where, f"places {block.place}", "positions on the axis", instead)
 
     def _lengths(self, term: Any) -> Any:
         sums = [s.symbol for s in self.symbols.stages.values() if s.monoid.name == "sum"]

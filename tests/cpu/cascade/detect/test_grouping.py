@@ -425,3 +425,46 @@ def test_one_axis_as_one_loop_and_as_two(flat: int) -> None:
     assert names(site) == ["m", "s"]
     assert site.extents[site.axis] == 20
     assert_same(site, drawn(x))
+
+
+def test_elements_that_are_an_output_too() -> None:
+    q, k, v = tensor("q", 5, 4), tensor("k", 7, 4), tensor("v", 7, 3)
+    scores = fold("scores", (5, 7), 4, lambda i, j, d: q(i, d) * k(j, d))
+    s, power = softmax_of(lambda *at: scores(*at), (5,), 7)
+    o = fold("o", (5, 3), 7, lambda i, d, j: power(i, j) * v(j, d))
+    out = each("out", (5, 3), lambda i, d: o(i, d) / s(i))
+    (site,) = detect(function(q, k, v, scores, out))
+    assert (list(site.cascade.results), list(site.cascade.rows)) == (["out"], ["scores"])
+    assert [each.name for each in site.outputs] == ["scores", "out"]
+    assert_same(site, drawn(q, k, v))
+
+
+def test_outputs_of_one_name() -> None:
+    @T.prim_func(s_tir=True)
+    def func(x: T.handle, a: T.handle, b: T.handle):
+        X = T.match_buffer(x, (4, 6), "float32")
+        A = T.match_buffer(a, (4,), "float32")
+        B = T.match_buffer(b, (4,), "float32")
+        for i, r in T.grid(4, 6):
+            with T.sblock("one"):
+                p, q = T.axis.remap("SR", [i, r])
+                with T.init():
+                    A[p] = 0.0
+                A[p] = A[p] + X[p, q]
+        for i, r in T.grid(4, 6):
+            with T.sblock("other"):
+                p, q = T.axis.remap("SR", [i, r])
+                with T.init():
+                    B[p] = T.float32("-inf")
+                B[p] = T.max(B[p], X[p, q])
+
+    first, second = func.params[1:]
+    from crossfuse import _tvm as ir
+
+    renamed = ir.tirx.decl_buffer([4], "float32", str(first.name))
+    body = ir.substitute(func.body, lambda var: renamed if var.same_as(second) else var)
+    twins = ir.PrimFunc([*func.params[:2], renamed], body, func.ret_type, func.attrs)
+    (site,) = detect(twins)
+    assert sorted(site.cascade.results) == ["A", "A_"]
+    assert [each.name for each in site.outputs] == ["A", "A_"]
+    assert len({each.name for each in site.cascade.stages}) == 2

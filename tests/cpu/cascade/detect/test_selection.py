@@ -84,6 +84,24 @@ def test_a_selection_in_a_cascade() -> None:
     assert_same(site, drawn(x, noise))
 
 
+def test_places_over_two_axes() -> None:
+    x = tensor("x", 3, 4, 5)
+    place = topi.argmax(x, axis=[1, 2])
+    (site,) = detect(function(x, place))
+    assert site.extents[site.axis] == 20
+    assert_same(site, drawn(x))
+
+
+def test_places_that_are_no_positions() -> None:
+    x, names = tensor("x", 4, 9), tensor("names", 9, dtype="int32")
+    axis = te.reduce_axis((0, 9), "r")
+    place, _ = te.compute((4,), lambda i: LARGEST((names(axis), x(i, axis)), axis=axis), "best")
+    with pytest.raises(CascadeRefused) as caught:
+        detect(function(x, names, place))
+    assert "block 'best', buffer 'best.v0': found places names[" in str(caught.value)
+    assert "Instead: keep positions, and look up what they stand for" in str(caught.value)
+
+
 def test_other_choices_are_refused() -> None:
     x = tensor("x", 4, 9)
     by_square = chooser(lambda a, b: a[1] * a[1] >= b[1] * b[1], tirx.min_value)
