@@ -188,6 +188,56 @@ def test_least_elements_stand_in_too() -> None:
         np.testing.assert_allclose(found["o"], [1.5, 0])
 
 
+@pytest.mark.parametrize("monoid", [MAX, MIN])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_exponentials_that_grow_beside_an_extreme(monoid: object, sign: int) -> None:
+    """Carries are right on both sides of the largest and of the least element."""
+    derivation = derive(Cascade((Stage("m", monoid, x), total(exp(sign * (x - m)))), (x,)))
+    falls = (monoid == MAX) == (sign == 1)
+    assert bool(step(derivation, "o").notes) != falls
+    data = {"x": np.random.default_rng(6).normal(size=(3, 11))}
+    wanted = two_pass(derivation.cascade, data)["o"]
+    for found in (stream(derivation, data, 1), merge_tree(derivation, data, [4, 0, 7])):
+        np.testing.assert_allclose(found["o"], wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("term", [exp(x - m), v / m, (v - m) * exp(-m)])
+def test_the_least_magnitude_of_nothing_is_infinite(term: sympy.Expr) -> None:
+    derivation = derive(Cascade((Stage("m", MIN, x**2), total(term)), (x, v)))
+    rng = np.random.default_rng(8)
+    data = {"x": rng.normal(size=(3, 11)), "v": rng.normal(size=(3, 11))}
+    data["x"][2] = 0
+    wanted = two_pass(derivation.cascade, data)["o"]
+    for found in (stream(derivation, data, 1), merge_tree(derivation, data, [4, 0, 7])):
+        np.testing.assert_allclose(found["o"], wanted, rtol=1e-10)
+
+
+@pytest.mark.parametrize("exponent", [x - m * d, x + m, x - m - d])
+def test_extremes_times_sums_in_exponents(exponent: sympy.Expr) -> None:
+    stages = (Stage("m", MAX, x), total(v, "d"), total(exp(exponent)))
+    derivation = derive(Cascade(stages, (x, v)))
+    rng = np.random.default_rng(9)
+    data = {"x": rng.normal(size=(3, 11)), "v": rng.normal(size=(3, 11))}
+    wanted = two_pass(derivation.cascade, data)["o"]
+    for found in (stream(derivation, data, 1), merge_tree(derivation, data, [4, 0, 7])):
+        np.testing.assert_allclose(found["o"], wanted, rtol=1e-10)
+
+
+def test_a_mean_of_one_stage_is_no_mean_of_another() -> None:
+    """Of the stages that use a sum, some by squares of distances and some by magnitudes."""
+    stages = patterns._mean_stages()
+    rest = {"invariants": (patterns.N,), "length": patterns.N}
+    mean = patterns.MEAN
+    with pytest.raises(CascadeRefused, match=r"found \|S_mean - x\|, which couples x with S_mean"):
+        derive(Cascade((*stages, total(sympy.Abs(x - mean))), (x,), **rest))
+    derivation = derive(Cascade((*stages, total(exp(x - mean))), (x,), **rest))
+    assert step(derivation, "o").gauge == ("S_mean",)
+    data = {"x": 500 + np.random.default_rng(5).normal(size=(2, 13))}
+    wanted = np.exp(data["x"] - data["x"].mean(axis=1, keepdims=True)).sum(axis=1)
+    np.testing.assert_allclose(stream(derivation, data, 4)["o"], wanted, rtol=1e-10)
+    np.testing.assert_allclose(merge_tree(derivation, data, [6, 7])["o"], wanted, rtol=1e-10)
+
+
 def test_slots_are_shared() -> None:
     assert [each.name for each in named("entropy").slots] == ["m", "s", "o_0"]
     assert [each.name for each in named("kurtosis").slots] == ["n", "S_mean", "M", "o_lower", "o"]

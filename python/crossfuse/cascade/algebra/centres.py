@@ -146,7 +146,7 @@ class Centres:
         centres = self.in_(element)
         if not centres:
             number, rest = element.as_independent(*self.deriver.elements, as_Add=False)
-            return number * self.deriver.accumulate(name, gauge, rest, fresh=fresh)
+            return number * self.deriver.sums.accumulate(name, gauge, rest, fresh=fresh)
         if self._vanishes(gauge, element, centres):
             return sympy.S.Zero
         here = {each.distance: each.element - new(self._name(each)) for each in centres}

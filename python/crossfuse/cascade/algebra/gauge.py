@@ -87,7 +87,11 @@ def split(
         slots = [state.of(each) for each in factor.free_symbols & state.symbols]
         if isinstance(factor, sympy.exp) and grown and slots:
             exponents.append(factor.args[0])
-            vanishes &= all(_bounded(e, element, elements) for e in slots if e.infinite)
+            vanishes &= all(
+                _added(e, factor.args[0], state) and _bounded(e, element, elements)
+                for e in slots
+                if e.infinite
+            )
         elif (rounded or power != -1) and _divides(power) and _scales(base, element, -power, state):
             powers.append((base, -power))
         else:
@@ -106,7 +110,7 @@ def contribution(gauge: Gauge, element: sympy.Expr, state: State) -> sympy.Expr:
         below = state.usable(1 / base, new) ** -1
         made = ratios(times(made, below**-power))
     if gauge.exponents != 0:
-        made = times(made, state.usable(sympy.exp(gauge.exponents), new))
+        made = times(made, sympy.exp(state.within(gauge.exponents, new)))
     return made
 
 
@@ -127,7 +131,7 @@ def correction(gauge: Gauge, state: State, side: object = value) -> sympy.Expr:
     found = sympy.S.One
     if gauge.exponents != 0:
         before = sympy.exp(-state.raw(gauge.exponents, side))
-        found *= joined(state.usable(sympy.exp(gauge.exponents), new) * before)
+        found *= joined(sympy.exp(state.within(gauge.exponents, new)) * before)
     for base, power in gauge.powers:
         ratio = (state.raw(base, side) * state.usable(1 / base, new)) ** power
         found *= ratios(ratio)
@@ -176,8 +180,23 @@ def _moved(gauge: Gauge, part: sympy.Expr, state: State, side: object) -> sympy.
     return chosen(part, sympy.S.Zero, sympy.S.Zero, moved.xreplace(stood))
 
 
+def _added(kept: Kept, exponent: sympy.Expr, state: State) -> bool:
+    """Whether corrections are 0 where a slot so far is infinite, or finite as in a maximum.
+
+    The largest is subtracted and the least is added, not times another slot.
+    """
+    for addend in sympy.Add.make_args(exponent):
+        slots = [each for each in addend.free_symbols & state.symbols if state.of(each) is kept]
+        for symbol in slots:
+            factor = -addend / symbol if kept.monoid.name == "max" else addend / symbol
+            alone = bool(factor.is_positive) and not factor.free_symbols & state.symbols
+            if not alone and not isinstance(addend.as_coeff_Mul()[1], sympy.Max | sympy.Min):
+                return False
+    return True
+
+
 def _bounded(kept: Kept, element: sympy.Expr, elements: frozenset[sympy.Symbol]) -> bool:
-    """Whether exponentials are 0 wherever the slot is -oo: exponents are multiples of its terms."""
+    """Whether exponentials are 0 wherever the slot is infinite, as multiples of its terms are."""
     bound, shown = kept.contribution, None
     if isinstance(bound, sympy.Piecewise) and bound.args[-1][0] == -sympy.oo:
         (bound, shown), *more = bound.args
@@ -188,7 +207,9 @@ def _bounded(kept: Kept, element: sympy.Expr, elements: frozenset[sympy.Symbol])
         if isinstance(exponent, sympy.Piecewise):
             branches = [each for each in exponent.args if each[0] != -sympy.oo]
         for each, condition in branches:
-            alike = each == bound or not (each / bound).free_symbols & elements
+            # A largest element is -oo where exponents are; of a least one they are its negatives.
+            ratio = each / bound if kept.monoid.name == "max" else -each / bound
+            alike = not ratio.free_symbols & elements and bool(ratio.is_positive)
             if not alike or (shown is not None and condition != shown):
                 return False
     return True

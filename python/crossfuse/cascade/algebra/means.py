@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import sympy
 
 from crossfuse.cascade.algebra.masks import as_factors, quotient
-from crossfuse.cascade.algebra.moments import Mean, centred
+from crossfuse.cascade.algebra.moments import Mean, centred, is_polynomial
 from crossfuse.cascade.algebra.signs import nonnegative
 from crossfuse.cascade.spec import Cascade, Stage
 
@@ -83,22 +83,7 @@ def _is_used(cascade: Cascade, later: Stage, stage: Stage, mean: Mean) -> bool:
     symbol, distance = sympy.Dummy("mean", real=True), sympy.Dummy("distance", real=True)
     term = later.term.xreplace({stage.symbol: mean_value(cascade, mean, symbol)})
     found = centred(as_factors(term), {symbol: (mean.element, distance)})
-    return found is not None and _is_polynomial(found, distance)
-
-
-def _is_polynomial(term: sympy.Expr, distance: sympy.Symbol) -> bool:
-    """Whether distances are only multiplied and added."""
-    if distance not in term.free_symbols or term == distance:
-        return True
-    if isinstance(term, sympy.Piecewise):
-        tests = set().union(*(test.free_symbols for _, test in term.args))
-        return distance not in tests and all(_is_polynomial(v, distance) for v, _ in term.args)
-    if isinstance(term, sympy.Add | sympy.Mul):
-        return all(_is_polynomial(each, distance) for each in term.args)
-    if isinstance(term, sympy.Pow):
-        base, power = term.args
-        return bool(power.is_Integer and power > 0) and _is_polynomial(base, distance)
-    return False
+    return found is not None and is_polynomial(found, distance)
 
 
 def mean_value(cascade: Cascade, mean: Mean, symbol: sympy.Symbol) -> sympy.Expr:

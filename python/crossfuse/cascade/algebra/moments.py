@@ -118,3 +118,18 @@ def _shifted(
     if not element.is_Symbol or sympy.count_ops(term) > 200:
         return term
     return sympy.expand(term.xreplace({element: mean + distance}))
+
+
+def is_polynomial(term: sympy.Expr, distance: sympy.Symbol) -> bool:
+    """Whether distances are only multiplied and added."""
+    if distance not in term.free_symbols or term == distance:
+        return True
+    if isinstance(term, sympy.Piecewise):
+        tests = set().union(*(test.free_symbols for _, test in term.args))
+        return distance not in tests and all(is_polynomial(v, distance) for v, _ in term.args)
+    if isinstance(term, sympy.Add | sympy.Mul):
+        return all(is_polynomial(each, distance) for each in term.args)
+    if isinstance(term, sympy.Pow):
+        base, power = term.args
+        return bool(power.is_Integer and power > 0) and is_polynomial(base, distance)
+    return False

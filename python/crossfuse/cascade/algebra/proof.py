@@ -53,6 +53,13 @@ def checked(
     return rank
 
 
+def words(rank: int | None, count: int) -> str:
+    """The proof of a separation, for `Step`."""
+    sampled = "not sampled" if rank is None else f"rank {rank} on a {SIZE} x {SIZE} sample"
+    products = "one product" if count == 1 else f"{count} products"
+    return f"taken apart by identities into {products}; {sampled}"
+
+
 def coupled(
     stage: Stage,
     term: sympy.Expr,

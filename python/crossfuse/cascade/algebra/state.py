@@ -56,7 +56,8 @@ class Kept:
     @property
     def infinite(self) -> bool:
         """Whether it is an infinity where nothing was taken in."""
-        return self.monoid.ordered and self.signed
+        # The largest of no magnitudes is 0, but there is no least one.
+        return self.monoid.ordered and (self.signed or self.monoid.name != "max")
 
     def slot(self) -> Slot:
         """The slot, with what stands in for it if that is needed."""
@@ -156,6 +157,10 @@ class State:
             return self.raw(expression, side)
         return self._defined(expression, side)
 
+    def within(self, expression: sympy.Expr, side: Side) -> sympy.Expr:
+        """As `usable`, for a part of an expression: infinities never remain."""
+        return self._defined(expression, side)
+
     def _defined(self, part: sympy.Basic, side: Side) -> sympy.Basic:
         if not part.free_symbols & self.symbols:
             return part
@@ -181,7 +186,7 @@ class State:
         return self._defined(part, side)
 
     def _divisor(self, base: sympy.Expr, side: Side) -> sympy.Expr:
-        if base in self.symbols and not self.of(base).signed:
+        if base in self.symbols and not (self.of(base).signed or self.of(base).infinite):
             return self._stand_in(self.of(base))
         defined = self._defined(base, side)
         if positive(base) or not (nonnegative(base) or self._is_range(base)):
