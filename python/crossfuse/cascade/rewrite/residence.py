@@ -30,7 +30,7 @@ class Residence:
         if self.where == "none":
             return
         for stream in frame.streams(frame.swept):
-            if any(_same(stream, each) for each in frame.streams(frame.emitted)):
+            if any(stream.same(each) for each in frame.streams(frame.emitted)):
                 self.buffers[stream] = self._buffer(stream)
 
     def _buffer(self, stream: Stream) -> Any:
@@ -50,7 +50,7 @@ class Residence:
 
     def kept(self, stream: Stream) -> Any:
         """The stream as it was kept, or None."""
-        return next((each for each in self.buffers if _same(stream, each)), None)
+        return next((each for each in self.buffers if stream.same(each)), None)
 
     def keep(self, stream: Stream, place: Sequence[Any], tile: Tile) -> None:
         """Statements: a vector of a tile into shared memory."""
@@ -99,11 +99,3 @@ def load(frame: Frame, stream: Stream, place: Sequence[Any], tile: Tile) -> None
         ir.script.buffer_store(target.source, value, list(target.indices))
 
     for_lanes(frame, stream, move)
-
-
-def _same(one: Stream, other: Stream) -> bool:
-    return (
-        one.buffer.same_as(other.buffer)
-        and one.width == other.width
-        and all(other.place(each) is not None for each in one.loads)
-    )

@@ -71,6 +71,14 @@ class Stream:
             places[-1] = places[-1] + ir.tirx.floormod(number, self.width)
         return places
 
+    def same(self, other: Stream) -> bool:
+        """Whether another stream is of the same loads."""
+        return (
+            self.buffer.same_as(other.buffer)
+            and self.width == other.width
+            and all(other.place(each) is not None for each in self.loads)
+        )
+
     def place(self, load: Any) -> int | None:
         """Which of the stream's loads a load is; None for that of another stream."""
         same = ir.tvm_ffi.structural_equal

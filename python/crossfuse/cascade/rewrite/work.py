@@ -1,0 +1,141 @@
+"""What a stream moves and holds, counted: the input of `choose`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from crossfuse.cascade.derivation import Derivation
+    from crossfuse.cascade.site import Site
+
+#: Bytes of a register.
+_REGISTER = 4
+#: The type of which `crossfuse.lower.pack_registers` keeps two in a register.
+_PACKED = "bfloat16"
+
+
+@dataclass(frozen=True)
+class Work:
+    """A cascade in numbers; bytes and registers are those of its streams along the axis.
+
+    Attributes
+    ----------
+    rows, length : int
+        Rows, and elements of each.
+    vector : int
+        Elements that a thread takes in side by side.
+    read : int
+        Bytes of an element that no other row reads, of all that the state takes in.
+    kept : int
+        Bytes of an element that outputs over the axis need again.
+    late : int
+        Bytes of an element that only outputs need, and no other row reads.
+    written : int
+        Bytes of an element that outputs over the axis write.
+    fetched : int
+        Bytes of a vector that the state takes in.
+    swept : int
+        Registers that a vector takes while the state takes it in.
+    held : int
+        Registers of a vector that outputs need again.
+    emitted : int
+        Registers of a vector of everything that outputs need.
+    unpacked : bool
+        Whether registers hold two elements each, which takes as many again to compute with.
+    slots : int
+        Numbers of the state.
+    """
+
+    rows: int
+    length: int
+    vector: int
+    read: int
+    kept: int = 0
+    late: int = 0
+    written: int = 0
+    fetched: int = 16
+    swept: int = 4
+    held: int = 0
+    emitted: int = 0
+    unpacked: bool = False
+    slots: int = 2
+
+    @property
+    def outputs(self) -> bool:
+        """Whether there are outputs over the axis."""
+        return self.written > 0
+
+
+def work_of(site: Site, derivation: Derivation) -> Work:
+    """Count what a cascade moves.
+
+    Parameters
+    ----------
+    site : Site
+        The cascade in its function.
+    derivation : Derivation
+        How it streams.
+
+    Returns
+    -------
+    Work
+        In numbers.
+    """
+    from crossfuse.cascade.rewrite.frame import frame_of
+    from crossfuse.cascade.rewrite.tiles import StreamTiles
+
+    frame = frame_of(site, derivation, StreamTiles())
+    swept, emitted = frame.streams(frame.swept), frame.streams(frame.emitted)
+    again = [each for each in emitted if any(each.same(other) for other in swept)]
+    late = [each for each in emitted if each not in again]
+    vector = frame.cover.vector
+    along = [each for each in site.outputs if each.name in derivation.rows]
+    return Work(
+        frame.rows,
+        frame.cover.length,
+        vector,
+        read=_bytes(each for each in swept if _of_row(each, site)),
+        kept=_bytes(again),
+        late=_bytes(each for each in late if _of_row(each, site)),
+        written=sum(_item(each.buffer) for each in along),
+        fetched=_bytes(swept) * vector,
+        swept=_registers(swept, vector),
+        held=_registers(again, vector),
+        emitted=_registers(emitted, vector),
+        unpacked=any(_is_packed(each) for each in swept),
+        slots=len(derivation.slots),
+    )
+
+
+def _bytes(streams: Iterable[Any]) -> int:
+    return sum(_item(each.buffer) * each.width for each in streams)
+
+
+def _item(buffer: Any) -> int:
+    from crossfuse import _tvm as ir
+
+    return max(1, int(ir.tvm.DataType(str(buffer.ty.dtype)).bits) // 8)
+
+
+def _is_packed(stream: Any) -> bool:
+    return str(stream.buffer.ty.dtype) == _PACKED and stream.lanes > 1
+
+
+def _registers(streams: Iterable[Any], vector: int) -> int:
+    """Of a vector; each element takes one at least, unless two are packed."""
+    count = 0
+    for each in streams:
+        elements = vector * each.width
+        size = _item(each.buffer)
+        count += elements // 2 if _is_packed(each) else elements * max(1, size // _REGISTER)
+    return count
+
+
+def _of_row(stream: Any, site: Any) -> bool:
+    """Whether a stream depends on the row; scales of a norm do not, and stay in L2."""
+    from crossfuse import _tvm as ir
+
+    used = [each for load in stream.loads for i in load.indices for each in ir.variables(i)]
+    return any(each.same_as(row) for each in used for row in site.rows)
