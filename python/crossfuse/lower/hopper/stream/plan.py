@@ -22,8 +22,8 @@ from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 #: others; and how many of the latter scores, weights and sums may take beside addresses. Together
 #: at most 64 Ki a CTA.
 REGISTERS = {1: (0, 0, 176), 2: (24, 240, 184), 3: (32, 160, 132)}
-#: Stages of keys and values that are of use.
-_MOST_STAGES = 4
+#: Stages of keys and values that are of use; where few rows are computed, memory is what counts.
+_MOST_STAGES, _MOST_OF_FEW_ROWS = 4, 12
 #: Bytes of what is written to keep arithmetic in its place, and of a barrier.
 _SCRATCH, _BARRIER = 16, 8
 
@@ -147,6 +147,14 @@ def _check_tile(program: StreamProgram) -> None:
             limit=f"64, 128 or 192 rows, and keys in multiples of 16 up to {MAX_BOX}",
             instead="split rows and keys by other factors",
         )
+    if program.output.rows < rows > WARPGROUP_ROWS:
+        raise refuse(
+            "stream-tile",
+            f"scores '{program.scores.name}'",
+            found=f"{program.output.rows} of {rows} rows of a tile that are stored",
+            limit=f"all rows, or a tile of {WARPGROUP_ROWS}",
+            instead=f"take {WARPGROUP_ROWS} rows a tile",
+        )
     depths = program.queries.columns, program.keys.columns
     widths = program.values.columns, program.output.columns
     if depths[0] != depths[1] or widths[0] != widths[1] or max(keys, *widths) > MAX_BOX:
@@ -179,7 +187,8 @@ def _check_registers(program: StreamProgram, registers: RegisterPlan) -> None:
 def _divide(program: StreamProgram, operands: Operands, device: Device) -> tuple[int, int, Arena]:
     """Slots of queries, stages and places: two slots if they fit, then as many stages as do."""
     wanted = program.stream.stages
-    choices = [wanted] if wanted else range(_MOST_STAGES, 0, -1)
+    most = _MOST_OF_FEW_ROWS if program.output.rows < WARPGROUP_ROWS else _MOST_STAGES
+    choices = [wanted] if wanted else range(most, 0, -1)
     for slots, stages in sorted(
         ((slots, stages) for slots in (2, 1) for stages in choices),
         key=lambda each: (each[1] >= 2, each[0], each[1]),

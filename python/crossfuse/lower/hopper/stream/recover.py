@@ -96,7 +96,8 @@ def _statements(parts: list[Any], around: tuple[Any, ...]) -> tuple[Statement, .
     for each in statements:
         if not isinstance(each.body, ir.BufferStore):
             raise refuse_stream(each.where, "a body of another kind", "the store of one element")
-        each.nest.check_predicate(each.buffer)
+        if str(each.buffer.scope()) != "global":
+            each.nest.check_predicate(each.buffer)
     return statements
 
 
@@ -123,8 +124,10 @@ class _Reader:
         names = Names(self.roles)
         sums = products.second.buffer
         loads = {each.buffer: each for each in (*before, *within) if _is_load(each)}
+        store = self._store(after)
+        output = read_output(store, self.roles)
         queries, keys, values = (
-            read_load(loads[buffer], self.roles, axis)
+            read_load(loads[buffer], self.roles, axis, output.rows)
             for buffer, axis in (
                 (products.queries, Axis.ROW),
                 (products.keys, Axis.KEY),
@@ -139,7 +142,6 @@ class _Reader:
         started = [each for each in before if not _is_load(each)]
         rows = [each for each in started if not each.buffer.same_as(sums)]
         self._check_sums(products, [each for each in started if each not in rows])
-        store = self._store(after)
         self._check_loads(loads, (queries, keys, values))
         return StreamProgram(
             self.places,
@@ -147,7 +149,7 @@ class _Reader:
             self.stream,
             *(names.row, names.key, names.column),
             *(queries, keys, values),
-            read_output(store, self.roles),
+            output,
             products.first.buffer,
             read_steps([weights], names)[0],
             sums,
