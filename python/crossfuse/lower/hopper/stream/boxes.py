@@ -58,9 +58,7 @@ def _order(access: Access, roles: Roles) -> list[Axis | None]:
     return [roles.of_loop(each) for each in access.loops if each is not None]
 
 
-def _box(
-    statement: Statement, access: Access, roles: Roles, axis: Axis, columns: int = 0
-) -> Box:
+def _box(statement: Statement, access: Access, roles: Roles, axis: Axis, columns: int = 0) -> Box:
     *outer, last = access.loops
     down = [number for number, each in enumerate(outer) if each is not None]
     extents = {each.loop_var: int(each.extent) for each in statement.nest.loops}
