@@ -88,6 +88,3 @@ def _emit_body(plan: StreamPlan, maps: dict[str, Any], images: dict[Any, Any]) -
         with multiplying:
             set_registers("inc", more)
             (Consumer if plan.inbox is None else SplitConsumer)(body).emit()
-    if plan.inbox is not None:
-        mbarrier.leave_cluster()
-        mbarrier.await_left()
