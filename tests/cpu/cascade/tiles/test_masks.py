@@ -28,6 +28,7 @@ CASES = {
     "everything": Masked(
         heads=4, share=2, causal=True, window=7, cap=3.0, alibi=True, lengths=True, table=True
     ),
+    "one key": Masked(keys=1),
     "float32": Masked(causal=True, dtype="float32"),
 }
 
@@ -56,7 +57,7 @@ def test_rows_without_keys_are_zero() -> None:
 
 
 @pytest.mark.parametrize("cluster", [2, 3])
-@pytest.mark.parametrize("name", ["causal", "lengths", "everything"])
+@pytest.mark.parametrize("name", ["causal", "lengths", "everything", "one key"])
 def test_masked_attention_merges(name: str, cluster: int) -> None:
     """CTAs whose keys are all masked bring nothing."""
     case = CASES[name]

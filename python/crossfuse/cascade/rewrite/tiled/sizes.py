@@ -46,15 +46,13 @@ class CascadeTiles:
     warpgroups: int = 0
     cluster: int = 1
 
-    def complete(self, rows: int, length: int, columns: int, depth: int) -> CascadeTiles:
+    def complete(self, rows: int, columns: int, depth: int) -> CascadeTiles:
         """Fill in what the caller left open.
 
         Parameters
         ----------
         rows : int
             Rows that share what the columns are made of.
-        length : int
-            Elements of the axis.
         columns : int
             Columns of the widest result; 0 without one.
         depth : int
@@ -69,8 +67,8 @@ class CascadeTiles:
             if getattr(self, name) < 0:
                 limit, instead = "0 (choose) or more", f"pass a positive {name}, or leave it out"
                 raise refused(f"tiles, {name}", getattr(self, name), limit, instead)
-        if not 1 <= self.cluster <= min(MAX_CLUSTER, length):
-            limit = f"1 to {MAX_CLUSTER} CTAs, each with elements of {length}"
+        if not 1 <= self.cluster <= MAX_CLUSTER:
+            limit = f"1 to {MAX_CLUSTER} CTAs"
             raise refused("tiles, cluster", self.cluster, limit, "pass a smaller cluster")
         groups = self.warpgroups or (2 if rows > WARPGROUP_ROWS and columns <= WIDE else 1)
         wide = WIDE if columns > 2 * WIDE else columns
