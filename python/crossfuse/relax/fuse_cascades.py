@@ -91,7 +91,7 @@ class FuseCascades:
         if func.attrs and SCHEDULED in func.attrs:
             return Outcome(name, "", "it is scheduled already"), None
         try:
-            sites = detect(func)
+            sites = detect(_narrow(func))
             reason = _reason_against(sites)
             if reason:
                 return Outcome(name, "", reason), None
@@ -108,6 +108,15 @@ class FuseCascades:
             return "tiles", schedule_cascade_tiles(site, derivation, self.tiles)
         sizes = self.stream or StreamTiles()
         return "threads", schedule_stream(streaming(site, derivation, sizes), sizes)
+
+
+def _narrow(func: Any) -> Any:
+    """A function that counts in 32 bits, as kernels do; as it is if it holds larger numbers."""
+    module = ir.IRModule({"main": func})
+    try:
+        return ir.tirx.transform.ForceNarrowIndexToInt32()(module)["main"]
+    except ir.tvm.error.InternalError:
+        return func
 
 
 def _reason_against(sites: tuple[Site, ...]) -> str:

@@ -265,11 +265,9 @@ class SplitReduction:
         mbarrier.wait(self.barriers.free, 0)
 
     def _push(self, part: _Part, accumulators: Any) -> None:
-        call = ir.script.ptx.st_async.shared__cluster.mbarrier__complete_tx__bytes
-        call = call.v4.f32 if self.count == 4 else call.v2.f32
         values = [accumulators[part.first + i] for i in range(self.count)]
         place = part.owner.buffer + ir.script.Cast("uint32", part.offset)
-        run(call(place, *values, part.owner.barrier))
+        mbarrier.push(place, values, part.owner.barrier)
 
 
 class _Owner:

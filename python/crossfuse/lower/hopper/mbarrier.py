@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -51,6 +52,15 @@ def cluster_address(destination: Any, pointer: Any, rank: Any) -> None:
     """Store where `pointer` of this CTA lies in the CTA of a rank."""
     shared = ir.script.cuda.cvta_generic_to_shared(pointer)
     run(ir.script.ptx.mapa.shared__cluster.u32(destination, shared, ir.script.Cast("uint32", rank)))
+
+
+def push(address: Any, values: Sequence[Any], barrier: Any) -> None:
+    """Store two or four float32 in any CTA of the cluster, whose barrier counts their bytes.
+
+    Both by cluster addresses (PTX ISA, st.async).
+    """
+    call = ir.script.ptx.st_async.shared__cluster.mbarrier__complete_tx__bytes
+    run(getattr(call, f"v{len(values)}").f32(address, *values, barrier))
 
 
 def meet_warpgroup(warpgroup: Any) -> None:

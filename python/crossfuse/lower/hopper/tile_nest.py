@@ -103,6 +103,15 @@ class TileNest:
 
         A sum leaves out terms beyond its operands: those that a kernel adds are zero.
         """
+        for term in self.further_conditions():
+            raise refuse_program(
+                f"{self.where}, buffer '{buffer.name}'",
+                f"the condition {term}",
+                "conditions that keep indices within their tensor",
+            )
+
+    def further_conditions(self) -> list[Any]:
+        """Conditions of the block that do more than keep indices within their tensors."""
         loops = bounds((*self.around, *self.loops))
         inside = [
             value < each.dom.extent
@@ -114,13 +123,11 @@ class TileNest:
                 for read in self.block.reads
                 for index, extent in zip(read.region, read.source.ty.shape, strict=True)
             ]
-        for term in ir.terms(self.realize.predicate):
-            if ir.constant(term) != 1 and not any(implies(each, term, loops) for each in inside):
-                raise refuse_program(
-                    f"{self.where}, buffer '{buffer.name}'",
-                    f"the condition {term}",
-                    "conditions that keep indices within their tensor",
-                )
+        return [
+            term
+            for term in ir.terms(self.realize.predicate)
+            if ir.constant(term) != 1 and not any(implies(each, term, loops) for each in inside)
+        ]
 
 
 def tile_nest(node: Any, around: tuple[Any, ...]) -> TileNest:

@@ -31,6 +31,8 @@ class Masked:
         Queries see keys of their own document only.
     table : bool
         A tensor says which query sees which key.
+    bias : bool
+        A tensor is added to the scores.
     """
 
     heads: int = 2
@@ -46,6 +48,7 @@ class Masked:
     lengths: bool = False
     documents: bool = False
     table: bool = False
+    bias: bool = False
     dtype: str = "bfloat16"
 
     @property
@@ -69,6 +72,7 @@ class Masked:
             "row_document": (self.documents, ((self.rows,), "int32")),
             "key_document": (self.documents, ((self.keys,), "int32")),
             "seen": (self.table, ((self.rows, self.keys), "bool")),
+            "bias": (self.bias, ((self.rows, self.keys), self.dtype)),
         }
         return found | {name: each for name, (used, each) in further.items() if used}
 
@@ -90,6 +94,8 @@ def function(case: Masked) -> Any:
             x = tirx.tanh(x / tirx.const(case.cap, "float32")) * tirx.const(case.cap, "float32")
         if case.alibi:
             x = x + given["slopes"][h] * wide(key - i)
+        if case.bias:
+            x = x + wide(given["bias"][i, key])
         conditions = _conditions(case, given, h, i, key)
         if not conditions:
             return x
@@ -172,6 +178,8 @@ def reference(case: Masked, given: dict[str, np.ndarray], number: Any = np.float
     h, i, key = np.ogrid[: case.heads, : case.rows, : case.keys]
     if case.alibi:
         x = x + given["slopes"].astype(number)[h] * (key - i)
+    if case.bias:
+        x = x + given["bias"].astype(number)
     seen = np.ones(x.shape, bool)
     for each in _conditions(case, given, h, i, key):
         seen &= each

@@ -126,6 +126,17 @@ def test_a_cascade_without_products_is_refused() -> None:
         tiled(site, derivation)
 
 
+def test_a_single_row_is_refused() -> None:
+    x, w = te.placeholder((8,), "float32", "x"), te.placeholder((5, 8), "float32", "w")
+    j, k = te.reduce_axis((0, 8), "j"), te.reduce_axis((0, 8), "k")
+    q = te.compute((1,), lambda _: te.sum(x[j] * x[j], axis=j), "q")
+    y = te.compute(
+        (5,), lambda n: te.sum(x[k] * w[n, k] / tirx.sqrt(q[0] + tirx.const(1.0)), axis=k), "y"
+    )
+    with pytest.raises(CascadeRefused, match="function: found results of a single row"):
+        scheduled(te.create_prim_func([x, w, y]))
+
+
 @pytest.mark.parametrize(
     ("tiles", "message"),
     [

@@ -23,6 +23,8 @@ CASES = {
     "window": Masked(rows=300, keys=300, depth=64, causal=True, window=100),
     "more rows than keys": Masked(rows=300, keys=128, depth=64, causal=True),
     "lengths": Masked(rows=64, keys=200, depth=64, lengths=True),
+    "a table of what is seen": Masked(rows=64, keys=130, depth=64, table=True),
+    "a bias": Masked(rows=100, keys=130, depth=64, bias=True, causal=True),
     "softcap, slopes, shared heads": Masked(
         heads=4, share=2, rows=128, keys=200, depth=64, causal=True, cap=20.0, alibi=True
     ),

@@ -22,11 +22,13 @@ CASES = {
     "lengths": Masked(heads=4, lengths=True),
     "documents": Masked(documents=True, causal=True),
     "table": Masked(table=True),
+    "bias": Masked(bias=True),
     "shared heads": Masked(heads=4, share=2, causal=True),
     "shared heads, one query": Masked(heads=6, share=3, rows=1, lengths=True),
     "everything": Masked(
         heads=4, share=2, causal=True, window=7, cap=3.0, alibi=True, lengths=True, table=True
     ),
+    "one key": Masked(keys=1),
     "float32": Masked(causal=True, dtype="float32"),
 }
 
@@ -55,7 +57,7 @@ def test_rows_without_keys_are_zero() -> None:
 
 
 @pytest.mark.parametrize("cluster", [2, 3])
-@pytest.mark.parametrize("name", ["causal", "lengths", "everything"])
+@pytest.mark.parametrize("name", ["causal", "lengths", "everything", "one key"])
 def test_masked_attention_merges(name: str, cluster: int) -> None:
     """CTAs whose keys are all masked bring nothing."""
     case = CASES[name]

@@ -103,6 +103,15 @@ def test_elements_beyond_the_axis_bring_nothing() -> None:
     assert slots[1].contribution == 2 ** (masked - guarded("m"))
 
 
+def test_masks_go_into_sums() -> None:
+    """``exp(x + b - m)``: the masked element is the same as that of the maximum."""
+    b = sympy.Symbol("b", real=True)
+    biased = Cascade((Stage("m", MAX, x + b), Stage("s", SUM, sympy.exp(x + b - M))), (x, b))
+    first, second = limited(base_two(derive(biased)).slots, key < 5, [x])
+    assert isinstance(first.contribution, sympy.Piecewise)
+    assert second.contribution == 2 ** (first.contribution - guarded("m"))
+
+
 def test_zeros_need_no_mask() -> None:
     norm = Cascade(
         (

@@ -161,11 +161,18 @@ def frame_of(site: Site, derivation: Derivation, tiles: CascadeTiles) -> TileFra
             "elements that a product makes, or results with columns",
             "write it as a stream of threads (crossfuse.cascade.rewrite.streaming)",
         )
+    if not site.rows:
+        raise refused(
+            "function",
+            "results of a single row, without a loop over rows",
+            "at least one loop that all reductions have",
+            "keep a loop over one row, or leave the function to a stream of threads",
+        )
     rows = find_rows(site, right)
     widest = max((int(site.extents[each]) for each in column_variables(site)), default=0)
     depth = max((each.extents[0] for each in made), default=0)
     length = int(site.extents[site.axis])
-    sizes = tiles.complete(rows.extent, length, widest, depth)
+    sizes = tiles.complete(rows.extent, widest, depth)
     index = site.cascade.index or sympy.Symbol("position", integer=True, nonnegative=True)
     dtypes = {each.dtype for each in site.stages.values()}
     dtype = "float64" if "float64" in dtypes else "float32"

@@ -13,7 +13,7 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.expressions.to_tir import to_tir
 from crossfuse.cascade.rewrite.scripting import held, loop, named
 from crossfuse.cascade.rewrite.tiled.frame import TileFrame
-from crossfuse.cascade.rewrite.tiled.operands import mentions
+from crossfuse.cascade.rewrite.tiled.operands import loads, mentions
 from crossfuse.cascade.rewrite.tiled.places import Extent
 
 #: The place of a block: the value of each of the site's variables.
@@ -140,7 +140,10 @@ class Ground:
         def visit(load: Any, _: Any) -> Any:
             for original, tile in self.staged:
                 if ir.tvm_ffi.structural_equal(original, load):
-                    return tile.load(place)
+                    value = tile.load(place)
+                    # Sums may be wider than the function keeps them; operators want its types.
+                    same = load.same_as(expression) or value.ty == load.ty
+                    return value if same else value.astype(str(load.ty))
             indices = [self.read(each, place) for each in load.indices]
             value = ir.tirx.BufferLoad(load.source, indices)
             used = [each for each in self.extents if mentions(load.indices, each)]
@@ -164,7 +167,21 @@ class Ground:
 
     def write(self, expression: sympy.Basic, place: At, dtype: str = "") -> Any:
         """An expression of the derivation at a place."""
-        return to_tir(expression, self.values(expression, place), dtype or self.frame.dtype)
+        value = to_tir(expression, self.values(expression, place), dtype or self.frame.dtype)
+        return ir.mutate(value, (ir.tirx.Select, _guarding))
+
+
+def _guarding(node: Any, mutator: Any) -> Any:
+    """A choice that computes one side only, where sides load.
+
+    TVM drops conditions of loads that are implied by that of a choice around them, even though
+    `Select` computes both sides.
+    """
+    node = mutator.default_mutate(node)
+    read = (each.source.scope() for each in loads(node))
+    if not any(str(each) == "global" for each in read):
+        return node
+    return ir.tirx.if_then_else(node.condition, node.true_value, node.false_value)
 
 
 def _zero(dtype: str) -> Any:

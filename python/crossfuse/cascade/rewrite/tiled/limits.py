@@ -53,7 +53,17 @@ def limited(
 
 
 def _put(expression: sympy.Basic, images: dict[sympy.Basic, sympy.Basic]) -> sympy.Basic:
-    return rebuilt(expression, images.get)
+    """An expression with parts replaced, sums among the terms of longer ones too."""
+
+    def change(part: sympy.Basic) -> sympy.Basic | None:
+        if part in images or not isinstance(part, sympy.Add):
+            return images.get(part)
+        for old, image in images.items():
+            if isinstance(old, sympy.Add) and set(old.args) < set(part.args):
+                return sympy.Add(image, *(each for each in part.args if each not in old.args))
+        return None
+
+    return rebuilt(expression, change)
 
 
 def _masked(expression: sympy.Basic, condition: sympy.Basic, otherwise: sympy.Expr) -> sympy.Basic:

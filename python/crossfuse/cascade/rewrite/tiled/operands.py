@@ -30,8 +30,6 @@ class Product:
         What is summed.
     extents : tuple[int, ...]
         Of `depth`.
-    dtype : str
-        Type of the sums.
     """
 
     symbol: sympy.Symbol
@@ -40,7 +38,6 @@ class Product:
     right: Any
     depth: tuple[Any, ...]
     extents: tuple[int, ...]
-    dtype: str
 
 
 def loads(expression: Any) -> list[Any]:
@@ -92,9 +89,7 @@ def _product(site: Site, program: Program, symbol: sympy.Symbol) -> Product:
             "compute what is multiplied before, and scales of the result after",
         )
     extents = tuple(block.domain[each] for each in block.summed)
-    return Product(
-        symbol, result, left[0], right[0], block.summed, extents, str(block.buffer.ty.dtype)
-    )
+    return Product(symbol, result, left[0], right[0], block.summed, extents)
 
 
 def _factors(value: Any) -> list[Any]:

@@ -122,6 +122,7 @@ class Merge(State):
 def part_of(first: Any, count: Any, cta: Any, parts: int) -> tuple[Any, Any]:
     """The first tile of a CTA's part of the axis, and how many it has; the last may have fewer."""
     known = ir.sym.Analyzer()
+    known.bind(cta, ir.tvm.ir.Range(0, parts))
     share = ir.tirx.floordiv(count + (parts - 1), parts)
     left_over = ir.tirx.max(ir.tirx.min(share, count - cta * share), whole(0))
     return known.simplify(first + cta * share), known.simplify(left_over)

@@ -9,6 +9,10 @@ from crossfuse.cascade.rewrite.tiled.refusal import refused
 #: CTAs of a cluster, rows of one product of a warpgroup.
 MAX_CLUSTER = 16
 WARPGROUP_ROWS = 64
+#: Columns that one warpgroup sums at most, for its rows.
+WIDE = 256
+#: What a left operand may have in a row so that it stays in shared memory.
+RESIDENT = 640
 
 
 @dataclass(frozen=True)
@@ -42,15 +46,13 @@ class CascadeTiles:
     warpgroups: int = 0
     cluster: int = 1
 
-    def complete(self, rows: int, length: int, columns: int, depth: int) -> CascadeTiles:
+    def complete(self, rows: int, columns: int, depth: int) -> CascadeTiles:
         """Fill in what the caller left open.
 
         Parameters
         ----------
         rows : int
             Rows that share what the columns are made of.
-        length : int
-            Elements of the axis.
         columns : int
             Columns of the widest result; 0 without one.
         depth : int
@@ -65,16 +67,18 @@ class CascadeTiles:
             if getattr(self, name) < 0:
                 limit, instead = "0 (choose) or more", f"pass a positive {name}, or leave it out"
                 raise refused(f"tiles, {name}", getattr(self, name), limit, instead)
-        if not 1 <= self.cluster <= min(MAX_CLUSTER, length):
-            limit = f"1 to {MAX_CLUSTER} CTAs, each with elements of {length}"
+        if not 1 <= self.cluster <= MAX_CLUSTER:
+            limit = f"1 to {MAX_CLUSTER} CTAs"
             raise refused("tiles, cluster", self.cluster, limit, "pass a smaller cluster")
-        groups = self.warpgroups or (2 if rows > WARPGROUP_ROWS else 1)
-        wide = 256 if columns > 512 else columns
+        groups = self.warpgroups or (2 if rows > WARPGROUP_ROWS and columns <= WIDE else 1)
+        wide = WIDE if columns > 2 * WIDE else columns
+        deep = self.depth or (depth if depth <= RESIDENT else 64)
+        few = depth == 0 or max(deep, wide) > WIDE
         return replace(
             self,
             rows=self.rows or groups * WARPGROUP_ROWS,
-            elements=self.elements or (64 if max(depth, wide) > 256 else 128),
+            elements=self.elements or (64 if few else 128),
             columns=self.columns or wide,
-            depth=self.depth or (depth if depth <= 640 else 64),
+            depth=deep,
             warpgroups=groups,
         )

@@ -116,7 +116,7 @@ class Staging:
         name = str(product.result.source.name)
         domains = [self._bound(each, used) for each in product.result.indices]
         result = Local(
-            held(name, tuple(domains), product.dtype, "local"), tuple(product.result.indices)
+            held(name, tuple(domains), self.frame.dtype, "local"), tuple(product.result.indices)
         )
         if self.is_resident(product):
             self._product(product, result, used)
@@ -145,8 +145,8 @@ class Staging:
         )
         with place as at:
             with ir.script.init():
-                result.store(at, ir.tirx.const(0.0, product.dtype))
-            factors = [each.load(at).astype(product.dtype) for each in (left, right)]
+                result.store(at, ir.tirx.const(0.0, self.frame.dtype))
+            factors = [each.load(at).astype(self.frame.dtype) for each in (left, right)]
             result.store(at, result.load(at) + factors[0] * factors[1])
 
     def _with_groups(self, used: Sequence[Any]) -> list[Any]:

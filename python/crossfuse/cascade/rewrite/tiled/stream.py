@@ -67,9 +67,15 @@ class Stream(State):
         return any(ir.tvm_ffi.structural_equal(load, each) for each, _ in self.ground.staged)
 
     def _is_tile(self, load: Any) -> bool:
-        """Whether a load has two dimensions of the tile: the axis, and rows or columns."""
-        others = (self.frame.rows.var, *self.frame.columns)
-        return mentions(load.indices, self.axis) and any(mentions(load.indices, e) for e in others)
+        """Whether a load is staged: what is multiplied, or the only elements of each row.
+
+        Masks and biases beside a product of each row and element are read where they are used.
+        """
+        if not mentions(load.indices, self.axis):
+            return False
+        if any(mentions(load.indices, each) for each in self.frame.columns):
+            return True
+        return not self.frame.products and mentions(load.indices, self.frame.rows.var)
 
     def tile(self, statement: Tile) -> None:
         """``P = exp2(x - m_safe)``."""

@@ -21,6 +21,10 @@ struct Span {
 bool locate(unsigned address, unsigned& window, size_t& offset);
 // Notes that this thread reaches into another CTA (peer-not-started, early-exit).
 void note_peer(unsigned window, size_t offset, Site site);
+// The same of values that an mbarrier of that CTA will count; and that they have arrived. Who waits
+// for the phase that counts them knows that they need the CTA no more.
+void note_push(unsigned window, size_t barrier, size_t offset, Site site);
+void note_pushed(unsigned window, size_t barrier);
 
 // ---- mbarriers
 // The barrier that a load completes learns from `issuer`, if not null, that its load is over.
@@ -31,6 +35,8 @@ std::string standing_at_barrier(const Thread& thread);
 void clear_barriers();
 // Bytes that were announced or arrived in vain.
 void check_barriers_at_end(const Cluster& cluster);
+// Values that arrived while nobody waited for them, before a CTA exits.
+void check_pushes_at_end(const Cluster& cluster);
 
 // ---- copies in flight
 // Lets some copies finish; all that can if `forced`. False if none was in flight.

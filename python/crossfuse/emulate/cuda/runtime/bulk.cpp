@@ -57,7 +57,11 @@ bool is_aimed(Copy& copy, unsigned address, unsigned bytes, unsigned barrier) {
             "an asynchronous store completes a barrier of another CTA than it stores to"});
   }
   copy.shared = {window, offset, offset + bytes};
-  note_peer(window, offset, copy.site);
+  if (copy.flight == Flight::kPush) {
+    note_push(window, copy.barrier, offset, copy.site);
+  } else {
+    note_peer(window, offset, copy.site);
+  }
   if (!find_shared(offset, bytes) && is_news("out-of-bounds", copy.site, kNoSite)) {
     report({"out-of-bounds", shared_place(offset), copy.site, kNoSite, current_cta(),
             current_thread(), format("stores %u bytes", bytes)});

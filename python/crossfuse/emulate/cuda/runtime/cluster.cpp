@@ -1,4 +1,5 @@
 // Indices, shared memory addresses, and access to the shared memory of other CTAs of the cluster.
+#include <algorithm>
 #include <cstring>
 
 #include "shadow.h"
@@ -22,19 +23,40 @@ void place(SharedArray& array, const char* name, size_t bytes, size_t alignment)
   device.shared_end = array.offset + bytes + kRedZone;
 }
 
-// Follows a remote access in time: a peer's memory exists from the first cluster barrier that all
-// its threads arrived at, until it exits.
-void note_remote(Cta& target, size_t offset, Site site) {
+// A peer's memory exists from the first cluster barrier that all its threads arrived at.
+void note_started(Cta& target, size_t offset, Site site) {
   Thread& self = *device.current;
-  if (&target == self.cta) return;
   if (self.acquired == 0 && self.waited == 0 && is_news("peer-not-started", site, kNoSite)) {
     report({"peer-not-started", shared_place(offset), site, kNoSite, current_cta(),
             current_thread(),
             format("CTA rank %u touches the shared memory of rank %u before any cluster barrier",
                    self.cta->rank, target.rank)});
   }
-  LastTouch& last = target.touched;
+}
+
+// Follows a remote access in time: a peer's memory exists until it exits.
+void note_remote(Cta& target, size_t offset, Site site, LastTouch& last) {
+  Thread& self = *device.current;
+  if (&target == self.cta) return;
+  note_started(target, offset, site);
   if (!last.any || self.arrived > last.arrived) last = {true, self.arrived, site, self.id, offset};
+}
+
+// A CTA may exit only when nobody can touch its shared memory any more: after a cluster barrier
+// that the last remote access precedes, or `otherwise`.
+void check_exit(const Cta& cta, const LastTouch& last, const char* otherwise) {
+  if (!last.any) return;
+  uint16_t waited = 0;
+  for (const Thread* thread : cta.threads) waited = std::max(waited, thread->waited);
+  if (waited > last.arrived || !is_news("early-exit", last.site, kNoSite)) return;
+  Access access;
+  access.cluster = cta.cluster->id;
+  access.thread = last.thread;
+  report({"early-exit", shared_place(last.offset), last.site, kNoSite,
+          static_cast<int>(cta.linear), -1,
+          format("CTA %u (rank %u) may exit while %s touches its shared memory: it waits at "
+                 "%u cluster barriers, and needs one after this access%s",
+                 cta.linear, cta.rank, who(access).c_str(), waited, otherwise)});
 }
 
 uint8_t* remote(unsigned address, unsigned bytes, Mode mode, Site site) {
@@ -43,7 +65,7 @@ uint8_t* remote(unsigned address, unsigned bytes, Mode mode, Site site) {
   Cta& target = ranked(rank);
   size_t offset = address & kOffsetMask;
   if (!remote_access(target, offset, bytes, mode, site)) return nullptr;
-  note_remote(target, offset, site);
+  note_remote(target, offset, site, target.touched);
   return window_of(target.window) + offset;
 }
 

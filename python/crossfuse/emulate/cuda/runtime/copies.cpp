@@ -134,6 +134,7 @@ bool is_over(Copy& copy) {
   } else {
     fill_shared(copy);
     const Thread* loader = copy.flight == Flight::kLoad ? copy.owner : nullptr;
+    if (copy.flight == Flight::kPush) note_pushed(copy.shared.window, copy.barrier);
     complete_bytes(copy.shared.window, copy.barrier, long(copy.shared.end - copy.shared.begin),
                    copy.site, loader, copy.number);
   }

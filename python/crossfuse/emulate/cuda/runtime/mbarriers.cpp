@@ -13,6 +13,9 @@ struct Mbarrier {
   long expected = 0, pending = 0, bytes = 0;
   Site site = kNoSite;
   Clock arrived, released;  // what those who arrived published: so far, and until the last phase
+  LastTouch push;           // of values from other CTAs
+  uint64_t filled = 0;      // phases until the last such values had arrived
+  uint64_t awaited = 0;     // phases that a thread of the CTA knows to be complete
 };
 using Key = std::pair<unsigned, size_t>;  // window and offset
 std::map<Key, Mbarrier> mbarriers;
@@ -79,6 +82,25 @@ void complete_bytes(unsigned window, size_t offset, long bytes, Site site, const
   complete_if_due({window, offset}, *barrier);
 }
 
+void note_push(unsigned window, size_t barrier, size_t offset, Site site) {
+  if (Mbarrier* found = find(window, barrier, site)) {
+    note_remote(device.ctas[window], offset, site, found->push);
+  }
+}
+
+void note_pushed(unsigned window, size_t barrier) {
+  auto found = mbarriers.find({window, barrier});
+  if (found != mbarriers.end()) found->second.filled = found->second.phase + 1;
+}
+
+void check_pushes_at_end(const Cluster& cluster) {
+  for (auto& [key, barrier] : mbarriers) {
+    const Cta& cta = device.ctas[key.first];
+    if (cta.cluster != &cluster || barrier.awaited >= barrier.filled) continue;
+    check_exit(cta, barrier.push, ", or for the phase of the mbarrier that counts it");
+  }
+}
+
 std::string standing_at_barrier(const Thread& thread) {
   const Mbarrier& barrier = mbarriers[{thread.cta->window, thread.barrier}];
   return format("waits for phase %u of the mbarrier at byte %zu, which lacks %ld arrivals and %ld "
@@ -131,6 +153,7 @@ void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity) {
     self.parity = parity & 1;
     block(Wait::kPhase, site);
   }
+  barrier->awaited = barrier->phase;
   acquire_from(barrier->released);
 }
 }

@@ -121,7 +121,8 @@ bool arrive(unsigned id, unsigned threads, bool waits) {
 }  // namespace
 
 void note_peer(unsigned window, size_t offset, Site site) {
-  note_remote(device.ctas[window], offset, site);
+  Cta& target = device.ctas[window];
+  note_remote(target, offset, site, target.touched);
 }
 
 void note_generic_store(size_t offset, size_t bytes) {

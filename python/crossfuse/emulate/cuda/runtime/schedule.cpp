@@ -130,31 +130,12 @@ void start_cluster(Cluster& cluster, uint32_t linear) {
   for (Cta& cta : ctas_of(cluster)) start_cta(cta);
 }
 
-// A CTA may exit only when nobody can touch its shared memory any more: after a cluster barrier
-// that the last remote access precedes.
-void check_exits(const Cluster& cluster) {
-  for (const Cta& cta : ctas_of(cluster)) {
-    if (!cta.touched.any) continue;
-    uint16_t waited = 0;
-    for (const Thread* thread : cta.threads) waited = std::max(waited, thread->waited);
-    const LastTouch& last = cta.touched;
-    if (waited > last.arrived || !is_news("early-exit", last.site, kNoSite)) continue;
-    Access access;
-    access.cluster = cluster.id;
-    access.thread = last.thread;
-    report({"early-exit", shared_place(last.offset), last.site, kNoSite,
-            static_cast<int>(cta.linear), -1,
-            format("CTA %u (rank %u) may exit while %s touches its shared memory: it waits at "
-                   "%u cluster barriers, and needs one after this access",
-                   cta.linear, cta.rank, who(access).c_str(), waited)});
-  }
-}
-
 void check_ended() {
   for (const Cluster* cluster : device.ended) {
     check_copies_at_end(*cluster);
     check_barriers_at_end(*cluster);
-    check_exits(*cluster);
+    for (const Cta& cta : ctas_of(*cluster)) check_exit(cta, cta.touched, "");
+    check_pushes_at_end(*cluster);
   }
   device.ended.clear();
 }

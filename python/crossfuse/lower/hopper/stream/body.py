@@ -9,6 +9,7 @@ from typing import Any
 from crossfuse.lower.hopper.coordinates import Coordinates
 from crossfuse.lower.hopper.ring import Ring
 from crossfuse.lower.hopper.stream.plan import StreamPlan
+from crossfuse.lower.hopper.stream.tiles import Tiles
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class StreamBody:
         Shared memory, as bytes.
     queries, keys, values : Ring
         Barriers of what is loaded.
+    images : dict
+        Parameters of the kernel by those of the function.
+    received : Any
+        Address of the barrier of what the cluster's CTAs hand over; None without.
     """
 
     plan: StreamPlan
@@ -36,6 +41,17 @@ class StreamBody:
     queries: Ring
     keys: Ring
     values: Ring
+    images: dict[Any, Any]
+    received: Any = None
+
+    def tiles(self) -> Tiles:
+        """A role's way through the tiles of the CTA."""
+        program = self.plan.program
+        within = {}
+        if program.split is not None:
+            var = program.split.place.var
+            within[var] = self.where.rank.astype(str(var.ty))
+        return Tiles(self.plan.order, program.stream, self.where.cluster, within)
 
     def region(self, name: str) -> Callable[[Any], Any]:
         """A function from an offset in a region to an address."""

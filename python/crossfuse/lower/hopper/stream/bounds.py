@@ -30,7 +30,8 @@ def stream_of(loop: Any, places: tuple[Place, ...]) -> tuple[Stream, Any]:
     Raises
     ------
     LoweringRefused
-        If it has no turn for some place, or bounds that are no function of places.
+        If it has no turn for some place outside a cluster, or its bounds are no functions of
+        places.
     """
     used = {each for bound in (loop.min, loop.extent) for each in ir.variables(bound)}
     moving = [each for each in places if each.var in used]
@@ -43,7 +44,8 @@ def stream_of(loop: Any, places: tuple[Place, ...]) -> tuple[Stream, Any]:
     firsts, ends = [], []
     for indices in product(*(range(each.extent) for each in moving)):
         first, count = _bounds(loop, moving, indices)
-        if count < 1:
+        # A CTA of a cluster may have no part of the keys: its state is that of no keys.
+        if count < 1 and not any(each.in_cluster for each in places):
             where = ", ".join(
                 f"{each.var.name} = {i}" for each, i in zip(moving, indices, strict=True)
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -12,15 +13,15 @@ from crossfuse.lower.stored_elements import implies
 from crossfuse.lower.tree import bounds
 
 
-def read_load(statement: Statement, roles: Roles, axis: Axis) -> Box:
-    """Read the load of a tile whose rows go along an axis.
+def read_load(statement: Statement, roles: Roles, axis: Axis, stored: int) -> Box:
+    """Read the load of a tile whose rows go along an axis; so many rows of a tile are stored.
 
     Raises
     ------
     LoweringRefused
         If it is no copy of whole rows of a tensor.
     """
-    load = _source(statement)
+    load = _source(statement, roles, axis, stored)
     found = statement.nest.along
     places = [found(load.source, each) for each in load.indices]
     loops = tuple(None if loop is None else loop.loop_var for _, loop in places)
@@ -32,21 +33,37 @@ def read_load(statement: Statement, roles: Roles, axis: Axis) -> Box:
     return _box(statement, access, roles, axis)
 
 
-def read_output(statement: Statement, roles: Roles) -> Box:
-    """Read the box that a store writes."""
-    return _box(statement, statement.target, roles, Axis.ROW)
+def read_output(statement: Statement, roles: Roles, columns: int = 0) -> Box:
+    """Read the box that a store writes: all columns, or so many of a CTA's slice."""
+    box = _box(statement, statement.target, roles, Axis.ROW, columns)
+    nest, rows = statement.nest, box.rows
+    loop = statement.target.loops[box.axis]
+    for term in nest.further_conditions():
+        found = _limit(nest.placed(term), loop, statement)
+        if found is None:
+            nest.check_predicate(box.buffer)
+        else:
+            rows = min(rows, found)
+    return replace(box, rows=rows)
+
+
+def _limit(term: Any, loop: Any, statement: Statement) -> int | None:
+    """The number of rows for which a condition holds, the first ones; None for another one."""
+    if not isinstance(term, ir.tirx.LT):
+        return None
+    return ir.constant(statement.nest.known.simplify(term.b - term.a + loop))
 
 
 def _order(access: Access, roles: Roles) -> list[Axis | None]:
     return [roles.of_loop(each) for each in access.loops if each is not None]
 
 
-def _box(statement: Statement, access: Access, roles: Roles, axis: Axis) -> Box:
+def _box(statement: Statement, access: Access, roles: Roles, axis: Axis, columns: int = 0) -> Box:
     *outer, last = access.loops
     down = [number for number, each in enumerate(outer) if each is not None]
     extents = {each.loop_var: int(each.extent) for each in statement.nest.loops}
     shape = [int(each) for each in access.buffer.ty.shape]
-    whole = last is not None and extents[last] == shape[-1]
+    whole = last is not None and extents[last] == (columns or shape[-1])
     if len(down) != 1 or roles.of_loop(outer[down[0]]) is not axis or not whole:
         raise refuse_stream(
             f"{statement.where}, buffer '{access.buffer.name}'",
@@ -56,13 +73,19 @@ def _box(statement: Statement, access: Access, roles: Roles, axis: Axis) -> Box:
     return Box(access.buffer, access.origin, down[0], extents[outer[down[0]]])
 
 
-def _source(statement: Statement) -> Any:
+def _source(statement: Statement, roles: Roles, axis: Axis, stored: int) -> Any:
     """The load of a copy; one that is zero beyond its tensor, too."""
     value = statement.body.value
     if not isinstance(value, ir.TensorLoad):
         condition, chosen, other = branches_of(value)
         if isinstance(chosen, ir.TensorLoad) and is_zero(_plain(other)):
-            _check_inside(statement, condition, chosen)
+            rest = _beyond(statement, condition, chosen)
+            if axis is Axis.ROW:
+                rest = [each for each in rest if not _has_rows(statement, each, roles, stored)]
+            if rest:
+                raise refuse_stream(
+                    statement.where, f"zeros unless {rest[0]}", "zeros beyond the tensor alone"
+                )
             value = chosen
     if not isinstance(value, ir.TensorLoad) or str(value.source.scope()) != "global":
         raise refuse_stream(
@@ -92,16 +115,24 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _check_inside(statement: Statement, condition: Any, load: Any) -> None:
-    """Beyond the tensor, and nowhere else, a tile is zero."""
+def _beyond(statement: Statement, condition: Any, load: Any) -> list[Any]:
+    """Terms of a condition that do not hold everywhere in the tensor."""
     nest = statement.nest
     loops = bounds((*nest.around, *nest.loops))
     inside = [
         nest.placed(index) < extent
         for index, extent in zip(load.indices, load.source.ty.shape, strict=True)
     ]
-    for term in map(nest.placed, ir.terms(condition)):
-        if not any(implies(each, term, loops) for each in inside):
-            raise refuse_stream(
-                statement.where, f"zeros unless {term}", "zeros beyond the tensor alone"
-            )
+    terms = map(nest.placed, ir.terms(condition))
+    return [each for each in terms if not any(implies(known, each, loops) for known in inside)]
+
+
+def _has_rows(statement: Statement, term: Any, roles: Roles, stored: int) -> bool:
+    """Whether a condition leaves out rows that are not stored: what they hold does not matter."""
+    (loop,) = (
+        each.loop_var
+        for each in statement.nest.loops
+        if roles.of_loop(each.loop_var) is Axis.ROW and ir.constant(each.extent) != 1
+    )
+    limit = _limit(term, loop, statement)
+    return limit is not None and limit >= stored

@@ -17,7 +17,6 @@ from crossfuse.lower.hopper.stream.multiply import Multiplier
 from crossfuse.lower.hopper.stream.program import Kind
 from crossfuse.lower.hopper.stream.rows import RowState
 from crossfuse.lower.hopper.stream.store import ResultStore
-from crossfuse.lower.hopper.stream.tiles import Tiles
 from crossfuse.lower.hopper.stream.turns import Turns
 from crossfuse.lower.hopper.stream.values import Lanes, Values
 
@@ -43,26 +42,28 @@ class Consumer:
     def __init__(self, body: StreamBody) -> None:
         plan = body.plan
         self.body, self.plan, self.program = body, plan, plan.program
-        warpgroup = let("multiplying", body.where.warpgroup - 1)
+        warpgroup = self.warpgroup = let("multiplying", body.where.warpgroup - 1)
         self.lanes = Lanes.of(body.where, warpgroup)
         self.elements = Elements(plan)
         self.multiplier = Multiplier(body, warpgroup, self.elements)
         self.rows = RowState(plan.registers.rows)
-        self.done_rows = RowState(plan.registers.rows, "done_")
-        self.tiles = Tiles(plan.order, self.program.stream, body.where.cluster)
-        self.done = {var: Variable(f"done_{var.name}", "int32", 0) for var in self.tiles.places}
+        self.tiles = body.tiles()
         self.queries, self.keys, self.values = (
             Cursor(each) for each in (body.queries, body.keys, body.values)
         )
         self.turns = Turns(plan.consumers, warpgroup)
         self.keep = Variable("keep", "uint32", ir.script.uint32(0))
-        self.store = ResultStore(body, warpgroup, self.lanes, self.multiplier.sums)
 
     def emit(self) -> None:
         """Write all its tiles."""
+        self.done_rows = RowState(self.plan.registers.rows, "done_")
+        self.done = {var: Variable(f"done_{var.name}", "int32", 0) for var in self.tiles.places}
+        self.store = ResultStore(self.body, self.warpgroup, self.lanes, self.multiplier.sums)
         self.multiplier.clear()
         with when(self.tiles.is_left):
             self.turns.begin()
+            self.tiles.take()
+            self._start_rows()
             self._begin()
             more = ir.script.Or(ir.script.Not(self.tiles.is_last_block), self.tiles.is_left)
             with ir.script.While(more):
@@ -89,8 +90,6 @@ class Consumer:
 
     def _begin(self) -> None:
         """The first tile of keys, without sums beside it."""
-        self.tiles.take()
-        self._start_rows()
         self.queries.wait_full()
         self.keys.wait_full()
         self.multiplier.score(self.queries.stage, self.keys.stage)
@@ -118,6 +117,17 @@ class Consumer:
                 self.queries.wait_full()
             with next_:
                 self.tiles.block.set(self.tiles.block.value + 1)
+        self._multiply()
+        with branches(is_new) as (first, next_):
+            with first:
+                self.store.store(self.done_rows, self._done_places())
+                self.keep.set(ir.script.uint32(0))
+            with next_:
+                self._carry()
+                self.keep.set(ir.script.uint32(1))
+
+    def _multiply(self) -> None:
+        """Scores of the tile that it is at, beside the sums of the one before."""
         self.keys.wait_full()
         self.turns.take()
         self.multiplier.hold_sums()
@@ -133,13 +143,6 @@ class Consumer:
         self._pin()
         self._added()
         self.elements.pack(self._at())
-        with branches(is_new) as (first, next_):
-            with first:
-                self.store.store(self.done_rows, self._done_places())
-                self.keep.set(ir.script.uint32(0))
-            with next_:
-                self._carry()
-                self.keep.set(ir.script.uint32(1))
 
     def _leave(self) -> None:
         """Remember what is needed of a tile of rows, and go on to the next one."""
@@ -187,12 +190,16 @@ class Consumer:
                 value = values.of_element(step.value, register)
                 ir.script.buffer_store(sums, value, [register])
 
-    def _end(self) -> None:
-        """Sums of the last tile."""
+    def _add_last(self) -> None:
+        """Multiply weights and values of the last tile of keys."""
         self.values.wait_full()
         self.multiplier.add(self.values.stage, self.keep.value)
         self.multiplier.wait(0)
         self.multiplier.hold_sums()
+
+    def _end(self) -> None:
+        """Sums of the last tile."""
+        self._add_last()
         self.done_rows.copy(self.rows)
         self.store.store(self.done_rows, self.tiles.places)
         self.store.finish()

@@ -22,6 +22,7 @@ from crossfuse.lower.hopper.stream.consumer import Consumer
 from crossfuse.lower.hopper.stream.plan import REGISTERS, StreamPlan
 from crossfuse.lower.hopper.stream.producer import emit_loading
 from crossfuse.lower.hopper.stream.program import StreamProgram
+from crossfuse.lower.hopper.stream.split import SplitConsumer
 
 
 def emit_stream(plan: StreamPlan, name: str) -> Any:
@@ -47,7 +48,8 @@ def emit_stream(plan: StreamPlan, name: str) -> Any:
         }
         ir.script.device_entry()
         with ir.script.attr(ONE_CTA):
-            _emit_body(replace(plan, program=_with_images(plan.program, images)), maps)
+            of_images = replace(plan, program=_with_images(plan.program, images))
+            _emit_body(of_images, maps, images)
     return builder.get()
 
 
@@ -56,7 +58,7 @@ def _with_images(program: StreamProgram, images: dict[Any, Any]) -> StreamProgra
     return program.mapped(lambda value: ir.substitute(value, lambda var: images.get(var, var)))
 
 
-def _emit_body(plan: StreamPlan, maps: dict[str, Any]) -> None:
+def _emit_body(plan: StreamPlan, maps: dict[str, Any], images: dict[Any, Any]) -> None:
     where = declare_coordinates(plan)
     memory = ir.script.alloc_buffer((plan.arena.size,), "uint8", scope="shared.dyn", align=1024)
     ir.IRBuilder.name("memory", memory)
@@ -64,10 +66,16 @@ def _emit_body(plan: StreamPlan, maps: dict[str, Any]) -> None:
     for name, stages in (("queries", plan.slots), ("keys", plan.stages), ("values", plan.stages)):
         rings.append(ring_barriers(plan.arena, memory, f"{name}_barriers", stages, offset))
         offset += 16 * stages
-    body = StreamBody(plan, where, maps, memory, *rings)
+    received = None
+    if plan.inbox is not None:
+        received = memory.ptr_to([plan.arena["barriers"].offset + offset])
+    body = StreamBody(plan, where, maps, memory, *rings, images, received)
     with when(ir.script.And(where.warpgroup == 0, where.thread < WARP)):
         for ring in rings:
             ring.initialise(plan.consumers, where.thread)
+        if plan.inbox is not None:
+            with when(where.thread == 0):
+                mbarrier.initialise(received, 1)
         mbarrier.publish_initialised()
     with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * WARP)):
         fetch_descriptors(plan.tensor_maps, where.lane, maps)
@@ -79,4 +87,4 @@ def _emit_body(plan: StreamPlan, maps: dict[str, Any]) -> None:
             emit_loading(body)
         with multiplying:
             set_registers("inc", more)
-            Consumer(body).emit()
+            (Consumer if plan.inbox is None else SplitConsumer)(body).emit()

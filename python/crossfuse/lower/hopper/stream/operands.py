@@ -28,16 +28,19 @@ class Operand:
         Descriptor of a copy.
     copies : int
         Boxes.
+    height : int
+        Rows of a box in shared memory; TMA may copy fewer.
     """
 
     box: Box
     map: TensorMap
     copies: int
+    height: int
 
     @property
     def pitch(self) -> int:
         """Bytes from one box to the next."""
-        return self.map.box[1] * self.map.swizzle
+        return self.height * self.map.swizzle
 
     @property
     def size(self) -> int:
@@ -58,16 +61,17 @@ def plan_operands(program: StreamProgram) -> Operands:
         If TMA or wgmma cannot take a tensor as it is stored.
     """
     output = program.output
+    width = gcd(_WIDTH, output.columns)
     return (
         _operand("queries", program.queries, program.queries.rows, _WIDTH),
         _operand("keys", program.keys, program.keys.rows, _WIDTH),
         _operand("values", program.values, program.values.rows, _WIDTH),
         # What is stored has been written before: no box reaches beyond the columns.
-        _operand("output", output, WARPGROUP_ROWS, gcd(_WIDTH, output.columns)),
+        _operand("output", output, min(WARPGROUP_ROWS, output.rows), width, WARPGROUP_ROWS),
     )
 
 
-def _operand(name: str, box: Box, rows: int, width: int) -> Operand:
+def _operand(name: str, box: Box, rows: int, width: int, height: int = 0) -> Operand:
     """How a tile is copied: dimensions of the tensor, columns and rows first."""
     item = item_bytes(box.dtype)
     strides, stride = [], item
@@ -93,7 +97,7 @@ def _operand(name: str, box: Box, rows: int, width: int) -> Operand:
         width * item,
         2 * ROW_BYTES,
     )
-    return Operand(box, map_, -(-box.columns // width))
+    return Operand(box, map_, -(-box.columns // width), height or rows)
 
 
 def dimensions(box: Box) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ class TileOrder:
     paired : bool
         Whether a turn is two tiles, the longest left and the shortest left: all turns are as long.
     ctas : int
-        CTAs that run.
+        CTAs that run, or clusters that share keys.
     """
 
     outer: tuple[Place, ...]
@@ -57,7 +57,8 @@ def order_tiles(program: StreamProgram, device: Device) -> TileOrder:
     rows = set(ir.variables(down))
     inner = [each for each in program.places if each.var in rows and each.extent > 1]
     place = inner[-1] if inner else None
-    outer = tuple(each for each in program.places if each is not place)
+    on_grid = [each for each in program.places if not each.in_cluster]
+    outer = tuple(each for each in on_grid if each is not place)
     bounds = {
         each
         for bound in (program.stream.first, program.stream.count)
@@ -67,5 +68,8 @@ def order_tiles(program: StreamProgram, device: Device) -> TileOrder:
     most = device.resident_clusters(1)
     heads = prod(each.extent for each in outer)
     pairs = heads * -(-(place.extent if place else 1) // 2)
-    order = TileOrder(outer, place, uneven, uneven and pairs >= most, most)
+    paired = uneven and pairs >= most and program.split is None
+    order = TileOrder(outer, place, uneven, paired, most)
+    if program.split is not None:
+        most = order.turns  # what CTAs receive has room for one tile of rows
     return TileOrder(outer, place, uneven, order.paired, min(most, order.turns))

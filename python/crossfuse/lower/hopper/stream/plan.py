@@ -9,6 +9,7 @@ from crossfuse.hardware import Device
 from crossfuse.lower.hopper.arena import Arena
 from crossfuse.lower.hopper.operand import MAX_BOX
 from crossfuse.lower.hopper.plan import WARPGROUP
+from crossfuse.lower.hopper.stream.inbox import Inbox, plan_inbox
 from crossfuse.lower.hopper.stream.operands import Operand, Operands, plan_operands
 from crossfuse.lower.hopper.stream.order import TileOrder, order_tiles
 from crossfuse.lower.hopper.stream.program import StreamProgram
@@ -22,8 +23,8 @@ from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 #: others; and how many of the latter scores, weights and sums may take beside addresses. Together
 #: at most 64 Ki a CTA.
 REGISTERS = {1: (0, 0, 176), 2: (24, 240, 184), 3: (32, 160, 132)}
-#: Stages of keys and values that are of use.
-_MOST_STAGES = 4
+#: Stages of keys and values that are of use; where few rows are computed, memory is what counts.
+_MOST_STAGES, _MOST_OF_FEW_ROWS = 4, 12
 #: Bytes of what is written to keep arithmetic in its place, and of a barrier.
 _SCRATCH, _BARRIER = 16, 8
 
@@ -47,8 +48,10 @@ class StreamPlan:
     stages : int
         Stages of keys, and of values.
     arena : Arena
-        Shared memory: ``queries``, ``keys``, ``values``, ``boxes`` of results, ``barriers``,
-        ``scratch``.
+        Shared memory: ``queries``, ``keys``, ``values``, ``boxes`` of results or the ``inbox`` of
+        what a cluster's CTAs hand over, ``barriers``, ``scratch``.
+    inbox : Inbox | None
+        How that is laid out, where CTAs share keys.
     """
 
     program: StreamProgram
@@ -61,12 +64,17 @@ class StreamPlan:
     slots: int
     stages: int
     arena: Arena
+    inbox: Inbox | None = None
     # As a plan of chains has them, for parts that both share.
-    cluster_size: int = 1
     phases: tuple[Any, ...] = ()
     state: tuple[BufferSpec, ...] = ()
     early: bool = False
     is_persistent: bool = False
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return 1 if self.inbox is None else self.inbox.size
 
     @property
     def consumers(self) -> int:
@@ -80,7 +88,7 @@ class StreamPlan:
 
     @property
     def clusters(self) -> int:
-        """CTAs that are launched."""
+        """Clusters that are launched, most often of one CTA."""
         return self.order.ctas
 
     @property
@@ -101,7 +109,8 @@ class StreamPlan:
     @property
     def tensor_maps(self) -> tuple[TensorMap, ...]:
         """Descriptors that the kernel takes."""
-        return tuple(each.map for each in (self.queries, self.keys, self.values, self.output))
+        copied = (self.queries, self.keys, self.values, self.output)
+        return tuple(each.map for each in copied[: 4 if self.inbox is None else 3])
 
 
 def plan_stream(program: StreamProgram, device: Device) -> StreamPlan:
@@ -129,11 +138,12 @@ def plan_stream(program: StreamProgram, device: Device) -> StreamPlan:
     operands = plan_operands(program)
     registers = plan_registers(program)
     _check_registers(program, registers)
-    slots, stages, arena = _divide(program, operands, device)
+    inbox = plan_inbox(program)
+    slots, stages, arena = _divide(program, operands, inbox, device)
     order = order_tiles(program, device)
     queries, keys, values, output = operands
     return StreamPlan(
-        program, queries, keys, values, output, registers, order, slots, stages, arena
+        program, queries, keys, values, output, registers, order, slots, stages, arena, inbox
     )
 
 
@@ -146,6 +156,14 @@ def _check_tile(program: StreamProgram) -> None:
             found=f"a tile of {rows} rows and {keys} keys",
             limit=f"64, 128 or 192 rows, and keys in multiples of 16 up to {MAX_BOX}",
             instead="split rows and keys by other factors",
+        )
+    if program.output.rows < rows > WARPGROUP_ROWS:
+        raise refuse(
+            "stream-tile",
+            f"scores '{program.scores.name}'",
+            found=f"{program.output.rows} of {rows} rows of a tile that are stored",
+            limit=f"all rows, or a tile of {WARPGROUP_ROWS}",
+            instead=f"take {WARPGROUP_ROWS} rows a tile",
         )
     depths = program.queries.columns, program.keys.columns
     widths = program.values.columns, program.output.columns
@@ -176,40 +194,49 @@ def _check_registers(program: StreamProgram, registers: RegisterPlan) -> None:
         )
 
 
-def _divide(program: StreamProgram, operands: Operands, device: Device) -> tuple[int, int, Arena]:
+def _divide(
+    program: StreamProgram, operands: Operands, inbox: Inbox | None, device: Device
+) -> tuple[int, int, Arena]:
     """Slots of queries, stages and places: two slots if they fit, then as many stages as do."""
     wanted = program.stream.stages
-    choices = [wanted] if wanted else range(_MOST_STAGES, 0, -1)
+    most = _MOST_OF_FEW_ROWS if program.output.rows < WARPGROUP_ROWS else _MOST_STAGES
+    choices = [wanted] if wanted else range(most, 0, -1)
     for slots, stages in sorted(
-        ((slots, stages) for slots in (2, 1) for stages in choices),
+        # A CTA that shares keys with others has one tile of queries.
+        ((slots, stages) for slots in ((2, 1) if inbox is None else (1,)) for stages in choices),
         key=lambda each: (each[1] >= 2, each[0], each[1]),
         reverse=True,
     ):
-        arena = _arena(program, operands, slots, stages)
+        arena = _arena(program, operands, inbox, slots, stages)
         if arena.size <= device.max_shared_bytes:
             return slots, stages, arena
     fewest = min(choices)
     raise refuse(
         "shared-memory",
         "kernel",
-        found=f"{_arena(program, operands, 1, fewest).size} bytes for {fewest} stages of keys and "
-        "values",
+        found=f"{_arena(program, operands, inbox, 1, fewest).size} bytes for {fewest} stages of "
+        "keys and values",
         limit=f"{device.max_shared_bytes} bytes on {device.name}",
         instead="use fewer stages or smaller tiles",
     )
 
 
-def _arena(program: StreamProgram, operands: Operands, slots: int, stages: int) -> Arena:
+def _arena(
+    program: StreamProgram, operands: Operands, inbox: Inbox | None, slots: int, stages: int
+) -> Arena:
     queries, keys, values, output = operands
     pattern = 8 * ROW_BYTES
-    boxes = output.size * program.tile[0] // WARPGROUP_ROWS
+    if inbox is None:
+        leaving = ("boxes", output.size * program.tile[0] // WARPGROUP_ROWS)
+    else:
+        leaving = ("inbox", inbox.bytes)
     arena = Arena()
     for name, size in (
         ("queries", slots * queries.size),
         ("keys", stages * keys.size),
         ("values", stages * values.size),
-        ("boxes", boxes),
-        ("barriers", 2 * _BARRIER * (slots + 2 * stages)),
+        leaving,
+        ("barriers", 2 * _BARRIER * (slots + 2 * stages) + _BARRIER * (inbox is not None)),
         ("scratch", _SCRATCH),
     ):
         arena = arena.with_region(name, size, pattern if name not in ("barriers", "scratch") else 8)

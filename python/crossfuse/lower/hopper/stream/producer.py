@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -12,7 +13,6 @@ from crossfuse.lower.hopper.ring import Cursor
 from crossfuse.lower.hopper.statements import run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.operands import Operand, dimensions
-from crossfuse.lower.hopper.stream.tiles import Tiles
 from crossfuse.lower.hopper.tma import load_name
 
 
@@ -28,10 +28,12 @@ def _emit_keys(body: StreamBody) -> None:
     """Queries of each tile, and its keys."""
     plan = body.plan
     queries, keys = Cursor(body.queries), Cursor(body.keys)
-    tiles = Tiles(plan.order, plan.program.stream, body.where.cluster)
+    tiles = body.tiles()
     with ir.script.While(tiles.is_left):
         tiles.take()
-        _load(body, "queries", plan.queries, queries, tiles.values)
+        # Nobody waits for the queries of a part without keys.
+        with nullcontext() if plan.program.split is None else when(tiles.has_block):
+            _load(body, "queries", plan.queries, queries, tiles.values)
         with ir.script.While(tiles.has_block):
             _load(body, "keys", plan.keys, keys, tiles.values)
             tiles.block.set(tiles.block.value + 1)
@@ -41,7 +43,7 @@ def _emit_values(body: StreamBody) -> None:
     """Values of each tile."""
     plan = body.plan
     values = Cursor(body.values)
-    tiles = Tiles(plan.order, plan.program.stream, body.where.cluster)
+    tiles = body.tiles()
     with ir.script.While(tiles.is_left):
         tiles.take()
         with ir.script.While(tiles.has_block):

@@ -71,7 +71,7 @@ class Box:
         Dimension of the rows; columns are the last one.
     rows : int
         Rows of the box. It may reach beyond the tensor: loads find zeros there, and nothing is
-        stored.
+        stored. Of what is stored, those that count: a tile may have more.
     """
 
     buffer: Any
@@ -119,6 +119,31 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class Split:
+    """Keys divided among the CTAs of a cluster: each hands its state over, and merges a slice.
+
+    Attributes
+    ----------
+    place : Place
+        Which CTA it is.
+    slabs : tuple[Step, ...]
+        What each CTA hands over: of rows, and of rows and columns.
+    before : tuple[Step, ...]
+        The merged state as it begins.
+    steps : tuple[Step, ...]
+        How the state of one CTA, in slabs, is merged into it; CTAs come in the order of ranks.
+    columns : int
+        Columns that each CTA merges: those from ``rank * columns`` on.
+    """
+
+    place: Place
+    slabs: tuple[Step, ...]
+    before: tuple[Step, ...]
+    steps: tuple[Step, ...]
+    columns: int
+
+
+@dataclass(frozen=True)
 class StreamProgram:
     """A kernel: for each place, a stream of tiles between two products.
 
@@ -147,9 +172,12 @@ class StreamProgram:
     carries : tuple[Step, ...]
         What is done to the sums before a tile is added, in order.
     after : tuple[Step, ...]
-        What is made of the state of rows behind the stream.
+        What is made of the state of rows behind the stream, or of the merged one.
     result : Any
         Expression of an element of the output.
+    split : Split | None
+        How CTAs of a cluster share the keys; `column` is then that of a CTA's slice in `after` and
+        `result`.
     """
 
     places: tuple[Place, ...]
@@ -170,6 +198,7 @@ class StreamProgram:
     carries: tuple[Step, ...]
     after: tuple[Step, ...]
     result: Any
+    split: Split | None = None
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -195,6 +224,10 @@ class StreamProgram:
         def steps(group: tuple[Step, ...]) -> tuple[Step, ...]:
             return tuple(map(step, group))
 
+        split = self.split
+        if split is not None:
+            groups = {name: steps(getattr(split, name)) for name in ("slabs", "before", "steps")}
+            split = replace(split, **groups)
         return replace(
             self,
             before=steps(self.before),
@@ -203,6 +236,7 @@ class StreamProgram:
             carries=steps(self.carries),
             after=steps(self.after),
             result=change(self.result),
+            split=split,
         )
 
     def with_steps(self, steps: tuple[Step, ...], weights: Step) -> StreamProgram:

@@ -9,11 +9,17 @@ from crossfuse.lower.hopper.recover_contraction import is_zero
 from crossfuse.lower.hopper.recover_places import outer_loops, places_of
 from crossfuse.lower.hopper.stream.bounds import stream_of
 from crossfuse.lower.hopper.stream.boxes import read_load, read_output
+from crossfuse.lower.hopper.stream.merging import End, Handed, is_split, read_merge, split_nests
 from crossfuse.lower.hopper.stream.products import Products, find_products
 from crossfuse.lower.hopper.stream.program import Axis, StreamProgram
-from crossfuse.lower.hopper.stream.statements import Roles, Statement, refuse_stream
+from crossfuse.lower.hopper.stream.statements import (
+    Roles,
+    Statement,
+    only_store,
+    read_statements,
+    refuse_stream,
+)
 from crossfuse.lower.hopper.stream.steps import Names, check_order, read_steps
-from crossfuse.lower.hopper.tile_nest import tile_nest
 from crossfuse.lower.open_blocks import open_blocks
 from crossfuse.lower.tree import analyzer
 from crossfuse.schedule.markers import STREAM
@@ -68,36 +74,54 @@ def recover_streams(func: Any) -> tuple[StreamProgram, ...]:
 
 def _recover_nest(node: Any, parameters: tuple[Any, ...]) -> StreamProgram:
     outer, parts = outer_loops(node)
+    if is_split(parts):
+        return _recover_split(outer, parts, parameters)
     streams = [each for each in parts if isinstance(each, ir.For) and has_stream(each)]
     if len(streams) != 1:
         raise refuse_stream(
             "function", f"{len(streams)} streams in a nest", "one loop over tiles of keys"
         )
-    inside = next(number for number, each in enumerate(parts) if each.same_as(streams[0]))
-    (loop,) = streams
-    places = places_of(outer)
-    if any(each.in_cluster for each in places):
+    if any(each.in_cluster for each in places_of(outer)):
         raise refuse_stream(
-            f"loop '{loop.loop_var.name}'", "a stream in a cluster", "loops over the grid alone"
+            f"loop '{streams[0].loop_var.name}'",
+            "a stream in a cluster",
+            "loops over the grid alone, or two nests over a cluster, of which the second merges",
         )
-    stream, ranged = stream_of(loop, places)
-    around = (*outer, ranged)
-    before = _statements(parts[:inside], outer)
-    within = _statements(
-        list(loop.body.seq) if isinstance(loop.body, ir.SeqStmt) else [loop.body], around
-    )
-    after = _statements(parts[inside + 1 :], outer)
-    reader = _Reader(places, parameters, stream, analyzer(around))
+    reader, before, within, after = _read_stream(outer, parts, streams[0], parameters)
     return reader.program(before, within, after)
 
 
-def _statements(parts: list[Any], around: tuple[Any, ...]) -> tuple[Statement, ...]:
-    statements = tuple(Statement(tile_nest(each, around)) for each in parts)
-    for each in statements:
-        if not isinstance(each.body, ir.BufferStore):
-            raise refuse_stream(each.where, "a body of another kind", "the store of one element")
-        each.nest.check_predicate(each.buffer)
-    return statements
+def _recover_split(
+    outer: tuple[Any, ...], nests: list[Any], parameters: tuple[Any, ...]
+) -> StreamProgram:
+    """Two nests over the CTAs of a cluster: a stream of each one's keys, and the merge."""
+    (loop, parts), (_, merging) = split_nests(nests)
+    around = (*outer, loop)
+    streams = [each for each in parts if isinstance(each, ir.For) and has_stream(each)]
+    if len(streams) != 1 or any(each.in_cluster for each in places_of(outer)):
+        raise refuse_stream(
+            f"loop '{loop.loop_var.name}'",
+            f"{len(streams)} streams in a cluster of {len(places_of(outer))} loops",
+            "one stream, and one loop over the CTAs of a cluster",
+        )
+    reader, before, within, slabs = _read_stream(around, parts, streams[0], parameters)
+    return reader.split_program(before, within, slabs, merging, around)
+
+
+def _read_stream(
+    outer: tuple[Any, ...], parts: list[Any], loop: Any, parameters: tuple[Any, ...]
+) -> tuple[_Reader, tuple[Statement, ...], tuple[Statement, ...], tuple[Statement, ...]]:
+    """What stands before a stream, in it and behind it, and who reads that."""
+    inside = next(number for number, each in enumerate(parts) if each.same_as(loop))
+    places = places_of(outer)
+    stream, ranged = stream_of(loop, places)
+    around = (*outer, ranged)
+    before = read_statements(parts[:inside], outer)
+    within = read_statements(
+        list(loop.body.seq) if isinstance(loop.body, ir.SeqStmt) else [loop.body], around
+    )
+    after = read_statements(parts[inside + 1 :], outer)
+    return _Reader(places, parameters, stream, analyzer(around)), before, within, after
 
 
 class _Reader:
@@ -118,13 +142,51 @@ class _Reader:
         after: tuple[Statement, ...],
     ) -> StreamProgram:
         """The program that statements before, in and behind the stream make."""
+        products, names = self._products(before, within, after)
+        store = only_store(after)
+        end = End(
+            read_output(store, self.roles),
+            read_steps([each for each in after if each is not store], names),
+            names.placed(store, store.body.value),
+        )
+        return self._program(before, within, products, names, end)
+
+    def split_program(
+        self,
+        before: tuple[Statement, ...],
+        within: tuple[Statement, ...],
+        slabs: tuple[Statement, ...],
+        merging: list[Any],
+        around: tuple[Any, ...],
+    ) -> StreamProgram:
+        """The program of a stream whose state is handed over and merged."""
+        products, names = self._products(before, within, slabs)
+        place = self.places[-1]
+        end = read_merge(Handed(self.roles, names, slabs, place), merging, around)
+        return self._program(before, within, products, names, end)
+
+    def _products(
+        self,
+        before: tuple[Statement, ...],
+        within: tuple[Statement, ...],
+        after: tuple[Statement, ...],
+    ) -> tuple[Products, Names]:
         products = find_products(before, within, self.roles)
         self.roles.spread((*before, *within, *after))
-        names = Names(self.roles)
+        return products, Names(self.roles)
+
+    def _program(
+        self,
+        before: tuple[Statement, ...],
+        within: tuple[Statement, ...],
+        products: Products,
+        names: Names,
+        end: End,
+    ) -> StreamProgram:
         sums = products.second.buffer
         loads = {each.buffer: each for each in (*before, *within) if _is_load(each)}
         queries, keys, values = (
-            read_load(loads[buffer], self.roles, axis)
+            read_load(loads[buffer], self.roles, axis, end.output.rows)
             for buffer, axis in (
                 (products.queries, Axis.ROW),
                 (products.keys, Axis.KEY),
@@ -139,7 +201,6 @@ class _Reader:
         started = [each for each in before if not _is_load(each)]
         rows = [each for each in started if not each.buffer.same_as(sums)]
         self._check_sums(products, [each for each in started if each not in rows])
-        store = self._store(after)
         self._check_loads(loads, (queries, keys, values))
         return StreamProgram(
             self.places,
@@ -147,24 +208,17 @@ class _Reader:
             self.stream,
             *(names.row, names.key, names.column),
             *(queries, keys, values),
-            read_output(store, self.roles),
+            end.output,
             products.first.buffer,
             read_steps([weights], names)[0],
             sums,
             read_steps(rows, names),
             read_steps([each for each in steps if each is not weights], names),
             read_steps(carries, names),
-            read_steps([each for each in after if each is not store], names),
-            names.placed(store, store.body.value),
+            end.after,
+            end.result,
+            end.split,
         )
-
-    def _store(self, after: tuple[Statement, ...]) -> Statement:
-        stores = [each for each in after if str(each.buffer.scope()) == "global"]
-        if len(stores) != 1 or stores[0] is not after[-1]:
-            raise refuse_stream(
-                "function", f"{len(stores)} stores behind the stream", "one store, at the end"
-            )
-        return stores[0]
 
     def _check_sums(self, products: Products, started: list[Statement]) -> None:
         zero = len(started) == 1 and is_zero(started[0].body.value)

@@ -9,7 +9,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.recover_contraction import accumulates, factors, same_indices
 from crossfuse.lower.hopper.stream.program import Axis
-from crossfuse.lower.hopper.tile_nest import TileNest
+from crossfuse.lower.hopper.tile_nest import TileNest, tile_nest
 from crossfuse.lower.refusal import refuse
 
 
@@ -129,6 +129,39 @@ class Statement:
         return Access(buffer, tuple(first for first, _ in found), loops)
 
 
+def read_statements(parts: list[Any], around: tuple[Any, ...]) -> tuple[Statement, ...]:
+    """Read nests of one block each, which stores one element.
+
+    Raises
+    ------
+    LoweringRefused
+        If one does more, or leaves elements of its tensor out.
+    """
+    statements = tuple(Statement(tile_nest(each, around)) for each in parts)
+    for each in statements:
+        if not isinstance(each.body, ir.BufferStore):
+            raise refuse_stream(each.where, "a body of another kind", "the store of one element")
+        if str(each.buffer.scope()) != "global":
+            each.nest.check_predicate(each.buffer)
+    return statements
+
+
+def only_store(after: tuple[Statement, ...]) -> Statement:
+    """The store to global memory at the end.
+
+    Raises
+    ------
+    LoweringRefused
+        If there are others.
+    """
+    stores = [each for each in after if str(each.buffer.scope()) == "global"]
+    if len(stores) != 1 or stores[0] is not after[-1]:
+        raise refuse_stream(
+            "function", f"{len(stores)} stores behind the stream", "one store, at the end"
+        )
+    return stores[0]
+
+
 class Roles:
     """Which axis each loop and each dimension of a buffer goes through.
 
@@ -157,6 +190,14 @@ class Roles:
     def of_buffer(self, buffer: Any) -> tuple[Axis, ...]:
         """What a buffer's dimensions go through, those that go through anything."""
         return tuple(each for each in self._buffers.get(buffer, ()) if each is not None)
+
+    def dimensions(self, buffer: Any) -> tuple[Axis | None, ...]:
+        """What each dimension of a buffer goes through."""
+        return self._buffers[buffer]
+
+    def adopt(self, other: Roles, buffers: list[Any]) -> None:
+        """Take over what dimensions of buffers go through; other parts of them are accessed."""
+        self._buffers |= {each: other.dimensions(each) for each in buffers}
 
     def spread(self, statements: tuple[Statement, ...]) -> None:
         """Find the axes of all loops of statements.
@@ -196,8 +237,8 @@ class Roles:
     def _place(self, statement: Statement, access: Access) -> None:
         """All statements access the same part of a buffer."""
         axes = tuple(None if each is None else self._loops[each] for each in access.loops)
-        if access.buffer not in self._buffers:
-            self._buffers[access.buffer], self._origins[access.buffer] = axes, access.origin
+        self._buffers.setdefault(access.buffer, axes)
+        self._origins.setdefault(access.buffer, access.origin)
         origin = self._origins[access.buffer]
         same = all(
             self.known.can_prove_equal(a, b) for a, b in zip(access.origin, origin, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -29,6 +30,12 @@ class Names:
         )
         self._of = {Axis.ROW: self.row, Axis.KEY: self.key, Axis.COLUMN: self.column}
 
+    def of(self, roles: Roles) -> Names:
+        """The same variables, for loops of another nest."""
+        names = copy(self)
+        names.roles = roles
+        return names
+
     def placed(self, statement: Statement, expression: Any) -> Any:
         """An expression of a block in these variables."""
 
@@ -39,23 +46,23 @@ class Names:
         return ir.substitute(statement.nest.placed(expression), value)
 
 
-def read_steps(statements: list[Statement], names: Names) -> tuple[Step, ...]:
-    """Read statements on rows, elements of the tile, and sums.
+def read_steps(statements: list[Statement], names: Names, scope: str = "local") -> tuple[Step, ...]:
+    """Read statements on rows, elements of the tile, and sums; they store to a scope.
 
     Raises
     ------
     LoweringRefused
         If one is no store of an element, or leaves keys out.
     """
-    return tuple(_read(each, names) for each in statements)
+    return tuple(_read(each, names, scope) for each in statements)
 
 
-def _read(statement: Statement, names: Names) -> Step:
+def _read(statement: Statement, names: Names, wanted: str) -> Step:
     roles = names.roles
     loops = {roles.of_loop(each.loop_var) for each in statement.nest.loops}
     stored = set(roles.of_buffer(statement.buffer))
     _check_condition(statement, roles)
-    _check_type(statement)
+    _check_type(statement, wanted)
     value = names.placed(statement, statement.body.value)
     start = statement.nest.block.init
     if start is not None:
@@ -76,13 +83,13 @@ def _read(statement: Statement, names: Names) -> Step:
     return Step(statement.name, kind, statement.buffer, names.placed(statement, term), start)
 
 
-def _check_type(statement: Statement) -> None:
+def _check_type(statement: Statement, wanted: str) -> None:
     scope, dtype = str(statement.buffer.scope()), str(statement.buffer.ty.dtype)
-    if scope != "local" or dtype not in ("float32", "bfloat16", "float16"):
+    if scope != wanted or dtype not in ("float32", "bfloat16", "float16"):
         raise refuse_stream(
             statement.where,
             f"'{statement.buffer.name}' of {dtype} in scope {scope}",
-            "float32 in scope local, or 16 bits for an operand of the second product",
+            f"float32 in scope {wanted}, or 16 bits for an operand of the second product",
         )
 
 

@@ -21,11 +21,16 @@ class Tiles:
     stream : Stream
         What each tile goes through.
     cta : Any
-        Number of this CTA.
+        Number of this CTA, or of its cluster.
+    within : dict
+        Values of places that tell CTAs of a cluster apart.
     """
 
-    def __init__(self, order: TileOrder, stream: Stream, cta: Any) -> None:
+    def __init__(
+        self, order: TileOrder, stream: Stream, cta: Any, within: dict[Any, Any] | None = None
+    ) -> None:
         self.order = order
+        self._within = within or {}
         self.stream = stream
         self._turn = Variable("turn", "int32", cta)
         self._second = Variable("second", "int32", 0) if order.paired else None
@@ -37,7 +42,8 @@ class Tiles:
     @property
     def places(self) -> dict[Any, Any]:
         """Values of the places of the tile that it is at."""
-        return {var: each.value.astype(str(var.ty)) for var, each in self._places.items()}
+        own = {var: each.value.astype(str(var.ty)) for var, each in self._places.items()}
+        return own | self._within
 
     @property
     def values(self) -> dict[Any, Any]:
