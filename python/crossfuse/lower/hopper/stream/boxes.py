@@ -20,7 +20,7 @@ def read_load(statement: Statement, roles: Roles, axis: Axis) -> Box:
     LoweringRefused
         If it is no copy of whole rows of a tensor.
     """
-    load = _source(statement)
+    load = copied(statement)
     found = statement.nest.along
     places = [found(load.source, each) for each in load.indices]
     loops = tuple(None if loop is None else loop.loop_var for _, loop in places)
@@ -56,8 +56,8 @@ def _box(statement: Statement, access: Access, roles: Roles, axis: Axis) -> Box:
     return Box(access.buffer, access.origin, down[0], extents[outer[down[0]]])
 
 
-def _source(statement: Statement) -> Any:
-    """The load of a copy; one that is zero beyond its tensor, too."""
+def copied(statement: Statement) -> Any:
+    """What a copy loads; one that is zero beyond its tensor, too."""
     value = statement.body.value
     if not isinstance(value, ir.TensorLoad):
         condition, chosen, other = branches_of(value)

@@ -150,6 +150,10 @@ class Roles:
         """Say what a loop goes through."""
         self._loops[variable] = axis
 
+    def place(self, buffer: Any, axes: tuple[Axis | None, ...], origin: tuple[Any, ...]) -> None:
+        """Say what the dimensions of a buffer go through, and where its tile begins."""
+        self._buffers[buffer], self._origins[buffer] = axes, origin
+
     def of_loop(self, variable: Any) -> Axis | None:
         """What a loop goes through."""
         return self._loops.get(variable)
@@ -197,7 +201,7 @@ class Roles:
         """All statements access the same part of a buffer."""
         axes = tuple(None if each is None else self._loops[each] for each in access.loops)
         if access.buffer not in self._buffers:
-            self._buffers[access.buffer], self._origins[access.buffer] = axes, access.origin
+            self.place(access.buffer, axes, access.origin)
         origin = self._origins[access.buffer]
         same = all(
             self.known.can_prove_equal(a, b) for a, b in zip(access.origin, origin, strict=True)
