@@ -13,7 +13,7 @@ from crossfuse.lower.hopper.kernel import emit_kernel
 from crossfuse.lower.hopper.pipeline import kernel_pipeline
 from crossfuse.lower.hopper.plan import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.recover import identifier, recover, workspaces
-from crossfuse.lower.hopper.reduced import is_reduced, recover_reduced
+from crossfuse.lower.hopper.reduced.recover import is_reduced, recover_reduced
 from crossfuse.lower.hopper.stream import emit_stream, is_stream, plan_stream, recover_streams
 from crossfuse.lower.hopper.stream.plan import StreamPlan
 from crossfuse.lower.hopper.timeline import events, timeline_buffer

@@ -3,7 +3,3 @@
 `recover` reads the program off a function whose stream has one tile, which a pipelined loop
 multiplies; the kernel is that of a product, with `RowEpilogue` behind it.
 """
-
-from crossfuse.lower.hopper.reduced.recover import is_reduced, recover_reduced
-
-__all__ = ["is_reduced", "recover_reduced"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -87,22 +88,15 @@ class RowEpilogue:
         """Four neighbours of a row are stored by the four threads that have the row."""
         for first in range(0, output.box.columns, QUAD):
             for half in range(2):
-                values = Values(
-                    self.program,
-                    self.lanes,
-                    places,
-                    self.rows.register,
-                    lambda buffer, _, half=half, group=first // QUAD: self._ranked(
-                        buffer, half, group
-                    ),
-                )
+                ranked = partial(self._ranked, half, first // QUAD)
+                values = Values(self.program, self.lanes, places, self.rows.register, ranked)
                 column = self.quarter + first
                 with when(ir.conjunction(self._conditions(output, places, half, first))):
                     value = values.of_column(output.value, half, column)
                     where = self._place(output, places, half, column)
                     ir.script.buffer_store(output.box.buffer, value, where)
 
-    def _ranked(self, buffer: Any, half: int, group: int) -> Any:
+    def _ranked(self, half: int, group: int, buffer: Any, _register: int) -> Any:
         """The register of the rank that this thread has of four."""
         for each in self.best.values():
             found = each.register(buffer, half, group)

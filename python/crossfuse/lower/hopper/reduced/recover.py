@@ -163,6 +163,7 @@ class _Reader:
         self.scores = contraction.products[0].accumulator
         self.origin = contraction.result(self.scores).origin
         self.roles.place(self.scores, (Axis.ROW, Axis.KEY), self.origin)
+        self.lists: set[Any] = set()
 
     def read(self, before: list[_Part], steps: list[_Part], after: list[_Part]) -> RowReductions:
         """The reductions that parts before, in and behind the stream make."""
@@ -196,8 +197,10 @@ class _Reader:
         if loop is not None:
             self.roles.name(loop.loop_var, Axis.ROW)
         zero = ir.tirx.IntImm("int32", 0)
+        rank = Axis.COLUMN if insertion.count > 1 else None
         for buffer in (insertion.values, insertion.places):
-            self.roles.place(buffer, (Axis.ROW, Axis.COLUMN), (first, zero))
+            self.roles.place(buffer, (Axis.ROW, rank), (first, zero))
+            self.lists.add(buffer)
 
     def _check_beginnings(self, *groups: list[_Part]) -> None:
         """Every list is empty before the stream, and filled by one block of it."""
@@ -219,6 +222,13 @@ class _Reader:
         if isinstance(part, Insertion):
             return self._best(part)
         (step,) = read_steps([part], self.names)
+        lists = [each.buffer for each in part.loads if each.buffer in self.lists]
+        if lists:
+            raise refuse_stream(
+                part.where,
+                f"a value of rows made of '{lists[0].name}'",
+                "lists that outputs alone read, each rank for its own column",
+            )
         if step.kind not in _KINDS:
             raise refuse_stream(
                 part.where,
@@ -246,6 +256,12 @@ class _Reader:
         )
 
     def _output(self, statement: Any) -> Output:
+        if any(each.buffer.same_as(self.scores) for each in statement.loads):
+            raise refuse_stream(
+                statement.where,
+                f"an output of '{self.scores.name}', element by element",
+                "outputs of values of rows and of sorted lists",
+            )
         return Output(
             read_output(statement, self.roles), self.names.placed(statement, statement.body.value)
         )

@@ -93,7 +93,8 @@ class _Row:
             ahead = let("ahead", element >= self.best.value)
             place = ir.tirx.IntImm("int32", self.columns[number])
             self.place.set(ir.script.Select(ahead, place, self.place.value))
-            self.best.set(ir.script.Select(ahead, element, self.best.value))
+            # No maximum waits for a comparison, and none takes what is no number.
+            self.best.set(ir.script.max(element, self.best.value))
         self.place.set(self.place.value + self.column)
         for distance in (1, 2):
             best = let("other", shuffled(self.best.value, distance))

@@ -46,7 +46,7 @@ def _box(statement: Statement, access: Access, roles: Roles, axis: Axis) -> Box:
     down = [number for number, each in enumerate(outer) if each is not None]
     extents = {each.loop_var: int(each.extent) for each in statement.nest.loops}
     shape = [int(each) for each in access.buffer.ty.shape]
-    whole = last is not None and extents[last] == shape[-1]
+    whole = shape[-1] == (1 if last is None else extents[last])
     if len(down) != 1 or roles.of_loop(outer[down[0]]) is not axis or not whole:
         raise refuse_stream(
             f"{statement.where}, buffer '{access.buffer.name}'",
