@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 
 from crossfuse.cascade.rewrite.tiled.refusal import refused
 
-#: CTAs of a cluster, rows of one product of a warpgroup.
+#: CTAs of a cluster; rows and columns of one product of a warpgroup.
 MAX_CLUSTER = 16
-WARPGROUP_ROWS = 64
+WARPGROUP_ROWS, MAX_COLUMNS = 64, 256
+#: What a pipelined product sums in a step: a row of a swizzled box of 16 bits an element.
+DEPTH = 64
 
 
 @dataclass(frozen=True)
@@ -68,13 +70,17 @@ class CascadeTiles:
         if not 1 <= self.cluster <= min(MAX_CLUSTER, length):
             limit = f"1 to {MAX_CLUSTER} CTAs, each with elements of {length}"
             raise refused("tiles, cluster", self.cluster, limit, "pass a smaller cluster")
-        groups = self.warpgroups or (2 if rows > WARPGROUP_ROWS else 1)
+        # Without a second product a tile takes in whole rows, where one wgmma makes them.
+        whole = bool(depth) and not columns and length <= MAX_COLUMNS
+        groups = self.warpgroups or (2 if rows > WARPGROUP_ROWS and not whole else 1)
         wide = 256 if columns > 512 else columns
+        most = 64 if max(depth, wide) > 256 else 128
+        deep = DEPTH if whole or depth > 640 else depth
         return replace(
             self,
             rows=self.rows or groups * WARPGROUP_ROWS,
-            elements=self.elements or (64 if max(depth, wide) > 256 else 128),
+            elements=self.elements or (-(-length // 8) * 8 if whole else most),
             columns=self.columns or wide,
-            depth=self.depth or (depth if depth <= 640 else 64),
+            depth=self.depth or min(depth, deep),
             warpgroups=groups,
         )

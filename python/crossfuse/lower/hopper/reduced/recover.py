@@ -239,9 +239,8 @@ class _Reader:
 
     def _best(self, part: Insertion) -> Best:
         statement = part.coming
-        place = self.names.placed(statement, part.place)
-        known = ir.sym.Analyzer()
-        if not known.can_prove_equal(place, self.names.key):
+        place = ir.sym.Analyzer().simplify(self.names.placed(statement, part.place))
+        if not place.same_as(self.names.key):
             raise refuse_stream(
                 part.nest.where, f"elements from place {place}", "the element's column of the tile"
             )
