@@ -28,6 +28,7 @@ from crossfuse.lower.hopper.load import sharing_rank
 from crossfuse.lower.hopper.pairing import Pairing
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.plan import WARPGROUP
+from crossfuse.lower.hopper.reduced.epilogue import RowEpilogue
 from crossfuse.lower.hopper.ring import Cursor, Release
 from crossfuse.lower.hopper.statements import registers, run, when
 from crossfuse.lower.hopper.sums import Sum
@@ -184,6 +185,7 @@ class _Store:
     ) -> None:
         phase = body.plan.phases[number]
         self.giver = self.keeper = None
+        self.epilogue: Epilogue | RowEpilogue
         self.writer = None if phase.raises is None else FlagWriter(body.placed(phase.raises))
         self.pairing = self._pairing(body, number, warpgroup, warmup)
         self.reduction = self.pairing or self._reduction(body, number, warpgroup, warmup)
@@ -201,6 +203,12 @@ class _Store:
         if phase.program.keeps:
             self.keeper = Keeper(phase, body.where, warpgroup, accumulators, kept, warmup)
             return
+        note = partial(body.timeline.stamp, phase=number)
+        if phase.program.reduced is not None:
+            self.epilogue = RowEpilogue(
+                phase.program.reduced, body.where, warpgroup, accumulators, warmup
+            )
+            return
         leave_by = Accumulation if phase.program.store.adds else Epilogue
         self.epilogue = leave_by(
             phase,
@@ -210,7 +218,7 @@ class _Store:
             boxes,
             body.maps,
             warmup,
-            partial(body.timeline.stamp, phase=number),
+            note,
         )
 
     def ahead(self, places: dict[Any, Any]) -> None:

@@ -13,6 +13,7 @@ from crossfuse.lower.hopper.kernel import emit_kernel
 from crossfuse.lower.hopper.pipeline import kernel_pipeline
 from crossfuse.lower.hopper.plan import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.recover import identifier, recover, workspaces
+from crossfuse.lower.hopper.reduced.recover import is_reduced, recover_reduced
 from crossfuse.lower.hopper.stream import emit_stream, is_stream, plan_stream, recover_streams
 from crossfuse.lower.hopper.stream.plan import StreamPlan
 from crossfuse.lower.hopper.timeline import events, timeline_buffer
@@ -54,9 +55,11 @@ def generate(
     LoweringRefused
         If tensor cores or TMA cannot take the tiles.
     """
-    if is_stream(func):
+    reduced = is_reduced(func)
+    if is_stream(func) and not reduced:
         return (*_generate_streams(func, buffers, device, name, timeline), ())
-    plans = [plan_kernel(each, device, number) for number, each in enumerate(recover(func))]
+    programs = recover_reduced(func) if reduced else recover(func)
+    plans = [plan_kernel(each, device, number) for number, each in enumerate(programs)]
     if timeline:
         plans = [replace(each, timed=True) for each in plans]
         buffers = (*buffers, *map(timeline_buffer, plans))

@@ -9,6 +9,7 @@ from crossfuse.lower.hopper.gathered import check_depth, check_gather
 from crossfuse.lower.hopper.instruction import OPERAND_TYPES
 from crossfuse.lower.hopper.kept import check_kept, check_room, kept_registers
 from crossfuse.lower.hopper.operand import Operand, make_operand
+from crossfuse.lower.hopper.reduced.room import check_reduced
 from crossfuse.lower.hopper.store_plan import StorePlan, plan_store
 from crossfuse.lower.hopper.tile_program import Product, TileProgram
 from crossfuse.lower.hopper.warpgroups import Warpgroups, share_rows
@@ -165,6 +166,8 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
         for each in product.both:
             _check_types(contraction.left.dtype, each)
     warpgroups = share_rows(program)
+    if program.reduced is not None:
+        check_reduced(program.reduced, warpgroups)
     if program.exchange is not None:
         _check_slices(program)
     if program.gives is not None:

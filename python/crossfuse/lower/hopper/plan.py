@@ -129,7 +129,8 @@ class KernelPlan:
         """
         programs: list[TileProgram | SumProgram] = [each.program for each in self.phases]
         programs += [] if self.summed is None else [self.summed]
-        return self.early and any(map(further_of, programs))
+        reduced = any(each.program.reduced is not None for each in self.phases)
+        return self.early and (reduced or any(map(further_of, programs)))
 
     @property
     def leaves_early(self) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.tile import Gather, GatheredTile, KeptTile, Place, Store, Tile
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.reduced.program import RowReductions
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,8 @@ class TileProgram:
         Whether what it stores is loaded by a later phase of the same kernel, see `grid_stage`.
     summed : SumProgram | None
         What adds the partial tiles that it stores.
+    reduced : RowReductions | None
+        What is made of the rows of its sums, and stored in their place.
     """
 
     places: tuple[Place, ...]
@@ -167,6 +172,7 @@ class TileProgram:
     follows: bool = False
     staged: bool = False
     summed: SumProgram | None = None
+    reduced: RowReductions | None = None
 
     def with_parameters(self, images: Mapping[Any, Any]) -> TileProgram:
         """Return the program on other buffers than the function's parameters."""
@@ -177,6 +183,7 @@ class TileProgram:
             contraction=replace(loop, left=loop.left.with_parameters(images), products=products),
             store=self.store.with_parameters(images),
             summed=None if self.summed is None else self.summed.with_parameters(images),
+            reduced=None if self.reduced is None else self.reduced.with_parameters(images),
             parameters=tuple(images[each] for each in self.parameters),
         )
 

@@ -41,6 +41,10 @@ class Warmup:
         """Conditions of statements that only count."""
         return [] if self.turn is None else [hidden(self.turn) > 0]
 
+    def turns(self, count: int) -> Any:
+        """How often a loop runs that counts to `count`: once in the warm-up."""
+        return count if self.turn is None else hidden(self.turn) * (count - 1) + 1
+
     def skipped(self) -> Any:
         """A context for statements that the warm-up leaves out."""
         return when(self.conditions()[0]) if self.turn is not None else nullcontext()

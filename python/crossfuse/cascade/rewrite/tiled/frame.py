@@ -172,7 +172,7 @@ def frame_of(site: Site, derivation: Derivation, tiles: CascadeTiles) -> TileFra
     widest = max((int(site.extents[each]) for each in column_variables(site)), default=0)
     depth = max((each.extents[0] for each in made), default=0)
     length = int(site.extents[site.axis])
-    sizes = tiles.complete(rows.extent, widest, depth)
+    sizes = tiles.complete(rows.extent, length, widest, depth)
     index = site.cascade.index or sympy.Symbol("position", integer=True, nonnegative=True)
     dtypes = {each.dtype for each in site.stages.values()}
     dtype = "float64" if "float64" in dtypes else "float32"

@@ -64,7 +64,8 @@ class Results:
         expression = self._unguarded(expression)
         ranked = self._ranked(expression)
         if ranked:
-            self._rank(ranked, output.columns[-1])
+            # Of one element there is no loop over ranks.
+            self._rank(ranked, output.columns[-1] if output.columns else whole(0))
         left = expression if along or ranked else self._scaled(expression, f"out{number}_scale")
         name = f"{output.name}_store"
         with self.ground.block(name, over, stores=self._first(output)) as at:

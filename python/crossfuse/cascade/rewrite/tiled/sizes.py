@@ -6,13 +6,15 @@ from dataclasses import dataclass, replace
 
 from crossfuse.cascade.rewrite.tiled.refusal import refused
 
-#: CTAs of a cluster, rows of one product of a warpgroup.
+#: CTAs of a cluster; rows and columns of one product of a warpgroup.
 MAX_CLUSTER = 16
 WARPGROUP_ROWS = 64
 #: Columns that one warpgroup sums at most, for its rows.
 WIDE = 256
 #: What a left operand may have in a row so that it stays in shared memory.
 RESIDENT = 640
+#: What a pipelined product sums in a step: a row of a swizzled box of 16 bits an element.
+DEPTH = 64
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,15 @@ class CascadeTiles:
     warpgroups: int = 0
     cluster: int = 1
 
-    def complete(self, rows: int, columns: int, depth: int) -> CascadeTiles:
+    def complete(self, rows: int, length: int, columns: int, depth: int) -> CascadeTiles:
         """Fill in what the caller left open.
 
         Parameters
         ----------
         rows : int
             Rows that share what the columns are made of.
+        length : int
+            Elements of the axis.
         columns : int
             Columns of the widest result; 0 without one.
         depth : int
@@ -70,14 +74,17 @@ class CascadeTiles:
         if not 1 <= self.cluster <= MAX_CLUSTER:
             limit = f"1 to {MAX_CLUSTER} CTAs"
             raise refused("tiles, cluster", self.cluster, limit, "pass a smaller cluster")
-        groups = self.warpgroups or (2 if rows > WARPGROUP_ROWS and columns <= WIDE else 1)
+        # Without a second product a tile takes in whole rows, where one wgmma makes them.
+        whole = bool(depth) and not columns and length <= WIDE
+        many = rows > WARPGROUP_ROWS and columns <= WIDE and not whole
+        groups = self.warpgroups or (2 if many else 1)
         wide = WIDE if columns > 2 * WIDE else columns
-        deep = self.depth or (depth if depth <= RESIDENT else 64)
-        few = depth == 0 or max(deep, wide) > WIDE
+        deep = self.depth or min(depth, DEPTH if whole or depth > RESIDENT else depth)
+        most = 64 if depth == 0 or max(deep, wide) > WIDE else 128
         return replace(
             self,
             rows=self.rows or groups * WARPGROUP_ROWS,
-            elements=self.elements or (64 if few else 128),
+            elements=self.elements or (-(-length // 8) * 8 if whole else most),
             columns=self.columns or wide,
             depth=deep,
             warpgroups=groups,

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.stream.program import StreamProgram
+from crossfuse.lower.hopper.stream.program import Framed
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Affine:
     key: int
 
 
-def affine(value: Any, program: StreamProgram) -> Affine | None:
+def affine(value: Any, program: Framed) -> Affine | None:
     """Read an integer expression; None if it does not grow evenly."""
     if not str(value.ty).startswith("int"):
         return None
@@ -44,7 +44,7 @@ def _one_on(var: Any, other: Any) -> Any:
     return other + 1 if other.same_as(var) else other
 
 
-def inequality(condition: Any, program: StreamProgram) -> Affine | None:
+def inequality(condition: Any, program: Framed) -> Affine | None:
     """An expression that is at least zero where a condition holds; None if there is no such."""
     pairs = {
         ir.tirx.LT: lambda a, b: b - a - 1,
@@ -58,16 +58,10 @@ def inequality(condition: Any, program: StreamProgram) -> Affine | None:
     return affine(ranges(program).simplify(difference(condition.a, condition.b)), program)
 
 
-def ranges(program: StreamProgram) -> Any:
+def ranges(program: Framed) -> Any:
     """An analyzer that knows the ranges of places, of the stream, and within a tile."""
     known = ir.sym.Analyzer()
-    rows, keys = program.tile
-    first, end = program.stream.bounds
-    within = [(each.var, 0, each.extent) for each in program.places]
-    within += [(program.stream.var, first, end - first)]
-    within += [(program.row, 0, rows), (program.key, 0, keys)]
-    within += [(program.column, 0, program.output.columns)]
-    for var, start, extent in within:
+    for var, start, extent in program.domains:
         kind = str(var.ty)
         both = (ir.tirx.IntImm(kind, each) for each in (start, extent))
         known.bind(var, ir.tvm.ir.Range.from_min_extent(*both))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,9 @@ def read_load(statement: Statement, roles: Roles, axis: Axis, stored: int) -> Bo
     LoweringRefused
         If it is no copy of whole rows of a tensor.
     """
-    load = _source(statement, roles, axis, stored)
+    load = copied(
+        statement, lambda each: axis is Axis.ROW and _has_rows(statement, each, roles, stored)
+    )
     found = statement.nest.along
     places = [found(load.source, each) for each in load.indices]
     loops = tuple(None if loop is None else loop.loop_var for _, loop in places)
@@ -63,7 +66,7 @@ def _box(statement: Statement, access: Access, roles: Roles, axis: Axis, columns
     down = [number for number, each in enumerate(outer) if each is not None]
     extents = {each.loop_var: int(each.extent) for each in statement.nest.loops}
     shape = [int(each) for each in access.buffer.ty.shape]
-    whole = last is not None and extents[last] == (columns or shape[-1])
+    whole = (1 if last is None else extents[last]) == (columns or shape[-1])
     if len(down) != 1 or roles.of_loop(outer[down[0]]) is not axis or not whole:
         raise refuse_stream(
             f"{statement.where}, buffer '{access.buffer.name}'",
@@ -73,15 +76,14 @@ def _box(statement: Statement, access: Access, roles: Roles, axis: Axis, columns
     return Box(access.buffer, access.origin, down[0], extents[outer[down[0]]])
 
 
-def _source(statement: Statement, roles: Roles, axis: Axis, stored: int) -> Any:
-    """The load of a copy; one that is zero beyond its tensor, too."""
+def copied(statement: Statement, harmless: Callable[[Any], bool] = lambda _: False) -> Any:
+    """What a copy loads; one that is zero beyond its tensor, or by harmless conditions, too."""
     value = statement.body.value
     if not isinstance(value, ir.TensorLoad):
         condition, chosen, other = branches_of(value)
         if isinstance(chosen, ir.TensorLoad) and is_zero(_plain(other)):
-            rest = _beyond(statement, condition, chosen)
-            if axis is Axis.ROW:
-                rest = [each for each in rest if not _has_rows(statement, each, roles, stored)]
+            beyond = _beyond(statement, condition, chosen)
+            rest = [each for each in beyond if not harmless(each)]
             if rest:
                 raise refuse_stream(
                     statement.where, f"zeros unless {rest[0]}", "zeros beyond the tensor alone"

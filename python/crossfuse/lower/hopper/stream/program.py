@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from crossfuse.lower.hopper.tile import Place
 
@@ -27,6 +27,7 @@ class Kind(Enum):
     MASK = "elements of the scores where a condition does not hold"
     TOP = "the maximum over keys"
     SUM = "the sum over keys"
+    BEST = "the largest elements over keys"
     CARRY = "an element of the second product's sums"
 
 
@@ -118,6 +119,34 @@ class Stream:
     bounds: tuple[int, int]
 
 
+#: A variable with its first value and its number of values.
+Domain = tuple[Any, int, int]
+
+
+class Framed(Protocol):
+    """What expressions of a tile are written in."""
+
+    @property
+    def row(self) -> Any:
+        """The row in the tile."""
+
+    @property
+    def key(self) -> Any:
+        """The key in the tile."""
+
+    @property
+    def column(self) -> Any:
+        """The column of the output."""
+
+    @property
+    def elements(self) -> tuple[Any, ...]:
+        """Buffers that have a register for each element, rather than for each row."""
+
+    @property
+    def domains(self) -> tuple[Domain, ...]:
+        """What variables go through: those of places and of the stream, row, key and column."""
+
+
 @dataclass(frozen=True)
 class Split:
     """Keys divided among the CTAs of a cluster: each hands its state over, and merges a slice.
@@ -199,6 +228,24 @@ class StreamProgram:
     after: tuple[Step, ...]
     result: Any
     split: Split | None = None
+
+    @property
+    def elements(self) -> tuple[Any, ...]:
+        """Buffers of elements: those of both products."""
+        return self.sums, self.scores
+
+    @property
+    def domains(self) -> tuple[Domain, ...]:
+        """What all variables go through."""
+        rows, keys = self.tile
+        first, end = self.stream.bounds
+        return (
+            *((each.var, 0, each.extent) for each in self.places),
+            (self.stream.var, first, end - first),
+            (self.row, 0, rows),
+            (self.key, 0, keys),
+            (self.column, 0, self.output.columns),
+        )
 
     @property
     def tile(self) -> tuple[int, int]:

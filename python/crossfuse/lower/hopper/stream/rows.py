@@ -87,6 +87,10 @@ def quad(value: Any, *, is_top: bool) -> Any:
     """Combine the values of the four threads that share a row."""
     found = Variable("found", "float32", value)
     for distance in (1, 2):
-        other = ir.script.cuda._shfl_xor_sync(ir.script.uint32(_WARP), found.value, distance, 32)
-        found.set(_combine(is_top, found.value, other))
+        found.set(_combine(is_top, found.value, shuffled(found.value, distance)))
     return found.value
+
+
+def shuffled(value: Any, distance: int) -> Any:
+    """The value of the thread whose lane differs by a power of two."""
+    return ir.script.cuda._shfl_xor_sync(ir.script.uint32(_WARP), value, distance, 32)

@@ -183,6 +183,10 @@ class Roles:
         """Say what a loop goes through."""
         self._loops[variable] = axis
 
+    def place(self, buffer: Any, axes: tuple[Axis | None, ...], origin: tuple[Any, ...]) -> None:
+        """Say what the dimensions of a buffer go through, and where its tile begins."""
+        self._buffers[buffer], self._origins[buffer] = axes, origin
+
     def of_loop(self, variable: Any) -> Axis | None:
         """What a loop goes through."""
         return self._loops.get(variable)
@@ -237,8 +241,8 @@ class Roles:
     def _place(self, statement: Statement, access: Access) -> None:
         """All statements access the same part of a buffer."""
         axes = tuple(None if each is None else self._loops[each] for each in access.loops)
-        self._buffers.setdefault(access.buffer, axes)
-        self._origins.setdefault(access.buffer, access.origin)
+        if access.buffer not in self._buffers:
+            self.place(access.buffer, axes, access.origin)
         origin = self._origins[access.buffer]
         same = all(
             self.known.can_prove_equal(a, b) for a, b in zip(access.origin, origin, strict=True)

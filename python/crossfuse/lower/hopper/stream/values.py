@@ -11,7 +11,7 @@ from crossfuse.lower.hopper.coordinates import Coordinates
 from crossfuse.lower.hopper.phase import WARP_ROWS
 from crossfuse.lower.hopper.statements import let
 from crossfuse.lower.hopper.stream.affine import affine, ranges
-from crossfuse.lower.hopper.stream.program import StreamProgram
+from crossfuse.lower.hopper.stream.program import Framed
 from crossfuse.lower.hopper.stream.settle import reads
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
@@ -65,7 +65,7 @@ class Values:
 
     Attributes
     ----------
-    program : StreamProgram
+    program : Framed
         What they are of.
     lanes : Lanes
         Where its registers are.
@@ -77,7 +77,7 @@ class Values:
         The same of buffers of elements, by register.
     """
 
-    program: StreamProgram
+    program: Framed
     lanes: Lanes
     places: dict[Any, Any]
     rows: Callable[[Any, int], Any]
@@ -102,6 +102,11 @@ class Values:
     def of_row(self, value: Any, half: int) -> Any:
         """An expression of a row."""
         return self._translate(value, half, 2 * half, {self.program.row: self.lanes.rows[half]})
+
+    def of_column(self, value: Any, half: int, column: Any) -> Any:
+        """An expression of a row and a column of the output."""
+        known = {self.program.row: self.lanes.rows[half], self.program.column: column}
+        return self._translate(value, half, 2 * half, known)
 
     def of_element(self, value: Any, register: int) -> Any:
         """An expression of an element."""
@@ -164,7 +169,7 @@ class Values:
         return bound.min_value > -_EXACT and bound.max_value < _EXACT
 
 
-def _replace_row_parts(value: Any, program: StreamProgram, name: Callable[[Any], Any]) -> Any:
+def _replace_row_parts(value: Any, program: Framed, name: Callable[[Any], Any]) -> Any:
     """Replace the largest calls, choices and quotients that are the same in a whole row."""
 
     def is_of_row(node: Any) -> bool:
@@ -173,7 +178,7 @@ def _replace_row_parts(value: Any, program: StreamProgram, name: Callable[[Any],
             for each in ir.variables(node)
             for var in (program.key, program.column)
         )
-        return not moving and not any(reads(node, each) for each in (program.sums, program.scores))
+        return not moving and not any(reads(node, each) for each in program.elements)
 
     def visit(node: Any, mutator: Any) -> Any:
         return name(node) if is_of_row(node) else mutator.default_mutate(node)

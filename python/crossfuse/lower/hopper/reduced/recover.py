@@ -1,0 +1,270 @@
+"""Reads products whose rows are reduced off a scheduled function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.recover_contraction import check_reduction, read_contraction
+from crossfuse.lower.hopper.recover_places import Loops, has_stages, outer_loops, places_of
+from crossfuse.lower.hopper.reduced.insertion import (
+    Beginning,
+    Insertion,
+    read_beginning,
+    read_insertion,
+)
+from crossfuse.lower.hopper.reduced.program import Best, Output, RowReductions
+from crossfuse.lower.hopper.stream.boxes import copied, read_output
+from crossfuse.lower.hopper.stream.program import Axis, Kind, Step
+from crossfuse.lower.hopper.stream.recover import has_stream
+from crossfuse.lower.hopper.stream.statements import Roles, Statement, refuse_stream
+from crossfuse.lower.hopper.stream.steps import Names, read_steps
+from crossfuse.lower.hopper.tile import Place, Store, Tile
+from crossfuse.lower.hopper.tile_nest import tile_nest
+from crossfuse.lower.hopper.tile_program import Contraction, TileProgram
+from crossfuse.lower.open_blocks import open_blocks
+from crossfuse.lower.tree import analyzer
+
+_Part = Statement | Insertion | Beginning
+_KINDS = (Kind.ROW, Kind.TOP, Kind.SUM)
+
+
+def is_reduced(func: Any) -> bool:
+    """Whether a stream's tiles are products of pipelined loops."""
+    found: list[Any] = []
+
+    def visit(loop: Any) -> None:
+        if has_stream(loop):
+            ir.walk(loop.body, (ir.For, lambda each: found.append(each) if has_stages(each) else 0))
+
+    ir.walk(func.body, (ir.For, visit))
+    return bool(found)
+
+
+def recover_reduced(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
+    """Read the programs of a scheduled function.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        Nests one after another, each of loops over places. Inside them: first values of rows, a
+        stream of one tile, values of rows, and stores. The stream's body: a pipelined loop that
+        multiplies the tile, then maxima and sums over its columns, values of rows, and insertions
+        of its elements into sorted lists.
+
+    Returns
+    -------
+    tuple[tuple[TileProgram, ...], ...]
+        One for each nest, each a kernel.
+
+    Raises
+    ------
+    LoweringRefused
+        Naming the block or loop that has another form.
+    """
+    body = open_blocks(func).body.block.body
+    nests = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+    return tuple((_recover_nest(each, tuple(func.params)),) for each in nests)
+
+
+def _recover_nest(node: Any, parameters: tuple[Any, ...]) -> TileProgram:
+    outer, parts = outer_loops(node)
+    streams = [each for each in parts if isinstance(each, ir.For) and has_stream(each)]
+    if len(streams) != 1:
+        raise refuse_stream(
+            "function", f"{len(streams)} streams in a nest", "one loop over tiles of keys"
+        )
+    (stream,) = streams
+    places = places_of(outer)
+    if any(each.in_cluster for each in places):
+        raise refuse_stream(
+            f"loop '{stream.loop_var.name}'", "a stream in a cluster", "loops over the grid alone"
+        )
+    number = next(at for at, each in enumerate(parts) if each.same_as(stream))
+    loop, *steps = _only_tile(stream)
+    if not isinstance(loop, ir.For) or not has_stages(loop):
+        raise refuse_stream(
+            f"loop '{stream.loop_var.name}'",
+            "another statement before the product",
+            "a pipelined loop that multiplies the tile, then what is made of it",
+        )
+    contraction = read_contraction(_plain_copies(loop, outer), outer)
+    check_reduction(contraction, None)
+    reader = _Reader(places, contraction, outer)
+    groups = (parts[:number], steps, parts[number + 1 :])
+    reduced = reader.read(*([_part(each, outer) for each in group] for group in groups))
+    return TileProgram(
+        places, contraction, None, _sums(contraction, reduced), parameters, reduced=reduced
+    )
+
+
+def _only_tile(stream: Any) -> list[Any]:
+    """The statements of a stream of one tile."""
+    if ir.constant(stream.extent) != 1:
+        raise refuse_stream(
+            f"loop '{stream.loop_var.name}'",
+            f"{stream.extent} tiles that pipelined loops multiply",
+            "one tile, whose rows are whole",
+            "take tiles of all elements, at most 256",
+        )
+
+    def first(var: Any) -> Any:
+        return stream.min if var.same_as(stream.loop_var) else var
+
+    body = ir.substitute(stream.body, first)
+    return list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+
+
+def _plain_copies(loop: Any, outer: Loops) -> Any:
+    """The loop with copies that are zero beyond their tensor as TMA makes them: plain ones."""
+    parts = list(loop.body.seq) if isinstance(loop.body, ir.SeqStmt) else [loop.body]
+    made = [_plain_copy(each, (*outer, loop)) for each in parts]
+    return ir.for_like(loop, ir.SeqStmt(made) if len(made) > 1 else made[0])
+
+
+def _plain_copy(node: Any, around: Loops) -> Any:
+    nest = tile_nest(node, around)
+    store = nest.block.body
+    loads = isinstance(store, ir.BufferStore) and str(store.buffer.scope()).startswith("shared")
+    if not loads or isinstance(store.value, ir.TensorLoad):
+        return node
+    plain = ir.BufferStore(store.buffer, copied(Statement(nest)), store.indices)
+    return ir.mutate(
+        node, (ir.BufferStore, lambda each, _mutator: plain if each.same_as(store) else each)
+    )
+
+
+def _sums(contraction: Contraction, reduced: RowReductions) -> Store:
+    """What leaves the product: its sums as they are."""
+    scores = reduced.scores
+    tile = contraction.result(scores)
+    row, column = (ir.tirx.Var(each, "int32") for each in ("i", "j"))
+    return Store(Tile(scores, tile.origin, tile.shape), row, column, scores[row, column])
+
+
+def _part(node: Any, outer: Loops) -> _Part:
+    nest = tile_nest(node, outer)
+    body = nest.block.body
+    if isinstance(body, ir.BufferStore):
+        statement = Statement(nest)
+        nest.check_predicate(statement.buffer)
+        return statement
+    return read_beginning(nest) if isinstance(body, ir.For) else read_insertion(nest)
+
+
+class _Reader:
+    """What is known of a nest while its parts are read."""
+
+    def __init__(self, places: tuple[Place, ...], contraction: Contraction, outer: Loops) -> None:
+        self.places = places
+        self.contraction = contraction
+        self.roles = Roles(analyzer(outer))
+        self.names = Names(self.roles)
+        self.scores = contraction.products[0].accumulator
+        self.origin = contraction.result(self.scores).origin
+        self.roles.place(self.scores, (Axis.ROW, Axis.KEY), self.origin)
+        self.lists: set[Any] = set()
+
+    def read(self, before: list[_Part], steps: list[_Part], after: list[_Part]) -> RowReductions:
+        """The reductions that parts before, in and behind the stream make."""
+        parts = [*before, *steps, *after]
+        insertions = [each for each in parts if isinstance(each, Insertion)]
+        for each in insertions:
+            self._place(each)
+        self._check_beginnings(before, steps, after)
+        plain = [each for each in parts if isinstance(each, Statement)]
+        self.roles.spread((*plain, *(each.coming for each in insertions)))
+        stores = [each for each in after if _is_stored(each)]
+        if not stores or stores != after[-len(stores) :]:
+            raise refuse_stream(
+                "function", f"{len(stores)} stores, or statements behind them", "stores at the end"
+            )
+        names, others = self.names, after[: -len(stores)]
+        return RowReductions(
+            self.places,
+            *(names.row, names.key, names.column),
+            self.scores,
+            (self.contraction.rows, self.contraction.columns),
+            self._steps([each for each in before if not isinstance(each, Beginning)]),
+            self._steps(steps),
+            self._steps(others),
+            tuple(self._output(each) for each in stores),
+        )
+
+    def _place(self, insertion: Insertion) -> None:
+        """Lists have a row of ranks for each row of the tile."""
+        first, loop = insertion.nest.along(insertion.values, insertion.row)
+        if loop is not None:
+            self.roles.name(loop.loop_var, Axis.ROW)
+        zero = ir.tirx.IntImm("int32", 0)
+        rank = Axis.COLUMN if insertion.count > 1 else None
+        for buffer in (insertion.values, insertion.places):
+            self.roles.place(buffer, (Axis.ROW, rank), (first, zero))
+            self.lists.add(buffer)
+
+    def _check_beginnings(self, *groups: list[_Part]) -> None:
+        """Every list is empty before the stream, and filled by one block of it."""
+        before, steps, _ = groups
+        begun = [e.values for e in before if isinstance(e, Beginning)]
+        filled = [e.values for e in steps if isinstance(e, Insertion)]
+        marked = [e for group in groups for e in group if not isinstance(e, Statement)]
+        if set(begun) != set(filled) or len(marked) != 2 * len(set(filled)):
+            raise refuse_stream(
+                "function",
+                f"{len(begun)} blocks that empty lists and {len(filled)} that fill them",
+                "one before the stream and one in it for each list",
+            )
+
+    def _steps(self, parts: list[Any]) -> tuple[Step, ...]:
+        return tuple(self._step(each) for each in parts)
+
+    def _step(self, part: Any) -> Step:
+        if isinstance(part, Insertion):
+            return self._best(part)
+        (step,) = read_steps([part], self.names)
+        lists = [each.buffer for each in part.loads if each.buffer in self.lists]
+        if lists:
+            raise refuse_stream(
+                part.where,
+                f"a value of rows made of '{lists[0].name}'",
+                "lists that outputs alone read, each rank for its own column",
+            )
+        if step.kind not in _KINDS:
+            raise refuse_stream(
+                part.where,
+                f"'{step.target.name}', {step.kind.value}, kept beside the product",
+                "values of rows: maxima, sums, sorted lists and what is made of them",
+            )
+        return step
+
+    def _best(self, part: Insertion) -> Best:
+        statement = part.coming
+        place = ir.sym.Analyzer().simplify(self.names.placed(statement, part.place))
+        if not place.same_as(self.names.key):
+            raise refuse_stream(
+                part.nest.where, f"elements from place {place}", "the element's column of the tile"
+            )
+        value = self.names.placed(statement, statement.body.value)
+        return Best(
+            part.nest.block.name_hint,
+            Kind.BEST,
+            part.values,
+            value,
+            places=part.places,
+            count=part.count,
+        )
+
+    def _output(self, statement: Any) -> Output:
+        if any(each.buffer.same_as(self.scores) for each in statement.loads):
+            raise refuse_stream(
+                statement.where,
+                f"an output of '{self.scores.name}', element by element",
+                "outputs of values of rows and of sorted lists",
+            )
+        return Output(
+            read_output(statement, self.roles), self.names.placed(statement, statement.body.value)
+        )
+
+
+def _is_stored(part: _Part) -> bool:
+    return isinstance(part, Statement) and str(part.buffer.scope()) == "global"
