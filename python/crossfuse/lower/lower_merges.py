@@ -82,7 +82,9 @@ class _Lowering:
         self.own = [self._register("own", i) for i in range(count)]
         self.left = [self._register("left", i) for i in range(count)]
         self.right = [self._register("right", i) for i in range(count)]
-        self.values = [self._value(each) for each in merge.computed]
+        self.values = {
+            each.var: self._value(each) for each in merge.computed if isinstance(each, ir.Bind)
+        }
         self.warps = self.threads // WARP
         self.staged = [self._staging(i) for i in range(count)] if self.warps > 1 else []
 
@@ -120,11 +122,14 @@ class _Lowering:
             old.name_hint,
             body,
             None,
-            [*self.own, *self.left, *self.right, *self.values, *self.staged],
+            [*old.alloc_buffers, *self._buffers()],
             [],
             {MERGED: 1},
         )
         return ir.SBlockRealize(values, self.merge.realize.predicate, block)
+
+    def _buffers(self) -> list[Any]:
+        return [*self.own, *self.left, *self.right, *self.values.values(), *self.staged]
 
     def _renamed(self, var: Any) -> Any:
         return self.thread if var.same_as(self.merge.reduced.var) else var
@@ -167,14 +172,15 @@ class _Lowering:
                 ir.BufferStore(left, ir.tirx.Select(lower, own[0], right[0]), [_ZERO]),
                 ir.BufferStore(right, ir.tirx.Select(lower, right[0], own[0]), [_ZERO]),
             ]
-        known = {
-            each.var: buffer[0]
-            for each, buffer in zip(self.merge.computed, self.values, strict=True)
-        }
+        known = {var: buffer[0] for var, buffer in self.values.items()}
         for var, right in zip(self.merge.right, self.right, strict=True):
             known[var] = right[0]
-        for bind, buffer in zip(self.merge.computed, self.values, strict=True):
-            statements.append(ir.BufferStore(buffer, self._written(bind.value, known), [_ZERO]))
+        for each in self.merge.computed:
+            value = self._written(each.value, known)
+            if isinstance(each, ir.Bind):
+                statements.append(ir.BufferStore(self.values[each.var], value, [_ZERO]))
+            else:
+                statements.append(ir.BufferStore(each.buffer, value, list(each.indices)))
         for own, store in zip(self.own, self.merge.into, strict=True):
             statements.append(ir.BufferStore(own, self._written(store.value, known), [_ZERO]))
         return statements

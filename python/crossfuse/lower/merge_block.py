@@ -23,8 +23,8 @@ class MergeBlock:
         The right state, number by number.
     right : tuple[tvm.tirx.Var, ...]
         What it is bound to.
-    computed : tuple[tvm.tirx.Bind, ...]
-        What else is bound, in order.
+    computed : tuple[tvm.tirx.Bind | tvm.tirx.BufferStore, ...]
+        What else is bound, or stored to buffers of the block itself, in order.
     into : tuple[tvm.tirx.BufferStore, ...]
         Stores of the merged state; loads from their buffers are the left state.
     """
@@ -62,21 +62,26 @@ def read_merge(realize: Any) -> MergeBlock:
     """
     block = realize.block
     body = list(block.body.seq) if isinstance(block.body, ir.SeqStmt) else [block.body]
-    binds = [each for each in body if isinstance(each, ir.Bind)]
-    stores = [each for each in body if isinstance(each, ir.BufferStore)]
+    stores = [
+        each
+        for each in body
+        if isinstance(each, ir.BufferStore) and each.buffer not in block.alloc_buffers
+    ]
+    right, computed = body[: len(stores)], body[len(stores) : len(body) - len(stores)]
     reduced = [each for each in block.iter_vars if int(each.iter_type) == ir.IterVar.CommReduce]
-    right = binds[: len(stores)]
-    wanted = [*binds, *stores]
-    ordered = len(right) == len(stores) > 0 and len(body) == len(wanted)
-    ordered = ordered and all(one.same_as(other) for one, other in zip(body, wanted, strict=True))
-    if len(reduced) != 1 or not ordered or not all(_is_load(each.value) for each in right):
+    ordered = len(body) >= 2 * len(stores) > 0 and all(
+        one.same_as(other) for one, other in zip(body[-len(stores) :], stores, strict=True)
+    )
+    ordered = ordered and all(isinstance(each, ir.Bind) and _is_load(each.value) for each in right)
+    ordered = ordered and all(isinstance(each, ir.Bind | ir.BufferStore) for each in computed)
+    if len(reduced) != 1 or not ordered:
         raise refuse(
             "merge",
             f"block '{block.name_hint}'",
-            found=f"{len(binds)} bindings, {len(stores)} stores, {len(body)} statements and "
-            f"{len(reduced)} reduced iterators",
-            limit="bindings of as many loads as there are stores, other bindings, then the stores; "
-            "one iterator that is reduced",
+            found=f"{len(body)} statements, {len(stores)} stores among them, and {len(reduced)} "
+            "reduced iterators",
+            limit="bindings of as many loads as there are stores, bindings and stores to buffers "
+            "of the block, then the stores; one iterator that is reduced",
             instead="leave the block as the rewriting made it",
         )
     return MergeBlock(
@@ -84,7 +89,7 @@ def read_merge(realize: Any) -> MergeBlock:
         reduced[0],
         tuple(each.value for each in right),
         tuple(each.var for each in right),
-        tuple(binds[len(stores) :]),
+        tuple(computed),
         tuple(stores),
     )
 

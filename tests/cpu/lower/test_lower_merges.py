@@ -120,7 +120,8 @@ def test_a_block_of_another_form() -> None:
     with pytest.raises(LoweringRefused) as caught:
         lower(function)
     assert str(caught.value) == (
-        "merge: block 'merge': found 0 bindings, 1 stores, 1 statements and 1 reduced iterators; "
-        "limit: bindings of as many loads as there are stores, other bindings, then the stores; "
-        "one iterator that is reduced. Instead: leave the block as the rewriting made it."
+        "merge: block 'merge': found 1 statements, 1 stores among them, and 1 reduced "
+        "iterators; limit: bindings of as many loads as there are stores, bindings and stores to "
+        "buffers of the block, then the stores; one iterator that is reduced. "
+        "Instead: leave the block as the rewriting made it."
     )

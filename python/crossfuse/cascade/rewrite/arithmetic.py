@@ -54,10 +54,12 @@ class Definitions:
     def __init__(self, values: Mapping[sympy.Symbol, Any], dtype: str) -> None:
         self.values = dict(values)
         self.dtype = dtype
+        #: Of slots that keep several numbers: these.
+        self.chosen: dict[str, list[Any]] = {}
 
-    def write(self, expression: sympy.Expr) -> Any:
-        """An expression over the values so far."""
-        return written(expression, self.values, self.dtype)
+    def write(self, expression: sympy.Expr, dtype: str = "") -> Any:
+        """An expression over the values so far, in the type of the arithmetic or another."""
+        return written(expression, self.values, dtype or self.dtype)
 
     def define(self, definitions: Sequence[Definition]) -> None:
         """Statements: compute and name."""

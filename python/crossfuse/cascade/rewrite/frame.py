@@ -13,6 +13,7 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Derivation, guarded, new, value
 from crossfuse.cascade.rewrite.arithmetic import Definitions
 from crossfuse.cascade.rewrite.cover import Cover
+from crossfuse.cascade.rewrite.numbers import is_chosen, numbers
 from crossfuse.cascade.rewrite.scripting import Scratch, held
 from crossfuse.cascade.rewrite.streams import Stream, streams, vector_of, with_tiles
 from crossfuse.cascade.rewrite.tiles import StreamTiles
@@ -123,8 +124,14 @@ def finished(
     """Values of the finished state, with what stands in for them, in registers."""
     made = Definitions(values, frame.dtype)
     for slot in frame.derivation.slots:
-        known = Scratch(f"{slot.name}_final", frame.dtype, state[slot.name]).value
+        kept = [
+            Scratch(f"{each.name}_final", each.dtype, state[each.name]).value
+            for each in numbers(slot, frame.dtype)
+        ]
+        known = kept[0]
         made.values[value(slot.name)] = made.values[guarded(slot.name)] = known
+        if is_chosen(slot):
+            made.chosen[slot.name] = kept
         if slot.guard is not None:
             inside = {**made.values, new(slot.name): known}
             stand_in = Definitions(inside, frame.dtype).write(slot.guard)

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.cascade.derivation import value
 from crossfuse.cascade.rewrite.arithmetic import Definitions
 from crossfuse.cascade.rewrite.cover import Tiling
 from crossfuse.cascade.rewrite.frame import Frame, at, finished, tile_of
+from crossfuse.cascade.rewrite.numbers import place_symbol
 from crossfuse.cascade.rewrite.phases import Shared, share
 from crossfuse.cascade.rewrite.residence import Residence, load
 from crossfuse.cascade.rewrite.scripting import held, loop, steps, when
@@ -65,10 +67,33 @@ class Outputs:
                     _Tile(self, tiling, first, f"{number}", parts).run()
 
     def result(self, output: OutputSite) -> None:
-        """Statement: what is wanted of a row."""
-        value = self.values.write(self.frame.derivation.results[output.name])
-        indices = [at(each, self.rows) for each in output.indices]
-        ir.script.buffer_store(output.buffer, value.astype(_dtype(output)), indices)
+        """Statements: what is wanted of a row; of its best elements for each of them."""
+        extents = [int(self.frame.site.extents[each]) for each in output.columns]
+        if not extents:
+            indices = [at(each, self.rows) for each in output.indices]
+            ir.script.buffer_store(output.buffer, self.written(output, 0), indices)
+            return
+        staged = held(f"{output.name}_ranks", (extents[-1],), _dtype(output), "local")
+        for number in range(extents[-1]):
+            ir.script.buffer_store(staged, self.written(output, number), [number])
+        # One statement, so that one thread is seen to write each element.
+        with loop("rank", extents[-1], "unroll") as rank:
+            indices = [at(each, {**self.rows, output.columns[-1]: rank}) for each in output.indices]
+            ir.script.buffer_store(output.buffer, staged[rank], indices)
+
+    def written(self, output: OutputSite, number: int) -> Any:
+        """A result over the choice of a rank."""
+        known = Definitions(self.values.values, self.frame.dtype)
+        for slot in self.frame.derivation.slots:
+            if slot.name in self.values.chosen:
+                kept = self.values.chosen[slot.name]
+                rank = min(number, slot.monoid.k - 1) if slot.monoid.k else 0
+                known.values[value(slot.name)] = kept[rank]
+                known.values[place_symbol(slot)] = kept[len(kept) // 2 + rank]
+        result = self.frame.derivation.results[output.name]
+        # Places are whole numbers that a float32 would round.
+        whole = _dtype(output) if result.is_integer and "int" in _dtype(output) else ""
+        return known.write(result, whole).astype(_dtype(output))
 
 
 class _Tile:

@@ -8,8 +8,10 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot, guarded, new, value
 from crossfuse.cascade.rewrite.arithmetic import Definitions, combined, written
+from crossfuse.cascade.rewrite.choosing import insert
 from crossfuse.cascade.rewrite.cover import Tiling
 from crossfuse.cascade.rewrite.frame import Frame, tile_of
+from crossfuse.cascade.rewrite.numbers import PLACE, is_chosen, nothing, numbers, pairs
 from crossfuse.cascade.rewrite.phases import Phase, Shared, phases, share
 from crossfuse.cascade.rewrite.residence import Residence, load
 from crossfuse.cascade.rewrite.scripting import Scratch, loop, steps, when
@@ -40,29 +42,34 @@ class Segment:
         self.streams = frame.streams(frame.swept)
         self.phases = phases(self.slots)
         self.rows = frame.at_row(place[0])
-        self.state = {each.name: Scratch(f"{each.name}_so_far", frame.dtype) for each in self.slots}
-        self.next = {each.name: Scratch(f"{each.name}_next", frame.dtype) for each in self.slots}
+        self.numbers = [(slot, each) for slot in self.slots for each in numbers(slot, frame.dtype)]
+        self.state = self._scratch("so_far")
+        self.next = self._scratch("next")
         self.usable = {
             each.name: Scratch(f"{each.name}_usable_", frame.dtype)
             for each in self.slots
             if each.guard is not None
         }
 
+    def _scratch(self, name: str) -> dict[str, Scratch]:
+        return {each.name: Scratch(f"{each.name}_{name}", each.dtype) for _, each in self.numbers}
+
     def run(self, into: Mapping[str, Any]) -> None:
         """Statements: take in all tiles, store the state."""
         tilings = self.frame.cover.tilings
         fresh = len(tilings) == 1 and tilings[0].count == 1
         invariants = self.frame.invariants(self.rows)
-        for slot in self.slots:
-            start = written(slot.init, invariants, self.frame.dtype)
-            self.state[slot.name].set(start)
-        for number, tiling in enumerate(tilings):
+        for slot, number in self.numbers:
+            start = nothing(number, slot, written(slot.init, invariants, self.frame.dtype))
+            self.state[number.name].set(start)
+        for which, tiling in enumerate(tilings):
             kind = "unroll" if self.residence.where == "registers" else "serial"
-            with steps(f"tile_{number}", tiling.count, kind) as tile:
+            with steps(f"tile_{which}", tiling.count, kind) as tile:
                 first = tiling.first + tile * tiling.steps
-                _Tile(self, tiling, first, number, fresh).run()
-        for slot in self.slots:
-            ir.script.buffer_store(into[slot.name], self.state[slot.name].value, list(self.place))
+                _Tile(self, tiling, first, which, fresh).run()
+        for _, number in self.numbers:
+            kept = self.state[number.name].value
+            ir.script.buffer_store(into[number.name], kept, list(self.place))
 
 
 class _Tile:
@@ -80,7 +87,8 @@ class _Tile:
         self.tiles = {each: self._tile(each) for each in segment.streams}
         self.values = dict(self.frame.invariants(segment.rows))
         for slot in segment.slots:
-            self.values[value(slot.name)] = segment.state[slot.name].value
+            first = numbers(slot, self.frame.dtype)[0]
+            self.values[value(slot.name)] = segment.state[first.name].value
 
     def _tile(self, stream: Stream) -> Callable[[Any], Callable[[Any], Any]]:
         """For each step the tile's elements."""
@@ -99,8 +107,8 @@ class _Tile:
                 self.segment.residence.keep(stream, place, tile(step))
         for phase in self.segment.phases:
             self.sweep(phase)
-        for slot in self.segment.slots:
-            self.segment.state[slot.name].set(self.segment.next[slot.name].value)
+        for _, number in self.segment.numbers:
+            self.segment.state[number.name].set(self.segment.next[number.name].value)
 
     def element(self, step: Any, lane: Any = 0) -> Any:
         _, cta, thread = self.segment.place
@@ -118,7 +126,10 @@ class _Tile:
                 written(slot.monoid.identity, {}, self.frame.dtype),
             )
             for slot in phase.slots
+            if not is_chosen(slot)
         }
+        for slot in phase.slots:
+            self.begin(slot)
         parts, plain = self.contributions(phase)
         definitions = Definitions(self.values, self.frame.dtype)
         definitions.define(parts.fixed)
@@ -131,7 +142,20 @@ class _Tile:
                 with loop("lane", self.frame.cover.vector, "unroll") as lane:
                     self.lane(moving, parts, definitions, totals, step, lane)
         for slot in phase.slots:
-            self.renew(slot, totals[slot.name].value)
+            if is_chosen(slot):
+                self.known(slot, self.following(slot)[0])
+            else:
+                self.renew(slot, totals[slot.name].value)
+
+    def following(self, slot: Slot) -> list[Scratch]:
+        """The slot's numbers after this tile."""
+        return [self.segment.next[each.name] for each in numbers(slot, self.frame.dtype)]
+
+    def begin(self, slot: Slot) -> None:
+        """Statements: elements are chosen beside those that were chosen before."""
+        if is_chosen(slot):
+            for each in numbers(slot, self.frame.dtype):
+                self.segment.next[each.name].set(self.segment.state[each.name].value)
 
     def contributions(self, phase: Phase) -> tuple[Shared, list[Slot]]:
         """What elements bring; slots to which every element brings the same come apart."""
@@ -160,7 +184,12 @@ class _Tile:
         values = {**fixed.values, **self.frame.symbols(where, tiles, lane)}
         brought = Definitions(values, self.frame.dtype).all(parts)
         for slot, each in zip(slots, brought, strict=True):
-            self.add(slot, totals, each)
+            if is_chosen(slot):
+                kept = pairs(slot, self.segment.next, self.frame.dtype)
+                place = ir.tirx.Cast(PLACE, self.element(step, lane))
+                insert(slot.monoid, kept, (each, place), self.frame.dtype)
+            else:
+                self.add(slot, totals, each)
 
     def add(self, slot: Slot, totals: Mapping[str, Scratch], what: Any) -> None:
         total = totals[slot.name]
@@ -175,8 +204,12 @@ class _Tile:
             result = combined(slot.monoid, carried, total, dtype)
         following = self.segment.next[slot.name]
         following.set(result)
+        self.known(slot, following)
+
+    def known(self, slot: Slot, following: Scratch) -> None:
+        """Statements: the slot's new value has a name, and what stands in for it too."""
         self.values[new(slot.name)] = self.values[guarded(slot.name)] = following.value
         if slot.guard is not None:
             usable = self.segment.usable[slot.name]
-            usable.set(written(slot.guard, self.values, dtype))
+            usable.set(written(slot.guard, self.values, self.frame.dtype))
             self.values[guarded(slot.name)] = usable.value

@@ -8,6 +8,7 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.rewrite.frame import Frame, frame_of
 from crossfuse.cascade.rewrite.merging import check_merges, merge
+from crossfuse.cascade.rewrite.numbers import numbers
 from crossfuse.cascade.rewrite.outputs import Outputs
 from crossfuse.cascade.rewrite.refusal import refused
 from crossfuse.cascade.rewrite.residence import Residence
@@ -48,8 +49,8 @@ def streaming(site: Site, derivation: Derivation, tiles: StreamTiles | None = No
     Raises
     ------
     CascadeRefused
-        If the sizes do not fit, or the cascade has columns, producers, or states that are more
-        than numbers.
+        If the sizes do not fit, or the cascade has columns, producers, or a choice of too
+        many numbers.
     """
     sizes = tiles or StreamTiles()
     _check(site, derivation)
@@ -139,7 +140,9 @@ class _Writer:
 
     def _state(self, name: str, shape: tuple[int, ...]) -> dict[str, Any]:
         return {
-            each.name: held(f"{each.name}_{name}", shape, self.frame.dtype) for each in self.slots
+            each.name: held(f"{each.name}_{name}", shape, each.dtype)
+            for slot in self.slots
+            for each in numbers(slot, self.frame.dtype)
         }
 
     def run(self) -> None:
@@ -192,14 +195,18 @@ class _Writer:
             into = (at_row,) if self.ctas == 1 else (rank, at_row)
             invariants = self.frame.invariants(self.frame.at_row(at_row))
             ir.script.sblock_attr({MERGE: 1})
-            merge(self.slots, self.merged, into, self.segments, (at_row, rank, of), invariants)
+            place = (at_row, rank, of)
+            self._join(self.merged, into, self.segments, place, invariants)
 
     def _fold(self, row: Any, cta: Any, thread: Any) -> None:
         with loop("other", self.ctas) as other, ir.script.sblock("fold"):
             place = self._place(row, cta, thread)
             of = named("other_", ir.script.axis.reduce(self.ctas, other))
             invariants = self.frame.invariants(self.frame.at_row(place[0]))
-            merge(self.slots, self.final, place, self.merged, (of, place[0]), invariants)
+            self._join(self.final, place, self.merged, (of, place[0]), invariants)
+
+    def _join(self, into: Any, into_place: Any, of: Any, of_place: Any, invariants: Any) -> None:
+        merge(self.slots, into, into_place, of, of_place, invariants, self.frame.dtype)
 
     def _outputs(self, row: Any, cta: Any, thread: Any) -> None:
         with ir.script.sblock("outputs"):

@@ -84,6 +84,7 @@ def work_of(site: Site, derivation: Derivation) -> Work:
         In numbers.
     """
     from crossfuse.cascade.rewrite.frame import frame_of
+    from crossfuse.cascade.rewrite.numbers import numbers
     from crossfuse.cascade.rewrite.tiles import StreamTiles
 
     frame = frame_of(site, derivation, StreamTiles())
@@ -105,7 +106,7 @@ def work_of(site: Site, derivation: Derivation) -> Work:
         held=_registers(again, vector),
         emitted=_registers(emitted, vector),
         unpacked=any(_is_packed(each) for each in swept),
-        slots=len(derivation.slots),
+        slots=sum(len(numbers(each, frame.dtype)) for each in derivation.slots),
     )
 
 
