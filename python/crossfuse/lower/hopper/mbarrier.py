@@ -78,7 +78,17 @@ def meet_started(size: int) -> None:
     if size == 1:
         run(ir.script.cuda.cta_sync())
         return
+    say_started()
+    await_started()
+
+
+def say_started() -> None:
+    """Tell the cluster that this CTA's barriers are initialised."""
     run(ir.script.ptx.barrier.cluster.arrive.relaxed.aligned())
+
+
+def await_started() -> None:
+    """Wait until all threads of the cluster have said so: now their CTAs may be reached."""
     run(ir.script.ptx.barrier.cluster.wait.acquire.aligned())
 
 

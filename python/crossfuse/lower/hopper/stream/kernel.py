@@ -69,7 +69,8 @@ def _emit_body(plan: StreamPlan, maps: dict[str, Any], images: dict[Any, Any]) -
     received = None
     if plan.inbox is not None:
         received = memory.ptr_to([plan.arena["barriers"].offset + offset])
-    body = StreamBody(plan, where, maps, memory, *rings, images, received)
+    queries, keys, values = rings
+    body = StreamBody(plan, where, maps, memory, queries, keys, values, images, received)
     with when(ir.script.And(where.warpgroup == 0, where.thread < WARP)):
         for ring in rings:
             ring.initialise(plan.consumers, where.thread)
@@ -79,12 +80,16 @@ def _emit_body(plan: StreamPlan, maps: dict[str, Any], images: dict[Any, Any]) -
         mbarrier.publish_initialised()
     with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * WARP)):
         fetch_descriptors(plan.tensor_maps, where.lane, maps)
-    mbarrier.meet_started(plan.cluster_size)
+    mbarrier.meet_started(1)
+    if plan.inbox is not None:
+        mbarrier.say_started()  # nobody is reached before the keys have been multiplied
     fewer, more, _ = REGISTERS[plan.consumers]
     with branches(where.warpgroup == 0) as (loading, multiplying):
         with loading:
             set_registers("dec", fewer)
             emit_loading(body)
+            if plan.inbox is not None:
+                mbarrier.await_started()
         with multiplying:
             set_registers("inc", more)
             (Consumer if plan.inbox is None else SplitConsumer)(body).emit()

@@ -226,8 +226,12 @@ class StreamProgram:
 
         split = self.split
         if split is not None:
-            groups = {name: steps(getattr(split, name)) for name in ("slabs", "before", "steps")}
-            split = replace(split, **groups)
+            split = replace(
+                split,
+                slabs=steps(split.slabs),
+                before=steps(split.before),
+                steps=steps(split.steps),
+            )
         return replace(
             self,
             before=steps(self.before),

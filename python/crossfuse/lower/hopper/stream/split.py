@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.statements import when
 from crossfuse.lower.hopper.stream.consumer import Consumer
 from crossfuse.lower.hopper.stream.merge import Merger
@@ -28,5 +29,6 @@ class SplitConsumer(Consumer):
                 self._carry()
                 self.keep.set(ir.script.uint32(1))
             self._add_last()
+        mbarrier.await_started()
         merger.send(self.rows, self.tiles.places)
         merger.merge(self.tiles.places)
