@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import sympy
@@ -86,6 +87,12 @@ class TileFrame:
         return -(-self.rows.extent // self.tiles.rows)
 
     @property
+    def places(self) -> int:
+        """Tiles of all rows and columns: CTAs, if none share an axis."""
+        rows = prod(int(self.site.extents[each]) for each in self.site.rows)
+        return rows // self.rows.extent * self.row_tiles * self.column_tiles
+
+    @property
     def column(self) -> Any:
         """The loop over columns that tiles divide; None if each tile has all of them."""
         found = self.columns
@@ -152,6 +159,37 @@ def frame_of(site: Site, derivation: Derivation, tiles: CascadeTiles) -> TileFra
     """
     made = products(site)
     columns = columned(site) & set(site.cascade.elements)
+    rows = find_rows(site, _right_operands(site, made, columns))
+    widest = max((int(site.extents[each]) for each in column_variables(site)), default=0)
+    depth = max((each.extents[0] for each in made), default=0)
+    length = int(site.extents[site.axis])
+    sizes = tiles.complete(rows.extent, length, widest, depth)
+    index = site.cascade.index or sympy.Symbol("position", integer=True, nonnegative=True)
+    dtypes = {each.dtype for each in site.stages.values()}
+    dtype = "float64" if "float64" in dtypes else "float32"
+    told = base_two(derivation)
+    slots = _ordered(told.slots, columns)
+    if length % sizes.elements:
+        zeros = [e for e in site.cascade.elements if e in site.reads and loads(site.reads[e])]
+        slots = limited(slots, index < length, zeros)
+    frame = TileFrame(site, replace(told, slots=slots), sizes, rows, made, index, dtype)
+    if frame.column is not None and len(frame.columns) > 1:
+        raise refused(
+            "tiles, columns",
+            f"{sizes.columns} of {widest}, where results have different columns",
+            "all columns in a tile",
+            f"pass columns={widest}",
+        )
+    for slot in slots:
+        if frame.columns_of(slot):
+            _check_rounding(frame, slot)
+    return frame
+
+
+def _right_operands(
+    site: Site, made: tuple[Product, ...], columns: frozenset[sympy.Symbol]
+) -> list[Any]:
+    """What is multiplied from the right; there is something, and there are rows."""
     right = [each.right for each in made]
     right += [load for symbol in _sorted(columns) for load in loads(site.reads[symbol])]
     if not right:
@@ -168,31 +206,7 @@ def frame_of(site: Site, derivation: Derivation, tiles: CascadeTiles) -> TileFra
             "at least one loop that all reductions have",
             "keep a loop over one row, or leave the function to a stream of threads",
         )
-    rows = find_rows(site, right)
-    widest = max((int(site.extents[each]) for each in column_variables(site)), default=0)
-    depth = max((each.extents[0] for each in made), default=0)
-    length = int(site.extents[site.axis])
-    sizes = tiles.complete(rows.extent, length, widest, depth)
-    index = site.cascade.index or sympy.Symbol("position", integer=True, nonnegative=True)
-    dtypes = {each.dtype for each in site.stages.values()}
-    dtype = "float64" if "float64" in dtypes else "float32"
-    told = base_two(derivation)
-    slots = _ordered(told.slots, columns)
-    if length % sizes.elements:
-        zeros = [each for each in site.cascade.elements if each != index]
-        slots = limited(slots, index < length, zeros)
-    frame = TileFrame(site, replace(told, slots=slots), sizes, rows, made, index, dtype)
-    if frame.column is not None and len(frame.columns) > 1:
-        raise refused(
-            "tiles, columns",
-            f"{sizes.columns} of {widest}, where results have different columns",
-            "all columns in a tile",
-            f"pass columns={widest}",
-        )
-    for slot in slots:
-        if frame.columns_of(slot):
-            _check_rounding(frame, slot)
-    return frame
+    return right
 
 
 def _check_rounding(frame: TileFrame, slot: Slot) -> None:
