@@ -203,16 +203,20 @@ def test_pass_list_is_that_of_stock_tvm_and_ours(monkeypatch: pytest.MonkeyPatch
     mine = [each.info.name for each in cluster_passes({}) if is_ours(each.info.name)]
     assert mine == [
         "crossfuse.VerifyStructure",
+        "crossfuse.LowerMerges",
         "crossfuse.VerifyOwnership",
         "crossfuse.LowerCluster",
         "crossfuse.HideIndices",
         "crossfuse.ShowIndices",
         "crossfuse.LowerDsmAccess",
         "crossfuse.StorageRewriteElsewhere",
+        "crossfuse.PackRegisters",
+        "crossfuse.FastExponentials",
         "crossfuse.DistrustEqualIndices",
         "crossfuse.VerifyVectors",
         "crossfuse.DropMarkers",
         "crossfuse.PlaceSharedMemory",
+        "crossfuse.BoundRegisters",
         "crossfuse.LaunchClusters",
     ]
 
