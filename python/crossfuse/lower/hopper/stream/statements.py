@@ -241,8 +241,8 @@ class Roles:
     def _place(self, statement: Statement, access: Access) -> None:
         """All statements access the same part of a buffer."""
         axes = tuple(None if each is None else self._loops[each] for each in access.loops)
-        if access.buffer not in self._buffers:
-            self.place(access.buffer, axes, access.origin)
+        self._buffers.setdefault(access.buffer, axes)
+        self._origins.setdefault(access.buffer, access.origin)
         origin = self._origins[access.buffer]
         same = all(
             self.known.can_prove_equal(a, b) for a, b in zip(access.origin, origin, strict=True)
