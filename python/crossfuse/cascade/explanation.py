@@ -6,7 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from crossfuse.cascade.derivation import Derivation
+    from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
     from crossfuse.cascade.rewrite.tiles import StreamTiles
     from crossfuse.hardware import Device
     from crossfuse.workload.cascade_spec import CascadeSpec
@@ -22,25 +25,27 @@ class CascadeExplanation:
         Text of the spec.
     derivation : Derivation
         How it streams.
-    tiles : StreamTiles | None
-        How its axis is shared out; None where no stream of threads computes it.
-    reason : str
-        Why not; empty where one does.
+    tiles : StreamTiles | CascadeTiles
+        How it is shared out among threads, or among tiles of products.
     """
 
     workload: str
     derivation: Derivation
-    tiles: StreamTiles | None
-    reason: str = ""
+    tiles: StreamTiles | CascadeTiles
 
     def text(self) -> str:
         """As a person would write it down."""
         from crossfuse.cascade.algebra.explain import explain
 
-        how = self.reason
-        if self.tiles is not None:
-            how = ", ".join(f"{name}={value}" for name, value in asdict(self.tiles).items())
-        return f"{self.workload}\n{explain(self.derivation)}\n\nStream: {how}"
+        how = ", ".join(f"{name}={value}" for name, value in asdict(self.tiles).items())
+        return f"{self.workload}\n{explain(self.derivation)}\n\n{self._form}: {how}"
+
+    @property
+    def _form(self) -> str:
+        from crossfuse.cascade.rewrite.tiles import StreamTiles
+
+        of_threads = isinstance(self.tiles, StreamTiles)
+        return "Stream of threads" if of_threads else "Stream of tiles (0: chosen)"
 
     def to_json(self) -> dict[str, Any]:
         """As a value that `json` can write; expressions are sympy's text."""
@@ -63,8 +68,8 @@ class CascadeExplanation:
             **{key: {name: str(each) for name, each in of.items()} for key, of in made.items()},
             "exact": self.derivation.exact,
             "reason": self.derivation.reason,
-            "stream": None if self.tiles is None else asdict(self.tiles),
-            "not_streamed": self.reason,
+            "form": self._form.partition(" (")[0],
+            "tiles": asdict(self.tiles),
         }
 
 
@@ -91,7 +96,7 @@ def explain_cascade(source: str | CascadeSpec, target: str | Device) -> CascadeE
     from crossfuse.cascade.algebra import derive
     from crossfuse.cascade.detect import detect
     from crossfuse.cascade.rewrite.choose import choose_tiles
-    from crossfuse.errors import CascadeRefused
+    from crossfuse.cascade.rewrite.tiled.choose import choose_product_tiles, has_products
     from crossfuse.hardware import device
     from crossfuse.workload.cascade_build import prim_func
     from crossfuse.workload.cascades import resolve
@@ -99,8 +104,6 @@ def explain_cascade(source: str | CascadeSpec, target: str | Device) -> CascadeE
     spec = resolve(source) if isinstance(source, str) else source
     (site,) = detect(prim_func(spec))
     derivation = derive(site.cascade)
-    try:
-        tiles = choose_tiles(site, derivation, device(target))
-    except CascadeRefused as error:
-        return CascadeExplanation(str(spec), derivation, None, str(error))
+    choose = choose_product_tiles if has_products(site) else choose_tiles
+    tiles: Sequence[StreamTiles | CascadeTiles] = choose(site, derivation, device(target))
     return CascadeExplanation(str(spec), derivation, tiles[0])

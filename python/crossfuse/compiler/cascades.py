@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from crossfuse.cascade.site import Site
 
 
-#: CTAs that share an axis longer than this, if there are too few tiles of rows.
-_CLUSTERS, _LONG = (8, 4, 2), 1024
-
-
 def is_cascade(source: Source) -> bool:
     """Whether a source is to be compiled as a cascade: its spec says so, or no chain is in it."""
     if source.cascade is not None:
@@ -59,13 +55,14 @@ def cascade_options(source: Source, target: Device) -> list[Option]:
         If the function holds no cascade, several, or one that cannot stream, with the reason.
     """
     from crossfuse.cascade.algebra import derive
+    from crossfuse.cascade.rewrite.tiled.choose import choose_product_tiles, has_products
 
     site = only_site(source.func)
     derivation = derive(site.cascade)
     if has_products(site):
         return [
             Option(partial(_tiled, site, derivation, each), why={"tiles": asdict(each)})
-            for each in product_tiles(site, derivation, target)
+            for each in choose_product_tiles(site, derivation, target)
         ]
     from crossfuse.cascade.rewrite.choose import choose_tiles
 
@@ -73,28 +70,6 @@ def cascade_options(source: Source, target: Device) -> list[Option]:
         Option(partial(_stream, site, derivation, each), why={"stream": asdict(each)})
         for each in choose_tiles(site, derivation, target)
     ]
-
-
-def has_products(site: Site) -> bool:
-    """Whether a cascade has elements that a product makes, or results with columns."""
-    return bool(site.producers) or any(each.columns for each in site.stages.values())
-
-
-def product_tiles(site: Site, derivation: Derivation, target: Device) -> tuple[CascadeTiles, ...]:
-    """Sizes of streams with products, those first that are to be tried first.
-
-    Where tiles of rows are too few for the device, clusters share the axis of each; by hand-written
-    kernels of decoding 8 CTAs a cluster are the fastest then. Fewer elements a step leave registers
-    to an expression that needs more of them.
-    """
-    from crossfuse.cascade.rewrite.tiled.frame import frame_of
-    from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
-
-    frame = frame_of(site, derivation, CascadeTiles())
-    few = [each for each in _CLUSTERS if frame.places * each <= target.sms]
-    shared = few if frame.length > _LONG else []
-    split = tuple(CascadeTiles(elements=64, cluster=each) for each in shared)
-    return (*split, *(CascadeTiles(elements=each) for each in (0, 96, 64, 32)))
 
 
 def only_site(func: Any) -> Site:
