@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def is_cascade(source: Source) -> bool:
-    """Whether a source is to be compiled as a cascade: its spec says so, or no chain is in it."""
+    """Whether a source is to be compiled as a cascade.
+
+    Its spec says so, or it is a function that holds a cascade and no chain. What holds neither is
+    left to the rules of chains, which say what they miss.
+    """
     if source.cascade is not None:
         return True
     if source.func is None or source.spec is not None or source.outlined is not None:
@@ -30,8 +34,17 @@ def is_cascade(source: Source) -> bool:
     try:
         read_chain(ir.Schedule(source.func))
     except RefusedError:
-        return True
+        return _holds_cascade(source.func)
     return False
+
+
+def _holds_cascade(func: Any) -> bool:
+    from crossfuse.cascade.detect import detect
+
+    try:
+        return bool(detect(func))
+    except RefusedError:
+        return False
 
 
 def cascade_options(source: Source, target: Device) -> list[Option]:
