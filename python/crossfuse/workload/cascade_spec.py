@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from math import prod
 from typing import ClassVar
@@ -22,7 +23,7 @@ _MOST_ELEMENTS = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class CascadeSpec:
+class CascadeSpec(ABC):
     """Base of all cascades.
 
     Attributes
@@ -60,14 +61,14 @@ class CascadeSpec:
                 raise refused("workload-extent", where, found, limit, "compute it in slices")
 
     @property
+    @abstractmethod
     def operands(self) -> tuple[Operand, ...]:
         """Inputs, in the order of the function's parameters."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def outputs(self) -> tuple[Operand, ...]:
         """Outputs, which follow the inputs."""
-        raise NotImplementedError
 
     @property
     def bytes(self) -> int:
