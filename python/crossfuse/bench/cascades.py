@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -109,19 +108,16 @@ def measure_cascade(job: Job, spec: CascadeSpec, device: str = "cuda") -> Timing
             output.fill_(float("nan") if output.is_floating_point() else -1)
         last = groups(len(sets), job.calls, job.l2)[len(timed) - 1][-1]
         after, late = _judge(spec, sets[last], timed[-1].run())
-    message = message or late
-    timing = Timing(
-        "wrong" if message else "ok",
-        message or way.note,
+    found = Timing(
+        "ok",
+        way.note,
         worst_before=worst,
         worst_after=after,
         copies=len(sets),
         calls=timed[0].calls,
         resources=way.resources,
     )
-    if message and job.variant in OWN:
-        return timing
-    return replace(timing, microseconds=statistics.median(times), minimum=min(times))
+    return found.judged(job, message or late, times)
 
 
 def _way(name: str, spec: CascadeSpec, device: str) -> _Way:

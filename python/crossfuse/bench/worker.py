@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -193,19 +191,16 @@ def measure_bound(
     timed[-1].run().fill_(float("nan"))
     last = timed[-1].run()
     after, late = (worst, message) if _same(first, last) else problem.judge(last)
-    message = message or late
-    timing = Timing(
-        "wrong" if message else "ok",
-        message or variant.note,
+    found = Timing(
+        "ok",
+        variant.note,
         worst_before=worst,
         worst_after=after,
         copies=len(bound),
         calls=timed[0].calls,
         resources=variant.resources,
     )
-    if message and job.variant in OWN:
-        return timing
-    return replace(timing, microseconds=statistics.median(times), minimum=min(times))
+    return found.judged(job, message or late, times)
 
 
 def _same(one: Any, other: Any) -> bool:
