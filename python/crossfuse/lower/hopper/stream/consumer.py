@@ -47,7 +47,11 @@ class Consumer:
         self.elements = Elements(plan)
         self.multiplier = Multiplier(body, warpgroup, self.elements)
         self.rows = RowState(plan.registers.rows)
+        # A tile's state is stored while the next one is begun; a part of a tile has no next one.
+        self.done_rows = RowState(() if plan.cluster_size > 1 else plan.registers.rows, "done_")
         self.tiles = body.tiles()
+        places = () if plan.cluster_size > 1 else self.tiles.places
+        self.done = {var: Variable(f"done_{var.name}", "int32", 0) for var in places}
         self.queries, self.keys, self.values = (
             Cursor(each) for each in (body.queries, body.keys, body.values)
         )
@@ -56,8 +60,6 @@ class Consumer:
 
     def emit(self) -> None:
         """Write all its tiles."""
-        self.done_rows = RowState(self.plan.registers.rows, "done_")
-        self.done = {var: Variable(f"done_{var.name}", "int32", 0) for var in self.tiles.places}
         self.store = ResultStore(self.body, self.warpgroup, self.lanes, self.multiplier.sums)
         self.multiplier.clear()
         with when(self.tiles.is_left):
