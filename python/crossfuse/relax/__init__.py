@@ -11,7 +11,9 @@ from typing import Any
 
 _HOME = {
     "Argument": "outline",
+    "ChainOutcome": "fuse_chains",
     "FuseCascades": "fuse_cascades",
+    "FuseChains": "fuse_chains",
     "Imported": "torch_import",
     "Outcome": "fuse_cascades",
     "Outlined": "outline",

@@ -1,0 +1,128 @@
+"""Groups of a model's operators that may become one kernel of matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.ir import Var
+
+from crossfuse.relax.dataflow import Dataflow
+from crossfuse.relax.operators import CAST, PRODUCT, RESHAPES, TRANSPOSE
+
+#: What may lie between a stored weight and its product.
+WEIGHT_VIEWS = frozenset({TRANSPOSE, CAST, *RESHAPES})
+
+
+@dataclass(frozen=True)
+class Group:
+    """Two layers of products with what is computed between and after them.
+
+    Attributes
+    ----------
+    first : tuple[Var, ...]
+        Products whose results the second one needs.
+    second : Var
+        The last product.
+    before : tuple[Var, ...]
+        Bindings up to `second`, weights' transpositions and casts among them, in order.
+    after : tuple[Var, ...]
+        Element-wise bindings of its result, one after the other; each but the last has one user.
+    """
+
+    first: tuple[Var, ...]
+    second: Var
+    before: tuple[Var, ...]
+    after: tuple[Var, ...]
+
+    def outputs(self) -> Iterator[tuple[Var, tuple[Var, ...]]]:
+        """Results that the group could have, and the bindings that make each, the last one first.
+
+        One that ends in a reshape is left out: it moves nothing, and its users take it as it is.
+        """
+        for count in range(len(self.after), -1, -1):
+            yield (self.after[count - 1] if count else self.second), self.after[:count]
+
+
+def find_groups(dataflow: Dataflow) -> Iterator[Group]:
+    """Find pairs of layers, the second of which reads the first through element-wise operators.
+
+    Parameters
+    ----------
+    dataflow : Dataflow
+        A model.
+
+    Yields
+    ------
+    Group
+        In the order of their second products. Groups may share products: whoever fuses one leaves
+        out those that overlap it. Whether a group is a chain that rules know is not asked here.
+    """
+    for variable in dataflow.values:
+        if dataflow.operator(variable) != PRODUCT:
+            continue
+        first = _first(dataflow, variable)
+        if first:
+            before = tuple(_before(dataflow, first, variable))
+            yield Group(first, variable, before, tuple(_after(dataflow, variable, before)))
+
+
+def _first(dataflow: Dataflow, second: Var) -> tuple[Var, ...]:
+    """Products that the left operand of another one is made of, element by element."""
+    found: list[Var] = []
+    pending, seen = [dataflow.arguments(second)[0]], set()
+    while pending:
+        value = pending.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if dataflow.operator(value) == PRODUCT:
+            found.append(value)
+        elif dataflow.is_elementwise(value):
+            pending += dataflow.arguments(value)
+    return tuple(each for each in dataflow.values if each in found)
+
+
+def _before(dataflow: Dataflow, first: tuple[Var, ...], second: Var) -> list[Var]:
+    """Bindings of a group up to its second product: what depends on the first, and their weights.
+
+    What does not depend on them, such as another branch of a residual, is computed outside.
+    """
+    inside = {*first, second}
+    depends: dict[Any, bool] = {}
+
+    def needs_first(value: Any) -> bool:
+        if value in inside:
+            return True
+        if value not in depends:
+            depends[value] = dataflow.is_elementwise(value) and any(
+                [needs_first(each) for each in dataflow.arguments(value)]
+            )
+        return depends[value]
+
+    needs_first(dataflow.arguments(second)[0])
+    inside |= {value for value, found in depends.items() if found}
+    for product in (*first, second):
+        inside |= set(_way(dataflow, dataflow.arguments(product)[1]))
+    return [each for each in dataflow.values if each in inside]
+
+
+def _way(dataflow: Dataflow, weight: Any) -> Iterator[Var]:
+    """Transpositions, casts and reshapes between a stored weight and its product."""
+    while dataflow.operator(weight) in WEIGHT_VIEWS:
+        yield weight
+        (weight, *_) = dataflow.arguments(weight)
+
+
+def _after(dataflow: Dataflow, second: Var, before: tuple[Var, ...]) -> Iterator[Var]:
+    """Element-wise users of a product's result, as long as there is one and nothing else reads."""
+    value = second
+    while True:
+        users = dataflow.users.get(value, [])
+        if len(users) != 1 or users[0] is None or not dataflow.is_elementwise(users[0]):
+            return
+        (value,) = users
+        if any(each in before for each in dataflow.arguments(value) if not each.same_as(second)):
+            return
+        yield value
