@@ -116,6 +116,9 @@ MODELS: dict[str, Callable[..., Any]] = {
     "activation in float32": lambda m, x: m.down(F.silu(m.gate(x).float()).to(x.dtype) * m.up(x)),
     "one weight twice": lambda m, x: m.contract(F.relu(m.expand(m.contract(F.relu(m.expand(x)))))),
     "reshaped": lambda m, x: m.contract(F.gelu(m.expand(x.reshape(16, D)))).reshape(2, 8, D) * 2,
+    "older product beside": lambda m, x: (
+        (p := m.expand(x)).sum() + m.contract(F.relu(x @ m.kn) + torch.sigmoid(p))
+    ),
     "normed input and output": lambda m, x: m.norm(m.contract(F.relu(m.expand(m.norm(x))))),
 }
 

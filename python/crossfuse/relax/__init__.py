@@ -11,6 +11,7 @@ from typing import Any
 
 _HOME = {
     "Argument": "outline",
+    "BuildKernels": "build_kernels",
     "ChainOutcome": "fuse_chains",
     "FuseCascades": "fuse_cascades",
     "FuseChains": "fuse_chains",

@@ -16,8 +16,8 @@ from crossfuse.hardware import Device
 from crossfuse.lower.extract import lower
 from crossfuse.planner.families import EAGER
 from crossfuse.relax.dataflow import Dataflow, subgraph
-from crossfuse.relax.fuse_cascades import SCHEDULED
 from crossfuse.relax.groups import WEIGHT_VIEWS, Group
+from crossfuse.relax.kernel_mark import marked
 from crossfuse.relax.operators import refused
 from crossfuse.relax.outline import Argument, Outlined, outline
 from crossfuse.relax.replace import Replacement
@@ -143,8 +143,7 @@ class ChainKernels:
     def _added(self, chain: PlannedChain) -> GlobalVar:
         (image,) = self._scheduled(chain).mod.functions.values()
         kind = "gated_ffn" if chain.outlined.gated else "gemm_chain"
-        image = image.without_attr("global_symbol").with_attr(SCHEDULED, True)
-        return self._builder.add_func(image, f"crossfuse_{kind}")
+        return self._builder.add_func(marked(image), f"crossfuse_{kind}")
 
     def _scheduled(self, chain: PlannedChain) -> Any:
         """The schedule of the first plan that has a kernel."""

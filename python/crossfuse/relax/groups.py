@@ -69,18 +69,39 @@ def find_groups(dataflow: Dataflow) -> Iterator[Group]:
 
 
 def _first(dataflow: Dataflow, second: Var) -> tuple[Var, ...]:
-    """Products that the left operand of another one is made of, element by element."""
-    found: list[Var] = []
-    pending, seen = [dataflow.arguments(second)[0]], set()
+    """Products that the left operand of another one is made of, element by element.
+
+    What is read elsewhere too has to be stored, so that it is an operand like any other, and what
+    it is made of is not looked at; unless nothing is left then.
+    """
+    left = dataflow.arguments(second)[0]
+    cone = set(_cone(dataflow, left, frozenset()))
+    inside = {*cone, second}
+    stored = frozenset(
+        each for each in cone if any(user not in inside for user in dataflow.users[each])
+    )
+    found = _products(dataflow, _cone(dataflow, left, stored))
+    return found or _products(dataflow, iter(cone))
+
+
+def _cone(dataflow: Dataflow, left: Any, stored: frozenset[Any]) -> Iterator[Var]:
+    """What a value is made of, element by element, up to products and what is stored."""
+    pending, seen = [left], set()
     while pending:
         value = pending.pop()
-        if value in seen:
+        if value in seen or value in stored:
             continue
         seen.add(value)
         if dataflow.operator(value) == PRODUCT:
-            found.append(value)
+            yield value
         elif dataflow.is_elementwise(value):
+            yield value
             pending += dataflow.arguments(value)
+
+
+def _products(dataflow: Dataflow, values: Iterator[Var]) -> tuple[Var, ...]:
+    """Products among values, in the order of binding."""
+    found = {each for each in values if dataflow.operator(each) == PRODUCT}
     return tuple(each for each in dataflow.values if each in found)
 
 
