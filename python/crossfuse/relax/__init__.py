@@ -12,7 +12,7 @@ from typing import Any
 _HOME = {
     "Argument": "outline",
     "BuildKernels": "build_kernels",
-    "ChainOutcome": "fuse_chains",
+    "ChainOutcome": "chain_choice",
     "FuseCascades": "fuse_cascades",
     "FuseChains": "fuse_chains",
     "Imported": "torch_import",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import mkdtemp
@@ -73,13 +73,14 @@ class BuildKernels:
     ) -> None:
         self.target = device(target)
         self.directory = directory
-        self.jobs = jobs or os.cpu_count() or 1
+        self.jobs = jobs
         self.artefacts: tuple[Artefact, ...] = ()
 
     def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
         """See `BuildKernels`."""
         kernels = {name: func for name, func in mod.functions_items() if is_kernel(func)}
-        self.artefacts = self._built(kernels)
+        named = {str(name.name_hint): func for name, func in kernels.items()}
+        self.artefacts = build_functions(named, self.target, self.directory, self.jobs)
         if not kernels:
             return mod
         made = mod.clone()
@@ -92,22 +93,42 @@ class BuildKernels:
         before = list((mod.attrs or {}).get(_EXTERNAL, []))
         return clean(made.with_attr(_EXTERNAL, [*before, *modules]))
 
-    def _built(self, kernels: Mapping[GlobalVar, Any]) -> tuple[Artefact, ...]:
-        """Libraries in the order of the functions."""
-        images = [
-            lower(func, self.target, name=str(name.name_hint)).image
-            for name, func in kernels.items()
-        ]
-        folder = self.directory if self.directory is not None else _temporary(images)
-        with ThreadPoolExecutor(self.jobs) as pool:
-            return tuple(
-                pool.map(lambda each: build_library(each, folder, device=self.target), images)
-            )
 
+def build_functions(
+    functions: Mapping[str, Any],
+    target: Device,
+    directory: str | Path | None = None,
+    jobs: int = 0,
+) -> tuple[Artefact, ...]:
+    """Libraries of scheduled functions, each named as the function.
 
-def _temporary(images: Sequence[Any]) -> str:
-    """A new directory, if anything is to be built."""
-    return mkdtemp(prefix="crossfuse-") if images else ""
+    Parameters
+    ----------
+    functions : Mapping[str, tvm.tirx.PrimFunc]
+        By name.
+    target : Device
+        What to build for.
+    directory : str | Path | None
+        Where they go; None makes a temporary directory.
+    jobs : int
+        Kernels that are built at the same time; 0 takes as many as there are processors.
+
+    Returns
+    -------
+    tuple[Artefact, ...]
+        In the order of the functions.
+
+    Raises
+    ------
+    LoweringRefused, EnvironmentRefused
+        See `crossfuse.runtime.build_library`.
+    """
+    images = [lower(func, target, name=name).image for name, func in functions.items()]
+    if not images:
+        return ()
+    folder = directory if directory is not None else mkdtemp(prefix="crossfuse-")
+    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+        return tuple(pool.map(lambda each: build_library(each, folder, device=target), images))
 
 
 def _calling(function: Any, kernels: Mapping[GlobalVar, Any]) -> Any:

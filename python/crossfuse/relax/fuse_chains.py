@@ -2,49 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import relax
-from tvm.ir import Var
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device, device
-from crossfuse.planner.families import EAGER
-from crossfuse.relax.chain_kernels import ChainKernels, PlannedChain
-from crossfuse.relax.dataflow import Dataflow, clean, read_dataflow
-from crossfuse.relax.groups import Group, find_groups
-from crossfuse.relax.replace import Replacement, with_replacements
-
-
-@dataclass(frozen=True)
-class ChainOutcome:
-    """What became of two layers.
-
-    Attributes
-    ----------
-    function : str
-        The Relax function that they are in.
-    products : tuple[str, ...]
-        Variables of the products, the last one last.
-    name : str
-        The kernel that computes them; empty where they were left alone.
-    family : str
-        Its family, see `crossfuse.planner.families`; ``"eager"`` where not to fuse is faster.
-    microseconds, eager_microseconds : float | None
-        Estimated times of the kernel and of not fusing; None where nothing was planned.
-    text : str
-        The chain that was found, or why there is none.
-    """
-
-    function: str
-    products: tuple[str, ...]
-    name: str
-    family: str
-    microseconds: float | None
-    eager_microseconds: float | None
-    text: str
+from crossfuse.relax.chain_choice import ChainOutcome, choose_chains
+from crossfuse.relax.chain_kernels import ChainKernels
+from crossfuse.relax.dataflow import clean, read_dataflow
+from crossfuse.relax.replace import with_replacements
 
 
 @ir.tvm.ir.transform.module_pass(opt_level=0, name="crossfuse.FuseChains")
@@ -99,62 +66,11 @@ class FuseChains:
         for name, function in made.functions_items():
             if isinstance(function, relax.Function):
                 dataflow = read_dataflow(function)
-                fused[name], found = self._fused(str(name.name_hint), dataflow, kernels)
-                outcomes += found
+                chosen = choose_chains(str(name.name_hint), dataflow, kernels, self.always)
+                fused[name] = with_replacements(function, chosen.replacements)
+                outcomes += chosen.outcomes
         self.outcomes = tuple(outcomes)
         made = kernels.module
         for name, function in fused.items():
             made.update_func(name, function)
         return clean(made)
-
-    def _fused(
-        self, name: str, dataflow: Dataflow, kernels: ChainKernels
-    ) -> tuple[Any, list[ChainOutcome]]:
-        """A function with its chains replaced, and what became of each."""
-        outcomes: dict[Var, ChainOutcome] = {}
-        chains: list[PlannedChain] = []
-        for group in find_groups(dataflow):
-            blank = _blank(name, group)
-            try:
-                chains.append(kernels.planned(dataflow, group))
-            except RefusedError as error:
-                blank = replace(blank, text=str(error))
-            outcomes[group.second] = blank
-        taken: dict[Var, str] = {}
-        replaced: dict[Var, Replacement] = {}
-        for chain in sorted(chains, key=lambda each: -each.gain):
-            found = self._judge(chain, taken, outcomes[chain.group.second])
-            if not found.text:
-                try:
-                    call = replaced[chain.output] = kernels.kernel(chain)
-                    name = str(call.function.name_hint)
-                    found = replace(found, name=name, text=chain.outlined.summary)
-                    taken |= dict.fromkeys((*chain.group.first, chain.group.second), name)
-                except RefusedError as error:
-                    found = replace(found, family="", text=str(error))
-            outcomes[chain.group.second] = found
-        return with_replacements(dataflow.function, replaced), list(outcomes.values())
-
-    def _judge(
-        self, chain: PlannedChain, taken: dict[Var, str], blank: ChainOutcome
-    ) -> ChainOutcome:
-        """The outcome of a chain that is left alone; without text if it is to be fused."""
-        judged = replace(
-            blank,
-            family=chain.ours.family,
-            microseconds=chain.ours.microseconds,
-            eager_microseconds=chain.eager,
-        )
-        products = (*chain.group.first, chain.group.second)
-        other = next((taken[each] for each in products if each in taken), "")
-        if other:
-            return replace(judged, text=f"a product of it is in {other}, which saves more")
-        if chain.gain <= 0 and not self.always:
-            text = f"not to fuse is estimated to be faster by {-chain.gain:.1f} us"
-            return replace(judged, family=EAGER, text=text)
-        return judged
-
-
-def _blank(name: str, group: Group) -> ChainOutcome:
-    products = tuple(str(each.name) for each in (*group.first, group.second))
-    return ChainOutcome(name, products, "", "", None, None, "")
