@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tvm.ir import Var
 
@@ -61,7 +62,11 @@ class ChosenChains:
 
 
 def choose_chains(
-    name: str, dataflow: Dataflow, kernels: ChainKernels, always: bool = False
+    name: str,
+    dataflow: Dataflow,
+    kernels: ChainKernels,
+    always: bool = False,
+    known: Container[Any] | None = None,
 ) -> ChosenChains:
     """Plan all chains of a function, and schedule those that pay and do not overlap.
 
@@ -75,6 +80,8 @@ def choose_chains(
         Plans and schedules, and keeps the functions.
     always : bool
         Whether those are taken too that are estimated to be slower than not to fuse them.
+    known : Container[Var] | None
+        Variables that chains may begin and end with; None allows all.
 
     Returns
     -------
@@ -86,7 +93,7 @@ def choose_chains(
     for group in find_groups(dataflow):
         blank = _blank(name, group)
         try:
-            chains.append(kernels.planned(dataflow, group))
+            chains.append(kernels.planned(dataflow, group, known))
         except RefusedError as error:
             blank = replace(blank, text=str(error))
         outcomes[group.second] = blank

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from crossfuse.hardware import Device
 from crossfuse.lower.extract import lower
 from crossfuse.planner.families import EAGER
 from crossfuse.relax.dataflow import Dataflow, subgraph
-from crossfuse.relax.groups import WEIGHT_VIEWS, Group
+from crossfuse.relax.groups import Group
 from crossfuse.relax.kernel_mark import marked
 from crossfuse.relax.operators import refused
 from crossfuse.relax.outline import Argument, Outlined, outline
@@ -97,8 +97,24 @@ class ChainKernels:
         """The module with the kernels that were made."""
         return self._builder.get()
 
-    def planned(self, dataflow: Dataflow, group: Group) -> PlannedChain:
+    def planned(
+        self, dataflow: Dataflow, group: Group, known: Container[Any] | None = None
+    ) -> PlannedChain:
         """Plan a group, with as much as possible of what follows it.
+
+        Parameters
+        ----------
+        dataflow : Dataflow
+            Where it is.
+        group : Group
+            The group.
+        known : Container[Var] | None
+            Variables that it may begin and end with; None allows all.
+
+        Returns
+        -------
+        PlannedChain
+            The chain.
 
         Raises
         ------
@@ -111,6 +127,7 @@ class ChainKernels:
             try:
                 _check_used_inside(dataflow, inner, output, group)
                 module, given = subgraph(dataflow, inner, output)
+                _check_known([output, *given], known)
                 outlined = outline(module)
                 plans = self._ranked(outlined.func)
                 return PlannedChain(group, output, tuple(given), outlined, plans)
@@ -178,10 +195,9 @@ class _Equal:
 
 def _check_used_inside(dataflow: Dataflow, inner: list[Var], output: Var, group: Group) -> None:
     """Refuse a group of which anything but the result, or a weight's view, is read elsewhere."""
-    views = {each for each in group.before if dataflow.operator(each) in WEIGHT_VIEWS}
     for value in inner:
         for user in dataflow.users.get(value, []):
-            if value.same_as(output) or value in views or user in inner:
+            if value.same_as(output) or value in group.views or user in inner:
                 continue
             where = f"{dataflow.operator(value)} ({value.name})"
             what = "the model's results" if user is None else dataflow.operator(user) or user.name
@@ -190,6 +206,18 @@ def _check_used_inside(dataflow: Dataflow, inner: list[Var], output: Var, group:
                 f"an intermediate that {what} reads too",
                 "one that nothing else reads",
                 "leave the model unfused, or keep that use out of it",
+            )
+
+
+def _check_known(values: list[Var], known: Container[Any] | None) -> None:
+    """Refuse a group that begins or ends inside of what its caller takes for one operator."""
+    for value in values:
+        if known is not None and value not in known:
+            raise refused(
+                str(value.name),
+                "a part of an operator",
+                "values that operators of the model make",
+                "decompose the operator before",
             )
 
 

@@ -12,7 +12,7 @@ from crossfuse.relax.dataflow import Dataflow
 from crossfuse.relax.operators import CAST, PRODUCT, RESHAPES, TRANSPOSE
 
 #: What may lie between a stored weight and its product.
-WEIGHT_VIEWS = frozenset({TRANSPOSE, CAST, *RESHAPES})
+_OF_WEIGHTS = frozenset({TRANSPOSE, CAST, *RESHAPES})
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,10 @@ class Group:
     second : Var
         The last product.
     before : tuple[Var, ...]
-        Bindings up to `second`, weights' transpositions and casts among them, in order.
+        Bindings up to `second`, `views` among them, in order.
+    views : frozenset[Var]
+        Transpositions, casts and reshapes of weights, reshapes of the input: what kernels do on
+        loading, so that others may read it too.
     after : tuple[Var, ...]
         Element-wise bindings of its result, one after the other; each but the last has one user.
     """
@@ -34,6 +37,7 @@ class Group:
     first: tuple[Var, ...]
     second: Var
     before: tuple[Var, ...]
+    views: frozenset[Var]
     after: tuple[Var, ...]
 
     def outputs(self) -> Iterator[tuple[Var, tuple[Var, ...]]]:
@@ -64,8 +68,10 @@ def find_groups(dataflow: Dataflow) -> Iterator[Group]:
             continue
         first = _first(dataflow, variable)
         if first:
-            before = tuple(_before(dataflow, first, variable))
-            yield Group(first, variable, before, tuple(_after(dataflow, variable, before)))
+            views = frozenset(_views(dataflow, first, variable))
+            before = tuple(_before(dataflow, first, variable, views))
+            after = tuple(_after(dataflow, variable, before))
+            yield Group(first, variable, before, views, after)
 
 
 def _first(dataflow: Dataflow, second: Var) -> tuple[Var, ...]:
@@ -105,17 +111,16 @@ def _products(dataflow: Dataflow, values: Iterator[Var]) -> tuple[Var, ...]:
     return tuple(each for each in dataflow.values if each in found)
 
 
-def _before(dataflow: Dataflow, first: tuple[Var, ...], second: Var) -> list[Var]:
-    """Bindings of a group up to its second product: what depends on the first, and their weights.
+def _before(
+    dataflow: Dataflow, first: tuple[Var, ...], second: Var, views: frozenset[Var]
+) -> list[Var]:
+    """Bindings of a group up to its second product: what depends on the first, and views.
 
     What does not depend on them, such as another branch of a residual, is computed outside.
     """
-    inside = {*first, second}
-    depends: dict[Any, bool] = {}
+    depends: dict[Any, bool] = {each: True for each in (*first, second)}
 
     def needs_first(value: Any) -> bool:
-        if value in inside:
-            return True
         if value not in depends:
             depends[value] = dataflow.is_elementwise(value) and any(
                 [needs_first(each) for each in dataflow.arguments(value)]
@@ -123,17 +128,23 @@ def _before(dataflow: Dataflow, first: tuple[Var, ...], second: Var) -> list[Var
         return depends[value]
 
     needs_first(dataflow.arguments(second)[0])
-    inside |= {value for value, found in depends.items() if found}
+    return [each for each in dataflow.values if each in views or depends.get(each, False)]
+
+
+def _views(dataflow: Dataflow, first: tuple[Var, ...], second: Var) -> Iterator[Var]:
+    """What lies between stored tensors and the products that read them."""
     for product in (*first, second):
-        inside |= set(_way(dataflow, dataflow.arguments(product)[1]))
-    return [each for each in dataflow.values if each in inside]
+        left, right = dataflow.arguments(product)
+        yield from _way(dataflow, right, _OF_WEIGHTS)
+        if product is not second:
+            yield from _way(dataflow, left, RESHAPES)
 
 
-def _way(dataflow: Dataflow, weight: Any) -> Iterator[Var]:
-    """Transpositions, casts and reshapes between a stored weight and its product."""
-    while dataflow.operator(weight) in WEIGHT_VIEWS:
-        yield weight
-        (weight, *_) = dataflow.arguments(weight)
+def _way(dataflow: Dataflow, value: Any, names: frozenset[str]) -> Iterator[Var]:
+    """Operators of some names, one after the other, that make a value."""
+    while dataflow.operator(value) in names:
+        yield value
+        (value, *_) = dataflow.arguments(value)
 
 
 def _after(dataflow: Dataflow, second: Var, before: tuple[Var, ...]) -> Iterator[Var]:
