@@ -200,7 +200,9 @@ def _check_used_inside(dataflow: Dataflow, inner: list[Var], output: Var, group:
             if value.same_as(output) or value in group.views or user in inner:
                 continue
             where = f"{dataflow.operator(value)} ({value.name})"
-            what = "the model's results" if user is None else dataflow.operator(user) or user.name
+            what = "the model's results"
+            if user is not None and not isinstance(dataflow.values[user], relax.Tuple):
+                what = dataflow.operator(user) or "a call of another function"
             raise refused(
                 where,
                 f"an intermediate that {what} reads too",

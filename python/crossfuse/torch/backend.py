@@ -150,9 +150,9 @@ def crossfuse(
 def _compile_eager(
     module: fx.GraphModule, inputs: Sequence[Any], fuse: Callable[[fx.GraphModule], None]
 ) -> Callable[..., Any]:
+    from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func
     from torch._functorch.compilers import nop
-    from torch._dynamo.backends.common import aot_autograd
 
     def inference(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
         fuse(graph)
