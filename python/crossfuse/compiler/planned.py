@@ -79,25 +79,8 @@ def _not_fusing(plans: list[Plan]) -> float | None:
 
 def _plans(source: Source, target: Device) -> list[Plan]:
     from crossfuse.planner.chain.build import chain_of
-    from crossfuse.planner.extract.chain import chain_from
-    from crossfuse.planner.kernels.every import families
-    from crossfuse.planner.kernels.shape import shape_of
-    from crossfuse.planner.plan import ranked
+    from crossfuse.schedule.planned import rank_chain, rank_function
 
-    if source.spec is not None:
-        chain, stored = chain_of(source.spec), source.spec.weights == "nk"
-    else:
-        chain, stored = chain_from(source.func), _k_major(source.func)
-    found = ranked(chain, target, k_major=stored, keep=_TRIED)
-    if any(each.family != EAGER for each in found):
-        return found
-    # Says which rule leaves no tiles of each family.
-    return ranked(chain, target, k_major=stored, only=families(shape_of(chain)), keep=_TRIED)
-
-
-def _k_major(func: Any) -> bool:
-    """Whether the weights of the first product are stored as [n, k]."""
-    from crossfuse import _tvm as ir
-    from crossfuse.schedule.rules.chain import read_chain
-
-    return read_chain(ir.Schedule(func)).k_major
+    if source.spec is None:
+        return rank_function(source.func, target, keep=_TRIED)
+    return rank_chain(chain_of(source.spec), source.spec.weights == "nk", target, keep=_TRIED)

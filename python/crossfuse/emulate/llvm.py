@@ -208,36 +208,61 @@ def run_serial(
     arguments : Mapping | Sequence
         See `run_sequential`.
     """
-    import ml_dtypes  # noqa: F401  (registers bfloat16 and fp8 with numpy)
-    import numpy as np
+    return SequentialFunction(serial, function)(arguments)
 
-    names = [str(each.name) for each in function.params]
-    given = (
-        arguments if isinstance(arguments, Mapping) else dict(zip(names, arguments, strict=False))
-    )
-    wide = {
-        name: np.dtype("float32")
-        for name, parameter, image in zip(names, function.params, serial.params, strict=True)
-        if str(image.ty.dtype) != str(parameter.ty.dtype)
-    }
-    specs = {each.name: each for each in buffer_specs(function)}
-    count = _rows_given(specs, given)
-    arrays = {}
-    for name, spec in specs.items():
-        value = given.get(name)
-        array = np.zeros(spec.shape, dtype=np.dtype(spec.dtype)) if value is None else value
-        if spec.rows and value is not None:
-            array = _with_all_rows(spec, value)
-        arrays[name] = ir.tvm.runtime.tensor(array.astype(wide[name]) if name in wide else array)
-    module = ir.tvm.ir.IRModule({"main": serial})
-    with ir.tvm.transform.PassContext(disabled_pass=_DISABLED):
-        executable = ir.tvm.compile(module, ir.tvm.target.Target(_TARGET), tir_pipeline="default")
-    executable["main"](*arrays.values())
-    return {
-        name: array.numpy().astype(np.dtype(spec.dtype))[: count if spec.rows else None]
-        for spec, (name, array) in zip(specs.values(), arrays.items(), strict=True)
-        if name not in given
-    }
+
+class SequentialFunction:
+    """What `serialise` made of a function, compiled once.
+
+    Parameters
+    ----------
+    serial, function : tvm.tirx.PrimFunc
+        The sequential function, and that which it was made of.
+    """
+
+    def __init__(self, serial: Any, function: Any) -> None:
+        self._specs = {each.name: each for each in buffer_specs(function)}
+        self._names = [str(each.name) for each in function.params]
+        pairs = zip(self._names, function.params, serial.params, strict=True)
+        #: Parameters that LLVM has no arithmetic for, in the type that stands in for theirs.
+        self._wide = {
+            name: "float32"
+            for name, parameter, image in pairs
+            if str(image.ty.dtype) != str(parameter.ty.dtype)
+        }
+        module = ir.tvm.ir.IRModule({"main": serial})
+        with ir.tvm.transform.PassContext(disabled_pass=_DISABLED):
+            self._executable = ir.tvm.compile(
+                module, ir.tvm.target.Target(_TARGET), tir_pipeline="default"
+            )
+
+    def __call__(
+        self, arguments: Mapping[str, np.ndarray] | Sequence[np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Run it; the outputs by name. For `arguments` see `run_sequential`."""
+        import ml_dtypes  # noqa: F401  (registers bfloat16 and fp8 with numpy)
+        import numpy as np
+
+        given = (
+            arguments
+            if isinstance(arguments, Mapping)
+            else dict(zip(self._names, arguments, strict=False))
+        )
+        count = _rows_given(self._specs, given)
+        arrays = {}
+        for name, spec in self._specs.items():
+            value = given.get(name)
+            array = np.zeros(spec.shape, dtype=np.dtype(spec.dtype)) if value is None else value
+            if spec.rows and value is not None:
+                array = _with_all_rows(spec, value)
+            wide = self._wide.get(name)
+            arrays[name] = ir.tvm.runtime.tensor(array.astype(wide) if wide else array)
+        self._executable["main"](*arrays.values())
+        return {
+            name: array.numpy().astype(np.dtype(spec.dtype))[: count if spec.rows else None]
+            for spec, (name, array) in zip(self._specs.values(), arrays.items(), strict=True)
+            if name not in given
+        }
 
 
 def _rows_given(specs: Mapping[str, BufferSpec], given: Mapping[str, np.ndarray]) -> int | None:

@@ -11,7 +11,10 @@ from typing import Any
 
 _HOME = {
     "Argument": "outline",
+    "BuildKernels": "build_kernels",
+    "ChainOutcome": "chain_choice",
     "FuseCascades": "fuse_cascades",
+    "FuseChains": "fuse_chains",
     "Imported": "torch_import",
     "Outcome": "fuse_cascades",
     "Outlined": "outline",

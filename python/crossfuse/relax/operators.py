@@ -7,7 +7,7 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.ir import Call, GenericConst, Op, TensorLoad, Var
 from tvm.s_tir import SBlock
-from tvm_ffi import WalkResult, structural_walk
+from tvm_ffi import WalkResult, structural_equal, structural_walk
 
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 
@@ -181,7 +181,15 @@ def _at_place(load: Any, block: SBlock) -> bool:
     if len(indices) > len(axes):
         return False
     return all(
-        (index.same_as(axis.var) and int(extent) == int(axis.dom.extent))
-        or (isinstance(index, tirx.IntImm) and int(index) == 0 and int(extent) == 1)
+        (index.same_as(axis.var) and _equal(extent, axis.dom.extent))
+        or (isinstance(index, tirx.IntImm) and int(index) == 0 and _equal(extent, 1))
         for index, extent, axis in zip(indices, shape, axes, strict=True)
     )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two extents, which may be dynamic, are the same; types of integers do not matter."""
+    numbers = (int, tirx.IntImm)
+    if isinstance(one, numbers) and isinstance(other, numbers):
+        return int(one) == int(other)
+    return bool(structural_equal(one, other))

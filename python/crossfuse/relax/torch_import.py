@@ -159,7 +159,7 @@ def _translate(exported: Any) -> Any:
                 keep_params_as_input=True,
                 unwrap_unit_return_tuple=True,
                 run_ep_decomposition=decompose,
-                custom_convert_map=_converters(),
+                custom_convert_map=converters(),
             )
         except Exception as error:
             problems.append(error)
@@ -168,11 +168,16 @@ def _translate(exported: Any) -> Any:
     raise _refused("graph", _first_line(problems[0]), limit, advice) from problems[0]
 
 
-def _converters() -> dict[str, Callable[[Any, Any], Any]]:
-    """Matrix products in the type of their operands.
+def converters() -> dict[str, Callable[[Any, Any], Any]]:
+    """Converters of aten operators for TVM's importer, by name: what it has otherwise, or not.
 
-    TVM's own converters declare every product float32, so a bias or a second layer in a 2-byte
-    type no longer fits, and the output changes its type.
+    Its own declare every product float32, so that a bias or a second layer in a 2-byte type no
+    longer fits, and the output changes its type.
+
+    Returns
+    -------
+    dict[str, Callable]
+        Functions of a node and the importer, which give the Relax variable.
     """
     from tvm import relax
 
@@ -197,8 +202,28 @@ def _converters() -> dict[str, Callable[[Any, Any], Any]]:
             bias = emit(relax.op.multiply(bias, relax.const(beta, dtype)))
         return emit(relax.op.add(product, bias))
 
+    def transpose(node: Any, importer: Any) -> Any:
+        (x,) = importer.retrieve_args(node)
+        return importer.block_builder.emit(relax.op.permute_dims(x))
+
+    def reshape(node: Any, importer: Any) -> Any:
+        x, shape = importer.retrieve_args(node)
+        return importer.block_builder.emit(relax.op.reshape(x, shape))
+
+    def cast(node: Any, importer: Any) -> Any:
+        x, dtype = importer.retrieve_args(node)
+        name = str(dtype).removeprefix("torch.")
+        return importer.block_builder.emit(relax.op.astype(x, name))
+
     products = dict.fromkeys(("matmul.default", "mm.default", "bmm.default"), matmul)
-    return {"linear.default": linear, "addmm.default": addmm, **products}
+    before_decomposition = {"t.default": transpose, "_unsafe_view.default": reshape}
+    return {
+        "linear.default": linear,
+        "addmm.default": addmm,
+        "convert_element_type.default": cast,
+        **products,
+        **before_decomposition,
+    }
 
 
 def _weights(exported: Any) -> dict[str, torch.Tensor]:

@@ -62,6 +62,11 @@ class LoadedKernel:
         return self.manifest.name
 
     @property
+    def module(self) -> Any:
+        """The ``tvm_ffi.Module`` that has the function, to be linked into others."""
+        return self._module
+
+    @property
     def buffers(self) -> tuple[BufferSpec, ...]:
         """Arguments in order."""
         return self.manifest.buffers

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.planner.families import FAMILIES
+from crossfuse.hardware import Device
+from crossfuse.planner.chain.spec import Chain
+from crossfuse.planner.families import EAGER, FAMILIES
 from crossfuse.planner.kernels.shape import shape_of
-from crossfuse.planner.plan import Plan
+from crossfuse.planner.plan import Plan, ranked
 from crossfuse.schedule.families import schedule_family
 from crossfuse.schedule.rules.chain import read_chain
 
@@ -61,6 +63,45 @@ def _check_chain(func: Any, plan: Plan) -> None:
             + ", which the plan is of",
             instead="plan this workload",
         )
+
+
+def rank_function(func: Any, target: Device, *, keep: int = 1) -> list[Plan]:
+    """Plan a canonical function, see `crossfuse.planner.plan.ranked`.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        A chain in canonical form, see `crossfuse.workload.build`.
+    target : Device
+        What to plan for.
+    keep : int
+        Plans of a family.
+
+    Returns
+    -------
+    list[Plan]
+        The fastest first, at least one of them of a kernel of ours.
+
+    Raises
+    ------
+    PlanRefused
+        If the function is no chain, or no kernel of ours fits.
+    """
+    from crossfuse import _tvm as ir
+    from crossfuse.planner.extract.chain import chain_from
+
+    return rank_chain(chain_from(func), read_chain(ir.Schedule(func)).k_major, target, keep=keep)
+
+
+def rank_chain(chain: Chain, k_major: bool, target: Device, *, keep: int = 1) -> list[Plan]:
+    """Plan a chain of which a kernel of ours is wanted, see `rank_function`."""
+    from crossfuse.planner.kernels.every import families
+
+    found = ranked(chain, target, k_major=k_major, keep=keep)
+    if any(each.family != EAGER for each in found):
+        return found
+    # Says which rule leaves no tiles of each family.
+    return ranked(chain, target, k_major=k_major, only=families(shape_of(chain)), keep=keep)
 
 
 def schedule_planned(func: Any, plan: Plan, *, constant_weights: bool = False) -> Any:

@@ -1,0 +1,76 @@
+"""The pass that makes one kernel of two layers of matrix products, wherever that pays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+
+from crossfuse import _tvm as ir
+from crossfuse.hardware import Device, device
+from crossfuse.relax.chain_choice import ChainOutcome, choose_chains
+from crossfuse.relax.chain_kernels import ChainKernels
+from crossfuse.relax.dataflow import clean, read_dataflow
+from crossfuse.relax.replace import with_replacements
+
+
+@ir.tvm.ir.transform.module_pass(opt_level=0, name="crossfuse.FuseChains")
+class FuseChains:
+    """Replace two layers of matrix products by one scheduled function, where that is faster.
+
+    A pass over modules before ``LegalizeOps``. Layers are found by dataflow: a product whose left
+    operand is made, element by element, of one product or of two of the same matrix. Activations
+    may be decomposed in any way; casts, reshapes that keep rows, biases, residuals and transposed
+    weights belong to the chain. Each chain is planned (`crossfuse.plan`); of chains that overlap
+    the one that saves most is taken. Everything else stays as it is.
+
+    Parameters
+    ----------
+    target : str | Device
+        What to plan for.
+    always : bool
+        Whether chains are fused that are estimated to be slower than not to fuse them.
+    constant_weights : bool
+        Whether no kernel that may still be running writes the weights, see `crossfuse.compile`.
+
+    Attributes
+    ----------
+    outcomes : tuple[ChainOutcome, ...]
+        What became of each pair of layers of the last module, in order.
+
+    Examples
+    --------
+    >>> fuse = FuseChains("nvidia-h100")            # doctest: +SKIP
+    >>> mod = fuse(mod)
+    >>> [(each.name, each.family, each.text) for each in fuse.outcomes]
+    """
+
+    def __init__(
+        self,
+        target: str | Device = "nvidia-h100",
+        *,
+        always: bool = False,
+        constant_weights: bool = False,
+    ) -> None:
+        self.target = device(target)
+        self.always = always
+        self.constant_weights = constant_weights
+        self.outcomes: tuple[ChainOutcome, ...] = ()
+
+    def transform_module(self, mod: Any, _context: Any) -> Any:
+        """See `FuseChains`."""
+        made = clean(mod)
+        outcomes: list[ChainOutcome] = []
+        fused: dict[Any, Any] = {}
+        kernels = ChainKernels(made, self.target, self.constant_weights)
+        for name, function in made.functions_items():
+            if isinstance(function, relax.Function):
+                dataflow = read_dataflow(function)
+                chosen = choose_chains(str(name.name_hint), dataflow, kernels, self.always)
+                fused[name] = with_replacements(function, chosen.replacements)
+                outcomes += chosen.outcomes
+        self.outcomes = tuple(outcomes)
+        made = kernels.module
+        for name, function in fused.items():
+            made.update_func(name, function)
+        return clean(made)

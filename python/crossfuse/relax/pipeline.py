@@ -1,0 +1,108 @@
+"""From a model to an executable's functions: our passes before TVM's own, in numbered phases."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from crossfuse.hardware import Device, device, tvm_target
+from crossfuse.relax.build_kernels import BuildKernels
+from crossfuse.relax.dataflow import clean
+from crossfuse.relax.fuse_cascades import FuseCascades
+from crossfuse.relax.fuse_chains import FuseChains
+
+#: The folder for the modules of all phases, of a pipeline that is not told one.
+DUMP = "CROSSFUSE_DUMP"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A step of the pipeline.
+
+    Attributes
+    ----------
+    name : str
+        What it does.
+    run : tvm.ir.transform.Pass | Callable
+        A pass, or a function from module to module.
+    """
+
+    name: str
+    run: Any
+
+
+def phases(target: str | Device = "nvidia-h100") -> tuple[Phase, ...]:
+    """Our phases in order; TVM's pipeline for the device comes after them.
+
+    Parameters
+    ----------
+    target : str | Device
+        What to compile for.
+
+    Returns
+    -------
+    tuple[Phase, ...]
+        ``clean``, ``fuse_chains``, ``legalize``, ``fuse_cascades``, ``build_kernels``.
+    """
+    spec = device(target)
+    return (
+        Phase("clean", clean),
+        Phase("fuse_chains", FuseChains(spec)),
+        Phase("legalize", relax.transform.LegalizeOps()),
+        Phase("fuse_cascades", FuseCascades()),
+        Phase("build_kernels", BuildKernels(spec)),
+    )
+
+
+def pipeline(target: str | Device = "nvidia-h100", *, dump: str | Path | None = None) -> Any:
+    """The pipeline that TVM knows as ``"crossfuse"``.
+
+    Chains and cascades that pay become kernels of ours. All else goes through TVM's own pipeline
+    for CUDA, with dlight's schedules.
+
+    Parameters
+    ----------
+    target : str | Device
+        What to compile for.
+    dump : str | Path | None
+        A folder that gets the module after each phase, ``01_clean.py`` and so on, and what became
+        of chains and cascades beside it, ``02_fuse_chains.txt``; None takes the environment
+        variable ``CROSSFUSE_DUMP``, and writes nothing without it.
+
+    Returns
+    -------
+    tvm.ir.transform.Pass
+        For ``relax.build(mod, target, relax_pipeline=...)``.
+
+    Examples
+    --------
+    >>> executable = relax.build(mod, "nvidia/nvidia-h100", relax_pipeline="crossfuse")
+    ...                                              # doctest: +SKIP
+    """
+    spec = device(target)
+    folder = dump if dump is not None else os.environ.get(DUMP)
+
+    @tvm.transform.module_pass(opt_level=0, name="crossfuse.pipeline")
+    def run(mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
+        for number, phase in enumerate(phases(spec), 1):
+            mod = phase.run(mod)
+            if folder:
+                _write(Path(folder), f"{number:02}_{phase.name}", mod, phase)
+        current = tvm.target.Target.current() or tvm_target(spec)
+        with current:
+            return relax.get_default_pipeline(current)(mod)
+
+    return run
+
+
+def _write(folder: Path, name: str, mod: tvm.IRModule, phase: Phase) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.py").write_text(f"{mod.without_attr('external_mods')}\n")
+    outcomes = getattr(phase.run, "outcomes", ())
+    if outcomes:
+        (folder / f"{name}.txt").write_text("".join(f"{each}\n" for each in outcomes))

@@ -1,0 +1,205 @@
+"""The backend of ``torch.compile``: chains become kernels of ours, all else is left to torch."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import fx
+
+from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.hardware import Device, device
+from crossfuse.torch.report import Report, keep
+
+#: Who compiles what is left.
+REST = ("inductor", "eager")
+#: Where kernels run of models on the CPU: nowhere, or as sequential functions.
+CPU = ("", "llvm")
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Options of the backend, and the backend with them.
+
+    Attributes
+    ----------
+    rest : str
+        Who compiles the rest of the graph: ``"inductor"``, or ``"eager"``: nobody.
+    always : bool
+        Whether chains are fused that are estimated to be slower than not to fuse them.
+    target : str
+        What to compile for; empty takes the GPU that the tensors are on.
+    cpu : str
+        Of tensors on the CPU: ``"llvm"`` runs the scheduled functions there, one thread after the
+        other, to see what they compute without a GPU. Empty leaves such graphs to torch.
+
+    Examples
+    --------
+    >>> fn = torch.compile(model, backend="crossfuse")             # doctest: +SKIP
+    >>> fn = torch.compile(model, backend=Backend(rest="eager"))   # doctest: +SKIP
+    """
+
+    rest: str = "inductor"
+    always: bool = False
+    target: str = ""
+    cpu: str = ""
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("rest", self.rest, REST), ("cpu", self.cpu, CPU)):
+            if value not in known:
+                raise _refused_option(name, repr(value), " or ".join(map(repr, known)))
+
+    def __call__(
+        self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any
+    ) -> Callable[..., Any]:
+        """Compile a graph that torch captured."""
+        if self.rest == "inductor":
+            from crossfuse.torch.inductor import compile_with_inductor
+
+            return compile_with_inductor(module, inputs, self.fuse)
+        return _compile_eager(module, inputs, self.fuse)
+
+    def fuse(self, module: fx.GraphModule) -> None:
+        """Replace the chains of an inference graph of aten operators, in place.
+
+        What goes wrong on the way leaves the graph as it was, with a warning.
+        """
+        try:
+            report = self._fused(module)
+        except Exception as error:  # whatever it is, the graph is right without us
+            report = Report(reason=f"{type(error).__name__}: {error}")
+            warnings.warn(f"crossfuse left a graph to torch: {report.reason}", stacklevel=2)
+        keep(report)
+        _LOG.info("%s", report.text())
+
+    def _fused(self, module: fx.GraphModule) -> Report:
+        place = _place(module)
+        if not self._runs_on(place):
+            return Report(reason=f"its tensors are on {place}, and kernels need a GPU")
+        from crossfuse.torch.fuse import fuse_chains
+
+        return fuse_chains(module, self._device(place), self.always, place.type == "cpu")
+
+    def _runs_on(self, place: torch.device) -> bool:
+        return place.type == "cuda" or (place.type == "cpu" and bool(self.cpu))
+
+    def _device(self, place: torch.device) -> Device:
+        if self.target:
+            return device(self.target)
+        if place.type != "cuda":
+            return device("nvidia-h100")
+        capability = torch.cuda.get_device_capability(place)
+        name = torch.cuda.get_device_name(place)
+        if capability != (9, 0):
+            raise refuse(
+                WorkloadRefused,
+                "torch-backend",
+                str(place),
+                found=f"{name} of compute capability {capability[0]}.{capability[1]}",
+                limit="9.0, a Hopper GPU",
+                instead="use another backend there",
+            )
+        return device("nvidia-h200" if "H200" in name else "nvidia-h100")
+
+
+def crossfuse(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: dict[str, Any] | None = None,
+    **_: Any,
+) -> Callable[..., Any]:
+    """The backend that ``torch.compile(model, backend="crossfuse")`` finds.
+
+    Two layers of matrix products with what is computed between and after them become one kernel
+    where that is estimated to be faster; see `crossfuse.torch.reports`. Everything else is compiled
+    by inductor, as without us. Graphs with gradients are left to inductor too, with a warning.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        What torch captured.
+    inputs : Sequence[Any]
+        Its example inputs.
+    options : dict[str, Any] | None
+        Fields of `Backend`, such as ``{"rest": "eager"}``; ``torch.compile`` passes them on.
+
+    Returns
+    -------
+    Callable
+        What torch calls instead of the graph.
+
+    Raises
+    ------
+    WorkloadRefused
+        For options that are none.
+    """
+    known = [each.name for each in fields(Backend)]
+    for name in options or {}:
+        if name not in known:
+            raise _refused_option("options", repr(name), ", ".join(known))
+    return Backend(**(options or {}))(module, inputs)
+
+
+def _compile_eager(
+    module: fx.GraphModule, inputs: Sequence[Any], fuse: Callable[[fx.GraphModule], None]
+) -> Callable[..., Any]:
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch.compilers import nop
+
+    def inference(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
+        fuse(graph)
+        return make_boxed_func(graph.forward)
+
+    def training(graph: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        warn_of_training()
+        return nop(graph, given)
+
+    compiled = aot_autograd(fw_compiler=training, bw_compiler=nop, inference_compiler=inference)
+    return compiled(module, inputs)
+
+
+def warn_of_training() -> None:
+    """Say that a graph with gradients is left alone."""
+    reason = "it records gradients, and our kernels have none"
+    keep(Report(reason=reason))
+    warnings.warn(
+        f"crossfuse left a graph to torch: {reason}; call the model under torch.no_grad() or "
+        "torch.inference_mode()",
+        stacklevel=2,
+    )
+
+
+def _place(module: fx.GraphModule) -> torch.device:
+    """The device of a graph's tensors."""
+    values = (each.meta.get("val") for each in module.graph.nodes)
+    devices = dict.fromkeys(each.device for each in values if isinstance(each, torch.Tensor))
+    gpus = [each for each in devices if each.type != "cpu"]
+    if len(gpus) > 1:
+        raise refuse(
+            WorkloadRefused,
+            "torch-backend",
+            "graph",
+            found=f"tensors on {', '.join(map(str, devices))}",
+            limit="one GPU",
+            instead="compile the parts of each GPU for themselves",
+        )
+    return next(iter([*gpus, *devices]), torch.device("cpu"))
+
+
+def _refused_option(where: str, found: str, limit: str) -> Exception:
+    return refuse(
+        WorkloadRefused,
+        "torch-backend",
+        where,
+        found=found,
+        limit=limit,
+        instead="name one of these",
+    )

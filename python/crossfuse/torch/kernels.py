@@ -1,0 +1,87 @@
+"""Scheduled functions as kernels that torch calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import Any
+
+import torch
+import tvm
+from tvm.ir import GlobalVar
+
+from crossfuse.hardware import Device
+from crossfuse.relax.replace import Replacement
+from crossfuse.torch.operator import FusedKernel, offer
+
+
+def offer_kernels(
+    replacements: Mapping[Any, Replacement], mod: tvm.IRModule, target: Device, cpu: bool
+) -> dict[GlobalVar, str]:
+    """Build the functions that a graph calls, and make them known to ``crossfuse::run``.
+
+    Parameters
+    ----------
+    replacements : Mapping[Any, Replacement]
+        The calls.
+    mod : tvm.IRModule
+        With the functions.
+    target : Device
+        What to build for.
+    cpu : bool
+        Whether to run the scheduled functions on the CPU instead, one thread after the other.
+
+    Returns
+    -------
+    dict[GlobalVar, str]
+        Their keys.
+
+    Raises
+    ------
+    LoweringRefused, EnvironmentRefused
+        See `crossfuse.runtime.build_library`.
+    """
+    calls = {each.function: each for each in replacements.values()}
+    functions = {name: mod[name] for name in calls}
+    made = _on_cpu(functions) if cpu else _on_gpu(functions, target)
+    keys = {}
+    for name, call in calls.items():
+        text = mod[name].script()
+        where = "cpu" if cpu else target.name
+        keys[name] = f"{name.name_hint}-{where}-{sha256(text.encode()).hexdigest()[:16]}"
+        dtype = getattr(torch, call.dtype)
+        offer(FusedKernel(keys[name], call.shape, dtype, made[name]))
+    return keys
+
+
+def _on_gpu(functions: Mapping[GlobalVar, Any], target: Device) -> dict[GlobalVar, Any]:
+    from crossfuse.relax.build_kernels import build_functions
+    from crossfuse.runtime.load import load
+
+    named = {str(name.name_hint): func for name, func in functions.items()}
+    libraries = build_functions(named, target)
+    return {
+        name: load(each.shared_object).run for name, each in zip(functions, libraries, strict=True)
+    }
+
+
+def _on_cpu(functions: Mapping[GlobalVar, Any]) -> dict[GlobalVar, Any]:
+    from crossfuse.emulate.llvm import SequentialFunction, serialise
+
+    return {
+        name: _of_tensors(SequentialFunction(serialise(func), func))
+        for name, func in functions.items()
+    }
+
+
+def _of_tensors(run: Callable[..., dict[str, Any]]) -> Callable[..., torch.Tensor]:
+    """A function of numpy arrays as one of torch tensors."""
+    from crossfuse.compiler.weights import to_torch
+    from crossfuse.relax.torch_import import to_numpy
+
+    def apply(*inputs: torch.Tensor) -> torch.Tensor:
+        (output,) = run([to_numpy(each) for each in inputs]).values()
+        result: torch.Tensor = to_torch(output)
+        return result
+
+    return apply

@@ -1,0 +1,63 @@
+"""What the backend made of each graph."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from crossfuse.relax.chain_choice import ChainOutcome
+
+#: Graphs that are remembered.
+_MOST = 64
+
+
+@dataclass(frozen=True)
+class Report:
+    """One graph that torch gave to the backend.
+
+    Attributes
+    ----------
+    outcomes : tuple[ChainOutcome, ...]
+        Each pair of layers in it: the kernel that it became, or why it did not.
+    untranslated : tuple[str, ...]
+        Operators that were left to torch because TVM does not know them.
+    reason : str
+        Why the graph was left to torch as a whole; empty if it was looked at.
+    """
+
+    outcomes: tuple[ChainOutcome, ...] = ()
+    untranslated: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def fused(self) -> tuple[str, ...]:
+        """Kernels that the graph calls, in order; equal layers share one."""
+        return tuple(each.name for each in self.outcomes if each.name)
+
+    def text(self) -> str:
+        """One line for each pair of layers."""
+        if self.reason:
+            return f"left to torch: {self.reason}"
+        lines = [_line(each) for each in self.outcomes]
+        return "\n".join(lines or ["no two layers of matrix products"])
+
+
+_REPORTS: deque[Report] = deque(maxlen=_MOST)
+
+
+def reports() -> tuple[Report, ...]:
+    """Reports of this process's graphs, the last one last."""
+    return tuple(_REPORTS)
+
+
+def keep(report: Report) -> None:
+    """Add a report to `reports`."""
+    _REPORTS.append(report)
+
+
+def _line(outcome: ChainOutcome) -> str:
+    products = ", ".join(outcome.products)
+    if not outcome.name:
+        return f"{products}: left, {outcome.text}"
+    ours, eager = outcome.microseconds, outcome.eager_microseconds
+    return f"{products}: {outcome.name}, about {ours:.1f} of {eager:.1f} us; {outcome.text}"

@@ -1,0 +1,146 @@
+"""A graph of torch as a Relax function, node by node: groups of one are groups of the other.
+
+TVM's importer translates single operators. Operators that it does not know, or that have dynamic
+shapes, are not translated: what they make is a parameter of the function, and what they read is
+among its results, so that nothing that they need is fused away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from torch import fx
+from tvm import relax
+from tvm.ir import Var
+
+from crossfuse.relax.torch_import import converters
+from crossfuse.workload.dtypes import FLOAT_TYPES
+
+#: Element types that the importer is given; what has others is left to torch.
+_TYPES = frozenset({*FLOAT_TYPES, "bool", "int32", "int64"})
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A graph in both forms.
+
+    Attributes
+    ----------
+    module : tvm.IRModule
+        With the function ``main``.
+    nodes : Mapping[Var, fx.Node]
+        Nodes of the graph by the variables that stand for what they make. Variables inside of what
+        is one operator in torch have none.
+    untranslated : tuple[str, ...]
+        Operators that were left to torch, each once, in order.
+    """
+
+    module: tvm.IRModule
+    nodes: Mapping[Var, fx.Node]
+    untranslated: tuple[str, ...]
+
+
+def translate(graph: fx.Graph) -> Translation:
+    """Translate what TVM knows of a graph of aten operators.
+
+    Parameters
+    ----------
+    graph : torch.fx.Graph
+        Without mutation; its nodes carry ``meta["val"]``, as AOTAutograd leaves them.
+
+    Returns
+    -------
+    Translation
+        The function and its nodes.
+    """
+    refused: set[Any] = set()
+    while True:
+        attempt = _Attempt(graph, refused)
+        try:
+            return attempt.translation()
+        except _NotTranslated as error:
+            refused.add(error.node.target)
+
+
+class _NotTranslated(Exception):
+    """The importer knows an operator, but not with these arguments."""
+
+    def __init__(self, node: fx.Node) -> None:
+        super().__init__(str(node.target))
+        self.node = node
+
+
+class _Attempt:
+    """One walk over a graph, in which some operators are left out."""
+
+    def __init__(self, graph: fx.Graph, refused: set[Any]) -> None:
+        from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+        self._graph = graph
+        self._refused = refused
+        self._importer = ExportedProgramImporter()
+        self._own = converters()
+        self._known = {**self._importer.convert_map, **self._own}
+
+    def translation(self) -> Translation:
+        """Translate all nodes.
+
+        Raises
+        ------
+        _NotTranslated
+            At the first node that the importer fails on.
+        """
+        inside = [each for each in self._graph.nodes if self._is_known(each)]
+        given = [each for each in self._graph.nodes if each not in inside and _type(each)]
+        env: dict[fx.Node, Any] = {each: relax.Var(each.name, _type(each)) for each in given}
+        builder = self._importer.block_builder = relax.BlockBuilder()
+        self._importer.env = env
+        with builder.function("main", [env[each] for each in given]):
+            with builder.dataflow():
+                for node in inside:
+                    env[node] = self._convert(node)
+                needed = [env[each] for each in inside if self._is_needed(each, inside)]
+                results = builder.emit_output(relax.Tuple(needed))
+            builder.emit_func_output(results)
+        nodes = {value: each for each, value in env.items() if isinstance(value, Var)}
+        left = (each for each in given if each.op == "call_function")
+        names = dict.fromkeys(str(each.target) for each in left)
+        return Translation(builder.get(), nodes, tuple(names))
+
+    def _is_known(self, node: fx.Node) -> bool:
+        if node.op != "call_function" or node.target in self._refused or not _type(node):
+            return False
+        if getattr(node.target, "__name__", "") not in self._known:
+            return False
+        return all(_type(each) is not None for each in node.all_input_nodes)
+
+    def _convert(self, node: fx.Node) -> Any:
+        name = node.target.__name__
+        extra = (self._importer,) if name in self._own else ()
+        try:
+            value = self._known[name](node, *extra)
+        except Exception as error:  # converters raise whatever they like
+            raise _NotTranslated(node) from error
+        if not isinstance(value, Var) or str(value.ty) != str(_type(node)):
+            raise _NotTranslated(node)
+        return value
+
+    def _is_needed(self, node: fx.Node, inside: list[fx.Node]) -> bool:
+        """Whether torch reads what a node makes."""
+        return any(user not in inside for user in node.users)
+
+
+def _type(node: fx.Node) -> Any:
+    """The Relax type of what a node makes; None if it is no tensor of a type and shape we take."""
+    import torch
+
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype not in _TYPES or not all(isinstance(each, int) for each in value.shape):
+        return None
+    return relax.TensorType(tuple(value.shape), dtype)

@@ -1,0 +1,200 @@
+"""The backend of torch.compile: what it fuses, what it leaves, what it computes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+nn, F = torch.nn, torch.nn.functional
+
+from crossfuse.errors import RefusedError  # noqa: E402
+from crossfuse.torch import Backend, Report, crossfuse, reports  # noqa: E402
+
+pytestmark = pytest.mark.cpu
+
+D, H = 64, 128
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Layer(nn.Module):
+    """A pre-norm layer: attention by torch, then a gated FFN, then a plain one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(D)
+        self.query, self.project = nn.Linear(D, 3 * D), nn.Linear(D, D)
+        self.gate, self.up = (nn.Linear(D, H, bias=False) for _ in range(2))
+        self.down = nn.Linear(H, D, bias=False)
+        self.expand, self.contract = nn.Linear(D, H), nn.Linear(H, D)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.query(self.norm(x)).chunk(3, -1)
+        x = x + self.project(F.scaled_dot_product_attention(q, k, v))
+        h = self.norm(x)
+        x = x + self.down(F.silu(self.gate(h)) * self.up(h))
+        return x + self.contract(F.gelu(self.expand(x)))
+
+
+def check(
+    module: nn.Module, *inputs: torch.Tensor, rest: str = "eager", dtype: torch.dtype | None = None
+) -> Report:
+    """The compiled model errs at most twice as much as torch does."""
+    dtype = dtype or torch.float16
+    module, given = module.to(dtype).eval(), [each.to(dtype) for each in inputs]
+    with torch.no_grad():
+        backend = Backend(rest=rest, always=True, cpu="llvm")
+        got = torch.compile(module, backend=backend)(*given).double()
+        eager = module(*given).double()
+        exact = module.double()(*(each.double() for each in given))
+    error, allowed = (got - exact).abs().max(), 2 * (eager - exact).abs().max()
+    assert error <= allowed + 1e-6 * exact.abs().max()
+    return reports()[-1]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_layer(dtype: str) -> None:
+    report = check(Layer(), torch.randn(2, 8, D), dtype=getattr(torch, dtype))
+    assert report.fused == ("crossfuse_gated_ffn", "crossfuse_gemm_chain")
+    assert "crossfuse_gated_ffn, about" in report.text()
+
+
+def test_inductor_compiles_the_rest() -> None:
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.expand, self.contract = nn.Linear(D, H), nn.Linear(H, D)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sin(self.contract(F.silu(self.expand(torch.cos(x)))))
+
+    report = check(Small(), torch.randn(16, D), rest="inductor")
+    assert report.fused == ("crossfuse_gemm_chain",)
+
+
+class Function(nn.Module):
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.expand, self.contract = nn.Linear(D, H), nn.Linear(H, D)
+        self.kn = nn.Parameter(torch.randn(D, H) / D**0.5)
+        self.function = forward
+
+    def forward(self, *x: torch.Tensor) -> torch.Tensor:
+        return self.function(self, *x)
+
+
+GRAPHS: dict[str, Callable[..., Any]] = {
+    "strided input": lambda m, x: m.contract(F.relu(m.expand(x.t().contiguous().t()))),
+    "strided output": lambda m, x: m.contract(F.relu(m.expand(x))).t().sum(0),
+    "unknown operator between layers of others": lambda m, x: torch.special.i0(
+        m.contract(F.relu(m.expand(x)))
+    ),
+    "dropout": lambda m, x: F.dropout(m.contract(F.relu(m.expand(x))), 0.5, m.training),
+    "constants": lambda m, x: m.contract(F.relu(m.expand(x)) * torch.arange(H).to(x.dtype) / H),
+    "three layers": lambda m, x: m.contract(F.relu(m.expand(m.contract(F.relu(x @ m.kn))))),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs(name: str) -> None:
+    assert check(Function(GRAPHS[name]), torch.randn(16, D)).fused
+
+
+def test_an_intermediate_that_torch_needs_is_left() -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        hidden = F.relu(m.expand(x))
+        return m.contract(hidden) + torch.special.i0(hidden).sum()
+
+    report = check(Function(forward), torch.randn(16, D))
+    assert report.fused == () and report.untranslated == ("aten.i0.default",)
+    assert "found an intermediate that the model's results reads too" in report.text()
+
+
+def test_inputs_that_change_in_place_are_right() -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        x.mul_(2)
+        y = m.contract(F.relu(m.expand(x)))
+        x.add_(y)
+        return x * y
+
+    assert check(Function(forward), torch.randn(16, D)).fused
+
+
+def test_graphs_on_the_cpu_are_left_to_torch() -> None:
+    module = Layer().half().eval()
+    x = torch.randn(2, 8, D).half()
+    with torch.no_grad():
+        got = torch.compile(module, backend=Backend(rest="eager"))(x)
+        torch.testing.assert_close(got, module(x))
+    assert reports()[-1].text() == ("left to torch: its tensors are on cpu, and kernels need a GPU")
+
+
+def test_training_is_left_to_torch_with_a_warning() -> None:
+    module = Function(GRAPHS["dropout"])
+    x = torch.randn(16, D)
+    with pytest.warns(UserWarning, match=r"it records gradients.*torch\.no_grad\(\)"):
+        torch.compile(module, backend=Backend(rest="eager", cpu="llvm"))(x).sum().backward()
+    assert module.expand.weight.grad is not None
+    assert "gradients" in reports()[-1].reason
+
+
+def test_dynamic_shapes_are_left_to_torch() -> None:
+    module = Function(lambda m, x: m.contract(F.relu(m.expand(x)))).half().eval()
+    fn = torch.compile(module, backend=Backend(rest="eager", always=True, cpu="llvm"), dynamic=True)
+    with torch.no_grad():
+        for rows in (16, 24):
+            x = torch.randn(rows, D).half()
+            torch.testing.assert_close(fn(x), module(x), rtol=1e-2, atol=1e-2)
+    assert reports()[-1].fused == ()
+
+
+def test_what_goes_wrong_leaves_the_graph_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr("crossfuse.torch.fuse.rewrite", broken)
+    module, x = Function(GRAPHS["dropout"]).half().eval(), torch.randn(16, D).half()
+    with torch.no_grad(), pytest.warns(UserWarning, match="RuntimeError: no such thing"):
+        got = torch.compile(module, backend=Backend(rest="eager", always=True, cpu="llvm"))(x)
+    torch.testing.assert_close(got, module(x))
+
+
+def test_torch_finds_it_by_name() -> None:
+    assert "crossfuse" in torch.compiler.list_backends(exclude_tags=None)
+    module, x = Function(GRAPHS["dropout"]).half().eval(), torch.randn(16, D).half()
+    options = {"rest": "eager", "always": True, "cpu": "llvm"}
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        torch.compile(module, backend="crossfuse", options=options)(x)
+    assert reports()[-1].fused == ("crossfuse_gemm_chain",)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"rest": "xla"}, "found 'xla'; limit: 'inductor' or 'eager'"),
+        ({"cpu": "numpy"}, "found 'numpy'; limit: '' or 'llvm'"),
+        ({"fast": True}, "found 'fast'; limit: rest, always, target, cpu"),
+    ],
+)
+def test_options_that_are_none_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(RefusedError, match=text):
+        crossfuse(None, [], options=options)
+
+
+def test_a_kernel_that_is_not_there() -> None:
+    from crossfuse.torch.operator import define
+
+    define()
+    with pytest.raises(RefusedError, match="found the key 'nothing'; limit: kernels that this"):
+        torch.ops.crossfuse.run([torch.zeros(1)], "nothing")

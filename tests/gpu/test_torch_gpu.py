@@ -1,0 +1,84 @@
+"""Models through torch.compile and through Relax on the GPU: right, capturable, on any stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+nn, F = torch.nn, torch.nn.functional
+
+from crossfuse.torch import Backend, reports  # noqa: E402
+
+D, H, LAYERS = 2048, 5632, 2
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(D)
+        self.gate, self.up = (nn.Linear(D, H, bias=False) for _ in range(2))
+        self.down = nn.Linear(H, D, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+def compiled(rows: int, **options: Any) -> tuple[Any, Any, Any]:
+    torch.compiler.reset()
+    module = nn.Sequential(*(Layer() for _ in range(LAYERS))).cuda().bfloat16().eval()
+    x = torch.randn(rows, D, device="cuda").bfloat16()
+    return module, torch.compile(module, backend=Backend(**options)), x
+
+
+def check(module: Any, got: Any, x: Any) -> None:
+    eager, exact = module(x).double(), module.double()(x.double())
+    module.bfloat16()
+    assert (got.double() - exact).abs().max() <= 2 * (eager - exact).abs().max()
+
+
+@pytest.mark.parametrize("rows", [1, 16, 128])
+@pytest.mark.parametrize("rest", ["inductor", "eager"])
+def test_layers(rows: int, rest: str) -> None:
+    module, fn, x = compiled(rows, rest=rest, always=True)
+    with torch.inference_mode():
+        check(module, fn(x), x)
+    assert reports()[-1].fused == ("crossfuse_gated_ffn",) * LAYERS
+
+
+def test_a_graph_captures_the_model_on_a_stream_of_its_own() -> None:
+    module, fn, x = compiled(16, always=True)
+    stream = torch.cuda.Stream()
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        fn(x)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            y = fn(x)
+        for _ in range(3):
+            x.copy_(torch.randn_like(x))
+            graph.replay()
+            stream.synchronize()
+            check(module, y, x)
+
+
+def test_the_virtual_machine_runs_a_model() -> None:
+    import tvm
+    from tvm import relax
+
+    from crossfuse.hardware import tvm_target
+    from crossfuse.relax import import_torch
+    from crossfuse.relax.torch_import import to_numpy
+
+    module, _, x = compiled(16)
+    imported = import_torch(module.cpu(), [x.cpu()])
+    known = relax.get_pipeline("crossfuse")
+    machine = relax.VirtualMachine(
+        relax.build(imported.mod, tvm_target("nvidia-h100"), relax_pipeline=known), tvm.cuda()
+    )
+    given = [to_numpy(x), *imported.params.values()]
+    got = machine["main"](*(tvm.runtime.tensor(each, tvm.cuda()) for each in given)).numpy()
+    with torch.inference_mode():
+        check(module.cuda(), torch.from_numpy(got.astype("float32")).cuda(), x)
