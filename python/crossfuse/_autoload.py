@@ -8,6 +8,7 @@ it was, and may happen inside an import of ours.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 
@@ -53,9 +54,7 @@ def _install_relax_pipeline() -> None:
     from tvm.relax import pipeline
 
     def factory(*args: Any, **kwargs: Any) -> Any:
-        from crossfuse.relax.pipeline import pipeline as make
-
-        return make(*args, **kwargs)
+        return import_module("crossfuse.relax.pipeline").pipeline(*args, **kwargs)
 
     if "crossfuse" not in pipeline.PIPELINE_MAP:
         pipeline.register_pipeline("crossfuse")(factory)

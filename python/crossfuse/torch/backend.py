@@ -13,7 +13,7 @@ from torch import fx
 
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.hardware import Device, device
-from crossfuse.torch.report import Report, keep
+from crossfuse.torch.report import Report, keep, warn_of_training
 
 #: Who compiles what is left.
 REST = ("inductor", "eager")
@@ -164,17 +164,6 @@ def _compile_eager(
 
     compiled = aot_autograd(fw_compiler=training, bw_compiler=nop, inference_compiler=inference)
     return compiled(module, inputs)
-
-
-def warn_of_training() -> None:
-    """Say that a graph with gradients is left alone."""
-    reason = "it records gradients, and our kernels have none"
-    keep(Report(reason=reason))
-    warnings.warn(
-        f"crossfuse left a graph to torch: {reason}; call the model under torch.no_grad() or "
-        "torch.inference_mode()",
-        stacklevel=2,
-    )
 
 
 def _place(module: fx.GraphModule) -> torch.device:

@@ -8,6 +8,8 @@ from typing import Any
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomInferenceAwareGraphPass
 
+from crossfuse.torch.report import warn_of_training
+
 
 class _Pass(CustomInferenceAwareGraphPass):
     """Our pass before inductor's own on graphs of aten operators."""
@@ -16,8 +18,6 @@ class _Pass(CustomInferenceAwareGraphPass):
         self._fuse = fuse
 
     def __call__(self, graph: fx.Graph, is_inference: bool) -> None:
-        from crossfuse.torch.backend import warn_of_training
-
         if is_inference:
             self._fuse(graph.owning_module)
         else:

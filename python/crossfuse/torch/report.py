@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from dataclasses import dataclass
 
@@ -53,6 +54,17 @@ def reports() -> tuple[Report, ...]:
 def keep(report: Report) -> None:
     """Add a report to `reports`."""
     _REPORTS.append(report)
+
+
+def warn_of_training() -> None:
+    """Say that a graph with gradients is left alone."""
+    reason = "it records gradients, and our kernels have none"
+    keep(Report(reason=reason))
+    warnings.warn(
+        f"crossfuse left a graph to torch: {reason}; call the model under torch.no_grad() or "
+        "torch.inference_mode()",
+        stacklevel=2,
+    )
 
 
 def _line(outcome: ChainOutcome) -> str:
