@@ -1,6 +1,6 @@
 """Entry point of group ``tvm.backends``: TVM calls `register` at the end of ``import tvm``.
 
-So every process that imports TVM, workers of a tuner too, has the primitives, the pipelines
+So every process that imports TVM, workers of a tuner too, has the primitives, the pipeline
 and wgmma as a dispatch of TIRx's `gemm_async`.
 All are stand-ins that load the project when they are first used: ``import tvm`` stays as fast as
 it was, and may happen inside an import of ours.
@@ -8,12 +8,11 @@ it was, and may happen inside an import of ours.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 
 def register() -> None:
-    """Install the schedule primitives, the pipelines and the dispatch of products; idempotent.
+    """Install the schedule primitives, the pipeline and the dispatch of products; idempotent.
 
     A runtime-only TVM has neither schedules nor pipelines, and nothing is done.
     """
@@ -25,7 +24,6 @@ def register() -> None:
 
     install()
     _install_pipeline()
-    _install_relax_pipeline()
     _install_gemm_async()
 
 
@@ -47,17 +45,6 @@ def _install_pipeline() -> None:
     factory.crossfuse_wraps = stock  # type: ignore[attr-defined]
     compilation_pipeline.register_tir_pipeline("crossfuse", factory)
     registered["s_tir"] = factory
-
-
-def _install_relax_pipeline() -> None:
-    """Offer `crossfuse.relax.pipeline` under the name ``"crossfuse"``."""
-    from tvm.relax import pipeline
-
-    def factory(*args: Any, **kwargs: Any) -> Any:
-        return import_module("crossfuse.relax.pipeline").pipeline(*args, **kwargs)
-
-    if "crossfuse" not in pipeline.PIPELINE_MAP:
-        pipeline.register_pipeline("crossfuse")(factory)
 
 
 def _install_gemm_async() -> None:

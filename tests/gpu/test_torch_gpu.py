@@ -70,13 +70,13 @@ def test_the_virtual_machine_runs_a_model() -> None:
 
     from crossfuse.hardware import tvm_target
     from crossfuse.relax import import_torch
+    from crossfuse.relax.pipeline import pipeline
     from crossfuse.relax.torch_import import to_numpy
 
     module, _, x = compiled(16)
     imported = import_torch(module.cpu(), [x.cpu()])
-    known = relax.get_pipeline("crossfuse")
     machine = relax.VirtualMachine(
-        relax.build(imported.mod, tvm_target("nvidia-h100"), relax_pipeline=known), tvm.cuda()
+        relax.build(imported.mod, tvm_target("nvidia-h100"), relax_pipeline=pipeline()), tvm.cuda()
     )
     given = [to_numpy(x), *imported.params.values()]
     got = machine["main"](*(tvm.runtime.tensor(each, tvm.cuda()) for each in given)).numpy()
