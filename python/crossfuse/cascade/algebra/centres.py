@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import sympy
 
 from crossfuse.cascade.algebra import gauge as gauges
 from crossfuse.cascade.algebra.masks import as_choices, as_factors, quotient
 from crossfuse.cascade.algebra.moments import Centre, Mean
+from crossfuse.cascade.algebra.progress import Progress
 from crossfuse.cascade.algebra.state import Side
 from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
 from crossfuse.cascade.monoid import SUM
 from crossfuse.cascade.spec import Stage
-
-if TYPE_CHECKING:
-    from crossfuse.cascade.algebra.stages import Deriver
 
 _PAIR = "sum, shift of the mean"
 _PROOF = "later stages use it by distances from the mean"
@@ -28,73 +24,58 @@ class Centres:
 
     Parameters
     ----------
-    deriver : Deriver
-        Whose state they go to.
+    progress : Progress
+        Where they go to.
     """
 
-    def __init__(self, deriver: Deriver) -> None:
-        self.deriver = deriver
-        self.all: list[Centre] = []
-
-    @property
-    def distances(self) -> frozenset[sympy.Symbol]:
-        """What stands for distances from means."""
-        return frozenset(each.distance for each in self.all)
-
-    def in_(self, expression: sympy.Expr) -> list[Centre]:
-        """Those whose distances an expression uses."""
-        return [each for each in self.all if each.distance in expression.free_symbols]
-
-    def spelt(self, expression: sympy.Basic) -> sympy.Basic:
-        """Distances as differences."""
-        names = {each.symbol: self._name(each) for each in self.all}
-        return expression.xreplace(
-            {each.distance: each.element - value(names[each.symbol]) for each in self.all}
-        )
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
 
     def _name(self, centre: Centre) -> str:
-        return self.deriver.state.of(centre.symbol).name
+        return self.progress.state.of(centre.symbol).name
 
     def take(self, stage: Stage, mean: Mean) -> None:
         """Derive a stage that is kept as a mean."""
         if mean.signed:
             self._take_signed(stage, mean)
             return
-        deriver, state = self.deriver, self.deriver.state
+        progress, state = self.progress, self.progress.state
         mass = self._mass(mean)
-        whole = deriver.known[deriver.cascade.stage(mean.weight).symbol] if mean.weight else None
-        weight = deriver.cascade.length if whole is None else whole
-        scale = (mean.scale.xreplace(deriver.known) * weight).cancel()
+        whole = progress.known[progress.cascade.stage(mean.weight).symbol] if mean.weight else None
+        weight = progress.cascade.length if whole is None else whole
+        scale = (mean.scale.xreplace(progress.known) * weight).cancel()
         name = stage.name if scale == 1 else state.fresh(f"{stage.name}_mean")
         centre = self._centre(mean.element, mass, name)
         kept = state.of(mass).name
-        factor = Factor(mean.element, deriver.spelt(scale), name)
+        factor = Factor(mean.element, progress.spelt(scale), name)
         note = f"kept as a mean, weighed by {kept}, that each tile moves"
         step = Step(stage.name, _PAIR, (factor,), (kept,), (), None, _PROOF, (note,))
-        deriver.done(stage, scale * centre.symbol, step)
+        progress.done(stage, scale * centre.symbol, step)
 
     def _take_signed(self, stage: Stage, mean: Mean) -> None:
         """Keep distances from the mean of all elements: of signed weights, sums may cross 0."""
-        deriver, state = self.deriver, self.deriver.state
-        count = deriver.count()
+        progress, state = self.progress, self.progress.state
+        count = progress.count()
         found = [
-            e for e in self.all if e.element == mean.element and state.of(e.mass) is state.of(count)
+            e
+            for e in self.progress.centres
+            if e.element == mean.element and state.of(e.mass) is state.of(count)
         ]
         name = f"{stage.name}_reference"
         centre = found[0] if found else self._centre(mean.element, count, state.fresh(name))
-        weights = deriver.cascade.stage(mean.weight)
-        weight = deriver.known[weights.symbol]
+        weights = progress.cascade.stage(mean.weight)
+        weight = progress.known[weights.symbol]
         first = self.moment(stage.name, gauges.Gauge(), weights.term * centre.distance)
         kept = state.of(centre.symbol).name
-        factor = Factor(deriver.spelt(weights.term * centre.distance), sympy.S.One, stage.name)
+        factor = Factor(progress.spelt(weights.term * centre.distance), sympy.S.One, stage.name)
         note = f"weights may be negative, so distances are from {kept}, the mean of all elements"
         step = Step(stage.name, _PAIR, (factor,), (kept,), (), None, _PROOF, (note,))
-        result = mean.scale.xreplace(deriver.known) * weight * (centre.symbol + first / weight)
-        deriver.done(stage, result, step)
+        result = mean.scale.xreplace(progress.known) * weight * (centre.symbol + first / weight)
+        progress.done(stage, result, step)
 
     def _centre(self, element: sympy.Expr, mass: sympy.Symbol, name: str) -> Centre:
         """Keep a mean."""
-        state = self.deriver.state
+        state = self.progress.state
         kept = state.of(mass)
         below = state.usable(1 / mass, new) ** -1
         brought = as_choices(as_factors(kept.contribution) * (element - value(name)) / below)
@@ -102,15 +83,15 @@ class Centres:
         merge = left(name) + (right(name) - left(name)) * share
         symbol = state.add(name, SUM, brought, value(name), merge, no_sign=False)
         centre = Centre(element, symbol, mass, sympy.Dummy(f"{name}_distance", real=True))
-        self.all.append(centre)
+        self.progress.centres.append(centre)
         return centre
 
     def _mass(self, mean: Mean) -> sympy.Symbol:
         """The slot of weights."""
         if not mean.weight:
-            return self.deriver.count()
-        result = self.deriver.known[self.deriver.cascade.stage(mean.weight).symbol]
-        state = self.deriver.state
+            return self.progress.count()
+        result = self.progress.known[self.progress.cascade.stage(mean.weight).symbol]
+        state = self.progress.state
         slots = [e for e in result.free_symbols & state.symbols if state.of(e).monoid == SUM]
         assert len(slots) == 1, f"weights of {mean.stage} are kept in {len(slots)} sums"
         return slots[0]
@@ -142,11 +123,11 @@ class Centres:
         sympy.Expr
             0, a slot's symbol, or a multiple of it.
         """
-        state = self.deriver.state
-        centres = self.in_(element)
+        state = self.progress.state
+        centres = self.progress.centres_in(element)
         if not centres:
-            number, rest = element.as_independent(*self.deriver.elements, as_Add=False)
-            return number * self.deriver.sums.accumulate(name, gauge, rest, fresh=fresh)
+            number, rest = element.as_independent(*self.progress.elements, as_Add=False)
+            return number * self.progress.accumulate(name, gauge, rest, fresh=fresh)
         if self._vanishes(gauge, element, centres):
             return sympy.S.Zero
         here = {each.distance: each.element - new(self._name(each)) for each in centres}
@@ -167,11 +148,11 @@ class Centres:
         if len(centres) != 1:
             return False
         weight = sympy.cancel(element / centres[0].distance)
-        if weight.free_symbols & self.distances:
+        if weight.free_symbols & self.progress.distances:
             return False
-        own = self.deriver.state.of(centres[0].mass).contribution
-        ratio = quotient(gauges.contribution(gauge, weight, self.deriver.state), own)
-        return ratio is not None and not ratio.free_symbols & self.deriver.elements
+        own = self.progress.state.of(centres[0].mass).contribution
+        ratio = quotient(gauges.contribution(gauge, weight, self.progress.state), own)
+        return ratio is not None and not ratio.free_symbols & self.progress.elements
 
     def _lower(
         self, name: str, gauge: gauges.Gauge, element: sympy.Expr, centres: list[Centre]
@@ -194,7 +175,7 @@ class Centres:
 
     def _at(self, name: str, lower: list[Lower], centres: list[Centre], side: Side) -> sympy.Expr:
         """The moment of a side about the new mean, in the side's own gauge."""
-        state = self.deriver.state
+        state = self.progress.state
         moved = {_move(each): side(self._name(each)) - new(self._name(each)) for each in centres}
         parts = [factor.xreplace(moved) * state.raw(slot, side) for factor, slot in lower]
         return side(name) + sympy.Add(*parts)
