@@ -163,7 +163,7 @@ def test_equal_elements_keep_the_first_place() -> None:
 
 def test_what_is_masked_is_not_read() -> None:
     derivation = named("masked variance")
-    assert [each.name for each in derivation.slots] == ["q", "S_mean", "M"]
+    assert [each.name for each in derivation.slots] == ["q", "S_mean", "S_mean_rest", "M"]
     data = {"x": np.array([[1.0, 2.0, 6.0, np.nan, np.inf]]), "i": np.array([2])}
     for found in (stream(derivation, data, 2), merge_tree(derivation, data, [1, 0, 3, 1])):
         np.testing.assert_allclose(found["out"], np.var([1.0, 2.0, 6.0]))
@@ -240,7 +240,14 @@ def test_a_mean_of_one_stage_is_no_mean_of_another() -> None:
 
 def test_slots_are_shared() -> None:
     assert [each.name for each in named("entropy").slots] == ["m", "s", "o_0"]
-    assert [each.name for each in named("kurtosis").slots] == ["n", "S_mean", "M", "o_lower", "o"]
+    assert [each.name for each in named("kurtosis").slots] == [
+        "n",
+        "S_mean",
+        "S_mean_rest",
+        "M",
+        "o_lower",
+        "o",
+    ]
 
 
 def test_names_of_slots_are_free() -> None:

@@ -8,7 +8,7 @@ from crossfuse.cascade.algebra import gauge as gauges
 from crossfuse.cascade.algebra.masks import as_choices, as_factors, quotient
 from crossfuse.cascade.algebra.moments import Centre, Mean
 from crossfuse.cascade.algebra.progress import Progress
-from crossfuse.cascade.algebra.state import Side
+from crossfuse.cascade.algebra.state import Kept, Side
 from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
 from crossfuse.cascade.monoid import SUM
 from crossfuse.cascade.spec import Stage
@@ -45,11 +45,15 @@ class Centres:
         weight = progress.cascade.length if whole is None else whole
         scale = (mean.scale.xreplace(progress.known) * weight).cancel()
         name = stage.name if scale == 1 else state.fresh(f"{stage.name}_mean")
-        centre = self._centre(mean.element, mass, name)
+        centre = self._mean(mean.element, mass, name)
         kept = state.of(mass).name
         factor = Factor(mean.element, progress.spelt(scale), name)
-        note = f"kept as a mean, weighed by {kept}, that each tile moves"
-        step = Step(stage.name, _PAIR, (factor,), (kept,), (), None, _PROOF, (note,))
+        notes = (
+            f"kept as a mean, weighed by {kept}, that each tile moves",
+            f"{state.of(centre.rest).name} is what rounding leaves of the first moment about the "
+            "mean: 0 in real arithmetic",
+        )
+        step = Step(stage.name, _PAIR, (factor,), (kept,), (), None, _PROOF, notes)
         progress.done(stage, scale * centre.symbol, step)
 
     def _take_signed(self, stage: Stage, mean: Mean) -> None:
@@ -62,7 +66,7 @@ class Centres:
             if e.element == mean.element and state.of(e.mass) is state.of(count)
         ]
         name = f"{stage.name}_reference"
-        centre = found[0] if found else self._centre(mean.element, count, state.fresh(name))
+        centre = found[0] if found else self._reference(mean.element, count, state.fresh(name))
         weights = progress.cascade.stage(mean.weight)
         weight = progress.known[weights.symbol]
         first = self.moment(stage.name, gauges.Gauge(), weights.term * centre.distance)
@@ -73,16 +77,66 @@ class Centres:
         result = mean.scale.xreplace(progress.known) * weight * (centre.symbol + first / weight)
         progress.done(stage, result, step)
 
-    def _centre(self, element: sympy.Expr, mass: sympy.Symbol, name: str) -> Centre:
-        """Keep a mean."""
+    def _mean(self, element: sympy.Expr, mass: sympy.Symbol, name: str) -> Centre:
+        """Keep a mean, and the first moment about it, which is what rounding leaves.
+
+        A mean that is large against the deviation is rounded to some part of it, and higher
+        moments move by that times how far the mean moves: so much is known instead of lost.
+        The sum of weights says how sums are carried and merged; both slots put theirs in its place.
+        """
+        state = self.progress.state
+        kept, rest = state.of(mass), state.fresh(f"{name}_rest")
+        below = state.usable(1 / mass, new) ** -1
+        weight = as_factors(kept.contribution)
+        mean = state.add(
+            name,
+            SUM,
+            # Elements as they are: a place for the mean to be at is all that is wanted here.
+            as_choices(weight * element / below),
+            _carried(kept, value(kept.name) * value(name) + value(rest)) / below,
+            left(name)
+            + _merged(
+                kept,
+                left(rest),
+                right(kept.name) * (right(name) - left(name)) + right(rest),
+            )
+            / below,
+            no_sign=False,
+        )
+        about = [
+            side(rest) + side(kept.name) * (side(name) - new(name)) for side in (value, left, right)
+        ]
+        first = state.add(
+            rest,
+            SUM,
+            as_choices(weight * (element - new(name))),
+            _carried(kept, about[0]),
+            _merged(kept, *about[1:]),
+            no_sign=False,
+        )
+        return self._centre(element, mean, mass, first)
+
+    def _reference(self, element: sympy.Expr, mass: sympy.Symbol, name: str) -> Centre:
+        """Keep a mean as a place to take distances from: where exactly it is does not matter."""
         state = self.progress.state
         kept = state.of(mass)
         below = state.usable(1 / mass, new) ** -1
         brought = as_choices(as_factors(kept.contribution) * (element - value(name)) / below)
-        share = self._of_right(kept.merge, kept.name) / below
+        share = _merged(kept, sympy.S.Zero, right(kept.name)) / below
         merge = left(name) + (right(name) - left(name)) * share
         symbol = state.add(name, SUM, brought, value(name), merge, no_sign=False)
-        centre = Centre(element, symbol, mass, sympy.Dummy(f"{name}_distance", real=True))
+        return self._centre(element, symbol, mass)
+
+    def _centre(
+        self,
+        element: sympy.Expr,
+        symbol: sympy.Symbol,
+        mass: sympy.Symbol,
+        rest: sympy.Symbol | None = None,
+    ) -> Centre:
+        """Note a mean that is kept."""
+        name = self.progress.state.of(symbol).name
+        centre = Centre(element, symbol, mass, sympy.Dummy(f"{name}_distance", real=True), rest)
         self.progress.centres.append(centre)
         return centre
 
@@ -95,12 +149,6 @@ class Centres:
         slots = [e for e in result.free_symbols & state.symbols if state.of(e).monoid == SUM]
         assert len(slots) == 1, f"weights of {mean.stage} are kept in {len(slots)} sums"
         return slots[0]
-
-    @staticmethod
-    def _of_right(merge: sympy.Expr | None, name: str) -> sympy.Expr:
-        """What the second state adds to a merged sum."""
-        assert merge is not None
-        return merge.xreplace({left(name): sympy.S.Zero})
 
     def moment(
         self, name: str, gauge: gauges.Gauge, element: sympy.Expr, *, fresh: bool = False
@@ -116,7 +164,8 @@ class Centres:
         element : sympy.Expr
             A polynomial in distances, with factors over elements.
         fresh : bool
-            Whether the slot is to have a fresh name like that.
+            Whether it is a lower moment: its slot has a fresh name like that, and it is what it is
+            in floating point, not 0 where it would be in real arithmetic.
 
         Returns
         -------
@@ -128,8 +177,11 @@ class Centres:
         if not centres:
             number, rest = element.as_independent(*self.progress.elements, as_Add=False)
             return number * self.progress.accumulate(name, gauge, rest, fresh=fresh)
-        if self._vanishes(gauge, element, centres):
+        own = self._own(gauge, element, centres)
+        if own is not None and not fresh:
             return sympy.S.Zero
+        if own is not None and own[0].rest is not None and own[1].is_number:
+            return own[1] * own[0].rest
         here = {each.distance: each.element - new(self._name(each)) for each in centres}
         brought = as_choices(gauges.contribution(gauge, element.xreplace(here), state))
         same = state.same(SUM, brought)
@@ -137,22 +189,29 @@ class Centres:
             return same
         name = state.fresh(name) if fresh else name
         lower = self._lower(name, gauge, element, centres)
-        carry = gauges.carry(gauge, self._at(name, lower, centres, value), state)
-        parts = [self._at(name, lower, centres, side) for side in (left, right)]
-        merge = gauges.merged(gauge, parts, state)
+        # What is never negative stays so where rounding leaves less than nothing of it.
         even = _is_square(element)
+        sides = (value, left, right)
+        moved = [self._at(name, lower, centres, side) for side in sides]
+        so_far, *parts = [sympy.Abs(each) if even else each for each in moved]
+        carry = gauges.carry(gauge, so_far, state)
+        merge = gauges.merged(gauge, parts, state)
         return state.add(name, SUM, brought, carry, merge, no_sign=even)
 
-    def _vanishes(self, gauge: gauges.Gauge, element: sympy.Expr, centres: list[Centre]) -> bool:
-        """Whether it is a mean's own first moment."""
+    def _own(
+        self, gauge: gauges.Gauge, element: sympy.Expr, centres: list[Centre]
+    ) -> tuple[Centre, sympy.Expr] | None:
+        """The mean whose own first moment a sum is a multiple of, and what multiple."""
         if len(centres) != 1:
-            return False
+            return None
         weight = sympy.cancel(element / centres[0].distance)
         if weight.free_symbols & self.progress.distances:
-            return False
+            return None
         own = self.progress.state.of(centres[0].mass).contribution
         ratio = quotient(gauges.contribution(gauge, weight, self.progress.state), own)
-        return ratio is not None and not ratio.free_symbols & self.progress.elements
+        if ratio is None or ratio.free_symbols & self.progress.elements:
+            return None
+        return centres[0], ratio
 
     def _lower(
         self, name: str, gauge: gauges.Gauge, element: sympy.Expr, centres: list[Centre]
@@ -177,8 +236,19 @@ class Centres:
         """The moment of a side about the new mean, in the side's own gauge."""
         state = self.progress.state
         moved = {_move(each): side(self._name(each)) - new(self._name(each)) for each in centres}
-        parts = [factor.xreplace(moved) * state.raw(slot, side) for factor, slot in lower]
+        parts = [(factor * state.raw(slot, side)).xreplace(moved) for factor, slot in lower]
         return side(name) + sympy.Add(*parts)
+
+
+def _carried(mass: Kept, instead: sympy.Expr) -> sympy.Expr:
+    """How a sum of weights is carried, something else of the same weights in its place."""
+    return mass.carry.xreplace({value(mass.name): instead})
+
+
+def _merged(mass: Kept, one: sympy.Expr, other: sympy.Expr) -> sympy.Expr:
+    """How sums of weights are merged, something else of the same weights in their places."""
+    assert mass.merge is not None
+    return mass.merge.xreplace({left(mass.name): one, right(mass.name): other})
 
 
 def _move(centre: Centre) -> sympy.Symbol:
