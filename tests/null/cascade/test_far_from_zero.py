@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sympy
 
-from cascade_patterns import PATTERNS
+from cascade_patterns import named
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.derivation import left, right, value
 from crossfuse.cascade.run import merge_tree, stream, two_pass
@@ -56,7 +56,7 @@ def row(kind: str, rng: np.random.Generator, length: int) -> np.ndarray:
 def drawn(name: str, length: int) -> dict[str, np.ndarray]:
     """Elements of a pattern: what is averaged, weights, and others."""
     rng = np.random.default_rng(length)
-    cascade = next(each for each in PATTERNS if each.name == name).cascade
+    cascade = named(name).cascade
     averaged = ("v",) if name.startswith("softmax") else ("x", "px", "py", "pz")
     data = {}
     for each in (*cascade.elements, *cascade.invariants):
@@ -80,7 +80,7 @@ def segments(length: int) -> list[int]:
 @pytest.mark.parametrize("length", [1, 5, 77, 1000, 8192])
 @pytest.mark.parametrize("name", NAMES)
 def test_twice_the_error_of_two_passes(name: str, length: int) -> None:
-    cascade = next(each for each in PATTERNS if each.name == name).cascade
+    cascade = named(name).cascade
     data = drawn(name, length)
     exact = two_pass(cascade, {each: array.astype(np.float64) for each, array in data.items()})
     separate = two_pass(cascade, data)
@@ -98,7 +98,7 @@ def test_twice_the_error_of_two_passes(name: str, length: int) -> None:
 @pytest.mark.parametrize("name", [each for each in NAMES if each != "layer norm tensor"])
 def test_sums_of_squares_are_never_negative(name: str) -> None:
     """Where all elements are equal rounding alone decides: in any order, and unmerged too."""
-    cascade = next(each for each in PATTERNS if each.name == name).cascade
+    cascade = named(name).cascade
     data, derivation = drawn(name, 1000), derive(cascade)
     result = next(iter(cascade.results))
     for found in (
@@ -112,7 +112,7 @@ def test_sums_of_squares_are_never_negative(name: str) -> None:
 
 def test_long_rows() -> None:
     """A million elements of one row, in segments of 4096 and 16384."""
-    cascade = next(each for each in PATTERNS if each.name == "variance").cascade
+    cascade = named("variance").cascade
     x = np.random.default_rng(0).standard_normal((2, 2**20)) + np.array([[1e4], [1e6]])
     data = {"x": x.astype(np.float32)}
     wanted = data["x"].astype(np.float64)
@@ -127,7 +127,7 @@ def test_long_rows() -> None:
 
 def test_without_what_rounding_leaves_the_rule_is_broken() -> None:
     """The twin: moments that forget their mean's rest."""
-    cascade = next(each for each in PATTERNS if each.name == "variance").cascade
+    cascade = named("variance").cascade
     derivation = derive(cascade)
     forgotten = {side("S_mean_rest"): sympy.S.Zero for side in (value, left, right)}
     slots = tuple(

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import sympy
 
-from cascade_patterns import PATTERNS, mass
+import cascade_patterns
+from cascade_patterns.symbols import mass
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.run import merge_tree, stream
 from crossfuse.cascade.spec import Cascade, Stage
@@ -17,7 +18,7 @@ LENGTH = 50_000
 
 
 def named(name: str) -> Cascade:
-    return next(each for each in PATTERNS if each.name == name).cascade
+    return cascade_patterns.named(name).cascade
 
 
 def ways(one: Cascade, data: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
