@@ -241,7 +241,7 @@ def test_a_mean_of_one_stage_is_no_mean_of_another() -> None:
 
 def test_slots_are_shared() -> None:
     assert [each.name for each in named("entropy").slots] == ["m", "s", "o_0"]
-    slots = "n S_mean S_mean_rest M o_lower o".split()
+    slots = ["n", "S_mean", "S_mean_rest", "M", "o_lower", "o"]
     assert [each.name for each in named("kurtosis").slots] == slots
 
 

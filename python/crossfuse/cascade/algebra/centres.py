@@ -61,9 +61,9 @@ class Centres:
         progress, state = self.progress, self.progress.state
         count = progress.count()
         found = [
-            e
-            for e in self.progress.centres
-            if e.element == mean.element and state.of(e.mass) is state.of(count)
+            each
+            for each in progress.centres
+            if each.element == mean.element and state.of(each.mass) is state.of(count)
         ]
         name = f"{stage.name}_reference"
         centre = found[0] if found else self._reference(mean.element, count, state.fresh(name))
@@ -88,32 +88,18 @@ class Centres:
         kept, rest = state.of(mass), state.fresh(f"{name}_rest")
         below = state.usable(1 / mass, new) ** -1
         weight = as_factors(kept.contribution)
-        mean = state.add(
-            name,
-            SUM,
-            # Elements as they are: a place for the mean to be at is all that is wanted here.
-            as_choices(weight * element / below),
-            _carried(kept, value(kept.name) * value(name) + value(rest)) / below,
-            left(name)
-            + _merged(
-                kept,
-                left(rest),
-                right(kept.name) * (right(name) - left(name)) + right(rest),
-            )
-            / below,
-            no_sign=False,
-        )
+        # Elements as they are: a place for the mean to be at is all that is wanted here.
+        brought = as_choices(weight * element / below)
+        so_far = _carried(kept, value(kept.name) * value(name) + value(rest)) / below
+        moved = right(kept.name) * (right(name) - left(name)) + right(rest)
+        merge = left(name) + _merged(kept, left(rest), moved) / below
+        mean = state.add(name, SUM, brought, so_far, merge, no_sign=False)
         about = [
             side(rest) + side(kept.name) * (side(name) - new(name)) for side in (value, left, right)
         ]
-        first = state.add(
-            rest,
-            SUM,
-            as_choices(weight * (element - new(name))),
-            _carried(kept, about[0]),
-            _merged(kept, *about[1:]),
-            no_sign=False,
-        )
+        apart = as_choices(weight * (element - new(name)))
+        carry, merge = _carried(kept, about[0]), _merged(kept, *about[1:])
+        first = state.add(rest, SUM, apart, carry, merge, no_sign=False)
         return self._centre(element, mean, mass, first)
 
     def _reference(self, element: sympy.Expr, mass: sympy.Symbol, name: str) -> Centre:
