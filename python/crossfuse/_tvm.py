@@ -103,6 +103,19 @@ def walk(node: Any, *callbacks: tuple[type, Callable[[Any], Any]]) -> None:
         tvm_ffi.structural_walk(node, (node_type, visit))
 
 
+def buffer_loads(*expressions: Any) -> list[Any]:
+    """Loads of buffers in expressions."""
+    found: list[Any] = []
+
+    def visit(load: Any) -> None:
+        if is_buffer_var(load.source):
+            found.append(load)
+
+    for each in expressions:
+        walk(each, (TensorLoad, visit))
+    return found
+
+
 def substitute(node: Any, replace: Callable[[Any], Any]) -> Any:
     """Replace variables (buffers too) below `node`; `replace` returns the variable or its image."""
     return tvm_ffi.structural_map(node, (Var, replace))

@@ -332,3 +332,19 @@ def test_what_is_no_number_is_refused() -> None:
         to_sympy(tirx.isnan(x), lambda node: X)
     with pytest.raises(CascadeRefused, match=r"constant: found nan; .*mask with -inf"):
         to_sympy(f32(float("nan")), lambda node: X)
+
+
+@pytest.mark.parametrize(("scope", "kind"), [("global", "if_then_else"), ("local", "Select")])
+def test_a_choice_computes_both_sides_unless_one_loads_from_memory(scope: str, kind: str) -> None:
+    """What a condition keeps from being read may lie beyond its tensor."""
+    place, other = ir.Var("place", "int32"), ir.Var("other", "float32")
+    loaded = ir.tirx.decl_buffer([4], "float32", "loaded", scope=scope)[place - 1]
+    values = {X: loaded, Y: other, P: place}
+    for sides in ((X, Y), (Y, X + 1)):
+        made = to_tir(sympy.Piecewise((sides[0], P >= 1), (sides[1], True)), values, "float32")
+        assert kind in str(made)
+    # What a condition itself reads is read anyway.
+    made = to_tir(sympy.Piecewise((Y, X > 0), (0, True)), values, "float32")
+    assert "Select" in str(made)
+    chosen = to_tir(sympy.ITE(P >= 1, X > 0, Y > 0), values, "bool")
+    assert kind in str(chosen)

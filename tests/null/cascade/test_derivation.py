@@ -7,7 +7,8 @@ import pytest
 import sympy
 
 import cascade_patterns as patterns
-from cascade_patterns import PATTERNS, cascade, total
+from cascade_patterns import symbols
+from cascade_patterns.stages import cascade, mean_stages, total
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.derivation import Derivation, guarded, left, new, right, value
 from crossfuse.cascade.monoid import ARGMAX, LOGADDEXP, MAX, MIN, PROD, SUM, topk
@@ -16,13 +17,13 @@ from crossfuse.cascade.spec import Cascade, Stage
 from crossfuse.errors import CascadeRefused
 
 exp = sympy.exp
-x, v, w = patterns.x, patterns.v, patterns.w
+x, v, w = symbols.x, symbols.v, symbols.w
 m, s, d = sympy.Symbol("m", real=True), sympy.Symbol("s", real=True), sympy.Symbol("d", real=True)
 NOTHING = -sympy.oo
 
 
 def named(name: str) -> Derivation:
-    return derive(next(each for each in PATTERNS if each.name == name).cascade)
+    return derive(patterns.named(name).cascade)
 
 
 def step(derivation: Derivation, stage: str) -> object:
@@ -57,7 +58,7 @@ def test_scales_are_applied_once(name: str) -> None:
 
 def test_factors_of_norm_and_scale_cancel() -> None:
     derivation = named("RMS norm, absmax, GEMM")
-    assert derivation.slot("o").contribution == patterns.g * w * x
+    assert derivation.slot("o").contribution == symbols.g * w * x
     assert derivation.stages["o"] == value("o") / guarded("a")
     assert step(derivation, "a").pair == "max, * (c >= 0)"
 
@@ -112,7 +113,7 @@ def test_no_inverse_of_a_sum_that_crosses_zero_is_taken() -> None:
 
 def test_a_maximum_of_other_elements_is_no_proof_that_a_sum_is_zero() -> None:
     """Of y there is nothing yet where x has brought something: stand-ins on both sides."""
-    y = patterns.y_
+    y = symbols.y_
     derivation = derive(Cascade((Stage("m", MAX, y), total(exp(x - m))), (x, y)))
     assert "stand-ins" in step(derivation, "o").notes[0]
     data = {"x": np.array([[1.0, 2.0, 3.0]]), "y": np.array([[-np.inf, -90.0, -91.0]])}
@@ -163,7 +164,7 @@ def test_equal_elements_keep_the_first_place() -> None:
 
 def test_what_is_masked_is_not_read() -> None:
     derivation = named("masked variance")
-    assert [each.name for each in derivation.slots] == ["q", "S_mean", "M"]
+    assert [each.name for each in derivation.slots] == ["q", "S_mean", "S_mean_rest", "M"]
     data = {"x": np.array([[1.0, 2.0, 6.0, np.nan, np.inf]]), "i": np.array([2])}
     for found in (stream(derivation, data, 2), merge_tree(derivation, data, [1, 0, 3, 1])):
         np.testing.assert_allclose(found["out"], np.var([1.0, 2.0, 6.0]))
@@ -225,9 +226,9 @@ def test_extremes_times_sums_in_exponents(exponent: sympy.Expr) -> None:
 
 def test_a_mean_of_one_stage_is_no_mean_of_another() -> None:
     """Of the stages that use a sum, some by squares of distances and some by magnitudes."""
-    stages = patterns._mean_stages()
-    rest = {"invariants": (patterns.N,), "length": patterns.N}
-    mean = patterns.MEAN
+    stages = mean_stages()
+    rest = {"invariants": (symbols.N,), "length": symbols.N}
+    mean = symbols.MEAN
     with pytest.raises(CascadeRefused, match=r"found \|S_mean - x\|, which couples x with S_mean"):
         derive(Cascade((*stages, total(sympy.Abs(x - mean))), (x,), **rest))
     derivation = derive(Cascade((*stages, total(exp(x - mean))), (x,), **rest))
@@ -240,18 +241,19 @@ def test_a_mean_of_one_stage_is_no_mean_of_another() -> None:
 
 def test_slots_are_shared() -> None:
     assert [each.name for each in named("entropy").slots] == ["m", "s", "o_0"]
-    assert [each.name for each in named("kurtosis").slots] == ["n", "S_mean", "M", "o_lower", "o"]
+    slots = ["n", "S_mean", "S_mean_rest", "M", "o_lower", "o"]
+    assert [each.name for each in named("kurtosis").slots] == slots
 
 
 def test_names_of_slots_are_free() -> None:
     n = sympy.Symbol("n", real=True)
-    one = cascade((total(x, "S"), total((x - patterns.S / patterns.N) ** 2 + n, "M")))
-    one = Cascade(one.stages, (x,), (n, patterns.N), length=patterns.N)
+    one = cascade((total(x, "S"), total((x - symbols.S / symbols.N) ** 2 + n, "M")))
+    one = Cascade(one.stages, (x,), (n, symbols.N), length=symbols.N)
     assert derive(one).slots[0].name == "n1"
 
 
 def test_a_derivation_is_made_once() -> None:
-    one = next(each for each in PATTERNS if each.name == "attention").cascade
+    one = patterns.named("attention").cascade
     assert derive(one) is derive(one)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sympy
 
-from cascade_patterns import PATTERNS
+from cascade_patterns import PATTERNS, named
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.algebra.explain import explain
 from crossfuse.cascade.algebra.writing import written
@@ -24,7 +24,7 @@ NAMES = {
 
 
 def text_of(name: str) -> str:
-    pattern = next(each for each in PATTERNS if each.name == NAMES[name])
+    pattern = named(NAMES[name])
     return explain(derive(pattern.cascade)) + "\n"
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import sympy
 
-import cascade_patterns
-from cascade_patterns import PATTERNS, Pattern, draw
+from cascade_patterns import PATTERNS
+from cascade_patterns.pattern import LOGITS, Pattern, draw
 from crossfuse.cascade.algebra import deriving
 from crossfuse.cascade.algebra.sampling import sample_rank
 from crossfuse.cascade.algebra.separation import products
@@ -87,4 +87,4 @@ def test_what_is_outside_is_no_cascade() -> None:
     outside = [each.number for each in PATTERNS if each.verdict == "outside"]
     assert outside == [46, 47]
     assert all(each.cascade is None for each in PATTERNS if each.verdict == "outside")
-    assert cascade_patterns.LOGITS.split()[-1] == "masked"
+    assert LOGITS.split()[-1] == "masked"

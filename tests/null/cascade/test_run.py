@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sympy
 
-from cascade_patterns import PATTERNS
+from cascade_patterns import named
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.numeric import function
 from crossfuse.cascade.run import merge_tree, stream, two_pass
@@ -69,7 +69,7 @@ BY_HAND: dict[str, tuple[str, Callable[[Data], np.ndarray]]] = {
 
 @pytest.mark.parametrize("name", sorted(BY_HAND))
 def test_executors_agree_with_numpy(name: str) -> None:
-    pattern = next(each for each in PATTERNS if each.name == name)
+    pattern = named(name)
     rng = np.random.default_rng(3)
     data: Data = {e.name: rng.normal(size=(4, 23)) for e in pattern.cascade.elements}
     data |= {"t": rng.integers(0, 23, 4), "i": rng.integers(0, 23, 4)}
@@ -85,20 +85,20 @@ def test_executors_agree_with_numpy(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_arithmetic_is_of_the_inputs_type(dtype: type) -> None:
-    pattern = next(each for each in PATTERNS if each.name == "RMS norm, absmax, GEMM")
+    pattern = named("RMS norm, absmax, GEMM")
     data = {e.name: np.ones((2, 8), dtype) for e in pattern.cascade.elements}
     for found in (two_pass(pattern.cascade, data), stream(derive(pattern.cascade), data, 3)):
         assert {each.dtype for each in found.values()} == {np.dtype(dtype)}
 
 
 def test_one_row_needs_no_rows() -> None:
-    pattern = next(each for each in PATTERNS if each.name == "softmax tensor")
+    pattern = named("softmax tensor")
     found = stream(derive(pattern.cascade), {"x": np.zeros(4)}, 3)
     np.testing.assert_array_equal(found["out"], [[0.25] * 4])
 
 
 def test_segments_hold_all_elements() -> None:
-    pattern = next(each for each in PATTERNS if each.name == "variance")
+    pattern = named("variance")
     with pytest.raises(ValueError, match="segments of 5 elements for rows of 4"):
         merge_tree(derive(pattern.cascade), {"x": np.zeros((1, 4))}, [2, 3])
 

@@ -24,10 +24,10 @@ FLOAT32 = {"vector": 4, "read": 4}
 WORKS = {
     "softmax": Work(4096, 32768, kept=2, written=2, held=4, emitted=4, **BFLOAT16),
     "cross entropy": Work(4096, 128256, slots=3, **BFLOAT16),
-    "layer norm": Work(8192, 8192, kept=2, written=2, held=4, emitted=12, slots=3, **BFLOAT16),
-    "variance": Work(1024, 262144, slots=3, **FLOAT32),
-    "variance, few rows": Work(64, 1048576, slots=3, **FLOAT32),
-    "inertia": Work(1024, 65536, 4, 16, fetched=64, swept=16, slots=9),
+    "layer norm": Work(8192, 8192, kept=2, written=2, held=4, emitted=12, slots=4, **BFLOAT16),
+    "variance": Work(1024, 262144, slots=4, **FLOAT32),
+    "variance, few rows": Work(64, 1048576, slots=4, **FLOAT32),
+    "inertia": Work(1024, 65536, 4, 16, fetched=64, swept=16, slots=8),
 }
 #: Microseconds on an H100 SXM: CUDA graph, cold L2, medians of 15. Threads x unroll, cluster,
 #: residence.
@@ -60,9 +60,9 @@ MEASURED = {
 REGISTERS = {
     "softmax": {"256x8_c1_shared": 80, "1024x4_c1_registers": 50, "512x8_c1_registers": 112},
     "cross entropy": {"256x8_c1_none": 80, "512x2_c1_none": 32},
-    "layer norm": {"128x8_c1_registers": 107, "256x4_c1_registers": 60, "512x2_c1_registers": 40},
-    "variance": {"256x8_c1_none": 49, "512x4_c1_none": 36},
-    "inertia": {"256x2_c1_none": 62},
+    "layer norm": {"128x8_c1_registers": 107, "256x4_c1_registers": 60, "512x2_c1_registers": 44},
+    "variance": {"256x8_c1_none": 51, "512x4_c1_none": 36},
+    "inertia": {"256x2_c1_none": 63},
 }
 
 
@@ -118,7 +118,7 @@ def test_what_is_chosen_was_measured_within_a_percent_of_the_best(name: str) -> 
 def test_few_rows_are_shared_by_clusters() -> None:
     best = ranked(WORKS["variance, few rows"], H100, RATES)[0]
     assert best.cluster in (2, 4)
-    assert ranked(Work(1, 2**24, slots=3, **FLOAT32), H100, RATES)[0].cluster == 16
+    assert ranked(Work(1, 2**24, slots=4, **FLOAT32), H100, RATES)[0].cluster == 16
     assert all(each.cluster == 1 for each in ranked(WORKS["variance"], H100, RATES))
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import sympy
 
 from crossfuse.cascade.algebra import gauge as gauges
 from crossfuse.cascade.algebra.masks import as_choices, as_factors, quotient
 from crossfuse.cascade.algebra.moments import Centre, Mean
-from crossfuse.cascade.algebra.state import Side
+from crossfuse.cascade.algebra.progress import Progress
+from crossfuse.cascade.algebra.state import Kept, Side
 from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
 from crossfuse.cascade.monoid import SUM
 from crossfuse.cascade.spec import Stage
-
-if TYPE_CHECKING:
-    from crossfuse.cascade.algebra.stages import Deriver
 
 _PAIR = "sum, shift of the mean"
 _PROOF = "later stages use it by distances from the mean"
@@ -28,98 +24,117 @@ class Centres:
 
     Parameters
     ----------
-    deriver : Deriver
-        Whose state they go to.
+    progress : Progress
+        Where they go to.
     """
 
-    def __init__(self, deriver: Deriver) -> None:
-        self.deriver = deriver
-        self.all: list[Centre] = []
-
-    @property
-    def distances(self) -> frozenset[sympy.Symbol]:
-        """What stands for distances from means."""
-        return frozenset(each.distance for each in self.all)
-
-    def in_(self, expression: sympy.Expr) -> list[Centre]:
-        """Those whose distances an expression uses."""
-        return [each for each in self.all if each.distance in expression.free_symbols]
-
-    def spelt(self, expression: sympy.Basic) -> sympy.Basic:
-        """Distances as differences."""
-        names = {each.symbol: self._name(each) for each in self.all}
-        return expression.xreplace(
-            {each.distance: each.element - value(names[each.symbol]) for each in self.all}
-        )
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
 
     def _name(self, centre: Centre) -> str:
-        return self.deriver.state.of(centre.symbol).name
+        return self.progress.state.of(centre.symbol).name
 
     def take(self, stage: Stage, mean: Mean) -> None:
         """Derive a stage that is kept as a mean."""
         if mean.signed:
             self._take_signed(stage, mean)
             return
-        deriver, state = self.deriver, self.deriver.state
+        progress, state = self.progress, self.progress.state
         mass = self._mass(mean)
-        whole = deriver.known[deriver.cascade.stage(mean.weight).symbol] if mean.weight else None
-        weight = deriver.cascade.length if whole is None else whole
-        scale = (mean.scale.xreplace(deriver.known) * weight).cancel()
+        whole = progress.known[progress.cascade.stage(mean.weight).symbol] if mean.weight else None
+        weight = progress.cascade.length if whole is None else whole
+        scale = (mean.scale.xreplace(progress.known) * weight).cancel()
         name = stage.name if scale == 1 else state.fresh(f"{stage.name}_mean")
-        centre = self._centre(mean.element, mass, name)
+        centre = self._mean(mean.element, mass, name)
         kept = state.of(mass).name
-        factor = Factor(mean.element, deriver.spelt(scale), name)
-        note = f"kept as a mean, weighed by {kept}, that each tile moves"
-        step = Step(stage.name, _PAIR, (factor,), (kept,), (), None, _PROOF, (note,))
-        deriver.done(stage, scale * centre.symbol, step)
+        factor = Factor(mean.element, progress.spelt(scale), name)
+        notes = (
+            f"kept as a mean, weighed by {kept}, that each tile moves",
+            f"{state.of(centre.rest).name} is what rounding leaves of the first moment about the "
+            "mean: 0 in real arithmetic",
+        )
+        step = Step(stage.name, _PAIR, (factor,), (kept,), (), None, _PROOF, notes)
+        progress.done(stage, scale * centre.symbol, step)
 
     def _take_signed(self, stage: Stage, mean: Mean) -> None:
         """Keep distances from the mean of all elements: of signed weights, sums may cross 0."""
-        deriver, state = self.deriver, self.deriver.state
-        count = deriver.count()
+        progress, state = self.progress, self.progress.state
+        count = progress.count()
         found = [
-            e for e in self.all if e.element == mean.element and state.of(e.mass) is state.of(count)
+            each
+            for each in progress.centres
+            if each.element == mean.element and state.of(each.mass) is state.of(count)
         ]
         name = f"{stage.name}_reference"
-        centre = found[0] if found else self._centre(mean.element, count, state.fresh(name))
-        weights = deriver.cascade.stage(mean.weight)
-        weight = deriver.known[weights.symbol]
+        centre = found[0] if found else self._reference(mean.element, count, state.fresh(name))
+        weights = progress.cascade.stage(mean.weight)
+        weight = progress.known[weights.symbol]
         first = self.moment(stage.name, gauges.Gauge(), weights.term * centre.distance)
         kept = state.of(centre.symbol).name
-        factor = Factor(deriver.spelt(weights.term * centre.distance), sympy.S.One, stage.name)
+        factor = Factor(progress.spelt(weights.term * centre.distance), sympy.S.One, stage.name)
         note = f"weights may be negative, so distances are from {kept}, the mean of all elements"
         step = Step(stage.name, _PAIR, (factor,), (kept,), (), None, _PROOF, (note,))
-        result = mean.scale.xreplace(deriver.known) * weight * (centre.symbol + first / weight)
-        deriver.done(stage, result, step)
+        result = mean.scale.xreplace(progress.known) * weight * (centre.symbol + first / weight)
+        progress.done(stage, result, step)
 
-    def _centre(self, element: sympy.Expr, mass: sympy.Symbol, name: str) -> Centre:
-        """Keep a mean."""
-        state = self.deriver.state
+    def _mean(self, element: sympy.Expr, mass: sympy.Symbol, name: str) -> Centre:
+        """Keep a mean, and the first moment about it, which is what rounding leaves.
+
+        A mean that is large against the deviation is rounded to some part of it, and higher
+        moments move by that times how far the mean moves: so much is known instead of lost.
+        The sum of weights says how sums are carried and merged; both slots put theirs in its place.
+        """
+        state = self.progress.state
+        kept, rest = state.of(mass), state.fresh(f"{name}_rest")
+        below = state.usable(1 / mass, new) ** -1
+        weight = as_factors(kept.contribution)
+        # Elements as they are: a place for the mean to be at is all that is wanted here.
+        brought = as_choices(weight * element / below)
+        so_far = _carried(kept, value(kept.name) * value(name) + value(rest)) / below
+        moved = right(kept.name) * (right(name) - left(name)) + right(rest)
+        merge = left(name) + _merged(kept, left(rest), moved) / below
+        mean = state.add(name, SUM, brought, so_far, merge, no_sign=False)
+        about = [
+            side(rest) + side(kept.name) * (side(name) - new(name)) for side in (value, left, right)
+        ]
+        apart = as_choices(weight * (element - new(name)))
+        carry, merge = _carried(kept, about[0]), _merged(kept, *about[1:])
+        first = state.add(rest, SUM, apart, carry, merge, no_sign=False)
+        return self._centre(element, mean, mass, first)
+
+    def _reference(self, element: sympy.Expr, mass: sympy.Symbol, name: str) -> Centre:
+        """Keep a mean as a place to take distances from: where exactly it is does not matter."""
+        state = self.progress.state
         kept = state.of(mass)
         below = state.usable(1 / mass, new) ** -1
         brought = as_choices(as_factors(kept.contribution) * (element - value(name)) / below)
-        share = self._of_right(kept.merge, kept.name) / below
+        share = _merged(kept, sympy.S.Zero, right(kept.name)) / below
         merge = left(name) + (right(name) - left(name)) * share
         symbol = state.add(name, SUM, brought, value(name), merge, no_sign=False)
-        centre = Centre(element, symbol, mass, sympy.Dummy(f"{name}_distance", real=True))
-        self.all.append(centre)
+        return self._centre(element, symbol, mass)
+
+    def _centre(
+        self,
+        element: sympy.Expr,
+        symbol: sympy.Symbol,
+        mass: sympy.Symbol,
+        rest: sympy.Symbol | None = None,
+    ) -> Centre:
+        """Note a mean that is kept."""
+        name = self.progress.state.of(symbol).name
+        centre = Centre(element, symbol, mass, sympy.Dummy(f"{name}_distance", real=True), rest)
+        self.progress.centres.append(centre)
         return centre
 
     def _mass(self, mean: Mean) -> sympy.Symbol:
         """The slot of weights."""
         if not mean.weight:
-            return self.deriver.count()
-        result = self.deriver.known[self.deriver.cascade.stage(mean.weight).symbol]
-        state = self.deriver.state
+            return self.progress.count()
+        result = self.progress.known[self.progress.cascade.stage(mean.weight).symbol]
+        state = self.progress.state
         slots = [e for e in result.free_symbols & state.symbols if state.of(e).monoid == SUM]
         assert len(slots) == 1, f"weights of {mean.stage} are kept in {len(slots)} sums"
         return slots[0]
-
-    @staticmethod
-    def _of_right(merge: sympy.Expr | None, name: str) -> sympy.Expr:
-        """What the second state adds to a merged sum."""
-        assert merge is not None
-        return merge.xreplace({left(name): sympy.S.Zero})
 
     def moment(
         self, name: str, gauge: gauges.Gauge, element: sympy.Expr, *, fresh: bool = False
@@ -135,20 +150,24 @@ class Centres:
         element : sympy.Expr
             A polynomial in distances, with factors over elements.
         fresh : bool
-            Whether the slot is to have a fresh name like that.
+            Whether it is a lower moment: its slot has a fresh name like that, and it is what it is
+            in floating point, not 0 where it would be in real arithmetic.
 
         Returns
         -------
         sympy.Expr
             0, a slot's symbol, or a multiple of it.
         """
-        state = self.deriver.state
-        centres = self.in_(element)
+        state = self.progress.state
+        centres = self.progress.centres_in(element)
         if not centres:
-            number, rest = element.as_independent(*self.deriver.elements, as_Add=False)
-            return number * self.deriver.sums.accumulate(name, gauge, rest, fresh=fresh)
-        if self._vanishes(gauge, element, centres):
+            number, rest = element.as_independent(*self.progress.elements, as_Add=False)
+            return number * self.progress.accumulate(name, gauge, rest, fresh=fresh)
+        own = self._own(gauge, element, centres)
+        if own is not None and not fresh:
             return sympy.S.Zero
+        if own is not None and own[0].rest is not None and own[1].is_number:
+            return own[1] * own[0].rest
         here = {each.distance: each.element - new(self._name(each)) for each in centres}
         brought = as_choices(gauges.contribution(gauge, element.xreplace(here), state))
         same = state.same(SUM, brought)
@@ -156,22 +175,29 @@ class Centres:
             return same
         name = state.fresh(name) if fresh else name
         lower = self._lower(name, gauge, element, centres)
-        carry = gauges.carry(gauge, self._at(name, lower, centres, value), state)
-        parts = [self._at(name, lower, centres, side) for side in (left, right)]
-        merge = gauges.merged(gauge, parts, state)
+        # What is never negative stays so where rounding leaves less than nothing of it.
         even = _is_square(element)
+        sides = (value, left, right)
+        moved = [self._at(name, lower, centres, side) for side in sides]
+        so_far, *parts = [sympy.Abs(each) if even else each for each in moved]
+        carry = gauges.carry(gauge, so_far, state)
+        merge = gauges.merged(gauge, parts, state)
         return state.add(name, SUM, brought, carry, merge, no_sign=even)
 
-    def _vanishes(self, gauge: gauges.Gauge, element: sympy.Expr, centres: list[Centre]) -> bool:
-        """Whether it is a mean's own first moment."""
+    def _own(
+        self, gauge: gauges.Gauge, element: sympy.Expr, centres: list[Centre]
+    ) -> tuple[Centre, sympy.Expr] | None:
+        """The mean whose own first moment a sum is a multiple of, and what multiple."""
         if len(centres) != 1:
-            return False
+            return None
         weight = sympy.cancel(element / centres[0].distance)
-        if weight.free_symbols & self.distances:
-            return False
-        own = self.deriver.state.of(centres[0].mass).contribution
-        ratio = quotient(gauges.contribution(gauge, weight, self.deriver.state), own)
-        return ratio is not None and not ratio.free_symbols & self.deriver.elements
+        if weight.free_symbols & self.progress.distances:
+            return None
+        own = self.progress.state.of(centres[0].mass).contribution
+        ratio = quotient(gauges.contribution(gauge, weight, self.progress.state), own)
+        if ratio is None or ratio.free_symbols & self.progress.elements:
+            return None
+        return centres[0], ratio
 
     def _lower(
         self, name: str, gauge: gauges.Gauge, element: sympy.Expr, centres: list[Centre]
@@ -194,10 +220,21 @@ class Centres:
 
     def _at(self, name: str, lower: list[Lower], centres: list[Centre], side: Side) -> sympy.Expr:
         """The moment of a side about the new mean, in the side's own gauge."""
-        state = self.deriver.state
+        state = self.progress.state
         moved = {_move(each): side(self._name(each)) - new(self._name(each)) for each in centres}
-        parts = [factor.xreplace(moved) * state.raw(slot, side) for factor, slot in lower]
+        parts = [(factor * state.raw(slot, side)).xreplace(moved) for factor, slot in lower]
         return side(name) + sympy.Add(*parts)
+
+
+def _carried(mass: Kept, instead: sympy.Expr) -> sympy.Expr:
+    """How a sum of weights is carried, something else of the same weights in its place."""
+    return mass.carry.xreplace({value(mass.name): instead})
+
+
+def _merged(mass: Kept, one: sympy.Expr, other: sympy.Expr) -> sympy.Expr:
+    """How sums of weights are merged, something else of the same weights in their places."""
+    assert mass.merge is not None
+    return mass.merge.xreplace({left(mass.name): one, right(mass.name): other})
 
 
 def _move(centre: Centre) -> sympy.Symbol:

@@ -53,19 +53,20 @@ def _derive(cascade: Cascade) -> Derivation:
     deriver = Deriver(cascade, found)
     for stage in ordered(cascade, found):
         deriver.take(stage)
-    state, known = deriver.state, deriver.known
+    progress = deriver.progress
+    state, known = progress.state, progress.known
 
     def over_slots(wanted: Mapping[str, sympy.Expr]) -> dict[str, sympy.Expr]:
         found = {}
         for name, each in wanted.items():
-            whole = deriver.direct.get(each, sympy.sympify(each).xreplace(known))
+            whole = progress.direct.get(each, sympy.sympify(each).xreplace(known))
             found[name] = joined(state.usable(joined(whole)))
         return found
 
     stages = over_slots({each.name: each.symbol for each in cascade.stages})
     results, rows = over_slots(cascade.results), over_slots(cascade.rows)
     order = {each.name: i for i, each in enumerate(cascade.stages)}
-    steps = sorted(deriver.steps, key=lambda each: order[each.stage])
+    steps = sorted(progress.steps, key=lambda each: order[each.stage])
     rounded = [each for each in cascade.stages if each.cast]
     reason = "; ".join(
         f"stage {each.name} rounds its term to {each.cast}: partial results are rounded before "

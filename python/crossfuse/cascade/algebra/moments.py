@@ -1,13 +1,14 @@
 """Moments about a mean that is only known at the end, without cancellation.
 
-The mean is a slot of its own, moved by the distances of each tile from where it was. A sum of
-``w * P(u - mean)`` moves with it by the binomial formula: with ``d = mean - mean'``
+The mean is a slot of its own, which each tile moves. A sum of ``w * P(u - mean)`` moves with it by
+the binomial formula: with ``d = mean - mean'``
 
     sum of w P(u - mean') = sum of w P((u - mean) + d)
 
-whose terms are powers of d times sums of lower degree. Those of degree one vanish if their weight
-is that of the mean; those of degree zero are sums of weights. No difference of large numbers is
-ever taken, unlike by ``sum x**2 - n * mean**2``.
+whose terms are powers of d times sums of lower degree. Those of degree one, with the mean's own
+weight, would be 0 if the mean were not rounded: they are kept (`Centre.rest`), and correct the mean
+at the next step. Those of degree zero are sums of weights. No difference of large numbers is ever
+taken, unlike by ``sum x**2 - n * mean**2``.
 """
 
 from __future__ import annotations
@@ -57,12 +58,16 @@ class Centre:
         The slot of weights.
     distance : sympy.Dummy
         Stands for an element's distance from the mean.
+    rest : sympy.Symbol | None
+        The slot of the first moment about it, which only rounding keeps from being 0; None where
+        distances are from the mean, but no moments are taken about it.
     """
 
     element: sympy.Expr
     symbol: sympy.Symbol
     mass: sympy.Symbol
     distance: sympy.Dummy
+    rest: sympy.Symbol | None = None
 
 
 def centred(

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import sympy
 
+from crossfuse.cascade.algebra.progress import Progress
 from crossfuse.cascade.algebra.refusal import refused
 from crossfuse.cascade.algebra.separation import Product
 from crossfuse.cascade.algebra.signs import nonnegative
 from crossfuse.cascade.algebra.writing import written
 from crossfuse.cascade.spec import Stage
-
-if TYPE_CHECKING:
-    from crossfuse.cascade.algebra.stages import Deriver
 
 
 @dataclass(frozen=True)
@@ -47,12 +44,12 @@ class Affine:
         return self.factor * (sympy.exp(chosen) if self.exponential else chosen) + self.addend
 
 
-def affine(deriver: Deriver, stage: Stage, term: sympy.Expr) -> Affine:
+def affine(progress: Progress, stage: Stage, term: sympy.Expr) -> Affine:
     """Write a term as an increasing function of what changes along the axis.
 
     Parameters
     ----------
-    deriver : Deriver
+    progress : Progress
         Whose elements and results the term is over.
     stage : Stage
         A maximum, a minimum, a top-k, or a log of a sum of exponentials.
@@ -72,31 +69,31 @@ def affine(deriver: Deriver, stage: Stage, term: sympy.Expr) -> Affine:
     masked = _unmasked(stage, term)
     if masked is not None:
         inner, test = masked
-        found = affine(deriver, stage, inner)
+        found = affine(progress, stage, inner)
         nothing = stage.monoid.identity
         if found.exponential and nothing == sympy.oo:
-            raise deriver.coupled(stage, term, term)
+            raise progress.coupled(stage, term, term)
         element = sympy.Piecewise((found.element, test), (nothing, True))
         return Affine(
             element, found.factor, found.addend, found.exponential, found.proof, found.notes
         )
-    parts = deriver.separated(stage, term)
-    moving = [(g, h) for g, h in parts if g.free_symbols & deriver.elements]
-    addend = sympy.Add(*(g * h for g, h in parts if not g.free_symbols & deriver.elements))
+    parts = progress.separated(stage, term)
+    moving = [(g, h) for g, h in parts if g.free_symbols & progress.elements]
+    addend = sympy.Add(*(g * h for g, h in parts if not g.free_symbols & progress.elements))
     if len(moving) != 1:
-        raise deriver.coupled(stage, term, sympy.Add(*(g * h for g, h in moving)))
-    return _signed(stage, moving[0], addend, deriver)
+        raise progress.coupled(stage, term, sympy.Add(*(g * h for g, h in moving)))
+    return _signed(stage, moving[0], addend, progress)
 
 
-def _signed(stage: Stage, product: Product, addend: sympy.Expr, deriver: Deriver) -> Affine:
+def _signed(stage: Stage, product: Product, addend: sympy.Expr, progress: Progress) -> Affine:
     element, factor = product
-    if not factor.free_symbols & deriver.state.symbols:
+    if not factor.free_symbols & progress.state.symbols:
         return Affine(element * factor, sympy.S.One, addend, False, _ADDED)
     if not nonnegative(factor):
         raise refused(
             "cascade-sign",
             stage.name,
-            found=f"a {stage.monoid.name} of elements times {written(deriver.spelt(factor))}, "
+            found=f"a {stage.monoid.name} of elements times {written(progress.spelt(factor))}, "
             "whose sign is not proved",
             limit="a factor that is proved not to be negative",
             instead="reduce the elements, maximum and minimum, and multiply afterwards; or declare "
@@ -104,7 +101,7 @@ def _signed(stage: Stage, product: Product, addend: sympy.Expr, deriver: Deriver
         )
     powers = [each for each in sympy.Mul.make_args(element) if isinstance(each, sympy.exp)]
     rest = sympy.Mul(*(each for each in sympy.Mul.make_args(element) if each not in powers))
-    if len(powers) == 1 and nonnegative(rest) and not rest.free_symbols & deriver.elements:
+    if len(powers) == 1 and nonnegative(rest) and not rest.free_symbols & progress.elements:
         note = "exp and positive factors do not change the order, so exponents are compared"
         exponent = powers[0].args[0]
         return Affine(exponent, rest * factor, addend, True, _SCALED, (note,))

@@ -32,7 +32,8 @@ def to_tir(expression: sympy.Expr, values: Mapping[sympy.Symbol, Any], dtype: st
     ----------
     expression : sympy.Expr
         A number or a condition. ``2**x`` becomes ``exp2``; ``exp`` stays ``exp``. A Piecewise
-        becomes selects, all of whose sides may be evaluated.
+        becomes selects, all of whose sides may be evaluated; where sides load from memory, only the
+        one that is chosen is.
     values : Mapping[sympy.Symbol, tvm.ir.PrimExpr]
         What each symbol stands for, in whatever type.
     dtype : str
@@ -131,8 +132,7 @@ class _Writer:
                 parts = sorted(condition.args, key=sympy.default_sort_key)
                 return functools.reduce(node, [self.condition(each) for each in parts])
         if isinstance(condition, sympy.ITE):
-            test, chosen, otherwise = (self.condition(each) for each in condition.args)
-            return ir.tirx.Select(test, chosen, otherwise)
+            return _chosen(*(self.condition(each) for each in condition.args))
         if isinstance(condition, sympy.Not):
             return ir.tirx.Not(self.condition(condition.args[0]))
         limit = "comparisons, joined by and, or and not"
@@ -226,7 +226,7 @@ class _Writer:
             raise refused("Piecewise", expression, limit, instead)
         result = self.write(last)
         for value, condition in reversed(chosen):
-            result = ir.tirx.Select(self.condition(condition), self.write(value), result)
+            result = _chosen(self.condition(condition), self.write(value), result)
         return result
 
     def quotient(self, expression: sympy.Function) -> Any:
@@ -250,6 +250,17 @@ class _Writer:
 
 def _type(value: Any) -> str:
     return str(value.ty)
+
+
+def _chosen(test: Any, one: Any, other: Any) -> Any:
+    """A choice, of which only the side that is chosen is computed if one loads from memory.
+
+    What a condition keeps from being read may lie beyond its tensor. Both sides of a `Select` are
+    computed, and TVM drops conditions of loads that are implied by that of a choice around them.
+    """
+    if any(str(each.source.scope()) == "global" for each in ir.buffer_loads(one, other)):
+        return ir.tirx.if_then_else(test, one, other)
+    return ir.tirx.Select(test, one, other)
 
 
 def _leading_number(factors: list[sympy.Expr]) -> tuple[sympy.Expr | None, list[sympy.Expr]]:

@@ -32,7 +32,7 @@ SHARED_RATE, SHARED_SHOWN = 218e3, 0.25
 #: Part of L2 in which rows are found again: 60 % of a softmax that was read twice came from HBM
 #: the second time, with 52 MB of rows at work.
 USED_L2 = 0.35
-#: Registers beyond those of data and of a state of three numbers, and how many more than estimated
+#: Registers beyond those of data and of a state of four numbers, and how many more than estimated
 #: a kernel may need; with more than the limit it would spill.
 BASE, MARGIN = 16, 1.2
 _MAX_REGISTERS, _UNIT = 255, 8
@@ -73,7 +73,7 @@ def registers(work: Work, tiles: StreamTiles, least: bool = False) -> int:
         sweep += kept
     loaded = work.emitted - (work.held if tiles.resident != "none" else 0)
     emit = kept + tiles.unroll * loaded if work.outputs else 0
-    return BASE + 2 * max(0, work.slots - 3) + max(sweep, emit)
+    return BASE + 2 * max(0, work.slots - 4) + max(sweep, emit)
 
 
 def steps(work: Work, tiles: StreamTiles) -> int:

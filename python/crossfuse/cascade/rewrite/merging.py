@@ -74,6 +74,10 @@ def merge(
         each.name: _bound(f"{each.name}_b", of[each.name][tuple(of_place)]) for _, each in kept
     }
     values = dict(invariants)
+    for slot in slots:
+        # Of all slots before any is merged: a mean moves by what a later slot has kept.
+        first = numbers(slot, dtype)[0].name
+        values[left(slot.name)], values[right(slot.name)] = ours[first], theirs[first]
     results: list[Any] = []
     for slot in slots:
         found = _merged(slot, values, ours, theirs, dtype)
@@ -89,17 +93,15 @@ def merge(
 
 def _merged(
     slot: Slot,
-    values: dict[sympy.Symbol, Any],
+    values: Mapping[sympy.Symbol, Any],
     ours: Mapping[str, Any],
     theirs: Mapping[str, Any],
     dtype: str,
 ) -> list[Any]:
-    """A slot's merged numbers, bound; `values` gets those of the two sides."""
+    """A slot's merged numbers, bound; for those of the two sides see `values`."""
     if is_chosen(slot):
         one, other = pairs(slot, ours, dtype), pairs(slot, theirs, dtype)
-        values[left(slot.name)], values[right(slot.name)] = one[0][0], other[0][0]
         return flat(merged(slot.monoid, one, other, f"{slot.name}_new", _stored))
-    values[left(slot.name)], values[right(slot.name)] = ours[slot.name], theirs[slot.name]
     return [_bound(f"{slot.name}_new", written(slot.merge, values, dtype))]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.rewrite.frame import Frame, at
-from crossfuse.cascade.rewrite.scripting import held, loop, steps
+from crossfuse.cascade.rewrite.scripting import held, loop, steps, zero
 from crossfuse.cascade.rewrite.streams import Stream
 
 #: The element of a tile at a place in it.
@@ -96,6 +96,9 @@ def load(frame: Frame, stream: Stream, place: Sequence[Any], tile: Tile) -> None
         indices = [at(each, rows) for each in stream.indices(first, number, frame.site.axis)]
         target = tile(number)
         value = stream.buffer[tuple(indices)]
+        inside = stream.inside(indices)
+        if inside:
+            value = ir.tirx.if_then_else(ir.conjunction(inside), value, zero(str(value.ty)))
         ir.script.buffer_store(target.source, value, list(target.indices))
 
     for_lanes(frame, stream, move)

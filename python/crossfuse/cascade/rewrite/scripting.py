@@ -52,6 +52,11 @@ def held(name: str, shape: tuple[int, ...], dtype: str, scope: str = "global") -
     return named(name, ir.script.sblock_alloc_buffer(shape, dtype, scope=scope))
 
 
+def zero(dtype: str) -> Any:
+    """The number 0 of a type."""
+    return ir.tirx.const(0.0 if "float8" in dtype else 0, dtype)
+
+
 class Scratch:
     """One number of a thread."""
 

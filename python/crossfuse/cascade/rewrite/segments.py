@@ -145,7 +145,7 @@ class _Tile:
             if is_chosen(slot):
                 self.known(slot, self.following(slot)[0])
             else:
-                self.renew(slot, totals[slot.name].value)
+                self.renew(slot, totals[slot.name].value, parts, definitions)
 
     def following(self, slot: Slot) -> list[Scratch]:
         """The slot's numbers after this tile."""
@@ -195,12 +195,15 @@ class _Tile:
         total = totals[slot.name]
         total.set(combined(slot.monoid, total.value, what, self.frame.dtype))
 
-    def renew(self, slot: Slot, total: Any) -> None:
+    def renew(self, slot: Slot, total: Any, parts: Shared, fixed: Definitions) -> None:
         """Statements: the slot's new value, and what stands in for it."""
         dtype = self.frame.dtype
         result = total
         if not (self.fresh and slot.init == slot.monoid.identity):
-            carried = written(slot.carry, self.values, dtype)
+            # A quotient takes many instructions; contributions have made these already.
+            made = {each: symbol for symbol, each in parts.fixed if each.is_Pow}
+            known = {**self.values, **{each: fixed.values[each] for each in made.values()}}
+            carried = written(slot.carry.xreplace(made), known, dtype)
             result = combined(slot.monoid, carried, total, dtype)
         following = self.segment.next[slot.name]
         following.set(result)

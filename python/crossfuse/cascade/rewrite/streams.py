@@ -7,7 +7,7 @@ point do, are loaded as vectors too, together. Others are loaded one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -38,12 +38,16 @@ class Stream:
         Side by side where there are several.
     lanes : int
         Elements of one vector load, 1 for loads one by one.
+    unproved : tuple[int, ...]
+        Dimensions of the tensor beyond which a load may lie: conditions keep such elements from
+        being used, but a tile is loaded before conditions are looked at.
     """
 
     name: str
     buffer: Any
     loads: tuple[Any, ...]
     lanes: int
+    unproved: tuple[int, ...] = ()
 
     @property
     def width(self) -> int:
@@ -70,6 +74,14 @@ class Stream:
         if self.width > 1:
             places[-1] = places[-1] + ir.tirx.floormod(number, self.width)
         return places
+
+    def inside(self, indices: Sequence[Any]) -> list[Any]:
+        """Conditions under which a place lies within the tensor; none where it always does."""
+        shape = self.buffer.ty.shape
+        found = []
+        for each in self.unproved:
+            found += [indices[each] >= 0, indices[each] < shape[each]]
+        return found
 
     def same(self, other: Stream) -> bool:
         """Whether another stream is of the same loads."""
@@ -133,11 +145,14 @@ def streams(
             _add(found, load, site)
     made: list[Stream] = []
     for number, group in enumerate(found):
-        joined = [tuple(group)] if _is_whole(group, site) else [(each,) for each in group]
-        for part, loads in enumerate(joined):
+        safe = not any(_unproved(each, site) for each in group)
+        whole = safe and _is_whole(group, site)
+        for part, loads in enumerate([tuple(group)] if whole else [(each,) for each in group]):
             suffix = f"{number}" if part == 0 else f"{number}_{part}"
-            lanes = _lanes(loads, site, vector, aligned)
-            made.append(Stream(f"{loads[0].source.name}_{suffix}", loads[0].source, loads, lanes))
+            unproved = _unproved(loads[0], site)
+            lanes = 1 if unproved else _lanes(loads, site, vector, aligned)
+            name = f"{loads[0].source.name}_{suffix}"
+            made.append(Stream(name, loads[0].source, loads, lanes, unproved))
     return tuple(made)
 
 
@@ -199,6 +214,20 @@ def _add(found: list[list[Any]], load: Any, site: Site) -> None:
             group.append(load)
             return
     found.append([load])
+
+
+def _unproved(load: Any, site: Site) -> tuple[int, ...]:
+    """Dimensions in which a load is not proved to lie within its tensor."""
+    known = ir.sym.Analyzer()
+    for var, extent in site.extents.items():
+        known.bind(var, ir.tvm.ir.Range(0, int(extent)))
+    return tuple(
+        number
+        for number, (index, extent) in enumerate(
+            zip(load.indices, load.source.ty.shape, strict=True)
+        )
+        if not known.can_prove(ir.tirx.And(index >= 0, index < extent))
+    )
 
 
 def _is_whole(group: list[Any], site: Site) -> bool:

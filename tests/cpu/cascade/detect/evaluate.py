@@ -148,3 +148,8 @@ def _value(node: Any, grid: Arrays, arrays: Arrays) -> np.ndarray:
         ir.tirx.FloorMod: np.mod,
     }
     return operators[type(node)](_value(node.a, grid, arrays), _value(node.b, grid, arrays))
+
+
+def names(site: Site) -> list[str]:
+    """Of a site's stages, in order."""
+    return [each.name for each in site.cascade.stages]

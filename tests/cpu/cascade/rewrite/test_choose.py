@@ -20,10 +20,10 @@ COUNTED = {
     ),
     # Scales and shifts are no rows' own: they come from L2, but take registers.
     ("layer_norm", "bfloat16", 8192): Work(
-        64, 8192, 8, 2, 2, 0, 2, fetched=16, swept=4, held=4, emitted=12, unpacked=True, slots=3
+        64, 8192, 8, 2, 2, 0, 2, fetched=16, swept=4, held=4, emitted=12, unpacked=True, slots=4
     ),
     ("cross_entropy", "float16", 100): Work(64, 100, 4, 2, fetched=8, swept=4, slots=3),
-    ("variance", "float32", 33): Work(64, 33, 1, 4, fetched=4, swept=1, slots=3),
+    ("variance", "float32", 33): Work(64, 33, 1, 4, fetched=4, swept=1, slots=4),
     ("inertia", "float32", 4096): Work(64, 4096, 4, 16, fetched=64, swept=16, slots=9),
 }
 

@@ -64,7 +64,9 @@ def test_without_a_cluster_barrier() -> None:
     arrays = inputs("variance", 1, 300)
     right = image_of("variance", 1, 300, tiles)
     assert emulate(right, arrays).ok
-    found = {each.kind for each in emulate(remove_cluster_barrier(right, 0), arrays).findings}
+    # Each number of the state is found to be read too early in several ways.
+    report = emulate(remove_cluster_barrier(right, 0), arrays, max_findings=32)
+    found = {each.kind for each in report.findings}
     assert {"race", "peer-not-started"} <= found
     found = {each.kind for each in emulate(early_exit(right), arrays).findings}
     assert found == {"early-exit"}

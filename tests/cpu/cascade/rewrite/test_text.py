@@ -9,10 +9,17 @@ from tvm.ir import assert_structural_equal
 from tvm.script import tirx as T
 
 from cpu.cascade.rewrite.cases import scheduled, stream_of
+from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.detect import detect
+from crossfuse.cascade.rewrite.choose import choose_tiles
+from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.compiler.cascades import only_site
 from crossfuse.lower.extract import lower
 from crossfuse.runtime.cubin import compile_cubin
+from crossfuse.schedule.rules.stream import schedule_stream
+from crossfuse.workload.cascade_build import prim_func
+from crossfuse.workload.cascades import lookup
 
 LOG2E = T.float32(1.4426950408889634)
 
@@ -162,3 +169,15 @@ def test_nvcc_compiles_without_spills(
     assert (usage.complaints, usage.stack_bytes) == ((), 0)
     # As many CTAs as the multiprocessor's registers hold at 256 threads: two or more.
     assert usage.registers <= 128
+
+
+@pytest.mark.parametrize(("name", "registers"), [("R10", 64), ("R11", 56), ("R12", 64)])
+def test_packaged_moments_keep_their_registers(name: str, registers: int) -> None:
+    """With their first choice of tiles: as many CTAs a multiprocessor as were timed."""
+    site = only_site(prim_func(lookup(name)))
+    derivation = derive(site.cascade)
+    tiles = choose_tiles(site, derivation)[0]
+    text = lower(schedule_stream(streaming(site, derivation, tiles), tiles)).image.cuda
+    (usage,) = compile_cubin(text).resources
+    assert (usage.complaints, usage.stack_bytes) == ((), 0)
+    assert usage.registers <= registers

@@ -18,7 +18,6 @@ from crossfuse.cascade.rewrite.tiled.operands import (
     Product,
     column_variables,
     columned,
-    loads,
     mentions,
     products,
 )
@@ -170,7 +169,9 @@ def frame_of(site: Site, derivation: Derivation, tiles: CascadeTiles) -> TileFra
     told = base_two(derivation)
     slots = _ordered(told.slots, columns)
     if length % sizes.elements:
-        zeros = [e for e in site.cascade.elements if e in site.reads and loads(site.reads[e])]
+        zeros = [
+            e for e in site.cascade.elements if e in site.reads and ir.buffer_loads(site.reads[e])
+        ]
         slots = limited(slots, index < length, zeros)
     frame = TileFrame(site, replace(told, slots=slots), sizes, rows, made, index, dtype)
     if frame.column is not None and len(frame.columns) > 1:
@@ -191,7 +192,7 @@ def _right_operands(
 ) -> list[Any]:
     """What is multiplied from the right; there is something, and there are rows."""
     right = [each.right for each in made]
-    right += [load for symbol in _sorted(columns) for load in loads(site.reads[symbol])]
+    right += [load for symbol in _sorted(columns) for load in ir.buffer_loads(site.reads[symbol])]
     if not right:
         raise refused(
             "function",
@@ -213,7 +214,7 @@ def _check_rounding(frame: TileFrame, slot: Slot) -> None:
     """What is rounded to few bits has them already, or is scaled so that it fits."""
     left, right = operands(slot, frame.columned & set(frame.site.cascade.elements))
     read = frame.read(left) if left.is_Symbol else None
-    dtype = frame.cast(slot, str(loads(frame.read(right))[0].ty))
+    dtype = frame.cast(slot, str(ir.buffer_loads(frame.read(right))[0].ty))
     known = read is not None and str(read.ty) == dtype
     state = {form(each.name) for each in frame.slots for form in (value, new, guarded)}
     if int(ir.tvm.DataType(dtype).bits) < FEW_BITS and not known and not left.free_symbols & state:

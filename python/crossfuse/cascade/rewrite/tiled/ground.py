@@ -11,9 +11,9 @@ import sympy
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.expressions.to_tir import to_tir
-from crossfuse.cascade.rewrite.scripting import held, loop, named
+from crossfuse.cascade.rewrite.scripting import held, loop, named, zero
 from crossfuse.cascade.rewrite.tiled.frame import TileFrame
-from crossfuse.cascade.rewrite.tiled.operands import loads, mentions
+from crossfuse.cascade.rewrite.tiled.operands import mentions
 from crossfuse.cascade.rewrite.tiled.places import Extent
 
 #: The place of a block: the value of each of the site's variables.
@@ -150,7 +150,7 @@ class Ground:
             conditions = self.valid(place, used)
             if not conditions:
                 return value
-            return ir.tirx.if_then_else(ir.conjunction(conditions), value, _zero(str(value.ty)))
+            return ir.tirx.if_then_else(ir.conjunction(conditions), value, zero(str(value.ty)))
 
         return put(ir.mutate(expression, (ir.TensorLoad, visit)), place)
 
@@ -167,22 +167,4 @@ class Ground:
 
     def write(self, expression: sympy.Basic, place: At, dtype: str = "") -> Any:
         """An expression of the derivation at a place."""
-        value = to_tir(expression, self.values(expression, place), dtype or self.frame.dtype)
-        return ir.mutate(value, (ir.tirx.Select, _guarding))
-
-
-def _guarding(node: Any, mutator: Any) -> Any:
-    """A choice that computes one side only, where sides load.
-
-    TVM drops conditions of loads that are implied by that of a choice around them, even though
-    `Select` computes both sides.
-    """
-    node = mutator.default_mutate(node)
-    read = (each.source.scope() for each in loads(node))
-    if not any(str(each) == "global" for each in read):
-        return node
-    return ir.tirx.if_then_else(node.condition, node.true_value, node.false_value)
-
-
-def _zero(dtype: str) -> Any:
-    return ir.tirx.const(0, dtype) if "float8" not in dtype else ir.tirx.const(0.0, dtype)
+        return to_tir(expression, self.values(expression, place), dtype or self.frame.dtype)

@@ -40,18 +40,6 @@ class Product:
     extents: tuple[int, ...]
 
 
-def loads(expression: Any) -> list[Any]:
-    """Loads of tensors in an expression."""
-    found: list[Any] = []
-
-    def visit(load: Any) -> None:
-        if ir.is_buffer_var(load.source):
-            found.append(load)
-
-    ir.walk(expression, (ir.TensorLoad, visit))
-    return found
-
-
 def mentions(expressions: Iterable[Any], var: Any) -> bool:
     """Whether expressions use a variable."""
     return any(each.same_as(var) for one in expressions for each in ir.variables(one))
@@ -72,7 +60,7 @@ def products(site: Site) -> tuple[Product, ...]:
 
 
 def _product(site: Site, program: Program, symbol: sympy.Symbol) -> Product:
-    made = [(each, program.reduction(each.source)) for each in loads(site.reads[symbol])]
+    made = [(each, program.reduction(each.source)) for each in ir.buffer_loads(site.reads[symbol])]
     result, block = next((each, block) for each, block in made if block is not None)
     bound = dict(zip(block.coordinates, result.indices, strict=True))
     value = ir.substitute(program.value(block), lambda var: bound.get(var, var))

@@ -10,7 +10,7 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Slot
 from crossfuse.cascade.expressions.to_tir import to_tir
 from crossfuse.cascade.rewrite.tiled.ground import Ground, Local
-from crossfuse.cascade.rewrite.tiled.operands import loads, mentions
+from crossfuse.cascade.rewrite.tiled.operands import mentions
 from crossfuse.cascade.rewrite.tiled.staging import Staging
 from crossfuse.cascade.rewrite.tiled.state import State
 from crossfuse.cascade.rewrite.tiled.steps import (
@@ -59,7 +59,7 @@ class Stream(State):
             read = self.frame.read(symbol)
             if made is not None and not self._is_known(made.result):
                 self.staging.multiply(made)
-            for load in loads(read) if read is not None else []:
+            for load in ir.buffer_loads(read) if read is not None else []:
                 if self._is_tile(load) and not self._is_known(load):
                     self.staging.stage(load, shared=symbol in self.frame.columned)
 
@@ -105,7 +105,7 @@ class Stream(State):
     def multiply(self, statement: Multiply) -> None:
         """``O += P V``, P rounded to the type of V."""
         slot, dtype = statement.slot, self.frame.dtype
-        (load,) = loads(self.frame.read(statement.right))
+        (load,) = ir.buffer_loads(self.frame.read(statement.right))
         left = self._rounded(statement.left, self.frame.cast(slot, str(load.ty)))
         group = self.frame.rows.group
         over = [*([] if group is None else [group]), *self.places_of(slot)]

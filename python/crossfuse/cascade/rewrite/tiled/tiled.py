@@ -23,7 +23,7 @@ from crossfuse.cascade.rewrite.tiled.frame import (
     whole,
 )
 from crossfuse.cascade.rewrite.tiled.ground import Ground
-from crossfuse.cascade.rewrite.tiled.operands import loads, mentions
+from crossfuse.cascade.rewrite.tiled.operands import mentions
 from crossfuse.cascade.rewrite.tiled.parts import Merge, Slabs, part_of
 from crossfuse.cascade.rewrite.tiled.places import Extent
 from crossfuse.cascade.rewrite.tiled.results import Results
@@ -209,6 +209,6 @@ class _Writer:
                 most = sympy.Symbol(f"{symbol.name}_most", integer=True)
                 values[most] = last
                 box[symbol] = (least, most)
-            elif not mentions([read], rows) and not loads(read):
+            elif not mentions([read], rows) and not ir.buffer_loads(read):
                 box[symbol] = (least, least)
         return box, values

@@ -1,0 +1,137 @@
+"""What is derived so far: the state, what stages became, and the words for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+
+from crossfuse.cascade.algebra import gauge as gauges
+from crossfuse.cascade.algebra.masks import as_choices
+from crossfuse.cascade.algebra.moments import Centre
+from crossfuse.cascade.algebra.proof import coupled
+from crossfuse.cascade.algebra.separation import Coupled, Product, products
+from crossfuse.cascade.algebra.signs import nonnegative
+from crossfuse.cascade.algebra.state import State
+from crossfuse.cascade.derivation import Step, left, right, value
+from crossfuse.cascade.monoid import INDEXED, RANKED, SUM, Monoid
+from crossfuse.cascade.spec import Cascade, Stage
+
+
+class Progress:
+    """A derivation in the making, which the rules for each kind of stage read and add to.
+
+    Parameters
+    ----------
+    cascade : Cascade
+        The definition.
+
+    Attributes
+    ----------
+    state : State
+        Slots so far.
+    centres : list[Centre]
+        Means among them.
+    known : dict[sympy.Symbol, sympy.Expr]
+        Results of stages over slots.
+    direct : dict[sympy.Symbol, sympy.Expr]
+        Results of choices as they are, -oo of nothing too.
+    steps : list[Step]
+        How stages were derived.
+    """
+
+    def __init__(self, cascade: Cascade) -> None:
+        self.cascade = cascade
+        self.elements = frozenset(cascade.elements)
+        taken = {each.name for each in (*cascade.elements, *cascade.invariants)}
+        taken |= {each.name for each in cascade.stages} | set(cascade.results) | set(cascade.rows)
+        self.state = State(frozenset(taken))
+        self.centres: list[Centre] = []
+        self.known: dict[sympy.Symbol, sympy.Expr] = {}
+        self.direct: dict[sympy.Symbol, sympy.Expr] = {}
+        self.places = {each.index_symbol for each in cascade.stages} - {None}
+        self.steps: list[Step] = []
+
+    def results(self, term: sympy.Expr) -> list[sympy.Symbol]:
+        """What a term uses of earlier stages."""
+        found = term.free_symbols & (self.state.symbols | self.places)
+        return sorted(found, key=lambda each: str(each.name))
+
+    def separated(self, stage: Stage, term: sympy.Expr) -> list[Product]:
+        """A term as products; refuses."""
+        results = self.results(term)
+        try:
+            return products(term, self.moving(), results)
+        except Coupled as found:
+            raise self.coupled(stage, term, found.part) from None
+
+    def coupled(self, stage: Stage, term: sympy.Expr, part: sympy.Basic) -> Exception:
+        """The refusal of a term that is not separable."""
+        elements = sorted(term.free_symbols & self.moving(), key=lambda each: str(each.name))
+        return coupled(stage, term, part, elements, self.results(term), self.spelt)
+
+    @property
+    def distances(self) -> frozenset[sympy.Symbol]:
+        """What stands for distances from means."""
+        return frozenset(each.distance for each in self.centres)
+
+    def moving(self) -> frozenset[sympy.Symbol]:
+        """Elements, and distances of elements from means."""
+        return self.elements | self.distances
+
+    def centres_in(self, expression: sympy.Expr) -> list[Centre]:
+        """Means whose distances an expression uses."""
+        return [each for each in self.centres if each.distance in expression.free_symbols]
+
+    def spelt(self, expression: sympy.Basic) -> sympy.Basic:
+        """An expression over slots as messages show it; distances as differences."""
+        apart = {
+            each.distance: each.element - value(self.state.of(each.symbol).name)
+            for each in self.centres
+        }
+        return self.state.raw(expression, value).xreplace(apart)
+
+    def keep(
+        self, name: str, monoid: Monoid, element: sympy.Expr, *, always: bool = False
+    ) -> sympy.Symbol:
+        """Keep a reduction that needs no correction; gives its symbol."""
+        same = None if always else self.state.same(monoid, element)
+        if same is not None:
+            return same
+        merge = None
+        if monoid.name not in (*INDEXED, *RANKED):
+            merge = monoid.combine(left(name), right(name))
+        no_sign = monoid.name in ("sum", "prod", "max", "min") and nonnegative(element)
+        return self.state.add(name, monoid, element, value(name), merge, no_sign=no_sign)
+
+    def accumulate(
+        self, name: str, gauge: gauges.Gauge, g: sympy.Expr, *, fresh: bool = False
+    ) -> sympy.Symbol:
+        """Keep a sum in a gauge, under a name or a fresh one like it; gives its symbol."""
+        brought = as_choices(gauges.contribution(gauge, g, self.state))
+        same = self.state.same(SUM, brought)
+        if same is not None:
+            return same
+        name = self.state.fresh(name) if fresh else name
+        merge = gauges.merged(gauge, (left(name), right(name)), self.state)
+        carry = gauges.carry(gauge, value(name), self.state)
+        return self.state.add(name, SUM, brought, carry, merge, no_sign=nonnegative(g))
+
+    def count(self) -> sympy.Symbol:
+        """The slot that counts elements."""
+        same = self.state.same(SUM, sympy.S.One)
+        return same if same is not None else self.keep(self.state.fresh("n"), SUM, sympy.S.One)
+
+    def named(self, stage: Stage, number: int = 0, count: int = 1) -> str:
+        """The name of one of a stage's slots."""
+        return stage.name if count == 1 else self.state.fresh(f"{stage.name}_{number}")
+
+    def names(self, parts: Sequence[sympy.Expr]) -> tuple[str, ...]:
+        """Slots in expressions, in their order."""
+        free = set().union(*(each.free_symbols for each in parts)) if parts else set()
+        return tuple(each.name for each in self.state.kept if self.state.among(each, free))
+
+    def done(self, stage: Stage, result: sympy.Expr, step: Step) -> None:
+        """Note what a stage became."""
+        self.known[stage.symbol] = result
+        self.steps.append(step)
