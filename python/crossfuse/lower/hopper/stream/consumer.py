@@ -103,7 +103,8 @@ class Consumer:
 
     def _scored(self) -> None:
         """Keys have been read; queries too, if these were the last ones."""
-        self._release(self.keys)
+        if not self.program.shares_tile:
+            self._release(self.keys)
         with when(self.tiles.is_last_block):
             self._release(self.queries)
         self.keys.advance()

@@ -62,10 +62,14 @@ def plan_operands(program: StreamProgram) -> Operands:
     """
     output = program.output
     width = gcd(_WIDTH, output.columns)
+    queries = _operand("queries", program.queries, program.queries.rows, _WIDTH)
+    keys = values = _operand("keys", program.keys, program.keys.rows, _WIDTH)
+    if not program.shares_tile:
+        values = _operand("values", program.values, program.values.rows, _WIDTH)
     return (
-        _operand("queries", program.queries, program.queries.rows, _WIDTH),
-        _operand("keys", program.keys, program.keys.rows, _WIDTH),
-        _operand("values", program.values, program.values.rows, _WIDTH),
+        queries,
+        keys,
+        values,
         # What is stored has been written before: no box reaches beyond the columns.
         _operand("output", output, min(WARPGROUP_ROWS, output.rows), width, WARPGROUP_ROWS),
     )

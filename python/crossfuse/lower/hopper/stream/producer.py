@@ -20,8 +20,9 @@ def emit_loading(body: StreamBody) -> None:
     """Write the warpgroup that loads."""
     with when(body.where.thread == 0):
         _emit_keys(body)
-    with when(body.where.thread == WARP):
-        _emit_values(body)
+    if not body.plan.program.shares_tile:
+        with when(body.where.thread == WARP):
+            _emit_values(body)
 
 
 def _emit_keys(body: StreamBody) -> None:

@@ -11,7 +11,7 @@ from crossfuse.lower.hopper.stream.bounds import stream_of
 from crossfuse.lower.hopper.stream.boxes import read_load, read_output
 from crossfuse.lower.hopper.stream.merging import End, Handed, is_split, read_merge, split_nests
 from crossfuse.lower.hopper.stream.products import Products, find_products
-from crossfuse.lower.hopper.stream.program import Axis, StreamProgram
+from crossfuse.lower.hopper.stream.program import Axis, Box, StreamProgram
 from crossfuse.lower.hopper.stream.statements import (
     Roles,
     Statement,
@@ -185,14 +185,12 @@ class _Reader:
     ) -> StreamProgram:
         sums = products.second.buffer
         loads = {each.buffer: each for each in (*before, *within) if _is_load(each)}
-        queries, keys, values = (
-            read_load(loads[buffer], self.roles, axis, end.output.rows)
-            for buffer, axis in (
-                (products.queries, Axis.ROW),
-                (products.keys, Axis.KEY),
-                (products.values, Axis.KEY),
-            )
-        )
+
+        def load(buffer: Any, axis: Axis) -> Box:
+            return read_load(loads[buffer], self.roles, axis, end.output.rows)
+
+        queries, keys = load(products.queries, Axis.ROW), load(products.keys, Axis.KEY)
+        values = keys if products.shares_tile else load(products.values, Axis.KEY)
         body = [each for each in within if not _is_load(each) and each not in products.both]
         steps = [each for each in body if not each.buffer.same_as(sums)]
         weights = next(each for each in steps if each.buffer.same_as(products.weights))
@@ -201,7 +199,7 @@ class _Reader:
         started = [each for each in before if not _is_load(each)]
         rows = [each for each in started if not each.buffer.same_as(sums)]
         self._check_sums(products, [each for each in started if each not in rows])
-        self._check_loads(loads, (queries, keys, values))
+        self._check_loads(loads, 2 if products.shares_tile else 3)
         return StreamProgram(
             self.places,
             self.parameters,
@@ -229,8 +227,8 @@ class _Reader:
                 "one block before the stream that sets them to zero",
             )
 
-    def _check_loads(self, loads: dict[Any, Statement], boxes: tuple[Any, ...]) -> None:
-        if len(loads) != len(boxes):
+    def _check_loads(self, loads: dict[Any, Statement], count: int) -> None:
+        if len(loads) != count:
             raise refuse_stream(
                 "function",
                 f"{len(loads)} tiles in shared memory",

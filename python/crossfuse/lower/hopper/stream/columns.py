@@ -1,0 +1,253 @@
+"""Multiplying roles where warpgroups share the columns of 64 rows: one scores, the others add.
+
+They hand stages of weights to one another by two named barriers (PTX ISA, bar): one tells those who
+add that weights lie in shared memory, the other one tells who scores that they have been read. So
+scores of a tile are multiplied beside the sums of the one before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.kept import GROUP, GROUP_REGISTERS
+from crossfuse.lower.hopper.matrices import scatter
+from crossfuse.lower.hopper.plan import WARPGROUP
+from crossfuse.lower.hopper.ring import Cursor, Release
+from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
+from crossfuse.lower.hopper.stream.body import StreamBody
+from crossfuse.lower.hopper.stream.elements import Elements
+from crossfuse.lower.hopper.stream.multiply import ScoreProduct, SumProduct
+from crossfuse.lower.hopper.stream.passed import BOX, BOX_KEYS
+from crossfuse.lower.hopper.stream.rows import RowState
+from crossfuse.lower.hopper.stream.store import ColumnStore
+from crossfuse.lower.hopper.stream.values import Lanes, Values
+from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
+
+#: Named barriers behind those of meetings: weights are there, and they have been read.
+_THERE, _READ = 8, 9
+
+
+class Passing:
+    """Weights and values of rows in shared memory, between both roles.
+
+    Parameters
+    ----------
+    body : StreamBody
+        The kernel.
+    """
+
+    def __init__(self, body: StreamBody) -> None:
+        plan = body.plan
+        assert plan.passed is not None
+        self.body, self.passed = body, plan.passed
+        self._threads = ir.script.uint32(WARPGROUP * (1 + plan.adders))
+        self._rows = ir.script.decl_buffer(
+            (max(1, len(self._buffers)) * WARPGROUP_ROWS,),
+            "float32",
+            data=body.memory.data,
+            scope="shared.dyn",
+            byte_offset=plan.arena["passed"].offset + self.passed.of_rows,
+        )
+        ir.IRBuilder.name("passed_rows", self._rows)
+
+    @property
+    def _buffers(self) -> tuple[Any, ...]:
+        return (*self.passed.carried, *self.passed.finished)
+
+    def await_read(self) -> None:
+        """Who scores waits until what it handed over before has been read."""
+        run(ir.script.ptx.bar.sync(ir.script.uint32(_READ), self._threads))
+
+    def hand_over(self) -> None:
+        """Who scores says that weights are there, also for wgmma."""
+        run(ir.script.ptx.fence.proxy.async_.shared__cta())
+        run(ir.script.ptx.bar.arrive(ir.script.uint32(_THERE), self._threads))
+
+    def say_read(self) -> None:
+        """Who adds says that it has read everything, or begins."""
+        run(ir.script.ptx.bar.arrive(ir.script.uint32(_READ), self._threads))
+
+    def await_there(self) -> None:
+        """Who adds waits for weights."""
+        run(ir.script.ptx.bar.sync(ir.script.uint32(_THERE), self._threads))
+
+    def put_weights(self, words: Any) -> None:
+        """Store the weights of a tile, as wgmma takes a left operand from shared memory."""
+        region = self.body.region("passed")
+        for part in range(self.body.plan.program.tile[1] // GROUP):
+            box, column = divmod(part * GROUP, BOX_KEYS)
+
+            def address(inside: Any, box: int = box) -> Any:
+                return region(box * BOX + inside)
+
+            first = part * GROUP_REGISTERS
+            matrices = [words[first + each] for each in range(GROUP_REGISTERS)]
+            scatter(self.body.where, matrices, ROW_BYTES, column, address)
+
+    def put_rows(self, rows: RowState, lanes: Lanes, buffers: tuple[Any, ...]) -> None:
+        """Store values of rows; one of the four threads of a row does."""
+        with when(self.body.where.lane % 4 == 0):
+            for buffer in buffers:
+                for half in range(2):
+                    value = rows.register(buffer, half)
+                    ir.script.buffer_store(self._rows, value, [self._place(buffer, lanes, half)])
+
+    def take_rows(self, lanes: Lanes, buffers: tuple[Any, ...]) -> dict[Any, Any]:
+        """Load values of rows into registers."""
+        found = {}
+        for buffer in buffers:
+            found[buffer] = registers(str(buffer.name), 2, "float32")
+            for half in range(2):
+                value = self._rows[self._place(buffer, lanes, half)]
+                ir.script.buffer_store(found[buffer], value, [half])
+        return found
+
+    def _place(self, buffer: Any, lanes: Lanes, half: int) -> Any:
+        number = next(n for n, each in enumerate(self._buffers) if each.same_as(buffer))
+        return number * WARPGROUP_ROWS + lanes.rows[half]
+
+
+class Scorer:
+    """The warpgroup that makes weights of scores, and has the state of the rows.
+
+    Parameters
+    ----------
+    body : StreamBody
+        The kernel.
+    """
+
+    def __init__(self, body: StreamBody) -> None:
+        self.body, self.plan, self.program = body, body.plan, body.plan.program
+        self.lanes = Lanes.of(body.where, 0)
+        self.elements = Elements(self.plan)
+        self.product = ScoreProduct(body, 0, self.elements)
+        self.rows = RowState(self.plan.registers.rows)
+        self.tiles = body.tiles()
+        self.queries, self.keys = Cursor(body.queries), Cursor(body.keys)
+        self.passing = Passing(body)
+
+    def emit(self) -> None:
+        """Write all its tiles."""
+        with ir.script.While(self.tiles.is_left):
+            self.tiles.take()
+            for step in self.program.before:
+                self.rows.run(step, self._at())
+            self.queries.wait_full()
+            with ir.script.While(self.tiles.has_block):
+                self._tile()
+                self.tiles.block.set(self.tiles.block.value + 1)
+            self.queries.advance()
+
+    def _at(self) -> Values:
+        """Expressions of the tile that it is at."""
+        return Values(
+            self.program,
+            self.lanes,
+            self.tiles.values,
+            self.rows.register,
+            self.elements.register,
+        )
+
+    def _tile(self) -> None:
+        """Scores of a tile of keys, weights of them, and all that is made of rows."""
+        self.keys.wait_full()
+        self.product.score(self.queries.stage, self.keys.stage)
+        self.product.wait(0)
+        self.product.hold_scores()
+        if not self.program.shares_tile:
+            Release(self.keys.ring, self.body.where.thread, (1, None), 1)(self.keys.stage)
+        self.keys.advance()
+        self.elements.run(self.rows, self._at())
+        self.elements.pack(self._at())
+        self.passing.await_read()
+        self.passing.put_weights(self.elements.words)
+        self.passing.put_rows(self.rows, self.lanes, self.passing.passed.carried)
+        with when(self.tiles.is_last_block):
+            self._finish()
+        self.passing.hand_over()
+
+    def _finish(self) -> None:
+        """What results are made of."""
+        for buffer in self.plan.registers.deferred:
+            self.rows.gather(buffer)
+        for step in self.program.after:
+            self.rows.run(step, self._at())
+        self.passing.put_rows(self.rows, self.lanes, self.passing.passed.finished)
+
+
+class Adder:
+    """One of the warpgroups that share the columns of the sums.
+
+    Parameters
+    ----------
+    body : StreamBody
+        The kernel.
+    """
+
+    def __init__(self, body: StreamBody) -> None:
+        self.body, self.plan, self.program = body, body.plan, body.plan.program
+        group = let("group", body.where.warpgroup - 2)
+        lanes = Lanes.of(body.where, 0)
+        column = let("group_column", group * self.plan.columns + lanes.column)
+        self.lanes = replace(lanes, column=column)
+        self.product = SumProduct(body, group)
+        self.store = ColumnStore(body, group, self.lanes, self.product.sums)
+        self.tiles = body.tiles()
+        self.queries, self.values = Cursor(body.queries), Cursor(body.values)
+        self.keep = Variable("keep", "uint32", ir.script.uint32(0))
+        self.passing = Passing(body)
+
+    def emit(self) -> None:
+        """Write all its tiles."""
+        self.product.clear()
+        with ir.script.While(self.tiles.is_left):
+            self.tiles.take()
+            self.keep.set(ir.script.uint32(0))
+            with ir.script.While(self.tiles.has_block):
+                self._tile()
+                self.tiles.block.set(self.tiles.block.value + 1)
+            self._leave()
+
+    def _tile(self) -> None:
+        """Add a tile of keys."""
+        self.passing.say_read()
+        self.passing.await_there()
+        with when(self.keep.value != ir.script.uint32(0)):
+            self._carry()
+        self.values.wait_full()
+        self.product.add(self.values.stage, self.keep.value)
+        Release(self.values.ring, self.body.where.thread, (1, None), 1)(self.values.stage)
+        self.values.advance()
+        self.keep.set(ir.script.uint32(1))
+
+    def _with_rows(self, buffers: tuple[Any, ...]) -> Values:
+        """Expressions of sums, and of values of rows that were handed over."""
+        held = self.passing.take_rows(self.lanes, buffers)
+        sums = self.product.sums
+
+        def row(buffer: Any, half: int) -> Any:
+            return held[buffer][half] if buffer in held else None
+
+        def element(buffer: Any, register: int) -> Any:
+            assert buffer.same_as(self.program.sums), buffer
+            return sums[register]
+
+        return Values(self.program, self.lanes, self.tiles.values, row, element)
+
+    def _carry(self) -> None:
+        """What becomes of the sums before a tile is added."""
+        values = self._with_rows(self.passing.passed.carried)
+        for step in self.program.carries:
+            for register in range(self.plan.sums):
+                value = values.of_element(step.value, register)
+                ir.script.buffer_store(self.product.sums, value, [register])
+
+    def _leave(self) -> None:
+        """Store the results of a tile of rows, and make room for its next queries."""
+        values = self._with_rows(self.passing.passed.finished)
+        self.store.leave(values, self.tiles.places)
+        self.store.finish()
+        Release(self.queries.ring, self.body.where.thread, (1, None), 1)(self.queries.stage)
+        self.queries.advance()
