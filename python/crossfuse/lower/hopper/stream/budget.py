@@ -97,7 +97,8 @@ def _check_columns(program: StreamProgram, adders: int) -> None:
             limit=f"at most {MAX_COLUMNS}, or a multiple of {2 * _BOX} up to "
             f"{max(SHARED_REGISTERS) * MAX_COLUMNS} that two warpgroups share: each begins with a "
             f"box of {_BOX}",
-            instead="split the columns over CTAs (CascadeTiles(columns=256)), or pad them",
+            instead="pad the columns with zeros, or leave the annotation out for the general "
+            "lowering",
         )
     if program.split is not None:
         raise refuse(

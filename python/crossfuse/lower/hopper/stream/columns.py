@@ -120,7 +120,7 @@ class Scorer:
 
     def __init__(self, body: StreamBody) -> None:
         self.body, self.plan, self.program = body, body.plan, body.plan.program
-        self.lanes = Lanes.of(body.where, 0)
+        self.lanes = Lanes.of(body.where, ir.script.int32(0))
         self.elements = Elements(self.plan)
         self.product = ScoreProduct(body, 0, self.elements)
         self.rows = RowState(self.plan.registers.rows)
@@ -189,7 +189,7 @@ class Adder:
     def __init__(self, body: StreamBody) -> None:
         self.body, self.plan, self.program = body, body.plan, body.plan.program
         group = let("group", body.where.warpgroup - 2)
-        lanes = Lanes.of(body.where, 0)
+        lanes = Lanes.of(body.where, ir.script.int32(0))
         column = let("group_column", group * self.plan.columns + lanes.column)
         self.lanes = replace(lanes, column=column)
         self.product = SumProduct(body, group)
