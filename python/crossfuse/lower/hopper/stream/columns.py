@@ -14,7 +14,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.kept import GROUP, GROUP_REGISTERS
 from crossfuse.lower.hopper.matrices import scatter
 from crossfuse.lower.hopper.plan import WARPGROUP
-from crossfuse.lower.hopper.ring import Cursor, Release
+from crossfuse.lower.hopper.ring import Cursor
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.elements import Elements
@@ -126,6 +126,7 @@ class Scorer:
         self.rows = RowState(self.plan.registers.rows)
         self.tiles = body.tiles()
         self.queries, self.keys = Cursor(body.queries), Cursor(body.keys)
+        self._release = body.release(body.keys)
         self.passing = Passing(body)
 
     def emit(self) -> None:
@@ -157,7 +158,7 @@ class Scorer:
         self.product.wait(0)
         self.product.hold_scores()
         if not self.program.shares_tile:
-            Release(self.keys.ring, self.body.where.thread, (1, None), 1)(self.keys.stage)
+            self._release(self.keys.stage)
         self.keys.advance()
         self.elements.run(self.rows, self._at())
         self.elements.pack(self._at())
@@ -196,6 +197,7 @@ class Adder:
         self.store = ColumnStore(body, group, self.lanes, self.product.sums)
         self.tiles = body.tiles()
         self.queries, self.values = Cursor(body.queries), Cursor(body.values)
+        self._release, self._release_queries = map(body.release, (body.values, body.queries))
         self.keep = Variable("keep", "uint32", ir.script.uint32(0))
         self.passing = Passing(body)
 
@@ -218,7 +220,7 @@ class Adder:
             self._carry()
         self.values.wait_full()
         self.product.add(self.values.stage, self.keep.value)
-        Release(self.values.ring, self.body.where.thread, (1, None), 1)(self.values.stage)
+        self._release(self.values.stage)
         self.values.advance()
         self.keep.set(ir.script.uint32(1))
 
@@ -249,5 +251,5 @@ class Adder:
         values = self._with_rows(self.passing.passed.finished)
         self.store.leave(values, self.tiles.places)
         self.store.finish()
-        Release(self.queries.ring, self.body.where.thread, (1, None), 1)(self.queries.stage)
+        self._release_queries(self.queries.stage)
         self.queries.advance()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.ring import Cursor, Release
+from crossfuse.lower.hopper.ring import Cursor
 from crossfuse.lower.hopper.statements import Variable, branches, let, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.elements import Elements
@@ -48,13 +48,16 @@ class Consumer:
         self.multiplier = Multiplier(body, warpgroup, self.elements)
         self.rows = RowState(plan.registers.rows)
         # A tile's state is stored while the next one is begun; a part of a tile has no next one.
-        self.done_rows = RowState(() if plan.cluster_size > 1 else plan.registers.rows, "done_")
+        self.done_rows = RowState(() if plan.inbox is not None else plan.registers.rows, "done_")
         self.tiles = body.tiles()
-        places = () if plan.cluster_size > 1 else self.tiles.places
+        places = () if plan.inbox is not None else self.tiles.places
         self.done = {var: Variable(f"done_{var.name}", "int32", 0) for var in places}
         self.queries, self.keys, self.values = (
             Cursor(each) for each in (body.queries, body.keys, body.values)
         )
+        self._releases = {
+            each: body.release(each.ring) for each in (self.queries, self.keys, self.values)
+        }
         self.turns = Turns(plan.consumers, warpgroup)
         self.keep = Variable("keep", "uint32", ir.script.uint32(0))
 
@@ -74,7 +77,7 @@ class Consumer:
 
     def _release(self, cursor: Cursor) -> None:
         """Hand a stage back to the thread that fills it."""
-        Release(cursor.ring, self.body.where.thread, (1, None), 1)(cursor.stage)
+        self._releases[cursor](cursor.stage)
 
     def _start_rows(self) -> None:
         for step in self.program.before:

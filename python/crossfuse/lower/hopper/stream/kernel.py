@@ -85,7 +85,7 @@ def _emit_body(plan: StreamPlan, maps: dict[str, Any], images: dict[Any, Any]) -
         mbarrier.publish_initialised()
     with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * WARP)):
         fetch_descriptors(plan.tensor_maps, where.lane, maps)
-    mbarrier.meet_started(1)
+    mbarrier.meet_started(plan.sharers)
     if plan.inbox is not None:
         mbarrier.say_started()  # nobody is reached before the keys have been multiplied
     fewer = (SHARED_REGISTERS[plan.adders] if plan.adders else REGISTERS[plan.consumers])[0]
@@ -97,6 +97,9 @@ def _emit_body(plan: StreamPlan, maps: dict[str, Any], images: dict[Any, Any]) -
                 mbarrier.await_started()
         with multiplying:
             _emit_multiplying(body)
+    if plan.sharers > 1:  # until then peers may hand stages back, or fill them
+        mbarrier.leave_cluster()
+        mbarrier.await_left()
 
 
 def _emit_multiplying(body: StreamBody) -> None:

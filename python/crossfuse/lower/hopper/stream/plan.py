@@ -85,7 +85,12 @@ class StreamPlan:
     @property
     def cluster_size(self) -> int:
         """CTAs of a cluster."""
-        return 1 if self.inbox is None else self.inbox.size
+        return self.sharers if self.inbox is None else self.inbox.size
+
+    @property
+    def sharers(self) -> int:
+        """CTAs that go through the same tiles: each loads a part of them for all."""
+        return 1 if self.program.beside is None else self.program.beside.extent
 
     @property
     def consumers(self) -> int:
@@ -95,10 +100,12 @@ class StreamPlan:
     @property
     def readers(self) -> tuple[int, int, int]:
         """Warpgroups that hand back a stage of queries, of keys, and of values."""
+        of_all = self.sharers
         if not self.adders:
-            return (self.consumers,) * 3
+            return self.consumers, self.consumers * of_all, self.consumers * of_all
         # Results leave from where the queries were, and who adds knows that scores are made.
-        return self.adders, self.adders if self.program.shares_tile else 1, self.adders
+        scoring = self.adders if self.program.shares_tile else 1
+        return self.adders, scoring * of_all, self.adders * of_all
 
     @property
     def threads(self) -> int:

@@ -236,6 +236,13 @@ class StreamProgram:
         return self.values is self.keys
 
     @property
+    def beside(self) -> Place | None:
+        """Which CTA of a cluster it is that goes through the same tiles; None if it is alone."""
+        if self.split is not None:
+            return None
+        return next((each for each in self.places if each.in_cluster), None)
+
+    @property
     def elements(self) -> tuple[Any, ...]:
         """Buffers of elements: those of both products."""
         return self.sums, self.scores

@@ -81,14 +81,25 @@ def _recover_nest(node: Any, parameters: tuple[Any, ...]) -> StreamProgram:
         raise refuse_stream(
             "function", f"{len(streams)} streams in a nest", "one loop over tiles of keys"
         )
-    if any(each.in_cluster for each in places_of(outer)):
-        raise refuse_stream(
-            f"loop '{streams[0].loop_var.name}'",
-            "a stream in a cluster",
-            "loops over the grid alone, or two nests over a cluster, of which the second merges",
-        )
     reader, before, within, after = _read_stream(outer, parts, streams[0], parameters)
-    return reader.program(before, within, after)
+    program = reader.program(before, within, after)
+    _check_cluster(program, f"loop '{streams[0].loop_var.name}'")
+    return program
+
+
+def _check_cluster(program: StreamProgram, where: str) -> None:
+    """CTAs of a cluster that do not merge go through the same tiles of keys and of values."""
+    keys, values, stream = program.keys, program.values, program.stream
+    same = (*keys.origin, *values.origin, stream.first, stream.count)
+    used = {var for each in same for var in ir.variables(each)}
+    inside = [each for each in program.places if each.in_cluster]
+    if len(inside) > 1 or any(each.var in used for each in inside):
+        raise refuse_stream(
+            where,
+            "a stream in a cluster",
+            "loops over the grid alone, one loop over CTAs that go through the same keys and "
+            "values, or two nests over a cluster, of which the second merges",
+        )
 
 
 def _recover_split(
