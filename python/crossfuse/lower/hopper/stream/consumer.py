@@ -10,24 +10,15 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.ring import Cursor
-from crossfuse.lower.hopper.statements import Variable, branches, let, run, when
+from crossfuse.lower.hopper.statements import Variable, branches, let, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.elements import Elements
 from crossfuse.lower.hopper.stream.multiply import Multiplier
-from crossfuse.lower.hopper.stream.program import Kind
+from crossfuse.lower.hopper.stream.pin import pin_sums
 from crossfuse.lower.hopper.stream.rows import RowState
 from crossfuse.lower.hopper.stream.store import ResultStore
 from crossfuse.lower.hopper.stream.turns import Turns
 from crossfuse.lower.hopper.stream.values import Lanes, Values
-
-# ptxas puts arithmetic off until a wait is over, unless an access to memory in between wants it.
-_PIN = """\
-__device__ __forceinline__ void crossfuse_pin(float x, void* address) {
-  unsigned to = (unsigned)__cvta_generic_to_shared(address);
-  asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0; }" \
-:: "f"(x), "r"(to) : "memory");
-}
-"""
 
 
 class Consumer:
@@ -168,13 +159,7 @@ class Consumer:
         """
         if self.plan.sums < self.plan.scores:
             return
-        address = self.body.region("scratch")(0)
-        for step in self.program.steps:
-            if step.kind is Kind.SUM:
-                both = [self.rows.register(step.target, half) for half in range(2)]
-                run(
-                    ir.cuda_func_call("crossfuse_pin", both[0] + both[1], address, source_code=_PIN)
-                )
+        pin_sums(self.body, self.rows)
 
     def _added(self) -> None:
         """Wait for the sums; values have been read."""
