@@ -58,6 +58,11 @@ CASES = {
     "192 columns each": (latent(1, 64, 90, (384, 64)), {}),
     "columns that fit one warpgroup": (latent(2, 128, 200, (128, 32)), {}),
     "few rows, columns that fit": (latent(5, 16, 300, (128, 32)), {"rows": 64}),
+    "one stage": (latent(1, 64, 200, (384, 64)), {"stages": 1}),
+    "few rows, keys split over a cluster": (
+        latent(1, 16, 400, (128, 32)),
+        {"elements": 64, "rows": 64, "cluster": 4},
+    ),
     "one that scores, one that adds": (latent(1, 64, 300, (256, 64)), {"rows": 64, "elements": 96}),
     "keys and values apart": (
         resolve("attention:batch=1,heads=2,q_len=70,kv_len=150,head_dim=512,causal=true"),
@@ -212,6 +217,13 @@ REFUSED = {
         "stream-columns: loop 'part': found 2 CTAs that share keys, whose 512 columns of sums 2 "
         "warpgroups of a CTA hold apart from the rows; limit: sums, weights and rows of a tile in "
         "one warpgroup, which hands them over. Instead: take one CTA a tile",
+    ),
+    "one stage of keys and values at once": (
+        latent(1, 128, 400, (128, 32)),
+        {"stages": 1},
+        "stream-stages: loop 't': found 1 stage of a tile that is keys and values; limit: 2: keys "
+        "of a tile are multiplied before the values of the one before. Instead: annotate the loop "
+        "with 2 stages, or 0 for as many as fit",
     ),
     "too many keys for the one that scores": (
         latent(1, 64, 400, (384, 64)),

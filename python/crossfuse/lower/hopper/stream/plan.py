@@ -16,7 +16,8 @@ from crossfuse.lower.hopper.stream.budget import (
     plan_adders,
 )
 from crossfuse.lower.hopper.stream.inbox import Inbox, plan_inbox
-from crossfuse.lower.hopper.stream.operands import Operand, Operands, plan_operands
+from crossfuse.lower.hopper.stream.memory import divide_memory
+from crossfuse.lower.hopper.stream.operands import Operand, plan_operands
 from crossfuse.lower.hopper.stream.order import TileOrder, order_tiles
 from crossfuse.lower.hopper.stream.passed import Passed, plan_passed
 from crossfuse.lower.hopper.stream.program import StreamProgram
@@ -24,12 +25,7 @@ from crossfuse.lower.hopper.stream.registers import RegisterPlan, plan_registers
 from crossfuse.lower.hopper.stream.settle import settle
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
-
-#: Stages of keys and values that are of use; where few rows are computed, memory is what counts.
-_MOST_STAGES, _MOST_OF_FEW_ROWS = 4, 12
-#: Bytes of what is written to keep arithmetic in its place, and of a barrier.
-_SCRATCH, _BARRIER = 16, 8
+from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 
 @dataclass(frozen=True)
@@ -175,7 +171,7 @@ def plan_stream(program: StreamProgram, device: Device) -> StreamPlan:
     adders = plan_adders(program, registers)
     inbox = plan_inbox(program)
     passed = plan_passed(program, registers) if adders else None
-    slots, stages, arena = _divide(program, operands, inbox or passed, device)
+    slots, stages, arena = divide_memory(program, operands, inbox or passed, device)
     order = order_tiles(program, device)
     queries, keys, values, output = operands
     return StreamPlan(
@@ -223,60 +219,3 @@ def _check_tile(program: StreamProgram) -> None:
             "values",
             instead="take fewer keys a tile, or split the columns of the values",
         )
-
-
-def _divide(
-    program: StreamProgram, operands: Operands, between: Inbox | Passed | None, device: Device
-) -> tuple[int, int, Arena]:
-    """Slots of queries, stages and places: two slots if they fit, then as many stages as do."""
-    wanted = program.stream.stages
-    most = _MOST_OF_FEW_ROWS if program.output.rows < WARPGROUP_ROWS else _MOST_STAGES
-    choices = [wanted] if wanted else range(most, 0, -1)
-    for slots, stages in sorted(
-        # A CTA that shares keys with others has one tile of queries; where warpgroups share
-        # columns, results leave from there.
-        ((slots, stages) for slots in ((2, 1) if between is None else (1,)) for stages in choices),
-        key=lambda each: (each[1] >= 2, each[0], each[1]),
-        reverse=True,
-    ):
-        arena = _arena(program, operands, between, slots, stages)
-        if arena.size <= device.max_shared_bytes:
-            return slots, stages, arena
-    fewest = min(choices)
-    raise refuse(
-        "shared-memory",
-        "kernel",
-        found=f"{_arena(program, operands, between, 1, fewest).size} bytes for {fewest} stages of "
-        "keys and values",
-        limit=f"{device.max_shared_bytes} bytes on {device.name}",
-        instead="use fewer stages or smaller tiles",
-    )
-
-
-def _arena(
-    program: StreamProgram,
-    operands: Operands,
-    between: Inbox | Passed | None,
-    slots: int,
-    stages: int,
-) -> Arena:
-    queries, keys, values, output = operands
-    pattern, rings = 8 * ROW_BYTES, 1 if program.shares_tile else 2
-    of_queries = slots * queries.size
-    if between is None:
-        leaving = ("boxes", output.size * program.tile[0] // WARPGROUP_ROWS)
-    elif isinstance(between, Inbox):
-        leaving = ("inbox", between.bytes)
-    else:
-        of_queries, leaving = max(of_queries, output.size), ("passed", between.bytes)
-    arena = Arena()
-    for name, size in (
-        ("queries", of_queries),
-        ("keys", stages * keys.size),
-        ("values", (rings - 1) * stages * values.size),
-        leaving,
-        ("barriers", 2 * _BARRIER * (slots + rings * stages) + _BARRIER * (leaving[0] == "inbox")),
-        ("scratch", _SCRATCH),
-    ):
-        arena = arena.with_region(name, size, pattern if name not in ("barriers", "scratch") else 8)
-    return arena
