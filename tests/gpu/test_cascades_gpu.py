@@ -25,6 +25,11 @@ SPECS = [
     "attention:batch=2,heads=4,q_len=300,kv_len=500,head_dim=64,kv_heads=2,causal=true",
     "attention:batch=1,heads=2,q_len=512,kv_len=512,head_dim=128,causal=true",
     "attention:batch=1,heads=2,q_len=200,kv_len=333,head_dim=128,dtype=float16",
+    "attention:batch=1,heads=2,q_len=200,kv_len=333,head_dim=256",
+    "attention:batch=1,heads=2,q_len=200,kv_len=333,head_dim=512,causal=true",
+    "mla_decode:batch=70,q_heads=128,kv_len=501,latent_dim=512,rope_dim=64",
+    "mla_decode:batch=3,q_heads=37,kv_len=333,latent_dim=512,rope_dim=64",
+    "mla_decode:batch=2,q_heads=128,kv_len=333,latent_dim=128,rope_dim=32",
 ]
 
 

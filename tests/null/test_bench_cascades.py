@@ -80,3 +80,17 @@ def test_some_rows_are_the_cascade_of_fewer_rows(text: str) -> None:
     alone = results(part.spec, take(arrays))
     for name, due in whole.items():
         np.testing.assert_allclose(alone[name], due, rtol=1e-12)
+
+
+def test_library_attention_takes_the_cache_for_keys_and_values() -> None:
+    torch = pytest.importorskip("torch")
+    from crossfuse.bench.cascade_torch import formula
+
+    spec = resolve("mla_decode:batch=2,q_heads=5,kv_len=9,latent_dim=16,rope_dim=8")
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(each.shape, generator=generator).bfloat16() for each in spec.operands]
+    found, due = (formula(each, spec)(*inputs) for each in ("sdpa-flash", "eager"))
+    assert found.shape == due.shape == (2, 5, 16)
+    assert (found.float() - due.float()).abs().max() < 0.02
+    with pytest.raises(WorkloadRefused):
+        formula("sdpa-flash", resolve("softmax:rows=4,cols=8"))

@@ -12,7 +12,11 @@ from crossfuse.workload.cascade_spec import EPSILON, CascadeSpec
 
 #: Takes the inputs in order, gives the output or outputs.
 Formula = Callable[..., Any]
-_LIBRARY = {"sdpa-flash": "FLASH_ATTENTION", "sdpa-cudnn": "CUDNN_ATTENTION"}
+_LIBRARY = {
+    "sdpa-flash": "FLASH_ATTENTION",
+    "sdpa-cudnn": "CUDNN_ATTENTION",
+    "sdpa-efficient": "EFFICIENT_ATTENTION",
+}
 
 
 def formula(name: str, spec: CascadeSpec) -> Formula:
@@ -21,7 +25,7 @@ def formula(name: str, spec: CascadeSpec) -> Formula:
     Parameters
     ----------
     name : str
-        ``eager``, ``compile``, ``autotune``, ``sdpa-flash`` or ``sdpa-cudnn``.
+        ``eager``, ``compile``, ``autotune``, ``sdpa-flash``, ``sdpa-cudnn`` or ``sdpa-efficient``.
     spec : CascadeSpec
         What is computed.
 
@@ -45,7 +49,9 @@ def formula(name: str, spec: CascadeSpec) -> Formula:
         return torch.compile(lambda *inputs: plain(spec, *inputs), mode=mode, dynamic=False)
     if name in _LIBRARY and isinstance(spec, cascade_products.Attention):
         return _library(_LIBRARY[name], spec)
-    limit = "eager, compile and autotune; sdpa-flash and sdpa-cudnn of attention"
+    if name in _LIBRARY and isinstance(spec, cascade_products.MlaDecode):
+        return _latent_library(_LIBRARY[name], spec)
+    limit = "eager, compile and autotune; sdpa-flash, sdpa-cudnn and sdpa-efficient of attention"
     raise no_such(name, spec, limit, "measure one of these")
 
 
@@ -58,6 +64,27 @@ def _library(backend: str, spec: cascade_products.Attention) -> Formula:
     def call(q: Any, k: Any, v: Any) -> Any:
         with sdpa_kernel(getattr(SDPBackend, backend)):
             return scaled_dot_product_attention(q, k, v, is_causal=spec.causal, enable_gqa=shared)
+
+    return call
+
+
+def _latent_library(backend: str, spec: cascade_products.MlaDecode) -> Formula:
+    """Heads are the rows of one head; the cache is keys and values, by views.
+
+    Only the memory-efficient kernels take values narrower than keys. Others get all columns, of
+    which the last results are dropped; on GPUs they refuse rows of more than 256 columns, as R4's.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    width = spec.latent_dim
+    narrow = width if backend == "EFFICIENT_ATTENTION" else width + spec.rope_dim
+
+    def call(q: Any, cache: Any) -> Any:
+        rows, keys = q[:, None], cache[:, None]
+        with sdpa_kernel(getattr(SDPBackend, backend)):
+            found = scaled_dot_product_attention(rows, keys, keys[..., :narrow])
+        return found[:, 0, :, :width]
 
     return call
 

@@ -34,6 +34,7 @@ VARIANTS = {
     "autotune": "torch.compile, max-autotune-no-cudagraphs",
     "sdpa-flash": "PyTorch's attention with the FlashAttention backend",
     "sdpa-cudnn": "PyTorch's attention with the cuDNN backend",
+    "sdpa-efficient": "PyTorch's attention with the memory-efficient backend, of any width",
     "scaled-mm": "torch._scaled_mm (cuBLASLt) on 8-bit floats, accumulated in float32",
     "scaled-mm-fast": "the same with use_fast_accum: in the tensor core's fewer bits",
 }

@@ -26,6 +26,7 @@ H100 = device("nvidia-h100")
         "softmax:rows=3,cols=200",
         "moment_of_inertia:bodies=2,points=70",
         "attention:batch=1,heads=2,q_len=40,kv_len=70,head_dim=64,kv_heads=1,causal=true",
+        "mla_decode:batch=1,q_heads=128,kv_len=70,latent_dim=384,rope_dim=64",
         "moe_routing:tokens=20,hidden=128,experts=16,top_k=2",
     ],
 )

@@ -20,8 +20,9 @@ def schedule_cascade_tiles(
     """Schedule a cascade with products: write it in tile form, and bind it to the GPU.
 
     Tiles of rows and columns go over the grid along x, tiles of the same columns side by side;
-    other rows along y. CTAs that share the axis of a tile are a cluster along x. The loop over
-    tiles of the axis is annotated as a stream::
+    other rows along y. CTAs that share the axis of a tile are a cluster along x, and so are those
+    with tiles of rows side by side (`CascadeTiles.share`). The loop over tiles of the axis is
+    annotated as a stream::
 
         for bh in blockIdx.y:
             for q in blockIdx.x:
@@ -68,6 +69,9 @@ def bind_tiles(sch: Any, tiles: CascadeTiles) -> None:
     loops = {str(sch.get(each).loop_var.name): each for each in sch.get_loops(sch.get_sblock(TILE))}
     part = loops.pop(PARTS, None)
     across = [loops.pop(name) for name in (COLUMNS, ROWS)]
+    if tiles.share > 1:
+        across[1], beside = sch.split(across[1], [None, tiles.share])
+        sch.cluster_bind(beside)
     sch.bind(sch.fuse(*across), "blockIdx.x")
     if loops:
         sch.bind(sch.fuse(*loops.values()), "blockIdx.y")

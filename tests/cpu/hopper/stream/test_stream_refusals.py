@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -106,11 +106,6 @@ FORMS = {
         'c = T.sblock_alloc_buffer((128,), scope="shared")',
         "found 4 tiles in shared memory; limit: those of queries, keys and values",
     ),
-    "a cluster": (
-        'T.thread_binding(1, thread="blockIdx.y")',
-        'T.thread_binding(1, thread="blockIdx.y", annotations={"crossfuse.cluster_axis": "x"})',
-        "loop 't': found a stream in a cluster; limit: loops over the grid alone",
-    ),
     "keys that are no copy": (
         "K_s[vb, vh, vk, vd] = K[vb, vh, vk, vd]",
         "K_s[vb, vh, vk, vd] = K[vb, vh, vk, vd] * K[vb, vh, vk, vd]",
@@ -133,3 +128,17 @@ def test_forms(name: str) -> None:
     with pytest.raises(LoweringRefused) as caught:
         lower(func)
     assert text in str(caught.value)
+
+
+def test_keys_of_a_cluster_are_the_same() -> None:
+    script = attention(replace(SMALL, heads=2, kv_heads=2)).script()
+    loop = 'T.thread_binding(2, thread="blockIdx.y"'
+    assert loop in script, script
+    heads = loop + ', annotations={"crossfuse.cluster_axis": "x"}'
+    with pytest.raises(LoweringRefused) as caught:
+        lower(tvm.script.from_source(script.replace(loop, heads)))
+    assert (
+        "loop 't': found a stream in a cluster; limit: loops over the grid alone, one loop over "
+        "CTAs that go through the same keys and values, or two nests over a cluster, of which the "
+        "second merges" in str(caught.value)
+    )

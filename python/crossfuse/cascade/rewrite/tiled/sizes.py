@@ -38,6 +38,9 @@ class CascadeTiles:
         Warpgroups that multiply.
     cluster : int
         CTAs that share the axis of one tile; their states merge through distributed shared memory.
+    share : int
+        CTAs of a cluster with tiles of rows side by side: what all rows share is loaded once for
+        them.
     """
 
     rows: int = 0
@@ -47,6 +50,7 @@ class CascadeTiles:
     stages: int = 0
     warpgroups: int = 0
     cluster: int = 1
+    share: int = 1
 
     def complete(self, rows: int, length: int, columns: int, depth: int) -> CascadeTiles:
         """Fill in what the caller left open.
@@ -81,11 +85,24 @@ class CascadeTiles:
         wide = WIDE if columns > 2 * WIDE else columns
         deep = self.depth or min(depth, DEPTH if whole or depth > RESIDENT else depth)
         most = 64 if depth == 0 or max(deep, wide) > WIDE else 128
+        size = self.rows or groups * WARPGROUP_ROWS
+        self._check_share(-(-rows // size))
         return replace(
             self,
-            rows=self.rows or groups * WARPGROUP_ROWS,
+            rows=size,
             elements=self.elements or (-(-length // 8) * 8 if whole else most),
             columns=self.columns or wide,
             depth=deep,
             warpgroups=groups,
         )
+
+    def _check_share(self, tiles: int) -> None:
+        """Clusters of CTAs side by side have a tile of rows for each."""
+        if self.share == 1:
+            return
+        alone = self.cluster == 1 and 1 < self.share <= MAX_CLUSTER
+        if not alone or tiles % self.share:
+            limit = (
+                f"a divisor of the {tiles} tiles of rows up to {MAX_CLUSTER}, or 1 beside a cluster"
+            )
+            raise refused("tiles, share", self.share, limit, "pass a divisor, or share=1")

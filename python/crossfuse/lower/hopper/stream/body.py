@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse.lower.hopper.coordinates import Coordinates
-from crossfuse.lower.hopper.ring import Ring
+from crossfuse.lower.hopper.ring import Release, Ring
 from crossfuse.lower.hopper.stream.plan import StreamPlan
 from crossfuse.lower.hopper.stream.tiles import Tiles
 
@@ -48,10 +48,16 @@ class StreamBody:
         """A role's way through the tiles of the CTA."""
         program = self.plan.program
         within = {}
-        if program.split is not None:
-            var = program.split.place.var
-            within[var] = self.where.rank.astype(str(var.ty))
+        place = program.beside if program.split is None else program.split.place
+        if place is not None:
+            within[place.var] = self.where.rank.astype(str(place.var.ty))
         return Tiles(self.plan.order, program.stream, self.where.cluster, within)
+
+    def release(self, ring: Ring) -> Release:
+        """How a warpgroup hands stages back to all who fill them."""
+        sharers = 1 if ring is self.queries else self.plan.sharers
+        rank = None if sharers == 1 else self.where.thread % sharers
+        return Release(ring, self.where.thread, (sharers, rank), 1)
 
     def region(self, name: str) -> Callable[[Any], Any]:
         """A function from an offset in a region to an address."""

@@ -9,25 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.ring import Cursor, Release
-from crossfuse.lower.hopper.statements import Variable, branches, let, run, when
+from crossfuse.lower.hopper.ring import Cursor
+from crossfuse.lower.hopper.statements import Variable, branches, let, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.elements import Elements
 from crossfuse.lower.hopper.stream.multiply import Multiplier
-from crossfuse.lower.hopper.stream.program import Kind
+from crossfuse.lower.hopper.stream.pin import pin_sums
 from crossfuse.lower.hopper.stream.rows import RowState
 from crossfuse.lower.hopper.stream.store import ResultStore
 from crossfuse.lower.hopper.stream.turns import Turns
 from crossfuse.lower.hopper.stream.values import Lanes, Values
-
-# ptxas puts arithmetic off until a wait is over, unless an access to memory in between wants it.
-_PIN = """\
-__device__ __forceinline__ void crossfuse_pin(float x, void* address) {
-  unsigned to = (unsigned)__cvta_generic_to_shared(address);
-  asm volatile("{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0; }" \
-:: "f"(x), "r"(to) : "memory");
-}
-"""
 
 
 class Consumer:
@@ -48,13 +39,16 @@ class Consumer:
         self.multiplier = Multiplier(body, warpgroup, self.elements)
         self.rows = RowState(plan.registers.rows)
         # A tile's state is stored while the next one is begun; a part of a tile has no next one.
-        self.done_rows = RowState(() if plan.cluster_size > 1 else plan.registers.rows, "done_")
+        self.done_rows = RowState(() if plan.inbox is not None else plan.registers.rows, "done_")
         self.tiles = body.tiles()
-        places = () if plan.cluster_size > 1 else self.tiles.places
+        places = () if plan.inbox is not None else self.tiles.places
         self.done = {var: Variable(f"done_{var.name}", "int32", 0) for var in places}
         self.queries, self.keys, self.values = (
             Cursor(each) for each in (body.queries, body.keys, body.values)
         )
+        self._releases = {
+            each: body.release(each.ring) for each in (self.queries, self.keys, self.values)
+        }
         self.turns = Turns(plan.consumers, warpgroup)
         self.keep = Variable("keep", "uint32", ir.script.uint32(0))
 
@@ -74,7 +68,7 @@ class Consumer:
 
     def _release(self, cursor: Cursor) -> None:
         """Hand a stage back to the thread that fills it."""
-        Release(cursor.ring, self.body.where.thread, (1, None), 1)(cursor.stage)
+        self._releases[cursor](cursor.stage)
 
     def _start_rows(self) -> None:
         for step in self.program.before:
@@ -103,7 +97,8 @@ class Consumer:
 
     def _scored(self) -> None:
         """Keys have been read; queries too, if these were the last ones."""
-        self._release(self.keys)
+        if not self.program.shares_tile:
+            self._release(self.keys)
         with when(self.tiles.is_last_block):
             self._release(self.queries)
         self.keys.advance()
@@ -164,13 +159,7 @@ class Consumer:
         """
         if self.plan.sums < self.plan.scores:
             return
-        address = self.body.region("scratch")(0)
-        for step in self.program.steps:
-            if step.kind is Kind.SUM:
-                both = [self.rows.register(step.target, half) for half in range(2)]
-                run(
-                    ir.cuda_func_call("crossfuse_pin", both[0] + both[1], address, source_code=_PIN)
-                )
+        pin_sums(self.body, self.rows)
 
     def _added(self) -> None:
         """Wait for the sums; values have been read."""

@@ -18,8 +18,10 @@ from crossfuse.lower.hopper.kernel_parts import (
 from crossfuse.lower.hopper.plan import WARP
 from crossfuse.lower.hopper.statements import branches, when
 from crossfuse.lower.hopper.stream.body import StreamBody
+from crossfuse.lower.hopper.stream.budget import REGISTERS, SHARED_REGISTERS, launched_registers
+from crossfuse.lower.hopper.stream.columns import Adder, Scorer
 from crossfuse.lower.hopper.stream.consumer import Consumer
-from crossfuse.lower.hopper.stream.plan import REGISTERS, StreamPlan
+from crossfuse.lower.hopper.stream.plan import StreamPlan
 from crossfuse.lower.hopper.stream.producer import emit_loading
 from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.hopper.stream.split import SplitConsumer
@@ -63,27 +65,30 @@ def _emit_body(plan: StreamPlan, maps: dict[str, Any], images: dict[Any, Any]) -
     memory = ir.script.alloc_buffer((plan.arena.size,), "uint8", scope="shared.dyn", align=1024)
     ir.IRBuilder.name("memory", memory)
     rings, offset = [], 0
-    for name, stages in (("queries", plan.slots), ("keys", plan.stages), ("values", plan.stages)):
+    operands = [("queries", plan.slots), ("keys", plan.stages)]
+    if not plan.program.shares_tile:
+        operands.append(("values", plan.stages))
+    for name, stages in operands:
         rings.append(ring_barriers(plan.arena, memory, f"{name}_barriers", stages, offset))
         offset += 16 * stages
     received = None
     if plan.inbox is not None:
         received = memory.ptr_to([plan.arena["barriers"].offset + offset])
-    queries, keys, values = rings
+    queries, keys, values = (*rings, rings[-1])[:3]
     body = StreamBody(plan, where, maps, memory, queries, keys, values, images, received)
     with when(ir.script.And(where.warpgroup == 0, where.thread < WARP)):
-        for ring in rings:
-            ring.initialise(plan.consumers, where.thread)
+        for ring, readers in zip(rings, plan.readers, strict=False):
+            ring.initialise(readers, where.thread)
         if plan.inbox is not None:
             with when(where.thread == 0):
                 mbarrier.initialise(received, 1)
         mbarrier.publish_initialised()
     with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * WARP)):
         fetch_descriptors(plan.tensor_maps, where.lane, maps)
-    mbarrier.meet_started(1)
+    mbarrier.meet_started(plan.sharers)
     if plan.inbox is not None:
         mbarrier.say_started()  # nobody is reached before the keys have been multiplied
-    fewer, more, _ = REGISTERS[plan.consumers]
+    fewer = (SHARED_REGISTERS[plan.adders] if plan.adders else REGISTERS[plan.consumers])[0]
     with branches(where.warpgroup == 0) as (loading, multiplying):
         with loading:
             set_registers("dec", fewer)
@@ -91,5 +96,25 @@ def _emit_body(plan: StreamPlan, maps: dict[str, Any], images: dict[Any, Any]) -
             if plan.inbox is not None:
                 mbarrier.await_started()
         with multiplying:
-            set_registers("inc", more)
-            (Consumer if plan.inbox is None else SplitConsumer)(body).emit()
+            _emit_multiplying(body)
+    if plan.sharers > 1:  # until then peers may hand stages back, or fill them
+        mbarrier.leave_cluster()
+        mbarrier.await_left()
+
+
+def _emit_multiplying(body: StreamBody) -> None:
+    """Write what warpgroups other than the first do."""
+    plan = body.plan
+    if not plan.adders:
+        set_registers("inc", REGISTERS[plan.consumers][1])
+        (Consumer if plan.inbox is None else SplitConsumer)(body).emit()
+        return
+    _, of_scores, of_sums, _ = SHARED_REGISTERS[plan.adders]
+    started = launched_registers(plan.threads)
+    with branches(body.where.warpgroup == 1) as (scoring, adding):
+        with scoring:
+            set_registers("inc" if of_scores > started else "dec", of_scores)
+            Scorer(body).emit()
+        with adding:
+            set_registers("inc", of_sums)
+            Adder(body).emit()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from crossfuse.lower.hopper.operand import PITCH, item_bytes
@@ -14,6 +14,8 @@ from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
 #: Columns of a box: of 16 bits, one pattern of the 128-byte swizzle.
 _WIDTH = ROW_BYTES // 2
+#: Rows that the pattern of a swizzle repeats after.
+_PATTERN = 8
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,15 @@ class Operand:
         Boxes.
     height : int
         Rows of a box in shared memory; TMA may copy fewer.
+    parts : int
+        CTAs that copy some of the rows each, for all of them.
     """
 
     box: Box
     map: TensorMap
     copies: int
     height: int
+    parts: int = 1
 
     @property
     def pitch(self) -> int:
@@ -62,13 +67,36 @@ def plan_operands(program: StreamProgram) -> Operands:
     """
     output = program.output
     width = gcd(_WIDTH, output.columns)
+    queries = _operand("queries", program.queries, program.queries.rows, _WIDTH)
+    rows, parts = program.keys.rows, _parts(program)
+    keys = _operand("keys", program.keys, rows // parts, _WIDTH, rows)
+    keys = values = replace(keys, parts=parts)
+    if not program.shares_tile:
+        values = _operand("values", program.values, rows // parts, _WIDTH, rows)
+        values = replace(values, parts=parts)
     return (
-        _operand("queries", program.queries, program.queries.rows, _WIDTH),
-        _operand("keys", program.keys, program.keys.rows, _WIDTH),
-        _operand("values", program.values, program.values.rows, _WIDTH),
+        queries,
+        keys,
+        values,
         # What is stored has been written before: no box reaches beyond the columns.
         _operand("output", output, min(WARPGROUP_ROWS, output.rows), width, WARPGROUP_ROWS),
     )
+
+
+def _parts(program: StreamProgram) -> int:
+    """CTAs that go through the same tiles: each loads some keys for all of them."""
+    rows, place = program.keys.rows, program.beside
+    if place is None:
+        return 1
+    if rows % (_PATTERN * place.extent):
+        raise refuse(
+            "stream-operand",
+            f"loop '{place.var.name}'",
+            found=f"{rows} keys a tile, of which {place.extent} CTAs load a part each",
+            limit=f"parts of a multiple of {_PATTERN} keys, the repeat of the swizzle",
+            instead="take other numbers of keys, or of CTAs side by side (CascadeTiles.share)",
+        )
+    return place.extent
 
 
 def _operand(name: str, box: Box, rows: int, width: int, height: int = 0) -> Operand:

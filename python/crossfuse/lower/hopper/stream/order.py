@@ -55,9 +55,9 @@ def order_tiles(program: StreamProgram, device: Device) -> TileOrder:
     """Divide the tiles among as many CTAs as run at once."""
     down = program.queries.origin[program.queries.axis]
     rows = set(ir.variables(down))
-    inner = [each for each in program.places if each.var in rows and each.extent > 1]
-    place = inner[-1] if inner else None
     on_grid = [each for each in program.places if not each.in_cluster]
+    inner = [each for each in on_grid if each.var in rows and each.extent > 1]
+    place = inner[-1] if inner else None
     outer = tuple(each for each in on_grid if each is not place)
     bounds = {
         each
@@ -65,7 +65,8 @@ def order_tiles(program: StreamProgram, device: Device) -> TileOrder:
         for each in ir.variables(bound)
     }
     uneven = place is not None and place.var in bounds
-    most = device.resident_clusters(1)
+    beside = program.beside
+    most = device.resident_clusters(1 if beside is None else beside.extent)
     heads = prod(each.extent for each in outer)
     pairs = heads * -(-(place.extent if place else 1) // 2)
     paired = uneven and pairs >= most and program.split is None

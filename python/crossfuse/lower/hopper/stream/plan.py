@@ -9,24 +9,23 @@ from crossfuse.hardware import Device
 from crossfuse.lower.hopper.arena import Arena
 from crossfuse.lower.hopper.operand import MAX_BOX
 from crossfuse.lower.hopper.plan import WARPGROUP
+from crossfuse.lower.hopper.stream.budget import (
+    MAX_COLUMNS,
+    REGISTERS,
+    SHARED_REGISTERS,
+    plan_adders,
+)
 from crossfuse.lower.hopper.stream.inbox import Inbox, plan_inbox
-from crossfuse.lower.hopper.stream.operands import Operand, Operands, plan_operands
+from crossfuse.lower.hopper.stream.memory import divide_memory
+from crossfuse.lower.hopper.stream.operands import Operand, plan_operands
 from crossfuse.lower.hopper.stream.order import TileOrder, order_tiles
+from crossfuse.lower.hopper.stream.passed import Passed, plan_passed
 from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.hopper.stream.registers import RegisterPlan, plan_registers
 from crossfuse.lower.hopper.stream.settle import settle
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
-
-#: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
-#: others; and how many of the latter scores, weights and sums may take beside addresses. Together
-#: at most 64 Ki a CTA.
-REGISTERS = {1: (0, 0, 176), 2: (24, 240, 184), 3: (32, 160, 132)}
-#: Stages of keys and values that are of use; where few rows are computed, memory is what counts.
-_MOST_STAGES, _MOST_OF_FEW_ROWS = 4, 12
-#: Bytes of what is written to keep arithmetic in its place, and of a barrier.
-_SCRATCH, _BARRIER = 16, 8
+from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,15 @@ class StreamPlan:
         Stages of keys, and of values.
     arena : Arena
         Shared memory: ``queries``, ``keys``, ``values``, ``boxes`` of results or the ``inbox`` of
-        what a cluster's CTAs hand over, ``barriers``, ``scratch``.
+        what a cluster's CTAs hand over, ``barriers``, ``scratch``. Where warpgroups share columns
+        ``passed``, and boxes lie where the queries were.
     inbox : Inbox | None
         How that is laid out, where CTAs share keys.
+    adders : int
+        Warpgroups that share the columns of a tile's sums, beside one that makes scores and
+        weights; 0 if each warpgroup does all for its own rows.
+    passed : Passed | None
+        What passes between these.
     """
 
     program: StreamProgram
@@ -65,6 +70,8 @@ class StreamPlan:
     stages: int
     arena: Arena
     inbox: Inbox | None = None
+    adders: int = 0
+    passed: Passed | None = None
     # As a plan of chains has them, for parts that both share.
     phases: tuple[Any, ...] = ()
     state: tuple[BufferSpec, ...] = ()
@@ -74,12 +81,27 @@ class StreamPlan:
     @property
     def cluster_size(self) -> int:
         """CTAs of a cluster."""
-        return 1 if self.inbox is None else self.inbox.size
+        return self.sharers if self.inbox is None else self.inbox.size
+
+    @property
+    def sharers(self) -> int:
+        """CTAs that go through the same tiles: each loads a part of them for all."""
+        return 1 if self.program.beside is None else self.program.beside.extent
 
     @property
     def consumers(self) -> int:
         """Warpgroups that multiply; one more loads."""
-        return self.program.tile[0] // WARPGROUP_ROWS
+        return self.adders + 1 if self.adders else self.program.tile[0] // WARPGROUP_ROWS
+
+    @property
+    def readers(self) -> tuple[int, int, int]:
+        """Warpgroups that hand back a stage of queries, of keys, and of values."""
+        of_all = self.sharers
+        if not self.adders:
+            return self.consumers, self.consumers * of_all, self.consumers * of_all
+        # Results leave from where the queries were, and who adds knows that scores are made.
+        scoring = self.adders if self.program.shares_tile else 1
+        return self.adders, scoring * of_all, self.adders * of_all
 
     @property
     def threads(self) -> int:
@@ -99,7 +121,12 @@ class StreamPlan:
     @property
     def sums(self) -> int:
         """Float32 registers of a thread for the second product."""
-        return self.values.box.columns // 2
+        return self.columns // 2
+
+    @property
+    def columns(self) -> int:
+        """Columns of the second product that a warpgroup sums."""
+        return self.program.output.columns // max(1, self.adders)
 
     @property
     def words(self) -> int:
@@ -109,8 +136,12 @@ class StreamPlan:
     @property
     def tensor_maps(self) -> tuple[TensorMap, ...]:
         """Descriptors that the kernel takes."""
-        copied = (self.queries, self.keys, self.values, self.output)
-        return tuple(each.map for each in copied[: 4 if self.inbox is None else 3])
+        copied = [self.queries, self.keys]
+        if not self.program.shares_tile:
+            copied.append(self.values)
+        if self.inbox is None:
+            copied.append(self.output)
+        return tuple(each.map for each in copied)
 
 
 def plan_stream(program: StreamProgram, device: Device) -> StreamPlan:
@@ -137,13 +168,21 @@ def plan_stream(program: StreamProgram, device: Device) -> StreamPlan:
     _check_tile(program)
     operands = plan_operands(program)
     registers = plan_registers(program)
-    _check_registers(program, registers)
+    adders = plan_adders(program, registers)
     inbox = plan_inbox(program)
-    slots, stages, arena = _divide(program, operands, inbox, device)
+    passed = plan_passed(program, registers) if adders else None
+    slots, stages, arena = divide_memory(program, operands, inbox or passed, device)
     order = order_tiles(program, device)
     queries, keys, values, output = operands
     return StreamPlan(
-        program, queries, keys, values, output, registers, order, slots, stages, arena, inbox
+        *(program, queries, keys, values, output, registers),
+        order=order,
+        slots=slots,
+        stages=stages,
+        arena=arena,
+        inbox=inbox,
+        adders=adders,
+        passed=passed,
     )
 
 
@@ -167,77 +206,16 @@ def _check_tile(program: StreamProgram) -> None:
         )
     depths = program.queries.columns, program.keys.columns
     widths = program.values.columns, program.output.columns
-    if depths[0] != depths[1] or widths[0] != widths[1] or max(keys, *widths) > MAX_BOX:
+    # Of a tile that is keys and values, values are the first columns.
+    beyond = widths[1] > widths[0] if program.shares_tile else widths[0] != widths[1]
+    most = max(SHARED_REGISTERS) * MAX_COLUMNS
+    if depths[0] != depths[1] or beyond or keys > MAX_BOX or widths[1] > most:
         raise refuse(
             "stream-tile",
             f"scores '{program.scores.name}'",
             found=f"queries of {depths[0]}, keys of {depths[1]}, values of {widths[0]} and "
             f"results of {widths[1]} columns, in tiles of {keys} keys",
-            limit=f"as many columns of both operands, at most {MAX_BOX} keys and columns of values",
+            limit=f"as many columns of both operands, at most {MAX_BOX} keys and {most} columns of "
+            "values",
             instead="take fewer keys a tile, or split the columns of the values",
         )
-
-
-def _check_registers(program: StreamProgram, registers: RegisterPlan) -> None:
-    rows, keys = program.tile
-    found = registers.count * keys // 2 + keys // 4 + program.values.columns // 2
-    limit = REGISTERS[rows // WARPGROUP_ROWS][-1]
-    if found > limit:
-        raise refuse(
-            "stream-registers",
-            f"scores '{program.scores.name}'",
-            found=f"{found} registers for {registers.count} arrays of {keys} keys, their weights "
-            f"and {program.values.columns} columns of sums",
-            limit=f"{limit} registers a thread with {rows // WARPGROUP_ROWS} multiplying "
-            "warpgroups",
-            instead="take fewer keys a tile",
-        )
-
-
-def _divide(
-    program: StreamProgram, operands: Operands, inbox: Inbox | None, device: Device
-) -> tuple[int, int, Arena]:
-    """Slots of queries, stages and places: two slots if they fit, then as many stages as do."""
-    wanted = program.stream.stages
-    most = _MOST_OF_FEW_ROWS if program.output.rows < WARPGROUP_ROWS else _MOST_STAGES
-    choices = [wanted] if wanted else range(most, 0, -1)
-    for slots, stages in sorted(
-        # A CTA that shares keys with others has one tile of queries.
-        ((slots, stages) for slots in ((2, 1) if inbox is None else (1,)) for stages in choices),
-        key=lambda each: (each[1] >= 2, each[0], each[1]),
-        reverse=True,
-    ):
-        arena = _arena(program, operands, inbox, slots, stages)
-        if arena.size <= device.max_shared_bytes:
-            return slots, stages, arena
-    fewest = min(choices)
-    raise refuse(
-        "shared-memory",
-        "kernel",
-        found=f"{_arena(program, operands, inbox, 1, fewest).size} bytes for {fewest} stages of "
-        "keys and values",
-        limit=f"{device.max_shared_bytes} bytes on {device.name}",
-        instead="use fewer stages or smaller tiles",
-    )
-
-
-def _arena(
-    program: StreamProgram, operands: Operands, inbox: Inbox | None, slots: int, stages: int
-) -> Arena:
-    queries, keys, values, output = operands
-    pattern = 8 * ROW_BYTES
-    if inbox is None:
-        leaving = ("boxes", output.size * program.tile[0] // WARPGROUP_ROWS)
-    else:
-        leaving = ("inbox", inbox.bytes)
-    arena = Arena()
-    for name, size in (
-        ("queries", slots * queries.size),
-        ("keys", stages * keys.size),
-        ("values", stages * values.size),
-        leaving,
-        ("barriers", 2 * _BARRIER * (slots + 2 * stages) + _BARRIER * (inbox is not None)),
-        ("scratch", _SCRATCH),
-    ):
-        arena = arena.with_region(name, size, pattern if name not in ("barriers", "scratch") else 8)
-    return arena

@@ -20,8 +20,9 @@ def emit_loading(body: StreamBody) -> None:
     """Write the warpgroup that loads."""
     with when(body.where.thread == 0):
         _emit_keys(body)
-    with when(body.where.thread == WARP):
-        _emit_values(body)
+    if not body.plan.program.shares_tile:
+        with when(body.where.thread == WARP):
+            _emit_values(body)
 
 
 def _emit_keys(body: StreamBody) -> None:
@@ -60,10 +61,15 @@ def _load(
     mbarrier.expect(full, operand.size)
     region, descriptor = body.region(name), ir.script.address_of(body.maps[operand.map.name])
     row, *matrix = coordinates(operand, values)
+    suffix, more, inside = "", [], 0
+    if operand.parts > 1:
+        part = body.where.rank * operand.map.box[1]
+        row, inside = row + part, part * operand.map.swizzle
+        suffix, more = ".multicast::cluster", [ir.script.uint16((1 << operand.parts) - 1)]
     for copy in range(operand.copies):
         place = (copy * operand.map.box[0], row, *matrix)
-        target = region(cursor.stage * operand.size + copy * operand.pitch)
-        run(ir.script.ptx[load_name(len(place))](target, descriptor, *place, full))
+        target = region(cursor.stage * operand.size + (copy * operand.pitch + inside))
+        run(ir.script.ptx[load_name(len(place)) + suffix](target, descriptor, *place, full, *more))
     cursor.advance()
 
 

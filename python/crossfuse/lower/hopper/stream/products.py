@@ -30,6 +30,11 @@ class Products:
     values: Any
 
     @property
+    def shares_tile(self) -> bool:
+        """Whether keys and values are one tile, as of a cache of latent vectors."""
+        return bool(self.keys.same_as(self.values))
+
+    @property
     def both(self) -> tuple[Statement, Statement]:
         """In their order."""
         return self.first, self.second
@@ -68,6 +73,8 @@ def find_products(
     products = Products(first[0], second[0], queries, keys, weights, values)
     _check(products)
     _name(products, roles)
+    if products.shares_tile:
+        roles.multiply_twice(products.keys)
     return products
 
 

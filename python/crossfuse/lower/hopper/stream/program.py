@@ -187,7 +187,8 @@ class StreamProgram:
     row, key, column : tvm.ir.Var
         What steps are written in: the row and the key in their tiles, the column of the output.
     queries, keys, values, output : Box
-        What is loaded, and where results go. `queries` are loaded once.
+        What is loaded, and where results go. `queries` are loaded once. `values` may be `keys`: one
+        tile, of which the second product takes as many columns as the output has.
     scores : Any
         Buffer of the first product, rows by keys.
     weights : Step
@@ -228,6 +229,18 @@ class StreamProgram:
     after: tuple[Step, ...]
     result: Any
     split: Split | None = None
+
+    @property
+    def shares_tile(self) -> bool:
+        """Whether keys and values are one tile in shared memory."""
+        return self.values is self.keys
+
+    @property
+    def beside(self) -> Place | None:
+        """Which CTA of a cluster it is that goes through the same tiles; None if it is alone."""
+        if self.split is not None:
+            return None
+        return next((each for each in self.places if each.in_cluster), None)
 
     @property
     def elements(self) -> tuple[Any, ...]:

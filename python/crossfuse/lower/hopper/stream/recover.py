@@ -11,7 +11,7 @@ from crossfuse.lower.hopper.stream.bounds import stream_of
 from crossfuse.lower.hopper.stream.boxes import read_load, read_output
 from crossfuse.lower.hopper.stream.merging import End, Handed, is_split, read_merge, split_nests
 from crossfuse.lower.hopper.stream.products import Products, find_products
-from crossfuse.lower.hopper.stream.program import Axis, StreamProgram
+from crossfuse.lower.hopper.stream.program import Axis, Box, StreamProgram
 from crossfuse.lower.hopper.stream.statements import (
     Roles,
     Statement,
@@ -81,14 +81,25 @@ def _recover_nest(node: Any, parameters: tuple[Any, ...]) -> StreamProgram:
         raise refuse_stream(
             "function", f"{len(streams)} streams in a nest", "one loop over tiles of keys"
         )
-    if any(each.in_cluster for each in places_of(outer)):
-        raise refuse_stream(
-            f"loop '{streams[0].loop_var.name}'",
-            "a stream in a cluster",
-            "loops over the grid alone, or two nests over a cluster, of which the second merges",
-        )
     reader, before, within, after = _read_stream(outer, parts, streams[0], parameters)
-    return reader.program(before, within, after)
+    program = reader.program(before, within, after)
+    _check_cluster(program, f"loop '{streams[0].loop_var.name}'")
+    return program
+
+
+def _check_cluster(program: StreamProgram, where: str) -> None:
+    """CTAs of a cluster that do not merge go through the same tiles of keys and of values."""
+    keys, values, stream = program.keys, program.values, program.stream
+    same = (*keys.origin, *values.origin, stream.first, stream.count)
+    used = {var for each in same for var in ir.variables(each)}
+    inside = [each for each in program.places if each.in_cluster]
+    if len(inside) > 1 or any(each.var in used for each in inside):
+        raise refuse_stream(
+            where,
+            "a stream in a cluster",
+            "loops over the grid alone, one loop over CTAs that go through the same keys and "
+            "values, or two nests over a cluster, of which the second merges",
+        )
 
 
 def _recover_split(
@@ -185,14 +196,12 @@ class _Reader:
     ) -> StreamProgram:
         sums = products.second.buffer
         loads = {each.buffer: each for each in (*before, *within) if _is_load(each)}
-        queries, keys, values = (
-            read_load(loads[buffer], self.roles, axis, end.output.rows)
-            for buffer, axis in (
-                (products.queries, Axis.ROW),
-                (products.keys, Axis.KEY),
-                (products.values, Axis.KEY),
-            )
-        )
+
+        def load(buffer: Any, axis: Axis) -> Box:
+            return read_load(loads[buffer], self.roles, axis, end.output.rows)
+
+        queries, keys = load(products.queries, Axis.ROW), load(products.keys, Axis.KEY)
+        values = keys if products.shares_tile else load(products.values, Axis.KEY)
         body = [each for each in within if not _is_load(each) and each not in products.both]
         steps = [each for each in body if not each.buffer.same_as(sums)]
         weights = next(each for each in steps if each.buffer.same_as(products.weights))
@@ -201,7 +210,7 @@ class _Reader:
         started = [each for each in before if not _is_load(each)]
         rows = [each for each in started if not each.buffer.same_as(sums)]
         self._check_sums(products, [each for each in started if each not in rows])
-        self._check_loads(loads, (queries, keys, values))
+        self._check_loads(loads, 2 if products.shares_tile else 3)
         return StreamProgram(
             self.places,
             self.parameters,
@@ -229,8 +238,8 @@ class _Reader:
                 "one block before the stream that sets them to zero",
             )
 
-    def _check_loads(self, loads: dict[Any, Statement], boxes: tuple[Any, ...]) -> None:
-        if len(loads) != len(boxes):
+    def _check_loads(self, loads: dict[Any, Statement], count: int) -> None:
+        if len(loads) != count:
             raise refuse_stream(
                 "function",
                 f"{len(loads)} tiles in shared memory",

@@ -178,6 +178,15 @@ class Roles:
         self._loops: dict[Any, Axis] = {}
         self._buffers: dict[Any, tuple[Axis | None, ...]] = {}
         self._origins: dict[Any, tuple[Any, ...]] = {}
+        self._both: Any = None
+
+    def multiply_twice(self, buffer: Any) -> None:
+        """Say that a tile is the right operand of both products.
+
+        The second one takes its first columns: what a buffer's dimension goes through is then the
+        depth of the first one.
+        """
+        self._both = buffer
 
     def name(self, variable: Any, axis: Axis) -> None:
         """Say what a loop goes through."""
@@ -241,6 +250,8 @@ class Roles:
     def _place(self, statement: Statement, access: Access) -> None:
         """All statements access the same part of a buffer."""
         axes = tuple(None if each is None else self._loops[each] for each in access.loops)
+        if access.buffer.same_as(self._both):
+            axes = tuple(Axis.DEPTH if each is Axis.COLUMN else each for each in axes)
         self._buffers.setdefault(access.buffer, axes)
         self._origins.setdefault(access.buffer, access.origin)
         origin = self._origins[access.buffer]

@@ -52,6 +52,10 @@ class ResultStore:
         for step in program.after:
             rows.run(step, values)
         self._open()
+        self.leave(values, places)
+
+    def leave(self, values: Values, places: dict[Any, Any]) -> None:
+        """Store results, for which there is room."""
         self._fill(values)
         run(ir.script.ptx.fence.proxy.async_.shared__cta())
         mbarrier.meet_warpgroup(self.warpgroup)
@@ -80,7 +84,7 @@ class ResultStore:
             value = value.value
         value = values.with_rows_named(value)
         convert = getattr(ir.script.ptx.cvt.rn, PACKED_TYPES[program.output.dtype]).f32
-        for first in range(0, program.output.columns, _SPAN):
+        for first in range(0, self.plan.columns, _SPAN):
             for number in range(_SPAN // 4):
                 register = first // 2 + 2 * number
                 low, high = (values.of_element(value, register + each) for each in range(2))
@@ -103,12 +107,34 @@ class ResultStore:
         offset = self.warpgroup * output.size + (box * output.pitch + inside)
         return self.body.region("boxes")(offset)
 
+    def _corner(self) -> tuple[Any, Any]:
+        """First row and column in the tile."""
+        return self.warpgroup * WARPGROUP_ROWS, 0
+
+    @property
+    def _boxes(self) -> int:
+        """Boxes of the warpgroup."""
+        return self.plan.output.copies // max(1, self.plan.adders)
+
     def _copy(self, places: dict[Any, Any]) -> None:
         output = self.plan.output
         descriptor = ir.script.address_of(self.body.maps[output.map.name])
         row, *matrix = coordinates(output, places)
-        row = row + self.warpgroup * WARPGROUP_ROWS
-        for box in range(output.copies):
-            place = (box * output.map.box[0], row, *matrix)
+        down, across = self._corner()
+        row = row + down
+        for box in range(self._boxes):
+            place = (across + box * output.map.box[0], row, *matrix)
             run(ir.script.ptx[store_name(len(place))](descriptor, *place, self._address(box)))
         run(ir.script.ptx.cp.async_.bulk.commit_group())
+
+
+class ColumnStore(ResultStore):
+    """The results of one warpgroup of those that share columns; boxes lie where queries were."""
+
+    def _address(self, box: int, inside: Any = 0) -> Any:
+        output = self.plan.output
+        offset = self.warpgroup * (self._boxes * output.pitch) + (box * output.pitch + inside)
+        return self.body.region("queries")(offset)
+
+    def _corner(self) -> tuple[Any, Any]:
+        return 0, self.warpgroup * self.plan.columns

@@ -1,0 +1,201 @@
+"""Multiplying roles where warpgroups share the columns of 64 rows: one scores, the others add.
+
+Scores of a tile are multiplied beside the sums of the one before.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.ring import Cursor
+from crossfuse.lower.hopper.statements import Variable, let, when
+from crossfuse.lower.hopper.stream.body import StreamBody
+from crossfuse.lower.hopper.stream.elements import Elements
+from crossfuse.lower.hopper.stream.multiply import ScoreProduct, SumProduct
+from crossfuse.lower.hopper.stream.passing import Passing
+from crossfuse.lower.hopper.stream.pin import pin_sums
+from crossfuse.lower.hopper.stream.rows import RowState
+from crossfuse.lower.hopper.stream.store import ColumnStore
+from crossfuse.lower.hopper.stream.values import Lanes, Values
+
+_ANY = """\
+__device__ __forceinline__ bool crossfuse_any(bool found) {
+  return __any_sync(0xffffffffu, found);
+}
+"""
+
+
+class Scorer:
+    """The warpgroup that makes weights of scores, and has the state of the rows.
+
+    Parameters
+    ----------
+    body : StreamBody
+        The kernel.
+    """
+
+    def __init__(self, body: StreamBody) -> None:
+        self.body, self.plan, self.program = body, body.plan, body.plan.program
+        self.lanes = Lanes.of(body.where, ir.script.int32(0))
+        self.elements = Elements(self.plan)
+        self.product = ScoreProduct(body, 0, self.elements)
+        self.rows = RowState(self.plan.registers.rows)
+        self.tiles = body.tiles()
+        self.queries, self.keys = Cursor(body.queries), Cursor(body.keys)
+        self._release = body.release(body.keys)
+        self.passing = Passing(body)
+
+    def emit(self) -> None:
+        """Write all its tiles."""
+        with ir.script.While(self.tiles.is_left):
+            self.tiles.take()
+            for step in self.program.before:
+                self.rows.run(step, self._at())
+            self.queries.wait_full()
+            with ir.script.While(self.tiles.has_block):
+                self._tile()
+                self.tiles.block.set(self.tiles.block.value + 1)
+            self.queries.advance()
+
+    def _at(self) -> Values:
+        """Expressions of the tile that it is at."""
+        return Values(
+            self.program,
+            self.lanes,
+            self.tiles.values,
+            self.rows.register,
+            self.elements.register,
+        )
+
+    def _tile(self) -> None:
+        """Scores of a tile of keys, weights of them, and all that is made of rows."""
+        self.keys.wait_full()
+        self.product.score(self.queries.stage, self.keys.stage)
+        self.product.wait(0)
+        self.product.hold_scores()
+        if not self.program.shares_tile:
+            self._release(self.keys.stage)
+        self.keys.advance()
+        self.elements.run(self.rows, self._at())
+        pin_sums(self.body, self.rows)
+        self.elements.pack(self._at())
+        self.passing.await_read()
+        self.passing.put_weights(self.elements.words)
+        self.passing.put_rows(self.rows, self.lanes, self.passing.passed.carried)
+        with when(self.tiles.is_last_block):
+            self._finish()
+        self.passing.hand_over()
+
+    def _finish(self) -> None:
+        """What results are made of."""
+        for buffer in self.plan.registers.deferred:
+            self.rows.gather(buffer)
+        for step in self.program.after:
+            self.rows.run(step, self._at())
+        self.passing.put_rows(self.rows, self.lanes, self.passing.passed.finished)
+
+
+class Adder:
+    """One of the warpgroups that share the columns of the sums.
+
+    Parameters
+    ----------
+    body : StreamBody
+        The kernel.
+    """
+
+    def __init__(self, body: StreamBody) -> None:
+        self.body, self.plan, self.program = body, body.plan, body.plan.program
+        group = let("group", body.where.warpgroup - 2)
+        lanes = Lanes.of(body.where, ir.script.int32(0))
+        column = let("group_column", group * self.plan.columns + lanes.column)
+        self.lanes = replace(lanes, column=column)
+        self.product = SumProduct(body, group)
+        self.store = ColumnStore(body, group, self.lanes, self.product.sums)
+        self.tiles = body.tiles()
+        self.queries, self.values = Cursor(body.queries), Cursor(body.values)
+        self._release, self._release_queries = map(body.release, (body.values, body.queries))
+        self.keep = Variable("keep", "uint32", ir.script.uint32(0))
+        self.passing = Passing(body)
+
+    def emit(self) -> None:
+        """Write all its tiles."""
+        self.product.clear()
+        with ir.script.While(self.tiles.is_left):
+            self.tiles.take()
+            self.keep.set(ir.script.uint32(0))
+            with ir.script.While(self.tiles.has_block):
+                self._tile()
+                self.tiles.block.set(self.tiles.block.value + 1)
+            self._leave()
+
+    def _tile(self) -> None:
+        """Add a tile of keys."""
+        self.passing.say_read()
+        self.passing.await_there()
+        with when(self.keep.value != ir.script.uint32(0)):
+            self._carry()
+        self.values.wait_full()
+        self.product.add(self.values.stage, self.keep.value)
+        self._release(self.values.stage)
+        self.values.advance()
+        self.keep.set(ir.script.uint32(1))
+
+    def _with_rows(self, buffers: tuple[Any, ...]) -> Values:
+        """Expressions of sums, and of values of rows that were handed over."""
+        held = self.passing.take_rows(self.lanes, buffers)
+        sums = self.product.sums
+
+        def row(buffer: Any, half: int) -> Any:
+            return held[buffer][half] if buffer in held else None
+
+        def element(buffer: Any, register: int) -> Any:
+            assert buffer.same_as(self.program.sums), buffer
+            return sums[register]
+
+        return Values(self.program, self.lanes, self.tiles.values, row, element)
+
+    def _carry(self) -> None:
+        """What becomes of the sums before a tile is added."""
+        carried = self.passing.passed.carried
+        values = self._with_rows(carried)
+        scaled = all(_is_scaled(each.value, self.program.sums) for each in self.program.carries)
+        with when(_is_any_not_one(values, carried)) if scaled else nullcontext():
+            for step in self.program.carries:
+                for register in range(self.plan.sums):
+                    value = values.of_element(step.value, register)
+                    ir.script.buffer_store(self.product.sums, value, [register])
+
+    def _leave(self) -> None:
+        """Store the results of a tile of rows, and make room for its next queries."""
+        values = self._with_rows(self.passing.passed.finished)
+        self.store.leave(values, self.tiles.places)
+        self.store.finish()
+        self._release_queries(self.queries.stage)
+        self.queries.advance()
+
+
+def _is_scaled(value: Any, sums: Any) -> bool:
+    """Whether sums are multiplied by a value of their row: one changes nothing."""
+    if not isinstance(value, ir.tirx.Mul):
+        return False
+    both = (value.a, value.b)
+    return all(isinstance(each, ir.TensorLoad) for each in both) and any(
+        each.source.same_as(sums) for each in both
+    )
+
+
+def _is_any_not_one(values: Values, buffers: tuple[Any, ...]) -> Any:
+    """Whether some row of the warp has another factor: maxima seldom grow behind the first tiles.
+
+    All lanes go the same way, as wgmma behind it asks.
+    """
+    one = ir.script.float32(1)
+    differs = [values.rows(each, half) != one for each in buffers for half in range(2)]
+    return ir.cuda_func_call(
+        "crossfuse_any", reduce(ir.script.Or, differs), source_code=_ANY, return_type="bool"
+    )
