@@ -13,6 +13,7 @@ from crossfuse.compiler.arguments import check_known, check_no_model, check_plan
 from crossfuse.compiler.cascades import cascade_options, is_cascade
 from crossfuse.compiler.option import Option
 from crossfuse.compiler.placement import PLACEMENTS, tensor_options
+from crossfuse.compiler.recorded import recorded_options
 from crossfuse.compiler.source import Source, read_source
 from crossfuse.errors import LoweringRefused, RefusedError, ScheduleRefused, refuse
 from crossfuse.hardware import Device, device
@@ -114,6 +115,7 @@ def compile(
     plan: Plan | CascadePlan | None = None,
     constant_weights: bool = False,
     fewer_rows: bool = False,
+    database: str | Path | None = None,
     directory: str | Path | None = None,
     name: str = "main",
 ) -> Compiled:
@@ -161,6 +163,9 @@ def compile(
     fewer_rows : bool
         Whether the kernels also take fewer rows than the workload has, see `accept_fewer_rows`.
         Rule ``"tensor"`` and its schedules alone, and no torch or Relax module.
+    database : str | Path | None
+        Folder of a tuning session (``crossfuse tune --work-dir``): the fastest kernel that was
+        measured there is compiled, whatever rule, placement and tiles say.
     directory : str | Path | None
         Where ``<name>.so`` and ``<name>.json`` go; None makes a temporary directory.
     name : str
@@ -196,6 +201,8 @@ def compile(
     wanted: Any = plan  # of what is compiled, as was checked
     if read.schedule is not None:
         options = [Option(lambda: read.schedule)]
+    elif database is not None:
+        options = recorded_options(read, database, spec)
     elif cascade:
         options = cascade_options(read, spec, wanted)
     elif rule == "tensor":

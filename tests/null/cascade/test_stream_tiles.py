@@ -173,8 +173,8 @@ def test_nothing_fits() -> None:
         plan_cascade(shape, tiny, only=("stream",))
     assert str(caught.value) == (
         "plan: a wide one: found 'registers without spills, shared memory' leaves none of 300 "
-        "tiles of stream; limit: tiles for nvidia-h100: its shared memory and registers. Instead: leave "
-        "`only` out, pass the tiles, or split the cascade."
+        "tiles of stream; limit: tiles for nvidia-h100: its shared memory and registers. Instead: "
+        "leave `only` out, pass the tiles, or split the cascade."
     )
 
 
