@@ -76,7 +76,7 @@ def make(
 def _candidates(given: list[str], target: str, keep: int, baseline: bool) -> list[Candidate]:
     """What files say, and the best kernels of workloads; each once."""
     from crossfuse.meta_schedule.candidate import Candidate, read_candidates
-    from crossfuse.meta_schedule.tune import best_candidates
+    from crossfuse.meta_schedule.kernels import best_candidates
     from crossfuse.planner.families import EAGER
     from crossfuse.workload.cascades import resolve_any
 

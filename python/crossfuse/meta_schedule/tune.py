@@ -23,16 +23,10 @@ from crossfuse.hardware import device
 from crossfuse.meta_schedule.campaign import measure_all
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.conditions import Conditions
+from crossfuse.meta_schedule.kernels import candidate_at, kernels_of
 from crossfuse.meta_schedule.records import Found, Record, append, read_records
-from crossfuse.planner.cascade.shape import shape_of_cascade
-from crossfuse.planner.chain.build import chain_of
-from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.kernels.shape import shape_of
-from crossfuse.planner.tune.cascade_space import cascade_space_of
 from crossfuse.planner.tune.cost_model import CostModel, require_xgboost
 from crossfuse.planner.tune.drive import make_strategy
-from crossfuse.planner.tune.kernel_space import space_of
-from crossfuse.planner.tune.space import Space
 from crossfuse.planner.tune.strategy import Strategy
 from crossfuse.runtime.files import write_atomically
 from crossfuse.workload.cascade_spec import CascadeSpec
@@ -196,42 +190,6 @@ class Tuning:
         model: Any = self.search.model
         if isinstance(model, CostModel):
             model.save(self.folder / "cost_model.json", write_atomically)
-
-
-def kernels_of(spec: WorkloadSpec | CascadeSpec, target: str) -> Space:
-    """All kernels of a workload.
-
-    See `crossfuse.planner.tune.kernel_space.space_of`, and of cascades
-    `crossfuse.planner.tune.cascade_space.cascade_space_of`.
-    """
-    known = device(target)
-    if isinstance(spec, CascadeSpec):
-        return cascade_space_of(shape_of_cascade(spec), known, rates_of(known))
-    shape = shape_of(chain_of(spec), k_major=spec.weights == "nk")
-    return space_of(shape, known, rates_of(known))
-
-
-def best_candidates(spec: WorkloadSpec | CascadeSpec, target: str, count: int) -> list[Candidate]:
-    """The best kernels of a workload by the estimate.
-
-    Parameters
-    ----------
-    spec : WorkloadSpec | CascadeSpec
-        What is computed.
-    target : str
-        Device.
-    count : int
-        At most so many.
-    """
-    space = kernels_of(spec, target)
-    return [candidate_at(space, str(spec), int(each)) for each in space.order[:count]]
-
-
-def candidate_at(space: Space, spec: str, point: int) -> Candidate:
-    """A point of the kernels of a workload as it is built, with its estimate."""
-    family, tiles = space.tiles(point)
-    notes = {"estimate": round(float(space.prior[point]), 3)}
-    return Candidate(spec, family, tiles, notes=notes)
 
 
 def open_tuning(

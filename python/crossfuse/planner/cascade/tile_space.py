@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from math import log
 
-from crossfuse.cascade.rewrite.tiled.sizes import WARPGROUP_ROWS, CascadeTiles
+from crossfuse.cascade.rewrite.tiled.sizes import WARPGROUP_ROWS, WIDE, CascadeTiles
 from crossfuse.cascade.rewrite.tiled.work import TileWork
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.tile_limits import registers_fit, shared_size
@@ -73,28 +73,19 @@ def ordered(times: Sequence[tuple[float, CascadeTiles]]) -> list[tuple[float, Ca
 
 def _rules(work: TileWork, device: Device, chosen: CascadeTiles) -> tuple[Rule, ...]:
     both = bool(work.depth and work.columns)
-    # One product alone: whole rows of a tile, or columns that one warpgroup sums.
-    fixed = work.length <= chosen.elements or not work.depth
 
     def rows(tiles: CascadeTiles) -> bool:
-        if not both or chosen.columns > 256:
+        if not both or chosen.columns > WIDE:
             return tiles.rows == chosen.rows
         return tiles.rows == WARPGROUP_ROWS or tiles.rows <= work.rows
 
     def elements(tiles: CascadeTiles) -> bool:
-        if not both and fixed and work.depth:
+        if not both and work.depth and work.length <= chosen.elements:
             return tiles.elements == chosen.elements
         return tiles.elements < work.length + min(_ELEMENTS)
 
     def clusters(tiles: CascadeTiles) -> bool:
-        if tiles.cluster == 1:
-            return True
-        found = steps_of(work, tiles)
-        room = found.places * tiles.cluster <= device.sms and tiles.cluster <= device.max_cluster
-        return both and work.length > _LONG and room and found.longest >= tiles.cluster
-
-    def sizes(tiles: CascadeTiles) -> CascadeTiles:
-        return steps_of(work, tiles).sizes
+        return tiles.cluster == 1 or (both and _share(work, tiles, device))
 
     return (
         ("rows", "no warpgroup is without rows; one where a product stands alone", rows),
@@ -107,11 +98,18 @@ def _rules(work: TileWork, device: Device, chosen: CascadeTiles) -> tuple[Rule, 
         (
             "registers",
             "registers of a warpgroup hold scores, weights and sums",
-            lambda each: registers_fit(work, sizes(each)),
+            lambda each: registers_fit(work, steps_of(work, each).sizes),
         ),
         (
             "shared",
             f"two stages fit {device.max_shared_bytes >> 10} KiB of shared memory",
-            lambda each: shared_size(work, sizes(each)) <= device.max_shared_bytes,
+            lambda each: shared_size(work, steps_of(work, each).sizes) <= device.max_shared_bytes,
         ),
     )
+
+
+def _share(work: TileWork, tiles: CascadeTiles, device: Device) -> bool:
+    """Whether an axis is worth sharing: long, of few tiles, and no CTA is without a step."""
+    found = steps_of(work, tiles)
+    room = found.places * tiles.cluster <= device.sms and tiles.cluster <= device.max_cluster
+    return work.length > _LONG and room and found.longest >= tiles.cluster
