@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,3 +111,26 @@ def test_explain_derives() -> None:
     assert [each["name"] for each in found["slots"]] == ["m", "o", "s"]
     assert (found["plan"]["family"], found["plan"]["tiles"]["cluster"]) == ("tiles", 1)
     assert found["passes"][0]["name"] == "scores"
+
+
+def test_explain_takes_the_options_of_chains(tmp_path: Path) -> None:
+    def explained(*words: str) -> dict[str, Any]:
+        out = CliRunner().invoke(app, ["explain", *words, "--json"])
+        assert out.exit_code == 0, out.output
+        return json.loads(out.stdout)
+
+    found = explained("R3:batch=1", "--max-cluster", "4", "--top", "3")
+    assert found["plan"]["tiles"]["cluster"] == 4
+    assert len(found["best"]) == 2
+    assert explained("R7", "--only", "eager")["plan"]["tiles"] == {}
+    assert explained("R7", "--target", "nvidia-h200")["plan"]["device"] == "nvidia-h200"
+    picture = tmp_path / "softmax.svg"
+    explained("softmax:rows=64,cols=1024", "--svg", str(picture))
+    assert "bound by" in picture.read_text()
+
+
+def test_a_plan_of_a_cascade_is_one_of_its_own() -> None:
+    found = crossfuse.plan("softmax:rows=64,cols=1024")
+    assert (found.family, found.shape.name) == ("stream", "softmax:rows=64,cols=1024")
+    assert crossfuse.plan(resolve("R9")).family == "eager"
+    assert crossfuse.plan("G1:M=16").chain.extents["m"] == 16
