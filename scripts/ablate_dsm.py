@@ -52,7 +52,7 @@ from crossfuse.meta_schedule.compare_spaces import (
     read_measured,
     summary,
 )
-from crossfuse.meta_schedule.tune import candidate_at, kernels_of
+from crossfuse.meta_schedule.kernels import candidate_at, kernels_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.tune.kernel_space import KernelSpace
 from crossfuse.planner.tune.spaces import ALL, NO_DSM, SPACES, exchanges, points_of

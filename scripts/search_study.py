@@ -37,9 +37,9 @@ import numpy as np
 from crossfuse import script
 from crossfuse.errors import ArtefactRefused, refuse
 from crossfuse.meta_schedule.conditions import Conditions
+from crossfuse.meta_schedule.kernels import kernels_of
 from crossfuse.meta_schedule.records import Record, fastest, read_records
 from crossfuse.meta_schedule.study import Search, Study, read_proposals
-from crossfuse.meta_schedule.tune import kernels_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.tune.cost_model import CostModel, require_xgboost
 from crossfuse.planner.tune.drive import STRATEGIES, make_strategy

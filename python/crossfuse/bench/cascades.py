@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.bench.floor import FLOPS_PER_SECOND, FP8_FLOPS_PER_SECOND, Floor
@@ -62,7 +63,23 @@ def rows_of(spec: CascadeSpec) -> int:
 
 
 @dataclass(frozen=True)
-class _Way:
+class CascadeProblem:
+    """What candidates of a cascade are held against: rows that are worked out as they are checked.
+
+    Attributes
+    ----------
+    what : str
+        Text of the spec.
+    spec : CascadeSpec
+        What is computed.
+    """
+
+    what: str
+    spec: CascadeSpec
+
+
+@dataclass(frozen=True)
+class Way:
     """A way to compute a cascade: gives the outputs of inputs; what is known of its kernels."""
 
     run: Callable[..., Any]
@@ -87,12 +104,16 @@ def measure_cascade(job: Job, spec: CascadeSpec, device: str = "cuda") -> Timing
     Timing
         See `crossfuse.bench.worker.measure_job`.
     """
+    return measure_way(job, spec, _way(job.variant, spec, device), device)
+
+
+def measure_way(job: Job, spec: CascadeSpec, way: Way, device: str = "cuda") -> Timing:
+    """Check, time, and check again one way to compute a cascade; see `measure_cascade`."""
     import torch
 
     from crossfuse.bench.rotation import groups
     from crossfuse.bench.timing import measure, quietest, steps
 
-    way = _way(job.variant, spec, device)
     with torch.no_grad():
         sets = _sets(job, spec, device)
         bound = [_bound(way, each) for each in sets]
@@ -120,14 +141,38 @@ def measure_cascade(job: Job, spec: CascadeSpec, device: str = "cuda") -> Timing
     return found.judged(job, message or late, times)
 
 
-def _way(name: str, spec: CascadeSpec, device: str) -> _Way:
+def library_way(library: Path, device: str = "cuda") -> Way:
+    """A built kernel of ours.
+
+    Parameters
+    ----------
+    library : pathlib.Path
+        Its shared library.
+    device : str
+        Where the tensors are.
+    """
+    from crossfuse.bench.ours import note_of
+    from crossfuse.runtime import load
+
+    kernel = load(library, check_device=device == "cuda")
+    return Way(kernel.run, note_of(kernel.manifest), kernel.manifest.resources)
+
+
+def eager_way(spec: CascadeSpec) -> Way:
+    """PyTorch's plain formula."""
+    from crossfuse.bench.cascade_torch import formula
+
+    return Way(formula("eager", spec))
+
+
+def _way(name: str, spec: CascadeSpec, device: str) -> Way:
     import torch
 
     from crossfuse.bench.cascade_torch import formula
     from crossfuse.bench.ours import compile_kernel, note_of, target_of
 
     if name not in OWN:
-        return _Way(formula(name, spec))
+        return Way(formula(name, spec))
     if name != OURS:
         raise no_such(name, spec, "a chain, which has an intermediate to place", "measure ours")
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
@@ -136,10 +181,10 @@ def _way(name: str, spec: CascadeSpec, device: str) -> _Way:
     def run(*inputs: Any) -> Any:
         return kernel.run(*inputs)
 
-    return _Way(run, note_of(kernel.manifest), kernel.manifest.resources)
+    return Way(run, note_of(kernel.manifest), kernel.manifest.resources)
 
 
-def _bound(way: _Way, inputs: dict[str, Any]) -> Callable[[], Any]:
+def _bound(way: Way, inputs: dict[str, Any]) -> Callable[[], Any]:
     values = tuple(inputs.values())
     return lambda: way.run(*values)
 

@@ -12,6 +12,7 @@ from crossfuse.cli.kernel import Target
 from crossfuse.cli.output import JsonFlag, print_error, print_json
 
 if TYPE_CHECKING:
+    from crossfuse.meta_schedule.candidate import Candidate
     from crossfuse.meta_schedule.records import Record
 
 app = typer.Typer(
@@ -26,10 +27,19 @@ _BuildTimeout = Annotated[float, typer.Option(min=1, help="Seconds for one compi
 @app.command("make")
 def make(
     candidates: Annotated[
-        Path,
-        typer.Argument(help='JSON list of {"spec", "family", "tiles"}; see docs/tuning.md.'),
+        list[str],
+        typer.Argument(
+            help='Files with JSON lists of {"spec", "family", "tiles"}, see docs/tuning.md, or '
+            "workloads, such as R7."
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
+    keep: Annotated[
+        int, typer.Option(min=1, help="Of a workload: kernels, the best by the estimate.")
+    ] = 16,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Of a workload: PyTorch's eager kernels too.")
+    ] = False,
     build_there: Annotated[
         bool, typer.Option("--build-there", help="Compile where it is measured.")
     ] = False,
@@ -44,10 +54,9 @@ def make(
     """Write a bundle, with its candidates compiled unless that is to be done there."""
     from crossfuse.bench.job import OURS, Job
     from crossfuse.meta_schedule.bundle import make_bundle
-    from crossfuse.meta_schedule.candidate import read_candidates
     from crossfuse.meta_schedule.conditions import Conditions
 
-    found = read_candidates(candidates)
+    found = _candidates(candidates, target, keep, baseline)
     job = Job("", OURS, l2, "graph", repeats, calls)
     how = Conditions(target, job, build_timeout=build_timeout, builders=jobs or _cores())
     failures = []
@@ -62,6 +71,25 @@ def make(
         print_json({"candidates": len(bundle.candidates), "failed": failures})
     else:
         typer.echo(f"{len(bundle.candidates)} candidates, {len(failures)} do not compile: {out}")
+
+
+def _candidates(given: list[str], target: str, keep: int, baseline: bool) -> list[Candidate]:
+    """What files say, and the best kernels of workloads; each once."""
+    from crossfuse.meta_schedule.candidate import Candidate, read_candidates
+    from crossfuse.meta_schedule.kernels import best_candidates
+    from crossfuse.planner.families import EAGER
+    from crossfuse.workload.cascades import resolve_any
+
+    found: list[Candidate] = []
+    for text in given:
+        # Texts of specs have a colon, files of candidates a suffix.
+        if Path(text).is_file() or text.endswith((".json", ".jsonl")):
+            found += read_candidates(Path(text))
+            continue
+        spec = resolve_any(text)
+        found += best_candidates(spec, target, keep)
+        found += [Candidate(str(spec), EAGER)] if baseline else []
+    return list({each.id: each for each in found}.values())
 
 
 @app.command("measure")

@@ -36,6 +36,10 @@ def compile_workload(
     rule: Rule = "threads",
     placement: Placement = "auto",
     constant_weights: Constant = False,
+    database: Annotated[
+        Path | None,
+        typer.Option(help="Folder of crossfuse tune: compile the fastest kernel measured there."),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Compile a workload into a shared library with its cubin, and a manifest beside it."""
@@ -43,7 +47,9 @@ def compile_workload(
     from crossfuse.compiler.report import make_report
 
     shared = options(cluster, rows, ring, scatter, rule, placement, constant_weights)
-    compiled = compile_source(workload, target=target, directory=output, **shared)
+    compiled = compile_source(
+        workload, target=target, directory=output, database=database, **shared
+    )
     report = make_report(compiled)
     if as_json:
         print_json(report.to_json())

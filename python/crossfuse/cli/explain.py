@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from crossfuse.cli.kernel import Workload
 from crossfuse.cli.output import JsonFlag, print_json, print_rich
 
+if TYPE_CHECKING:
+    from crossfuse.hardware import Device
+    from crossfuse.planner.cost.rates import Rates
+
+#: A picture, a value for JSON, and tables.
+_Told = tuple[str, dict[str, Any], list[Any]]
 _Only = Annotated[
     str,
     typer.Option(
-        help="Families to choose from, such as l2,dsm: gemm, registers, dsm, l2, global, and "
-        "eager, which is not to fuse. All of them if left out."
+        help="Families to choose from, such as l2,dsm: gemm, registers, dsm, l2, global, of "
+        "cascades stream and tiles, and eager, which is not to fuse. All of them if left out."
     ),
 ]
 
@@ -43,40 +50,47 @@ def explain(
 ) -> None:
     """Say which kernel is estimated to be the fastest, what it takes, and what others lose on.
 
-    Of a cascade of reductions (R7, softmax:rows=64,cols=1024): how it becomes one stream, and why
-    that gives what its definition gives.
+    Of a cascade of reductions (R7, softmax:rows=64,cols=1024) first: how it becomes one stream,
+    and why that gives what its definition gives.
     """
-    from crossfuse.workload.cascades import names_one
-
-    if names_one(workload):
-        _explain_cascade(workload, target, as_json)
-        return
     from crossfuse.planner.cost.rates_file import rates_of_file
-    from crossfuse.planner.explain.best import explain_best
     from crossfuse.planner.explain.budget import limited
-    from crossfuse.planner.explain.tables import render
+    from crossfuse.planner.plan import is_cascade
 
     spec = limited(target, max_cluster=max_cluster, shared_bytes=shared_bytes)
     families = [each.strip() for each in only.split(",") if each.strip()]
     known = rates_of_file(rates, spec) if rates else None
-    found = explain_best(workload, spec, only=families, rates=known, top=top)
+    explained = _cascade if is_cascade(workload) else _chain
+    picture, value, parts = explained(workload, spec, families, known, top)
     if svg is not None:
         from crossfuse.runtime.files import write_atomically
 
-        write_atomically(svg, found.svg().encode())
+        write_atomically(svg, picture.encode())
     if as_json:
-        print_json(found.to_json())
+        print_json(value)
     else:
-        print_rich(workload, *render(found))
+        print_rich(workload, *parts)
 
 
-def _explain_cascade(workload: str, target: str, as_json: bool) -> None:
+def _chain(
+    workload: str, spec: Device, families: Sequence[str], rates: Rates | None, top: int
+) -> _Told:
+    from crossfuse.planner.explain.best import explain_best
+    from crossfuse.planner.explain.tables import render
+
+    found = explain_best(workload, spec, only=families, rates=rates, top=top)
+    return found.svg(), found.to_json(), render(found)
+
+
+def _cascade(
+    workload: str, spec: Device, families: Sequence[str], rates: Rates | None, top: int
+) -> _Told:
     from rich.text import Text
 
     from crossfuse.cascade.explanation import explain_cascade
+    from crossfuse.planner.explain.best import explain_best_cascade
 
-    found = explain_cascade(workload, target)
-    if as_json:
-        print_json(found.to_json())
-    else:
-        print_rich(workload, Text(found.text()))
+    derived = explain_cascade(workload)
+    found = explain_best_cascade(workload, spec, only=families, rates=rates, top=top)
+    value = {**derived.to_json(), **found.to_json()}
+    return found.svg(), value, [Text(derived.text() + "\n"), *found.render()]

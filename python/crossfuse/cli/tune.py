@@ -66,14 +66,15 @@ def tune(
     from crossfuse.bench.environment import require_gpu
     from crossfuse.meta_schedule.conditions import Conditions
     from crossfuse.meta_schedule.tune import open_tuning
-    from crossfuse.workload.suites import resolve
+    from crossfuse.workload.cascades import resolve_any
 
-    spec, gpu = resolve(workload), ""
+    spec, gpu = resolve_any(workload), ""
     if trials and runner is Where.local and not rpc:
         require_gpu()
         gpu = environment()["gpu"].get("name", "")
     how = Conditions(target, timeout=timeout, builders=jobs or _cores(), gpu=gpu)
     if rpc:
+        _check_chain(spec)
         how = _remote(how, rpc, runner)
     tuning = open_tuning(
         spec, work_dir, how, strategy=strategy.value, learn=learn and trials > 0, seed=seed
@@ -88,6 +89,22 @@ def tune(
     elif trials:
         _measure(tuning, trials, budget)
     _show(tuning, as_json)
+
+
+def _check_chain(spec: Any) -> None:
+    """Refuse to send a cascade to a server: its inputs are too large to be drawn here."""
+    from crossfuse.errors import WorkloadRefused, refuse
+    from crossfuse.workload.cascade_spec import CascadeSpec
+
+    if isinstance(spec, CascadeSpec):
+        raise refuse(
+            WorkloadRefused,
+            "rpc",
+            str(spec),
+            found="a cascade of reductions",
+            limit="chains of products, whose inputs are drawn here",
+            instead="use --runner bundle, or tune where the GPU is",
+        )
 
 
 def _remote(how: Conditions, text: str, runner: Where) -> Conditions:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from crossfuse.compiler.source import Source
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.planner.cascade.choice import CascadeChoice
 
 if TYPE_CHECKING:
     from crossfuse.planner.plan import Plan
@@ -25,10 +26,18 @@ def check_known(what: str, found: str, known: tuple[str, ...]) -> None:
 
 
 def check_plan(
-    source: Source, rule: str, placement: str, plan: Plan | None, cluster: int | None
+    source: Source,
+    rule: str,
+    placement: str,
+    plan: Plan | CascadeChoice | None,
+    cluster: int | None,
+    cascade: bool = False,
 ) -> None:
     """Refuse a plan that nothing would look at, or a cluster beside it."""
     if plan is None:
+        return
+    if cascade or isinstance(plan, CascadeChoice):
+        _check_cascade(source, plan, cascade)
         return
     known = rule == "tensor" and placement == "auto" and source.func is not None
     if known and not cluster:
@@ -44,6 +53,22 @@ def check_plan(
         limit="a plan with rule='tensor' and placement='auto', of a source without a schedule, and "
         "no cluster",
         instead="pass these, or leave the plan out",
+    )
+
+
+def _check_cascade(source: Source, plan: Plan | CascadeChoice, cascade: bool) -> None:
+    """Refuse a plan of something else than the cascade that is compiled."""
+    if cascade and isinstance(plan, CascadeChoice) and plan.shape.name == source.summary:
+        return
+    what = "a cascade" if cascade else "no cascade of reductions"
+    of = f"a plan of {plan.shape.name}" if isinstance(plan, CascadeChoice) else "a plan of a chain"
+    raise refuse(
+        ScheduleRefused,
+        "compile",
+        "plan",
+        found=f"{of} for {source.summary}, {what}",
+        limit="a plan of what is compiled",
+        instead="plan this workload, or leave the plan out",
     )
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.compiler.option import Option
+from crossfuse.compiler.planned import not_fusing, noted
 from crossfuse.compiler.source import Source
-from crossfuse.errors import CascadeRefused, RefusedError, refuse
+from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
+from crossfuse.planner.families import EAGER, TILES
+from crossfuse.schedule.cascades import only_site, schedule_cascade
 
 if TYPE_CHECKING:
-    from crossfuse.cascade.derivation import Derivation
-    from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
-    from crossfuse.cascade.rewrite.tiles import StreamTiles
-    from crossfuse.cascade.site import Site
+    from crossfuse.planner.cascade.plan import CascadePlan
 
 
 def is_cascade(source: Source) -> bool:
@@ -47,7 +47,9 @@ def _holds_cascade(func: Any) -> bool:
         return False
 
 
-def cascade_options(source: Source, target: Device) -> list[Option]:
+def cascade_options(
+    source: Source, target: Device, plan: CascadePlan | None = None
+) -> list[Option]:
     """Ways to schedule a cascade.
 
     Parameters
@@ -56,66 +58,56 @@ def cascade_options(source: Source, target: Device) -> list[Option]:
         See `is_cascade`.
     target : Device
         What to schedule for.
+    plan : CascadePlan | None
+        What is scheduled; None plans the source. Plans not to fuse are left out then, since a
+        kernel of ours is asked for; what they were estimated to take is noted.
 
     Returns
     -------
     list[Option]
-        At least one.
+        At least one, the fastest estimate first.
 
     Raises
     ------
     CascadeRefused
         If the function holds no cascade, several, or one that cannot stream, with the reason.
+    PlanRefused
+        If no tiles fit.
     """
     from crossfuse.cascade.algebra import derive
-    from crossfuse.cascade.rewrite.tiled.choose import choose_product_tiles, has_products
+    from crossfuse.planner.cascade.plan import ranked_cascade
+    from crossfuse.planner.cascade.shape import cascade_shape
 
     site = only_site(source.func)
     derivation = derive(site.cascade)
-    if has_products(site):
-        return [
-            Option(partial(_tiled, site, derivation, each), why={"tiles": asdict(each)})
-            for each in choose_product_tiles(site, derivation, target)
-        ]
-    from crossfuse.cascade.rewrite.choose import choose_tiles
-
+    every = [plan] if plan is not None else []
+    if plan is None:
+        every = ranked_cascade(cascade_shape(site, derivation, source.summary), target)
+    eager = not_fusing(every)
+    plans = every if plan is not None else tried([e for e in every if e.family != EAGER])
     return [
-        Option(partial(_stream, site, derivation, each), why={"stream": asdict(each)})
-        for each in choose_tiles(site, derivation, target)
+        Option(
+            partial(schedule_cascade, site, derivation, each.family, each.tiles),
+            each,
+            {each.family: dict(each.tiles), "plan": noted(each, eager)},
+        )
+        for each in plans
     ]
 
 
-def only_site(func: Any) -> Site:
-    """The one cascade of a function.
+def tried(plans: Sequence[CascadePlan]) -> list[CascadePlan]:
+    """Plans that are worth lowering one after another.
 
-    Raises
-    ------
-    CascadeRefused
-        If there are several.
+    Of streams all: what the planner expects to fit does. Of tiles, whose expressions may need more
+    registers than is estimated, those with clusters of a size that need fewer and fewer.
     """
-    from crossfuse.cascade.detect import detect
-
-    sites = detect(func)
-    if len(sites) == 1:
-        return sites[0]
-    raise refuse(
-        CascadeRefused,
-        "compile",
-        "function",
-        found=f"{len(sites)} cascades over different axes",
-        limit="one, which becomes one kernel",
-        instead="split the function between them, or run crossfuse.relax.FuseCascades on its model",
-    )
-
-
-def _tiled(site: Site, derivation: Derivation, tiles: CascadeTiles) -> Any:
-    from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
-
-    return schedule_cascade_tiles(site, derivation, tiles)
-
-
-def _stream(site: Site, derivation: Derivation, tiles: StreamTiles) -> Any:
-    from crossfuse.cascade.rewrite.streaming import streaming
-    from crossfuse.schedule.rules.stream import schedule_stream
-
-    return schedule_stream(streaming(site, derivation, tiles), tiles)
+    least: dict[int, int] = {}
+    found = []
+    for each in plans:
+        if each.taken is not None and each.family == TILES:
+            size, needed = each.taken.cluster, each.taken.registers
+            if needed >= least.get(size, needed + 1):
+                continue
+            least[size] = needed
+        found.append(each)
+    return found

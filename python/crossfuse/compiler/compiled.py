@@ -13,6 +13,7 @@ from crossfuse.compiler.arguments import check_known, check_no_model, check_plan
 from crossfuse.compiler.cascades import cascade_options, is_cascade
 from crossfuse.compiler.option import Option
 from crossfuse.compiler.placement import PLACEMENTS, tensor_options
+from crossfuse.compiler.recorded import recorded_options
 from crossfuse.compiler.source import Source, read_source
 from crossfuse.errors import LoweringRefused, RefusedError, ScheduleRefused, refuse
 from crossfuse.hardware import Device, device
@@ -20,6 +21,7 @@ from crossfuse.schedule.rules.tiles import Tiles
 
 if TYPE_CHECKING:
     from crossfuse.lower.extract import Lowered
+    from crossfuse.planner.cascade.plan import CascadePlan
     from crossfuse.planner.plan import Plan
     from crossfuse.runtime import Artefact, LoadedKernel
 
@@ -45,8 +47,8 @@ class Compiled:
         The shared library and its manifest.
     target : Device
         What it was compiled for.
-    plan : Plan | None
-        What it follows: of rule ``"tensor"`` and placement ``"auto"``, where there is one. The
+    plan : Plan | CascadePlan | None
+        What it follows: of a cascade, and of rule ``"tensor"`` and placement ``"auto"``. The
         manifest's metadata have its place, tiles and microseconds, and those of not fusing.
     """
 
@@ -55,7 +57,7 @@ class Compiled:
     lowered: Lowered
     artefact: Artefact
     target: Device
-    plan: Plan | None = None
+    plan: Plan | CascadePlan | None = None
 
     @cached_property
     def kernel(self) -> LoadedKernel:
@@ -110,9 +112,10 @@ def compile(
     scatter: bool = True,
     rule: str = "threads",
     placement: str = "auto",
-    plan: Plan | None = None,
+    plan: Plan | CascadePlan | None = None,
     constant_weights: bool = False,
     fewer_rows: bool = False,
+    database: str | Path | None = None,
     directory: str | Path | None = None,
     name: str = "main",
 ) -> Compiled:
@@ -151,14 +154,18 @@ def compile(
         `crossfuse.plan`; even if not to fuse was estimated to be faster. Convolutions, and kernels
         of a given `cluster`, have the tiles of the rules, in the place that the planner puts
         first.
-    plan : Plan | None
-        Rule ``"tensor"``, placement ``"auto"``: what to compile; None plans the source.
+    plan : Plan | CascadePlan | None
+        Rule ``"tensor"`` with placement ``"auto"``, or a cascade: what to compile; None plans the
+        source.
     constant_weights : bool
         Rule ``"tensor"``: promises that no kernel writes the weights shortly before this one reads
         them. It may then load them before the kernel before is over.
     fewer_rows : bool
         Whether the kernels also take fewer rows than the workload has, see `accept_fewer_rows`.
         Rule ``"tensor"`` and its schedules alone, and no torch or Relax module.
+    database : str | Path | None
+        Folder of a tuning session (``crossfuse tune --work-dir``): the fastest kernel that was
+        measured there is compiled, whatever rule, placement and tiles say.
     directory : str | Path | None
         Where ``<name>.so`` and ``<name>.json`` go; None makes a temporary directory.
     name : str
@@ -189,14 +196,18 @@ def compile(
     spec = device(target)
     check_known("rule", rule, RULES)
     check_known("placement", placement, PLACEMENTS)
-    check_plan(read, rule, placement, plan, cluster)
+    cascade = is_cascade(read)
+    check_plan(read, rule, placement, plan, cluster, cascade)
+    wanted: Any = plan  # of what is compiled, as was checked
     if read.schedule is not None:
         options = [Option(lambda: read.schedule)]
-    elif is_cascade(read):
-        options = cascade_options(read, spec)
+    elif database is not None:
+        options = recorded_options(read, database, spec)
+    elif cascade:
+        options = cascade_options(read, spec, wanted)
     elif rule == "tensor":
         options = tensor_options(
-            read, placement, spec, plan=plan, cluster=cluster or 0, constant=constant_weights
+            read, placement, spec, plan=wanted, cluster=cluster or 0, constant=constant_weights
         )
     else:
         sizes = CLUSTER_SIZES if cluster is None else (cluster or 1,)

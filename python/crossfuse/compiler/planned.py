@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from crossfuse.hardware import Device
 from crossfuse.planner.families import EAGER
 
 if TYPE_CHECKING:
+    from crossfuse.planner.cascade.plan import CascadePlan
     from crossfuse.planner.plan import Plan
 
 #: Plans of a family that are tried, in case one cannot be lowered.
@@ -47,19 +49,19 @@ def planned_options(
     from crossfuse.schedule.planned import schedule_planned
 
     plans = [plan] if plan is not None else _plans(source, target)
-    eager = _not_fusing(plans)
+    eager = not_fusing(plans)
     return [
         Option(
             partial(schedule_planned, source.func, each, constant_weights=constant),
             each,
-            {"plan": _noted(each, eager)},
+            {"plan": noted(each, eager)},
         )
         for each in plans
         if each.family != EAGER or plan is not None
     ]
 
 
-def _noted(plan: Plan, eager: float | None) -> dict[str, Any]:
+def noted(plan: Plan | CascadePlan, eager: float | None) -> dict[str, Any]:
     """What a plan was, as values that JSON has words for."""
     return {
         "family": plan.family,
@@ -70,7 +72,7 @@ def _noted(plan: Plan, eager: float | None) -> dict[str, Any]:
     }
 
 
-def _not_fusing(plans: list[Plan]) -> float | None:
+def not_fusing(plans: Sequence[Plan | CascadePlan]) -> float | None:
     """Estimated microseconds of a library's kernels, where they were planned too."""
     every = [(each.family, each.microseconds) for each in plans]
     every += [(each.family, each.microseconds) for each in plans[0].runners]

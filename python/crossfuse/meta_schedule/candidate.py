@@ -11,6 +11,7 @@ from typing import Any
 
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.meta_schedule.functions import is_function
+from crossfuse.planner.families import CASCADE_FAMILIES, EAGER
 from crossfuse.runtime.files import sha256
 
 #: Where each family keeps the intermediate, and the rule that schedules it.
@@ -20,6 +21,8 @@ FAMILIES = {
     "dsm": "in the shared memory of a cluster: schedule_clustered_ffn",
     "l2": "in the L2 cache, one persistent kernel: schedule_tiled_ffn(staged=True)",
     "global": "in global memory, one kernel for each product: schedule_tiled_ffn(staged=False)",
+    "stream": "a cascade as a stream of threads: schedule_stream",
+    "tiles": "a cascade as a stream of tiles with products: schedule_cascade_tiles",
     "trace": "a recorded schedule, applied to the function of the spec",
     "eager": "PyTorch eager (cuBLAS): nothing is built",
 }
@@ -30,6 +33,8 @@ OPTIONS = {
     "dsm": ("ring", "bulk", "unordered"),
     "l2": ("paired",),
     "global": ("paired",),
+    "stream": (),
+    "tiles": (),
     "trace": (),
     "eager": (),
 }
@@ -51,9 +56,10 @@ class Candidate:
     family : str
         A key of `FAMILIES`.
     tiles : Mapping[str, Any]
-        Fields of `RegisterTiles` (``registers``), `ClusterTiles` (``dsm``) or `TensorTiles`
-        (``gemm``); for ``l2`` and ``global`` those of both phases, as ``first`` and ``second``.
-        What is left out is chosen by the rule.
+        Fields of `RegisterTiles` (``registers``), `ClusterTiles` (``dsm``), `TensorTiles`
+        (``gemm``), `StreamTiles` (``stream``) or `CascadeTiles` (``tiles``); for
+        ``l2`` and ``global`` those of both phases, as ``first`` and ``second``. What is left out is
+        chosen by the rule.
     options : Mapping[str, bool]
         Further arguments of the rule, see `OPTIONS`.
     trace : Sequence[Any]
@@ -110,7 +116,7 @@ class Candidate:
         WorkloadRefused
             If it is no candidate, of an unknown family, or its spec is none.
         """
-        from crossfuse.workload.suites import resolve
+        from crossfuse.workload.cascades import resolve_any
 
         known = (*_KEYS, *NOTES)
         if not isinstance(value, dict) or not {"spec", "family"} <= value.keys() <= set(known):
@@ -122,7 +128,7 @@ class Candidate:
         fields = {key: value[key] for key in _KEYS if key in value}
         notes = {key: value[key] for key in NOTES if key in value}
         spec = str(value["spec"])
-        fields |= {"spec": spec if is_function(spec) else str(resolve(spec)), "notes": notes}
+        fields |= {"spec": spec if is_function(spec) else str(resolve_any(spec)), "notes": notes}
         found = Candidate(**fields)
         _check(found, where)
         return found
@@ -173,9 +179,24 @@ def _check(candidate: Candidate, where: str) -> None:
     if is_function(candidate.spec) and candidate.family != "trace":
         limit = "family trace for a function without a spec"
         raise _refused(where, f"family {candidate.family}", limit, "name a workload with a spec")
+    _check_kind(candidate, where)
     if (candidate.family == "trace") != bool(candidate.trace):
         limit = "a trace for family trace, and for no other"
         raise _refused(where, f"family {candidate.family}", limit, "write tiles for a family")
+
+
+def _check_kind(candidate: Candidate, where: str) -> None:
+    """Refuse families of chains for a cascade, and those of cascades for a chain."""
+    from crossfuse.workload.cascades import names_one
+
+    of_cascades = (*CASCADE_FAMILIES, EAGER)
+    if names_one(candidate.spec):
+        wrong, limit = candidate.family not in of_cascades, f"{', '.join(of_cascades)} of a cascade"
+    else:
+        wrong = candidate.family in CASCADE_FAMILIES
+        limit = ", ".join(each for each in FAMILIES if each not in CASCADE_FAMILIES)
+    if wrong:
+        raise _refused(where, f"family {candidate.family}", limit, "choose one of these")
 
 
 def _words(tiles: Mapping[str, Any]) -> list[str]:

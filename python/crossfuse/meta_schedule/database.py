@@ -11,7 +11,7 @@ from typing import Any
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device, tvm_target
 from crossfuse.meta_schedule.records import Record
-from crossfuse.meta_schedule.scheduled import schedule_candidate
+from crossfuse.meta_schedule.scheduled import function_of, replayable
 from crossfuse.schedule.trace_json import trace_json
 
 #: Files of a database, as MetaSchedule names them.
@@ -128,7 +128,7 @@ def _trace(record: Record, target: str) -> Any:
     if record.candidate.family == "eager":
         return None
     with suppress(RefusedError):
-        return schedule_candidate(record.candidate, device(target)).trace
+        return replayable(record.candidate, device(target)).trace
     return None
 
 
@@ -166,7 +166,4 @@ def workload_module(spec: str) -> Any:
     """
     from tvm.s_tir.meta_schedule.tune_context import _normalize_mod
 
-    from crossfuse.workload.build import prim_func
-    from crossfuse.workload.spec_text import parse
-
-    return _normalize_mod(prim_func(parse(spec)))
+    return _normalize_mod(function_of(spec))

@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from crossfuse.bench.cascades import CascadeProblem
 from crossfuse.bench.problem import Problem, keep_limits, kept_limits
 from crossfuse.emulate.reference import Parameter, draw, limits, parameters, the_output
 from crossfuse.runtime.files import sha256, write_atomically
@@ -105,8 +106,10 @@ def keep(func: Any, folder: Path, name: str) -> Path:
     return path
 
 
-def problem_of(workload: str, folder: Path) -> Problem:
+def problem_of(workload: str, folder: Path) -> Problem | CascadeProblem:
     """Inputs of a workload, and the limits of its result.
+
+    Rows of a cascade are drawn on the GPU, and some of them worked out, when it is measured.
 
     Parameters
     ----------
@@ -121,8 +124,11 @@ def problem_of(workload: str, folder: Path) -> Problem:
         If the function has no result in float64.
     """
     from crossfuse.bench.problem import make_problem
+    from crossfuse.workload import cascades
     from crossfuse.workload.spec_text import parse
 
+    if cascades.names_one(workload):
+        return CascadeProblem(workload, cascades.parse(workload))
     if not is_function(workload):
         return make_problem(parse(workload), folder)
     value = json.loads(path_of(folder, workload).read_text(encoding="utf-8"))

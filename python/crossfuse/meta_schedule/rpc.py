@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.bench.job import Job, Timing
+from crossfuse.bench.problem import Problem
 from crossfuse.bench.rotation import COLD_BYTES
 from crossfuse.errors import EnvironmentRefused, WorkloadRefused, refuse
 from crossfuse.meta_schedule.session import Session
@@ -122,6 +123,7 @@ class RpcSession(Session):
             )
         problem = self._problem
         assert problem is not None
+        assert isinstance(problem, Problem), f"{problem.what} is no chain; `crossfuse tune` says so"
         remote = self._connect()
         remote.upload(str(library), library.name)
         module, device = remote.load_module(library.name), remote.device(self._device, 0)

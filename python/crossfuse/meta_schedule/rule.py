@@ -11,8 +11,9 @@ from tvm_ffi import structural_equal
 
 from crossfuse.meta_schedule.functions import TAG, name_of
 from crossfuse.meta_schedule.mutator import MutateKernel
-from crossfuse.meta_schedule.task import Tasks, note
+from crossfuse.meta_schedule.task import Tasks
 from crossfuse.meta_schedule.verify import ForOthers, VerifyLowered
+from crossfuse.schedule.notes import note
 
 #: Annotation by which ``PostOrderApply`` leaves a block to the custom rule that it names.
 _CUSTOM = "schedule_rule"

@@ -7,6 +7,7 @@ from typing import Any
 
 from crossfuse.hardware import Device
 from crossfuse.meta_schedule.candidate import Candidate
+from crossfuse.planner.families import CASCADE_FAMILIES
 
 
 def schedule_candidate(candidate: Candidate, target: Device) -> Any:
@@ -29,11 +30,12 @@ def schedule_candidate(candidate: Candidate, target: Device) -> Any:
     ScheduleRefused
         If the tiles are no fields of the family's, or the rule has no such schedule.
     """
+    from crossfuse.schedule.cascades import schedule_cascade_of
     from crossfuse.schedule.families import schedule_family
-    from crossfuse.workload.build import prim_func
-    from crossfuse.workload.spec_text import parse
 
-    func = prim_func(parse(candidate.spec))
+    func = function_of(candidate.spec)
+    if candidate.family in CASCADE_FAMILIES:
+        return schedule_cascade_of(func, candidate.family, candidate.tiles)
     if candidate.family == "trace":
         return _replayed(candidate, func)
     return schedule_family(
@@ -44,6 +46,54 @@ def schedule_candidate(candidate: Candidate, target: Device) -> Any:
         constant_weights=True,
         options=candidate.options,
     )
+
+
+def function_of(spec: str) -> Any:
+    """The unscheduled function of a spec, of a chain or of a cascade.
+
+    Parameters
+    ----------
+    spec : str
+        Its text.
+    """
+    from crossfuse.workload import build, cascade_build, cascades, spec_text
+
+    if cascades.names_one(spec):
+        return cascade_build.prim_func(cascades.parse(spec))
+    return build.prim_func(spec_text.parse(spec))
+
+
+def replayable(candidate: Candidate, target: Device) -> Any:
+    """A schedule of the candidate's function whose trace a database can keep.
+
+    The schedule of a cascade is one of its stream, which is another function; what is kept of it is
+    the plan, as an annotation by which `crossfuse.compile(..., database=...)` schedules it.
+
+    Parameters
+    ----------
+    candidate : Candidate
+        Of any family but ``eager``.
+    target : Device
+        See `schedule_candidate`.
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+        Its trace replays on the function of the spec.
+
+    Raises
+    ------
+    ScheduleRefused
+        See `schedule_candidate`.
+    """
+    if candidate.family not in CASCADE_FAMILIES:
+        return schedule_candidate(candidate, target)
+    from crossfuse import _tvm as ir
+    from crossfuse.schedule.notes import annotate_plan
+
+    sch = ir.Schedule(function_of(candidate.spec))
+    annotate_plan(sch, candidate.family, candidate.tiles)
+    return sch
 
 
 def _replayed(candidate: Candidate, func: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.bench.cascades import CascadeProblem, eager_way, library_way, measure_way
 from crossfuse.bench.job import Job, Timing
 from crossfuse.errors import RefusedError
 
@@ -28,7 +29,7 @@ class Session:
 
     def __init__(self, device: str = "cuda") -> None:
         self._device = device
-        self._problem: Problem | None = None
+        self._problem: Problem | CascadeProblem | None = None
         self._placed: dict[tuple[bool, int], tuple[Any, list[tuple[Any, ...]]]] = {}
 
     def load(self) -> None:
@@ -85,13 +86,22 @@ class Session:
         Timing
             ``wrong``, without a time, where a check failed.
         """
+        problem = self._problem
+        assert problem is not None
+        if isinstance(problem, CascadeProblem):
+            way = (
+                eager_way(problem.spec) if family == "eager" else library_way(library, self._device)
+            )
+            return measure_way(job, problem.spec, way, self._device)
+        return self._measure(job, family, library, problem)
+
+    def _measure(self, job: Job, family: str, library: Path, problem: Problem) -> Timing:
+        """A candidate of a chain, or of a function."""
         import torch
 
         from crossfuse.bench.rotation import copies_needed
         from crossfuse.bench.worker import measure_bound, place
 
-        problem = self._problem
-        assert problem is not None
         variant = self._variant(family, library, problem)
         copies = copies_needed(problem.weight_bytes, job.calls, job.l2)
         key = (family == "eager", copies)

@@ -27,10 +27,10 @@ from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.meta_schedule.build import Build, shared_object
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.conditions import Conditions
+from crossfuse.meta_schedule.kernels import candidate_at
 from crossfuse.meta_schedule.measurer import Measurer
 from crossfuse.meta_schedule.preparing import Builders, build_of, build_request, references
 from crossfuse.meta_schedule.records import Record, append, append_line, read_records
-from crossfuse.meta_schedule.tune import candidate_at
 from crossfuse.planner.tune.strategy import Strategy
 
 _LOOK = 0.5

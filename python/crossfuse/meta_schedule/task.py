@@ -1,10 +1,4 @@
-"""A function of a search as the kernels that compute it, and the note in a trace that names one.
-
-The note is an annotation of the root block, in JSON. It is part of the trace, so that it outlives
-the database, and the lowering passes it by::
-
-    sch.annotate("root", "crossfuse.plan", '{"family": "dsm", "tiles": {"rows": 64, ...}}')
-"""
+"""A function of a search as the kernels that compute it; a note in a trace names one."""
 
 from __future__ import annotations
 
@@ -26,10 +20,8 @@ from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.planner.plan import Plan, ranked
 from crossfuse.planner.tune.kernel_space import KernelSpace, space_of
+from crossfuse.schedule.notes import annotate_plan, note
 from crossfuse.schedule.planned import schedule_planned
-
-#: Key of the annotation.
-NOTE = "crossfuse.plan"
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,7 @@ class Task:
         family, tiles = self.space.tiles(point)
         plan = replace(self._frame, family=family, tiles=tiles)
         sch = schedule_planned(self.func, plan, constant_weights=True)
-        sch.annotate(sch.get_sblock("root"), NOTE, json.dumps({"family": family, "tiles": tiles}))
+        annotate_plan(sch, family, tiles)
         return tag(sch, self.name)
 
     def designs(self, count: int) -> list[Any]:
@@ -130,14 +122,6 @@ class Task:
             return self.space.find(said["family"], said["tiles"])
         except (ValueError, KeyError, TypeError):
             return None
-
-
-def note(trace: Any) -> str | None:
-    """The note of a trace; None where there is none."""
-    for each in reversed(trace.insts):
-        if str(each.kind.name) == "Annotate" and str(each.attrs[0]) == NOTE:
-            return str(each.inputs[1])
-    return None
 
 
 def task_of(func: Any, target: Device) -> Task:

@@ -23,15 +23,13 @@ from crossfuse.hardware import device
 from crossfuse.meta_schedule.campaign import measure_all
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.conditions import Conditions
+from crossfuse.meta_schedule.kernels import candidate_at, kernels_of
 from crossfuse.meta_schedule.records import Found, Record, append, read_records
-from crossfuse.planner.chain.build import chain_of
-from crossfuse.planner.cost.rates import rates_of
-from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.planner.tune.cost_model import CostModel, require_xgboost
 from crossfuse.planner.tune.drive import make_strategy
-from crossfuse.planner.tune.kernel_space import KernelSpace, space_of
 from crossfuse.planner.tune.strategy import Strategy
 from crossfuse.runtime.files import write_atomically
+from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.spec import WorkloadSpec
 
 VERSION = 1
@@ -43,7 +41,7 @@ class Tuning:
 
     Attributes
     ----------
-    spec : WorkloadSpec
+    spec : WorkloadSpec | CascadeSpec
         What is tuned.
     folder : pathlib.Path
         Where everything is kept.
@@ -57,7 +55,7 @@ class Tuning:
         Gets each record after it is kept, such as `crossfuse.meta_schedule.database.Store.add`.
     """
 
-    spec: WorkloadSpec
+    spec: WorkloadSpec | CascadeSpec
     folder: Path
     how: Conditions
     search: Strategy
@@ -194,22 +192,8 @@ class Tuning:
             model.save(self.folder / "cost_model.json", write_atomically)
 
 
-def kernels_of(spec: WorkloadSpec, target: str) -> KernelSpace:
-    """All kernels of a workload, see `crossfuse.planner.tune.kernel_space.space_of`."""
-    known = device(target)
-    shape = shape_of(chain_of(spec), k_major=spec.weights == "nk")
-    return space_of(shape, known, rates_of(known))
-
-
-def candidate_at(space: KernelSpace, spec: str, point: int) -> Candidate:
-    """A point of the kernels of a workload as it is built, with its estimate."""
-    family, tiles = space.tiles(point)
-    notes = {"estimate": round(float(space.prior[point]), 3)}
-    return Candidate(spec, family, tiles, notes=notes)
-
-
 def open_tuning(
-    spec: WorkloadSpec,
+    spec: WorkloadSpec | CascadeSpec,
     folder: Path,
     how: Conditions,
     *,
@@ -221,7 +205,7 @@ def open_tuning(
 
     Parameters
     ----------
-    spec : WorkloadSpec
+    spec : WorkloadSpec | CascadeSpec
         What to tune.
     folder : pathlib.Path
         Made if need be.
@@ -230,7 +214,8 @@ def open_tuning(
     strategy : str
         One of `crossfuse.planner.tune.drive.STRATEGIES`.
     learn : bool
-        Whether measurements correct the estimate, which needs xgboost.
+        Whether measurements correct the estimate, which needs xgboost. Of cascades they do not:
+        the search goes by what it has measured, and by the estimate as it is.
     seed : int
         The same seed and measurements give the same search.
 
@@ -248,6 +233,7 @@ def open_tuning(
     EnvironmentRefused
         If it is to learn, and xgboost is not installed.
     """
+    learn = learn and not isinstance(spec, CascadeSpec)
     if learn:
         # Not after the first hours.
         require_xgboost()
@@ -261,7 +247,7 @@ def open_tuning(
     return found
 
 
-def _check(folder: Path, spec: WorkloadSpec, target: str) -> None:
+def _check(folder: Path, spec: WorkloadSpec | CascadeSpec, target: str) -> None:
     """Write what the folder is of, or hold it against what it was."""
     path = folder / "tuning.json"
     wanted = {"version": VERSION, "workload": str(spec), "target": device(target).name}

@@ -9,7 +9,7 @@ from tvm.s_tir.meta_schedule.postproc import PyPostproc
 
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
-from crossfuse.meta_schedule.task import note
+from crossfuse.schedule.notes import note
 
 
 @derived_object

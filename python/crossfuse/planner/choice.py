@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain, Dim, Product, Reduction, Tensor
@@ -104,13 +104,33 @@ class Choice:
             document = json.loads(text)
             version = document.pop("version")
             if version != VERSION:
-                raise _no_plan(f"version {version}")
+                raise no_plan(f"version {version}")
             return cls(**_fields(document))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _no_plan(f"{type(error).__name__}: {error}") from error
+            raise no_plan(f"{type(error).__name__}: {error}") from error
 
 
-def runner_of(other: Choice, best: Choice) -> Runner:
+class Timed(Protocol):
+    """What plans of chains and of cascades have in common."""
+
+    @property
+    def family(self) -> str:
+        """See `Choice`."""
+
+    @property
+    def tiles(self) -> Mapping[str, Any]:
+        """See `Choice`."""
+
+    @property
+    def microseconds(self) -> float:
+        """See `Choice`."""
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        """See `Choice`."""
+
+
+def runner_of(other: Timed, best: Timed) -> Runner:
     """Compare a plan with the chosen one: by which terms it takes longer."""
     names = {*other.terms, *best.terms}
     more = {name: other.terms.get(name, 0.0) - best.terms.get(name, 0.0) for name in names}
@@ -138,7 +158,8 @@ def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()}
 
 
-def _no_plan(found: str) -> PlanRefused:
+def no_plan(found: str) -> PlanRefused:
+    """Build the refusal of a text that is no plan."""
     error = refuse(
         PlanRefused,
         "plan-json",

@@ -45,12 +45,12 @@ def plan(
     k_major: bool = True,
     only: Sequence[str] = (),
     rates: Rates | None = None,
-) -> Plan:
+) -> Any:
     """Choose the kernel with the least estimated time.
 
     Parameters
     ----------
-    workload : str | WorkloadSpec | Chain
+    workload : str | WorkloadSpec | CascadeSpec | Chain
         What is computed: a packaged id or the text of a spec, a spec, or a chain. A spec says how
         its weights are stored.
     target : str | Device
@@ -64,8 +64,9 @@ def plan(
 
     Returns
     -------
-    Plan
-        The best one, with the best of every other family.
+    Plan | CascadePlan
+        The best one, with the best of every other family; of a cascade of reductions that of
+        `crossfuse.planner.cascade.plan.plan_cascade`.
 
     Raises
     ------
@@ -78,7 +79,21 @@ def plan(
     >>> plan(lookup("G1")).family
     'registers'
     """
+    if is_cascade(workload):
+        from crossfuse.planner.cascade.plan import plan_cascade
+
+        return plan_cascade(workload, target, only=only, rates=rates)
     return ranked(workload, target, k_major=k_major, only=only, rates=rates)[0]
+
+
+def is_cascade(workload: Any) -> bool:
+    """Whether a workload is a cascade of reductions: its spec, or a text that names one."""
+    from crossfuse.workload.cascade_spec import CascadeSpec
+    from crossfuse.workload.cascades import names_one
+
+    if isinstance(workload, str):
+        return names_one(workload)
+    return isinstance(workload, CascadeSpec)
 
 
 def ranked(

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossfuse.cascade.rewrite.choose import ranked
 from crossfuse.cascade.rewrite.cover import Cover
-from crossfuse.cascade.rewrite.estimate import Rates, ctas, microseconds, registers
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work
-from crossfuse.errors import CascadeRefused
-from crossfuse.hardware import Device, device
-from crossfuse.planner.calibration.record import measured
+from crossfuse.errors import PlanRefused
+from crossfuse.hardware import device
+from crossfuse.planner.cascade.plan import plan_cascade
+from crossfuse.planner.cascade.shape import CascadeShape
+from crossfuse.planner.cascade.space import in_order
+from crossfuse.planner.cascade.stream_cost import stream_estimate
+from crossfuse.planner.cascade.stream_limits import ctas, registers
+from crossfuse.planner.cost.rates import rates_of
+from crossfuse.planner.cost.terms import CASCADE_TERMS
 
 H100 = device("nvidia-h100")
-RATES = Rates(measured("nvidia-h100").hbm_read, measured("nvidia-h100").hbm_write)
+RATES = rates_of(H100)
 BFLOAT16 = {"vector": 8, "read": 2, "unpacked": True}
 FLOAT32 = {"vector": 4, "read": 4}
 WORKS = {
@@ -74,9 +79,14 @@ def tiles_of(text: str) -> StreamTiles:
 
 
 def time_of(name: str, text: str) -> float:
-    time = microseconds(WORKS[name], tiles_of(text), H100, RATES)
-    assert time is not None
-    return time
+    found = stream_estimate(WORKS[name], tiles_of(text), H100, RATES)
+    assert set(found.terms) <= set(CASCADE_TERMS)
+    return float(found.microseconds)
+
+
+def ranked(work: Work) -> list[StreamTiles]:
+    _, found = in_order(CascadeShape("cascade", work), H100, RATES)
+    return [each for each in found if isinstance(each, StreamTiles)]
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -111,28 +121,28 @@ FIRST = {
 
 @pytest.mark.parametrize("name", FIRST)
 def test_what_is_chosen_was_measured_within_a_percent_of_the_best(name: str) -> None:
-    assert ranked(WORKS[name], H100, RATES)[0] == tiles_of(FIRST[name])
+    assert ranked(WORKS[name])[0] == tiles_of(FIRST[name])
     assert MEASURED[name][FIRST[name]] <= 1.01 * min(MEASURED[name].values())
 
 
 def test_few_rows_are_shared_by_clusters() -> None:
-    best = ranked(WORKS["variance, few rows"], H100, RATES)[0]
+    best = ranked(WORKS["variance, few rows"])[0]
     assert best.cluster in (2, 4)
-    assert ranked(Work(1, 2**24, slots=4, **FLOAT32), H100, RATES)[0].cluster == 16
-    assert all(each.cluster == 1 for each in ranked(WORKS["variance"], H100, RATES))
+    assert ranked(Work(1, 2**24, slots=4, **FLOAT32))[0].cluster == 16
+    assert all(each.cluster == 1 for each in ranked(WORKS["variance"]))
 
 
 @pytest.mark.parametrize(("length", "rows"), [(64, 32), (256, 32), (1000, 8), (2048, 4)])
 def test_short_rows_stand_side_by_side(length: int, rows: int) -> None:
     work = Work(65536, length, kept=2, written=2, held=4, emitted=4, **BFLOAT16)
-    best = ranked(work, H100, RATES)[0]
+    best = ranked(work)[0]
     assert (best.rows, best.threads * best.rows, best.cluster) == (rows, 256, 1)
 
 
 def test_ragged_rows_have_more_loads_in_flight() -> None:
     """Of an odd length no vectors can be loaded: one element at a time, 8 or more of them."""
     work = Work(65536, 1001, 1, 2, 2, 0, 2, fetched=2, swept=1, held=1, emitted=1)
-    best = ranked(work, H100, RATES)[0]
+    best = ranked(work)[0]
     assert best.unroll >= 8 and best.threads * best.rows >= 128
 
 
@@ -150,20 +160,21 @@ def test_all_tiles_are_legal(
     vector = vector if length % vector == 0 else 1
     along = {"kept": 2, "written": 2, "held": vector, "emitted": vector} if outputs else {}
     work = Work(rows, length, vector, 2, fetched=2 * vector, swept=vector, slots=slots, **along)
-    for tiles in ranked(work, H100, RATES):
+    for tiles in ranked(work):
         tiles.check(rows)
         assert ctas(work, tiles, H100) >= 1
         assert registers(work, tiles, least=True) <= H100.registers // (tiles.threads * tiles.rows)
 
 
 def test_nothing_fits() -> None:
-    tiny = Device("tiny", registers=1024)
-    with pytest.raises(CascadeRefused) as caught:
-        ranked(Work(8, 1024, 4, 4, swept=200, slots=5), tiny, RATES)
+    tiny = replace(H100, registers=1024)
+    shape = CascadeShape("a wide one", Work(8, 1024, 4, 4, swept=200, slots=5))
+    with pytest.raises(PlanRefused) as caught:
+        plan_cascade(shape, tiny, only=("stream",))
     assert str(caught.value) == (
-        "cascade-stream: tiles: found 200 registers for a vector of 4 elements, 5 slots; limit: "
-        "tiles that fit a multiprocessor without spilling registers. Instead: pass the tiles, or "
-        "split the cascade."
+        "plan: a wide one: found 'registers without spills, shared memory' leaves none of 300 "
+        "tiles of stream; limit: tiles for nvidia-h100: its shared memory and registers. Instead: "
+        "leave `only` out, pass the tiles, or split the cascade."
     )
 
 

@@ -14,7 +14,7 @@ from crossfuse.errors import ArtefactRefused, PlanRefused
 from crossfuse.hardware import device
 from crossfuse.meta_schedule.candidate import Candidate, read_candidates
 from crossfuse.meta_schedule.compare_spaces import compare, kernels, mean, read_measured, summary
-from crossfuse.meta_schedule.tune import kernels_of
+from crossfuse.meta_schedule.kernels import kernels_of
 from crossfuse.planner.tune.spaces import SPACES, points_of, spaces_of
 from crossfuse.workload.suites import name_of, resolve
 from null.script import SCRIPTS

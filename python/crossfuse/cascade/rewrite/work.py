@@ -1,4 +1,4 @@
-"""What a stream moves and holds, counted: the input of `choose`."""
+"""What a stream moves, holds and computes, counted: what the planner estimates it by."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ class Work:
         Whether registers hold two elements each, which takes as many again to compute with.
     slots : int
         Numbers of the state.
+    exponentials, operations : int
+        Instructions of an element on the special-function units, and plain ones.
     """
 
     rows: int
@@ -61,6 +63,8 @@ class Work:
     emitted: int = 0
     unpacked: bool = False
     slots: int = 2
+    exponentials: int = 0
+    operations: int = 0
 
     @property
     def outputs(self) -> bool:
@@ -83,6 +87,7 @@ def work_of(site: Site, derivation: Derivation) -> Work:
     Work
         In numbers.
     """
+    from crossfuse.cascade.rewrite.counting import exponentials, operations
     from crossfuse.cascade.rewrite.frame import frame_of
     from crossfuse.cascade.rewrite.numbers import numbers
     from crossfuse.cascade.rewrite.tiles import StreamTiles
@@ -92,6 +97,9 @@ def work_of(site: Site, derivation: Derivation) -> Work:
     again = [each for each in emitted if any(each.same(other) for other in swept)]
     late = [each for each in emitted if each not in again]
     vector = frame.cover.vector
+    elements = site.cascade.elements
+    taken = [each.contribution for each in derivation.slots]
+    given = list(derivation.rows.values())
     along = [each for each in site.outputs if each.name in derivation.rows]
     return Work(
         frame.rows,
@@ -107,6 +115,9 @@ def work_of(site: Site, derivation: Derivation) -> Work:
         emitted=_registers(emitted, vector),
         unpacked=any(_is_packed(each) for each in swept),
         slots=sum(len(numbers(each, frame.dtype)) for each in derivation.slots),
+        # What outputs compute again is computed in a second sweep.
+        exponentials=exponentials(taken, elements) + exponentials(given, elements),
+        operations=len(taken) + operations(taken, elements) + operations(given, elements),
     )
 
 

@@ -31,6 +31,7 @@ from crossfuse.planner.cost.loop import (
     turns_of,
 )
 from crossfuse.planner.cost.rates import Rates, at
+from crossfuse.planner.cost.start import start_time
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.dataflow.counts import Count, Share, choose, least, where
 from crossfuse.planner.kernels.clustered import ClusteredKernel
@@ -116,10 +117,7 @@ class _Work:
     @property
     def start(self) -> Share:
         """From the launch to the first tiles."""
-        fitted, measured = self.rates.fitted, self.rates.measured
-        latency = measured.early_launch + measured.hbm
-        together = latency + at(measured.cluster_barrier, self.kernel.cluster)
-        return fitted.start + together + fitted.crowd * np.log2(self.active * self.kernel.cluster)
+        return start_time(self.rates, self.kernel.cluster, self.active * self.kernel.cluster)
 
     def spills(self, clock: Clock, first: Phase, second: Phase) -> None:
         """Sums of both products in the registers of one warpgroup, where there are too many."""

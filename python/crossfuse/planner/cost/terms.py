@@ -30,6 +30,35 @@ TERMS = (
     "kernels",
     LEARNED,
 )
+#: Names of terms of cascades, in the order in which they are told; those of chains are features of
+#: what was learned, and stay as they are.
+CASCADE_TERMS = (
+    "start",
+    "hbm",
+    "ingest",
+    "tensor",
+    "exponentials",
+    "issue",
+    "steps",
+    "masks",
+    "waves",
+    "waiting",
+    "fill",
+    "drain",
+    "merge",
+    "clusters",
+    "barrier",
+    "shared",
+    "store",
+    "kernels",
+)
+
+
+def told(terms: Mapping[str, Share]) -> list[str]:
+    """Names of terms in the order in which they are told."""
+    order = dict.fromkeys((*CASCADE_TERMS, *TERMS))
+    chain = terms.keys() <= set(TERMS)
+    return [each for each in (TERMS if chain else order) if each in terms]
 
 
 @dataclass(frozen=True)
@@ -39,8 +68,8 @@ class Estimate:
     Attributes
     ----------
     terms : Mapping[str, Share]
-        Microseconds by name, of those in `TERMS` that there are. What a stream of a loop takes
-        beyond those told before it counts as its own.
+        Microseconds by name, of those in `TERMS`, or in `CASCADE_TERMS`, that there are. What a
+        stream of a loop takes beyond those told before it counts as its own.
     busy : Mapping[str, Share]
         Microseconds that each stream would take alone.
     """

@@ -7,7 +7,9 @@ from typing import Any
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
+from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.planner.cost.rates import Rates
+from crossfuse.planner.explain.cascade import CascadeReasons, explain_plan
 from crossfuse.planner.explain.explanation import Explanation, explain
 from crossfuse.planner.plan import ranked
 
@@ -34,6 +36,26 @@ def explain_best(
     PlanRefused
         If nothing fits, or fewer than one plan is asked for.
     """
+    _check(top)
+    plans = ranked(workload, target, only=only, rates=rates, keep=top)
+    return explain(plans[0], target=target, rates=rates, best=plans[1:top])
+
+
+def explain_best_cascade(
+    workload: Any,
+    target: str | Device = "nvidia-h100",
+    *,
+    only: Sequence[str] = (),
+    rates: Rates | None = None,
+    top: int = 1,
+) -> CascadeReasons:
+    """The same of a cascade of reductions; see `explain_best`."""
+    _check(top)
+    plans = ranked_cascade(workload, target, only=only, rates=rates, keep=top)
+    return explain_plan(plans[0], target=target, rates=rates, best=plans[1:top])
+
+
+def _check(top: int) -> None:
     if top < 1:
         raise refuse(
             PlanRefused,
@@ -43,5 +65,3 @@ def explain_best(
             limit="1 or more plans",
             instead="ask for 1, which is the chosen plan alone",
         )
-    plans = ranked(workload, target, only=only, rates=rates, keep=top)
-    return explain(plans[0], target=target, rates=rates, best=plans[1:top])

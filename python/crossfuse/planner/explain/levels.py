@@ -10,6 +10,8 @@ from crossfuse.planner.cost.rates import Rates, at
 from crossfuse.planner.kernels.every import Kernel
 from crossfuse.planner.kernels.shape import Shape
 
+#: Instructions of cascades, which have levels of their own.
+SPECIAL, PLAIN = "exponentials", "issue"
 #: Levels in the order in which they are told, with what is counted.
 LEVELS = {
     "tensor": "multiplications and additions",
@@ -20,6 +22,16 @@ LEVELS = {
     "hbm": "inputs and output, once each; the time is of weights, some of them again, and of "
     "what epilogues read",
 }
+#: Levels of cascades that chains do not have, or count otherwise.
+CASCADE_LEVELS = {
+    "tensor": LEVELS["tensor"],
+    SPECIAL: "results of the special-function units: exponentials, roots, quotients",
+    PLAIN: "additions, products and comparisons",
+    "shared": "tiles that arrive in shared memory, or elements kept there",
+    "dsm": "states between the CTAs of clusters",
+    "l2": "what CTAs read and write",
+    "hbm": "inputs and outputs, and what is loaded again",
+}
 
 
 @dataclass(frozen=True)
@@ -29,9 +41,9 @@ class Level:
     Attributes
     ----------
     name : str
-        One of `LEVELS`.
+        One of `LEVELS`, or of `CASCADE_LEVELS`.
     amount : int
-        Bytes; of ``"tensor"`` floating-point operations.
+        Bytes; of ``"tensor"`` floating-point operations, of `SPECIAL` and `PLAIN` instructions.
     microseconds : float | None
         As if nothing else took time. None for registers, since the measured rates of tensor cores
         contain what wgmma reads.
@@ -40,6 +52,23 @@ class Level:
     name: str
     amount: int
     microseconds: float | None
+
+    @property
+    def text(self) -> str:
+        """The amount as a person reads it."""
+        units = {"tensor": "Gflop", SPECIAL: "G", PLAIN: "G"}
+        if self.name in units:
+            return f"{self.amount / 1e9:.2f} {units[self.name]}"
+        return size_text(self.amount)
+
+
+def size_text(size: float) -> str:
+    """Bytes as a person reads them."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
 
 
 def levels(

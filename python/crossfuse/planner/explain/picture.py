@@ -5,13 +5,15 @@ Written as a tree of elements, so that it is well-formed and can be read back by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from xml.etree import ElementTree
 
-from crossfuse.planner.cost.terms import TERMS
+from crossfuse.planner.choice import Timed
+from crossfuse.planner.cost.terms import told
 from crossfuse.planner.explain.layout import Range, Share
+from crossfuse.planner.explain.levels import Level
 from crossfuse.planner.explain.reasons import Reasons
-from crossfuse.planner.explain.tables import by_tile, range_text, size_text
+from crossfuse.planner.explain.tables import by_tile, range_text
 
 _WIDTH, _MARGIN, _LABEL, _BAR, _LINE = 760, 16, 90, 16, 22
 _CELL_HEIGHT = 46
@@ -72,58 +74,61 @@ def picture(reasons: Reasons) -> str:
     str
         The text of an SVG file.
     """
-    page, plan = _Page(), reasons.plan
-    page.text(
-        _MARGIN,
-        page.y + 4,
-        f"{plan.family} on {plan.device}: {plan.microseconds:.2f} us estimated, bound by "
-        f"{plan.bound}",
-        font_size="15",
-    )
-    page.y += 8
-    _levels(page, reasons)
-    _terms(page, reasons)
+    plan = reasons.plan
+    page = _page(plan, plan.device, plan.bound, reasons.levels)
     for phase in sorted({each.phase for each in reasons.layout}):
         name = plan.chain.products[phase].output
         _tiles(page, reasons.layout, phase, name)
     return page.finished()
 
 
-def _levels(page: _Page, reasons: Reasons) -> None:
+def times_picture(plan: Timed, device: str, bound: str, levels: Sequence[Level]) -> str:
+    """Draw the levels and terms of a plan: the text of an SVG file."""
+    return _page(plan, device, bound, levels).finished()
+
+
+def _page(plan: Timed, device: str, bound: str, levels: Sequence[Level]) -> _Page:
+    """A page with a title, levels and terms."""
+    page = _Page()
+    title = f"{plan.family} on {device}: {plan.microseconds:.2f} us estimated, bound by {bound}"
+    page.text(_MARGIN, page.y + 4, title, font_size="15")
+    page.y += 8
+    _levels(page, levels, plan.microseconds)
+    _terms(page, plan.terms)
+    return page
+
+
+def _levels(page: _Page, levels: Sequence[Level], total: float) -> None:
     """A bar for the time of each level alone, and a line where the estimate ends."""
     page.heading("each level alone, us; the line is the whole estimate")
-    known = [each for each in reasons.levels if each.microseconds is not None]
-    total = reasons.plan.microseconds
+    known = [each for each in levels if each.microseconds is not None]
     longest = max(total, *(each.microseconds or 0.0 for each in known))
     scale = (_WIDTH - 2 * _MARGIN - _LABEL - 170) / longest
     top, left = page.y, _MARGIN + _LABEL
     for each in known:
         time = each.microseconds or 0.0
-        flops = each.name == "tensor"
-        amount = f"{each.amount / 1e9:.2f} Gflop" if flops else size_text(each.amount)
         page.text(_MARGIN, page.y + _BAR - 4, each.name)
         page.box(
             (left, page.y, time * scale, _BAR),
-            f"{each.name}: {amount}, {time:.2f} us",
+            f"{each.name}: {each.text}, {time:.2f} us",
             "level",
             fill=_COLOURS[0],
         )
         beside = left + total * scale if time * scale < total * scale else left + time * scale
-        page.text(beside + 6, page.y + _BAR - 4, f"{time:.2f} us, {amount}")
+        page.text(beside + 6, page.y + _BAR - 4, f"{time:.2f} us, {each.text}")
         page.y += _LINE
     x = f"{left + total * scale:.1f}"
     ends = {"x1": x, "x2": x, "y1": f"{top - 4:g}", "y2": f"{page.y:g}"}
     ElementTree.SubElement(page.root, "line", {**ends, "stroke": "black", "class": "total"})
 
 
-def _terms(page: _Page, reasons: Reasons) -> None:
+def _terms(page: _Page, terms: Mapping[str, float]) -> None:
     """All terms on one bar, and a legend; what was learned may take back from the others."""
     page.heading("terms of the estimate, us")
-    terms = reasons.plan.terms
     scale = (_WIDTH - 2 * _MARGIN) / sum(each for each in terms.values() if each > 0)
     x = float(_MARGIN)
     styles: dict[str, dict[str, str]] = {}
-    for number, name in enumerate(each for each in TERMS if each in terms):
+    for number, name in enumerate(told(terms)):
         turn, place = divmod(number, len(_COLOURS))
         styles[name] = {"fill": _COLOURS[place], "fill_opacity": "0.5" if turn else "1"}
         width = terms[name] * scale

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.planner.choice import Runner
-from crossfuse.planner.cost.terms import TERMS
+from crossfuse.planner.cost.terms import told
 from crossfuse.planner.explain.layout import Range, Share
-from crossfuse.planner.explain.levels import LEVELS
+from crossfuse.planner.explain.levels import LEVELS, Level, size_text
 from crossfuse.planner.explain.reasons import Reasons, Usage
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.resources import Resources
@@ -24,13 +24,18 @@ _MOST_TERMS = 3
 
 def plain(reasons: Reasons, width: int) -> str:
     """Render without colour, see `Explanation.text`."""
+    return printed(render(reasons), width)
+
+
+def printed(parts: Iterable[RenderableType], width: int) -> str:
+    """Tables as plain text, without colour."""
     from rich.console import Console
 
     file = io.StringIO()
     console = Console(
         file=file, width=width, highlight=False, color_system=None, force_terminal=False
     )
-    for each in render(reasons):
+    for each in parts:
         console.print(each)
     lines = (each.rstrip() for each in file.getvalue().splitlines())
     return "\n".join(lines) + "\n"
@@ -38,26 +43,21 @@ def plain(reasons: Reasons, width: int) -> str:
 
 def render(reasons: Reasons) -> list[RenderableType]:
     """All tables, in reading order."""
-    parts: list[RenderableType] = [_head(reasons), _levels(reasons), _terms(reasons)]
+    parts: list[RenderableType] = [
+        _head(reasons),
+        levels_table(reasons.levels, reasons.plan.microseconds, LEVELS),
+        terms_table(reasons.plan.terms),
+    ]
     parts.append(_places(reasons))
     if reasons.usage:
         parts += [_kernels(reasons), _layout(reasons)]
     if reasons.best:
-        parts.append(_runners("next best plans, of any family", reasons.best))
+        parts.append(runners_table("next best plans, of any family", reasons.best))
     if reasons.plan.runners:
-        parts.append(_runners("the best of every other family", reasons.plan.runners))
-    parts.append(_pruned(reasons.pruned))
+        parts.append(runners_table("the best of every other family", reasons.plan.runners))
+    parts.append(pruned_table(reasons.pruned))
     parts.append(_published(reasons.published))
     return parts
-
-
-def size_text(size: float) -> str:
-    """Bytes as a person reads them."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"
 
 
 def tiles_text(tiles: Mapping[str, Any]) -> str:
@@ -85,7 +85,7 @@ def _head(reasons: Reasons) -> RenderableType:
     return Text("\n".join(lines))
 
 
-def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
+def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
     """A table under its title; columns whose heading ends with a space stand on the right."""
     from rich import box
     from rich.console import Group
@@ -102,27 +102,25 @@ def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -
     return Group(Text("\n" + title, style="bold"), table)
 
 
-def _levels(reasons: Reasons) -> RenderableType:
-    total = reasons.plan.microseconds
+def levels_table(levels: Sequence[Level], total: float, texts: Mapping[str, str]) -> RenderableType:
+    """What is moved and computed; `texts` say what is counted."""
     rows = []
-    for each in reasons.levels:
-        amount = f"{each.amount / 1e9:.2f} Gflop" if each.name == "tensor" else ""
+    for each in levels:
         alone = each.microseconds
         times = ("", "") if alone is None else (f"{alone:.2f}", f"{100 * alone / total:.0f} %")
-        rows.append((each.name, amount or size_text(each.amount), *times, LEVELS[each.name]))
+        rows.append((each.name, each.text, *times, texts[each.name]))
     headings = ("level", "amount ", "us alone ", "of the time ", "what is counted")
-    return _table("levels", headings, rows)
+    return table("levels", headings, rows)
 
 
-def _terms(reasons: Reasons) -> RenderableType:
-    terms, total = reasons.plan.terms, reasons.plan.microseconds
+def terms_table(terms: Mapping[str, float]) -> RenderableType:
+    """What an estimate is made of."""
+    total = sum(terms.values())
     rows = [
-        (name, f"{terms[name]:.2f}", f"{100 * terms[name] / total:.0f} %")
-        for name in TERMS
-        if name in terms
+        (name, f"{terms[name]:.2f}", f"{100 * terms[name] / total:.0f} %") for name in told(terms)
     ]
     title = "terms of the estimate; a stream counts what it adds to those above it"
-    return _table(title, ("term", "us ", "share "), rows)
+    return table(title, ("term", "us ", "share "), rows)
 
 
 def _places(reasons: Reasons) -> RenderableType:
@@ -131,7 +129,7 @@ def _places(reasons: Reasons) -> RenderableType:
         for each in reasons.places
     )
     title = "where tensors live; sums: bytes of a CTA"
-    return _table(title, ("tensor", "role", "bytes ", "level", "how"), rows)
+    return table(title, ("tensor", "role", "bytes ", "level", "how"), rows)
 
 
 def _kernels(reasons: Reasons) -> RenderableType:
@@ -143,7 +141,7 @@ def _kernels(reasons: Reasons) -> RenderableType:
     names = list(dict.fromkeys(name for each in columns for name in each))
     rows = [(name, *(each.get(name, "") for each in columns)) for name in names]
     headings = ("", *(f"kernel {index} " for index in range(len(columns))))
-    return _table("what kernels take", headings, rows)
+    return table("what kernels take", headings, rows)
 
 
 def _kernel(taken: Resources, usage: Usage) -> dict[str, str]:
@@ -174,7 +172,7 @@ def _layout(reasons: Reasons) -> RenderableType:
         for each in reasons.layout
     ]
     headings = ("makes", "CTA", "rows", "columns", "sums over")
-    return _table("the first cluster", headings, rows)
+    return table("the first cluster", headings, rows)
 
 
 def range_text(each: Range) -> str:
@@ -191,17 +189,19 @@ def by_tile(layout: Sequence[Share], phase: int) -> dict[tuple[Range, Range], li
     return found
 
 
-def _runners(title: str, runners: Sequence[Runner]) -> RenderableType:
+def runners_table(title: str, runners: Sequence[Runner]) -> RenderableType:
+    """Plans that were not chosen, and by what they take longer."""
     rows = []
     for each in runners:
         terms = list(each.loses.items())[:_MOST_TERMS]
         lost = ", ".join(f"{name} +{time:.2f}" for name, time in terms)
         family = "do not fuse" if each.family == EAGER else each.family
         rows.append((family, f"{each.microseconds:.2f}", lost, tiles_text(each.tiles)))
-    return _table(title, ("family", "us ", "loses on (us)", "tiles"), rows)
+    return table(title, ("family", "us ", "loses on (us)", "tiles"), rows)
 
 
-def _pruned(pruned: Mapping[str, Sequence[Step]]) -> RenderableType:
+def pruned_table(pruned: Mapping[str, Sequence[Step]]) -> RenderableType:
+    """How many tiles each rule leaves."""
     rows = []
     for family, steps in pruned.items():
         before = steps[0].candidates
@@ -213,7 +213,7 @@ def _pruned(pruned: Mapping[str, Sequence[Step]]) -> RenderableType:
                 )
             before = each.candidates
     title = "tiles that rules leave"
-    return _table(title, ("family", "left ", "pruned ", "what it keeps"), rows)
+    return table(title, ("family", "left ", "pruned ", "what it keeps"), rows)
 
 
 def _published(steps: Sequence[Step]) -> RenderableType:
@@ -223,4 +223,4 @@ def _published(steps: Sequence[Step]) -> RenderableType:
         rows.append((each.name, f"{each.candidates:,}", f"{before - each.candidates:,}", each.text))
         before = each.candidates
     title = "the published space of loop schedules, for comparison"
-    return _table(title, ("rule", "left ", "pruned ", "what it keeps"), rows)
+    return table(title, ("rule", "left ", "pruned ", "what it keeps"), rows)

@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 
-from crossfuse.planner.tune.kernel_space import KernelSpace, Move
+from crossfuse.planner.tune.space import Move, Space
 from crossfuse.planner.tune.strategy import Model, Strategy
 
 #: Measurements that the model's opinion of a move counts as.
@@ -43,7 +43,7 @@ class Annealing(Strategy):
 
     def __init__(
         self,
-        space: KernelSpace,
+        space: Space,
         model: Model | None = None,
         seed: int = 0,
         *,

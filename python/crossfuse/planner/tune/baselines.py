@@ -7,7 +7,7 @@ from itertools import islice
 
 import numpy as np
 
-from crossfuse.planner.tune.kernel_space import KernelSpace
+from crossfuse.planner.tune.space import Space
 from crossfuse.planner.tune.strategy import Model, Strategy
 
 
@@ -25,7 +25,7 @@ class RandomSearch(Strategy):
 class ModelOnly(Strategy):
     """The points with the least time as it was predicted at first; measurements confirm them."""
 
-    def __init__(self, space: KernelSpace, model: Model | None = None, seed: int = 0) -> None:
+    def __init__(self, space: Space, model: Model | None = None, seed: int = 0) -> None:
         super().__init__(space, model, seed)
         self._order = np.argsort(self.predict(np.arange(len(space))), kind="stable")
 

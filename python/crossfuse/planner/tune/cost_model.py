@@ -17,7 +17,7 @@ import numpy as np
 from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, refuse
 from crossfuse.planner.cost.features import NAMES
 from crossfuse.planner.tune.features import features
-from crossfuse.planner.tune.kernel_space import KernelSpace
+from crossfuse.planner.tune.space import Space
 
 VERSION = 1
 #: The least number of measurements that trees are grown from.
@@ -61,13 +61,13 @@ class CostModel:
         """Measurements that it knows."""
         return len(self._rows)
 
-    def predict(self, space: KernelSpace, points: np.ndarray) -> np.ndarray:
+    def predict(self, space: Space, points: np.ndarray) -> np.ndarray:
         """Predict times.
 
         Parameters
         ----------
-        space : KernelSpace
-            Whose points they are.
+        space : Space
+            Whose points they are: kernels of a chain.
         points : np.ndarray
             Which.
 
@@ -86,14 +86,14 @@ class CostModel:
         return found
 
     def update(
-        self, space: KernelSpace, points: Sequence[int], microseconds: Sequence[float | None]
+        self, space: Space, points: Sequence[int], microseconds: Sequence[float | None]
     ) -> None:
         """Learn from measurements.
 
         Parameters
         ----------
-        space : KernelSpace
-            Whose points they are.
+        space : Space
+            Whose points they are: kernels of a chain.
         points : Sequence[int]
             What was measured.
         microseconds : Sequence[float | None]

@@ -9,7 +9,7 @@ from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.tune.annealing import Annealing
 from crossfuse.planner.tune.baselines import ModelOnly, RandomSearch
 from crossfuse.planner.tune.evolution import Evolution
-from crossfuse.planner.tune.kernel_space import KernelSpace
+from crossfuse.planner.tune.space import Space
 from crossfuse.planner.tune.strategy import Model, Strategy
 
 #: Measures points; None of what does not work.
@@ -23,9 +23,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
 }
 
 
-def make_strategy(
-    name: str, space: KernelSpace, model: Model | None = None, seed: int = 0
-) -> Strategy:
+def make_strategy(name: str, space: Space, model: Model | None = None, seed: int = 0) -> Strategy:
     """Make a search.
 
     Parameters

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from crossfuse.planner.tune.kernel_space import KernelSpace
+from crossfuse.planner.tune.space import Space
 from crossfuse.planner.tune.strategy import Model, Strategy
 
 #: Share of proposals that are drawn at random from the better part of the estimate's ranking.
@@ -34,7 +34,7 @@ class Evolution(Strategy):
 
     def __init__(
         self,
-        space: KernelSpace,
+        space: Space,
         model: Model | None = None,
         seed: int = 0,
         *,

@@ -11,15 +11,16 @@ from crossfuse.planner.cost.features import NAMES
 from crossfuse.planner.cost.features import features as features_of
 from crossfuse.planner.kernels.every import memories, select
 from crossfuse.planner.tune.kernel_space import KernelSpace
+from crossfuse.planner.tune.space import Space
 
 
-def features(space: KernelSpace, points: Sequence[int] | np.ndarray) -> np.ndarray:
+def features(space: Space, points: Sequence[int] | np.ndarray) -> np.ndarray:
     """Describe kernels by numbers.
 
     Parameters
     ----------
-    space : KernelSpace
-        Whose points they are.
+    space : Space
+        Whose points they are: a `KernelSpace`; kernels of cascades have no features.
     points : Sequence[int]
         Which.
 
@@ -28,6 +29,7 @@ def features(space: KernelSpace, points: Sequence[int] | np.ndarray) -> np.ndarr
     np.ndarray
         float32 of [point, name], see `crossfuse.planner.cost.features`.
     """
+    assert isinstance(space, KernelSpace), "cascades are searched without a model"
     found = np.zeros((len(points), len(NAMES)), np.float32)
     given = np.asarray(points, np.int64)
     shape, device = space.shape, space.device

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from crossfuse.planner.tune.kernel_space import KernelSpace
+from crossfuse.planner.tune.space import Space
 
 #: Points of a family that may be among the first proposals.
 _RANKS = 64
@@ -18,11 +18,11 @@ _RANKS = 64
 class Model(Protocol):
     """What predicts, and learns; see `crossfuse.planner.tune.cost_model.CostModel`."""
 
-    def predict(self, space: KernelSpace, points: np.ndarray) -> np.ndarray:
+    def predict(self, space: Space, points: np.ndarray) -> np.ndarray:
         """Microseconds of points."""
 
     def update(
-        self, space: KernelSpace, points: Sequence[int], microseconds: Sequence[float | None]
+        self, space: Space, points: Sequence[int], microseconds: Sequence[float | None]
     ) -> None:
         """Learn from measurements; None of what did not work."""
 
@@ -30,13 +30,13 @@ class Model(Protocol):
 class Prior:
     """The analytical estimate alone, which learns nothing."""
 
-    def predict(self, space: KernelSpace, points: np.ndarray) -> np.ndarray:
+    def predict(self, space: Space, points: np.ndarray) -> np.ndarray:
         """Microseconds of points."""
         found: np.ndarray = space.prior[points]
         return found
 
     def update(
-        self, space: KernelSpace, points: Sequence[int], microseconds: Sequence[float | None]
+        self, space: Space, points: Sequence[int], microseconds: Sequence[float | None]
     ) -> None:
         """Nothing."""
 
@@ -46,7 +46,7 @@ class Strategy(ABC):
 
     Parameters
     ----------
-    space : KernelSpace
+    space : Space
         Where to search.
     model : Model | None
         What predicts times; None for the analytical estimate.
@@ -54,7 +54,7 @@ class Strategy(ABC):
         The same seed and the same measurements give the same proposals.
     """
 
-    def __init__(self, space: KernelSpace, model: Model | None = None, seed: int = 0) -> None:
+    def __init__(self, space: Space, model: Model | None = None, seed: int = 0) -> None:
         self.space = space
         self.model = Prior() if model is None else model
         self.rng = np.random.default_rng(seed)

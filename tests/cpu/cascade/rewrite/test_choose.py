@@ -1,4 +1,4 @@
-"""What `choose_tiles` says of functions, and that it compiles and is right."""
+"""What the planner says of streams of functions, and that it compiles and is right."""
 
 from __future__ import annotations
 
@@ -6,31 +6,68 @@ import pytest
 
 from cpu.cascade.rewrite.cases import CASES, assert_close, inputs, scheduled, site_of
 from crossfuse.cascade.algebra import derive
-from crossfuse.cascade.rewrite.choose import choose_tiles
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work, work_of
 from crossfuse.emulate.cuda import emulate
+from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
+from crossfuse.planner.cascade.shape import cascade_shape
+from crossfuse.planner.cascade.space import in_order
+from crossfuse.planner.cost.rates import rates_of
 from crossfuse.runtime.cubin import compile_cubin
 
 #: What is counted of packaged cascades.
 COUNTED = {
     ("softmax", "bfloat16", 32768): Work(
-        64, 32768, 8, 2, 2, 0, 2, fetched=16, swept=4, held=4, emitted=4, unpacked=True, slots=2
+        64,
+        32768,
+        8,
+        2,
+        2,
+        0,
+        2,
+        fetched=16,
+        swept=4,
+        held=4,
+        emitted=4,
+        unpacked=True,
+        slots=2,
+        exponentials=2,
+        operations=5,
     ),
     # Scales and shifts are no rows' own: they come from L2, but take registers.
     ("layer_norm", "bfloat16", 8192): Work(
-        64, 8192, 8, 2, 2, 0, 2, fetched=16, swept=4, held=4, emitted=12, unpacked=True, slots=4
+        64,
+        8192,
+        8,
+        2,
+        2,
+        0,
+        2,
+        fetched=16,
+        swept=4,
+        held=4,
+        emitted=12,
+        unpacked=True,
+        slots=4,
+        operations=10,
     ),
-    ("cross_entropy", "float16", 100): Work(64, 100, 4, 2, fetched=8, swept=4, slots=3),
-    ("variance", "float32", 33): Work(64, 33, 1, 4, fetched=4, swept=1, slots=4),
-    ("inertia", "float32", 4096): Work(64, 4096, 4, 16, fetched=64, swept=16, slots=9),
+    ("cross_entropy", "float16", 100): Work(
+        64, 100, 4, 2, fetched=8, swept=4, slots=3, exponentials=1, operations=4
+    ),
+    ("variance", "float32", 33): Work(64, 33, 1, 4, fetched=4, swept=1, slots=4, operations=7),
+    ("inertia", "float32", 4096): Work(
+        64, 4096, 4, 16, fetched=64, swept=16, slots=9, operations=27
+    ),
 }
 
 
 def best(name: str, rows: int, length: int, dtype: str = "float32") -> StreamTiles:
     site = site_of(name, rows, length, dtype)
-    return choose_tiles(site, derive(site.cascade))[0]
+    target = device("nvidia-h100")
+    _, found = in_order(cascade_shape(site, derive(site.cascade)), target, rates_of(target))
+    assert isinstance(found[0], StreamTiles)
+    return found[0]
 
 
 @pytest.mark.parametrize(("name", "dtype", "length"), COUNTED)

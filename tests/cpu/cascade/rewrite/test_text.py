@@ -11,11 +11,11 @@ from tvm.script import tirx as T
 from cpu.cascade.rewrite.cases import scheduled, stream_of
 from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.detect import detect
-from crossfuse.cascade.rewrite.choose import choose_tiles
 from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.compiler.cascades import only_site
 from crossfuse.lower.extract import lower
+from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.runtime.cubin import compile_cubin
 from crossfuse.schedule.rules.stream import schedule_stream
 from crossfuse.workload.cascade_build import prim_func
@@ -176,7 +176,7 @@ def test_packaged_moments_keep_their_registers(name: str, registers: int) -> Non
     """With their first choice of tiles: as many CTAs a multiprocessor as were timed."""
     site = only_site(prim_func(lookup(name)))
     derivation = derive(site.cascade)
-    tiles = choose_tiles(site, derivation)[0]
+    tiles = StreamTiles(**ranked_cascade(name)[0].tiles)
     text = lower(schedule_stream(streaming(site, derivation, tiles), tiles)).image.cuda
     (usage,) = compile_cubin(text).resources
     assert (usage.complaints, usage.stack_bytes) == ((), 0)

@@ -6,15 +6,14 @@ from functools import cache
 
 import pytest
 
-from cpu.cascade.tiles.forms import found, scheduled
+from cpu.cascade.tiles.forms import scheduled
 from cpu.hopper.instructions import ARRIVE, EXPECT, LEAVE
 from cpu.hopper.stream.test_columns import image_of, latent, plan_of
-from crossfuse.cascade.rewrite.tiled.choose import choose_product_tiles
 from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.errors import CascadeRefused, LoweringRefused
-from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
+from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.runtime import compile_cubin
 from crossfuse.workload.cascade_accuracy import check
 from crossfuse.workload.cascade_build import prim_func
@@ -59,10 +58,7 @@ def test_each_cta_loads_its_part() -> None:
 
 def test_two_tiles_of_latent_vectors_share_them() -> None:
     def shares(text: str) -> list[int]:
-        site, derivation = found(prim_func(resolve(text)))
-        return [
-            each.share for each in choose_product_tiles(site, derivation, device("nvidia-h100"))
-        ]
+        return [int(each.tiles["share"]) for each in ranked_cascade(text, only=("tiles",))]
 
     assert shares("R4")[:2] == [2, 1]
     assert set(shares("R4:q_heads=64")) == {1}

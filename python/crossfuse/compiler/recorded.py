@@ -1,0 +1,83 @@
+"""The fastest kernel that a tuning session has measured, as a way to schedule a source."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from crossfuse.compiler.option import Option
+from crossfuse.compiler.source import Source
+from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse.hardware import Device, tvm_target
+from crossfuse.planner.families import CASCADE_FAMILIES
+
+#: Seconds from which on a record is one of a kernel that failed: MetaSchedule stores 1e10.
+_FAILED = 1e6
+
+
+def recorded_options(source: Source, work_dir: str | Path, target: Device) -> list[Option]:
+    """The fastest kernel of a source in the database of a tuning session.
+
+    Parameters
+    ----------
+    source : Source
+        With a function.
+    work_dir : path
+        Folder of the session, see `crossfuse tune --work-dir`.
+    target : Device
+        What it was tuned for.
+
+    Returns
+    -------
+    list[Option]
+        One. A trace of a chain is replayed on its function; a cascade is written as the stream
+        that was measured, which its record names.
+
+    Raises
+    ------
+    ArtefactRefused
+        If the folder has no database, or none of this function with a time.
+    """
+    from tvm.s_tir.meta_schedule.tune_context import _normalize_mod
+
+    from crossfuse.schedule.notes import note
+    from crossfuse.schedule.records import read_database
+
+    if source.func is None:
+        raise _refused(source, work_dir, "a schedule, which has no choices left")
+    database = read_database(work_dir)
+    module = _normalize_mod(source.func)
+    record = database.query_tuning_record(module, tvm_target(target), "main")
+    seconds = [] if record is None else [float(each) for each in record.run_secs]
+    if not seconds or min(seconds) >= _FAILED:
+        raise _refused(source, work_dir, "no kernel of it that was right")
+    said = json.loads(note(record.trace) or "{}")
+    why = {"recorded": {**said, "microseconds": min(seconds) * 1e6, "database": str(work_dir)}}
+    if said.get("family") in CASCADE_FAMILIES:
+        from crossfuse.schedule.cascades import schedule_cascade_of
+
+        make = partial(schedule_cascade_of, source.func, said["family"], said["tiles"])
+    else:
+        make = partial(_replayed, source.func, record.trace)
+    return [Option(make, why=why)]
+
+
+def _replayed(func: Any, trace: Any) -> Any:
+    from crossfuse import _tvm as ir
+
+    schedule = ir.Schedule(func)
+    trace.apply_to_schedule(schedule, remove_postproc=False)
+    return schedule
+
+
+def _refused(source: Source, work_dir: str | Path, found: str) -> RefusedError:
+    return refuse(
+        ArtefactRefused,
+        "database",
+        str(work_dir),
+        found=f"{found}: {source.summary}",
+        limit="a record with a time, of this workload and target",
+        instead="tune it there (crossfuse tune --work-dir), or leave the database out",
+    )

@@ -1,0 +1,1 @@
+"""Cascades of reductions: which stream computes one, and why that one."""

@@ -1,0 +1,118 @@
+"""Which kernel computes a cascade, and why that one, as values that travel as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+
+from crossfuse.planner.cascade.shape import CascadeShape
+from crossfuse.planner.choice import Runner, no_plan
+
+#: Version of the JSON form.
+VERSION = 1
+
+Kind = TypeVar("Kind", bound="CascadeChoice")
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a kernel of a cascade takes of the device.
+
+    Attributes
+    ----------
+    ctas, cluster, threads : int
+        Of the grid, of a cluster, of a CTA.
+    side : int
+        CTAs that a multiprocessor holds.
+    registers : int
+        Of a thread, estimated; of tiles those of scores and sums alone.
+    shared_bytes : int
+        Of a CTA, at least.
+    waves : float
+        Rounds of CTAs that the device makes.
+    """
+
+    ctas: int
+    cluster: int
+    threads: int
+    side: int
+    registers: int
+    shared_bytes: int
+    waves: float
+
+
+@dataclass(frozen=True)
+class CascadeChoice:
+    """How a cascade is computed: the values of `crossfuse.planner.cascade.plan.CascadePlan`.
+
+    Attributes
+    ----------
+    shape : CascadeShape
+        What is computed.
+    device : str
+        Target name.
+    family : str
+        One of `crossfuse.planner.families.CASCADE_FAMILIES`, or `EAGER`: separate kernels.
+    tiles : Mapping[str, Any]
+        Fields of `StreamTiles` or `CascadeTiles`.
+    microseconds : float
+        Estimated time from the end of the kernel before.
+    terms : Mapping[str, float]
+        What it is made of; they add up to it.
+    bound : str
+        The stream that takes longest, or ``latency`` where none takes half of the time.
+    bytes : Mapping[str, int]
+        Moved by level.
+    alone : Mapping[str, float]
+        Microseconds of each stream as if there were no other.
+    place : str
+        Where what outlives a sweep or a CTA is kept: see `crossfuse.planner.cascade.place`.
+    taken : Taken | None
+        What the kernel takes; None of separate kernels.
+    runners : tuple[Runner, ...]
+        The best plan of each other place, and not fusing, the fastest first.
+    """
+
+    shape: CascadeShape
+    device: str
+    family: str
+    tiles: Mapping[str, Any]
+    microseconds: float
+    terms: Mapping[str, float]
+    bound: str
+    bytes: Mapping[str, int]
+    alone: Mapping[str, float]
+    place: str
+    taken: Taken | None = None
+    runners: tuple[Runner, ...] = ()
+
+    def to_json(self) -> str:
+        """The values as text that `from_json` reads."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        found |= {"shape": self.shape.to_json(), "runners": list(map(asdict, self.runners))}
+        found["taken"] = None if self.taken is None else asdict(self.taken)
+        return json.dumps({"version": VERSION, "kind": "cascade", **found}, indent=1)
+
+    @classmethod
+    def from_json(cls: type[Kind], text: str) -> Kind:
+        """Read what `to_json` wrote.
+
+        Raises
+        ------
+        PlanRefused
+            If the text is no plan of a cascade of this version.
+        """
+        try:
+            document = json.loads(text)
+            version, kind = document.pop("version"), document.pop("kind")
+            if (version, kind) != (VERSION, "cascade"):
+                raise no_plan(f"version {version} of a {kind}")
+            document["shape"] = CascadeShape.from_json(document["shape"])
+            document["runners"] = tuple(Runner(**each) for each in document["runners"])
+            taken = document["taken"]
+            document["taken"] = None if taken is None else Taken(**taken)
+            return cls(**document)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise no_plan(f"{type(error).__name__}: {error}") from error

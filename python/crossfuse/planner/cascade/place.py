@@ -1,0 +1,63 @@
+"""Where a kernel of a cascade keeps what outlives a sweep or a CTA, and what it takes."""
+
+from __future__ import annotations
+
+from crossfuse.cascade.rewrite.tiled.sizes import WARPGROUP_ROWS
+from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.rewrite.work import Work
+from crossfuse.hardware import Device
+from crossfuse.planner.cascade.choice import Taken
+from crossfuse.planner.cascade.shape import CascadeShape
+from crossfuse.planner.cascade.space import Tiles
+from crossfuse.planner.cascade.stream_limits import ctas, registers, shared_bytes
+from crossfuse.planner.cascade.tile_limits import shared_size, sum_registers
+from crossfuse.planner.cascade.tile_steps import steps_of
+
+#: Places of elements that outputs need again, by `StreamTiles.resident`.
+_RESIDENT = {"registers": "registers", "shared": "shared memory", "none": "L2"}
+_WARP, _WARPGROUP = 32, 128
+
+
+def place_of(shape: CascadeShape, tiles: Tiles) -> str:
+    """Where states and elements are: words that tell kinds of kernels apart.
+
+    States of a CTA are in registers, those of a cluster go through DSM. Elements that outputs over
+    the axis need again are in registers or shared memory, or come from L2 as far as it has them.
+    """
+    state = "DSM" if tiles.cluster > 1 else "registers"
+    if not isinstance(tiles, StreamTiles) or not isinstance(shape.work, Work):
+        return f"states in {state}"
+    if not shape.work.outputs:
+        return f"states in {state}"
+    return f"states in {state}, elements in {_RESIDENT[tiles.resident]}"
+
+
+def taken(shape: CascadeShape, tiles: Tiles, device: Device) -> Taken:
+    """What a kernel takes of the device."""
+    size = max(1, tiles.cluster)
+    room = device.sms if size == 1 else device.resident_clusters(size)
+    if isinstance(tiles, StreamTiles):
+        assert isinstance(shape.work, Work)
+        groups, side = -(-shape.work.rows // tiles.rows), ctas(shape.work, tiles, device)
+        threads = max(_WARP, tiles.threads * tiles.rows)
+        return Taken(
+            groups * size,
+            size,
+            threads,
+            side,
+            registers(shape.work, tiles),
+            shared_bytes(shape.work, tiles),
+            round(max(1.0, groups / (side * room)), 2),
+        )
+    assert not isinstance(shape.work, Work)
+    found = steps_of(shape.work, tiles)
+    return Taken(
+        found.places * size,
+        size,
+        # One warpgroup more loads.
+        _WARPGROUP * (found.sizes.rows // WARPGROUP_ROWS + 1),
+        1,
+        sum_registers(shape.work, found.sizes),
+        shared_size(shape.work, found.sizes),
+        round(max(1.0, found.places / room), 2),
+    )

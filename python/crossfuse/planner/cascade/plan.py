@@ -1,0 +1,193 @@
+"""Plans of cascades: which stream computes one, in which tiles, and whether to fuse at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.errors import PlanRefused, RefusedError, refuse
+from crossfuse.hardware import Device, device
+from crossfuse.planner.cascade.choice import CascadeChoice
+from crossfuse.planner.cascade.eager import eager_estimate
+from crossfuse.planner.cascade.place import place_of, taken
+from crossfuse.planner.cascade.shape import CascadeShape, shape_of_cascade
+from crossfuse.planner.cascade.space import Tiles, estimate, in_order, moved, tile_fields
+from crossfuse.planner.choice import Runner, runner_of
+from crossfuse.planner.cost.rates import Rates, rates_of
+from crossfuse.planner.cost.terms import Estimate
+from crossfuse.planner.families import CASCADE_FAMILIES, EAGER
+from crossfuse.planner.space.count import Step
+
+if TYPE_CHECKING:
+    from crossfuse.planner.explain.cascade import CascadeReasons
+
+#: Words of the place of separate kernels.
+MEMORY = "memory"
+
+
+@dataclass(frozen=True)
+class CascadePlan(CascadeChoice):
+    """How a cascade is computed; see `crossfuse.planner.cascade.choice.CascadeChoice`."""
+
+    def explain(self) -> CascadeReasons:
+        """Why this plan: see `crossfuse.planner.explain.cascade.explain_plan`."""
+        from crossfuse.planner.explain.cascade import explain_plan
+
+        return explain_plan(self)
+
+
+def ranked_cascade(
+    workload: Any,
+    target: str | Device = "nvidia-h100",
+    *,
+    only: Sequence[str] = (),
+    rates: Rates | None = None,
+    keep: int = 0,
+) -> list[CascadePlan]:
+    """Plans of a cascade, the best first.
+
+    Parameters
+    ----------
+    workload : str | CascadeSpec | CascadeShape
+        What is computed.
+    target : str | Device
+        Device.
+    only : Sequence[str]
+        Of ``"stream"``, ``"tiles"`` and ``"eager"``; all where it is empty.
+    rates : Rates | None
+        What the device does; None takes its packaged record.
+    keep : int
+        Kernels at most; 0 for all.
+
+    Returns
+    -------
+    list[CascadePlan]
+        At least one; the first has the best of the other places, and not fusing, as
+        `CascadeChoice.runners`.
+
+    Raises
+    ------
+    PlanRefused
+        If no kernel of these families fits.
+    WorkloadRefused, CascadeRefused
+        For what is no cascade, or cannot stream.
+    """
+    spec = device(target)
+    shape = workload if isinstance(workload, CascadeShape) else shape_of_cascade(workload)
+    known = rates or rates_of(spec)
+    wanted = tuple(only) or (*CASCADE_FAMILIES, EAGER)
+    _check(wanted)
+    plans: list[CascadePlan] = []
+    steps: tuple[Step, ...] = ()
+    if shape.family in wanted:
+        steps, order = in_order(shape, spec, known)
+        plans = [_of_kernel(shape, each, spec, known) for each in order]
+    eager = [_of_passes(shape, spec, known)] if EAGER in wanted else []
+    if not plans and not eager:
+        raise _none_fits(shape, steps, spec)
+    runners = _runners([*plans, *eager])
+    plans = plans[: keep or None]
+    # Tiles that are as fast keep the order of their space; not fusing must be faster.
+    first = bool(eager and plans and eager[0].microseconds < plans[0].microseconds)
+    found = [*eager, *plans] if first or not plans else [*plans, *eager]
+    found[0] = replace(found[0], runners=runners)
+    return found
+
+
+def plan_cascade(
+    workload: Any,
+    target: str | Device = "nvidia-h100",
+    *,
+    only: Sequence[str] = (),
+    rates: Rates | None = None,
+) -> CascadePlan:
+    """The best of `ranked_cascade`.
+
+    Examples
+    --------
+    >>> plan_cascade("R7").family
+    'stream'
+    """
+    return ranked_cascade(workload, target, only=only, rates=rates, keep=1)[0]
+
+
+def _runners(plans: Sequence[CascadePlan]) -> tuple[Runner, ...]:
+    """The first of each place but that of the best, the fastest first."""
+    kinds: dict[str, CascadePlan] = {}
+    for each in plans:
+        kinds.setdefault(each.place, each)
+    first = plans[0]
+    eager = kinds.get(MEMORY)
+    if eager is not None and eager.microseconds < first.microseconds:
+        first = eager
+    others = sorted(
+        (each for each in kinds.values() if each is not first),
+        key=lambda each: each.microseconds,
+    )
+    return tuple(replace(runner_of(each, first), family=_called(each)) for each in others)
+
+
+def _called(plan: CascadePlan) -> str:
+    return EAGER if plan.family == EAGER else f"{plan.family}: {plan.place}"
+
+
+def _of_kernel(shape: CascadeShape, tiles: Tiles, spec: Device, rates: Rates) -> CascadePlan:
+    found = estimate(shape, tiles, spec, rates)
+    frame = _frame(shape, spec, found)
+    return replace(
+        frame,
+        family=shape.family,
+        tiles=tile_fields(tiles),
+        bytes=moved(shape, tiles, spec),
+        place=place_of(shape, tiles),
+        taken=taken(shape, tiles, spec),
+    )
+
+
+def _of_passes(shape: CascadeShape, spec: Device, rates: Rates) -> CascadePlan:
+    found = eager_estimate(shape.passes, spec, rates)
+    total = sum(each.read + each.written for each in shape.passes)
+    return replace(_frame(shape, spec, found), bytes={"hbm": total})
+
+
+def _frame(shape: CascadeShape, spec: Device, found: Estimate) -> CascadePlan:
+    """A plan not to fuse, with the times of an estimate."""
+    terms = _numbers(found.terms)
+    total = sum(terms.values())
+    alone = _numbers(found.busy)
+    return CascadePlan(shape, spec.name, EAGER, {}, total, terms, found.bound, {}, alone, MEMORY)
+
+
+def _numbers(times: Mapping[str, Any]) -> dict[str, float]:
+    """Plain numbers; what takes no time is left out."""
+    return {name: float(each) for name, each in times.items() if float(each)}
+
+
+def _check(wanted: Sequence[str]) -> None:
+    known = (*CASCADE_FAMILIES, EAGER)
+    odd = [each for each in wanted if each not in known]
+    if odd:
+        raise refuse(
+            PlanRefused,
+            "plan",
+            "only",
+            found=repr(odd[0]),
+            limit=f"{', '.join(known)} of a cascade",
+            instead="name some of these families",
+        )
+
+
+def _none_fits(shape: CascadeShape, steps: Sequence[Step], spec: Device) -> RefusedError:
+    last = next((each for each in steps if not each.candidates), None)
+    found = f"a cascade whose family is '{shape.family}'"
+    if last is not None:
+        found = f"'{last.text}' leaves none of {steps[0].candidates} tiles of {shape.family}"
+    return refuse(
+        PlanRefused,
+        "plan",
+        shape.name,
+        found=found,
+        limit=f"tiles for {spec.name}: its shared memory and registers",
+        instead="leave `only` out, pass the tiles, or split the cascade",
+    )

@@ -1,0 +1,154 @@
+"""How long a stream of threads takes: bytes over bandwidth, and what keeps a GPU from reaching it.
+
+::
+
+    time = start + hbm + exponentials + issue + waiting      (a maximum: what each adds)
+           + merge + clusters + barrier + shared
+
+Constants were fitted to streams on an H100 SXM (CUDA graph, cold L2, medians of 15), and are good
+for the order of tiles rather than for times; see docs/cascade-lowering.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.rewrite.work import Work
+from crossfuse.hardware import Device
+from crossfuse.planner.cascade.rates import lanes_time, special_time
+from crossfuse.planner.cascade.stream_limits import ctas, shared_bytes, steps
+from crossfuse.planner.cost.rates import Rates, at
+from crossfuse.planner.cost.start import start_time
+from crossfuse.planner.cost.terms import Estimate
+
+#: Microseconds until a load under full traffic is there: 64 CTAs with 32 KiB of loads each took in
+#: 2.59 TB/s of an H100's 3.1.
+TURNAROUND = 0.8
+#: Bytes a microsecond that one multiprocessor took in by ordinary loads, in the same run.
+INGEST = 41e3
+#: Microseconds of a CTA without loads at each of its rows, while states merge and the next CTA
+#: starts, and what each warp adds. One CTA a multiprocessor loses all of them: 0.25 of softmax (a
+#: row of 64 KiB that is written too), 0.97 of cross entropy (256 KiB that are only read).
+IDLE, IDLE_OF_WARP = 0.4, 0.005
+#: Part of the time that clusters add, and what each of their CTAs adds: all of them start together
+#: and wait for the slowest. Softmax took 8 to 18 % longer in clusters of 2, 15 % in clusters of 4;
+#: the variance of few rows 13, 21 and 37 % longer than its bytes in clusters of 4, 8 and 16.
+CLUSTER, CLUSTER_CTA = 0.05, 0.02
+#: Bytes a microsecond of a multiprocessor's shared memory, and the part of its time that shows.
+SHARED_RATE, SHARED_SHOWN = 218e3, 0.25
+#: Part of L2 in which rows are found again: 60 % of a softmax that was read twice came from HBM
+#: the second time, with 52 MB of rows at work.
+USED_L2 = 0.35
+
+
+@dataclass(frozen=True)
+class _Waves:
+    """CTAs of a stream: `side` on a multiprocessor, `places` groups of rows at once."""
+
+    side: int
+    groups: int
+    places: int
+
+    @property
+    def count(self) -> float:
+        return max(1.0, self.groups / self.places)
+
+
+def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates) -> Estimate:
+    """Estimate a stream of threads.
+
+    Parameters
+    ----------
+    work : Work
+        The cascade.
+    tiles : StreamTiles
+        Sizes that fit, see `crossfuse.planner.cascade.stream_limits.ctas`.
+    device : Device
+        Limits.
+    rates : Rates
+        Of the device.
+
+    Returns
+    -------
+    Estimate
+        Terms in microseconds.
+    """
+    waves = _waves(work, tiles, device)
+    idle = IDLE + IDLE_OF_WARP * tiles.threads * tiles.rows / 32
+    together = min(waves.side, -(-waves.groups * tiles.cluster // device.sms))
+    busy = {
+        "hbm": _memory(work, tiles, waves, rates, device),
+        "exponentials": special_time(work.rows * work.length * work.exponentials, device, rates),
+        "issue": lanes_time(work.rows * work.length * work.operations, device, rates),
+    }
+    alone = waves.count * (_alone(work, tiles, together) + idle)
+    terms: dict[str, float] = {}
+    reached = 0.0
+    for name, time in (*busy.items(), ("waiting", alone)):
+        terms[name] = max(0.0, time - reached)
+        reached = max(reached, time)
+    # While one CTA of a multiprocessor is idle the others load.
+    terms["merge"] = waves.count * idle / waves.side
+    if tiles.cluster > 1:
+        share = CLUSTER + CLUSTER_CTA * tiles.cluster
+        terms["clusters"] = share * (reached + terms["merge"])
+        terms["barrier"] = waves.count * float(at(rates.measured.cluster_barrier, tiles.cluster))
+    if tiles.resident == "shared":
+        each = waves.groups * tiles.cluster / min(device.sms, waves.groups * tiles.cluster)
+        terms["shared"] = SHARED_SHOWN * each * 2 * shared_bytes(work, tiles) / SHARED_RATE
+    running = min(waves.groups, waves.places) * tiles.cluster
+    terms["start"] = float(start_time(rates, tiles.cluster, running))
+    return Estimate({name: time for name, time in terms.items() if time}, busy)
+
+
+def stream_bytes(work: Work, tiles: StreamTiles, device: Device) -> dict[str, int]:
+    """Bytes that a stream moves by level: ``hbm``, ``l2``, ``dsm`` and ``shared``."""
+    elements = work.rows * work.length
+    waves = _waves(work, tiles, device)
+    again = work.kept if work.outputs and tiles.resident == "none" else 0
+    read = work.read + work.late
+    missed = again * _missed(work, tiles, waves, device)
+    states = 4 * work.slots * work.rows * tiles.cluster
+    return {
+        "hbm": int(elements * (read + missed + work.written)),
+        "l2": elements * (read + again + work.written),
+        # Every CTA of a cluster reads the states of all others.
+        "dsm": states * (tiles.cluster - 1),
+        "shared": 2 * elements * work.kept if tiles.resident == "shared" else 0,
+    }
+
+
+def _waves(work: Work, tiles: StreamTiles, device: Device) -> _Waves:
+    side = ctas(work, tiles, device)
+    room = device.sms if tiles.cluster == 1 else device.resident_clusters(tiles.cluster)
+    return _Waves(side, -(-work.rows // tiles.rows), side * room)
+
+
+def _memory(work: Work, tiles: StreamTiles, waves: _Waves, rates: Rates, device: Device) -> float:
+    """Microseconds of all bytes at the bandwidth of HBM."""
+    elements = work.rows * work.length
+    read = float(work.read + work.late)
+    if work.outputs and tiles.resident == "none":
+        read += work.kept * _missed(work, tiles, waves, device)
+    measured = rates.measured
+    return elements * (read / measured.hbm_read + work.written / measured.hbm_write)
+
+
+def _missed(work: Work, tiles: StreamTiles, waves: _Waves, device: Device) -> float:
+    """Share of what is loaded again that L2 does not have any more."""
+    rows = min(waves.groups, waves.places) * tiles.rows * work.length
+    occupied = rows * (work.read + work.late + work.written)
+    return max(0.0, 1 - USED_L2 * device.l2_bytes / max(1, occupied))
+
+
+def _alone(work: Work, tiles: StreamTiles, together: int) -> float:
+    """Microseconds of a CTA for its rows where it waits for its own loads only.
+
+    `together` CTAs share what a multiprocessor takes in.
+    """
+    total = steps(work, tiles)
+    batches = -(-total // tiles.unroll)
+    taken = work.fetched * total * tiles.threads * tiles.rows
+    sweeps = 2 if work.outputs and tiles.resident == "none" else 1
+    return sweeps * max(batches * TURNAROUND, together * taken / INGEST)

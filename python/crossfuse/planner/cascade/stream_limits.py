@@ -1,0 +1,87 @@
+"""What a stream takes of a multiprocessor: registers, shared memory, and so CTAs at once."""
+
+from __future__ import annotations
+
+from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.rewrite.work import Work
+from crossfuse.hardware import Device
+
+#: Registers beyond those of data and of a state of four numbers, and how many more than estimated
+#: a kernel may need; with more than the limit it would spill.
+BASE, MARGIN = 16, 1.2
+_MAX_REGISTERS, _UNIT = 255, 8
+_MAX_THREADS, _MAX_CTAS = 2048, 32
+#: Shared memory that each CTA takes beyond its own, in bytes.
+_RESERVED = 1024
+
+
+def registers(work: Work, tiles: StreamTiles, least: bool = False) -> int:
+    """Registers of a thread, estimated to what nvcc took for streams at the packaged sizes.
+
+    Parameters
+    ----------
+    work : Work
+        The cascade.
+    tiles : StreamTiles
+        Sizes.
+    least : bool
+        Whether kept elements stay packed; nvcc unpacks them all if registers allow.
+
+    Returns
+    -------
+    int
+        What loads in flight, kept elements and the state take.
+    """
+    kept = work.held * steps(work, tiles) if tiles.resident == "registers" else 0
+    beside = work.swept - (work.held if kept else 0)
+    sweep = kept + tiles.unroll * (beside + (work.swept if work.unpacked else 0))
+    if work.unpacked and not least:
+        sweep += kept
+    loaded = work.emitted - (work.held if tiles.resident != "none" else 0)
+    emit = kept + tiles.unroll * loaded if work.outputs else 0
+    return BASE + 2 * max(0, work.slots - 4) + max(sweep, emit)
+
+
+def steps(work: Work, tiles: StreamTiles) -> int:
+    """Vectors of a thread."""
+    return -(-work.length // (tiles.threads * tiles.cluster * work.vector))
+
+
+def ctas(work: Work, tiles: StreamTiles, device: Device) -> int:
+    """CTAs that a multiprocessor holds; 0 where a kernel would spill or not fit.
+
+    Parameters
+    ----------
+    work : Work
+        The cascade.
+    tiles : StreamTiles
+        Sizes.
+    device : Device
+        Limits.
+
+    Returns
+    -------
+    int
+        By threads, registers and shared memory.
+    """
+    threads = max(32, tiles.threads * tiles.rows)
+    limit = min(_MAX_REGISTERS, device.registers // threads)
+    if registers(work, tiles, least=True) * MARGIN > limit:
+        return 0
+    need = min(registers(work, tiles), limit)
+    shared = shared_bytes(work, tiles) + _RESERVED
+    if shared - _RESERVED > device.max_shared_bytes:
+        return 0
+    return min(
+        _MAX_THREADS // threads,
+        device.registers // (-(-need // _UNIT) * _UNIT * threads),
+        (device.max_shared_bytes + _RESERVED) // shared,
+        _MAX_CTAS,
+    )
+
+
+def shared_bytes(work: Work, tiles: StreamTiles) -> int:
+    """Bytes of elements that a CTA keeps in shared memory."""
+    if tiles.resident != "shared":
+        return 0
+    return work.kept * steps(work, tiles) * work.vector * tiles.threads * tiles.rows

@@ -1,0 +1,136 @@
+"""Tiles of a stream of threads, and the rules that they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from math import gcd, log, log2
+
+from crossfuse.cascade.rewrite.tiles import RESIDENCES, StreamTiles
+from crossfuse.cascade.rewrite.work import Work
+from crossfuse.hardware import Device
+from crossfuse.planner.cascade.stream_limits import ctas, steps
+from crossfuse.planner.space.count import Step
+
+_THREADS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_UNROLLS = (1, 2, 4, 8, 16)
+_CLUSTERS = (1, 2, 4, 8, 16)
+#: Threads of a CTA with several rows.
+_SIDE_BY_SIDE = (64, 128, 256)
+#: Threads that a row has at least, unless its elements are few.
+_LONG = 128
+#: Vectors of a thread up to which elements are few.
+_FEW = 8
+#: Bytes of a line of L2, which neighbouring threads read at once.
+_LINE = 128
+#: Registers of kept elements at most; loops over them are unrolled whole. More were not measured.
+_HELD = 32
+#: Bytes of a thread in flight at most, as many as were measured.
+_LOADED = 128
+#: Rows for each multiprocessor from which on clusters have nothing to fill.
+_FULL = 2
+#: Estimates closer than this are equal; of equal ones CTAs of this size come first.
+_EQUAL, _THREADS_OF_CTA = 1.02, 256
+
+#: A rule: its name, what it keeps in words, and whether tiles keep it.
+Rule = tuple[str, str, Callable[[StreamTiles], bool]]
+
+
+def stream_tiles(work: Work, device: Device) -> tuple[tuple[Step, ...], tuple[StreamTiles, ...]]:
+    """List tiles that a stream can have.
+
+    Several rows share a CTA where one keeps no full CTA at work. Several CTAs share a row where
+    there are too few rows to fill the multiprocessors. No thread is without elements, if one of
+    half as many is not.
+
+    Parameters
+    ----------
+    work : Work
+        The cascade.
+    device : Device
+        Limits.
+
+    Returns
+    -------
+    tuple[Step, ...]
+        How many tiles each rule leaves.
+    tuple[StreamTiles, ...]
+        All that keep every rule; none of them is expected to spill registers.
+    """
+    left = _all(work)
+    counts = [Step("all", "tiles that are tried", len(left))]
+    for name, text, keeps in _rules(work, device):
+        left = [each for each in left if keeps(each)]
+        counts.append(Step(name, text, len(left)))
+    return tuple(counts), tuple(left)
+
+
+def ordered(times: Sequence[tuple[float, StreamTiles]]) -> list[tuple[float, StreamTiles]]:
+    """Tiles by their times, the best first.
+
+    Of equal times those without clusters come first, then the most usual CTAs.
+    """
+    if not times:
+        return []
+    best = min(time for time, _ in times)
+
+    def key(pair: tuple[float, StreamTiles]) -> tuple[float, ...]:
+        time, tiles = pair
+        beyond = int(log(time / best) / log(_EQUAL) + 1e-9)
+        unusual = abs(log2(tiles.threads * tiles.rows / _THREADS_OF_CTA))
+        residence = RESIDENCES.index(tiles.resident)
+        return (beyond, tiles.cluster, unusual, -tiles.unroll, residence, tiles.threads)
+
+    return sorted(times, key=key)
+
+
+def _all(work: Work) -> list[StreamTiles]:
+    residences = ["none"]
+    if work.outputs and work.kept:
+        residences += ["shared", "registers"]
+    found = []
+    for threads, cluster, resident, unroll in product(_THREADS, _CLUSTERS, residences, _UNROLLS):
+        for rows in _rows(work, threads, cluster):
+            found.append(StreamTiles(threads, 0, unroll, cluster, rows, resident))
+    return found
+
+
+def _rows(work: Work, threads: int, cluster: int) -> tuple[int, ...]:
+    """Rows of a CTA."""
+    if cluster > 1 or threads >= _LONG:
+        return (1,)
+    return tuple(sorted({gcd(work.rows, max(1, size // threads)) for size in _SIDE_BY_SIDE}))
+
+
+def _rules(work: Work, device: Device) -> tuple[Rule, ...]:
+    few = work.rows < _FULL * device.sms
+
+    def shared_out(tiles: StreamTiles) -> bool:
+        threads = tiles.threads * tiles.cluster
+        return threads == 1 or work.length > threads * work.vector // 2
+
+    def loads(tiles: StreamTiles) -> bool:
+        few_vectors = tiles.unroll < 2 * steps(work, tiles)
+        return tiles.unroll == 1 or (few_vectors and tiles.unroll * work.fetched <= _LOADED)
+
+    def short(tiles: StreamTiles) -> bool:
+        total = steps(work, tiles)
+        lines = tiles.threads * work.fetched >= _LINE or total == 1
+        return tiles.threads >= _LONG or (total <= _FEW and lines)
+
+    def kept(tiles: StreamTiles) -> bool:
+        held = steps(work, tiles) * work.held <= _HELD
+        return tiles.resident != "registers" or (held and tiles.cluster == 1)
+
+    def clusters(tiles: StreamTiles) -> bool:
+        inside = tiles.cluster <= device.max_cluster
+        return tiles.cluster == 1 or (few and tiles.threads >= _LONG and inside)
+
+    return (
+        ("clusters", f"clusters for fewer than {_FULL} rows an SM, CTAs of 128 threads", clusters),
+        ("threads", "no thread is without elements", shared_out),
+        ("short", "a warp or two for rows of few vectors alone", short),
+        ("flight", f"loads in flight: what there is, and {_LOADED} bytes a thread", loads),
+        ("kept", f"elements kept in {_HELD} registers, and in one CTA", kept),
+        ("fits", "registers without spills, shared memory", lambda t: ctas(work, t, device) > 0),
+    )

@@ -1,0 +1,56 @@
+"""What a stream of tiles takes of a multiprocessor.
+
+The lowering (`crossfuse.lower.hopper.stream.plan`) has the last word: it knows how many arrays of
+scores an expression needs, where here one is assumed.
+"""
+
+from __future__ import annotations
+
+from crossfuse.cascade.rewrite.tiled.sizes import WARPGROUP_ROWS, WIDE, CascadeTiles
+from crossfuse.cascade.rewrite.tiled.work import TileWork
+
+#: Registers of a thread for scores, weights and sums, by the number of multiplying warpgroups.
+_REGISTERS = {1: 176, 2: 184, 3: 132}
+#: Shared memory of barriers and of arithmetic that is kept in its place, in bytes, at most.
+_REST = 1024
+#: Stages of the ring at least.
+_STAGES = 2
+
+
+def sum_registers(work: TileWork, sizes: CascadeTiles) -> int:
+    """Float32 registers of a thread: scores, their weights, and sums.
+
+    Sums of more columns than a warpgroup holds are shared by two.
+    """
+    columns = min(sizes.columns, WIDE)
+    return sizes.elements // 2 + sizes.elements // 4 + columns // 2
+
+
+def registers_fit(work: TileWork, sizes: CascadeTiles) -> bool:
+    """Whether a warpgroup has registers for a tile."""
+    limit = _REGISTERS.get(sizes.rows // WARPGROUP_ROWS, 0)
+    return sum_registers(work, sizes) <= limit
+
+
+def shared_size(work: TileWork, sizes: CascadeTiles) -> int:
+    """Bytes of shared memory of a CTA with as few stages as there can be."""
+    boxes = sizes.rows * min(sizes.columns, 64) * work.item
+    held = sizes.rows * sizes.depth * work.left if _holds(work, sizes) else 0
+    return held + boxes + _STAGES * step_bytes(work, sizes) + _REST
+
+
+def step_bytes(work: TileWork, sizes: CascadeTiles) -> int:
+    """Bytes that a step brings into a CTA: tiles of both right operands, and of loaded elements.
+
+    Where a product's depth is cut, a step is one piece of it.
+    """
+    right = sizes.elements * sizes.depth * work.right
+    value = 0 if work.same else sizes.elements * sizes.columns * work.value
+    loaded = not work.depth or not _holds(work, sizes)
+    left = sizes.rows * (sizes.depth or sizes.elements) * work.left if loaded else 0
+    return right + value + left
+
+
+def _holds(work: TileWork, sizes: CascadeTiles) -> bool:
+    """Whether the left operand of the first product stays in shared memory."""
+    return bool(work.depth) and sizes.depth == work.depth

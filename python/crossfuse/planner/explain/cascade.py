@@ -1,0 +1,214 @@
+"""Why a plan of a cascade is the plan: levels, terms, separate kernels, other places, rules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.cascade.rewrite.passes import Pass
+from crossfuse.cascade.rewrite.work import Work
+from crossfuse.hardware import Device, device
+from crossfuse.planner.cascade.choice import CascadeChoice
+from crossfuse.planner.cascade.eager import pass_times
+from crossfuse.planner.cascade.space import candidates
+from crossfuse.planner.cascade.tile_steps import steps_of
+from crossfuse.planner.choice import Runner, runner_of
+from crossfuse.planner.cost.rates import Rates, at, rates_of
+from crossfuse.planner.explain.levels import CASCADE_LEVELS, PLAIN, SPECIAL, Level, size_text
+from crossfuse.planner.families import EAGER, STREAM
+from crossfuse.planner.space.count import Step
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+#: Version of the JSON form.
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class CascadeReasons:
+    """Why a plan of a cascade is the plan.
+
+    Attributes
+    ----------
+    plan : CascadeChoice
+        The plan.
+    levels : tuple[Level, ...]
+        What it moves and computes.
+    passes : tuple[tuple[Pass, float], ...]
+        The kernels of those that are not fused, with their microseconds.
+    best : tuple[Runner, ...]
+        The next best plans, if they were asked for.
+    pruned : Mapping[str, tuple[Step, ...]]
+        Tiles that each rule leaves, by family.
+    provisional : bool
+        Whether the device's rates are not all measured.
+    """
+
+    plan: CascadeChoice
+    levels: tuple[Level, ...]
+    passes: tuple[tuple[Pass, float], ...]
+    best: tuple[Runner, ...]
+    pruned: Mapping[str, tuple[Step, ...]]
+    provisional: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """As a value that `json` can write; ``plan`` is what `CascadePlan.from_json` reads."""
+        passes = [{**asdict(each), "microseconds": time} for each, time in self.passes]
+        pruned = {name: list(map(asdict, steps)) for name, steps in self.pruned.items()}
+        return {
+            "version": VERSION,
+            "plan": json.loads(self.plan.to_json()),
+            "levels": list(map(asdict, self.levels)),
+            "passes": passes,
+            "best": list(map(asdict, self.best)),
+            "pruned": pruned,
+            "provisional": self.provisional,
+        }
+
+    def render(self) -> list[RenderableType]:
+        """All tables, in reading order."""
+        from crossfuse.planner.explain import tables
+
+        plan = self.plan
+        parts = [
+            _head(self),
+            tables.levels_table(self.levels, plan.microseconds, CASCADE_LEVELS),
+            tables.terms_table(plan.terms),
+            _taken(plan),
+            _passes(self.passes),
+        ]
+        if self.best:
+            parts.append(tables.runners_table("next best plans", self.best))
+        if plan.runners:
+            parts.append(tables.runners_table("the best of every other place", plan.runners))
+        parts.append(tables.pruned_table(self.pruned))
+        return [each for each in parts if each is not None]
+
+    def text(self, width: int = 100) -> str:
+        """As tables of plain text, of lines with `width` columns at most."""
+        from crossfuse.planner.explain.tables import printed
+
+        return printed(self.render(), width)
+
+    def svg(self) -> str:
+        """As a picture: time by level and by term."""
+        from crossfuse.planner.explain.picture import times_picture
+
+        return times_picture(self.plan, self.plan.device, self.plan.bound, self.levels)
+
+
+def explain_plan(
+    plan: CascadeChoice,
+    *,
+    target: str | Device | None = None,
+    rates: Rates | None = None,
+    best: Sequence[CascadeChoice] = (),
+) -> CascadeReasons:
+    """Say why a plan of a cascade is what it is.
+
+    Parameters
+    ----------
+    plan : CascadeChoice
+        From `crossfuse.planner.cascade.plan.plan_cascade`.
+    target : str | Device | None
+        Device that it was made for, if its limits were not those of the name in the plan.
+    rates : Rates | None
+        What the plan was made with; None takes the device's packaged record.
+    best : Sequence[CascadeChoice]
+        Further plans to compare it with.
+    """
+    spec = device(target or plan.device)
+    known = rates or rates_of(spec)
+    shape = plan.shape
+    passes = pass_times(shape.passes, spec, known)
+    steps, _ = candidates(shape, spec)
+    return CascadeReasons(
+        plan,
+        _levels(plan, known, spec.sms),
+        tuple((e, max(time.values())) for e, time in zip(shape.passes, passes, strict=True)),
+        tuple(runner_of(each, plan) for each in best),
+        {shape.family: steps},
+        known.measured.provisional,
+    )
+
+
+def _levels(plan: CascadeChoice, rates: Rates, sms: int) -> tuple[Level, ...]:
+    found = []
+    amounts = {**_computed(plan), **plan.bytes}
+    alone = dict(plan.alone)
+    if plan.taken is not None and plan.bytes.get("dsm"):
+        busy = min(plan.taken.ctas, sms)
+        rate = float(at(rates.measured.dsm_push, plan.taken.cluster))
+        alone["dsm"] = plan.bytes["dsm"] / (busy * rate)
+    alone.setdefault("shared", alone.get("ingest", 0.0))
+    for name in CASCADE_LEVELS:
+        if amounts.get(name):
+            found.append(Level(name, int(amounts[name]), alone.get(name) or None))
+    return tuple(found)
+
+
+def _computed(plan: CascadeChoice) -> dict[str, int]:
+    """Operations of products, and instructions beside them."""
+    work = plan.shape.work
+    if plan.family == EAGER:
+        return {"tensor": sum(each.flops for each in plan.shape.passes)}
+    if isinstance(work, Work):
+        elements = work.rows * work.length
+        return {SPECIAL: elements * work.exponentials, PLAIN: elements * work.operations}
+    from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
+
+    found = steps_of(work, CascadeTiles(**plan.tiles))
+    elements = found.total * found.sizes.rows * found.sizes.elements
+    return {
+        "tensor": 2 * elements * (work.depth + found.sizes.columns),
+        SPECIAL: elements * work.exponentials,
+        PLAIN: elements * work.operations,
+    }
+
+
+def _head(reasons: CascadeReasons) -> RenderableType:
+    from rich.text import Text
+
+    from crossfuse.planner.explain.tables import tiles_text
+
+    plan = reasons.plan
+    form = "Stream of threads" if plan.shape.family == STREAM else "Stream of tiles (0: chosen)"
+    chosen = f"{form}: {tiles_text(plan.tiles)}; {plan.place}"
+    lines = [
+        "do not fuse: separate kernels" if plan.family == EAGER else chosen,
+        f"{plan.microseconds:.2f} us estimated on {plan.device}, bound by {plan.bound}",
+    ]
+    if reasons.provisional:
+        lines.append("rates of this device are provisional: not all of them were measured on it")
+    return Text("\n".join(lines))
+
+
+def _taken(plan: CascadeChoice) -> RenderableType | None:
+    from crossfuse.planner.explain.tables import table
+
+    found = plan.taken
+    if found is None:
+        return None
+    rows = {
+        "CTAs": f"{found.ctas}",
+        "CTAs of a cluster": f"{found.cluster}",
+        "threads of a CTA": f"{found.threads}",
+        "CTAs of an SM": f"{found.side}",
+        "waves": f"{found.waves:.2f}",
+        "registers of a thread, about": f"{found.registers}",
+        "shared memory of a CTA": size_text(found.shared_bytes),
+    }
+    return table("what the kernel takes", ("", "kernel "), list(rows.items()))
+
+
+def _passes(passes: Sequence[tuple[Pass, float]]) -> RenderableType:
+    from crossfuse.planner.explain.tables import table
+
+    rows = [
+        (each.name, size_text(each.read), size_text(each.written), f"{time:.2f}")
+        for each, time in passes
+    ]
+    return table("not fused: one kernel after another", ("makes", "reads ", "writes ", "us "), rows)

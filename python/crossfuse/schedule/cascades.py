@@ -1,0 +1,96 @@
+"""The kernels of a cascade: a stream of threads or of tiles, with tiles as plans name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.errors import CascadeRefused, ScheduleRefused, refuse
+from crossfuse.planner.families import CASCADE_FAMILIES, STREAM
+
+if TYPE_CHECKING:
+    from crossfuse.cascade.derivation import Derivation
+    from crossfuse.cascade.site import Site
+
+
+def only_site(func: Any) -> Site:
+    """The one cascade of a function.
+
+    Raises
+    ------
+    CascadeRefused
+        If there are several.
+    """
+    from crossfuse.cascade.detect import detect
+
+    sites = detect(func)
+    if len(sites) == 1:
+        return sites[0]
+    raise refuse(
+        CascadeRefused,
+        "compile",
+        "function",
+        found=f"{len(sites)} cascades over different axes",
+        limit="one, which becomes one kernel",
+        instead="split the function between them, or run crossfuse.relax.FuseCascades on its model",
+    )
+
+
+def schedule_cascade(
+    site: Site, derivation: Derivation, family: str, tiles: Mapping[str, Any]
+) -> Any:
+    """Write a cascade as a stream, and schedule it.
+
+    Parameters
+    ----------
+    site : Site
+        The cascade in its function.
+    derivation : Derivation
+        How it streams.
+    family : str
+        One of `crossfuse.planner.families.CASCADE_FAMILIES`.
+    tiles : Mapping[str, Any]
+        Fields of `StreamTiles` or `CascadeTiles`; what is left out is as in the class.
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+        The schedule, with its trace, which replays on the stream and not on the function.
+
+    Raises
+    ------
+    ScheduleRefused
+        If the family is not one of a cascade.
+    PlanRefused, CascadeRefused
+        If the tiles are no fields of the family's, or the cascade has no such form.
+    """
+    from crossfuse.planner.cascade.space import read_tiles
+
+    if family not in CASCADE_FAMILIES:
+        raise refuse(
+            ScheduleRefused,
+            "plan",
+            f"family '{family}'",
+            found="a plan that leaves the cascade to separate kernels"
+            if family == "eager"
+            else "a family of chains of products",
+            limit=", ".join(CASCADE_FAMILIES),
+            instead="plan with only=('stream', 'tiles')",
+        )
+    made: Any = read_tiles(family, tiles)
+    if family == STREAM:
+        from crossfuse.cascade.rewrite.streaming import streaming
+        from crossfuse.schedule.rules.stream import schedule_stream
+
+        return schedule_stream(streaming(site, derivation, made), made)
+    from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
+
+    return schedule_cascade_tiles(site, derivation, made)
+
+
+def schedule_cascade_of(func: Any, family: str, tiles: Mapping[str, Any]) -> Any:
+    """The same of a function that holds one cascade; see `schedule_cascade`."""
+    from crossfuse.cascade.algebra import derive
+
+    site = only_site(func)
+    return schedule_cascade(site, derive(site.cascade), family, tiles)

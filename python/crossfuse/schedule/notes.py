@@ -1,0 +1,40 @@
+"""The note in a trace that says which plan a schedule follows.
+
+An annotation of the root block, in JSON. It is part of the trace, so that it outlives the database,
+and the lowering passes it by::
+
+    sch.annotate("root", "crossfuse.plan", '{"family": "dsm", "tiles": {"rows": 64, ...}}')
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+#: Key of the annotation.
+NOTE = "crossfuse.plan"
+
+
+def annotate_plan(sch: Any, family: str, tiles: Mapping[str, Any]) -> None:
+    """Write down which plan a schedule of one function follows.
+
+    Parameters
+    ----------
+    sch : tvm.s_tir.Schedule
+        The schedule.
+    family : str
+        Of the plan.
+    tiles : Mapping[str, Any]
+        Its tiles, as plain values.
+    """
+    text = json.dumps({"family": family, "tiles": dict(tiles)})
+    sch.annotate(sch.get_sblock("root"), NOTE, text)
+
+
+def note(trace: Any) -> str | None:
+    """The note of a trace; None where there is none."""
+    for each in reversed(trace.insts):
+        if str(each.kind.name) == "Annotate" and str(each.attrs[0]) == NOTE:
+            return str(each.inputs[1])
+    return None
