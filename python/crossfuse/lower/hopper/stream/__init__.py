@@ -2,7 +2,8 @@
 
 `recover` reads a `StreamProgram` off the scheduled function, `plan` decides tiles, stages and
 shared memory, `kernel` composes the parts: one warpgroup loads, the others multiply, each 64 rows,
-with the state of their rows in registers.
+with the state of their rows in registers; or, of wide sums, one scores and others add, each to some
+columns of the same 64 rows.
 """
 
 from crossfuse.lower.hopper.stream.kernel import emit_stream

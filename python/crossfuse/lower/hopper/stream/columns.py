@@ -137,8 +137,9 @@ class Adder:
         """Add a tile of keys."""
         self.passing.say_read()
         self.passing.await_there()
-        with when(self.keep.value != ir.script.uint32(0)):
-            self._carry()
+        if self.program.carries:
+            with when(self.keep.value != ir.script.uint32(0)):
+                self._carry()
         self.values.wait_full()
         self.product.add(self.values.stage, self.keep.value)
         self._release(self.values.stage)
