@@ -6,7 +6,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.schedule.install import install
-from crossfuse.schedule.rules.chain import read_product
+from crossfuse.schedule.rules.chain import Chain, read_product
 from crossfuse.schedule.rules.pipelined import bind_rows, bind_split
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 
@@ -48,11 +48,27 @@ def schedule_tiled_gemm(
     """
     install()
     sch = ir.Schedule(func)
-    chain = read_product(sch, "tiled_gemm")
+    bind_product(sch, read_product(sch, "tiled_gemm"), tiles, constant_weights)
+    return sch
+
+
+def bind_product(sch: Any, chain: Chain, tiles: TensorTiles | None, constant: bool) -> None:
+    """Bind one product, as `schedule_tiled_gemm` does.
+
+    Parameters
+    ----------
+    sch : tvm.s_tir.Schedule
+        The schedule.
+    chain : Chain
+        Of one product.
+    tiles : TensorTiles | None
+        Tile extents; what is left out is chosen.
+    constant : bool
+        Whether no kernel that may still be running writes B.
+    """
     (product,) = chain.first
     chosen = (tiles or TensorTiles()).complete(sch, chain)
     if chosen.split > 1:
-        bind_split(sch, product, chain.epilogue, chosen, constant_weights)
-        return sch
-    bind_rows(sch, chain, product, chosen, constant_weights)
-    return sch
+        bind_split(sch, product, chain.epilogue, chosen, constant)
+        return
+    bind_rows(sch, chain, product, chosen, constant)
