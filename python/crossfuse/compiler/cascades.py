@@ -67,6 +67,19 @@ def cascade_options(source: Source, target: Device) -> list[Option]:
     CascadeRefused
         If the function holds no cascade, several, or one that cannot stream, with the reason.
     """
+    from crossfuse.compiler.rows_first import rows_first_options
+
+    first = rows_first_options(source.func, target)
+    try:
+        return [*first, *_one_cascade(source, target)]
+    except CascadeRefused:
+        if first:
+            return first
+        raise
+
+
+def _one_cascade(source: Source, target: Device) -> list[Option]:
+    """Ways to schedule the whole function as one stream."""
     from crossfuse.cascade.algebra import derive
     from crossfuse.cascade.rewrite.tiled.choose import choose_product_tiles, has_products
 

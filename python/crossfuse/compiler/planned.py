@@ -87,7 +87,7 @@ def _plans(source: Source, target: Device) -> list[Plan]:
     if source.spec is not None:
         chain, stored = chain_of(source.spec), source.spec.weights == "nk"
     else:
-        chain, stored = chain_from(source.func), _k_major(source.func)
+        chain, stored = chain_from(source.func), stored_k_major(source.func)
     found = ranked(chain, target, k_major=stored, keep=_TRIED)
     if any(each.family != EAGER for each in found):
         return found
@@ -95,8 +95,8 @@ def _plans(source: Source, target: Device) -> list[Plan]:
     return ranked(chain, target, k_major=stored, only=families(shape_of(chain)), keep=_TRIED)
 
 
-def _k_major(func: Any) -> bool:
-    """Whether the weights of the first product are stored as [n, k]."""
+def stored_k_major(func: Any) -> bool:
+    """Whether the weights of the first product of a canonical function are stored as [n, k]."""
     from crossfuse import _tvm as ir
     from crossfuse.schedule.rules.chain import read_chain
 
