@@ -35,6 +35,7 @@ def rows_first_options(func: Any, target: Device) -> list[Option]:
     from crossfuse.cascade.algebra import derive
     from crossfuse.cascade.detect import detect
     from crossfuse.cascade.rewrite.rows_first import rows_first
+    from crossfuse.cascade.rewrite.streaming import streaming
 
     parts = rows_first(func)
     if parts is None:
@@ -45,6 +46,7 @@ def rows_first_options(func: Any, target: Device) -> list[Option]:
         if len(sites) != 1:
             return []
         derivation = derive(sites[0].cascade)
+        streaming(sites[0], derivation)
     except (CascadeRefused, PlanRefused):
         return []
     return [

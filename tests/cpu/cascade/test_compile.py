@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 import crossfuse
 from crossfuse.cascade.rewrite.tiled.choose import choose_product_tiles
 from crossfuse.cli import app
-from crossfuse.compiler.cascades import only_site
+from crossfuse.compiler.cascades import cascade_options, only_site
+from crossfuse.compiler.source import read_source
 from crossfuse.errors import CascadeRefused
 from crossfuse.hardware import device
+from crossfuse.lower.extract import lower
 from crossfuse.workload.cascade_build import prim_func
 from crossfuse.workload.cascades import resolve
 
@@ -27,6 +29,7 @@ H100 = device("nvidia-h100")
         "moment_of_inertia:bodies=2,points=70",
         "attention:batch=1,heads=2,q_len=40,kv_len=70,head_dim=64,kv_heads=1,causal=true",
         "moe_routing:tokens=20,hidden=128,experts=16,top_k=2",
+        "rmsnorm_gemm:tokens=20,K=136,N=40",
     ],
 )
 def test_a_spec_becomes_a_checked_kernel(text: str) -> None:
@@ -41,6 +44,18 @@ def test_a_function_becomes_a_kernel() -> None:
     assert compiled.source.cascade is None
     assert compiled.artefact.manifest.metadata["stream"]["cluster"] == 1
     assert {each.status for each in crossfuse.check(compiled, gpu=False)} == {"passed"}
+
+
+def test_a_norm_and_its_product_are_one_kernel() -> None:
+    """With the tiles of the product alone; a spec that it does not take is left to other ways."""
+    source = read_source("rmsnorm_gemm:tokens=200,K=256,N=1000")
+    option, *others = cascade_options(source, H100)
+    assert option.why["rows_first"]["tiles"]["rows"] == 128
+    (launch,) = lower(option.make()).image.launches
+    assert launch.cooperative
+    assert "tiles" in others[-1].why
+    attention = cascade_options(read_source("R1"), H100)
+    assert not any("rows_first" in each.why for each in attention)
 
 
 def test_few_rows_share_their_axis_over_a_cluster() -> None:

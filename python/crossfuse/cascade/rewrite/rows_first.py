@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse._blocks import is_reduction
 from crossfuse.cascade.rewrite.refusal import refused
 
 
@@ -38,12 +39,13 @@ class RowsFirst:
 
 @dataclass(frozen=True, eq=False)
 class _Nest:
-    """A statement of the function with what it reads and writes."""
+    """A statement of the function with what it reads and writes, and how many loops it reduces."""
 
     node: Any
     reads: frozenset[Any]
     writes: frozenset[Any]
-    reduces: bool
+    spatial: int
+    reduced: int
 
 
 def rows_first(func: Any) -> RowsFirst | None:
@@ -57,21 +59,23 @@ def rows_first(func: Any) -> RowsFirst | None:
     Returns
     -------
     RowsFirst | None
-        None if its last reduction reads no intermediate, or several, or one that takes no reduction
-        to make.
+        None if its last reduction is no product of an intermediate and a parameter, or it takes
+        other than reductions to one number a row to make that.
     """
     root = func.body.block
-    nests = [_nest(each) for each in (root.body.seq if isinstance(root.body, ir.SeqStmt) else [])]
-    made = frozenset(root.alloc_buffers)
-    last = max((n for n, each in enumerate(nests) if each.reduces), default=0)
-    operand = nests[last].reads & made - nests[last].writes if nests else frozenset()
-    if len(operand) != 1:
+    nests = [_nest(each) for each in _statements(root)]
+    last = max((n for n, each in enumerate(nests) if each.reduced), default=0)
+    operand = _operand(nests[last], func)
+    if operand is None:
         return None
-    needed = _needed(nests[:last], operand)
-    if not any(nests[each].reduces for each in needed):
-        return None
+    needed = _needed(nests[:last], frozenset([operand]))
     first = [nests[each] for each in needed]
     rest = [each for number, each in enumerate(nests) if number not in needed]
+    # One number a row: what reduces to more is a product itself.
+    reductions = [each.spatial for each in first if each.reduced]
+    others = [each for each in rest if each.reduced]
+    if not reductions or max(reductions) >= len(operand.ty.shape) or len(others) > 1:
+        return None
     read = frozenset().union(*(each.reads for each in rest))
     passed = tuple(each for each in root.alloc_buffers if each in read and _is_made(each, first))
     return RowsFirst(
@@ -106,7 +110,7 @@ def joined(parts: RowsFirst, stream: Any) -> Any:
     _check_names(body, rest)
     root = ir.block_like(
         rest,
-        body=ir.SeqStmt([body.body, *rest.body.seq]),
+        body=ir.SeqStmt([*_statements(body), *_statements(rest)]),
         alloc_buffers=[*parts.passed, *body.alloc_buffers, *rest.alloc_buffers],
     )
     whole = ir.SBlockRealize([], ir.tirx.const(1, "bool"), root)
@@ -115,6 +119,10 @@ def joined(parts: RowsFirst, stream: Any) -> Any:
         if made.attrs is None or name not in made.attrs:
             made = made.with_attr(name, value)
     return made
+
+
+def _statements(root: Any) -> list[Any]:
+    return list(root.body.seq) if isinstance(root.body, ir.SeqStmt) else [root.body]
 
 
 def _nest(node: Any) -> _Nest:
@@ -127,8 +135,18 @@ def _nest(node: Any) -> _Nest:
         (ir.BufferStore, lambda store: writes.append(store.buffer)),
         (ir.SBlock, blocks.append),
     )
-    reduces = any(each.init is not None for each in blocks)
-    return _Nest(node, frozenset(reads), frozenset(writes), reduces)
+    iters = [each for block in blocks for each in block.iter_vars]
+    reduced = sum(is_reduction(each) for each in iters)
+    return _Nest(node, frozenset(reads), frozenset(writes), len(iters) - reduced, reduced)
+
+
+def _operand(nest: _Nest, func: Any) -> Any:
+    """The matrix that a product of a matrix and a parameter reads; None of anything else."""
+    read = nest.reads - nest.writes
+    made = [each for each in func.body.block.alloc_buffers if each in read]
+    if (nest.spatial, nest.reduced, len(read), len(made)) != (2, 1, 2, 1):
+        return None
+    return made[0]
 
 
 def _needed(nests: list[_Nest], wanted: frozenset[Any]) -> list[int]:
@@ -153,7 +171,9 @@ def _part(func: Any, nests: list[_Nest], passed: tuple[Any, ...], name: str) -> 
     inputs = [each for each in passed if each in used and each not in outputs]
     given = [each for each in func.params if each in used]
     own = [each for each in root.alloc_buffers if each in used and each not in passed]
-    block = ir.block_like(root, body=ir.SeqStmt([e.node for e in nests]), alloc_buffers=own)
+    nodes = [each.node for each in nests]
+    whole = ir.SeqStmt(nodes) if len(nodes) > 1 else nodes[0]
+    block = ir.block_like(root, body=whole, alloc_buffers=own)
     body = ir.SBlockRealize([], ir.tirx.const(1, "bool"), block)
     made = ir.PrimFunc([*inputs, *given, *outputs], body, func.ret_type, func.attrs)
     return made.with_attr("global_symbol", name)
