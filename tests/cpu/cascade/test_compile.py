@@ -30,6 +30,7 @@ H100 = device("nvidia-h100")
         "attention:batch=1,heads=2,q_len=40,kv_len=70,head_dim=64,kv_heads=1,causal=true",
         "moe_routing:tokens=20,hidden=128,experts=16,top_k=2",
         "rmsnorm_gemm:tokens=20,K=136,N=40",
+        "quant_gemm:tokens=20,K=144,N=40",
     ],
 )
 def test_a_spec_becomes_a_checked_kernel(text: str) -> None:

@@ -120,20 +120,34 @@ def _is_added(program: TileProgram) -> bool:
 def _with_rows(programs: list[TileProgram], rows: list[RowProgram]) -> list[TileProgram]:
     """Programs with what makes their left operands, which is a phase of the same kernel."""
     for made in rows:
-        found = [
-            (number, place)
-            for number, each in enumerate(programs)
-            for place, load in enumerate(_loaded(each))
-            if load.same_as(made.buffer)
-        ]
+        found = _places(programs, made.buffer)
         if found != [(0, 0)]:
             raise refuse_program(
                 f"tensor '{made.buffer.name}'",
                 f"rows that {len(found)} operands of products or epilogues are",
                 "rows that are the left operand of the first product, and nothing else",
             )
+        operands = sum(len(each.both) for each in programs[0].contraction.products)
+        for each in made.beside:
+            found = _places(programs, each)
+            if any(number > 0 or place <= operands for number, place in found):
+                raise refuse_program(
+                    f"tensor '{each.name}'",
+                    "numbers of rows that a product or a later epilogue loads",
+                    "numbers that the epilogue of the first product loads",
+                )
         programs[0] = replace(programs[0], rows=made, follows=False)
     return programs
+
+
+def _places(programs: list[TileProgram], buffer: Any) -> list[tuple[int, int]]:
+    """Which programs load a buffer, and where in the order of what they load."""
+    return [
+        (number, place)
+        for number, each in enumerate(programs)
+        for place, load in enumerate(_loaded(each))
+        if load.same_as(buffer)
+    ]
 
 
 def _kernels(programs: list[TileProgram]) -> list[list[TileProgram]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.chain import Chain, read_product
-from crossfuse.schedule.rules.pipelined import bind_rows, bind_split
+from crossfuse.schedule.rules.pipelined import bind_epilogue, bind_rows, bind_split
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 
 
@@ -68,7 +70,25 @@ def bind_product(sch: Any, chain: Chain, tiles: TensorTiles | None, constant: bo
     """
     (product,) = chain.first
     chosen = (tiles or TensorTiles()).complete(sch, chain)
+    reads_more = len(sch.get_producers(chain.epilogue)) > 1
     if chosen.split > 1:
+        if reads_more:
+            raise _refuse_split(sch, chain, chosen)
         bind_split(sch, product, chain.epilogue, chosen, constant)
         return
+    if reads_more:
+        bind_epilogue(sch, chain, chosen, constant)
+        return
     bind_rows(sch, chain, product, chosen, constant)
+
+
+def _refuse_split(sch: Any, chain: Chain, tiles: TensorTiles) -> Exception:
+    return refuse(
+        ScheduleRefused,
+        "tiles",
+        name_of(sch, chain.epilogue),
+        found=f"a reduction split over {tiles.split} CTAs, and an epilogue that reads what an "
+        "earlier nest makes",
+        limit="one or the other",
+        instead="leave out the split",
+    )

@@ -34,6 +34,11 @@ def scheduled(function: Any, stream: StreamTiles | None = None, **tiles: int) ->
     return schedule_rows_gemm(parts, site, derivation, tiles=TensorTiles(**tiles), stream=stream)
 
 
+def quantised(tokens: int, depth: int, columns: int) -> CascadeSpec:
+    """A packaged quantisation of rows, and its product of 8-bit floats."""
+    return resolve(f"quant_gemm:tokens={tokens},K={depth},N={columns}")
+
+
 def of_spec(given: CascadeSpec, **tiles: int) -> Any:
     """A packaged one."""
     return scheduled(prim_func(given), **tiles)

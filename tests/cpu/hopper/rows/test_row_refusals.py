@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cpu.hopper.rows.products import of_spec, spec
+from cpu.hopper.rows.products import of_spec, quantised, spec
 from crossfuse.cascade.rewrite.tiles import StreamTiles
-from crossfuse.errors import LoweringRefused
+from crossfuse.errors import LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower
 
 pytestmark = pytest.mark.cpu
@@ -48,6 +48,15 @@ def test_refusals(name: str) -> None:
     with pytest.raises(LoweringRefused) as caught:
         lower(of_spec(spec(70, 512, 192), **{"rows": 64, "columns": 64, **sizes}))
     assert str(caught.value) == text
+
+
+def test_a_split_reduction_of_quantised_rows() -> None:
+    with pytest.raises(ScheduleRefused) as caught:
+        of_spec(quantised(70, 256, 32), rows=64, columns=16, split=2)
+    assert str(caught.value) == (
+        "tiles: block 'out': found a reduction split over 2 CTAs, and an epilogue that reads what "
+        "an earlier nest makes; limit: one or the other. Instead: leave out the split."
+    )
 
 
 def test_fewer_rows() -> None:

@@ -7,10 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cpu.hopper.rows.products import layernorm_gemm, layernorm_reference, of_spec, scheduled, spec
+from cpu.hopper.rows.products import (
+    layernorm_gemm,
+    layernorm_reference,
+    of_spec,
+    quantised,
+    scheduled,
+    spec,
+)
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.llvm import run_sequential
+from crossfuse.errors import CheckFailed
 from crossfuse.lower.extract import lower
 from crossfuse.workload.cascade_accuracy import check
 from crossfuse.workload.cascade_inputs import adversarial_inputs, random_inputs
@@ -58,7 +66,7 @@ def test_numbers_that_are_hard_to_norm() -> None:
         report.raise_if_wrong()
         try:
             check(given, inputs, report.outputs)
-        except Exception as error:
+        except CheckFailed as error:
             raise AssertionError(name) from error
 
 
@@ -71,6 +79,34 @@ def test_rows_of_zeros_and_of_large_numbers() -> None:
     report.raise_if_wrong()
     check(given, inputs, report.outputs)
     assert not report.outputs["out"][1].any()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tiles"),
+    [
+        ((1, 208, 40), {"rows": 64, "columns": 40}),
+        ((70, 256, 32), {"rows": 64, "columns": 16}),
+        ((257, 144, 48), {"rows": 128, "columns": 24, "cluster": 2}),
+        ((300, 128, 16), {"rows": 64, "columns": 16, "cluster": 1}),
+    ],
+    ids=lambda each: str(each),
+)
+def test_rows_that_are_quantised(sizes: tuple[int, int, int], tiles: dict[str, int]) -> None:
+    """Scales of rows pass beside them: epilogues read them once left tiles are there."""
+    given = quantised(*sizes)
+    passed(given, of_spec(given, **tiles), random_inputs(given, 1))
+
+
+def test_numbers_that_are_hard_to_quantise() -> None:
+    given = quantised(9, 80, 16)
+    image = lower(of_spec(given, rows=64, columns=16)).image
+    for name, inputs in adversarial_inputs(given):
+        report = emulate(image, inputs, orders=1)
+        report.raise_if_wrong()
+        try:
+            check(given, inputs, report.outputs)
+        except CheckFailed as error:
+            raise AssertionError(name) from error
 
 
 @pytest.mark.parametrize(

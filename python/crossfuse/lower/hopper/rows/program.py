@@ -16,7 +16,9 @@ class RowProgram:
     Attributes
     ----------
     buffer : Any
-        What they store: a matrix in global memory.
+        The matrix in global memory that they store.
+    beside : tuple
+        Vectors that they store a number of, such as a scale of each row.
     row, lane : tvm.ir.Var
         Number of the row, and of the thread in its warp.
     statement : Any
@@ -30,6 +32,7 @@ class RowProgram:
     lane: Any
     statement: Any
     fast: bool
+    beside: tuple[Any, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -44,7 +47,8 @@ class RowProgram:
     def with_parameters(self, images: Mapping[Any, Any]) -> RowProgram:
         """Return the program on other buffers than the function's parameters."""
         statement = ir.substitute(self.statement, lambda var: images.get(var, var))
-        return replace(self, buffer=images[self.buffer], statement=statement)
+        beside = tuple(images[each] for each in self.beside)
+        return replace(self, buffer=images[self.buffer], statement=statement, beside=beside)
 
     def of(self, row: Any, lane: Any) -> Any:
         """The statements of a row."""

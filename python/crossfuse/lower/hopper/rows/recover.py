@@ -48,28 +48,30 @@ def read_rows(func: Any, nest: Any) -> RowProgram:
     LoweringRefused
         Naming the loop or tensor that has another form.
     """
-    buffer = _stored(nest)
+    buffer, beside = _stored(nest)
     _check_loops(nest, int(buffer.ty.shape[0]))
     body, bound = _without_blocks(func, nest)
     row, lane = bound["blockIdx.x"], bound["threadIdx.x"]
-    _check_memory(body, buffer, row)
+    _check_memory(body, (buffer, *beside), row)
     fast = func.attrs is not None and FAST in func.attrs
-    return RowProgram(buffer, row, lane, body, fast)
+    return RowProgram(buffer, row, lane, body, fast, beside)
 
 
-def _stored(nest: Any) -> Any:
-    """The matrix that the nest stores for later ones."""
+def _stored(nest: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The matrix that the nest stores for later ones, and vectors beside it."""
     blocks: list[Any] = []
     ir.walk(nest, (ir.SBlock, blocks.append))
     stored = [r.source for each in blocks if GRID_STAGE in each.annotations for r in each.writes]
-    if len(stored) != 1 or len(stored[0].ty.shape) != 2:
+    matrices = [each for each in stored if len(each.ty.shape) == 2]
+    beside = tuple(each for each in stored if len(each.ty.shape) == 1)
+    if len(matrices) != 1 or len(stored) != 1 + len(beside):
         names = ", ".join(f"'{each.name}'" for each in stored) or "nothing"
         raise _refused(
             f"block '{blocks[-1].name_hint}'",
             f"a nest of rows that passes on {names}",
-            "one matrix, stored by a block that grid_stage was called for",
+            "one matrix, and numbers of rows, stored by a block that grid_stage was called for",
         )
-    return stored[0]
+    return matrices[0], beside
 
 
 def _check_loops(nest: Any, rows: int) -> None:
@@ -111,7 +113,7 @@ def _without_blocks(func: Any, nest: Any) -> tuple[Any, dict[str, Any]]:
     return ir.mutate(module["rows"].body, (ir.AttrStmt, unbind)), bound
 
 
-def _check_memory(body: Any, buffer: Any, row: Any) -> None:
+def _check_memory(body: Any, passed: tuple[Any, ...], row: Any) -> None:
     """A row stores itself, and keeps all else in registers."""
     stores: list[Any] = []
     held: list[Any] = []
@@ -126,13 +128,14 @@ def _check_memory(body: Any, buffer: Any, row: Any) -> None:
     for each in stores:
         if str(each.buffer.scope()) != "global":
             continue
-        own = each.buffer.same_as(buffer)
+        own = any(each.buffer.same_as(other) for other in passed)
         first = each.indices[0]
-        if not own or not (first.same_as(row) or int(buffer.ty.shape[0]) == 1):
+        if not own or not (first.same_as(row) or int(each.buffer.ty.shape[0]) == 1):
             raise _refused(
                 f"buffer '{each.buffer.name}'",
                 f"a store to '{each.buffer.name}{list(each.indices)}' for row {row.name}",
-                f"elements of '{buffer.name}' in the row itself, of which alone a flag tells",
+                f"elements of {', '.join(repr(str(e.name)) for e in passed)} in the row itself, of "
+                "which alone a flag tells",
             )
 
 
