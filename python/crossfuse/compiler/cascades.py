@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from crossfuse.compiler.option import Option
 from crossfuse.compiler.planned import not_fusing, noted
 from crossfuse.compiler.source import Source
-from crossfuse.errors import RefusedError
+from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError
 from crossfuse.hardware import Device
 from crossfuse.planner.families import EAGER, TILES
 from crossfuse.schedule.cascades import only_site, schedule_cascade
@@ -74,6 +74,19 @@ def cascade_options(
     PlanRefused
         If no tiles fit.
     """
+    from crossfuse.compiler.rows_first import rows_first_options
+
+    first = rows_first_options(source.func, target) if plan is None else []
+    try:
+        return [*first, *_one_cascade(source, target, plan)]
+    except (CascadeRefused, PlanRefused):
+        if first:
+            return first
+        raise
+
+
+def _one_cascade(source: Source, target: Device, plan: CascadePlan | None) -> list[Option]:
+    """Ways to schedule the whole function as one stream."""
     from crossfuse.cascade.algebra import derive
     from crossfuse.planner.cascade.plan import ranked_cascade
     from crossfuse.planner.cascade.shape import cascade_shape

@@ -42,7 +42,7 @@ def cluster_passes(config: Any) -> list[Any]:
         Ours are no-ops on functions without our marks.
     """
     options = _Options(config)
-    return [*_block_passes(), *_loop_passes(options), *_kernel_passes(options)]
+    return [*block_passes(), *_loop_passes(options), *_kernel_passes(options)]
 
 
 class _Options:
@@ -59,8 +59,14 @@ class _Options:
         return [] if self.has(name) else list(passes)
 
 
-def _block_passes() -> list[Any]:
-    """Blocks: buffers get their places and exact shapes, clusters their CTAs and slabs."""
+def block_passes() -> list[Any]:
+    """Passes from blocks to loops: buffers get their places and exact shapes, clusters their CTAs.
+
+    Returns
+    -------
+    list[tvm.ir.transform.Pass]
+        The first of `cluster_passes`.
+    """
     s = ir.s_tir.transform
     return [
         verify_structure(),

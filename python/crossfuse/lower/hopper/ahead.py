@@ -14,6 +14,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.fragment import Fragment
 from crossfuse.lower.hopper.further import READ_TYPES, Further, Pair, Read, read_all
 from crossfuse.lower.hopper.plan import REGISTERS
+from crossfuse.lower.hopper.rows.room import REGISTERS_BESIDE_ROWS
 from crossfuse.lower.hopper.statements import let
 from crossfuse.lower.hopper.warmup import Warmup
 
@@ -95,7 +96,8 @@ class Ahead:
     def _room(self) -> int:
         """Registers that are free while the sums of a whole tile are held."""
         plan = self.fragment.plan
-        held = REGISTERS[plan.consumers][1] or _MOST_REGISTERS
+        by_consumers = REGISTERS if plan.program.rows is None else REGISTERS_BESIDE_ROWS
+        held = by_consumers[plan.consumers][1] or _MOST_REGISTERS
         return held - plan.sums - _OTHERS
 
     def _row_registers(self) -> int:

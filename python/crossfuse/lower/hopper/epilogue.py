@@ -110,6 +110,17 @@ class Epilogue:
 
     def ahead(self, values: Mapping[Any, Any]) -> None:
         """Read what is needed besides the sums of the tile at the place that `values` tell."""
+        if not self._late:
+            self._start(values)
+
+    @property
+    def _late(self) -> bool:
+        """Whether this kernel makes what is read: it is there when left tiles are, not before."""
+        rows = self.plan.program.rows
+        sources = [each.load.source for each in self.elements.further]
+        return rows is not None and any(o.same_as(e) for o in rows.beside for e in sources)
+
+    def _start(self, values: Mapping[Any, Any]) -> None:
         row, column = self._origin(values)
         self.further.start(row + self.warpgroup * self.plan.warpgroups.share, column)
 
@@ -131,6 +142,8 @@ class Epilogue:
         writer : FlagWriter | None
             Tells others once it is stored.
         """
+        if self._late:
+            self._start(values)
         row, column = self._origin(values)
         part = self.elements.begin(values)
         first = let("first_row", row)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.statements import Variable, let, run, when
 from crossfuse.lower.hopper.tile import Tile
 from crossfuse.lower.hopper.tile_program import TileProgram
@@ -30,7 +31,8 @@ class Flags:
     down, across : int
         Tiles along the rows and along the columns.
     raisers : int
-        Warpgroups that store a part of a tile, or add to it; each counts once.
+        Warpgroups that store a part of a tile, or add to it; each counts once. Of what is made row
+        by row, rows of a tile.
     parts : int
         Matrices of the tensor, if it holds several partial ones.
     """
@@ -74,6 +76,12 @@ class Flags:
         raisers *= max(program.store.adds, 1)
         parts = 1 if program.store.part is None else int(tile.buffer.ty.shape[0])
         return Flags(tile.buffer, *tile.shape, down, across, raisers, parts)
+
+    @staticmethod
+    def of_rows(rows: RowProgram, tile: int) -> Flags:
+        """Flags of what is made row by row: a counter of rows for each tile of so many."""
+        down = -(-rows.rows // tile)
+        return Flags(rows.buffer, tile, rows.columns, down, 1, tile)
 
     def check_reader(self, tile: Tile, known: Any) -> None:
         """Refuse a left tile that needs more than one row of flags."""

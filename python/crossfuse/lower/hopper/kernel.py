@@ -19,11 +19,12 @@ from crossfuse.lower.hopper.kernel_parts import (
     ring_barriers,
     set_registers,
 )
-from crossfuse.lower.hopper.plan import REGISTERS, WARP, KernelPlan
+from crossfuse.lower.hopper.plan import WARP, KernelPlan
 from crossfuse.lower.hopper.producer import emit_loading
 from crossfuse.lower.hopper.statements import branches, run, when
 from crossfuse.lower.hopper.timeline import Timeline, timeline_buffer
 from crossfuse.lower.image import ROW_COUNT
+from crossfuse.schedule.markers import FAST
 
 
 def emit_kernel(plan: KernelPlan, name: str) -> Any:
@@ -43,6 +44,8 @@ def emit_kernel(plan: KernelPlan, name: str) -> Any:
     """
     with ir.IRBuilder() as builder, ir.script.prim_func():
         ir.script.func_name(name)
+        if plan.rows is not None and plan.rows.fast:
+            ir.script.func_attr({FAST: 1})
         parameters = dict.fromkeys(each for p in plan.phases for each in p.program.parameters)
         images = {each: parameter(each) for each in parameters}
         rows = plan.phases[0].program.store.rows
@@ -104,7 +107,7 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) 
     timeline.stamp("cluster met")
     # The next kernel may be launched; it waits for the end of this one where it needs it.
     run(ir.script.ptx.griddepcontrol.launch_dependents())
-    fewer, more = REGISTERS[plan.consumers]
+    fewer, more = plan.registers
     with branches(where.warpgroup == 0) as (loading, multiplying):
         with loading:
             set_registers("dec", fewer)

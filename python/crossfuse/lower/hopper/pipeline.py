@@ -10,6 +10,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.flatten_buffers import flatten_buffers
 from crossfuse.lower.hopper.divisions import round_towards_zero
+from crossfuse.lower.pack_registers import pack_registers
 
 
 def kernel_pipeline() -> Any:
@@ -33,6 +34,7 @@ def kernel_pipeline() -> Any:
             x.VectorizeLoop(True),
             x.UnrollLoop(),
             x.StmtSimplify(),
+            pack_registers(),
             round_towards_zero(),
             x.CommonSubexprElim(),
             x.FP8ComputeLegalize(),

@@ -11,6 +11,8 @@ from crossfuse.lower.hopper.flags import Flags, state
 from crossfuse.lower.hopper.further import further_of
 from crossfuse.lower.hopper.kernel_memory import RingPlan, box_bytes, plan_memory
 from crossfuse.lower.hopper.phase import PhasePlan, plan_phase
+from crossfuse.lower.hopper.rows.program import RowProgram
+from crossfuse.lower.hopper.rows.room import REGISTERS_BESIDE_ROWS, check_room
 from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import BufferSpec, TensorMap
@@ -81,6 +83,17 @@ class KernelPlan:
         return self.phases[0].program.cluster_size
 
     @property
+    def rows(self) -> RowProgram | None:
+        """What makes the left operand of the first phase, row by row."""
+        return self.phases[0].program.rows
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a thread that loads, and of one that multiplies; 0 as launched."""
+        by_consumers = REGISTERS if self.rows is None else REGISTERS_BESIDE_ROWS
+        return by_consumers[self.consumers]
+
+    @property
     def accumulators(self) -> int:
         """Float32 registers that the widest phase sums in."""
         return max(each.sums for each in self.phases)
@@ -104,7 +117,10 @@ class KernelPlan:
     @property
     def flags(self) -> tuple[Flags, ...]:
         """Flags of all phases, in the order in which they lie in memory."""
-        return tuple(each.raises for each in self.phases if each.raises is not None)
+        raised = [each.raises for each in self.phases]
+        if self.rows is not None:
+            raised.insert(0, self.phases[0].awaits)
+        return tuple(each for each in raised if each is not None)
 
     @property
     def is_persistent(self) -> bool:
@@ -193,7 +209,10 @@ def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int =
     phases = _phases(programs)
     clusters = _clusters(phases, device)
     follows = len(phases) == 1 and phases[0].program.follows
-    constant = all(each.program.contraction.constant for each in phases)
+    # What makes rows may not read them before the kernel before is over, and nvcc may make loads
+    # that it moves in front of the wait.
+    alone = phases[0].program.rows is None
+    constant = alone and all(each.program.contraction.constant for each in phases)
     return KernelPlan(phases, *plan_memory(phases, device), clusters, follows or constant, number)
 
 
@@ -203,9 +222,13 @@ def _phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
         left = program.contraction.left
         made = [each.raises for each in phases if each.raises is not None]
         flags = next((each for each in made if each.buffer.same_as(left.buffer)), None)
+        if program.rows is not None:
+            flags = Flags.of_rows(program.rows, left.shape[0])
         if flags is not None:
             flags.check_reader(left, program.analyzer)
         phases.append(plan_phase(program, flags))
+        if program.rows is not None:
+            check_room(phases[-1])
     first, *others = phases
     for phase in others:
         found = (phase.warpgroups, phase.program.cluster_size)

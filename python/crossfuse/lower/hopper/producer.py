@@ -21,6 +21,7 @@ from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.recover_contraction import first_of_reduction
 from crossfuse.lower.hopper.ring import Cursor, Throttle
+from crossfuse.lower.hopper.rows.emit import FIRST_WARP, emit_rows
 from crossfuse.lower.hopper.statements import branches, let, run, when
 from crossfuse.lower.hopper.sums import await_parts
 
@@ -33,6 +34,10 @@ def emit_loading(body: Body) -> None:
     # Flags are looked at by a whole warp.
     with when(body.where.warp == 1 if body.plan.is_persistent else thread == 32):
         _emit_lefts(body)
+    rows, flags = body.plan.rows, body.plan.phases[0].awaits
+    if rows is not None and flags is not None:
+        with when(body.where.warp >= FIRST_WARP):
+            emit_rows(body, rows, flags)
     if body.plan.cluster_size > 1:
         mbarrier.leave_cluster()
 

@@ -29,6 +29,8 @@ from crossfuse.lower.hopper.recover_products import pipelined, read_products
 from crossfuse.lower.hopper.recover_rows import takes_fewer_rows, with_fewer_rows
 from crossfuse.lower.hopper.recover_store import read_store
 from crossfuse.lower.hopper.recover_sum import is_sum, read_sum, with_sums
+from crossfuse.lower.hopper.rows.program import RowProgram
+from crossfuse.lower.hopper.rows.recover import is_rows, read_rows
 from crossfuse.lower.hopper.tile_nest import refuse_program, tile_nest
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.schedule.markers import (
@@ -81,21 +83,24 @@ def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
     nests = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
     made = workspaces(func)
     memory = (*func.params, *made)
+    rows = [read_rows(func, each) for each in nests if is_rows(each)]
+    sums = [read_sum(each, memory) for each in nests if is_sum(each) and not is_rows(each)]
     multiplying = [each for each in nests if not is_sum(each)]
     programs = [program for each in multiplying for program in _recover_nest(each, memory)]
-    _check_marks(func, programs)
-    programs = with_sums(programs, [read_sum(each, memory) for each in nests if is_sum(each)])
+    _check_marks(func, programs, len(rows))
+    programs = with_sums(programs, sums)
     programs = [replace(each, follows=_follows(each, made)) for each in programs]
+    programs = _with_rows(programs, rows)
     if takes_fewer_rows(func):
         programs = with_fewer_rows(func, programs)
     return tuple(map(tuple, _kernels(programs)))
 
 
-def _check_marks(func: Any, programs: list[TileProgram]) -> None:
+def _check_marks(func: Any, programs: list[TileProgram], rows: int) -> None:
     """Every block with a mark is one that its lowering has found."""
     pairs = [each for each in programs if each.exchange is not None and each.exchange.pair]
     for what, marked, found in (
-        ("grid_stage", staged_blocks(func), sum(each.staged for each in programs)),
+        ("grid_stage", staged_blocks(func), rows + sum(each.staged for each in programs)),
         (PAIRED, marked_blocks(func, PAIRED), len(pairs)),
         (ACCUMULATE, marked_blocks(func, ACCUMULATE), sum(map(_is_added, programs))),
     ):
@@ -110,6 +115,39 @@ def _check_marks(func: Any, programs: list[TileProgram]) -> None:
 
 def _is_added(program: TileProgram) -> bool:
     return program.store.adds > 0
+
+
+def _with_rows(programs: list[TileProgram], rows: list[RowProgram]) -> list[TileProgram]:
+    """Programs with what makes their left operands, which is a phase of the same kernel."""
+    for made in rows:
+        found = _places(programs, made.buffer)
+        if found != [(0, 0)]:
+            raise refuse_program(
+                f"tensor '{made.buffer.name}'",
+                f"rows that {len(found)} operands of products or epilogues are",
+                "rows that are the left operand of the first product, and nothing else",
+            )
+        operands = sum(len(each.both) for each in programs[0].contraction.products)
+        for each in made.beside:
+            found = _places(programs, each)
+            if any(number > 0 or place <= operands for number, place in found):
+                raise refuse_program(
+                    f"tensor '{each.name}'",
+                    "numbers of rows that a product or a later epilogue loads",
+                    "numbers that the epilogue of the first product loads",
+                )
+        programs[0] = replace(programs[0], rows=made, follows=False)
+    return programs
+
+
+def _places(programs: list[TileProgram], buffer: Any) -> list[tuple[int, int]]:
+    """Which programs load a buffer, and where in the order of what they load."""
+    return [
+        (number, place)
+        for number, each in enumerate(programs)
+        for place, load in enumerate(_loaded(each))
+        if load.same_as(buffer)
+    ]
 
 
 def _kernels(programs: list[TileProgram]) -> list[list[TileProgram]]:

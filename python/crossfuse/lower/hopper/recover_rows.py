@@ -60,6 +60,7 @@ def with_fewer_rows(func: Any, programs: list[TileProgram]) -> list[TileProgram]
         If a row of the output depends on other rows, or tensors have different numbers of rows.
     """
     parameters = tuple(func.params)
+    _check_made(programs)
     by_row, whole = _tensors(programs)
     by_row, whole = (
         [each for each in parameters if any(each.same_as(other) for other in group)]
@@ -77,6 +78,19 @@ def with_fewer_rows(func: Any, programs: list[TileProgram]) -> list[TileProgram]
     _check_extents(by_row)
     rows = Rows(ir.Var(ROW_COUNT, "int32"), tuple(by_row))
     return [_with_rows(each, rows) for each in programs]
+
+
+def _check_made(programs: Sequence[TileProgram]) -> None:
+    """Warps that make the left operand go through all of its rows."""
+    for each in programs:
+        if each.rows is not None:
+            raise refuse(
+                ROWS,
+                f"tensor '{each.rows.buffer.name}'",
+                found="a left operand that is made in the kernel, row by row",
+                limit="operands that the call passes",
+                instead=_INSTEAD,
+            )
 
 
 def _tensors(programs: Sequence[TileProgram]) -> tuple[list[Any], list[Any]]:

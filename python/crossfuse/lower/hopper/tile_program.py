@@ -13,6 +13,7 @@ from crossfuse.lower.hopper.tile import Gather, GatheredTile, KeptTile, Place, S
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.reduced.program import RowReductions
+    from crossfuse.lower.hopper.rows.program import RowProgram
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,8 @@ class TileProgram:
         What adds the partial tiles that it stores.
     reduced : RowReductions | None
         What is made of the rows of its sums, and stored in their place.
+    rows : RowProgram | None
+        What makes its left operand in the same kernel, row by row.
     """
 
     places: tuple[Place, ...]
@@ -173,6 +176,7 @@ class TileProgram:
     staged: bool = False
     summed: SumProgram | None = None
     reduced: RowReductions | None = None
+    rows: RowProgram | None = None
 
     def with_parameters(self, images: Mapping[Any, Any]) -> TileProgram:
         """Return the program on other buffers than the function's parameters."""
@@ -184,6 +188,7 @@ class TileProgram:
             store=self.store.with_parameters(images),
             summed=None if self.summed is None else self.summed.with_parameters(images),
             reduced=None if self.reduced is None else self.reduced.with_parameters(images),
+            rows=None if self.rows is None else self.rows.with_parameters(images),
             parameters=tuple(images[each] for each in self.parameters),
         )
 

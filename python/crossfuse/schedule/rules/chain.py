@@ -95,10 +95,7 @@ def read_chain(sch: Any) -> Chain:
         raise _refuse(sch, epilogue, "an output that is not an elementwise function of one product")
     before = _producers(sch, last[0])
     if not before:
-        m, n, k = _extents(sch, last[0])
-        stored = _stored(sch, last[0], epilogue)
-        further = _further(sch, (epilogue,), last)
-        return Chain((last[0],), None, None, epilogue, m, n, k, 0, *stored, further)
+        return _single(sch, last[0], epilogue)
     if len(before) != 1:
         raise _refuse(sch, last[0], f"{len(before)} computed operands of one product")
     first = _producers(sch, before[0])
@@ -153,6 +150,29 @@ def read_product(sch: Any, rule: str) -> Chain:
             instead="use the ffn rule",
         )
     return chain
+
+
+def read_last_product(sch: Any) -> Chain:
+    """Find the product that the output is made of, whatever other blocks make its left operand.
+
+    Raises
+    ------
+    ScheduleRefused
+        If the output is no elementwise function of one product.
+    """
+    outputs = list(sch.get_output_blocks("root"))
+    products = [each for each in _producers(sch, outputs[0]) if combiner(sch, each) is not None]
+    if len(outputs) != 1 or len(products) != 1:
+        raise _refuse(sch, outputs[0], f"{len(outputs)} outputs of {len(products)} products")
+    return _single(sch, products[0], outputs[0])
+
+
+def _single(sch: Any, product: Any, epilogue: Any) -> Chain:
+    """One product and what is made of it."""
+    m, n, k = _extents(sch, product)
+    stored = _stored(sch, product, epilogue)
+    further = _further(sch, (epilogue,), [product])
+    return Chain((product,), None, None, epilogue, m, n, k, 0, *stored, further)
 
 
 def _producers(sch: Any, block: Any) -> list[Any]:

@@ -123,19 +123,30 @@ def bind_rows(
     sch.reverse_compute_at(chain.epilogue, rank, preserve_unit_loops=True)
 
 
-def _bind_tiles(sch: Any, product: Any, chain: Chain, tiles: TensorTiles) -> Any:
+def bind_epilogue(sch: Any, chain: Chain, tiles: TensorTiles, constant: bool = False) -> None:
+    """The same of a product whose epilogue reads what an earlier nest makes, too.
+
+    TVM moves no block that reads what stands outside of a loop into it; so tiles are those of the
+    epilogue, and the product moves.
+    """
+    rank = _bind_tiles(sch, chain.epilogue, chain, tiles)
+    place_first(sch, chain, rank, tiles.stages, constant)
+
+
+def _bind_tiles(sch: Any, block: Any, chain: Chain, tiles: TensorTiles) -> Any:
     """Bind tile loops to grid and cluster; returns the loop over the cluster's CTAs."""
-    i, j, k = sch.get_loops(product)
+    i, j, *reduced = sch.get_loops(block)
     row_tile, row = sch.split(i, [None, tiles.rows])
     column_tile, *beside, column = sch.split(
         j, [None, *([tiles.across] if tiles.across > 1 else []), tiles.columns]
     )
-    step, depth = sch.split(k, [None, tiles.depth])
+    steps = [sch.split(k, [None, tiles.depth]) for k in reduced]
     cluster_row, rank = sch.split(row_tile, [None, tiles.cluster])
     cluster_rows = -(-chain.m // (tiles.rows * tiles.cluster))
     group = next(each for each in range(_GROUP, 0, -1) if cluster_rows % each == 0)
     outer, inner = sch.split(cluster_row, [None, group])
-    sch.reorder(outer, column_tile, inner, *beside, rank, step, row, column, depth)
+    around, within = ([each[place] for each in steps] for place in (0, 1))
+    sch.reorder(outer, column_tile, inner, *beside, rank, *around, row, column, *within)
     sch.bind(sch.fuse(outer, column_tile, inner), "blockIdx.x")
     for loop in beside:
         sch.cluster_bind(loop, "y")

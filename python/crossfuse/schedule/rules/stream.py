@@ -30,6 +30,20 @@ def schedule_stream(func: Any, tiles: StreamTiles) -> Any:
     """
     install()
     sch = ir.Schedule(func)
+    bind_stream(sch, tiles)
+    return sch
+
+
+def bind_stream(sch: Any, tiles: StreamTiles) -> None:
+    """Bind the blocks of a stream, alone in their function or not; see `schedule_stream`.
+
+    Parameters
+    ----------
+    sch : tvm.s_tir.Schedule
+        The schedule.
+    tiles : StreamTiles
+        The sizes that the stream was written with.
+    """
     names = [each for each in BLOCKS if each != "fold" or tiles.cluster > 1]
     blocks = {name: sch.get_sblock(name) for name in names}
     row = sch.get_loops(blocks["segment"])[0]
@@ -43,7 +57,6 @@ def schedule_stream(func: Any, tiles: StreamTiles) -> Any:
             sch.cluster_bind(loops.pop(0))
         sch.bind(loops[0], "threadIdx.x")
     _place(sch, blocks, tiles)
-    return sch
 
 
 def _place(sch: Any, blocks: dict[str, Any], tiles: StreamTiles) -> None:

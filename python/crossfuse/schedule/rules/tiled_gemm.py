@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.install import install
-from crossfuse.schedule.rules.chain import read_product
-from crossfuse.schedule.rules.pipelined import bind_rows, bind_split
+from crossfuse.schedule.rules.chain import Chain, read_product
+from crossfuse.schedule.rules.pipelined import bind_epilogue, bind_rows, bind_split
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 
 
@@ -48,11 +50,45 @@ def schedule_tiled_gemm(
     """
     install()
     sch = ir.Schedule(func)
-    chain = read_product(sch, "tiled_gemm")
+    bind_product(sch, read_product(sch, "tiled_gemm"), tiles, constant_weights)
+    return sch
+
+
+def bind_product(sch: Any, chain: Chain, tiles: TensorTiles | None, constant: bool) -> None:
+    """Bind one product, as `schedule_tiled_gemm` does.
+
+    Parameters
+    ----------
+    sch : tvm.s_tir.Schedule
+        The schedule.
+    chain : Chain
+        Of one product.
+    tiles : TensorTiles | None
+        Tile extents; what is left out is chosen.
+    constant : bool
+        Whether no kernel that may still be running writes B.
+    """
     (product,) = chain.first
     chosen = (tiles or TensorTiles()).complete(sch, chain)
+    reads_more = len(sch.get_producers(chain.epilogue)) > 1
     if chosen.split > 1:
-        bind_split(sch, product, chain.epilogue, chosen, constant_weights)
-        return sch
-    bind_rows(sch, chain, product, chosen, constant_weights)
-    return sch
+        if reads_more:
+            raise _refuse_split(sch, chain, chosen)
+        bind_split(sch, product, chain.epilogue, chosen, constant)
+        return
+    if reads_more:
+        bind_epilogue(sch, chain, chosen, constant)
+        return
+    bind_rows(sch, chain, product, chosen, constant)
+
+
+def _refuse_split(sch: Any, chain: Chain, tiles: TensorTiles) -> Exception:
+    return refuse(
+        ScheduleRefused,
+        "tiles",
+        name_of(sch, chain.epilogue),
+        found=f"a reduction split over {tiles.split} CTAs, and an epilogue that reads what an "
+        "earlier nest makes",
+        limit="one or the other",
+        instead="leave out the split",
+    )

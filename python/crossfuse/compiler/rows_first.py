@@ -1,0 +1,79 @@
+"""Ways to schedule a product whose left operand a cascade makes, as one kernel."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.compiler.option import Option
+from crossfuse.errors import CascadeRefused, PlanRefused
+from crossfuse.hardware import Device
+from crossfuse.planner.families import EAGER
+
+if TYPE_CHECKING:
+    from crossfuse.planner.plan import Plan
+
+#: Plans of the product that are tried: the first may have too many sums beside the rows.
+_TRIED = 6
+
+
+def rows_first_options(func: Any, target: Device) -> list[Option]:
+    """Ways to make rows, and their product, in two phases of one kernel.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        In s_tir form.
+    target : Device
+        What to schedule for.
+
+    Returns
+    -------
+    list[Option]
+        The product's tiles are those that it would have alone, the fastest first. None if the
+        function has another form.
+    """
+    from crossfuse.cascade.algebra import derive
+    from crossfuse.cascade.detect import detect
+    from crossfuse.cascade.rewrite.rows_first import rows_first
+    from crossfuse.cascade.rewrite.streaming import streaming
+
+    parts = rows_first(func)
+    if parts is None:
+        return []
+    try:
+        sites = detect(parts.rows)
+        plans = _plans(parts.product, target)
+        if len(sites) != 1:
+            return []
+        derivation = derive(sites[0].cascade)
+        streaming(sites[0], derivation)
+    except (CascadeRefused, PlanRefused):
+        return []
+    return [
+        Option(partial(_scheduled, parts, sites[0], derivation, each), why=_noted(each))
+        for each in plans
+    ]
+
+
+def _plans(product: Any, target: Device) -> list[Plan]:
+    """Plans of the product alone."""
+    from crossfuse.schedule.planned import rank_function
+
+    return [each for each in rank_function(product, target, keep=_TRIED) if each.family != EAGER]
+
+
+def _noted(plan: Plan) -> dict[str, Any]:
+    return {
+        "rows_first": {
+            "tiles": dict(plan.tiles),
+            "microseconds_of_product": plan.microseconds,
+        }
+    }
+
+
+def _scheduled(parts: Any, site: Any, derivation: Any, plan: Plan) -> Any:
+    from crossfuse.schedule.rules.rows_gemm import schedule_rows_gemm
+    from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+
+    return schedule_rows_gemm(parts, site, derivation, tiles=TensorTiles(**plan.tiles))

@@ -1,0 +1,56 @@
+"""What makes the rows of a left operand, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from crossfuse import _tvm as ir
+
+
+@dataclass(frozen=True, eq=False)
+class RowProgram:
+    """Statements of one warp that make a row.
+
+    Attributes
+    ----------
+    buffer : Any
+        The matrix in global memory that they store.
+    beside : tuple
+        Vectors that they store a number of, such as a scale of each row.
+    row, lane : tvm.ir.Var
+        Number of the row, and of the thread in its warp.
+    statement : Any
+        Statements without blocks, in `row` and `lane`.
+    fast : bool
+        Whether registers hold two numbers of 16 bits each, see `crossfuse.lower.pack_registers`.
+    """
+
+    buffer: Any
+    row: Any
+    lane: Any
+    statement: Any
+    fast: bool
+    beside: tuple[Any, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows of the matrix."""
+        return int(self.buffer.ty.shape[0])
+
+    @property
+    def columns(self) -> int:
+        """Elements of a row."""
+        return int(self.buffer.ty.shape[1])
+
+    def with_parameters(self, images: Mapping[Any, Any]) -> RowProgram:
+        """Return the program on other buffers than the function's parameters."""
+        statement = ir.substitute(self.statement, lambda var: images.get(var, var))
+        beside = tuple(images[each] for each in self.beside)
+        return replace(self, buffer=images[self.buffer], statement=statement, beside=beside)
+
+    def of(self, row: Any, lane: Any) -> Any:
+        """The statements of a row."""
+        values = {self.row: row, self.lane: lane}
+        return ir.substitute(self.statement, lambda var: values.get(var, var))

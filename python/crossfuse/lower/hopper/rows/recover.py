@@ -1,0 +1,150 @@
+"""Reads the nest that makes the rows of a left operand off a scheduled function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.fast_exponentials import fast_exponentials
+from crossfuse.lower.hopper.recover_places import has_stages
+from crossfuse.lower.hopper.rows.program import RowProgram
+from crossfuse.lower.pipeline import block_passes
+from crossfuse.lower.refusal import refuse
+from crossfuse.lower.tree import coordinate
+from crossfuse.schedule.markers import FAST, GRID_STAGE
+
+#: Threads of a warp.
+WARP = 32
+_EXTENT = "thread_extent"
+
+
+def is_rows(node: Any) -> bool:
+    """Whether a nest makes rows: threads share each, and nothing is pipelined."""
+    loops: list[Any] = []
+    ir.walk(node, (ir.For, loops.append))
+    return not any(map(has_stages, loops)) and any(
+        coordinate(each) == "threadIdx.x" for each in loops
+    )
+
+
+def read_rows(func: Any, nest: Any) -> RowProgram:
+    """Read the nest that makes the rows of a left operand.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        The function.
+    nest : tvm.tirx.For
+        A loop over rows, bound to ``blockIdx.x``. In it a warp of threads makes a row, with what it
+        keeps in scope ``local``, and stores it by a block that `grid_stage` was called for.
+
+    Returns
+    -------
+    RowProgram
+        Of one warp.
+
+    Raises
+    ------
+    LoweringRefused
+        Naming the loop or tensor that has another form.
+    """
+    buffer, beside = _stored(nest)
+    _check_loops(nest, int(buffer.ty.shape[0]))
+    body, bound = _without_blocks(func, nest)
+    row, lane = bound["blockIdx.x"], bound["threadIdx.x"]
+    _check_memory(body, (buffer, *beside), row)
+    fast = func.attrs is not None and FAST in func.attrs
+    return RowProgram(buffer, row, lane, body, fast, beside)
+
+
+def _stored(nest: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The matrix that the nest stores for later ones, and vectors beside it."""
+    blocks: list[Any] = []
+    ir.walk(nest, (ir.SBlock, blocks.append))
+    stored = [r.source for each in blocks if GRID_STAGE in each.annotations for r in each.writes]
+    matrices = [each for each in stored if len(each.ty.shape) == 2]
+    beside = tuple(each for each in stored if len(each.ty.shape) == 1)
+    if len(matrices) != 1 or len(stored) != 1 + len(beside):
+        names = ", ".join(f"'{each.name}'" for each in stored) or "nothing"
+        raise _refused(
+            f"block '{blocks[-1].name_hint}'",
+            f"a nest of rows that passes on {names}",
+            "one matrix, and numbers of rows, stored by a block that grid_stage was called for",
+        )
+    return matrices[0], beside
+
+
+def _check_loops(nest: Any, rows: int) -> None:
+    """Rows go over CTAs, the threads of a warp over a row."""
+    limits = {"blockIdx.x": rows, "threadIdx.x": WARP}
+    loops: list[Any] = []
+    ir.walk(nest, (ir.For, lambda each: loops.append(each) if coordinate(each) else None))
+    for each in loops:
+        tag, extent = coordinate(each), ir.constant(each.extent)
+        if limits.get(tag) != extent:
+            raise _refused(
+                f"loop '{each.loop_var.name}'",
+                f"{extent} iterations bound to {tag}",
+                f"{rows} rows bound to blockIdx.x, and the {WARP} threads of a warp to threadIdx.x",
+            )
+
+
+def _without_blocks(func: Any, nest: Any) -> tuple[Any, dict[str, Any]]:
+    """Statements of the nest without blocks and bound loops, and the variables of these by tag."""
+    root = func.body.block
+    used = set(ir.variables(nest))
+    given = [each for each in (*func.params, *root.alloc_buffers) if each in used]
+    memory = [each for each in given if str(each.scope()) == "global"]
+    own = [each for each in root.alloc_buffers if each in used and each not in memory]
+    block = ir.block_like(root, body=nest, alloc_buffers=own)
+    body = ir.SBlockRealize([], ir.tirx.const(1, "bool"), block)
+    alone = ir.PrimFunc(memory, body, func.ret_type, func.attrs).with_attr("global_symbol", "rows")
+    passes = [*block_passes(), fast_exponentials()]
+    module = ir.tvm.ir.transform.Sequential(passes)(ir.IRModule({"rows": alone}))
+    bound: dict[str, Any] = {}
+
+    def unbind(node: Any, mutator: Any) -> Any:
+        inner = mutator.default_mutate(node)
+        if str(node.attr_key) != _EXTENT:
+            return inner
+        bound[str(node.node.thread_tag)] = node.node.var
+        return inner.body
+
+    return ir.mutate(module["rows"].body, (ir.AttrStmt, unbind)), bound
+
+
+def _check_memory(body: Any, passed: tuple[Any, ...], row: Any) -> None:
+    """A row stores itself, and keeps all else in registers."""
+    stores: list[Any] = []
+    held: list[Any] = []
+    ir.walk(body, (ir.BufferStore, stores.append), (ir.AllocBuffer, held.append))
+    for each in held:
+        if str(each.buffer.scope()) != "local":
+            raise _refused(
+                f"buffer '{each.buffer.name}'",
+                f"scope {each.buffer.scope()}",
+                "registers: the rings of the product have the shared memory",
+            )
+    for each in stores:
+        if str(each.buffer.scope()) != "global":
+            continue
+        own = any(each.buffer.same_as(other) for other in passed)
+        first = each.indices[0]
+        if not own or not (first.same_as(row) or int(each.buffer.ty.shape[0]) == 1):
+            raise _refused(
+                f"buffer '{each.buffer.name}'",
+                f"a store to '{each.buffer.name}{list(each.indices)}' for row {row.name}",
+                f"elements of {', '.join(repr(str(e.name)) for e in passed)} in the row itself, of "
+                "which alone a flag tells",
+            )
+
+
+def _refused(where: str, found: str, limit: str) -> Exception:
+    return refuse(
+        "rows",
+        where,
+        found=found,
+        limit=limit,
+        instead="schedule as schedule_rows_gemm does, or leave grid_stage out and make the rows "
+        "in a kernel of their own",
+    )

@@ -1,0 +1,34 @@
+"""Registers of a kernel whose loading warpgroup makes rows, too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from crossfuse.lower.refusal import refuse
+
+if TYPE_CHECKING:
+    from crossfuse.lower.hopper.phase import PhasePlan
+
+#: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
+#: others; 0 leaves them as launched. Together at most 64 Ki a CTA.
+REGISTERS_BESIDE_ROWS = {1: (0, 0), 2: (80, 216), 3: (80, 144)}
+#: Float32 registers of sums that leave room for addresses and the epilogue then.
+_SUMS = 160
+
+
+def check_room(phase: PhasePlan) -> None:
+    """Refuse sums beside which the loading warpgroup has no registers for rows.
+
+    Raises
+    ------
+    LoweringRefused
+        Naming the tile.
+    """
+    if phase.sums > _SUMS:
+        raise refuse(
+            "rows",
+            f"tile of {phase.warpgroups.rows} x {phase.columns}",
+            found=f"{phase.sums} registers of a thread for sums",
+            limit=f"{_SUMS}: warps that make rows have the others",
+            instead="take narrower tiles, or make the rows in a kernel of their own",
+        )

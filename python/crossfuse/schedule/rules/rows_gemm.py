@@ -1,0 +1,107 @@
+"""Rule for a product whose left operand a cascade makes: one kernel of two phases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.rewrite.rows_first import RowsFirst, joined
+from crossfuse.cascade.rewrite.streaming import streaming
+from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.rewrite.work import work_of
+from crossfuse.schedule.install import install
+from crossfuse.schedule.rules.chain import read_last_product
+from crossfuse.schedule.rules.stream import bind_stream
+from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.schedule.rules.tiled_gemm import bind_product
+
+if TYPE_CHECKING:
+    from crossfuse.cascade.derivation import Derivation
+    from crossfuse.cascade.site import Site
+
+#: Threads that share a row: a warp, which needs no barrier.
+WARP = 32
+#: Registers of a thread for loads on their way: of what the state takes in, and of what outputs
+#: need. More spill beside those of `crossfuse.lower.hopper.plan`.
+_AHEAD, _WANTED = 32, 64
+#: Vectors of a thread that it may keep.
+_WHOLE = 4
+
+
+def schedule_rows_gemm(
+    parts: RowsFirst,
+    site: Site,
+    derivation: Derivation,
+    *,
+    tiles: TensorTiles | None = None,
+    stream: StreamTiles | None = None,
+    constant_weights: bool = False,
+) -> Any:
+    """Schedule a norm, or another cascade of rows, and the product of what it makes.
+
+    The left operand goes through global memory, where the second phase finds it in L2::
+
+        for row in blockIdx.x:
+            for thread in threadIdx.x:                       # a warp
+                segment, merge: the state of the row
+            for thread in threadIdx.x:
+                left[row] = elements of the row              # crossfuse.grid_stage
+        for t in blockIdx.x:                                 # as `schedule_tiled_gemm`
+            ...
+
+    Parameters
+    ----------
+    parts : RowsFirst
+        The function.
+    site : Site
+        The cascade of `parts.rows`.
+    derivation : Derivation
+        How it streams.
+    tiles : TensorTiles | None
+        Tile extents of the product; what is left out is chosen.
+    stream : StreamTiles | None
+        Sizes of the stream; None takes those of `row_tiles`.
+    constant_weights : bool
+        Whether no kernel that may still be running writes the weights.
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+        The schedule, with its trace, which replays on `joined` of `parts` and the stream.
+
+    Raises
+    ------
+    CascadeRefused, ScheduleRefused
+        If the cascade does not stream, or the function is no single product behind it.
+    """
+    install()
+    sizes = stream or row_tiles(site, derivation)
+    sch = ir.Schedule(joined(parts, streaming(site, derivation, sizes)))
+    bind_stream(sch, sizes)
+    bind_product(sch, read_last_product(sch), tiles, constant_weights)
+    sch.grid_stage(sch.get_sblock("outputs"))
+    return sch
+
+
+def row_tiles(site: Site, derivation: Derivation) -> StreamTiles:
+    """Sizes of a stream whose rows have a warp each.
+
+    Parameters
+    ----------
+    site : Site
+        The cascade.
+    derivation : Derivation
+        How it streams.
+
+    Returns
+    -------
+    StreamTiles
+        Outputs load their elements again, from the SM's cache: nvcc would keep those that stay in
+        registers in float32, which takes twice as many.
+    """
+    work = work_of(site, derivation)
+    vectors = -(-work.length // (WARP * work.vector))
+    # A row of one step stays in registers, too: nvcc sees that it is loaded twice.
+    steps = vectors if vectors <= _WHOLE else vectors - 1
+    most = min(_AHEAD // max(1, work.swept), _WANTED // max(1, work.emitted), steps)
+    return StreamTiles(threads=WARP, unroll=1 << max(0, most.bit_length() - 1))

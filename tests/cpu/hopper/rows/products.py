@@ -1,0 +1,89 @@
+"""Products whose left operand is made row by row, scheduled as one kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import te, tirx
+
+from crossfuse.cascade.algebra import derive
+from crossfuse.cascade.detect import detect
+from crossfuse.cascade.rewrite.rows_first import RowsFirst, rows_first
+from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.schedule.rules.rows_gemm import schedule_rows_gemm
+from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.workload.cascade_build import prim_func
+from crossfuse.workload.cascade_spec import CascadeSpec
+from crossfuse.workload.cascades import resolve
+
+EPSILON = 1e-5
+
+
+def spec(tokens: int, depth: int, columns: int) -> CascadeSpec:
+    """A packaged norm and its product."""
+    return resolve(f"rmsnorm_gemm:tokens={tokens},K={depth},N={columns}")
+
+
+def scheduled(function: Any, stream: StreamTiles | None = None, **tiles: int) -> Any:
+    """A function of rows and their product as one kernel."""
+    parts = rows_first(function)
+    assert isinstance(parts, RowsFirst)
+    (site,) = detect(parts.rows)
+    derivation = derive(site.cascade)
+    return schedule_rows_gemm(parts, site, derivation, tiles=TensorTiles(**tiles), stream=stream)
+
+
+def quantised(tokens: int, depth: int, columns: int) -> CascadeSpec:
+    """A packaged quantisation of rows, and its product of 8-bit floats."""
+    return resolve(f"quant_gemm:tokens={tokens},K={depth},N={columns}")
+
+
+def of_spec(given: CascadeSpec, **tiles: int) -> Any:
+    """A packaged one."""
+    return scheduled(prim_func(given), **tiles)
+
+
+def layernorm_gemm(tokens: int, depth: int, columns: int, dtype: str = "bfloat16") -> Any:
+    """A layer norm with gain and bias, the product with weights, and the product's bias."""
+    x, weight = (
+        te.placeholder(shape, dtype, name)
+        for name, shape in (("x", (tokens, depth)), ("weight", (columns, depth)))
+    )
+    gain, shift = (te.placeholder((depth,), dtype, name) for name in ("gain", "shift"))
+    bias = te.placeholder((columns,), "float32", "bias")
+    j, again, k = (te.reduce_axis((0, depth), name) for name in ("j", "again", "k"))
+
+    def wide(value: Any) -> Any:
+        return value.astype("float32")
+
+    total = te.compute((tokens,), lambda i: te.sum(wide(x[i, j]), axis=j), "total")
+    mean = te.compute((tokens,), lambda i: total[i] / float(depth), "mean")
+    apart = te.compute(x.shape, lambda i, j: wide(x[i, j]) - mean[i], "apart")
+    spread = te.compute(
+        (tokens,), lambda i: te.sum(apart[i, again] * apart[i, again], axis=again), "spread"
+    )
+
+    def normal(i: Any, j: Any) -> Any:
+        scale = tirx.rsqrt(spread[i] / float(depth) + tirx.const(EPSILON, "float32"))
+        return (apart[i, j] * scale * wide(gain[j]) + wide(shift[j])).astype(dtype)
+
+    normalised = te.compute(x.shape, normal, "normalised")
+    product = te.compute(
+        (tokens, columns),
+        lambda i, n: te.sum(wide(normalised[i, k]) * wide(weight[n, k]), axis=k),
+        "product",
+    )
+    out = te.compute(product.shape, lambda i, n: (product[i, n] + bias[n]).astype(dtype), "out")
+    return te.create_prim_func([x, gain, shift, weight, bias, out])
+
+
+def layernorm_reference(inputs: dict[str, np.ndarray], rounded: bool = True) -> np.ndarray:
+    """`layernorm_gemm` in float64, its left operand rounded as the function rounds it."""
+    wide = {name: each.astype(np.float64) for name, each in inputs.items()}
+    apart = wide["x"] - wide["x"].mean(axis=1, keepdims=True)
+    scale = 1 / np.sqrt((apart**2).mean(axis=1, keepdims=True) + EPSILON)
+    left = apart * scale * wide["gain"] + wide["shift"]
+    if rounded:
+        left = left.astype(inputs["x"].dtype).astype(np.float64)
+    return left @ wide["weight"].T + wide["bias"]

@@ -1,0 +1,85 @@
+"""Faults planted in a kernel that makes the rows of its left operand, each with its finding."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from cpu.hopper.instructions import RAISE
+from cpu.hopper.persistent import AWAIT, FENCE_OF_AWAIT, FENCE_OF_RAISE
+from cpu.hopper.rows.products import of_spec, spec
+from crossfuse.emulate.cuda import change_argument, drop_call, emulate
+from crossfuse.lower.extract import lower
+from crossfuse.lower.image import KernelImage
+from crossfuse.workload.cascade_inputs import random_inputs
+
+pytestmark = pytest.mark.cpu
+
+GIVEN = spec(70, 128, 32)
+SYNC = "tvm_builtin_cuda_warp_sync"
+
+
+@cache
+def right() -> KernelImage:
+    return lower(of_spec(GIVEN, rows=64, columns=16)).image
+
+
+def planted(pattern: str, by: str) -> KernelImage:
+    """One place of the text changed."""
+    text, count = re.subn(pattern, by, right().cuda, count=1)
+    assert count == 1, pattern
+    return replace(right(), cuda=text)
+
+
+def unfenced() -> KernelImage:
+    """Without the proxy fences on either side of a flag."""
+    raising = planted(FENCE_OF_RAISE, r"\1")
+    return replace(raising, cuda=re.sub(FENCE_OF_AWAIT, r"\1", raising.cuda, count=1))
+
+
+FAULTS: dict[str, tuple[Callable[[], KernelImage], str, str]] = {
+    "a flag raised before all lanes have stored": (
+        lambda: drop_call(right(), SYNC, 1),
+        "race",
+        "no release and acquire of a flag",
+    ),
+    "no proxy fence": (unfenced, "async-race", "fence.proxy.async"),
+    "a relaxed release": (
+        lambda: planted("red.release", "red.relaxed"),
+        "race",
+        "no release and acquire of a flag",
+    ),
+    "a row is not counted": (
+        lambda: drop_call(right(), RAISE),
+        "deadlock",
+        "of crossfuse_flags_0, which stays 0",
+    ),
+    "rows that there are not are not counted": (
+        lambda: planted(r"row_ptr\[0\] < 128", "row_ptr[0] < 70"),
+        "deadlock",
+        "of crossfuse_flags_0, which stays 6",
+    ),
+    "a wait for a row too few": (
+        lambda: change_argument(right(), AWAIT, 4, "{} - 1"),
+        "race",
+        "no release and acquire of a flag",
+    ),
+    "a row is left out": (
+        lambda: planted(r"row_ptr\[0\] < 70", "row_ptr[0] < 69"),
+        "uninitialised-read",
+        "before anything wrote it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults(name: str) -> None:
+    plant, kind, text = FAULTS[name]
+    report = emulate(plant(), random_inputs(GIVEN), orders=3)
+    found = [each for each in report.findings if each.kind == kind]
+    assert found, report.findings
+    assert any(text in str(each) for each in found), found

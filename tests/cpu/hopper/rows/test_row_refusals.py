@@ -1,0 +1,87 @@
+"""What the lowering of rows before a product refuses, by rule and in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cpu.hopper.rows.products import of_spec, quantised, spec
+from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.errors import LoweringRefused, ScheduleRefused
+from crossfuse.lower.extract import lower
+
+pytestmark = pytest.mark.cpu
+
+INSTEAD = (
+    ". Instead: schedule as schedule_rows_gemm does, or leave grid_stage out and make the rows in "
+    "a kernel of their own."
+)
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "two warps a row": (
+        {"stream": StreamTiles(threads=64)},
+        "rows: loop 'thread': found 64 iterations bound to threadIdx.x; limit: 70 rows bound to "
+        "blockIdx.x, and the 32 threads of a warp to threadIdx.x" + INSTEAD,
+    ),
+    "rows side by side": (
+        {"stream": StreamTiles(threads=32, rows=2)},
+        "rows: loop 'row_1': found 2 iterations bound to threadIdx.y; limit: 70 rows bound to "
+        "blockIdx.x, and the 32 threads of a warp to threadIdx.x" + INSTEAD,
+    ),
+    "elements in shared memory": (
+        {"stream": StreamTiles(threads=32, resident="shared")},
+        "rows: buffer 'x_0_kept_shared.dyn': found scope shared.dyn; limit: registers: the rings "
+        "of the product have the shared memory" + INSTEAD,
+    ),
+    "more sums than registers": (
+        {"rows": 256, "columns": 192},
+        "rows: tile of 256 x 192: found 192 registers of a thread for sums; limit: 160: warps that "
+        "make rows have the others. Instead: take narrower tiles, or make the rows in a kernel of "
+        "their own.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refusals(name: str) -> None:
+    sizes, text = CASES[name]
+    with pytest.raises(LoweringRefused) as caught:
+        lower(of_spec(spec(70, 512, 192), **{"rows": 64, "columns": 64, **sizes}))
+    assert str(caught.value) == text
+
+
+def test_a_split_reduction_of_quantised_rows() -> None:
+    with pytest.raises(ScheduleRefused) as caught:
+        of_spec(quantised(70, 256, 32), rows=64, columns=16, split=2)
+    assert str(caught.value) == (
+        "tiles: block 'out': found a reduction split over 2 CTAs, and an epilogue that reads what "
+        "an earlier nest makes; limit: one or the other. Instead: leave out the split."
+    )
+
+
+def test_fewer_rows() -> None:
+    schedule = of_spec(spec(70, 128, 32), rows=64, columns=16)
+    schedule.accept_fewer_rows()
+    with pytest.raises(LoweringRefused) as caught:
+        lower(schedule)
+    assert str(caught.value) == (
+        "crossfuse.rows: tensor 'normalised': found a left operand that is made in the kernel, row "
+        "by row; limit: operands that the call passes. Instead: leave accept_fewer_rows out, and "
+        "compile for each number of rows."
+    )
+
+
+def test_a_launch_does_not_start_early() -> None:
+    """Rows are read by plain loads, which nvcc may move in front of a wait."""
+    from crossfuse.cascade.algebra import derive
+    from crossfuse.cascade.detect import detect
+    from crossfuse.cascade.rewrite.rows_first import rows_first
+    from crossfuse.schedule.rules.rows_gemm import schedule_rows_gemm
+    from crossfuse.workload.cascade_build import prim_func
+
+    parts = rows_first(prim_func(spec(70, 128, 32)))
+    assert parts is not None
+    (site,) = detect(parts.rows)
+    schedule = schedule_rows_gemm(parts, site, derive(site.cascade), constant_weights=True)
+    (launch,) = lower(schedule).image.launches
+    assert launch.cooperative and not launch.early
