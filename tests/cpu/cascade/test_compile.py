@@ -61,7 +61,7 @@ def test_a_norm_and_its_product_are_one_kernel() -> None:
     assert not any("rows_first" in each.why for each in attention)
 
 
-#: The first plan of every packaged cascade; of those with a measured table its best, or within 2 % of it.
+#: The first plan of packaged cascades; where a table was measured its best, or within 2 % of it.
 FIRST = {
     "R1": "rows=128 elements=128 cluster=1 share=1",
     "R2": "rows=128 elements=128 cluster=1 share=1",
