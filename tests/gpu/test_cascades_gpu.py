@@ -25,6 +25,8 @@ SPECS = [
     "attention:batch=2,heads=4,q_len=300,kv_len=500,head_dim=64,kv_heads=2,causal=true",
     "attention:batch=1,heads=2,q_len=512,kv_len=512,head_dim=128,causal=true",
     "attention:batch=1,heads=2,q_len=200,kv_len=333,head_dim=128,dtype=float16",
+    "rmsnorm_gemm:tokens=257,K=4096,N=1000",
+    "quant_gemm:tokens=300,K=1040,N=520",
 ]
 
 
