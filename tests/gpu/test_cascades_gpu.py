@@ -30,6 +30,8 @@ SPECS = [
     "mla_decode:batch=70,q_heads=128,kv_len=501,latent_dim=512,rope_dim=64",
     "mla_decode:batch=3,q_heads=37,kv_len=333,latent_dim=512,rope_dim=64",
     "mla_decode:batch=2,q_heads=128,kv_len=333,latent_dim=128,rope_dim=32",
+    "rmsnorm_gemm:tokens=257,K=4096,N=1000",
+    "quant_gemm:tokens=300,K=1040,N=520",
 ]
 
 

@@ -200,7 +200,7 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
     (re.compile(pattern), translator)
     for pattern, translator in (
         (
-            r"|setmaxnreg\..*|prefetch\.tensormap.*|fence\.mbarrier_init\..*"
+            r"|setmaxnreg\..*|prefetch\.(?:tensormap|global).*|fence\.mbarrier_init\..*"
             r"|griddepcontrol\.launch_dependents;|nanosleep\..*",
             lambda *_: _NOTHING,
         ),

@@ -21,6 +21,7 @@ from crossfuse.lower.hopper.kernel_parts import (
 )
 from crossfuse.lower.hopper.plan import WARP, KernelPlan
 from crossfuse.lower.hopper.producer import emit_loading
+from crossfuse.lower.hopper.rows.emit import fetch_rows
 from crossfuse.lower.hopper.statements import branches, run, when
 from crossfuse.lower.hopper.timeline import Timeline, timeline_buffer
 from crossfuse.lower.image import ROW_COUNT
@@ -98,6 +99,7 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) 
         summed = memory.ptr_to([plan.arena["sum_barrier"].offset])
     barriers = (left, right, exchange, paired, gather, summed)
     body = Body(plan, where, maps, memory, *barriers, flags, timeline)
+    fetch_rows(plan, where)
     with when(ir.script.And(where.warpgroup == 0, where.thread < WARP)):
         _initialise(body)
         mbarrier.publish_initialised()

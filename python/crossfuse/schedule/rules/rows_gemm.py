@@ -104,4 +104,7 @@ def row_tiles(site: Site, derivation: Derivation) -> StreamTiles:
     # A row of one step stays in registers, too: nvcc sees that it is loaded twice.
     steps = vectors if vectors <= _WHOLE else vectors - 1
     most = min(_AHEAD // max(1, work.swept), _WANTED // max(1, work.emitted), steps)
-    return StreamTiles(threads=WARP, unroll=1 << max(0, most.bit_length() - 1))
+    unroll = 1 << max(0, most.bit_length() - 1)
+    # A rest has conditions, and registers for them.
+    rest = work.length % (unroll * WARP * work.vector)
+    return StreamTiles(threads=WARP, unroll=max(1, unroll // 2) if rest else unroll)

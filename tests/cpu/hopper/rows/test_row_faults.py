@@ -11,9 +11,10 @@ import pytest
 
 from cpu.hopper.instructions import RAISE
 from cpu.hopper.persistent import AWAIT, FENCE_OF_AWAIT, FENCE_OF_RAISE
-from cpu.hopper.rows.products import of_spec, spec
+from cpu.hopper.rows.products import of_spec, quantised, spec
 from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.lower.extract import lower
+from crossfuse.lower.hopper.epilogue import Epilogue
 from crossfuse.lower.image import KernelImage
 from crossfuse.workload.cascade_inputs import random_inputs
 
@@ -83,3 +84,15 @@ def test_faults(name: str) -> None:
     found = [each for each in report.findings if each.kind == kind]
     assert found, report.findings
     assert any(text in str(each) for each in found), found
+
+
+def test_scales_that_are_read_before_left_tiles_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = quantised(70, 256, 32)
+    monkeypatch.setattr(Epilogue, "_late", False)
+    image = lower(of_spec(given, rows=64, columns=16)).image
+    report = emulate(image, random_inputs(given), orders=3)
+    found = {each.kind for each in report.findings}
+    assert found & {"race", "uninitialised-read"}, report.findings
+    assert "scale" in str(report.findings)

@@ -10,6 +10,8 @@ from cpu.hopper.rows.products import of_spec, quantised, spec
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.errors import LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower
+from crossfuse.lower.hopper.plan import REGISTERS
+from crossfuse.lower.hopper.rows.room import REGISTERS_BESIDE_ROWS
 
 pytestmark = pytest.mark.cpu
 
@@ -57,6 +59,15 @@ def test_a_split_reduction_of_quantised_rows() -> None:
         "tiles: block 'out': found a reduction split over 2 CTAs, and an epilogue that reads what "
         "an earlier nest makes; limit: one or the other. Instead: leave out the split."
     )
+
+
+@pytest.mark.parametrize("registers", [REGISTERS, REGISTERS_BESIDE_ROWS])
+def test_warpgroups_ask_for_no_more_registers_than_a_cta_has(
+    registers: dict[int, tuple[int, int]],
+) -> None:
+    for consumers, (fewer, more) in registers.items():
+        launched = 65536 // (128 * (consumers + 1)) // 8 * 8
+        assert fewer + consumers * more <= launched * (consumers + 1)
 
 
 def test_fewer_rows() -> None:

@@ -2,14 +2,64 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.body import Body
+from crossfuse.lower.hopper.coordinates import Coordinates
 from crossfuse.lower.hopper.flags import Flags, FlagWriter
+from crossfuse.lower.hopper.plan import WARP, KernelPlan
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.statements import Variable, let, run, when
 
 #: Warps of the loading warpgroup that make rows, and the first of them: those before it load.
 ROW_WARPS, FIRST_WARP = 2, 2
+#: Bytes of a line of the cache, and of a tensor that are asked for ahead at most.
+_LINE, _MOST = 128, 32 << 10
+_FETCH_LINE = """\
+__device__ __forceinline__ void crossfuse_fetch_line(const void* place) {
+  asm volatile("prefetch.global.L2 [%0];" :: "l"(place) : "memory");
+}
+"""
+
+
+def fetch_rows(plan: KernelPlan, where: Coordinates) -> None:
+    """Ask for what the first rows of this CTA need, before weights are: these would come first.
+
+    Parameters
+    ----------
+    plan : KernelPlan
+        The kernel.
+    where : Coordinates
+        Of the thread.
+    """
+    rows = plan.rows
+    if rows is None:
+        return
+    row = let("row_ahead", _first_row(plan, where))
+    with when(
+        ir.conjunction([where.warpgroup == 0, where.thread >= FIRST_WARP * WARP, row < rows.rows])
+    ):
+        for each in rows.read:
+            _fetch(each, row, where.lane)
+
+
+def _fetch(buffer: Any, row: Any, lane: Any) -> None:
+    """Ask for a row of a matrix, or for a vector: each lane for lines of its own."""
+    *matrix, length = (int(extent) for extent in buffer.ty.shape)
+    elements = max(1, _LINE * 8 // ir.tvm.DataType(str(buffer.ty.dtype)).bits)
+    lines = -(-min(length, _MOST // _LINE * elements) // elements)
+    for first in range(0, lines, WARP):
+        line = lane + first
+        place = buffer.ptr_to([*([row] if matrix else []), line * elements])
+        with when(line < lines) if first + WARP > lines else nullcontext():
+            run(ir.cuda_func_call("crossfuse_fetch_line", place, source_code=_FETCH_LINE))
+
+
+def _first_row(plan: KernelPlan, where: Coordinates) -> Any:
+    cta = where.cluster * plan.cluster_size + where.rank
+    return (where.warp - FIRST_WARP) * (plan.clusters * plan.cluster_size) + cta
 
 
 def emit_rows(body: Body, rows: RowProgram, flags: Flags) -> None:
@@ -28,10 +78,8 @@ def emit_rows(body: Body, rows: RowProgram, flags: Flags) -> None:
     flags : Flags
         Of the tiles that a product loads.
     """
-    where, size = body.where, body.plan.cluster_size
-    ctas = body.plan.clusters * size
-    cta = where.cluster * size + where.rank
-    row = Variable("row", "int32", (where.warp - FIRST_WARP) * ctas + cta)
+    where, ctas = body.where, body.plan.clusters * body.plan.cluster_size
+    row = Variable("row", "int32", _first_row(body.plan, where))
     writer = FlagWriter(body.placed(flags))
     with ir.script.While(row.value < flags.down * flags.rows):
         with when(row.value < rows.rows):

@@ -19,6 +19,8 @@ class RowProgram:
         The matrix in global memory that they store.
     beside : tuple
         Vectors that they store a number of, such as a scale of each row.
+    read : tuple
+        What they load: matrices of which a row needs its own, and vectors.
     row, lane : tvm.ir.Var
         Number of the row, and of the thread in its warp.
     statement : Any
@@ -33,6 +35,7 @@ class RowProgram:
     statement: Any
     fast: bool
     beside: tuple[Any, ...] = ()
+    read: tuple[Any, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -47,8 +50,10 @@ class RowProgram:
     def with_parameters(self, images: Mapping[Any, Any]) -> RowProgram:
         """Return the program on other buffers than the function's parameters."""
         statement = ir.substitute(self.statement, lambda var: images.get(var, var))
-        beside = tuple(images[each] for each in self.beside)
-        return replace(self, buffer=images[self.buffer], statement=statement, beside=beside)
+        beside, read = (tuple(images[e] for e in group) for group in (self.beside, self.read))
+        return replace(
+            self, buffer=images[self.buffer], statement=statement, beside=beside, read=read
+        )
 
     def of(self, row: Any, lane: Any) -> Any:
         """The statements of a row."""

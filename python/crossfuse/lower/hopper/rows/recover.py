@@ -54,7 +54,7 @@ def read_rows(func: Any, nest: Any) -> RowProgram:
     row, lane = bound["blockIdx.x"], bound["threadIdx.x"]
     _check_memory(body, (buffer, *beside), row)
     fast = func.attrs is not None and FAST in func.attrs
-    return RowProgram(buffer, row, lane, body, fast, beside)
+    return RowProgram(buffer, row, lane, body, fast, beside, _read(body, row))
 
 
 def _stored(nest: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -72,6 +72,21 @@ def _stored(nest: Any) -> tuple[Any, tuple[Any, ...]]:
             "one matrix, and numbers of rows, stored by a block that grid_stage was called for",
         )
     return matrices[0], beside
+
+
+def _read(body: Any, row: Any) -> tuple[Any, ...]:
+    """Tensors in global memory of which a row needs its own part, or all of a vector."""
+    loads: list[Any] = []
+    ir.walk(body, (ir.TensorLoad, loads.append))
+    return tuple(
+        dict.fromkeys(
+            each.source
+            for each in loads
+            if str(each.source.scope()) == "global"
+            and len(each.indices) <= 2
+            and (len(each.indices) == 1 or each.indices[0].same_as(row))
+        )
+    )
 
 
 def _check_loops(nest: Any, rows: int) -> None:

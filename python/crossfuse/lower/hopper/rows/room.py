@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from crossfuse.lower.hopper.phase import PhasePlan
 
 #: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
-#: others; 0 leaves them as launched. Together at most 64 Ki a CTA.
-REGISTERS_BESIDE_ROWS = {1: (0, 0), 2: (80, 216), 3: (80, 144)}
+#: others; 0 leaves them as launched. Together what a CTA has at launch, or they would wait for more
+#: forever: multiples of 8 for each thread, so 168 each of three warpgroups, 128 of four.
+REGISTERS_BESIDE_ROWS = {1: (0, 0), 2: (72, 216), 3: (80, 144)}
 #: Float32 registers of sums that leave room for addresses and the epilogue then.
 _SUMS = 160
 
