@@ -24,6 +24,7 @@ from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.planner.nearest import fastest
 
 if TYPE_CHECKING:
+    from crossfuse.planner.cascade.plan import CascadePlan
     from crossfuse.planner.explain.explanation import Explanation
 
 
@@ -45,7 +46,7 @@ def plan(
     k_major: bool = True,
     only: Sequence[str] = (),
     rates: Rates | None = None,
-) -> Any:
+) -> Plan | CascadePlan:
     """Choose the kernel with the least estimated time.
 
     Parameters

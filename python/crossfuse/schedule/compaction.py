@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.schedule.markers import MERGE
+
+#: TVM's name of the pass that lowers reductions over threads.
+_REDUCTIONS = "s_tir.LowerCrossThreadReduction"
 
 
 def placement_passes() -> list[Any]:
@@ -41,5 +45,17 @@ def compacted(func: Any) -> Any:
     tvm.tirx.PrimFunc
         In opaque blocks, every allocation of the extent that its uses need.
     """
-    module = ir.tvm.ir.transform.Sequential(placement_passes())(ir.IRModule({"main": func}))
+    passes = placement_passes()
+    if _merges(func):
+        # TVM refuses merges of states over threads, which the lowering makes shuffles of. What they
+        # allocate is the same without.
+        passes = [each for each in passes if each.info.name != _REDUCTIONS]
+    module = ir.tvm.ir.transform.Sequential(passes)(ir.IRModule({"main": func}))
     return module["main"]
+
+
+def _merges(func: Any) -> bool:
+    """Whether a function has blocks that merge states."""
+    found: list[Any] = []
+    ir.walk(func.body, (ir.SBlock, found.append))
+    return any(MERGE in each.annotations for each in found)

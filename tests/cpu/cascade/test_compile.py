@@ -151,3 +151,15 @@ def test_a_plan_of_a_cascade_is_one_of_its_own() -> None:
     assert (found.family, found.shape.name) == ("stream", "softmax:rows=64,cols=1024")
     assert crossfuse.plan(resolve("R9")).family == "eager"
     assert crossfuse.plan("G1:M=16").chain.extents["m"] == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "picture"),
+    [("softmax:rows=8,cols=512", "no clusters"), ("variance:rows=2,cols=1048576", "cluster of 16")],
+)
+def test_the_command_says_who_holds_what(text: str, picture: str, tmp_path: Path) -> None:
+    out = CliRunner().invoke(app, ["compile", text, "-o", str(tmp_path), "--json"])
+    assert out.exit_code == 0, out.output
+    found = json.loads(out.stdout)
+    assert picture in found["layout"]
+    assert found["plan"]["family"] == "stream"

@@ -25,11 +25,9 @@ def place_of(shape: CascadeShape, tiles: Tiles) -> str:
     the axis need again are in registers or shared memory, or come from L2 as far as it has them.
     """
     state = "DSM" if tiles.cluster > 1 else "registers"
-    if not isinstance(tiles, StreamTiles) or not isinstance(shape.work, Work):
-        return f"states in {state}"
-    if not shape.work.outputs:
-        return f"states in {state}"
-    return f"states in {state}, elements in {_RESIDENT[tiles.resident]}"
+    if isinstance(tiles, StreamTiles) and isinstance(shape.work, Work) and shape.work.outputs:
+        return f"states in {state}, elements in {_RESIDENT[tiles.resident]}"
+    return f"states in {state}"
 
 
 def taken(shape: CascadeShape, tiles: Tiles, device: Device) -> Taken:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.cascade.rewrite.passes import Pass
+from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import Device, device
 from crossfuse.planner.cascade.choice import CascadeChoice
@@ -158,8 +159,6 @@ def _computed(plan: CascadeChoice) -> dict[str, int]:
     if isinstance(work, Work):
         elements = work.rows * work.length
         return {SPECIAL: elements * work.exponentials, PLAIN: elements * work.operations}
-    from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
-
     found = steps_of(work, CascadeTiles(**plan.tiles))
     elements = found.total * found.sizes.rows * found.sizes.elements
     return {
