@@ -99,7 +99,7 @@ def test_what_is_scheduled_stays() -> None:
 
 
 def test_sizes_that_do_not_fit_leave_a_function_alone() -> None:
-    fuse = FuseCascades(CascadeTiles(cluster=17), FUSE["stream"])
+    fuse = FuseCascades(tiles=CascadeTiles(cluster=17), stream=FUSE["stream"])
     made = fuse(model())
     (attention,) = [each for each in fuse.outcomes if each.function == "attention"]
     assert attention.form == ""
