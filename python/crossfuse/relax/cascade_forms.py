@@ -137,7 +137,13 @@ class Forms:
         return known[-1]
 
     def refusal(self, found: Found) -> str:
-        """Why a cascade has no form in which it streams; empty if it has one."""
+        """Why a cascade has no form in which it streams, so far as is known; empty if it has one.
+
+        Whether its kernel lowers is known once that was asked for.
+        """
+        kernel = self._kernels.get(found)
+        if kernel is not None:
+            return kernel if isinstance(kernel, str) else ""
         if found not in self._refusals:
             self._refusals[found] = found.reason or self._tried(found)
         return self._refusals[found]

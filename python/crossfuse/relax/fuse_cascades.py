@@ -17,7 +17,7 @@ from crossfuse.cascade.site import Site
 from crossfuse.hardware import Device, device
 from crossfuse.relax.calls import SCHEDULED, Flow, read_flow
 from crossfuse.relax.cascade_forms import Forms, Kernel
-from crossfuse.relax.groups import Group, find_groups
+from crossfuse.relax.groups import Group, calls_of, find_groups
 from crossfuse.relax.merge import Replacement, replaced
 from crossfuse.relax.traffic import swept
 from crossfuse.relax.units import name_of
@@ -33,7 +33,8 @@ class Outcome:
     Attributes
     ----------
     function : str
-        Its name in the module; of several that of the function that took their place.
+        Its name in the module; of several that of the function that took their place, empty if
+        none did.
     form : str
         ``"tiles"`` of products, ``"threads"`` that stream, or empty where it was left alone.
     reason : str
@@ -140,7 +141,10 @@ class _Module:
         if not isinstance(block, relax.DataflowBlock):
             return block
         flow = read_flow(self.mod, block)
-        groups = [each for each in find_groups(self.mod, flow, self.forms) if _several(each)]
+        every, refused = find_groups(self.mod, flow, self.forms)
+        groups = [each for each in every if _several(each)]
+        several = [each for each in refused if len(each.calls) > 1]
+        self.outcomes += [Outcome("", "", each.reason, each.calls) for each in several]
         if not groups:
             return block
         return replaced(flow, [self._replacement(flow, each) for each in groups])
@@ -150,12 +154,11 @@ class _Module:
             image = _finished(group.kernel.func, group.found.func)
             self.callees[group.kernel] = self.builder.add_func(image, _name(group))
         callee = self.callees[group.kernel]
-        calls = sorted((e for e in group.members if e.func is not None), key=lambda e: e.place)
         outcome = Outcome(
             str(callee.name_hint),
             group.kernel.form,
             _text(group.found.site),
-            tuple(each.name for each in calls),
+            calls_of(group.members),
             group.apart,
             group.before,
             group.kernel.bytes,
@@ -222,7 +225,7 @@ def _names(functions: Iterable[Any]) -> frozenset[Any]:
 
 
 def _several(group: Group) -> bool:
-    return sum(each.func is not None for each in group.members) > 1
+    return len(calls_of(group.members)) > 1
 
 
 def _name(group: Group) -> str:

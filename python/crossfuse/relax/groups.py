@@ -36,10 +36,29 @@ class Group:
     before: int
 
 
-def find_groups(mod: Any, flow: Flow, forms: Forms) -> tuple[Group, ...]:
+@dataclass(frozen=True)
+class Refused:
+    """Calls that are one cascade for which there is no kernel.
+
+    Attributes
+    ----------
+    calls : tuple[str, ...]
+        The functions.
+    reason : str
+        Why not.
+    """
+
+    calls: tuple[str, ...]
+    reason: str
+
+
+def find_groups(
+    mod: Any, flow: Flow, forms: Forms
+) -> tuple[tuple[Group, ...], tuple[Refused, ...]]:
     """Find the cascades of a dataflow block.
 
-    Where what was taken together has no kernel, steps are taken back until there is one.
+    Where what was taken together has no kernel, the largest part that has one is kept, and the
+    rest is tried again without what is known to fail.
 
     Parameters
     ----------
@@ -52,24 +71,45 @@ def find_groups(mod: Any, flow: Flow, forms: Forms) -> tuple[Group, ...]:
 
     Returns
     -------
-    tuple[Group, ...]
+    groups : tuple[Group, ...]
         In the order of their last calls; no call is in two of them.
+    refused : tuple[Refused, ...]
+        What was tried and has none.
     """
-    growth = Growth(mod, flow, forms)
-    growth.grow()
-    found: list[Group] = []
-    for steps in growth.steps.values():
-        taken: Unit = frozenset()
-        reasons: list[str] = []
-        for step in reversed(steps):
-            known = growth.found(step)
-            if step & taken or known.reason or known.is_plain:
-                continue
-            kernel = forms.kernel(known)
-            if isinstance(kernel, str):
-                reasons.append(kernel)
-                continue
-            apart = (*growth.apart(step), *dict.fromkeys(reasons))
-            found.append(Group(step, known, kernel, apart, growth.before(step)))
-            taken |= step
-    return tuple(sorted(found, key=lambda each: places(each.members)[1]))
+    groups: list[Group] = []
+    refused: dict[Refused, None] = {}
+    failed = True
+    while failed:
+        growth = Growth(mod, flow, forms, [each.members for each in groups])
+        growth.grow()
+        failed = False
+        for steps in growth.steps.values():
+            kept, failure = _largest(growth, forms, steps)
+            groups += [kept] if kept else []
+            if failure is not None:
+                refused[failure], failed = None, True
+    groups.sort(key=lambda each: places(each.members)[1])
+    return tuple(groups), tuple(refused)
+
+
+def _largest(
+    growth: Growth, forms: Forms, steps: list[Unit]
+) -> tuple[Group | None, Refused | None]:
+    """The last step that has a kernel, and why the last one of all has none."""
+    refused: Refused | None = None
+    for step in reversed(steps):
+        found = growth.found(step)
+        if found.reason or found.is_plain:
+            continue
+        kernel = forms.kernel(found)
+        if isinstance(kernel, Kernel):
+            group = Group(step, found, kernel, growth.apart(step), growth.before(step))
+            return group, refused
+        refused = refused or Refused(calls_of(step), kernel)
+    return None, refused
+
+
+def calls_of(unit: Unit) -> tuple[str, ...]:
+    """Names of the functions that a unit calls, in order."""
+    nodes = sorted(unit, key=lambda each: each.place)
+    return tuple(each.name for each in nodes if each.func is not None)

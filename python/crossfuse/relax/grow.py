@@ -7,7 +7,7 @@ what they are; no name of an operator matters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -32,6 +32,8 @@ class Growth:
         The block.
     forms : Forms
         What judges functions.
+    done : Iterable[Unit]
+        Units that are finished.
 
     Attributes
     ----------
@@ -39,7 +41,7 @@ class Growth:
         For each unit that reduces, the units that it was made of one after the other, and itself.
     """
 
-    def __init__(self, mod: Any, flow: Flow, forms: Forms) -> None:
+    def __init__(self, mod: Any, flow: Flow, forms: Forms, done: Iterable[Unit] = ()) -> None:
         self.mod = mod
         self.flow = flow
         self.forms = forms
@@ -49,16 +51,18 @@ class Growth:
         self._moved: dict[Any, int] = {}
         self._tried: set[tuple[Unit, tuple[int, int]]] = set()
         self._apart: dict[Node, dict[str, str]] = {}
-        for node in flow.nodes:
-            if node.reduces:
-                self._keep(self.units.of[node])
+        self._done = frozenset(map(self.units.claim, done))
+        for unit in dict.fromkeys(self.units.of.values()):
+            if any(each.reduces for each in unit) and unit not in self._done:
+                self._keep(unit)
 
     def grow(self) -> None:
         """Take together whatever is worth it."""
         while self._each(self._join_axis) or self._each(self._join_producer):
             pass
         for unit in list(self.steps):
-            if not self.found(unit).reason and not self.found(unit).is_plain:
+            found = self.found(unit)
+            if not found.reason and not (found.is_plain and found.is_product):
                 self._take_neighbours(unit)
 
     def found(self, unit: Unit) -> Found:
@@ -119,7 +123,11 @@ class Growth:
             return False  # products that read one tensor stay products of their own
         producers = len(first.producers) + len(second.producers)
         due = (first.stages + second.stages, producers)
-        return self._join(due, "they do not reduce the same axis", one, other)
+        wrong = "they do not reduce the same axis"
+        # Two may read the same elements only behind what is made of them: x, and x * x.
+        return self._join(due, wrong, one, other) or self._join(
+            due, wrong, one, other, between=self._of_common(one, other)
+        )
 
     def _join_producer(self, one: Unit, other: Unit) -> bool:
         """Join a reduction with the unit whose elements it makes."""
@@ -131,15 +139,19 @@ class Growth:
         due = (second.stages, len(second.producers) + 1)
         return self._join(due, "it makes no elements of the axis", one, other)
 
-    def _join(self, due: tuple[int, int], wrong: str, *units: Unit) -> bool:
+    def _join(
+        self, due: tuple[int, int], wrong: str, *units: Unit, between: Iterable[Unit] = ()
+    ) -> bool:
         """Take units together if they are one cascade that streams, and note why if they are not.
 
         It must have so many stages and producers.
         """
-        unit = self.units.joined(*units)
+        unit = self.units.joined(*units, *between)
         if (unit, due) in self._tried:
             return False
         self._tried.add((unit, due))
+        if unit & frozenset(node for each in self._done for node in each):
+            return False
         reason = why_not(unit) or self._against(unit, due, wrong)
         if reason:
             for one, other in zip(units, reversed(units), strict=True):
@@ -184,9 +196,29 @@ class Growth:
             for source in self.units.sources(each):
                 if source in self.steps:
                     found.add(source)
-                elif not why_not(source):
+                elif source not in self._done and not why_not(source):
                     waiting.append(source)
         return variables, found
+
+    def _of_common(self, one: Unit, other: Unit) -> set[Unit]:
+        """Element-wise calls through which two units read the same variables, the last ones."""
+        common = self._upwards(one)[0] & self._upwards(other)[0]
+        found: set[Unit] = set()
+        waiting = [one, other]
+        while waiting:
+            each = waiting.pop()
+            for var in (var for node in each for var in node.reads if var not in common):
+                source = self.units.of[self.flow.makers[var]] if var in self.flow.makers else each
+                known = source is each or source in found or source in self.steps
+                if not known and source not in self._done and not why_not(source):
+                    found.add(source)
+                    waiting.append(source)
+        leading: set[Unit] = set()
+        for each in sorted(found, key=places):
+            reads = {var for node in each for var in node.reads}
+            if reads & common or self.units.sources(each) & leading:
+                leading.add(each)
+        return leading
 
     def _downwards(self, unit: Unit) -> set[Unit]:
         """The first units that reduce what an element-wise call makes; of others they alone."""
@@ -195,7 +227,7 @@ class Growth:
             each = waiting.pop()
             if each in self.steps:
                 found.add(each)
-            elif not why_not(each):
+            elif each not in self._done and not why_not(each):
                 waiting += self.units.users(each)
         return found
 
@@ -223,7 +255,8 @@ class Growth:
                     beyond = [each | other for other in step(each) - {unit}]
                 for other in beyond:
                     parts = {self.units.of[node] for node in other}
-                    if not (parts & self.steps.keys() or why_not(other) or _is_view(other)):
+                    taken = parts & (self.steps.keys() | self._done)
+                    if not (taken or why_not(other) or _is_view(other)):
                         yield other
 
     def _is_worth(self, unit: Unit, other: Unit) -> bool:
