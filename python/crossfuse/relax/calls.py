@@ -117,7 +117,14 @@ class Flow:
         return not isinstance(node.var, relax.DataflowVar)
 
     def inputs(self, members: Iterable[Node]) -> tuple[Any, ...]:
-        """What members read that none of them makes, each once, in order of use."""
+        """Tensors that members read and none of them makes, each once, in order of use."""
+        return tuple(each for each in self._given(members) if not is_number(each))
+
+    def numbers(self, members: Iterable[Node]) -> tuple[Any, ...]:
+        """Constants of one element that members read, each once, in order of use."""
+        return tuple(each for each in self._given(members) if is_number(each))
+
+    def _given(self, members: Iterable[Node]) -> tuple[Any, ...]:
         nodes = sorted(members, key=lambda each: each.place)
         made = {each.var for each in nodes}
         found: list[Any] = []
@@ -207,6 +214,11 @@ def _reduces(func: Any) -> bool:
     return not plain or any(
         int(axis.iter_type) != ir.IterVar.DataPar for each in found for axis in each.iter_vars
     )
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a Relax function is a constant of one element."""
+    return isinstance(value, GenericConst) and prod(value.value.shape) == 1
 
 
 def elements_of(node: Node) -> int:

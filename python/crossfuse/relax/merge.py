@@ -48,10 +48,12 @@ def merged(mod: Any, flow: Flow, members: Iterable[Node], name: str = "merged") 
     Returns
     -------
     tvm.tirx.PrimFunc
-        With the blocks of all of them. Its parameters are `Flow.inputs`, then `Flow.outputs`.
+        With the blocks of all of them. Its parameters are `Flow.inputs`, then `Flow.outputs`;
+        `Flow.numbers` are written where they are read.
     """
     nodes = sorted(members, key=lambda each: each.place)
-    inputs, outputs = flow.inputs(nodes), flow.outputs(nodes)
+    numbers, outputs = flow.numbers(nodes), flow.outputs(nodes)
+    inputs = (*flow.inputs(nodes), *numbers)
     callees = {each.binding.value.args[0]: each.func for each in nodes if each.func is not None}
     builder = relax.BlockBuilder(tvm.IRModule(callees))
     params = [relax.Var(f"p{place}", each.ty) for place, each in enumerate(inputs)]
@@ -70,7 +72,33 @@ def merged(mod: Any, flow: Flow, members: Iterable[Node], name: str = "merged") 
         builder.emit_func_output(result)
     fused = relax.transform.FuseTIR()(builder.get())
     (func,) = (each for each in fused.functions.values() if isinstance(each, ir.PrimFunc))
-    return func
+    return _with_numbers(func, len(inputs) - len(numbers), numbers)
+
+
+def _with_numbers(func: Any, first: int, numbers: Sequence[Any]) -> Any:
+    """Write constants in the place of parameters, from a first one on.
+
+    A mask is one only if what it puts in the place of elements is known.
+    """
+    params = list(func.params)
+    taken = params[first : first + len(numbers)]
+    values = {
+        buffer: ir.tirx.const(number.value.numpy().reshape(()).item(), str(buffer.ty.dtype))
+        for buffer, number in zip(taken, numbers, strict=True)
+    }
+
+    def written(load: Any, mutator: Any) -> Any:
+        return values[load.source] if load.source in values else mutator.default_mutate(load)
+
+    def unread(block: Any, mutator: Any) -> Any:
+        block = mutator.default_mutate(block)
+        return ir.block_like(block, reads=[e for e in block.reads if e.source not in values])
+
+    if not numbers:
+        return func
+    body = ir.mutate(func.body, (ir.TensorLoad, written), (ir.SBlock, unread))
+    kept = [each for each in params if each not in values]
+    return ir.PrimFunc(kept, body, func.ret_type, func.attrs)
 
 
 def _moved(value: Any, image: Mapping[Any, Any]) -> Any:
