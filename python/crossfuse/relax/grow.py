@@ -50,7 +50,7 @@ class Growth:
         self._found: dict[Unit, Found] = {}
         self._moved: dict[Any, int] = {}
         self._tried: set[tuple[Unit, tuple[int, int]]] = set()
-        self._apart: dict[Node, dict[str, str]] = {}
+        self._apart: dict[Node, dict[Unit, tuple[int, str]]] = {}
         self._done = frozenset(map(self.units.claim, done))
         for unit in dict.fromkeys(self.units.of.values()):
             if any(each.reduces for each in unit) and unit not in self._done:
@@ -83,11 +83,14 @@ class Growth:
 
     def apart(self, unit: Unit) -> tuple[str, ...]:
         """Neighbours of a unit that were not taken in, each with the reason."""
-        reasons: dict[str, str] = {}
+        reasons: dict[Unit, tuple[int, str]] = {}
         for node in sorted(unit, key=lambda each: each.place):
-            reasons |= self._apart.get(node, {})
-        own = {name_of(step) for step in self.steps.get(unit, [unit])}
-        return tuple(f"{name}: {why}" for name, why in reasons.items() if name not in own)
+            for other, reason in self._apart.get(node, {}).items():
+                if not other & unit:
+                    reasons[other] = max(reason, reasons.get(other, reason))
+        # Of a neighbour that grew the largest is named, with what says most.
+        last = [each for each in reasons if not any(each < other for other in reasons)]
+        return tuple(f"{name_of(each)}: {reasons[each][1]}" for each in sorted(last, key=places))
 
     def _swept(self, node: Node) -> int:
         if node.func is None or node.is_view:
@@ -119,7 +122,8 @@ class Growth:
     def _join_axis(self, one: Unit, other: Unit) -> bool:
         """Join units whose reductions share an axis."""
         first, second = self.found(one), self.found(other)
-        if (first.is_product or second.is_product) and not self.units.depends(one, other):
+        depends = self.units.needs(one, other) or self.units.needs(other, one)
+        if (first.is_product or second.is_product) and not depends:
             return False  # products that read one tensor stay products of their own
         producers = len(first.producers) + len(second.producers)
         due = (first.stages + second.stages, producers)
@@ -132,7 +136,7 @@ class Growth:
     def _join_producer(self, one: Unit, other: Unit) -> bool:
         """Join a reduction with the unit whose elements it makes."""
         first, second = self.found(one), self.found(other)
-        if not first.is_plain or first.producers or not self.units.depends(one, other):
+        if not first.is_plain or first.producers or not self.units.needs(other, one):
             return False
         if second.is_plain and second.is_product:
             return False  # two products in a row are a chain
@@ -152,28 +156,32 @@ class Growth:
         self._tried.add((unit, due))
         if unit & frozenset(node for each in self._done for node in each):
             return False
-        reason = why_not(unit) or self._against(unit, due, wrong)
+        between_them = why_not(unit)
+        weight, reason = (0, between_them) if between_them else self._against(unit, due, wrong)
         if reason:
             for one, other in zip(units, reversed(units), strict=True):
-                self._note(one, other, reason)
+                self._note(one, other, weight, reason)
             return False
         self._keep(unit)
         return True
 
-    def _note(self, unit: Unit, other: Unit, reason: str) -> None:
+    def _note(self, unit: Unit, other: Unit, weight: int, reason: str) -> None:
+        """Keep why a unit was not taken together with another one: the reason that says most."""
         for node in unit:
-            self._apart.setdefault(node, {})[name_of(other)] = reason
+            known = self._apart.setdefault(node, {})
+            known[other] = max(known.get(other, (weight, reason)), (weight, reason))
 
-    def _against(self, unit: Unit, due: tuple[int, int], wrong: str) -> str:
+    def _against(self, unit: Unit, due: tuple[int, int], wrong: str) -> tuple[int, str]:
+        """Why calls are not one cascade that streams, and how much that says of them."""
         found = self.found(unit)
         if found.reason:
-            return found.reason
+            return 1, found.reason
         if (found.stages, len(found.producers)) != due:
-            return wrong
+            return 0, wrong
         reason = self.forms.refusal(found)
         if not reason and once(found.func) >= self.before(unit):
             reason = "it would move as many bytes as before"
-        return reason
+        return 2, reason
 
     def _near(self, unit: Unit) -> list[Unit]:
         """Units that reduce and that a unit reads, through element-wise calls, or reads as it."""
@@ -274,7 +282,7 @@ class Growth:
         saved = self.before(other)
         if again > _OPERATIONS * saved:
             text = f"for each row again it would take {again} operations, to save {saved} bytes"
-            self._note(unit, other, text)
+            self._note(unit, other, 2, text)
         return again <= _OPERATIONS * saved
 
 

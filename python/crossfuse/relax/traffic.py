@@ -8,6 +8,7 @@ caches save is not known, and left out.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -60,10 +61,9 @@ def _read(program: Program, block: Any) -> int:
 
 
 def _bytes(buffer: Any) -> int:
-    count = 1
-    for extent in buffer.ty.shape:
-        count *= int(extent)
-    return count * _item(buffer)
+    """Bytes of a tensor; 0 if its shape is not known."""
+    extents = [ir.constant(each) for each in buffer.ty.shape]
+    return prod(each or 0 for each in extents) * _item(buffer)
 
 
 def _item(buffer: Any) -> int:

@@ -53,11 +53,9 @@ class Units:
         before = self._reached(start, self.sources)
         return frozenset(node for unit in start | (behind & before) for node in unit)
 
-    def depends(self, unit: Unit, other: Unit) -> bool:
-        """Whether one of two units needs results of the other, directly or through others."""
-        return other in self._reached({unit}, self.sources) or other in self._reached(
-            {unit}, self.users
-        )
+    def needs(self, unit: Unit, other: Unit) -> bool:
+        """Whether a unit needs results of another one, directly or through others."""
+        return other in self._reached({unit}, self.sources)
 
     def _reached(self, start: set[Unit], step: Callable[[Unit], set[Unit]]) -> set[Unit]:
         found: set[Unit] = set()
