@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -171,7 +171,20 @@ def read_flow(mod: Any, block: Any) -> Flow:
             if isinstance(value, relax.TupleGetItem) and value.tuple_value in tuples:
                 reason = ""
         nodes.append(Node(place, binding, func, reads, reason))
-    return Flow(tuple(nodes))
+    return Flow(tuple(_without_dead(nodes)))
+
+
+def _without_dead(nodes: list[Node]) -> list[Node]:
+    """Nodes, of which those that nothing needs are not to be merged: they would make nothing."""
+    needed: set[Any] = set()
+    found: list[Node] = []
+    for node in reversed(nodes):
+        if node.var in needed or not isinstance(node.var, relax.DataflowVar):
+            needed |= set(node.reads)
+        else:
+            node = replace(node, func=None, reason="nothing needs its result")
+        found.append(node)
+    return found[::-1]
 
 
 def _called(mod: Any, binding: Any) -> tuple[Any, str]:

@@ -133,7 +133,7 @@ class _Module:
             return
         blocks = [self._block(each) for each in func.body.blocks]
         if any(new is not old for new, old in zip(blocks, func.body.blocks, strict=True)):
-            body = relax.SeqExpr(blocks, func.body.body)
+            body = self.builder.normalize(relax.SeqExpr(blocks, func.body.body))
             made = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
             self.changed[name] = made
 
@@ -208,12 +208,14 @@ class _Module:
 
     def finished(self) -> Any:
         """The module with all replacements."""
+        if not self.changed:
+            return self.mod
         made = self.builder.get()
         for name, func in self.changed.items():
             made.update_func(name, func)
         for name in self.left_over:
             del made[name]
-        return relax.transform.Normalize()(made) if self.callees else made
+        return made
 
 
 def _names(functions: Iterable[Any]) -> frozenset[Any]:

@@ -77,26 +77,26 @@ def find_groups(
         What was tried and has none.
     """
     groups: list[Group] = []
-    refused: dict[Refused, None] = {}
+    refused: dict[Unit, Refused] = {}
     failed = True
     while failed:
         growth = Growth(mod, flow, forms, [each.members for each in groups])
         growth.grow()
         failed = False
         for steps in growth.steps.values():
-            kept, failure = _largest(growth, forms, steps)
+            kept, reason = _largest(growth, forms, steps)
             groups += [kept] if kept else []
-            if failure is not None:
-                refused[failure], failed = None, True
+            # What grew so is not taken together again: its kernel is known to fail.
+            failed |= bool(reason) and steps[-1] not in refused
+            if reason:
+                refused[steps[-1]] = Refused(calls_of(steps[-1]), reason)
     groups.sort(key=lambda each: places(each.members)[1])
-    return tuple(groups), tuple(refused)
+    return tuple(groups), tuple(dict.fromkeys(refused.values()))
 
 
-def _largest(
-    growth: Growth, forms: Forms, steps: list[Unit]
-) -> tuple[Group | None, Refused | None]:
+def _largest(growth: Growth, forms: Forms, steps: list[Unit]) -> tuple[Group | None, str]:
     """The last step that has a kernel, and why the last one of all has none."""
-    refused: Refused | None = None
+    reason = ""
     for step in reversed(steps):
         found = growth.found(step)
         if found.reason or found.is_plain:
@@ -104,9 +104,9 @@ def _largest(
         kernel = forms.kernel(found)
         if isinstance(kernel, Kernel):
             group = Group(step, found, kernel, growth.apart(step), growth.before(step))
-            return group, refused
-        refused = refused or Refused(calls_of(step), kernel)
-    return None, refused
+            return group, reason
+        reason = reason or kernel
+    return None, reason
 
 
 def calls_of(unit: Unit) -> tuple[str, ...]:
