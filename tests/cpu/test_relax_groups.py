@@ -160,6 +160,19 @@ def test_the_gain_is_what_need_not_be_written_and_read_again() -> None:
     assert group.before == turned + products + element_wise + 2 * (table + row)
 
 
+def test_a_residual_behind_attention_is_added_where_heads_are_joined() -> None:
+    def build(emit: Any, q: Any, k: Any, v: Any) -> Any:
+        return op.add(q, attend(emit, q, k, v, lambda x: op.multiply(x, number(1.0))))
+
+    made, groups = fused(legalised(QKV, build))
+    (group,) = groups.values()
+    assert called(made)[-1] == group.function
+    assert group.calls[-2:] == ("reshape1", "add")
+    q, k, v = normals(QKV)
+    exact = q + exact_attention(q, k, v, np.zeros((LENGTH, LENGTH)))
+    np.testing.assert_allclose(run(made, [q, k, v])[0], exact, rtol=2e-5, atol=2e-6)
+
+
 def test_a_norm_in_front_of_a_product_is_one_kernel() -> None:
     shapes = {"x": ((2, 5, 16), F32), "gamma": ((16,), F32), "weight": ((16, 12), F32)}
 

@@ -67,10 +67,12 @@ def cascade_options(source: Source, target: Device) -> list[Option]:
     CascadeRefused
         If the function holds no cascade, several, or one that cannot stream, with the reason.
     """
+    from crossfuse import _tvm as ir
     from crossfuse.cascade.algebra import derive
     from crossfuse.cascade.rewrite.tiled.choose import choose_product_tiles, has_products
 
-    site = only_site(source.func)
+    # Importers count in 64 bits, and kernels in 32.
+    site = only_site(ir.narrow(source.func))
     derivation = derive(site.cascade)
     if has_products(site):
         return [

@@ -250,22 +250,13 @@ def recomputed(site: Site, derivation: Derivation, tiles: CascadeTiles) -> str:
 
 def _find(func: Any) -> Found:
     try:
-        sites = detect(narrow(func))
+        sites = detect(ir.narrow(func))
         if len(sites) > 1:
             reason = f"its reductions are {len(sites)} sets that share no axis"
             return Found(func, reason=reason)
         return Found(func, sites[0], derive(sites[0].cascade))
     except RefusedError as error:
         return Found(func, reason=str(error))
-
-
-def narrow(func: Any) -> Any:
-    """A function that counts in 32 bits, as kernels do; as it is if it holds larger numbers."""
-    module = ir.IRModule({"main": func})
-    try:
-        return ir.tirx.transform.ForceNarrowIndexToInt32()(module)["main"]
-    except ir.tvm.error.InternalError:
-        return func
 
 
 def _mentions_all(expression: Any, variables: list[Any]) -> bool:

@@ -126,6 +126,7 @@ class _Module:
         self.callees: dict[Any, Any] = {}
         self.changed: dict[Any, Any] = {}
         self.left_over: list[Any] = []
+        self.apart: dict[str, tuple[str, ...]] = {}
 
     def take_function(self, name: Any, func: Any) -> None:
         """Replace groups of calls in the dataflow blocks of a Relax function."""
@@ -143,6 +144,8 @@ class _Module:
         flow = read_flow(self.mod, block)
         every, refused = find_groups(self.mod, flow, self.forms)
         groups = [each for each in every if _several(each)]
+        alone = [each for each in every if not _several(each)]
+        self.apart |= {calls_of(each.members)[0]: each.apart for each in alone}
         several = [each for each in refused if len(each.calls) > 1]
         self.outcomes += [Outcome("", "", each.reason, each.calls) for each in several]
         if not groups:
@@ -183,8 +186,8 @@ class _Module:
             return
         self.changed[name] = _finished(kernel.func, func)
         text = _text(found.site)
-        outcome = Outcome(label, kernel.form, text, before=before, after=kernel.bytes)
-        self.outcomes.append(outcome)
+        apart = self.apart.get(label, ())
+        self.outcomes.append(Outcome(label, kernel.form, text, (), apart, before, kernel.bytes))
 
     def _is_left_over(self, name: Any, func: Any) -> bool:
         """Whether a private function was called before, and is not now."""

@@ -85,11 +85,13 @@ def find_groups(
         failed = False
         for steps in growth.steps.values():
             kept, reason = _largest(growth, forms, steps)
-            groups += [kept] if kept else []
-            # What grew so is not taken together again: its kernel is known to fail.
-            failed |= bool(reason) and steps[-1] not in refused
-            if reason:
+            if reason and steps[-1] not in refused:
+                # What grew so is not taken together again: its kernel is known to fail. What is
+                # kept of it may grow in another way.
                 refused[steps[-1]] = Refused(calls_of(steps[-1]), reason)
+                failed = True
+            elif kept:
+                groups.append(kept)
     groups.sort(key=lambda each: places(each.members)[1])
     return tuple(groups), tuple(dict.fromkeys(refused.values()))
 
