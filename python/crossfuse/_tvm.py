@@ -138,6 +138,15 @@ def with_body(func: PrimFunc, body: Any) -> PrimFunc:
     return func.with_body(body)
 
 
+def narrow(func: PrimFunc) -> PrimFunc:
+    """A function that counts in 32 bits, as kernels do; as it is if it holds larger numbers."""
+    module = IRModule({"main": func})
+    try:
+        return tirx.transform.ForceNarrowIndexToInt32()(module)["main"]
+    except tvm.error.InternalError:
+        return func
+
+
 def for_like(loop: For, body: Any, **changes: Any) -> For:
     """Return a loop equal to `loop` but for its body and the named fields."""
     fields = {

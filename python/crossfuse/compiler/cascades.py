@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from crossfuse.compiler.planned import not_fusing, noted
 from crossfuse.compiler.source import Source
 from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError
 from crossfuse.hardware import Device
-from crossfuse.planner.families import EAGER, TILES
+from crossfuse.planner.families import EAGER
 from crossfuse.schedule.cascades import only_site, schedule_cascade
 
 if TYPE_CHECKING:
@@ -87,11 +86,13 @@ def cascade_options(
 
 def _one_cascade(source: Source, target: Device, plan: CascadePlan | None) -> list[Option]:
     """Ways to schedule the whole function as one stream."""
+    from crossfuse import _tvm as ir
     from crossfuse.cascade.algebra import derive
-    from crossfuse.planner.cascade.plan import ranked_cascade
+    from crossfuse.planner.cascade.plan import ranked_cascade, tried
     from crossfuse.planner.cascade.shape import cascade_shape
 
-    site = only_site(source.func)
+    # Importers count in 64 bits, and kernels in 32.
+    site = only_site(ir.narrow(source.func))
     derivation = derive(site.cascade)
     every = [plan] if plan is not None else []
     if plan is None:
@@ -106,21 +107,3 @@ def _one_cascade(source: Source, target: Device, plan: CascadePlan | None) -> li
         )
         for each in plans
     ]
-
-
-def tried(plans: Sequence[CascadePlan]) -> list[CascadePlan]:
-    """Plans that are worth lowering one after another.
-
-    Of streams all: what the planner expects to fit does. Of tiles, whose expressions may need more
-    registers than is estimated, those with clusters of a size that need fewer and fewer.
-    """
-    least: dict[int, int] = {}
-    found = []
-    for each in plans:
-        if each.taken is not None and each.family == TILES:
-            size, needed = each.taken.cluster, each.taken.registers
-            if needed >= least.get(size, needed + 1):
-                continue
-            least[size] = needed
-        found.append(each)
-    return found

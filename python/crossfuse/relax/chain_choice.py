@@ -10,9 +10,9 @@ from tvm.ir import Var
 
 from crossfuse.errors import RefusedError
 from crossfuse.planner.families import EAGER
+from crossfuse.relax.chain_groups import Group, find_groups
 from crossfuse.relax.chain_kernels import ChainKernels, PlannedChain
 from crossfuse.relax.dataflow import Dataflow
-from crossfuse.relax.groups import Group, find_groups
 from crossfuse.relax.replace import Replacement
 
 

@@ -15,8 +15,8 @@ from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.lower.extract import lower
 from crossfuse.planner.families import EAGER
+from crossfuse.relax.chain_groups import Group
 from crossfuse.relax.dataflow import Dataflow, subgraph
-from crossfuse.relax.groups import Group
 from crossfuse.relax.kernel_mark import marked
 from crossfuse.relax.operators import refused
 from crossfuse.relax.outline import Argument, Outlined, outline

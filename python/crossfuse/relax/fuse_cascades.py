@@ -1,64 +1,87 @@
-"""The pass that rewrites cascades of reductions in the functions of a module as streams."""
+"""The pass that rewrites cascades of reductions in a module as streams."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from tvm import relax
+from tvm.ir import GlobalVar
+
 from crossfuse import _tvm as ir
-from crossfuse.cascade.algebra import derive
-from crossfuse.cascade.detect import detect
-from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.site import Site
-from crossfuse.errors import RefusedError
-from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
-from crossfuse.schedule.rules.stream import schedule_stream
+from crossfuse.hardware import Device, device
+from crossfuse.relax.calls import Flow, read_flow
+from crossfuse.relax.cascade_forms import Forms, Kernel
+from crossfuse.relax.groups import Group, calls_of, find_groups
+from crossfuse.relax.kernel_mark import SCHEDULED, marked
+from crossfuse.relax.merge import Replacement, replaced
+from crossfuse.relax.traffic import swept
+from crossfuse.relax.units import name_of
 
-#: TVM's attribute of functions that no schedule is to be found for any more.
-SCHEDULED = "tirx.is_scheduled"
+#: TVM's attribute of functions that says how they fuse, and its value for those that never do.
+_PATTERN, _OPAQUE = "op_pattern", 8
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a function.
+    """What became of a function, or of several that are called in a dataflow block.
 
     Attributes
     ----------
     function : str
-        Its name in the module.
+        Its name in the module; of several that of the function that took their place, empty if
+        none did.
     form : str
         ``"tiles"`` of products, ``"threads"`` that stream, or empty where it was left alone.
     reason : str
         The reductions that were fused, or why none were.
+    calls : tuple[str, ...]
+        Functions whose calls were taken together, in order; empty for a function of its own.
+    apart : tuple[str, ...]
+        Neighbours in the dataflow that were not taken in, each with the reason.
+    before, after : int
+        Bytes that one run moves, see `crossfuse.relax.traffic`; equal where nothing was fused.
     """
 
     function: str
     form: str
     reason: str
+    calls: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()
+    before: int = 0
+    after: int = 0
 
 
 @ir.tvm.ir.transform.module_pass(opt_level=0, name="crossfuse.FuseCascades")
 class FuseCascades:
     """Rewrite cascades of reductions as streams, scheduled for the GPU.
 
-    A pass over modules after ``LegalizeOps`` (and ``FuseOps``, ``FuseTIR``), whose functions have a
-    block for each operator. A function whose reductions share an axis is replaced: by the tile form
-    if products make its elements or its results (attention, products behind norms), else by threads
-    that stream (softmax, norms, losses). All others stay as they are.
+    A pass over modules after ``LegalizeOps``; ``FuseOps`` and ``FuseTIR`` may run before it or
+    behind it. Calls in a dataflow block whose reductions share an axis, and element-wise calls
+    around them, become one function: in the tile form if products make its elements or its results
+    (attention, products behind norms), else threads that stream (softmax, norms, losses). Which
+    calls is found by what they read and over which loops. What is called elsewhere, and holds a
+    cascade of its own, is rewritten too. All others stay as they are.
 
     Parameters
     ----------
+    target : str | Device
+        What sizes are chosen for.
     tiles : CascadeTiles | None
-        Sizes of tile forms; None chooses them.
+        Sizes of tile forms. None chooses for each cascade the first that lowers for the target,
+        and leaves alone what does not lower.
     stream : StreamTiles | None
-        Sizes of other streams; None takes the defaults.
+        The same of other streams.
 
     Attributes
     ----------
     outcomes : tuple[Outcome, ...]
-        What became of each function of the last module, in its order.
+        What became of the last module: groups of calls, then functions of their own.
 
     Examples
     --------
@@ -68,76 +91,164 @@ class FuseCascades:
     """
 
     def __init__(
-        self, tiles: CascadeTiles | None = None, stream: StreamTiles | None = None
+        self,
+        target: str | Device = "nvidia-h100",
+        *,
+        tiles: CascadeTiles | None = None,
+        stream: StreamTiles | None = None,
     ) -> None:
+        self.target = device(target)
         self.tiles = tiles
         self.stream = stream
         self.outcomes: tuple[Outcome, ...] = ()
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
         """See `FuseCascades`."""
-        found: list[Outcome] = []
-        made = mod.clone()
+        forms = Forms(self.target, self.tiles, self.stream)
+        work = _Module(mod, forms)
+        for name, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                work.take_function(name, func)
         for name, func in mod.functions_items():
             if isinstance(func, ir.PrimFunc):
-                outcome, image = self._fused(str(name.name_hint), func)
-                found.append(outcome)
-                if image is not None:
-                    made.update_func(name, image)
-        self.outcomes = tuple(found)
+                work.take_kernel(name, func)
+        self.outcomes = tuple(work.outcomes)
+        return work.finished()
+
+
+class _Module:
+    """A module in which cascades are replaced one after the other."""
+
+    def __init__(self, mod: Any, forms: Forms) -> None:
+        self.mod = mod
+        self.forms = forms
+        self.builder = relax.BlockBuilder(mod.clone())
+        self.outcomes: list[Outcome] = []
+        self.callees: dict[Any, Any] = {}
+        self.changed: dict[Any, Any] = {}
+        self.left_over: list[Any] = []
+        self.apart: dict[str, tuple[str, ...]] = {}
+
+    def take_function(self, name: Any, func: Any) -> None:
+        """Replace groups of calls in the dataflow blocks of a Relax function."""
+        if not isinstance(func.body, relax.SeqExpr):
+            return
+        blocks = [self._block(each) for each in func.body.blocks]
+        if any(new is not old for new, old in zip(blocks, func.body.blocks, strict=True)):
+            body = self.builder.normalize(relax.SeqExpr(blocks, func.body.body))
+            made = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+            self.changed[name] = made
+
+    def _block(self, block: Any) -> Any:
+        if not isinstance(block, relax.DataflowBlock):
+            return block
+        flow = read_flow(self.mod, block)
+        every, refused = find_groups(self.mod, flow, self.forms)
+        groups = [each for each in every if _several(each)]
+        alone = [each for each in every if not _several(each)]
+        self.apart |= {calls_of(each.members)[0]: each.apart for each in alone}
+        several = [each for each in refused if len(each.calls) > 1]
+        self.outcomes += [Outcome("", "", each.reason, each.calls) for each in several]
+        if not groups:
+            return block
+        return replaced(flow, [self._replacement(flow, each) for each in groups])
+
+    def _replacement(self, flow: Flow, group: Group) -> Replacement:
+        if group.kernel not in self.callees:
+            image = _finished(group.kernel.func, group.found.func)
+            self.callees[group.kernel] = self.builder.add_func(image, _name(group))
+        callee = self.callees[group.kernel]
+        outcome = Outcome(
+            str(callee.name_hint),
+            group.kernel.form,
+            _text(group.found.site),
+            calls_of(group.members),
+            group.apart,
+            group.before,
+            group.kernel.bytes,
+        )
+        self.outcomes.append(outcome)
+        return Replacement(group.members, callee)
+
+    def take_kernel(self, name: Any, func: Any) -> None:
+        """Replace a function that holds a cascade of its own, unless nothing calls it any more."""
+        label = str(name.name_hint)
+        if self._is_left_over(name, func):
+            self.left_over.append(name)
+            return
+        if func.attrs and SCHEDULED in func.attrs:
+            self.outcomes.append(Outcome(label, "", "it is scheduled already"))
+            return
+        found = self.forms.found(func)
+        kernel = found.reason or found.plain or self.forms.kernel(found)
+        before = swept(func)
+        if not isinstance(kernel, Kernel):
+            self.outcomes.append(Outcome(label, "", kernel, before=before, after=before))
+            return
+        self.changed[name] = _finished(kernel.func, func)
+        text = _text(found.site)
+        apart = self.apart.get(label, ())
+        self.outcomes.append(Outcome(label, kernel.form, text, (), apart, before, kernel.bytes))
+
+    def _is_left_over(self, name: Any, func: Any) -> bool:
+        """Whether a private function was called before, and is not now."""
+        private = not (func.attrs and "global_symbol" in func.attrs)
+        return private and name in self.called and name not in self.still_called
+
+    @cached_property
+    def called(self) -> frozenset[Any]:
+        """Functions that Relax functions called before."""
+        return _names(f for f in self.mod.functions.values() if isinstance(f, relax.Function))
+
+    @cached_property
+    def still_called(self) -> frozenset[Any]:
+        """Functions that they call now; known when all Relax functions were taken."""
+        now = [
+            self.changed.get(name, func)
+            for name, func in self.mod.functions_items()
+            if isinstance(func, relax.Function)
+        ]
+        return _names(now)
+
+    def finished(self) -> Any:
+        """The module with all replacements."""
+        if not self.changed:
+            return self.mod
+        made = self.builder.get()
+        for name, func in self.changed.items():
+            made.update_func(name, func)
+        for name in self.left_over:
+            del made[name]
         return made
 
-    def _fused(self, name: str, func: Any) -> tuple[Outcome, Any]:
-        if func.attrs and SCHEDULED in func.attrs:
-            return Outcome(name, "", "it is scheduled already"), None
-        try:
-            sites = detect(_narrow(func))
-            reason = _reason_against(sites)
-            if reason:
-                return Outcome(name, "", reason), None
-            form, schedule = self._scheduled(sites[0])
-        except RefusedError as error:
-            return Outcome(name, "", str(error)), None
-        (image,) = schedule.mod.functions.values()
-        return Outcome(name, form, _text(sites[0])), _with_attributes(image, func)
 
-    def _scheduled(self, site: Site) -> tuple[str, Any]:
-        """The form that a cascade takes, and its schedule."""
-        derivation = derive(site.cascade)
-        if site.producers or any(each.columns for each in site.stages.values()):
-            return "tiles", schedule_cascade_tiles(site, derivation, self.tiles)
-        sizes = self.stream or StreamTiles()
-        return "threads", schedule_stream(streaming(site, derivation, sizes), sizes)
+def _names(functions: Iterable[Any]) -> frozenset[Any]:
+    """Global variables that functions mention."""
+    found: list[Any] = []
+    for each in functions:
+        ir.walk(each, (GlobalVar, found.append))
+    return frozenset(found)
 
 
-def _narrow(func: Any) -> Any:
-    """A function that counts in 32 bits, as kernels do; as it is if it holds larger numbers."""
-    module = ir.IRModule({"main": func})
-    try:
-        return ir.tirx.transform.ForceNarrowIndexToInt32()(module)["main"]
-    except ir.tvm.error.InternalError:
-        return func
+def _several(group: Group) -> bool:
+    return len(calls_of(group.members)) > 1
 
 
-def _reason_against(sites: tuple[Site, ...]) -> str:
-    """Why a function is left alone; empty if it is not."""
-    if len(sites) > 1:
-        return f"its reductions are {len(sites)} sets that share no axis"
-    (site,) = sites
-    if len(site.cascade.stages) == 1 and not site.cascade.rows:
-        return "it has one reduction, which reads each element once as it is"
-    return ""
+def _name(group: Group) -> str:
+    """A name made of those of the functions that reduce."""
+    return "_".join(["fused", *name_of(group.members).split(", ")])
 
 
-def _text(site: Site) -> str:
+def _text(site: Site | None) -> str:
     """Reductions and their axis, for people."""
+    assert site is not None
     stages = ", ".join(f"{each.name} ({each.monoid.name})" for each in site.cascade.stages)
     return f"{stages} over {int(site.extents[site.axis])} elements"
 
 
-def _with_attributes(image: Any, func: Any) -> Any:
-    """A function with the attributes of another one beside its own, and scheduled."""
-    image = image.without_attr("global_symbol")
+def _finished(image: Any, func: Any) -> Any:
+    """A function with the attributes of another one too: scheduled, never to be fused."""
+    image = marked(image)
     for name, value in (func.attrs or {}).items():
         image = image.with_attr(name, value)
-    return image.with_attr(SCHEDULED, True)
+    return image.with_attr(_PATTERN, _OPAQUE)

@@ -1,160 +1,117 @@
-"""Groups of a model's operators that may become one kernel of matrix products."""
+"""Cascades over several calls of a dataflow block, with the kernels that they become."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tvm.ir import Var
-
-from crossfuse.relax.dataflow import Dataflow
-from crossfuse.relax.operators import CAST, PRODUCT, RESHAPES, TRANSPOSE
-
-#: What may lie between a stored weight and its product.
-_OF_WEIGHTS = frozenset({TRANSPOSE, CAST, *RESHAPES})
+from crossfuse.relax.calls import Flow
+from crossfuse.relax.cascade_forms import Forms, Found, Kernel
+from crossfuse.relax.grow import Growth
+from crossfuse.relax.units import Unit, places
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
-    """Two layers of products with what is computed between and after them.
+    """Calls that become one kernel.
 
     Attributes
     ----------
-    first : tuple[Var, ...]
-        Products whose results the second one needs.
-    second : Var
-        The last product.
-    before : tuple[Var, ...]
-        Bindings up to `second`, `views` among them, in order.
-    views : frozenset[Var]
-        Transpositions, casts and reshapes of weights, reshapes of the input: what kernels do on
-        loading, so that others may read it too.
-    after : tuple[Var, ...]
-        Element-wise bindings of its result, one after the other; each but the last has one user.
+    members : Unit
+        The calls.
+    found : Found
+        What they are together.
+    kernel : Kernel
+        What they become.
+    apart : tuple[str, ...]
+        Neighbours that were not taken in, each with the reason.
+    before : int
+        Bytes that the calls move as they are, see `crossfuse.relax.traffic`.
     """
 
-    first: tuple[Var, ...]
-    second: Var
-    before: tuple[Var, ...]
-    views: frozenset[Var]
-    after: tuple[Var, ...]
-
-    def outputs(self) -> Iterator[tuple[Var, tuple[Var, ...]]]:
-        """Results that the group could have, and the bindings that make each, the last one first.
-
-        One that ends in a reshape is left out: it moves nothing, and its users take it as it is.
-        """
-        for count in range(len(self.after), -1, -1):
-            yield (self.after[count - 1] if count else self.second), self.after[:count]
+    members: Unit
+    found: Found
+    kernel: Kernel
+    apart: tuple[str, ...]
+    before: int
 
 
-def find_groups(dataflow: Dataflow) -> Iterator[Group]:
-    """Find pairs of layers, the second of which reads the first through element-wise operators.
+@dataclass(frozen=True)
+class Refused:
+    """Calls that are one cascade for which there is no kernel.
+
+    Attributes
+    ----------
+    calls : tuple[str, ...]
+        The functions.
+    reason : str
+        Why not.
+    """
+
+    calls: tuple[str, ...]
+    reason: str
+
+
+def find_groups(
+    mod: Any, flow: Flow, forms: Forms
+) -> tuple[tuple[Group, ...], tuple[Refused, ...]]:
+    """Find the cascades of a dataflow block.
+
+    Where what was taken together has no kernel, the largest part that has one is kept, and the
+    rest is tried again without what is known to fail.
 
     Parameters
     ----------
-    dataflow : Dataflow
-        A model.
+    mod : tvm.IRModule
+        The module of the block.
+    flow : Flow
+        The block.
+    forms : Forms
+        What judges functions.
 
-    Yields
-    ------
-    Group
-        In the order of their second products. Groups may share products: whoever fuses one leaves
-        out those that overlap it. Whether a group is a chain that rules know is not asked here.
+    Returns
+    -------
+    groups : tuple[Group, ...]
+        In the order of their last calls; no call is in two of them.
+    refused : tuple[Refused, ...]
+        What was tried and has none.
     """
-    for variable in dataflow.values:
-        if dataflow.operator(variable) != PRODUCT:
+    groups: list[Group] = []
+    refused: dict[Unit, Refused] = {}
+    failed = True
+    while failed:
+        growth = Growth(mod, flow, forms, [each.members for each in groups])
+        growth.grow()
+        failed = False
+        for steps in growth.steps.values():
+            kept, reason = _largest(growth, forms, steps)
+            if reason and steps[-1] not in refused:
+                # What grew so is not taken together again: its kernel is known to fail. What is
+                # kept of it may grow in another way.
+                refused[steps[-1]] = Refused(calls_of(steps[-1]), reason)
+                failed = True
+            elif kept:
+                groups.append(kept)
+    groups.sort(key=lambda each: places(each.members)[1])
+    return tuple(groups), tuple(dict.fromkeys(refused.values()))
+
+
+def _largest(growth: Growth, forms: Forms, steps: list[Unit]) -> tuple[Group | None, str]:
+    """The last step that has a kernel, and why the last one of all has none."""
+    reason = ""
+    for step in reversed(steps):
+        found = growth.found(step)
+        if found.reason or found.is_plain:
             continue
-        first = _first(dataflow, variable)
-        if first:
-            views = frozenset(_views(dataflow, first, variable))
-            before = tuple(_before(dataflow, first, variable, views))
-            after = tuple(_after(dataflow, variable, before))
-            yield Group(first, variable, before, views, after)
+        kernel = forms.kernel(found)
+        if isinstance(kernel, Kernel):
+            group = Group(step, found, kernel, growth.apart(step), growth.before(step))
+            return group, reason
+        reason = reason or kernel
+    return None, reason
 
 
-def _first(dataflow: Dataflow, second: Var) -> tuple[Var, ...]:
-    """Products that the left operand of another one is made of, element by element.
-
-    What is read elsewhere too has to be stored, so that it is an operand like any other, and what
-    it is made of is not looked at; unless nothing is left then.
-    """
-    left = dataflow.arguments(second)[0]
-    cone = set(_cone(dataflow, left, frozenset()))
-    inside = {*cone, second}
-    stored = frozenset(
-        each for each in cone if any(user not in inside for user in dataflow.users[each])
-    )
-    found = _products(dataflow, _cone(dataflow, left, stored))
-    return found or _products(dataflow, iter(cone))
-
-
-def _cone(dataflow: Dataflow, left: Any, stored: frozenset[Any]) -> Iterator[Var]:
-    """What a value is made of, element by element, up to products and what is stored."""
-    pending, seen = [left], set()
-    while pending:
-        value = pending.pop()
-        if value in seen or value in stored:
-            continue
-        seen.add(value)
-        if dataflow.operator(value) == PRODUCT:
-            yield value
-        elif dataflow.is_elementwise(value):
-            yield value
-            pending += dataflow.arguments(value)
-
-
-def _products(dataflow: Dataflow, values: Iterator[Var]) -> tuple[Var, ...]:
-    """Products among values, in the order of binding."""
-    found = {each for each in values if dataflow.operator(each) == PRODUCT}
-    return tuple(each for each in dataflow.values if each in found)
-
-
-def _before(
-    dataflow: Dataflow, first: tuple[Var, ...], second: Var, views: frozenset[Var]
-) -> list[Var]:
-    """Bindings of a group up to its second product: what depends on the first, and views.
-
-    What does not depend on them, such as another branch of a residual, is computed outside.
-    """
-    depends: dict[Any, bool] = {each: True for each in (*first, second)}
-
-    def needs_first(value: Any) -> bool:
-        if value not in depends:
-            depends[value] = dataflow.is_elementwise(value) and any(
-                [needs_first(each) for each in dataflow.arguments(value)]
-            )
-        return depends[value]
-
-    needs_first(dataflow.arguments(second)[0])
-    return [each for each in dataflow.values if each in views or depends.get(each, False)]
-
-
-def _views(dataflow: Dataflow, first: tuple[Var, ...], second: Var) -> Iterator[Var]:
-    """What lies between stored tensors and the products that read them."""
-    for product in (*first, second):
-        left, right = dataflow.arguments(product)
-        yield from _way(dataflow, right, _OF_WEIGHTS)
-        if product is not second:
-            yield from _way(dataflow, left, RESHAPES)
-
-
-def _way(dataflow: Dataflow, value: Any, names: frozenset[str]) -> Iterator[Var]:
-    """Operators of some names, one after the other, that make a value."""
-    while dataflow.operator(value) in names:
-        yield value
-        (value, *_) = dataflow.arguments(value)
-
-
-def _after(dataflow: Dataflow, second: Var, before: tuple[Var, ...]) -> Iterator[Var]:
-    """Element-wise users of a product's result, as long as there is one and nothing else reads."""
-    value = second
-    while True:
-        users = dataflow.users.get(value, [])
-        if len(users) != 1 or users[0] is None or not dataflow.is_elementwise(users[0]):
-            return
-        (value,) = users
-        if any(each in before for each in dataflow.arguments(value) if not each.same_as(second)):
-            return
-        yield value
+def calls_of(unit: Unit) -> tuple[str, ...]:
+    """Names of the functions that a unit calls, in order."""
+    nodes = sorted(unit, key=lambda each: each.place)
+    return tuple(each.name for each in nodes if each.func is not None)

@@ -54,7 +54,7 @@ def phases(target: str | Device = "nvidia-h100") -> tuple[Phase, ...]:
         Phase("clean", clean),
         Phase("fuse_chains", FuseChains(spec)),
         Phase("legalize", relax.transform.LegalizeOps()),
-        Phase("fuse_cascades", FuseCascades()),
+        Phase("fuse_cascades", FuseCascades(spec)),
         Phase("build_kernels", BuildKernels(spec)),
     )
 

@@ -97,6 +97,27 @@ def test_kernels_that_need_fewer_registers_come_next() -> None:
     assert all(found == sorted(found, reverse=True) for found in by_size.values())
 
 
+def test_functions_that_count_in_64_bits_lower() -> None:
+    from tvm import relax
+
+    from crossfuse.compiler.cascades import cascade_options
+    from crossfuse.compiler.source import read_source
+    from crossfuse.lower.extract import lower
+
+    shapes = [(1, 64, 1, 64), (1, 128, 1, 64), (1, 128, 1, 64)]
+    given = [relax.Var(f"a{i}", relax.TensorType(s, "float16")) for i, s in enumerate(shapes)]
+    builder = relax.BlockBuilder()
+    with builder.function("main", given):
+        builder.emit_func_output(builder.emit(relax.op.nn.attention(*given)))
+    (func,) = (
+        each
+        for each in relax.transform.LegalizeOps()(builder.get()).functions.values()
+        if not isinstance(each, relax.Function)
+    )
+    (option, *_) = cascade_options(read_source(func), H100)
+    assert lower(option.make(), H100).image.launches
+
+
 def two_axes() -> Any:
     from tvm import te
 

@@ -118,19 +118,21 @@ class _Builder:
 
     def _output(self, name: str, output: Output) -> OutputSite:
         at = moved(output.coordinates, self.values, self.extents)
-        return OutputSite(name, output.buffer, at, self._columns(at, f"buffer '{name}'"))
+        return OutputSite(name, output.buffer, at, self._others(at))
 
     def _columns(self, loops: Sequence[Any], where: str) -> tuple[Any, ...]:
-        """Loops that are neither rows nor the axis."""
-        known = frozenset((*self.rows, *self.group.axes, self.axis, *self.values))
-        found = []
+        """Loops of a result that are neither rows nor the axis."""
         for each in loops:
-            if variables_of([each]) - known:
-                if not isinstance(each, ir.Var):
-                    limit, instead = "loops that are rows or columns", "write the two as loops"
-                    raise refused(where, f"a loop {each} of rows and columns", limit, instead)
-                found.append(each)
-        return tuple(found)
+            if self._others([each]) and not isinstance(each, ir.Var):
+                limit, instead = "loops that are rows or columns", "write the two as loops"
+                raise refused(where, f"a loop {each} of rows and columns", limit, instead)
+        return self._others(loops)
+
+    def _others(self, loops: Sequence[Any]) -> tuple[Any, ...]:
+        """Variables that are neither rows nor the axis, each once."""
+        known = frozenset((*self.rows, *self.group.axes, self.axis, *self.values))
+        every = (var for each in loops for var in ir.variables(each))
+        return tuple(dict.fromkeys(var for var in every if var not in known))
 
 
 def _rows(group: Group) -> tuple[Any, ...]:

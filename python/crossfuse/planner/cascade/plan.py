@@ -16,7 +16,7 @@ from crossfuse.planner.cascade.space import Tiles, estimate, in_order, moved, ti
 from crossfuse.planner.choice import Runner, runner_of
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.families import CASCADE_FAMILIES, EAGER
+from crossfuse.planner.families import CASCADE_FAMILIES, EAGER, TILES
 from crossfuse.planner.space.count import Step
 
 if TYPE_CHECKING:
@@ -110,6 +110,24 @@ def plan_cascade(
     'stream'
     """
     return ranked_cascade(workload, target, only=only, rates=rates, keep=1)[0]
+
+
+def tried(plans: Sequence[CascadePlan]) -> list[CascadePlan]:
+    """Plans that are worth lowering one after another.
+
+    Of streams all: what the planner expects to fit does. Of tiles, whose expressions may need more
+    registers than is estimated, those with clusters of a size that need fewer and fewer.
+    """
+    least: dict[int, int] = {}
+    found = []
+    for each in plans:
+        if each.taken is not None and each.family == TILES:
+            size, needed = each.taken.cluster, each.taken.registers
+            if needed >= least.get(size, needed + 1):
+                continue
+            least[size] = needed
+        found.append(each)
+    return found
 
 
 def _runners(plans: Sequence[CascadePlan]) -> tuple[Runner, ...]:

@@ -210,9 +210,15 @@ class _Writer:
         for node, base in ((sympy.Mul, own), (sympy.Add, own)):
             if isinstance(expression, node) and base in expression.args:
                 rest = node(*(each for each in expression.args if each != base))
-                if own not in rest.free_symbols and not rest.is_Symbol:
+                if own not in rest.free_symbols and self.is_of_row(rest):
                     return Carry(slot, node(own, self.factor(rest)))
         return Carry(slot, expression)
+
+    def is_of_row(self, expression: sympy.Expr) -> bool:
+        """Whether an expression, and no symbol alone, is one number a row."""
+        names = [each.name for each in self.slots if self.is_columned(each)]
+        columned = {form(name) for name in names for form in (value, new, kept)} | self.columns
+        return not expression.is_Symbol and not expression.free_symbols & columned
 
     def factor(self, expression: sympy.Expr) -> sympy.Symbol:
         if expression not in self.factors:

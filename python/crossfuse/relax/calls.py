@@ -1,0 +1,244 @@
+"""Dataflow blocks of legalised Relax functions as graphs of calls of TIR functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.ir import Call, GenericConst, GlobalVar, Op, Tuple, Var
+from tvm.tirx import PrimFunc
+
+from crossfuse import _tvm as ir
+from crossfuse.relax.kernel_mark import SCHEDULED
+
+_CALL = "relax.call_tir"
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A binding of a dataflow block.
+
+    Attributes
+    ----------
+    place : int
+        Its number in the block.
+    binding : tvm.relax.Binding
+        The binding.
+    func : tvm.tirx.PrimFunc | None
+        What it calls, if it is a call of a TIR function that can be merged with others.
+    reads : tuple
+        Variables and constants that it uses.
+    reason : str
+        Why it cannot be merged; empty if it can.
+    """
+
+    place: int
+    binding: Any
+    func: Any
+    reads: tuple[Any, ...]
+    reason: str = ""
+
+    @property
+    def var(self) -> Any:
+        """The variable that it binds."""
+        return self.binding.var
+
+    @property
+    def name(self) -> str:
+        """Name of the function that it calls, or of the variable."""
+        if self.func is None:
+            return str(self.var.name)
+        return str(self.binding.value.args[0].name_hint)
+
+    @property
+    def results(self) -> tuple[Any, ...]:
+        """Types of the tensors that it makes."""
+        is_tuple = isinstance(self.var.ty, relax.TupleType)
+        return tuple(self.var.ty.fields) if is_tuple else (self.var.ty,)
+
+    @cached_property
+    def reduces(self) -> bool:
+        """Whether a block of its function is more than element-wise, so far as loops say."""
+        return self.func is not None and _reduces(self.func)
+
+    @cached_property
+    def is_view(self) -> bool:
+        """Whether it only gives a tensor another shape, which Relax does without a kernel."""
+        return self.func is not None and bool(relax.analysis.has_reshape_pattern(self.func))
+
+    @property
+    def is_element(self) -> bool:
+        """Whether it takes one tensor out of a call's tuple."""
+        return isinstance(self.binding.value, relax.TupleGetItem)
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """A dataflow block.
+
+    Attributes
+    ----------
+    nodes : tuple[Node, ...]
+        Its bindings, in order.
+    """
+
+    nodes: tuple[Node, ...]
+
+    @cached_property
+    def makers(self) -> Mapping[Any, Node]:
+        """The node that binds each variable."""
+        return {each.var: each for each in self.nodes}
+
+    @cached_property
+    def readers(self) -> Mapping[Any, tuple[Node, ...]]:
+        """Nodes that use each variable."""
+        found: dict[Any, list[Node]] = {each.var: [] for each in self.nodes}
+        for node in self.nodes:
+            for var in node.reads:
+                if var in found:
+                    found[var].append(node)
+        return {var: tuple(nodes) for var, nodes in found.items()}
+
+    def sources(self, node: Node) -> tuple[Node, ...]:
+        """Nodes of the block whose results a node uses."""
+        return tuple(self.makers[each] for each in node.reads if each in self.makers)
+
+    def users(self, node: Node) -> tuple[Node, ...]:
+        """Nodes of the block that use a node's result."""
+        return self.readers[node.var]
+
+    def leaves_block(self, node: Node) -> bool:
+        """Whether code behind the block uses a node's result."""
+        return not isinstance(node.var, relax.DataflowVar)
+
+    def inputs(self, members: Iterable[Node]) -> tuple[Any, ...]:
+        """Tensors that members read and none of them makes, each once, in order of use."""
+        return tuple(each for each in self._given(members) if not is_number(each))
+
+    def numbers(self, members: Iterable[Node]) -> tuple[Any, ...]:
+        """Constants of one element that members read, each once, in order of use."""
+        return tuple(each for each in self._given(members) if is_number(each))
+
+    def _given(self, members: Iterable[Node]) -> tuple[Any, ...]:
+        nodes = sorted(members, key=lambda each: each.place)
+        made = {each.var for each in nodes}
+        found: list[Any] = []
+        for var in (var for each in nodes for var in each.reads):
+            if var not in made and not any(var.same_as(other) for other in found):
+                found.append(var)
+        return tuple(found)
+
+    def outputs(self, members: Iterable[Node]) -> tuple[Node, ...]:
+        """Members whose results others need."""
+        own = set(members)
+        return tuple(
+            each
+            for each in sorted(own, key=lambda each: each.place)
+            if self.leaves_block(each) or any(user not in own for user in self.users(each))
+        )
+
+
+def read_flow(mod: Any, block: Any) -> Flow:
+    """Read a dataflow block.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        Its module, after ``LegalizeOps``.
+    block : tvm.relax.DataflowBlock
+        The block.
+
+    Returns
+    -------
+    Flow
+        All bindings; those that are no plain calls of TIR functions with a reason.
+    """
+    nodes: list[Node] = []
+    tuples: set[Any] = set()
+    for place, binding in enumerate(block.bindings):
+        func, reason = _called(mod, binding)
+        value: Any = binding.value
+        if func is not None:
+            reads = tuple(value.args[1].fields)
+            tuples |= {binding.var} if isinstance(binding.var.ty, relax.TupleType) else set()
+        else:
+            reads = tuple(relax.analysis.free_vars(value))
+            if isinstance(value, relax.TupleGetItem) and value.tuple_value in tuples:
+                reason = ""
+        nodes.append(Node(place, binding, func, reads, reason))
+    return Flow(tuple(_without_dead(nodes)))
+
+
+def _without_dead(nodes: list[Node]) -> list[Node]:
+    """Nodes, of which those that nothing needs are not to be merged: they would make nothing."""
+    needed: set[Any] = set()
+    found: list[Node] = []
+    for node in reversed(nodes):
+        if node.var in needed or not isinstance(node.var, relax.DataflowVar):
+            needed |= set(node.reads)
+        else:
+            node = replace(node, func=None, reason="nothing needs its result")
+        found.append(node)
+    return found[::-1]
+
+
+def _called(mod: Any, binding: Any) -> tuple[Any, str]:
+    """The TIR function that a binding calls, or why it cannot be merged with others."""
+    value = binding.value
+    if not isinstance(binding, relax.VarBinding) or not isinstance(value, Call):
+        return None, "it is no call of a TIR function"
+    if not isinstance(value.op, Op) or value.op.name != _CALL:
+        name = getattr(value.op, "name", "") or getattr(value.op, "name_hint", "")
+        return None, f"it calls {name or value.op}, which is no TIR function"
+    callee, given, *more = value.args
+    func = mod[callee] if isinstance(callee, GlobalVar) else None
+    if not isinstance(func, PrimFunc) or not isinstance(given, Tuple) or more:
+        return None, "it calls a TIR function with numbers or a tuple that is made elsewhere"
+    if func.attrs and SCHEDULED in func.attrs:
+        return None, "it is scheduled already"
+    if not all(isinstance(each, Var | GenericConst) for each in given.fields):
+        return None, "its arguments are expressions"
+    types = [*(each.ty for each in given.fields), *_results(binding.var.ty)]
+    if not all(map(_is_static, types)):
+        return None, "it has tensors of symbolic shape, and kernels are written for one shape"
+    return func, ""
+
+
+def _results(kind: Any) -> list[Any]:
+    return list(kind.fields) if isinstance(kind, relax.TupleType) else [kind]
+
+
+def _is_static(kind: Any) -> bool:
+    if not isinstance(kind, relax.TensorType):
+        return False
+    extents = getattr(kind.shape, "values", None)
+    return extents is not None and all(isinstance(each, tirx.IntImm) for each in extents)
+
+
+def _reduces(func: Any) -> bool:
+    found: list[Any] = []
+    ir.walk(func, (ir.SBlock, found.append))
+    plain = all(isinstance(each.body, ir.BufferStore) or not len(each.iter_vars) for each in found)
+    return not plain or any(
+        int(axis.iter_type) != ir.IterVar.DataPar for each in found for axis in each.iter_vars
+    )
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a Relax function is a constant of one element."""
+    return isinstance(value, GenericConst) and prod(value.value.shape) == 1
+
+
+def elements_of(node: Node) -> int:
+    """Elements of the largest tensor that a node makes.
+
+    Parameters
+    ----------
+    node : Node
+        Of static shapes.
+    """
+    return max(prod(int(extent) for extent in each.shape.values) for each in node.results)

@@ -1,0 +1,286 @@
+"""What a plain function is as a cascade, and the kernel that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.algebra import derive
+from crossfuse.cascade.derivation import Derivation
+from crossfuse.cascade.detect import detect
+from crossfuse.cascade.rewrite.streaming import streaming
+from crossfuse.cascade.rewrite.tiled.frame import frame_of
+from crossfuse.cascade.rewrite.tiled.operands import has_products
+from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
+from crossfuse.cascade.rewrite.tiled.tiled import tiled
+from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.rewrite.work import work_of
+from crossfuse.cascade.site import Site
+from crossfuse.errors import RefusedError
+from crossfuse.hardware import Device
+from crossfuse.planner.cascade.plan import ranked_cascade, tried
+from crossfuse.planner.cascade.shape import cascade_shape
+from crossfuse.planner.cascade.space import read_tiles
+from crossfuse.planner.families import CASCADE_FAMILIES
+from crossfuse.relax.traffic import once
+from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
+from crossfuse.schedule.rules.stream import schedule_stream
+
+#: Forms of kernels: of products, and of threads that stream.
+TILES, THREADS = "tiles", "threads"
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A function as a cascade.
+
+    Attributes
+    ----------
+    func : tvm.tirx.PrimFunc
+        As it was given.
+    site : Site | None
+        Its only cascade, in a function that counts in 32 bits; None if it has none, or several.
+    derivation : Derivation | None
+        How the cascade streams.
+    reason : str
+        Why it does not; empty if it does.
+    """
+
+    func: Any
+    site: Site | None = None
+    derivation: Derivation | None = None
+    reason: str = ""
+
+    @property
+    def stages(self) -> int:
+        """Reductions that share the axis."""
+        return len(self.site.stages) if self.site else 0
+
+    @property
+    def producers(self) -> frozenset[str]:
+        """Blocks that make elements."""
+        return frozenset(self.site.producers.values()) if self.site else frozenset()
+
+    @property
+    def is_product(self) -> bool:
+        """Whether a stage has many results for a row, or no element belongs to one row alone."""
+        if self.site is None:
+            return False
+        rows = [each for each in self.site.rows if int(self.site.extents[each]) > 1]
+        reads = [self.site.reads[each] for each in self.site.cascade.elements]
+        shared = bool(reads) and not any(_mentions_all(each, rows) for each in reads)
+        return shared or any(each.columns for each in self.site.stages.values())
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one reduction that reads each element once, or two products in a row."""
+        return bool(self.plain)
+
+    @property
+    def plain(self) -> str:
+        """Why there is nothing to stream; empty if there is."""
+        site = self.site
+        if site is None or self.stages != 1 or site.cascade.rows:
+            return ""
+        if not site.producers:
+            return "it has one reduction, which reads each element once as it is"
+        return "it is a product of what another product makes" if self.is_product else ""
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """What a cascade becomes.
+
+    Attributes
+    ----------
+    form : str
+        `TILES` or `THREADS`.
+    func : tvm.tirx.PrimFunc
+        Scheduled.
+    bytes : int
+        That it moves, see `crossfuse.relax.traffic`.
+    """
+
+    form: str
+    func: Any
+    bytes: int
+
+
+class Forms:
+    """Finds cascades and their kernels; of functions that are equal but for names only once.
+
+    Parameters
+    ----------
+    target : Device
+        What kernels are for.
+    tiles, stream : CascadeTiles | None, StreamTiles | None
+        Sizes that are taken as they are; None chooses those of the first kernel that lowers.
+    """
+
+    def __init__(
+        self, target: Device, tiles: CascadeTiles | None, stream: StreamTiles | None
+    ) -> None:
+        self.target = target
+        self.tiles = tiles
+        self.stream = stream
+        self._found: dict[int, list[Found]] = {}
+        self._refusals: dict[Found, str] = {}
+        self._kernels: dict[Found, Kernel | str] = {}
+
+    def found(self, func: Any) -> Found:
+        """What a function is."""
+        known = self._found.setdefault(int(ir.tvm_ffi.structural_hash(func)), [])
+        for each in known:
+            if ir.tvm_ffi.structural_equal(each.func, func):
+                return each
+        known.append(_find(func))
+        return known[-1]
+
+    def refusal(self, found: Found) -> str:
+        """Why a cascade has no form in which it streams, so far as is known; empty if it has one.
+
+        Whether its kernel lowers is known once that was asked for.
+        """
+        kernel = self._kernels.get(found)
+        if kernel is not None:
+            return kernel if isinstance(kernel, str) else ""
+        if found not in self._refusals:
+            self._refusals[found] = found.reason or self._tried(found)
+        return self._refusals[found]
+
+    def kernel(self, found: Found) -> Kernel | str:
+        """The kernel of a cascade, or why there is none."""
+        if found not in self._kernels:
+            self._kernels[found] = self.refusal(found) or self._made(found)
+        return self._kernels[found]
+
+    def sizes(self, found: Found) -> Iterator[Any]:
+        """Sizes to be tried, the best first.
+
+        Raises
+        ------
+        CascadeRefused, PlanRefused
+            If none fit.
+        """
+        site, derivation = _known(found)
+        given = self.tiles if has_products(site) else self.stream
+        if given is not None:
+            yield given
+            return
+        shape = cascade_shape(site, derivation)
+        for plan in tried(ranked_cascade(shape, self.target, only=CASCADE_FAMILIES)):
+            yield read_tiles(plan.family, plan.tiles)
+
+    def _tried(self, found: Found) -> str:
+        site, derivation = _known(found)
+        reason = ""
+        try:
+            for sizes in self.sizes(found):
+                reason = self._written(site, derivation, sizes)
+                if not reason:
+                    return ""
+        except RefusedError as error:
+            return str(error)
+        return reason
+
+    def _written(self, site: Site, derivation: Derivation, sizes: Any) -> str:
+        """Why a cascade cannot be written with some sizes; empty if it can."""
+        try:
+            if has_products(site):
+                again = recomputed(site, derivation, sizes)
+                if not again:
+                    tiled(site, derivation, sizes)
+                return again
+            streaming(site, derivation, sizes)
+        except RefusedError as error:
+            return str(error)
+        return ""
+
+    def _made(self, found: Found) -> Kernel | str:
+        site, derivation = _known(found)
+        reason = ""
+        for sizes in self.sizes(found):
+            reason = self._written(site, derivation, sizes)
+            if reason:
+                continue
+            try:
+                form, schedule = _scheduled(site, derivation, sizes)
+                self._check_lowers(schedule, form)
+            except RefusedError as error:
+                reason = str(error)
+                continue
+            (image,) = schedule.mod.functions.values()
+            return Kernel(form, image, _moved(found, sizes))
+        return reason
+
+    def _check_lowers(self, schedule: Any, form: str) -> None:
+        """Sizes that were chosen must lower; the caller answers for those that were given."""
+        from crossfuse.lower.extract import lower
+
+        if (self.tiles if form == TILES else self.stream) is None:
+            lower(schedule, self.target)
+
+
+def recomputed(site: Site, derivation: Derivation, tiles: CascadeTiles) -> str:
+    """Why products in tiles would make their elements more than once; empty if they do not.
+
+    Parameters
+    ----------
+    site : Site
+        A cascade with products.
+    derivation : Derivation
+        How it streams.
+    tiles : CascadeTiles
+        Sizes.
+    """
+    rows = [each for each in site.rows if int(site.extents[each]) > 1]
+    for symbol, block in site.producers.items():
+        left = [each for each in rows if not _mentions_all(site.reads[symbol], [each])]
+        if left:
+            times = prod(int(site.extents[each]) for each in left)
+            return f"each element of block '{block}' would be computed for {times} rows again"
+    count = frame_of(site, derivation, tiles).column_tiles if site.producers else 1
+    if count > 1:
+        block = next(iter(site.producers.values()))
+        return f"each of {count} tiles of columns would compute the elements of block '{block}'"
+    return ""
+
+
+def _find(func: Any) -> Found:
+    try:
+        sites = detect(ir.narrow(func))
+        if len(sites) > 1:
+            reason = f"its reductions are {len(sites)} sets that share no axis"
+            return Found(func, reason=reason)
+        return Found(func, sites[0], derive(sites[0].cascade))
+    except RefusedError as error:
+        return Found(func, reason=str(error))
+
+
+def _mentions_all(expression: Any, variables: list[Any]) -> bool:
+    used = list(ir.variables(expression))
+    return all(any(each.same_as(var) for var in used) for each in variables)
+
+
+def _known(found: Found) -> tuple[Site, Derivation]:
+    assert found.site is not None and found.derivation is not None
+    return found.site, found.derivation
+
+
+def _scheduled(site: Site, derivation: Derivation, sizes: Any) -> tuple[str, Any]:
+    if has_products(site):
+        return TILES, schedule_cascade_tiles(site, derivation, sizes)
+    return THREADS, schedule_stream(streaming(site, derivation, sizes), sizes)
+
+
+def _moved(found: Found, sizes: Any) -> int:
+    """Bytes of all tensors, and of elements that a stream loads again."""
+    site, derivation = _known(found)
+    total = once(found.func)
+    if isinstance(sizes, StreamTiles) and site.cascade.rows and sizes.resident == "none":
+        work = work_of(site, derivation)
+        total += work.rows * work.length * work.kept
+    return total
