@@ -10,7 +10,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from cpu.relax_runs import run_module
+from relax_models import run
 
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
@@ -76,7 +76,7 @@ def fused(
         with torch.no_grad():
             exact = module.double()(x.double()).numpy()
         # TVM's own products of 16-bit floats, which stay beside the chains, add in 16 bits.
-        got, apart = (run_module(each, given).astype("float64") for each in (mod, imported.mod))
+        got, apart = (run(each, given)[0].astype("float64") for each in (mod, imported.mod))
         noise = np.abs(apart - exact).max()
         assert np.abs(got - exact).max() <= 2 * noise + 1e-6 * np.abs(exact).max()
 

@@ -12,7 +12,7 @@ from typing import Any
 _HOME = {
     "Argument": "outline",
     "BuildKernels": "build_kernels",
-    "ChainOutcome": "chain_choice",
+    "ChainOutcome": "chains.choice",
     "FuseCascades": "fuse_cascades",
     "FuseChains": "fuse_chains",
     "Imported": "torch_import",

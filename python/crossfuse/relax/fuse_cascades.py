@@ -16,11 +16,11 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.site import Site
 from crossfuse.hardware import Device, device
 from crossfuse.relax.calls import Flow, read_flow
-from crossfuse.relax.cascade_forms import Forms, Kernel
-from crossfuse.relax.groups import Group, calls_of, find_groups
+from crossfuse.relax.cascades.forms import Forms, Kernel
+from crossfuse.relax.cascades.groups import Group, calls_of, find_groups
+from crossfuse.relax.cascades.traffic import swept
 from crossfuse.relax.kernel_mark import SCHEDULED, marked
 from crossfuse.relax.merge import Replacement, replaced
-from crossfuse.relax.traffic import swept
 from crossfuse.relax.units import name_of
 
 #: TVM's attribute of functions that says how they fuse, and its value for those that never do.
@@ -45,7 +45,8 @@ class Outcome:
     apart : tuple[str, ...]
         Neighbours in the dataflow that were not taken in, each with the reason.
     before, after : int
-        Bytes that one run moves, see `crossfuse.relax.traffic`; equal where nothing was fused.
+        Bytes that one run moves, see `crossfuse.relax.cascades.traffic`; equal where nothing was
+        fused.
     """
 
     function: str

@@ -8,10 +8,10 @@ from tvm import relax
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, device
-from crossfuse.relax.chain_choice import ChainOutcome, choose_chains
-from crossfuse.relax.chain_kernels import ChainKernels
+from crossfuse.relax.chains.choice import ChainOutcome, choose_chains
+from crossfuse.relax.chains.kernels import ChainKernels
+from crossfuse.relax.chains.replace import with_replacements
 from crossfuse.relax.dataflow import clean, read_dataflow
-from crossfuse.relax.replace import with_replacements
 
 
 @ir.tvm.ir.transform.module_pass(opt_level=0, name="crossfuse.FuseChains")

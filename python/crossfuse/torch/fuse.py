@@ -10,8 +10,8 @@ from torch import fx
 from tvm.ir import Var
 
 from crossfuse.hardware import Device
-from crossfuse.relax.chain_choice import ChainOutcome, choose_chains
-from crossfuse.relax.chain_kernels import ChainKernels
+from crossfuse.relax.chains.choice import ChainOutcome, choose_chains
+from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.dataflow import read_dataflow
 from crossfuse.torch.kernels import offer_kernels
 from crossfuse.torch.report import Report

@@ -11,7 +11,7 @@ import tvm
 from tvm.ir import GlobalVar
 
 from crossfuse.hardware import Device
-from crossfuse.relax.replace import Replacement
+from crossfuse.relax.chains.replace import Replacement
 from crossfuse.torch.operator import FusedKernel, offer
 
 

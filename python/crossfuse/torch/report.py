@@ -6,7 +6,7 @@ import warnings
 from collections import deque
 from dataclasses import dataclass
 
-from crossfuse.relax.chain_choice import ChainOutcome
+from crossfuse.relax.chains.choice import ChainOutcome
 
 #: Graphs that are remembered.
 _MOST = 64

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from tvm.ir import Var
 
-from crossfuse.relax.replace import Replacement
+from crossfuse.relax.chains.replace import Replacement
 
 _RESHAPE = torch.ops.aten.reshape.default
 _CONTIGUOUS = torch.ops.aten.clone.default

@@ -10,10 +10,10 @@ from tvm.ir import Var
 
 from crossfuse.errors import RefusedError
 from crossfuse.planner.families import EAGER
-from crossfuse.relax.chain_groups import Group, find_groups
-from crossfuse.relax.chain_kernels import ChainKernels, PlannedChain
+from crossfuse.relax.chains.groups import Group, find_groups
+from crossfuse.relax.chains.kernels import ChainKernels, PlannedChain
+from crossfuse.relax.chains.replace import Replacement
 from crossfuse.relax.dataflow import Dataflow
-from crossfuse.relax.replace import Replacement
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from crossfuse.planner.cascade.plan import ranked_cascade, tried
 from crossfuse.planner.cascade.shape import cascade_shape
 from crossfuse.planner.cascade.space import read_tiles
 from crossfuse.planner.families import CASCADE_FAMILIES
-from crossfuse.relax.traffic import once
+from crossfuse.relax.cascades.traffic import once
 from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
 from crossfuse.schedule.rules.stream import schedule_stream
 
@@ -101,7 +101,7 @@ class Kernel:
     func : tvm.tirx.PrimFunc
         Scheduled.
     bytes : int
-        That it moves, see `crossfuse.relax.traffic`.
+        That it moves, see `crossfuse.relax.cascades.traffic`.
     """
 
     form: str

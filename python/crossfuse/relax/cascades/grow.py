@@ -12,9 +12,9 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.relax.calls import Flow, Node, elements_of
-from crossfuse.relax.cascade_forms import Forms, Found
+from crossfuse.relax.cascades.forms import Forms, Found
+from crossfuse.relax.cascades.traffic import once, swept
 from crossfuse.relax.merge import merged
-from crossfuse.relax.traffic import once, swept
 from crossfuse.relax.units import Unit, Units, name_of, places, why_not
 
 #: Operations in float32 that an H100 does in the time of a byte from memory, by its data sheet.

@@ -15,12 +15,12 @@ from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.lower.extract import lower
 from crossfuse.planner.families import EAGER
-from crossfuse.relax.chain_groups import Group
+from crossfuse.relax.chains.groups import Group
+from crossfuse.relax.chains.replace import Replacement
 from crossfuse.relax.dataflow import Dataflow, subgraph
 from crossfuse.relax.kernel_mark import marked
 from crossfuse.relax.operators import refused
 from crossfuse.relax.outline import Argument, Outlined, outline
-from crossfuse.relax.replace import Replacement
 from crossfuse.schedule.planned import rank_function, schedule_planned
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse.relax.calls import Flow
-from crossfuse.relax.cascade_forms import Forms, Found, Kernel
-from crossfuse.relax.grow import Growth
+from crossfuse.relax.cascades.forms import Forms, Found, Kernel
+from crossfuse.relax.cascades.grow import Growth
 from crossfuse.relax.units import Unit, places
 
 
@@ -26,7 +26,7 @@ class Group:
     apart : tuple[str, ...]
         Neighbours that were not taken in, each with the reason.
     before : int
-        Bytes that the calls move as they are, see `crossfuse.relax.traffic`.
+        Bytes that the calls move as they are, see `crossfuse.relax.cascades.traffic`.
     """
 
     members: Unit

@@ -1,0 +1,1 @@
+"""Cascades of reductions in a model: calls that become one, how they grow, what they move."""
