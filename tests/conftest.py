@@ -30,7 +30,7 @@ TIER_OF_FOLDER = {"null": "null", "cpu": "cpu", "gpu": "gpu", "errors": "cpu"}
 if settings is not None:
     # Compiling takes longer than any deadline that would say something about the code under test.
     quiet = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-    settings.register_profile("ci", max_examples=50, derandomize=True, **quiet)
+    settings.register_profile("ci", max_examples=30, derandomize=True, **quiet)
     settings.register_profile("nightly", max_examples=500, print_blob=True, **quiet)
     # The option --hypothesis-profile is applied later and wins.
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
@@ -48,9 +48,19 @@ def reason_without_hopper() -> str | None:
     return f"needs a CUDA device of compute capability 9.0; found {found}"
 
 
+def is_nightly(config: pytest.Config) -> bool:
+    """Whether all of what there is to test is tested."""
+    named = config.getoption("--hypothesis-profile", None)
+    return (named or os.environ.get("HYPOTHESIS_PROFILE")) == "nightly"
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give every test its tier, before -m selects by it, and skip what this machine cannot run."""
+    if not is_nightly(config):
+        later = [each for each in items if each.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=later)
+        items[:] = [each for each in items if not each.get_closest_marker("nightly")]
     for item in items:
         if not any(item.get_closest_marker(tier) for tier in TIERS):
             folder = item.path.relative_to(TESTS).parts[0]

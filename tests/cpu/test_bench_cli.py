@@ -20,7 +20,13 @@ def test_our_variant_has_a_kernel_of_clusters_for_each_product() -> None:
     assert [usage.complaints for usage in made.resources] == [(), ()]
 
 
-@pytest.mark.parametrize("further", ["", ",bias=first+last,scale=last,residual=out"])
+@pytest.mark.parametrize(
+    "further",
+    [
+        pytest.param("", marks=pytest.mark.nightly),
+        ",bias=first+last,scale=last,residual=out",
+    ],
+)
 @pytest.mark.parametrize("kind", ["gated_ffn", "gemm_chain"])
 def test_unfused_variant_is_a_kernel_a_product(
     kind: str, further: str, monkeypatch: pytest.MonkeyPatch

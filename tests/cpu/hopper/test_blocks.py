@@ -72,7 +72,11 @@ def chain(name: str, staged: bool) -> Any:
     return schedule_tiled_ffn(prim_func(parse(text)), first=first, staged=staged)
 
 
-@pytest.mark.parametrize("staged", [False, True], ids=["two kernels", "one kernel"])
+@pytest.mark.parametrize(
+    "staged",
+    [pytest.param(False, marks=pytest.mark.nightly), True],
+    ids=["two kernels", "one kernel"],
+)
 @pytest.mark.parametrize("name", CHAINS)
 def test_chains(name: str, staged: bool) -> None:
     passed(parse(CHAINS[name][0]), chain(name, staged))

@@ -37,5 +37,10 @@ def test_the_passes_are_those_of_tvm() -> None:
     theirs, _, _ = tvm.tirx.get_tir_pipeline("tirx")
     ours = names(kernel_pipeline())
     own = [each for each in ours if each.startswith("crossfuse.")]
-    assert own == ["crossfuse.HideIndices", "crossfuse.ShowIndices", "crossfuse.RoundTowardsZero"]
+    assert own == [
+        "crossfuse.HideIndices",
+        "crossfuse.ShowIndices",
+        "crossfuse.PackRegisters",
+        "crossfuse.RoundTowardsZero",
+    ]
     assert [each for each in ours if each not in own] == names(theirs)

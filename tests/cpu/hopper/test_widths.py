@@ -36,7 +36,11 @@ def scheduled(text: str, **options: Any) -> Any:
     return schedule_tiled_ffn(prim_func(parse(text)), **options)
 
 
-@pytest.mark.parametrize("staged", [False, True], ids=["two kernels", "one kernel"])
+@pytest.mark.parametrize(
+    "staged",
+    [pytest.param(False, marks=pytest.mark.nightly), True],
+    ids=["two kernels", "one kernel"],
+)
 @pytest.mark.parametrize("name", CHAINS)
 def test_the_second_reduction_is_split(name: str, staged: bool) -> None:
     text, split = CHAINS[name]
@@ -45,7 +49,7 @@ def test_the_second_reduction_is_split(name: str, staged: bool) -> None:
     assert "st.async" in image.cuda
 
 
-@pytest.mark.parametrize("name", ["7 rows", "49 rows"])
+@pytest.mark.parametrize("name", [pytest.param("7 rows", marks=pytest.mark.nightly), "49 rows"])
 def test_adversarial_inputs(name: str) -> None:
     spec = parse(CHAINS[name][0])
     image = lower(scheduled(str(spec))).image

@@ -72,7 +72,7 @@ def tvms(tasks: Tasks) -> dict[str, Any]:
     return {"space": space, "strategy": "replay-trace", "cost_model": "random"}
 
 
-@pytest.mark.parametrize("parts", [ours, tvms])
+@pytest.mark.parametrize("parts", [ours, pytest.param(tvms, marks=pytest.mark.nightly)])
 def test_all_functions_of_a_model_are_checked(tmp_path: Path, parts: Any) -> None:
     tasks = Tasks(device("nvidia-h100"))
     seen, records = tune(tmp_path, tasks, parts(tasks))

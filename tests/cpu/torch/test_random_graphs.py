@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +16,8 @@ from crossfuse.torch import Backend, reports  # noqa: E402
 pytestmark = pytest.mark.cpu
 
 ROWS, WIDTHS = 16, (32, 64, 96)
-#: More are drawn at night.
-SEEDS = range(300 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 12)
+#: Most are for the night.
+SEEDS = [*range(8), *(pytest.param(each, marks=pytest.mark.nightly) for each in range(8, 300))]
 
 UNARY: list[Callable[[Any], Any]] = [
     F.relu,

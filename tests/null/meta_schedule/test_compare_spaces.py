@@ -165,6 +165,7 @@ def run(*arguments: Any) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.nightly
 def test_candidates_of_every_space_are_made(tmp_path: Path) -> None:
     out = tmp_path / "candidates.json"
     how = ("make", "G4", "S4", "--m", 16, 128, "--random", 2, "--also", 3)

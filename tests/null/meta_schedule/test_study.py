@@ -91,7 +91,7 @@ class Killed(Exception):
     """Stands for whatever ends a run: nothing is written after it."""
 
 
-@pytest.mark.parametrize("after", [1, 25])
+@pytest.mark.parametrize("after", [pytest.param(1, marks=pytest.mark.nightly), 25])
 def test_a_killed_study_goes_on_to_the_same_end(tmp_path: Path, after: int) -> None:
     study(tmp_path / "whole")
     seen = []

@@ -132,7 +132,7 @@ def test_unknown_tiles_are_refused() -> None:
         read_tiles("tiles", {"threads": 64})
     assert str(caught.value) == (
         "tiles: family 'tiles': found threads; limit: rows, elements, columns, depth, stages, "
-        "warpgroups, cluster. Instead: name tile extents like these."
+        "warpgroups, cluster, share. Instead: name tile extents like these."
     )
 
 
