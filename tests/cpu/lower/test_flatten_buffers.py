@@ -149,7 +149,9 @@ class _Function:
 _KNOWN = (443, 843, 962, 2244, 2771, 2885, 2907, 2972)
 
 
-@pytest.mark.parametrize("first", range(0, 400, 100))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(each, marks=pytest.mark.nightly) for each in range(100, 400, 100))]
+)
 def test_random_indices_are_right(first: int) -> None:
     for seed in (*range(first, first + 100), *_KNOWN):
         found = list(wrong_indices(_Function(seed).make(), all_values=True))

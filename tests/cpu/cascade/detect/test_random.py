@@ -102,7 +102,10 @@ def magnitude(writer: Writer, x: Value) -> tuple[list[te.Tensor], Value, int]:
     return [y], share, 2
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed",
+    [*range(16), *(pytest.param(each, marks=pytest.mark.nightly) for each in range(16, 40))],
+)
 def test_random_functions(seed: int) -> None:
     rng = np.random.default_rng(seed)
     writer = Writer(rng)
