@@ -16,6 +16,7 @@ from crossfuse.cascade.algebra.plain import plain
 from crossfuse.cascade.derivation import Derivation, Slot, guarded, left, new, right, value
 from crossfuse.cascade.monoid import INDEXED, RANKED, Monoid
 from crossfuse.cascade.numeric import function
+from crossfuse.cascade.reductions import chosen, combined, reduced
 from crossfuse.cascade.spec import Cascade
 
 #: Arrays by the names of elements and invariants. The length and the index are known.
@@ -147,65 +148,6 @@ class _Inputs:
         return np.broadcast_to(found, (self.rows, width))
 
 
-def reduced(monoid: Monoid, brought: Any, positions: Any) -> Any:
-    """Reduce elements along rows.
-
-    Parameters
-    ----------
-    monoid : Monoid
-        The operator.
-    brought : numpy.ndarray
-        Elements, (rows, count).
-    positions : numpy.ndarray
-        Where they stand.
-
-    Returns
-    -------
-    numpy.ndarray | tuple
-        (rows, 1); of ``topk`` (rows, k); with positions of the same shape, if these are kept.
-    """
-    nothing = float(monoid.identity)
-    if monoid.name in (*INDEXED, *RANKED):
-        return _chosen(monoid, brought, positions)
-    if monoid.name == "sum":
-        return brought.sum(axis=1, keepdims=True)
-    if monoid.name == "prod":
-        return brought.prod(axis=1, keepdims=True)
-    operator = {"max": np.maximum, "min": np.minimum, "logaddexp": np.logaddexp}[monoid.name]
-    return operator.reduce(brought, axis=1, keepdims=True, initial=brought.dtype.type(nothing))
-
-
-def combined(monoid: Monoid, one: Any, other: Any) -> Any:
-    """Combine two reductions; see `reduced`."""
-    if monoid.name in (*INDEXED, *RANKED):
-        if not isinstance(one, tuple):
-            return other
-        both = [np.concatenate(pair, axis=1) for pair in zip(one, other, strict=True)]
-        return _chosen(monoid, *both)
-    operators = {
-        "sum": np.add,
-        "prod": np.multiply,
-        "max": np.maximum,
-        "min": np.minimum,
-        "logaddexp": np.logaddexp,
-    }
-    return operators[monoid.name](np.asarray(one, dtype=other.dtype), other)
-
-
-def _chosen(monoid: Monoid, brought: Any, positions: Any) -> tuple[Any, Any]:
-    """The best elements and their positions, of equals the first; where there are too few, none."""
-    count = max(monoid.k, 1)
-    nothing = float(monoid.identity)
-    empty = np.full((len(brought), count), nothing, brought.dtype)
-    brought = np.concatenate([brought, empty], axis=1)
-    last = np.full(empty.shape, np.iinfo(np.int64).max)
-    positions = np.concatenate([positions.astype(np.int64), last], axis=1)
-    key = brought if monoid.name == "argmin" else -brought
-    order = np.lexsort((positions, key), axis=1)[:, :count]
-    places = np.take_along_axis(positions, order, axis=1)
-    return np.take_along_axis(brought, order, axis=1), places
-
-
 def _start(monoid: Monoid, init: sympy.Expr) -> Any:
     return None if monoid.name in (*INDEXED, *RANKED) else float(init)
 
@@ -237,7 +179,7 @@ def _empty(derivation: Derivation, known: _Inputs) -> dict[str, Any]:
         found: Any = np.full((known.rows, 1), float(slot.init), known.dtype)
         if slot.merge is None:
             nothing = np.empty((known.rows, 0), known.dtype)
-            found = _chosen(slot.monoid, nothing, nothing)
+            found = chosen(slot.monoid, nothing, nothing)
         state[slot.name] = found
     return state
 
