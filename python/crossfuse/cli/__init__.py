@@ -21,6 +21,7 @@ from crossfuse.cli.explain import explain
 from crossfuse.cli.output import RefusingGroup
 from crossfuse.cli.timeline import timeline
 from crossfuse.cli.tune import tune
+from crossfuse.cli.view import view
 
 app = typer.Typer(
     name="crossfuse",
@@ -57,6 +58,7 @@ app.command("emulate")(emulate)
 app.command("demo")(demo)
 app.command("bench")(bench)
 app.command("timeline")(timeline)
+app.command("view")(view)
 app.command("tune")(tune)
 app.add_typer(bundle, name="bundle")
 

@@ -112,10 +112,14 @@ def _caption(slabs: Slabs, layout: ClusterLayout) -> list[str]:
     if len(layout.axes) > 1:
         held += f", one set along {slabs.axis} for each place on the other axes"
     made = f"made by {_names(slabs.writers)}; taken by {_names(slabs.readers)}"
-    meaning = _MEANING[slabs.exchange].format(n=slabs.count)
+    return [*_wrapped(held), *_wrapped(made, "  "), *_wrapped(meaning(slabs), "  ")]
+
+
+def meaning(slabs: Slabs) -> str:
+    """What an exchange does, in words."""
     if slabs.count == 1:
-        meaning = "one CTA, so nothing is exchanged"
-    return [*_wrapped(held), *_wrapped(made, "  "), *_wrapped(meaning, "  ")]
+        return "one CTA, so nothing is exchanged"
+    return _MEANING[slabs.exchange].format(n=slabs.count)
 
 
 def _row(slabs: Slabs, several_axes: bool) -> list[str]:

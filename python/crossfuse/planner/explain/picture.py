@@ -13,51 +13,13 @@ from crossfuse.planner.cost.terms import told
 from crossfuse.planner.explain.layout import Range, Share
 from crossfuse.planner.explain.levels import Level
 from crossfuse.planner.explain.reasons import Reasons
+from crossfuse.planner.explain.svg import COLOURS, LINE, MARGIN, WIDTH, Page
 from crossfuse.planner.explain.tables import by_tile, range_text
 
-_WIDTH, _MARGIN, _LABEL, _BAR, _LINE = 760, 16, 90, 16, 22
+_LABEL, _BAR = 90, 16
 _CELL_HEIGHT = 46
 #: Width of a letter of the smallest text, about.
 _LETTER = 5.5
-#: Colours that differ in lightness too, after Okabe and Ito.
-_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999", "#f0e442")
-
-
-class _Page:
-    """Elements from the top down."""
-
-    def __init__(self) -> None:
-        self.root = ElementTree.Element(
-            "svg",
-            {"xmlns": "http://www.w3.org/2000/svg", "font-family": "sans-serif", "font-size": "12"},
-        )
-        self.y = float(_MARGIN)
-
-    def text(self, x: float, y: float, words: str, **style: str) -> None:
-        place = {"x": f"{x:g}", "y": f"{y:g}"}
-        found = ElementTree.SubElement(self.root, "text", {**place, **_named(style)})
-        found.text = words
-
-    def box(
-        self, box: tuple[float, float, float, float], title: str, kind: str, **style: str
-    ) -> None:
-        names = zip(("x", "y", "width", "height"), box, strict=True)
-        place = {name: f"{each:.1f}" for name, each in names}
-        found = ElementTree.SubElement(self.root, "rect", {**place, "class": kind, **_named(style)})
-        ElementTree.SubElement(found, "title").text = title
-
-    def heading(self, words: str) -> None:
-        self.y += _LINE
-        self.text(_MARGIN, self.y, words, font_weight="bold")
-        self.y += 10
-
-    def finished(self) -> str:
-        height = self.y + _MARGIN
-        self.root.set("viewBox", f"0 0 {_WIDTH} {height:g}")
-        self.root.set("width", str(_WIDTH))
-        self.root.set("height", f"{height:g}")
-        ElementTree.indent(self.root, " ")
-        return ElementTree.tostring(self.root, encoding="unicode") + "\n"
 
 
 def picture(reasons: Reasons) -> str:
@@ -87,50 +49,50 @@ def times_picture(plan: Timed, device: str, bound: str, levels: Sequence[Level])
     return _page(plan, device, bound, levels).finished()
 
 
-def _page(plan: Timed, device: str, bound: str, levels: Sequence[Level]) -> _Page:
+def _page(plan: Timed, device: str, bound: str, levels: Sequence[Level]) -> Page:
     """A page with a title, levels and terms."""
-    page = _Page()
+    page = Page()
     title = f"{plan.family} on {device}: {plan.microseconds:.2f} us estimated, bound by {bound}"
-    page.text(_MARGIN, page.y + 4, title, font_size="15")
+    page.text(MARGIN, page.y + 4, title, font_size="15")
     page.y += 8
     _levels(page, levels, plan.microseconds)
     _terms(page, plan.terms)
     return page
 
 
-def _levels(page: _Page, levels: Sequence[Level], total: float) -> None:
+def _levels(page: Page, levels: Sequence[Level], total: float) -> None:
     """A bar for the time of each level alone, and a line where the estimate ends."""
     page.heading("each level alone, us; the line is the whole estimate")
     known = [each for each in levels if each.microseconds is not None]
     longest = max(total, *(each.microseconds or 0.0 for each in known))
-    scale = (_WIDTH - 2 * _MARGIN - _LABEL - 170) / longest
-    top, left = page.y, _MARGIN + _LABEL
+    scale = (WIDTH - 2 * MARGIN - _LABEL - 170) / longest
+    top, left = page.y, MARGIN + _LABEL
     for each in known:
         time = each.microseconds or 0.0
-        page.text(_MARGIN, page.y + _BAR - 4, each.name)
+        page.text(MARGIN, page.y + _BAR - 4, each.name)
         page.box(
             (left, page.y, time * scale, _BAR),
             f"{each.name}: {each.text}, {time:.2f} us",
             "level",
-            fill=_COLOURS[0],
+            fill=COLOURS[0],
         )
         beside = left + total * scale if time * scale < total * scale else left + time * scale
         page.text(beside + 6, page.y + _BAR - 4, f"{time:.2f} us, {each.text}")
-        page.y += _LINE
+        page.y += LINE
     x = f"{left + total * scale:.1f}"
     ends = {"x1": x, "x2": x, "y1": f"{top - 4:g}", "y2": f"{page.y:g}"}
     ElementTree.SubElement(page.root, "line", {**ends, "stroke": "black", "class": "total"})
 
 
-def _terms(page: _Page, terms: Mapping[str, float]) -> None:
+def _terms(page: Page, terms: Mapping[str, float]) -> None:
     """All terms on one bar, and a legend; what was learned may take back from the others."""
     page.heading("terms of the estimate, us")
-    scale = (_WIDTH - 2 * _MARGIN) / sum(each for each in terms.values() if each > 0)
-    x = float(_MARGIN)
+    scale = (WIDTH - 2 * MARGIN) / sum(each for each in terms.values() if each > 0)
+    x = float(MARGIN)
     styles: dict[str, dict[str, str]] = {}
     for number, name in enumerate(told(terms)):
-        turn, place = divmod(number, len(_COLOURS))
-        styles[name] = {"fill": _COLOURS[place], "fill_opacity": "0.5" if turn else "1"}
+        turn, place = divmod(number, len(COLOURS))
+        styles[name] = {"fill": COLOURS[place], "fill_opacity": "0.5" if turn else "1"}
         width = terms[name] * scale
         page.box(
             (min(x, x + width), page.y, abs(width), 2 * _BAR),
@@ -141,30 +103,30 @@ def _terms(page: _Page, terms: Mapping[str, float]) -> None:
         )
         x += width
     page.y += 2 * _BAR + 6
-    x = float(_MARGIN)
+    x = float(MARGIN)
     for name, style in styles.items():
-        if x > _WIDTH - _MARGIN - 120:
-            x, page.y = float(_MARGIN), page.y + _LINE
+        if x > WIDTH - MARGIN - 120:
+            x, page.y = float(MARGIN), page.y + LINE
         page.box((x, page.y, 10, 10), name, "legend", **style)
         page.text(x + 14, page.y + 9, f"{name} {terms[name]:.2f}")
         x += 120
     page.y += 12
 
 
-def _tiles(page: _Page, layout: Sequence[Share], phase: int, name: str) -> None:
+def _tiles(page: Page, layout: Sequence[Share], phase: int, name: str) -> None:
     """The tiles that a cluster makes of one output, side by side as they lie in it."""
     tiles = by_tile(layout, phase)
     rows = sorted({each for each, _ in tiles})
     columns = sorted({each for _, each in tiles})
     page.heading(f"the first cluster's tiles of {name}, with ranks of CTAs")
-    left = _MARGIN + _LABEL
-    width = (_WIDTH - _MARGIN - left) / len(columns)
+    left = MARGIN + _LABEL
+    width = (WIDTH - MARGIN - left) / len(columns)
     for number, across in enumerate(columns):
         if width > 60 or number % 2 == 0:
             page.text(left + number * width + 3, page.y + 8, range_text(across), font_size="10")
     page.y += 12
     for down in rows:
-        page.text(_MARGIN, page.y + _CELL_HEIGHT / 2, range_text(down), font_size="10")
+        page.text(MARGIN, page.y + _CELL_HEIGHT / 2, range_text(down), font_size="10")
         for number, across in enumerate(columns):
             shares = tiles.get((down, across))
             if shares:
@@ -173,7 +135,7 @@ def _tiles(page: _Page, layout: Sequence[Share], phase: int, name: str) -> None:
 
 
 def _tile(
-    page: _Page, place: tuple[float, float], tile: tuple[Range, Range], shares: Sequence[Share]
+    page: Page, place: tuple[float, float], tile: tuple[Range, Range], shares: Sequence[Share]
 ) -> None:
     """One tile; CTAs that sum parts of it stand in it side by side."""
     left, width = place
@@ -185,14 +147,10 @@ def _tile(
             f"{range_text(share.reduction)}"
         )
         x = left + number * each_width
-        colour = _COLOURS[share.cta % len(_COLOURS)]
+        colour = COLOURS[share.cta % len(COLOURS)]
         box = (x, page.y, each_width, _CELL_HEIGHT)
         page.box(box, title, "tile", fill=colour, fill_opacity="0.45", stroke="black")
         page.text(x + each_width / 2 - 4, page.y + 18, str(share.cta))
         words = f"sums {range_text(share.reduction)}"
         if each_width > _LETTER * len(words):
             page.text(x + 3, page.y + 36, words, font_size="9")
-
-
-def _named(style: dict[str, str]) -> dict[str, str]:
-    return {name.replace("_", "-"): each for name, each in style.items()}

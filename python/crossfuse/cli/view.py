@@ -1,0 +1,59 @@
+"""``crossfuse view``: a page for a browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from crossfuse.cli.kernel import Target
+from crossfuse.cli.output import JsonFlag, print_json, print_rich
+
+
+def view(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A packaged id or spec, or a file: a plan (crossfuse explain --json), a candidate "
+            "with tiles or a trace, a scheduled module as TVM's JSON or TVMScript (.py)."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Page to write.")] = Path("view.html"),
+    target: Target = "nvidia-h100",
+    workload: Annotated[
+        str, typer.Option(help="Of the plan of a chain: the spec that it is of.")
+    ] = "",
+    measured: Annotated[
+        Path | None, typer.Option(help="What crossfuse timeline --json printed on a GPU.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a page that shows a plan, its cluster, when what happens, and CUDA by schedule line."""
+    from crossfuse.runtime.files import write_atomically
+    from crossfuse.view.write import view_page
+
+    kernels = _measured(measured) if measured else ()
+    text = view_page(source, target, workload=workload, measured=kernels)
+    write_atomically(out, text.encode())
+    if as_json:
+        print_json({"page": str(out), "bytes": len(text.encode())})
+    else:
+        print_rich(f"{out}: open it in a browser; it needs no network")
+
+
+def _measured(path: Path) -> Any:
+    from crossfuse.errors import WorkloadRefused, refuse
+
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["kernels"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise refuse(
+            WorkloadRefused,
+            "view",
+            str(path),
+            found=f"{type(error).__name__}: {error}",
+            limit="kernels with events, as crossfuse timeline --json prints them",
+            instead="run crossfuse timeline WORKLOAD --json on a GPU, and keep what it prints",
+        ) from error

@@ -1,0 +1,97 @@
+"""Puts a page together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from crossfuse.view.lines import CudaText, ScheduleLine
+
+
+def page(title: str, sections: Mapping[str, str]) -> str:
+    """Write a whole page.
+
+    Parameters
+    ----------
+    title : str
+        What it shows.
+    sections : Mapping[str, str]
+        HTML by heading, in order; what is empty is left out.
+
+    Returns
+    -------
+    str
+        HTML with its style and script inside.
+    """
+    here = files(__package__)
+    shown = {heading: body for heading, body in sections.items() if body}
+    body = "".join(
+        f'<section id="{_name(heading)}"><h2>{escape(heading)}</h2>{inner}</section>'
+        for heading, inner in shown.items()
+    )
+    links = " ".join(f'<a href="#{_name(each)}">{escape(each)}</a>' for each in shown)
+    template = Template(here.joinpath("page.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        title=escape(title),
+        style=here.joinpath("page.css").read_text(encoding="utf-8"),
+        script=here.joinpath("page.js").read_text(encoding="utf-8"),
+        links=links,
+        body=body,
+    )
+
+
+def _name(heading: str) -> str:
+    return heading.lower().replace(" ", "-")
+
+
+def code_html(schedule: Sequence[ScheduleLine], cuda: CudaText) -> str:
+    """Schedule and CUDA side by side.
+
+    Parameters
+    ----------
+    schedule : Sequence[ScheduleLine]
+        The left side.
+    cuda : CudaText
+        The right side, which says what made each of its lines.
+
+    Returns
+    -------
+    str
+        Lines of class ``made`` and ``by``; the script marks those that belong together.
+    """
+    counts = [0] * len(schedule)
+    for makers in cuda.made_by:
+        for each in makers:
+            counts[each] += 1
+    left = "".join(
+        f'<li data-line="{number}"{_dim(counts[number])} tabindex="0">'
+        f"<code>{escape(line.text)}</code>{_count(counts[number])}</li>"
+        for number, line in enumerate(schedule)
+    )
+    right = "".join(
+        f'<li data-by="{" ".join(map(str, makers))}"><code>{escape(text) or " "}</code></li>'
+        for text, makers in zip(cuda.lines, cuda.made_by, strict=True)
+    )
+    helpers = f"<pre>{escape(cuda.helpers)}</pre>"
+    return (
+        "<p>Choose a line of the schedule to see what became of it, or one of the CUDA to see what "
+        "made it: lines that name its tensors and loops, or hold its instructions.</p>"
+        f'<div class="code"><ol class="made">{left}</ol><ol class="by">{right}</ol></div>'
+        f"<details><summary>functions around instructions</summary>{helpers}</details>"
+    )
+
+
+def _dim(count: int) -> str:
+    return "" if count else ' class="none"'
+
+
+def _count(count: int) -> str:
+    return f"<small>{count}</small>" if count else ""
+
+
+def text_html(value: Any) -> str:
+    """Plain text with its line breaks."""
+    return f"<pre>{escape(str(value))}</pre>"

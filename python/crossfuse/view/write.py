@@ -1,0 +1,91 @@
+"""`view_page`: everything that is known of a schedule, on one page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from crossfuse.errors import RefusedError
+from crossfuse.hardware import Device, device
+from crossfuse.view.sources import Viewed, read_viewed
+
+
+def view_page(
+    source: Any,
+    target: str | Device = "nvidia-h100",
+    *,
+    workload: str = "",
+    measured: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """Show what a schedule becomes.
+
+    Parameters
+    ----------
+    source : str | pathlib.Path | tvm.s_tir.Schedule
+        See `crossfuse.view.sources.read_viewed`: a workload, a plan, a candidate or trace, a
+        module, or a schedule.
+    target : str | Device
+        What it is planned and lowered for.
+    workload : str
+        Of the plan of a chain: the spec that it is of.
+    measured : Sequence[Mapping[str, Any]]
+        Kernels of ``crossfuse timeline --json``, drawn on the scale of the estimate.
+
+    Returns
+    -------
+    str
+        HTML that needs no other file and no network.
+
+    Raises
+    ------
+    WorkloadRefused, PlanRefused, ScheduleRefused, LoweringRefused
+        If the source is nothing that can be shown, or has no kernel.
+
+    Examples
+    --------
+    >>> "<html" in view_page("gated_ffn:M=16,K=64,N=128,L=64")
+    True
+    """
+    from crossfuse.view.page import page
+
+    spec = device(target)
+    viewed = read_viewed(source, spec, workload)
+    return page(viewed.title, _sections(viewed, spec, measured))
+
+
+def _sections(
+    viewed: Viewed, target: Device, measured: Sequence[Mapping[str, Any]]
+) -> dict[str, str]:
+    from crossfuse.view.page import text_html
+    from crossfuse.view.times import timeline
+
+    sections: dict[str, str] = {}
+    terms: Mapping[str, float] = {}
+    if viewed.reasons is not None:
+        terms = viewed.reasons.plan.terms
+        sections["Plan"] = viewed.reasons.svg()
+    if terms or measured:
+        sections["Timeline"] = timeline(terms, measured)
+    if viewed.schedule is not None:
+        sections |= _kernel(viewed.schedule, target)
+    if viewed.reasons is not None:
+        sections["Why this plan"] = text_html(viewed.reasons.text())
+    return sections
+
+
+def _kernel(sch: Any, target: Device) -> dict[str, str]:
+    from crossfuse.lower.extract import lower
+    from crossfuse.schedule.cluster_layout import cluster_layout
+    from crossfuse.view.cluster import cluster_html
+    from crossfuse.view.lines import linked, schedule_lines
+    from crossfuse.view.page import code_html, text_html
+
+    found = {"Cluster": cluster_html(cluster_layout(sch))}
+    try:
+        cuda = lower(sch, target).image.cuda
+    except RefusedError as error:
+        found["Why there is no kernel"] = text_html(error)
+        return found
+    lines = schedule_lines(sch)
+    found["Schedule and CUDA"] = code_html(lines, linked(lines, cuda))
+    return found
