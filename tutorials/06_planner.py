@@ -1,0 +1,172 @@
+# %% [markdown]
+# # 6. The planner: why this kernel
+#
+# A chain of products can be computed in many ways: tiles of many sizes, clusters or none, the
+# intermediate in registers, in the shared memory of a cluster, in L2, or in global memory between
+# two kernels; or not fused at all. Compiling and timing them all takes hours. The planner counts
+# what each of them moves and multiplies, turns that into microseconds with numbers measured on the
+# GPU, and takes the least. This page reads its reasons, changes what it believes, and holds it
+# against 2000 measured kernels. Nothing here needs a GPU.
+
+# %%
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from support import RESULTS, refused
+
+import crossfuse
+from crossfuse.hardware import device
+from crossfuse.planner.calibration.record import DIRECTORY
+from crossfuse.planner.cost.corrected import corrected
+from crossfuse.planner.cost.rates import rates_of
+from crossfuse.planner.cost.rates_file import rates_of_file
+from crossfuse.planner.explain.budget import limited
+from crossfuse.planner.kernels.read import read_kernel
+from crossfuse.planner.kernels.shape import shape_of
+from crossfuse.workload import resolve
+
+plan = crossfuse.plan("S3:M=16", "nvidia-h100")  # a gated FFN, 4096 -> 11008 -> 4096, 16 rows
+print(plan.family, dict(plan.tiles))
+print(f"{plan.microseconds:.1f} us estimated, bound by {plan.bound}")
+
+# %% [markdown]
+# ## Reading an explanation
+#
+# `plan.explain()`, or `crossfuse explain S3:M=16` on the command line, says everything that went
+# into this number:
+#
+# | table | question |
+# | --- | --- |
+# | levels | how many bytes pass at each level, and how long would that level alone take? |
+# | terms | what is the time made of? What a stream adds to those above it counts as its own |
+# | where tensors live | which level holds each tensor, and how much of a CTA's memory that takes |
+# | what kernels take | CTAs, clusters, waves, registers, shared memory |
+# | the best of every other family | what they lose on, in microseconds by term |
+
+# %%
+print(plan.explain().text())
+
+# %% [markdown]
+# The weights of this layer are 270 MB, which memory gives in 86 us: `hbm` is nearly all of it, so
+# that no cleverness with tiles can gain more than the few microseconds of the other terms. That is
+# what an explanation is for: **read the largest term before changing anything.**
+#
+# ## When is it worth fusing?
+#
+# The same layer, at other numbers of rows, and not fused (`eager`: cuBLAS, one kernel a product):
+
+# %%
+rows = [1, 16, 64, 128, 256, 512]
+best = [crossfuse.plan(f"S3:M={m}") for m in rows]
+apart = [crossfuse.plan(f"S3:M={m}", only=("eager",)) for m in rows]
+
+figure, axes = plt.subplots(figsize=(6, 3))
+axes.plot(rows, [each.microseconds for each in best], "o-", label="chosen")
+axes.plot(rows, [each.microseconds for each in apart], "s--", label="not fused")
+for m, each in zip(rows, best, strict=True):
+    axes.annotate(each.family, (m, each.microseconds), textcoords="offset points", xytext=(0, -14))
+axes.set(xscale="log", xlabel="rows", ylabel="estimated us", title="S3 on an H100", ylim=(0, None))
+axes.legend()
+figure.tight_layout()
+
+# %% [markdown]
+# ## Asking "what if"
+#
+# A budget takes limits of the device away. What are clusters worth to this layer? With
+# `max_cluster=1` no CTA may exchange anything with another:
+
+# %%
+for largest in (1, 2, 8, 16):
+    found = crossfuse.plan("G10:M=128", limited("nvidia-h100", max_cluster=largest))
+    print(f"up to {largest:2d}: {found.microseconds:6.2f} us, {found.family}, {dict(found.tiles)}")
+
+# %% [markdown]
+# ## Changing what it believes
+#
+# The model's numbers are in two parts: what microbenchmarks measured (`Measured`: bytes a
+# microsecond by level, latencies, the tensor cores' rate by shape of tile), and what was fitted to
+# the times of whole kernels (`Fitted`: how much of these rates kernels reach, what a flag costs).
+# Both are plain dataclasses. A GPU whose memory is half as fast:
+
+# %%
+h100 = rates_of(device("nvidia-h100"))
+print(f"HBM: {h100.measured.hbm_read / 1e6:.2f} TB/s read; a flag costs {h100.fitted.flag:.2f} us")
+
+halved = {name: getattr(h100.measured, name) / 2 for name in ("hbm_read", "hbm_ingest_all")}
+slow = replace(h100, measured=replace(h100.measured, **halved))
+slower = crossfuse.plan("S3:M=16", rates=slow)
+print(f"{slower.microseconds:.0f} us instead of {plan.microseconds:.0f}")
+
+# %% [markdown]
+# To **calibrate a new GPU**, run `python scripts/calibrate.py --device nvidia-h100 --out mine.json`
+# on it (a minute; see `docs/calibration.md` for how each number is measured), and plan with what it
+# wrote: `crossfuse explain S3 --rates mine.json`. A record of another device is refused, and says
+# so:
+
+# %%
+with refused("a record of nvidia-h200"):
+    rates_of_file(DIRECTORY / "nvidia-h200.json", "nvidia-h100")
+
+# %% [markdown]
+# A record with a number that cannot be (someone edited it) is refused as well:
+
+# %%
+record = json.loads((DIRECTORY / "nvidia-h100.json").read_text())
+record["fitted"]["flag"] = -1
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder) / "mine.json"
+    path.write_text(json.dumps(record))
+    with refused("limit: a positive number"):
+        rates_of_file(path, "nvidia-h100")
+
+# %% [markdown]
+# ## How right is it?
+#
+# `benchmarks/results/candidates-h100.jsonl` holds kernels that were built and measured on an H100
+# (80GB HBM3, 1980 MHz, CUDA graphs, cold L2). Here are those of one layer against their estimates:
+
+# %%
+SPEC = str(resolve("S3:M=16"))
+shape, spec = shape_of(plan.chain), device("nvidia-h100")
+measured, estimated = [], []
+for line in (RESULTS / "candidates-h100.jsonl").read_text().splitlines():
+    found = json.loads(line)
+    candidate = found["candidate"]
+    if candidate["spec"] != SPEC or candidate["family"] == "eager" or found["status"] != "ok":
+        continue
+    kernel = read_kernel(candidate["family"], candidate["tiles"])
+    measured.append(found["microseconds"])
+    estimated.append(float(corrected(kernel, shape, spec, h100).microseconds))
+order = np.argsort(estimated)
+first = measured[order[0]]
+print(
+    f"{len(measured)} kernels; the first choice took {first:.1f} us, the best {min(measured):.1f}"
+)
+
+figure, axes = plt.subplots(figsize=(4, 4))
+axes.plot(measured, estimated, "o", alpha=0.6)
+limits = [min(measured) * 0.9, max(measured) * 1.05]
+axes.plot(limits, limits, "k-", linewidth=0.8)
+axes.set(xlabel="measured us", ylabel="estimated us", title="S3, 16 rows, H100")
+figure.tight_layout()
+
+# %% [markdown]
+# The shipped trees have seen these kernels; how well the model does on layers that it has never
+# seen is in `docs/planner.md`, losses included.
+#
+# ## Try next
+#
+# - `crossfuse explain G6:M=512`: the planner says not to fuse. Which term decides?
+# - `crossfuse.plan("S3:M=16", only=("dsm",))` asks for the intermediate in the shared memory of a
+#   cluster. No tiles are left: which rule took the last ones? Try `G10:M=128` instead.
+# - `crossfuse explain R7`: cascades of reductions have terms of their own (exponentials, issue
+#   slots).
+# - Ask for clusters of 32: what does the refusal say?
+
+# %%
+with refused("limit: 1 to 16"):
+    limited("nvidia-h100", max_cluster=32)
