@@ -136,7 +136,6 @@ figure.tight_layout()
 
 # %%
 STEPS = (
-    ("one stage", {"rows": 64, "columns": 64, "cluster": 1, "stages": 1}),
     ("two stages", {"rows": 64, "columns": 64, "cluster": 1, "stages": 2}),
     ("four stages", {"rows": 64, "columns": 64, "cluster": 1, "stages": 4}),
     ("as many as fit", {"rows": 64, "columns": 64, "cluster": 1}),
@@ -179,12 +178,14 @@ for (name, _), each in zip(STEPS, found, strict=True):
 #
 # ## When it is refused
 #
-# Tiles that no wgmma has, and rings that no shared memory holds, are refused with what to do
-# instead:
+# Tiles that no wgmma has, rings that would wait for themselves, and rings that no shared memory
+# holds are refused with what to do instead:
 
 # %%
 with refused("limit: "):
     lower(scheduled(columns=100))
+with refused("limit: 2 or more"):
+    lower(scheduled(stages=1))
 with refused("limit: "):
     lower(scheduled(rows=128, columns=128, stages=40))
 with refused("limit: "):

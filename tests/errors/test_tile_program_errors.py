@@ -217,6 +217,12 @@ PLANS: dict[str, tuple[Any, str, str]] = {
         "shared-memory: kernel: found 278688 bytes for 5 stages of 49152 bytes; ",
         "use fewer stages or smaller tiles",
     ),
+    "one stage": (
+        lambda: product("M=128,N=256,K=128,dtype=float16,weights=nk", stages=1),
+        "stages: loop 'k_0': found 1 stage for 2 steps; limit: 2 or more: a tile is held until the "
+        "one after it is multiplied",
+        "annotate the loop with 2 stages, or 0 for as many as fit",
+    ),
 }
 
 

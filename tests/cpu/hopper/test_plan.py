@@ -70,7 +70,7 @@ def test_as_many_stages_as_fit(rows: int, columns: int, out: str, left: int, rig
         assert plan.arena.size + plan.left.pitch > H100.max_shared_bytes
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("stages", [2, 3, 4])
 def test_stages_that_were_asked_for(stages: int) -> None:
     plan = planned(f"{LARGE},weights=nk", stages=stages)
     assert plan.left.stages == plan.right.stages == stages
@@ -101,7 +101,7 @@ def test_a_device_with_less_shared_memory() -> None:
         {"rows": 64, "columns": 72},
         {"rows": 192, "columns": 184, "cluster": 4},
         {"rows": 128, "columns": 8, "stages": 7},
-        {"rows": 64, "columns": 48, "cluster": 1, "stages": 1},
+        {"rows": 64, "columns": 48, "cluster": 1, "stages": 2},
     ],
 )
 def test_regions_of_shared_memory(tiles: dict[str, int], out: str, weights: str) -> None:

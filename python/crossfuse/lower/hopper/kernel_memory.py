@@ -63,8 +63,9 @@ def plan_memory(phases: tuple[PhasePlan, ...], device: Device) -> tuple[RingPlan
     Raises
     ------
     LoweringRefused
-        If two stages do not fit.
+        If two stages do not fit, or fewer are asked for than can work.
     """
+    wanted = _wanted_stages(phases)
     left = _ring([(each.program, each.lefts) for each in phases])
     right = _ring([(each.program, each.rights) for each in phases])
     limit = device.max_shared_bytes
@@ -76,7 +77,6 @@ def plan_memory(phases: tuple[PhasePlan, ...], device: Device) -> tuple[RingPlan
     def size(lefts: Any, rights: Any) -> int:
         return with_stages(lefts, rights)[-1].size
 
-    wanted = max(each.program.contraction.stages for each in phases)
     held = max(each.store.pages for each in phases)
     fewest = wanted or max(held, LEAST_STAGES)
     chosen: Any = (wanted, wanted) if wanted else divide(size, held, limit)
@@ -89,6 +89,22 @@ def plan_memory(phases: tuple[PhasePlan, ...], device: Device) -> tuple[RingPlan
         "bytes",
         limit=f"{limit} bytes on {device.name}",
         instead="use fewer stages or smaller tiles",
+    )
+
+
+def _wanted_stages(phases: tuple[PhasePlan, ...]) -> int:
+    """Stages that the schedule asks for; 0 leaves them open."""
+    wanted = max(each.program.contraction.stages for each in phases)
+    steps = max(each.program.contraction.steps for each in phases)
+    if not 0 < wanted < min(LEAST_STAGES, steps):
+        return wanted
+    # A stage is handed back once the products of the step after it have begun.
+    raise refuse(
+        "stages",
+        f"loop '{phases[0].program.contraction.step.name}'",
+        found=f"{wanted} stage for {steps} steps",
+        limit=f"{LEAST_STAGES} or more: a tile is held until the one after it is multiplied",
+        instead=f"annotate the loop with {LEAST_STAGES} stages, or 0 for as many as fit",
     )
 
 
