@@ -12,8 +12,8 @@
 #
 # In Crossfuse none of them is written by hand. A schedule says which tiles are staged in shared
 # memory and how many stages there are; the lowering finds the pipeline in it. This page writes such
-# a schedule, looks at the kernel, runs it without a GPU, and then goes from a hundredth of the chip
-# to the speed of cuBLAS in steps whose times were measured.
+# a schedule, looks at the kernel, runs it without a GPU, and then goes from a seventh of cuBLAS's
+# speed to all of it, in steps whose times were measured.
 
 # %%
 import json
@@ -131,8 +131,8 @@ figure.tight_layout()
 # %% [markdown]
 # ## Step by step on an H100
 #
-# Every step is one change of the same schedule (`crossfuse bundle` builds and times such lists; the
-# file names device and commit). The product is 4096 x 4096 x 4096, 137 Gflop.
+# Every step is one change of the same schedule (`crossfuse bundle` builds and times such lists;
+# `benchmarks/README.md` names device and commit). The product is 4096 x 4096 x 4096, 137 Gflop.
 
 # %%
 STEPS = (
@@ -156,7 +156,7 @@ axis.barh([name for name, _ in STEPS], [137.4e3 / each for each in found], color
 axis.axvline(137.4e3 / library, color="black", linewidth=1)
 axis.text(137.4e3 / library, -0.8, "cuBLAS", ha="center", fontsize=8)
 axis.invert_yaxis()
-axis.set(xlabel="Gflop a millisecond", title=f"recorded on {records[0]['gpu']}")
+axis.set(xlabel="Tflop/s", title=f"recorded on {records[0]['gpu']}")
 figure.tight_layout()
 for (name, _), each in zip(STEPS, found, strict=True):
     print(f"{name:24s} {each:8.1f} us  {library / each:5.2f} of cuBLAS")
@@ -170,7 +170,9 @@ for (name, _), each in zip(STEPS, found, strict=True):
 #   shared memory, not by the tensor cores.
 # - **Two warpgroups** multiply 128 rows by the same B, so that each box of B is used twice.
 # - **Clusters**: two CTAs, one above the other, need the same B. Each loads half and multicasts it
-#   to both: half the traffic from L2.
+#   to both: half the traffic from L2. Here that is no bottleneck any more, and nothing is gained: a
+#   cluster has to be worth its start. It is where weights come from memory once and go to many rows
+#   (tutorial 3), or where a tile is too small to be worth its bytes.
 #
 # What is not in this list is always there: registers move from the producer's warpgroup to the
 # others, the grid is persistent, stores overlap the next tile, and neighbours in time share columns
