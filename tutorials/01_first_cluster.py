@@ -19,8 +19,8 @@
 # .venv/bin/python tutorials/01_first_cluster.py
 # ```
 #
-# Every page is a plain Python file. The marks `# %%` are cells: VS Code and Jupyter (with jupytext)
-# open it as a notebook.
+# Every page is a plain Python file. The marks `# %%` are cells: VS Code and Jupyter (with
+# jupytext) open it as a notebook.
 
 # %%
 import matplotlib.pyplot as plt
@@ -168,7 +168,8 @@ def bind_threads(sch, S, partial):
 
 bind_threads(sch, S, partial)
 image = lower(sch).image
-print(image.launches[0])
+launch = image.launches[0]
+print("grid", launch.grid, "threads", launch.block, "cluster", launch.cluster)
 print(kernel_text(image))
 
 # %% [markdown]
@@ -185,9 +186,9 @@ print(kernel_text(image))
 #
 # ## Check 2: the CUDA, in the emulator
 #
-# The emulator runs this text on the CPU, a fiber for every CUDA thread, clusters included. It knows
-# which barriers lie between any two accesses, so that it finds a race even if the numbers happen to
-# be right.
+# The emulator runs this text on the CPU, a fiber for every CUDA thread, clusters included. It
+# knows which barriers lie between any two accesses, so that it finds a race even if the numbers
+# happen to be right.
 
 # %%
 report = crossfuse.emulate_cuda(image, inputs)
@@ -211,8 +212,8 @@ else:
 # %% [markdown]
 # ## A wrong edit
 #
-# What if 32 CTAs share the sum? No cluster has that many. Refusals name the primitive, the block and
-# the loop, the value found, the limit, and what to do instead:
+# What if 32 CTAs share the sum? No cluster has that many. Refusals name the primitive, the block
+# and the loop, the value found, the limit, and what to do instead:
 
 # %%
 with refused("found extent 32; limit: a serial loop of extent 1 to 16, one iteration a CTA"):

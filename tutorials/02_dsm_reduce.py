@@ -6,8 +6,8 @@
 # price is that partial sums have to meet. Without clusters they meet in global memory, by atomics
 # or in a second kernel. Within a cluster they meet in shared memory.
 #
-# [Tutorial 1](01_first_cluster.py) showed the primitive. This page shows both of its forms, what the
-# exchange costs, and what happens without a barrier.
+# [Tutorial 1](01_first_cluster.py) showed the primitive. This page shows both of its forms, what
+# the exchange costs, and what happens without a barrier.
 
 # %%
 import matplotlib.pyplot as plt
@@ -44,8 +44,8 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# Two things to explain: scatter gets faster up to 16 CTAs (but for 8, which nobody looked into), and
-# all-exchange gets *slower* again. First, both by hand.
+# Two things to explain: scatter gets faster up to 16 CTAs (but for 8, which nobody looked into),
+# and all-exchange gets *slower* again. First, both by hand.
 #
 # ## Scatter
 #
@@ -108,9 +108,9 @@ print(scattered(4).cluster_layout().picture())
 # %% [markdown]
 # ## All-exchange
 #
-# With `scatter=False` every CTA adds the whole tile. That is for a consumer which needs all of it: the
-# next product of a chain reads whole rows of the intermediate. The consumer has to say in which CTA
-# it runs, so its rows are bound to the cluster first.
+# With `scatter=False` every CTA adds the whole tile. That is for a consumer which needs all of it:
+# the next product of a chain reads whole rows of the intermediate. The consumer has to say in
+# which CTA it runs, so its rows are bound to the cluster first.
 
 
 # %%
@@ -166,8 +166,8 @@ for schedule in (scattered(4), exchanged(4)):
 # | all-exchange | `(s - 1) e` elements | linear |
 #
 # Beside the bytes stand two cluster barriers. The device's record has what a barrier and a byte
-# cost, measured by `scripts/calibrate.py` (see docs/calibration.md). The planner's cost model counts
-# with the same record, as its terms `exchange` and `barrier`.
+# cost, measured by `scripts/calibrate.py` (see docs/calibration.md). The planner's cost model
+# counts with the same record, as its terms `exchange` and `barrier`.
 
 # %%
 h100 = measured("nvidia-h100")
@@ -188,13 +188,13 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# So scattering a small tile costs two barriers, just below 1 us, whatever the cluster's size. It pays
-# when it saves more than that: here 16 CTAs shorten a loop over K of tens of microseconds.
+# So scattering a small tile costs two barriers, just below 1 us, whatever the cluster's size. It
+# pays when it saves more than that: here 16 CTAs shorten a loop over K of tens of microseconds.
 #
-# In all-exchange every CTA reads all slabs, so that the work grows with the cluster. These bars are
-# the least that it can take, at the rate of bulk copies. The kernels of the first plot read element
-# by element, with fewer threads in a CTA the more CTAs there are, and pay much more: their line
-# rises until it is back where no cluster was.
+# In all-exchange every CTA reads all slabs, so that the work grows with the cluster. These bars
+# are the least that it can take, at the rate of bulk copies. The kernels of the first plot read
+# element by element, with fewer threads in a CTA the more CTAs there are, and pay much more: their
+# line rises until it is back where no cluster was.
 #
 # On this machine, if it has a GPU:
 

@@ -9,9 +9,9 @@
 # ```
 #
 # As separate kernels, `hidden` goes to global memory and comes back. One CTA cannot keep it: each
-# element of `out` needs a whole row of `hidden`, thousands of columns. A *cluster* can: 16 CTAs have
-# 3.6 MB of shared memory. Each CTA makes one slice of the columns, keeps it as its slab, and takes
-# its peers' slices when it needs them. That is `dsm_shuffle`.
+# element of `out` needs a whole row of `hidden`, thousands of columns. A *cluster* can: 16 CTAs
+# have 3.6 MB of shared memory. Each CTA makes one slice of the columns, keeps it as its slab, and
+# takes its peers' slices when it needs them. That is `dsm_shuffle`.
 
 # %%
 import matplotlib.pyplot as plt
@@ -31,14 +31,14 @@ blocks = ["gemm0_gate", "gemm0_up", "hidden", "gemm1", "out"]
 print(function.script()[:420])
 
 # %% [markdown]
-# The function has five blocks: two products, what is made of both, the third product, and its copy to
-# the output.
+# The function has five blocks: two products, what is made of both, the third product, and its copy
+# to the output.
 #
 # ## By hand
 #
-# Begin with the *consumer*, the third product. Its columns are shared out over the CTAs, and its sum
-# over `hidden`'s columns is cut into as many slices as there are CTAs. Then `dsm_shuffle` moves the
-# producer in front and puts a copy from the owner's slab where you say.
+# Begin with the *consumer*, the third product. Its columns are shared out over the CTAs, and its
+# sum over `hidden`'s columns is cut into as many slices as there are CTAs. Then `dsm_shuffle`
+# moves the producer in front and puts a copy from the owner's slab where you say.
 
 
 # %%
@@ -79,9 +79,10 @@ print(ring.cluster_layout().picture())
 # %% [markdown]
 # ## Ring and all-gather
 #
-# Every CTA needs all four slices. In a *ring*, CTA r begins with its own slice and goes on with that of
-# its neighbour, so that at every step each slab is read by one CTA only. In an *all-gather* all
-# slices are fetched before the product begins: one wait instead of several, but four times the room.
+# Every CTA needs all four slices. In a *ring*, CTA r begins with its own slice and goes on with
+# that of its neighbour, so that at every step each slab is read by one CTA only. In an
+# *all-gather* all slices are fetched before the product begins: one wait instead of several, but
+# four times the room.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(7, 2.6))
@@ -119,13 +120,13 @@ for name, sch in (("ring", ring), ("all-gather", gather)):
         print(name, "largest difference:", abs(report.outputs["out"] - expected).max())
 
 # %% [markdown]
-# The ring's sums are taken in an order that depends on the rank, so ring and all-gather differ in the
-# last bits. Each is the same in every run.
+# The ring's sums are taken in an order that depends on the rank, so ring and all-gather differ in
+# the last bits. Each is the same in every run.
 #
 # ## By the rule
 #
-# You need not do this for each FFN. A *rule* is a function from a function to its schedule, made of the
-# same calls; this one also stages the weights in shared memory and chooses tiles.
+# You need not do this for each FFN. A *rule* is a function from a function to its schedule, made
+# of the same calls; this one also stages the weights in shared memory and chooses tiles.
 
 # %%
 ruled = schedule_ffn(function, cluster=4)
@@ -137,8 +138,8 @@ emulated.raise_if_wrong()
 print("largest difference:", abs(emulated.outputs["out"] - expected).max())
 
 # %% [markdown]
-# `crossfuse.compile(spec, cluster=4)` calls that rule and builds the kernel; `crossfuse.check` runs
-# all checks on it.
+# `crossfuse.compile(spec, cluster=4)` calls that rule and builds the kernel; `crossfuse.check`
+# runs all checks on it.
 #
 # ## What stays on the chip
 #
@@ -146,13 +147,13 @@ print("largest difference:", abs(emulated.outputs["out"] - expected).max())
 
 # %%
 M, N, ITEM = 128, 3072, 2
-print(f"two kernels, through global memory: {2 * M * N * ITEM / 2**20:.2f} MiB, and a second launch")
+print(f"two kernels, through global memory: {2 * M * N * ITEM / 2**20:.2f} MiB")
 for size in (2, 4, 8, 16):
     print(f"cluster of {size:2}, through DSM: {(size - 1) * M * N * ITEM / 2**20:6.2f} MiB")
 
 # %% [markdown]
-# More bytes, not fewer: each CTA fetches all slices but its own. They cross a fast, short way, and no
-# kernel ends in between. Whether that pays is the question of tutorial 4.
+# More bytes, not fewer: each CTA fetches all slices but its own. They cross a fast, short way, and
+# no kernel ends in between. Whether that pays is the question of tutorial 4.
 #
 # ## What was measured
 #
@@ -179,10 +180,10 @@ else:
     print("no Hopper GPU here; the plot was", where)
 
 # %% [markdown]
-# Three tiles of 16 rows are three clusters: alone, three CTAs work; with 16 in a cluster, 48 do. Ring
-# and all-gather are equal within a few per cent. These kernels are made of plain multiplications and
-# lose to cuBLAS. The same schedule steps with tensor cores (`rule="tensor"`, `placement="dsm"`) are
-# what tutorial 4 compares.
+# Three tiles of 16 rows are three clusters: alone, three CTAs work; with 16 in a cluster, 48 do.
+# Ring and all-gather are equal within a few per cent. These kernels are made of plain
+# multiplications and lose to cuBLAS. The same schedule steps with tensor cores (`rule="tensor"`,
+# `placement="dsm"`) are what tutorial 4 compares.
 #
 # ## A barrier less
 #

@@ -7,10 +7,10 @@
 #
 # | place | the intermediate is in | what it costs |
 # | --- | --- | --- |
-# | `registers` | registers of the CTA that made it | each CTA makes all that it needs: work is repeated, or sums are parted |
-# | `dsm` | slabs of a cluster | slices pass (`gather`); sums of several clusters meet in L2 (`sums`) |
+# | `registers` | registers of its CTA | each CTA makes all that it needs, again or in parts |
+# | `dsm` | slabs of a cluster | slices pass (`gather`); clusters' sums meet in L2 (`sums`) |
 # | `l2` | L2, in one persistent kernel | a flag for each tile, which readers wait for (`flag`) |
-# | `global` | L2 or memory, two kernels | the end of one kernel and the start of the next (`relaunch`) |
+# | `global` | L2 or memory, two kernels | one kernel's end, the next one's start (`relaunch`) |
 
 # %%
 import json
@@ -24,8 +24,8 @@ from crossfuse.planner.plan import ranked
 # %% [markdown]
 # ## What was measured
 #
-# Chains of two products (G1 to G6) and a gated FFN (S8) with 128 rows, in all four places with tensor
-# cores, beside PyTorch's separate kernels (cuBLAS):
+# Chains of two products (G1 to G6) and a gated FFN (S8) with 128 rows, in all four places with
+# tensor cores, beside PyTorch's separate kernels (cuBLAS):
 
 # %%
 found, where = recorded("small-chains-h100.json")
@@ -45,13 +45,13 @@ for workload in WORKLOADS:
 print(where)
 
 # %% [markdown]
-# The cluster is second on the small chains G1 to G3 and loses on the larger ones. G6 (1024 to 4096 and
-# back) is worst: why?
+# The cluster is second on the small chains G1 to G3 and loses on the larger ones. G6 (1024 to 4096
+# and back) is worst: why?
 #
 # ## G6: reading the terms
 #
-# `ranked` gives the best kernel of each family with the terms of its estimate. Terms that all share,
-# such as reading the weights, do not decide; look at what stands in one bar alone.
+# `ranked` gives the best kernel of each family with the terms of its estimate. Terms that all
+# share, such as reading the weights, do not decide; look at what stands in one bar alone.
 
 # %%
 plans = {each.family: each for each in ranked("G6")}
@@ -69,14 +69,14 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# A cluster owns a *tile of rows*. 128 rows are one tile, so a single cluster would do all the work, and
-# most of the 132 multiprocessors none. To occupy them, the kernel cuts the intermediate's columns into
-# `parts`, a cluster for each. Every part then has a partial sum of the *whole* output, and these meet in
-# L2: that is the term `sums`. In L2, any multiprocessor may take any tile of either product, so there
-# is nothing to part; a flag or a second kernel costs less.
+# A cluster owns a *tile of rows*. 128 rows are one tile, so a single cluster would do all the
+# work, and most of the 132 multiprocessors none. To occupy them, the kernel cuts the
+# intermediate's columns into `parts`, a cluster for each. Every part then has a partial sum of the
+# *whole* output, and these meet in L2: that is the term `sums`. In L2, any multiprocessor may take
+# any tile of either product, so there is nothing to part; a flag or a second kernel costs less.
 #
-# On small chains (G1) there is so little work that few clusters do, and the places that need a second
-# phase over the whole grid pay more for it than the work itself.
+# On small chains (G1) there is so little work that few clusters do, and the places that need a
+# second phase over the whole grid pay more for it than the work itself.
 #
 # ## Bytes
 #
@@ -115,9 +115,9 @@ for step in reasons.pruned["dsm"]:
     print(f"{step.candidates:4} tiles: {step.text}")
 
 # %% [markdown]
-# No rule forbids it; sizes do. A slice has at most 128 columns of gate and up each (a wgmma makes 256),
-# and a cluster 16 CTAs, so that a cluster holds at most 2048 of the 11008 columns. The rest is parts
-# again, each with a partial sum of 4096 columns.
+# No rule forbids it; sizes do. A slice has at most 128 columns of gate and up each (a wgmma makes
+# 256), and a cluster 16 CTAs, so that a cluster holds at most 2048 of the 11008 columns. The rest
+# is parts again, each with a partial sum of 4096 columns.
 #
 # ## More rows
 #
@@ -151,17 +151,17 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# Read it as a roofline. With few rows, S3 reads weights and nothing else matters: the best possible
-# kernel is a copy, and fusion saves the gaps between kernels in which memory idles. With many rows the
-# tensor cores decide, and where the intermediate lies hardly matters. G6 is short: at few rows no
-# level takes much of the time. What is left is latency (starts, flags, exchanges), and the place
-# with the fewest of these wins.
+# Read it as a roofline. With few rows, S3 reads weights and nothing else matters: the best
+# possible kernel is a copy, and fusion saves the gaps between kernels in which memory idles. With
+# many rows the tensor cores decide, and where the intermediate lies hardly matters. G6 is short:
+# at few rows no level takes much of the time. What is left is latency (starts, flags, exchanges),
+# and the place with the fewest of these wins.
 #
 # ## So is DSM of no use?
 #
-# As the home of an intermediate: of use where a chain is small. But the winners above use it too. Their
-# `cluster` and `split` say that CTAs share loaded tiles (multicast) and add split sums through DSM, as
-# in tutorial 2. What is lost without it was measured over 18 workloads:
+# As the home of an intermediate: of use where a chain is small. But the winners above use it too.
+# Their `cluster` and `split` say that CTAs share loaded tiles (multicast) and add split sums
+# through DSM, as in tutorial 2. What is lost without it was measured over 18 workloads:
 
 # %%
 ablation = json.loads((RESULTS / "ablation-dsm-h100.json").read_text())
@@ -173,8 +173,8 @@ print("geometric means of the best kernels,", ", ".join(ablation["gpus"]))
 # %% [markdown]
 # ## On a GPU
 #
-# `crossfuse bench G6 --variants ours-dsm,ours-l2,ours-global,eager` measures the first table again, and
-# `crossfuse explain G6 --top 5 --svg plan.svg` draws the planner's view.
+# `crossfuse bench G6 --variants ours-dsm,ours-l2,ours-global,eager` measures the first table
+# again, and `crossfuse explain G6 --top 5 --svg plan.svg` draws the planner's view.
 
 # %%
 if hopper():

@@ -9,8 +9,8 @@
 #
 # A chain of reductions like this is a *cascade*. As written, each is a pass over the row. Flash
 # attention is the insight that one pass is enough: keep `m` and `s` of what was seen so far, and
-# correct `s` by `exp(m_old - m_new)` when the maximum moves. Crossfuse derives such corrections, proves
-# them, and makes the kernel.
+# correct `s` by `exp(m_old - m_new)` when the maximum moves. Crossfuse derives such corrections,
+# proves them, and makes the kernel.
 
 # %%
 import matplotlib.pyplot as plt
@@ -55,16 +55,18 @@ print(explain(derived))
 # %% [markdown]
 # Read the derivation:
 #
-# - **pair**: the term is `exp(x) * exp(-m)`, one factor of the element and one of the earlier result,
-#   and a product distributes over a sum;
-# - **gauge**: `exp(x)` alone would overflow, so that the state is kept relative to the maximum so far;
+# - **pair**: the term is `exp(x) * exp(-m)`, one factor of the element and one of the earlier
+#   result, and a product distributes over a sum;
+# - **gauge**: `exp(x)` alone would overflow, so that the state is kept relative to the maximum so
+#   far;
 # - **update** is the flash-attention step, `s' = s exp(m - m~) + sum exp(x - m~)`;
 # - **merge** says how the states of two pieces of a row combine: of two threads, or two CTAs;
 # - `m~` stands in for the maximum where nothing but -oo was seen. More on that below.
 #
 # ## Two passes and one
 #
-# Three executors run it in numpy: as defined, as a stream in tiles, and in segments that are merged.
+# Three executors run it in numpy: as defined, as a stream in tiles, and in segments that are
+# merged.
 
 # %%
 rng = np.random.default_rng(0)
@@ -76,7 +78,8 @@ for name, found in (("stream", streamed), ("merge of 4", merged)):
     print(name, "differs by", abs(found["out"] - defined["out"]).max())
 
 # %% [markdown]
-# What the correction does: the state of a row, tile by tile. Whenever `m` steps up, `s` is scaled down.
+# What the correction does: the state of a row, tile by tile. Whenever `m` steps up, `s` is scaled
+# down.
 
 # %%
 row = data["x"][:1]
@@ -93,7 +96,8 @@ plt.show()
 # %% [markdown]
 # ## Flash attention
 #
-# One more stage: the weighted sum of values. Nothing else has to be said; `o` is corrected as `s` is.
+# One more stage: the weighted sum of values. Nothing else has to be said; `o` is corrected as `s`
+# is.
 
 # %%
 attention = Cascade(
@@ -111,8 +115,9 @@ print("State" + explain(flash).split("State")[1])
 # %% [markdown]
 # ## Empty rows, and NaN
 #
-# A row that is masked throughout has only -oo. Then `exp(x - m)` is `exp(-oo + oo)`, NaN, in many a
-# hand-written kernel. The stand-in `m~` is 0 there, and 1 stands in for a sum of 0: the result is 0.
+# A row that is masked throughout has only -oo. Then `exp(x - m)` is `exp(-oo + oo)`, NaN, in many
+# a hand-written kernel. The stand-in `m~` is 0 there, and 1 stands in for a sum of 0: the result
+# is 0.
 
 # %%
 masked = {"x": np.full((2, 100), -np.inf), "v": rng.normal(size=(2, 100))}
@@ -125,8 +130,9 @@ with np.errstate(invalid="ignore"):
 # %% [markdown]
 # ## Your own cascade
 #
-# You need not write formulas: a function that you wrote for its own sake is searched for cascades. Here,
-# for each row, the mean of `x` weighted by `softmax(x)`, which is nobody's standard operator:
+# You need not write formulas: a function that you wrote for its own sake is searched for cascades.
+# Here, for each row, the mean of `x` weighted by `softmax(x)`, which is nobody's standard
+# operator:
 
 
 # %%
@@ -148,7 +154,8 @@ derivation = derive(site.cascade)
 print(explain(derivation).split("Merge")[0])
 
 # %% [markdown]
-# From here it is a kernel. The planner chooses tiles, `streaming` writes the loop, a rule binds threads:
+# From here it is a kernel. The planner chooses tiles, `streaming` writes the loop, a rule binds
+# threads:
 
 # %%
 found = plan_cascade(cascade_shape(site, derivation), only=("stream",))
@@ -223,8 +230,8 @@ with refused("which couples x with mean"):
     )
 
 # %% [markdown]
-# The square instead of the magnitude streams (that is the variance), by sums of lower moments. In the
-# first case the cascade is cut: two kernels, or two loops over a row that is kept on chip.
+# The square instead of the magnitude streams (that is the variance), by sums of lower moments. In
+# the first case the cascade is cut: two kernels, or two loops over a row that is kept on chip.
 #
 # ## Exercises
 #
@@ -269,5 +276,6 @@ with refused("found a result read at another row"):
 # %% [markdown]
 # ## Next
 #
-# [Tutorial 10](10_debugging.py): faults in kernels, and how the emulator names them. `docs/cascades.md`
-# has the algebra, `docs/cascade-tiles.md` how attention becomes tiles for tensor cores.
+# [Tutorial 10](10_debugging.py): faults in kernels, and how the emulator names them.
+# `docs/cascades.md` has the algebra, `docs/cascade-tiles.md` how attention becomes tiles for
+# tensor cores.

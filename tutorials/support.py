@@ -37,13 +37,21 @@ def refused(text: str) -> Iterator[None]:
     except RefusedError as error:
         message = str(error)
         assert text in message, f"expected {text!r} in: {message}"
-        print(_wrapped(f"{type(error).__name__}: {message}"))
+        print(wrapped(f"{type(error).__name__}: {message}"))
     else:
         raise AssertionError(f"nothing was refused; expected: {text}")
 
 
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 96, break_long_words=False, break_on_hyphens=False)
+def wrapped(text: str, indent: str = "") -> str:
+    """Text in lines of 96 columns, each behind `indent`; words stay whole."""
+    return textwrap.fill(
+        text,
+        96,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def hopper() -> str:
