@@ -16,6 +16,7 @@
 import json
 
 import matplotlib.pyplot as plt
+from matplotlib.ticker import NullLocator
 from support import RESULTS, hopper, recorded, refused, show_bars
 
 import crossfuse
@@ -62,9 +63,9 @@ PASSING = ("gather", "sums", "flag", "relaunch", "exchange", "barrier", "kernels
 order = [each for each in PLACES if each in plans]
 terms = [plans[each].terms for each in order]
 rest = [sum(v for k, v in each.items() if k not in (*PASSING, "learned")) for each in terms]
-figure, ax = plt.subplots(figsize=(7, 2.8))
+figure, ax = plt.subplots(figsize=(8, 2.8))
 parts = {name: [each.get(name, 0.0) for each in terms] for name in PASSING}
-show_bars(ax, order, {"weights, products, start": rest, **parts}, "us, estimated (G6, 128 rows)")
+show_bars(ax, order, {"weights, products, start": rest, **parts}, "us, estimated (G6)")
 figure.tight_layout()
 plt.show()
 
@@ -146,6 +147,8 @@ for ax, (name, plans_of) in zip(axes, by_rows.items(), strict=True):
         ax.plot(ROWS, alone, "o-", label=level)
     ax.plot(ROWS, [fused[m].microseconds for m in ROWS], "k:", label="estimate")
     ax.set(title=f"{name}: us alone", xlabel="rows", xscale="log", yscale="log")
+    ax.set_xticks(ROWS, map(str, ROWS))
+    ax.xaxis.set_minor_locator(NullLocator())
     ax.legend(fontsize=7)
 figure.tight_layout()
 plt.show()

@@ -70,7 +70,7 @@ print(explain(derived))
 
 # %%
 rng = np.random.default_rng(0)
-data = {"x": rng.normal(0, 30, (4, 1000))}
+data = {"x": rng.normal(0, 3, (4, 1000))}
 defined = two_pass(softmax, data)
 streamed = stream(derived, data, tile=64)
 merged = merge_tree(derived, data, segments=[250] * 4)

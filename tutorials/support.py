@@ -154,4 +154,4 @@ def show_bars(ax: Any, names: Sequence[str], parts: dict[str, Sequence[float]], 
         left += np.asarray(values, dtype=float)
     ax.invert_yaxis()
     ax.set_xlabel(unit)
-    ax.legend(fontsize=7)
+    ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
