@@ -3,7 +3,7 @@
 #
 # You know CUDA: a grid of thread blocks, each with its own shared memory. Hopper adds a level
 # between the two. A *thread-block cluster* is up to 16 blocks (CTAs) that run at the same time on
-# neighbouring multiprocessors, can wait for each other, and can read each other's shared memory.
+# multiprocessors near each other, can wait for each other, and read each other's shared memory.
 # That memory, taken over all CTAs of a cluster, is *distributed shared memory* (DSM).
 #
 # This page schedules a matrix product on clusters, checks it twice without a GPU, and looks at the
@@ -18,6 +18,9 @@
 # .venv/bin/crossfuse doctor                    # says what is there and what is missing
 # .venv/bin/python tutorials/01_first_cluster.py
 # ```
+#
+# For the tutorials a virtual environment with `pip install -e '.[bench]'` is enough: TVM and
+# matplotlib, no torch and no nvcc.
 #
 # Every page is a plain Python file. The marks `# %%` are cells: VS Code and Jupyter (with
 # jupytext) open it as a notebook.
@@ -205,7 +208,7 @@ print("largest difference to numpy:", abs(report.outputs["C"] - expected).max())
 # %%
 if hopper():
     for verdict in crossfuse.check(crossfuse.compile(sch)):
-        print(verdict)
+        print(f"{verdict.name}: {verdict.status}, {verdict.detail}")
 else:
     print("no Hopper GPU here: both checks above are what `crossfuse.check` runs on the CPU")
 

@@ -82,7 +82,7 @@ print(ring.cluster_layout().picture())
 # Every CTA needs all four slices. In a *ring*, CTA r begins with its own slice and goes on with
 # that of its neighbour, so that at every step each slab is read by one CTA only. In an
 # *all-gather* all slices are fetched before the product begins: one wait instead of several, but
-# four times the room.
+# four times the room for copies.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(7, 2.6))
@@ -177,7 +177,7 @@ figure.tight_layout()
 plt.show()
 
 if hopper():
-    print("here:", {n: round(measured_here(by_hand(n), inputs), 1) for n in (2, 4, 8)}, "us")
+    print("here:", {n: round(measured_here(by_hand(n)), 1) for n in (2, 4, 8)}, "us")
 else:
     print("no Hopper GPU here; the plot was", where)
 

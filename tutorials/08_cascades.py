@@ -7,10 +7,10 @@
 # m = max x          s = sum exp(x - m)          out = exp(x - m) / s
 # ```
 #
-# A chain of reductions like this is a *cascade*. As written, each is a pass over the row. Flash
-# attention is the insight that one pass is enough: keep `m` and `s` of what was seen so far, and
-# correct `s` by `exp(m_old - m_new)` when the maximum moves. Crossfuse derives such corrections,
-# proves them, and makes the kernel.
+# A chain of reductions like this is a *cascade*. As written, each is a pass over the row. One pass
+# is enough (online softmax, Milakov and Gimelshein 2018; flash attention stands on it): keep `m`
+# and `s` of what was seen so far, and correct `s` by `exp(m_old - m_new)` when the maximum moves.
+# Crossfuse derives such corrections, proves them, and makes the kernel.
 
 # %%
 import matplotlib.pyplot as plt

@@ -210,7 +210,7 @@ with refused("element-error"):
 # %%
 if hopper():
     for verdict in crossfuse.check(crossfuse.compile(schedule_split_k(prim_func(spec), cluster=4))):
-        print(verdict)
+        print(f"{verdict.name}: {verdict.status}, {verdict.detail}")
 else:
     print("no Hopper GPU here")
 

@@ -80,29 +80,21 @@ def recorded(file: str) -> tuple[dict[str, Any], str]:
     return found, f"recorded on {made['gpu']['name']}, {made['date']}"
 
 
-def measured_here(schedule: Any, inputs: dict[str, np.ndarray]) -> float:
+def measured_here(schedule: Any) -> float:
     """Microseconds of a scheduled function on this machine's GPU, weights cold, in a CUDA graph.
 
     Parameters
     ----------
     schedule : tvm.s_tir.Schedule
-        What is compiled and run.
-    inputs : dict[str, numpy.ndarray]
-        Its inputs by name.
+        What is compiled and run, on random inputs.
     """
-    import torch
-
     import crossfuse
-    from crossfuse.compiler.measure import median_microseconds
+    from crossfuse.compiler.measure import time_kernel
+    from crossfuse.compiler.problem import make_problem
 
     compiled = crossfuse.compile(schedule)
-    tensors = [
-        torch.empty(each.shape, dtype=getattr(torch, each.dtype), device="cuda")
-        if each.output
-        else torch.from_numpy(inputs[each.name]).cuda()
-        for each in compiled.lowered.image.buffers
-    ]
-    return median_microseconds(lambda: compiled.kernel(*tensors))
+    problem = make_problem(compiled.source, compiled.schedule)
+    return time_kernel(compiled, problem).microseconds
 
 
 def kernel_text(image: Any) -> str:
