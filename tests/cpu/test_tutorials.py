@@ -1,0 +1,61 @@
+"""Tutorials: every page runs as printed, and its wrong edits end in the texts that it promises."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "tutorials"
+PAGES = sorted(FOLDER.glob("[0-9]*.py"))
+#: Those that take longest; the primitives and the emulator are tried by day.
+LATER = ("04_when_dsm_loses", "08_cascades")
+
+
+def _page(path: Path) -> object:
+    marks = [pytest.mark.nightly] if path.stem in LATER else []
+    return pytest.param(path, id=path.stem, marks=marks)
+
+
+def _refusals(path: Path) -> list[str]:
+    """Texts of ``with refused(text):`` in the order of the page."""
+    calls = [each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.Call)]
+    found = [each for each in calls if getattr(each.func, "id", "") == "refused"]
+    return [str(ast.literal_eval(each.args[0])) for each in sorted(found, key=lambda e: e.lineno)]
+
+
+@pytest.mark.parametrize("path", [_page(each) for each in PAGES])
+def test_page_runs_and_prints_its_refusals(path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, path],
+        env={**os.environ, "MPLBACKEND": "Agg"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = " ".join(done.stdout.split())
+    at = 0
+    for text in _refusals(path):
+        at = printed.find(text, at)
+        assert at >= 0, f"not printed, or not in this order: {text}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda each: each.stem)
+def test_page_has_its_parts(path: Path) -> None:
+    text = path.read_text()
+    number = int(path.stem.split("_")[0])
+    assert text.startswith(f"# %% [markdown]\n# # {number}. ")
+    assert re.search(r"^# ## Exercises$", text, re.M) and re.search(r"^# ## Next$", text, re.M)
+    exercises = text.split("# ## Exercises")[1]
+    assert "with refused(" in exercises and "with refused(" in text.split("# ## Exercises")[0]
+    linked = re.findall(r"\]\((\w+\.py)\)", text)
+    assert all((FOLDER / each).is_file() for each in linked), linked
+    assert f"({path.name})" in (FOLDER / "README.md").read_text()
+    # A first line of each cell of text is markdown, or jupytext shows it as code.
+    assert all(each.startswith("\n# ") for each in text.split("# %% [markdown]")[1:])
