@@ -127,6 +127,7 @@ axes[0].invert_yaxis()
 axes[0].set_ylabel("step")
 axes[2].legend(fontsize=7)
 figure.tight_layout()
+plt.show()
 
 # %% [markdown]
 # ## Step by step on an H100
@@ -158,6 +159,7 @@ axis.text(137.4e3 / library, -0.8, "cuBLAS", ha="center", fontsize=8)
 axis.invert_yaxis()
 axis.set(xlabel="Tflop/s", title=f"recorded on {records[0]['gpu']}")
 figure.tight_layout()
+plt.show()
 for (name, _), each in zip(STEPS, found, strict=True):
     print(f"{name:24s} {each:8.1f} us  {library / each:5.2f} of cuBLAS")
 
@@ -180,27 +182,34 @@ for (name, _), each in zip(STEPS, found, strict=True):
 #
 # ## When it is refused
 #
-# Tiles that no wgmma has, rings that would wait for themselves, and rings that no shared memory
-# holds are refused with what to do instead:
+# Tiles that no wgmma has, and rings that would wait for themselves, are refused with what to do
+# instead:
 
 # %%
-with refused("limit: "):
+with refused("found a tile of 64 x 100; limit: 64 or 128 rows"):
     lower(scheduled(columns=100))
+
+# %%
 with refused("limit: 2 or more"):
     lower(scheduled(stages=1))
-with refused("limit: "):
+# %% [markdown]
+# ## Exercises
+#
+# 1. Ask for a ring that does not fit.
+# 2. Take steps of 48 elements.
+# 3. `crossfuse view gemm:M=512,K=512,N=512,weights=nk -o page.html` shows the CUDA beside the line
+#    that made it: which lines came of `crossfuse.stages`?
+
+# %%
+with refused("limit: 232448 bytes"):
     lower(scheduled(rows=128, columns=128, stages=40))
-with refused("limit: "):
+
+# %%
+with refused("48 elements of the reduction in a step; limit: 64 elements"):
     lower(scheduled(depth=48))
 
 # %% [markdown]
-# ## Try next
+# ## Next
 #
-# - `crossfuse view gemm:M=512,K=512,N=512,weights=nk -o page.html` shows the CUDA beside the line
-#   that made it.
-# - Give `scheduled` 128 rows: how many threads does the CTA have now, and who is the third
-#   warpgroup?
-# - `crossfuse explain gemm:M=4096,K=4096,N=4096,weights=nk`: which level of memory is next after
-#   the tensor cores?
-# - On a GPU: `crossfuse timeline gemm:M=4096,K=4096,N=4096,weights=nk` says when CTAs reach each
-#   event.
+# [Tutorial 6](06_planner.py): how tiles are chosen without trying them. On a GPU, `crossfuse
+# timeline gemm:M=4096,K=4096,N=4096,weights=nk` says when CTAs reach each event of the pipeline.

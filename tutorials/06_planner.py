@@ -72,6 +72,7 @@ for m, each in zip(rows, best, strict=True):
 axes.set(xscale="log", xlabel="rows", ylabel="estimated us", title="S3 on an H100", ylim=(0, None))
 axes.legend()
 figure.tight_layout()
+plt.show()
 
 # %% [markdown]
 # ## Asking "what if"
@@ -153,20 +154,30 @@ limits = [min(measured) * 0.9, max(measured) * 1.05]
 axes.plot(limits, limits, "k-", linewidth=0.8)
 axes.set(xlabel="measured us", ylabel="estimated us", title="S3, 16 rows, H100")
 figure.tight_layout()
+plt.show()
 
 # %% [markdown]
 # The shipped trees have seen these kernels; how well the model does on layers that it has never
 # seen is in `docs/planner.md`, losses included.
 #
-# ## Try next
+# ## Exercises
 #
-# - `crossfuse explain G6:M=512`: the planner says not to fuse. Which term decides?
-# - `crossfuse.plan("S3:M=16", only=("dsm",))` asks for the intermediate in the shared memory of a
-#   cluster. No tiles are left: which rule took the last ones? Try `G10:M=128` instead.
-# - `crossfuse explain R7`: cascades of reductions have terms of their own (exponentials, issue
-#   slots).
-# - Ask for clusters of 32: what does the refusal say?
+# 1. Ask for the intermediate of S3 in the shared memory of a cluster. No tiles are left: which
+#    rule took the last ones? Try `G10:M=128` instead.
+# 2. Ask for clusters of 32.
+# 3. `crossfuse explain G6:M=512` says not to fuse. Which term decides? And `crossfuse explain R7`:
+#    which terms does a cascade of reductions have of its own?
+
+# %%
+with refused("tiles of dsm; limit: tiles for nvidia-h100"):
+    crossfuse.plan("S3:M=16", only=("dsm",))
 
 # %%
 with refused("limit: 1 to 16"):
     limited("nvidia-h100", max_cluster=32)
+
+# %% [markdown]
+# ## Next
+#
+# [Tutorial 8](08_cascades.py): reductions that depend on each other, such as softmax and attention.
+# `docs/planner.md` says how each term is counted.
