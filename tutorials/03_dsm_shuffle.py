@@ -203,6 +203,7 @@ with refused("no cluster barrier lies between"):
 # 1. Ask the rule for 3 CTAs.
 # 2. Pass the other operand's index to `dsm_shuffle` (the weights are read 1).
 # 3. Cut the sum into 8 slices for 4 CTAs.
+# 4. Ask the rule for an odd tile: 3 columns a thread.
 
 # %%
 with refused("found cluster size 3; limit: 1 to 16 CTAs that divide both widths"):
@@ -229,6 +230,10 @@ with refused("found read buffer index 1"):
 sch, hidden, down, outer = consumer(8)
 with refused("found 8 slices of 64 columns for 4 CTAs; limit: one slice a CTA"):
     sch.dsm_shuffle(hidden, down, 0, outer)
+
+# %%
+with refused("found 24, which does not divide 16"):
+    schedule_ffn(function, cluster=4, tiles=crossfuse.Tiles(columns=3))
 
 # %% [markdown]
 # ## Next

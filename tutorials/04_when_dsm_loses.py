@@ -209,4 +209,4 @@ with refused("nvidia-a100"):
 # ## Next
 #
 # [Tutorial 8](08_cascades.py): chains whose steps are reductions, such as softmax and attention.
-# `docs/planner.md` says how each term is counted.
+# [The planner](../docs/planner.md) says how each term is counted.

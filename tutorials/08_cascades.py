@@ -277,5 +277,5 @@ with refused("found a result read at another row"):
 # ## Next
 #
 # [Tutorial 10](10_debugging.py): faults in kernels, and how the emulator names them.
-# `docs/cascades.md` has the algebra, `docs/cascade-tiles.md` how attention becomes tiles for
-# tensor cores.
+# [Cascades](../docs/cascades.md) has the algebra, [tiles](../docs/cascade-tiles.md) how attention
+# gets to tensor cores.

@@ -246,5 +246,5 @@ with refused("found 2 calls of crossfuse_cluster_sync; limit: one with index 2")
 # ## Next
 #
 # Plant a fault in a kernel of your own. `tests/cpu/hopper/test_gemm_faults.py` has more of them,
-# each with the finding that must name it; `docs/hopper.md` says what the parts of the pipeline
-# wait for.
+# each with the finding that must name it. [The Hopper pipeline](../docs/hopper.md)
+# says what its parts wait for.

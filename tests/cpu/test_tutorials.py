@@ -54,8 +54,8 @@ def test_page_has_its_parts(path: Path) -> None:
     assert re.search(r"^# ## Exercises$", text, re.M) and re.search(r"^# ## Next$", text, re.M)
     exercises = text.split("# ## Exercises")[1]
     assert "with refused(" in exercises and "with refused(" in text.split("# ## Exercises")[0]
-    linked = re.findall(r"\]\((\w+\.py)\)", text)
-    assert all((FOLDER / each).is_file() for each in linked), linked
+    linked = re.findall(r"\]\(([\w./-]+)\)", text)
+    assert linked and all((FOLDER / each).is_file() for each in linked), linked
     assert f"({path.name})" in (FOLDER / "README.md").read_text()
     # A first line of each cell of text is markdown, or jupytext shows it as code.
     assert all(each.startswith("\n# ") for each in text.split("# %% [markdown]")[1:])
