@@ -16,6 +16,7 @@ from crossfuse.compiler.source import read_source
 from crossfuse.errors import CascadeRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
+from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.workload.cascade_build import prim_func
 from crossfuse.workload.cascades import resolve
 
@@ -95,6 +96,23 @@ def test_kernels_that_need_fewer_registers_come_next() -> None:
         by_size.setdefault(each.tiles["cluster"], []).append(each.tiles["elements"])
     assert set(by_size) == {1, 2, 4, 8, 16}
     assert all(found == sorted(found, reverse=True) for found in by_size.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "clusters"),
+    [
+        # Each tile of rows ends at a key of its own, so that none go side by side.
+        ("attention:batch=1,heads=2,q_len=200,kv_len=333,head_dim=512,causal=true", {1}),
+        ("mla_decode:batch=1,q_heads=128,kv_len=4096,latent_dim=512,rope_dim=64", {1, 2}),
+    ],
+)
+def test_all_tiles_of_wide_sums_lower(text: str, clusters: set[int]) -> None:
+    source = read_source(text)
+    plans = ranked_cascade(text, only=("tiles",))
+    assert {each.taken.cluster for each in plans if each.taken is not None} == clusters
+    for plan in plans:
+        (option,) = cascade_options(source, H100, plan)
+        assert lower(option.make(), H100).image.launches
 
 
 def test_functions_that_count_in_64_bits_lower() -> None:

@@ -150,6 +150,24 @@ def test_all_tiles_are_legal(rows: int, length: int, depth: int, groups: int) ->
         assert sizes.rows == 64 or sizes.rows <= rows
 
 
+def test_wide_sums_stay_in_one_cta() -> None:
+    """Two warpgroups hold columns apart from rows, so that a cluster has nothing to merge."""
+    wide = TileWork(2, 128, 8192, depth=576, columns=512, inputs=2**28, result=1024, same=True)
+    for work, shares in [
+        (wide, {1, 2}),
+        (replace(wide, masks=1, spans=((0, 0, 8192), (127, 0, 8192))), {1, 2}),
+        # Rows that need other elements are in tiles of their own.
+        (replace(wide, masks=1, spans=((0, 0, 8065), (127, 0, 8192))), {1}),
+    ]:
+        _, found = in_order(CascadeShape("wide", work), H100, RATES)
+        tiled = [each for each in found if isinstance(each, CascadeTiles)]
+        assert {each.cluster for each in tiled} == {1}
+        assert {each.share for each in tiled} == shares
+    narrow = replace(wide, rows=64, columns=256, depth=256)
+    _, found = in_order(CascadeShape("narrow", narrow), H100, RATES)
+    assert found[0].cluster > 1
+
+
 def test_a_cache_that_is_key_and_value_is_read_once() -> None:
     work = TileWork(64, 128, 4096, depth=576, columns=512, inputs=2**28, result=1024, same=True)
     apart = replace(work, same=False)

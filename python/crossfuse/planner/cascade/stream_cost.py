@@ -121,8 +121,8 @@ def stream_bytes(work: Work, tiles: StreamTiles, device: Device) -> dict[str, in
 
 def _waves(work: Work, tiles: StreamTiles, device: Device) -> _Waves:
     side = ctas(work, tiles, device)
-    room = device.sms if tiles.cluster == 1 else device.resident_clusters(tiles.cluster)
-    return _Waves(side, -(-work.rows // tiles.rows), side * room)
+    places = side * device.resident_clusters(tiles.cluster)
+    return _Waves(side, -(-work.rows // tiles.rows), places)
 
 
 def _memory(work: Work, tiles: StreamTiles, waves: _Waves, rates: Rates, device: Device) -> float:

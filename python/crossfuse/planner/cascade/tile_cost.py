@@ -24,7 +24,7 @@ from crossfuse.cascade.rewrite.tiled.sizes import WARPGROUP_ROWS, CascadeTiles
 from crossfuse.cascade.rewrite.tiled.work import TileWork
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.rates import LANES, SPECIAL, clock
-from crossfuse.planner.cascade.tile_limits import step_bytes
+from crossfuse.planner.cascade.tile_limits import at_once, step_bytes
 from crossfuse.planner.cascade.tile_steps import Steps, steps_of
 from crossfuse.planner.cost.loop import ingest_speed, overlapped
 from crossfuse.planner.cost.rates import Rates, at
@@ -89,8 +89,7 @@ def tile_estimate(work: TileWork, tiles: CascadeTiles, device: Device, rates: Ra
         Terms in microseconds.
     """
     found = steps_of(work, tiles)
-    step, size = _step(work, found.sizes, rates), max(1, tiles.cluster)
-    room = device.sms if size == 1 else device.resident_clusters(size)
+    step, size, room = _step(work, found.sizes, rates), tiles.cluster, at_once(tiles, device)
     turns = -(-found.places // room)
     serial = _serial(found, room, size)
     even = found.total / min(found.places, room) / size

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from crossfuse.cascade.rewrite.tiled.sizes import WARPGROUP_ROWS, WIDE, CascadeTiles
 from crossfuse.cascade.rewrite.tiled.work import TileWork
+from crossfuse.hardware import Device
 
 #: Registers of a thread for scores, weights and sums, by the number of multiplying warpgroups.
 _REGISTERS = {1: 176, 2: 184, 3: 132}
@@ -30,6 +31,27 @@ def registers_fit(work: TileWork, sizes: CascadeTiles) -> bool:
     """Whether a warpgroup has registers for a tile."""
     limit = _REGISTERS.get(sizes.rows // WARPGROUP_ROWS, 0)
     return sum_registers(work, sizes) <= limit
+
+
+def at_once(tiles: CascadeTiles, device: Device) -> int:
+    """Tiles of rows that a device works on at once, one CTA on a multiprocessor."""
+    return tiles.share * device.resident_clusters(tiles.cluster * tiles.share)
+
+
+def splits_axis(work: TileWork) -> bool:
+    """Whether CTAs of a cluster can share the axis: wide sums are in no registers to merge.
+
+    Two warpgroups share them, apart from the rows whose states are merged.
+    """
+    return bool(work.depth) and 0 < work.columns <= WIDE
+
+
+def steps_together(work: TileWork) -> bool:
+    """Whether tiles of rows side by side go through the same elements, so that one load serves all.
+
+    Under a causal mask each of them ends elsewhere.
+    """
+    return len({(first, behind) for _, first, behind in work.spans}) <= 1
 
 
 def shared_size(work: TileWork, sizes: CascadeTiles) -> int:

@@ -9,7 +9,12 @@ from math import log
 from crossfuse.cascade.rewrite.tiled.sizes import WARPGROUP_ROWS, WIDE, CascadeTiles
 from crossfuse.cascade.rewrite.tiled.work import TileWork
 from crossfuse.hardware import Device
-from crossfuse.planner.cascade.tile_limits import registers_fit, shared_size
+from crossfuse.planner.cascade.tile_limits import (
+    registers_fit,
+    shared_size,
+    splits_axis,
+    steps_together,
+)
 from crossfuse.planner.cascade.tile_steps import steps_of
 from crossfuse.planner.space.count import Step
 
@@ -87,10 +92,10 @@ def _rules(work: TileWork, device: Device, chosen: CascadeTiles) -> tuple[Rule, 
         return tiles.elements < work.length + min(_ELEMENTS)
 
     def clusters(tiles: CascadeTiles) -> bool:
-        return tiles.cluster == 1 or (both and _share(work, tiles, device))
+        return tiles.cluster == 1 or (splits_axis(work) and _share(work, tiles, device))
 
     def beside(tiles: CascadeTiles) -> bool:
-        wide = both and WIDE < chosen.columns <= 2 * WIDE
+        wide = both and WIDE < chosen.columns <= 2 * WIDE and steps_together(work)
         return tiles.share == 1 or (
             wide and tiles.cluster == 1 and -(-work.rows // tiles.rows) % tiles.share == 0
         )
@@ -98,10 +103,11 @@ def _rules(work: TileWork, device: Device, chosen: CascadeTiles) -> tuple[Rule, 
     return (
         ("rows", "no warpgroup is without rows; one where a product stands alone", rows),
         ("elements", "no tile beyond the axis; whole rows where one product makes them", elements),
-        ("share", "tiles side by side where wide sums leave a tile few rows", beside),
+        ("share", "tiles side by side of the same steps, where sums are wide and rows few", beside),
         (
             "clusters",
-            f"clusters for axes beyond {_LONG}, where tiles of rows do not fill the device",
+            f"clusters for axes beyond {_LONG} and sums of up to {WIDE} columns, where tiles of "
+            "rows do not fill the device",
             clusters,
         ),
         (
