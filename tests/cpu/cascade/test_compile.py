@@ -67,7 +67,7 @@ FIRST = {
     "R1": "rows=128 elements=128 cluster=1 share=1",
     "R2": "rows=128 elements=128 cluster=1 share=1",
     "R3": "rows=64 elements=128 cluster=1 share=1",
-    "R3:batch=1": "rows=64 elements=64 cluster=8 share=1",
+    "R3:batch=1": "rows=64 elements=128 cluster=8 share=1",
     "R4": "rows=64 elements=64 cluster=1 share=2",
     "R5": "rows=64 elements=128 cluster=1 share=1",
     "R6": "rows=64 elements=64 cluster=1 share=1",
@@ -94,7 +94,8 @@ def test_kernels_that_need_fewer_registers_come_next() -> None:
     by_size: dict[int, list[int]] = {}
     for each in plans:
         by_size.setdefault(each.tiles["cluster"], []).append(each.tiles["elements"])
-    assert set(by_size) == {1, 2, 4, 8, 16}
+    # An H100 holds 7 clusters of more than 9 at once, and there are 8 heads of keys.
+    assert set(by_size) == set(range(1, 10))
     assert all(found == sorted(found, reverse=True) for found in by_size.values())
 
 

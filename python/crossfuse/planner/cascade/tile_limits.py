@@ -67,10 +67,14 @@ def step_bytes(work: TileWork, sizes: CascadeTiles) -> int:
     Where a product's depth is cut, a step is one piece of it.
     """
     right = sizes.elements * sizes.depth * work.right
-    value = 0 if work.same else sizes.elements * sizes.columns * work.value
     loaded = not work.depth or not _holds(work, sizes)
     left = sizes.rows * (sizes.depth or sizes.elements) * work.left if loaded else 0
-    return right + value + left
+    return right + value_bytes(work, sizes) + left
+
+
+def value_bytes(work: TileWork, sizes: CascadeTiles) -> int:
+    """Bytes of them that the second product takes alone."""
+    return 0 if work.same else sizes.elements * sizes.columns * work.value
 
 
 def _holds(work: TileWork, sizes: CascadeTiles) -> bool:

@@ -29,7 +29,7 @@ _SHARES = (1, 2)
 #: Elements of an axis that clusters share at least.
 _LONG = 1024
 #: Estimates closer than this are equal; of equal ones larger tiles without clusters come first.
-_EQUAL = 1.002
+_EQUAL = 1.02
 
 #: A rule: its name, what it keeps in words, and whether tiles keep it.
 Rule = tuple[str, str, Callable[[CascadeTiles], bool]]
