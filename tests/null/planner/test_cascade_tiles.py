@@ -82,10 +82,18 @@ MEASURED = {
         (64, 64, 1): 84.6,
         (64, 32, 1): 114.5,
     },
+    "R3, batch 2": {
+        (64, 128, 4): 26.6,
+        (64, 128, 6): 27.3,
+        (64, 96, 4): 27.6,
+        (64, 64, 4): 27.9,
+        (64, 128, 5): 29.1,
+        (64, 128, 8): 31.4,
+    },
 }
 #: How far off estimates are at most, where it is more than 8 %: tiles of 192 of the 512 rows of R2
-#: leave a part of the last one empty, and the clock falls more under all keys.
-FAR = {"R1, 8 heads of keys": 0.13, "R2": 0.15}
+#: leave a part of the last one empty, and clusters of 5 lose what nothing here explains.
+FAR = {"R1, 8 heads of keys": 0.13, "R2": 0.15, "R3, batch 2": 0.1}
 #: How well their order is met where several were measured.
 ORDER = {"R1": 0.9, "R2": 0.8, "R3": 0.95, "R3, batch 1": 0.95}
 
@@ -119,8 +127,7 @@ def test_what_is_chosen_first_was_the_fastest(name: str) -> None:
     table = {tiles(key): time for key, time in MEASURED[name].items()}
     known = [each for each in order if each in table]
     assert table[known[0]] <= 1.01 * min(table.values())
-    # Clusters between powers of two were not measured.
-    assert known[0] == order[0] or order[0].cluster not in (1, 2, 4, 8, 16)
+    assert known[0] == order[0]
 
 
 def test_variants_of_attention_are_in_order() -> None:
