@@ -30,7 +30,7 @@ from crossfuse.planner.cost.terms import Estimate
 #: Microseconds from the last step of a tile to the first of the next: quotients, boxes, stores.
 TILE = 0.7
 #: Microseconds of a CTA that merges what its cluster sent, beside what is sent. One sequence of
-#: 8192 keys and 8 heads of them (R3:batch=1) took 14.5 us in clusters of 8, 10.7 of them memory's.
+#: 8192 keys and 8 heads of them (R3:batch=1) took 15.0 us in clusters of 8, 10.7 of them memory's.
 MERGE = 0.2
 
 
