@@ -16,6 +16,7 @@ from crossfuse.compiler.source import read_source
 from crossfuse.errors import CascadeRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
+from crossfuse.planner.cascade.plan import ranked_cascade
 from crossfuse.workload.cascade_build import prim_func
 from crossfuse.workload.cascades import resolve
 
@@ -66,7 +67,7 @@ FIRST = {
     "R1": "rows=128 elements=128 cluster=1 share=1",
     "R2": "rows=128 elements=128 cluster=1 share=1",
     "R3": "rows=64 elements=128 cluster=1 share=1",
-    "R3:batch=1": "rows=64 elements=64 cluster=8 share=1",
+    "R3:batch=1": "rows=64 elements=128 cluster=8 share=1",
     "R4": "rows=64 elements=64 cluster=1 share=2",
     "R5": "rows=64 elements=128 cluster=1 share=1",
     "R6": "rows=64 elements=64 cluster=1 share=1",
@@ -93,8 +94,26 @@ def test_kernels_that_need_fewer_registers_come_next() -> None:
     by_size: dict[int, list[int]] = {}
     for each in plans:
         by_size.setdefault(each.tiles["cluster"], []).append(each.tiles["elements"])
-    assert set(by_size) == {1, 2, 4, 8, 16}
+    # An H100 holds 7 clusters of 16 at once, and there are 8 heads of keys.
+    assert set(by_size) == {1, 2, 4, 8}
     assert all(found == sorted(found, reverse=True) for found in by_size.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "clusters"),
+    [
+        # Each tile of rows ends at a key of its own, so that none go side by side.
+        ("attention:batch=1,heads=2,q_len=200,kv_len=333,head_dim=512,causal=true", {1}),
+        ("mla_decode:batch=1,q_heads=128,kv_len=4096,latent_dim=512,rope_dim=64", {1, 2}),
+    ],
+)
+def test_all_tiles_of_wide_sums_lower(text: str, clusters: set[int]) -> None:
+    source = read_source(text)
+    plans = ranked_cascade(text, only=("tiles",))
+    assert {each.taken.cluster for each in plans if each.taken is not None} == clusters
+    for plan in plans:
+        (option,) = cascade_options(source, H100, plan)
+        assert lower(option.make(), H100).image.launches
 
 
 def test_functions_that_count_in_64_bits_lower() -> None:

@@ -26,38 +26,49 @@ H100 = device("nvidia-h100")
 RATES = rates_of(H100)
 BFLOAT16 = {"vector": 8, "read": 2, "unpacked": True}
 FLOAT32 = {"vector": 4, "read": 4}
+_OUT = {"kept": 2, "written": 2, "held": 4}
 WORKS = {
-    "softmax": Work(4096, 32768, kept=2, written=2, held=4, emitted=4, **BFLOAT16),
-    "cross entropy": Work(4096, 128256, slots=3, **BFLOAT16),
-    "layer norm": Work(8192, 8192, kept=2, written=2, held=4, emitted=12, slots=4, **BFLOAT16),
-    "variance": Work(1024, 262144, slots=4, **FLOAT32),
-    "variance, few rows": Work(64, 1048576, slots=4, **FLOAT32),
-    "inertia": Work(1024, 65536, 4, 16, fetched=64, swept=16, slots=8),
+    "softmax": Work(
+        4096, 32768, emitted=4, exponentials=2, operations=5, slots=2, **_OUT, **BFLOAT16
+    ),
+    "cross entropy": Work(4096, 128256, slots=3, exponentials=1, operations=4, **BFLOAT16),
+    "layer norm": Work(8192, 8192, emitted=12, slots=4, operations=10, **_OUT, **BFLOAT16),
+    "variance": Work(1024, 262144, slots=4, operations=7, **FLOAT32),
+    "variance, few rows": Work(64, 1048576, slots=4, operations=7, **FLOAT32),
+    "inertia": Work(1024, 65536, 4, 16, fetched=64, swept=16, slots=8, operations=26),
 }
 #: Microseconds on an H100 SXM: CUDA graph, cold L2, medians of 15. Threads x unroll, cluster,
-#: residence.
+#: residence. benchmarks/results/cascade-candidates-h100.jsonl; softmax in clusters and both of
+#: inertia with 341 us are of docs/hopper-measured.md.
 MEASURED = {
     "softmax": {
-        "256x8_c1_shared": 179.1,
-        "512x4_c1_shared": 179.2,
-        "1024x4_c1_registers": 187.5,
+        "256x8_c1_shared": 181.4,
+        "512x4_c1_shared": 182.2,
+        "512x8_c1_registers": 187.3,
+        "1024x4_c1_registers": 188.0,
         "256x4_c2_shared": 193.6,
         "256x4_c4_shared": 206.0,
-        "512x4_c1_none": 233.0,
+        "256x8_c1_none": 241.1,
     },
-    "cross entropy": {"256x8_c1_none": 335.6, "1024x4_c1_none": 365.5},
+    "cross entropy": {"256x8_c1_none": 341.5, "512x4_c1_none": 342.5, "1024x4_c1_none": 365.5},
     "layer norm": {
-        "128x8_c1_registers": 88.2,
-        "256x4_c1_registers": 88.5,
-        "256x4_c1_none": 88.7,
-        "256x4_c1_shared": 91.3,
+        "128x8_c1_registers": 91.9,
+        "256x4_c1_registers": 91.9,
+        "256x4_c1_none": 91.9,
+        "256x4_c1_shared": 94.2,
+        "512x2_c1_registers": 107.1,
+        "1024x1_c1_registers": 224.1,
     },
     "variance": {"256x8_c1_none": 337.7},
     "variance, few rows": {
-        "512x4_c4_none": 97.0,
-        "512x4_c1_none": 103.7,
-        "512x4_c8_none": 106.0,
-        "1024x4_c16_none": 118.0,
+        "512x8_c2_none": 89.3,
+        "512x4_c2_none": 90.5,
+        "512x8_c1_none": 90.6,
+        "256x4_c4_none": 92.0,
+        "256x8_c4_none": 94.0,
+        "512x8_c4_none": 96.3,
+        "256x8_c8_none": 96.5,
+        "256x8_c1_none": 112.1,
     },
     "inertia": {"256x2_c1_none": 341.0, "512x2_c1_none": 341.0},
 }
@@ -126,8 +137,13 @@ def test_what_is_chosen_was_measured_within_a_percent_of_the_best(name: str) -> 
 
 
 def test_few_rows_are_shared_by_clusters() -> None:
-    best = ranked(WORKS["variance, few rows"])[0]
-    assert best.cluster in (2, 4)
+    few = WORKS["variance, few rows"]
+    best = ranked(few)[0]
+    name = f"{best.threads}x{best.unroll}_c{best.cluster}_none"
+    assert MEASURED["variance, few rows"][name] <= 1.02 * min(
+        MEASURED["variance, few rows"].values()
+    )
+    assert ranked(replace(few, rows=32))[0].cluster in (2, 4)
     assert ranked(Work(1, 2**24, slots=4, **FLOAT32))[0].cluster == 16
     assert all(each.cluster == 1 for each in ranked(WORKS["variance"]))
 

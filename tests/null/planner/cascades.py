@@ -63,6 +63,7 @@ TILED = {
     "R2": _R2,
     "R3": _R3,
     "R3, batch 1": replace(_R3, groups=8, inputs=32 * MIB),
+    "R3, batch 2": replace(_R3, groups=16, inputs=64 * MIB),
 }
 
 SOFTMAX = CascadeShape(

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import spearmanr
 
 from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.tiled.work import TileWork
@@ -23,10 +24,19 @@ from null.planner.cascades import TILED
 H100 = device("nvidia-h100")
 RATES = rates_of(H100)
 #: Microseconds by rows, elements and CTAs of a cluster: medians of 15 in CUDA graphs, L2 cold.
-#: benchmarks/results/attention-h100.json and attention-variants-h100.txt (R2: arithmetic that is
-#: not pinned, as R2 is lowered); R3: docs/hopper-measured.md.
+#: benchmarks/results/cascade-candidates-h100.jsonl, and attention-variants-h100.txt for those that
+#: are named after a comma.
 MEASURED = {
-    "R1": {(128, 128, 1): 481.0, (128, 96, 1): 541.6, (192, 64, 1): 614.4},
+    "R1": {
+        (128, 128, 1): 489.4,
+        (128, 96, 1): 529.6,
+        (128, 160, 1): 543.6,
+        (192, 64, 1): 595.2,
+        (128, 64, 1): 604.9,
+        (64, 128, 1): 686.1,
+        (128, 32, 1): 760.1,
+        (192, 32, 1): 763.8,
+    },
     "R1, all keys": {(128, 128, 1): 932.1},
     "R1, 8 heads of keys": {(128, 128, 1): 449.9},
     "R1, window of 512": {(128, 128, 1): 322.6},
@@ -34,16 +44,58 @@ MEASURED = {
     "R1, soft cap": {(128, 128, 1): 758.3},
     "R1, 64 columns": {(128, 128, 1): 351.2},
     "R2": {
-        (128, 128, 1): 35.2,
-        (192, 128, 1): 37.8,
-        (128, 176, 1): 38.7,
-        (128, 64, 1): 44.0,
+        (128, 128, 1): 34.3,
+        (192, 128, 1): 35.6,
+        (128, 192, 1): 38.7,
+        (128, 96, 1): 41.1,
+        (192, 64, 1): 41.3,
+        (192, 96, 1): 42.4,
+        (128, 64, 1): 42.9,
+        (128, 160, 1): 43.0,
+        (64, 128, 1): 45.5,
+        (64, 192, 1): 51.8,
+        (192, 32, 1): 53.6,
+        (128, 32, 1): 53.7,
     },
-    "R3": {(64, 128, 1): 176.9},
-    "R3, batch 1": {(64, 64, 8): 14.5, (64, 64, 16): 16.5},
+    "R3": {
+        (64, 128, 1): 176.4,
+        (64, 96, 1): 177.5,
+        (64, 64, 1): 177.7,
+        (64, 32, 1): 180.9,
+    },
+    "R3, batch 1": {
+        (64, 128, 8): 15.0,
+        (64, 96, 8): 15.7,
+        (64, 64, 8): 16.1,
+        (64, 32, 8): 18.8,
+        (64, 128, 16): 20.5,
+        (64, 128, 4): 20.7,
+        (64, 64, 16): 21.4,
+        (64, 96, 4): 22.6,
+        (64, 64, 4): 23.2,
+        (64, 32, 4): 30.6,
+        (64, 128, 2): 36.5,
+        (64, 64, 2): 42.3,
+        (64, 32, 2): 55.5,
+        (64, 128, 1): 72.0,
+        (64, 96, 1): 76.6,
+        (64, 64, 1): 84.6,
+        (64, 32, 1): 114.5,
+    },
+    "R3, batch 2": {
+        (64, 128, 4): 26.6,
+        (64, 128, 6): 27.3,
+        (64, 96, 4): 27.6,
+        (64, 64, 4): 27.9,
+        (64, 128, 5): 29.1,
+        (64, 128, 8): 31.4,
+    },
 }
-#: How far off estimates are at most, where it is more than 13 %.
-FAR = {"R2": 0.18, "R3, batch 1": 0.25}
+#: How far off estimates are at most, where it is more than 8 %: tiles of 192 of the 512 rows of R2
+#: leave a part of the last one empty, and clusters of 5 lose what nothing here explains.
+FAR = {"R1, 8 heads of keys": 0.13, "R2": 0.15, "R3, batch 2": 0.1}
+#: How well their order is met where several were measured.
+ORDER = {"R1": 0.9, "R2": 0.8, "R3": 0.95, "R3, batch 1": 0.95}
 
 
 def tiles(key: tuple[int, int, int]) -> CascadeTiles:
@@ -58,7 +110,14 @@ def time_of(work: TileWork, each: CascadeTiles) -> float:
 @pytest.mark.parametrize("name", MEASURED)
 def test_estimates_are_near_what_was_measured(name: str) -> None:
     for key, measured in MEASURED[name].items():
-        assert time_of(TILED[name], tiles(key)) == pytest.approx(measured, rel=FAR.get(name, 0.13))
+        assert time_of(TILED[name], tiles(key)) == pytest.approx(measured, rel=FAR.get(name, 0.08))
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_estimates_are_in_the_order_of_what_was_measured(name: str) -> None:
+    table = MEASURED[name]
+    estimated = [time_of(TILED[name], tiles(key)) for key in table]
+    assert spearmanr(list(table.values()), estimated).statistic >= ORDER[name]
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -66,7 +125,9 @@ def test_what_is_chosen_first_was_the_fastest(name: str) -> None:
     """Of all tiles that fit, not of those in the table alone."""
     _, order = in_order(CascadeShape(name, TILED[name]), H100, RATES)
     table = {tiles(key): time for key, time in MEASURED[name].items()}
-    assert table[order[0]] <= 1.05 * min(table.values())
+    known = [each for each in order if each in table]
+    assert table[known[0]] <= 1.01 * min(table.values())
+    assert known[0] == order[0]
 
 
 def test_variants_of_attention_are_in_order() -> None:
@@ -148,6 +209,24 @@ def test_all_tiles_are_legal(rows: int, length: int, depth: int, groups: int) ->
         assert shared_size(work, sizes) <= H100.max_shared_bytes
         assert each.cluster == 1 or groups * each.cluster <= H100.sms
         assert sizes.rows == 64 or sizes.rows <= rows
+
+
+def test_wide_sums_stay_in_one_cta() -> None:
+    """Two warpgroups hold columns apart from rows, so that a cluster has nothing to merge."""
+    wide = TileWork(2, 128, 8192, depth=576, columns=512, inputs=2**28, result=1024, same=True)
+    for work, shares in [
+        (wide, {1, 2}),
+        (replace(wide, masks=1, spans=((0, 0, 8192), (127, 0, 8192))), {1, 2}),
+        # Rows that need other elements are in tiles of their own.
+        (replace(wide, masks=1, spans=((0, 0, 8065), (127, 0, 8192))), {1}),
+    ]:
+        _, found = in_order(CascadeShape("wide", work), H100, RATES)
+        tiled = [each for each in found if isinstance(each, CascadeTiles)]
+        assert {each.cluster for each in tiled} == {1}
+        assert {each.share for each in tiled} == shares
+    narrow = replace(wide, rows=64, columns=256, depth=256)
+    _, found = in_order(CascadeShape("narrow", narrow), H100, RATES)
+    assert found[0].cluster > 1
 
 
 def test_a_cache_that_is_key_and_value_is_read_once() -> None:

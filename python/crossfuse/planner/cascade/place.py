@@ -10,7 +10,7 @@ from crossfuse.planner.cascade.choice import Taken
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cascade.space import Tiles
 from crossfuse.planner.cascade.stream_limits import ctas, registers, shared_bytes
-from crossfuse.planner.cascade.tile_limits import shared_size, sum_registers
+from crossfuse.planner.cascade.tile_limits import at_once, shared_size, sum_registers
 from crossfuse.planner.cascade.tile_steps import steps_of
 
 #: Places of elements that outputs need again, by `StreamTiles.resident`.
@@ -32,11 +32,11 @@ def place_of(shape: CascadeShape, tiles: Tiles) -> str:
 
 def taken(shape: CascadeShape, tiles: Tiles, device: Device) -> Taken:
     """What a kernel takes of the device."""
-    size = max(1, tiles.cluster)
-    room = device.sms if size == 1 else device.resident_clusters(size)
+    size = tiles.cluster
     if isinstance(tiles, StreamTiles):
         assert isinstance(shape.work, Work)
         groups, side = -(-shape.work.rows // tiles.rows), ctas(shape.work, tiles, device)
+        room = side * device.resident_clusters(size)
         threads = max(_WARP, tiles.threads * tiles.rows)
         return Taken(
             groups * size,
@@ -45,17 +45,17 @@ def taken(shape: CascadeShape, tiles: Tiles, device: Device) -> Taken:
             side,
             registers(shape.work, tiles),
             shared_bytes(shape.work, tiles),
-            round(max(1.0, groups / (side * room)), 2),
+            round(max(1.0, groups / room), 2),
         )
     assert not isinstance(shape.work, Work)
     found = steps_of(shape.work, tiles)
     return Taken(
         found.places * size,
-        size,
+        size * tiles.share,
         # One warpgroup more loads.
         _WARPGROUP * (found.sizes.rows // WARPGROUP_ROWS + 1),
         1,
         sum_registers(shape.work, found.sizes),
         shared_size(shape.work, found.sizes),
-        round(max(1.0, found.places / room), 2),
+        round(max(1.0, found.places / at_once(tiles, device)), 2),
     )

@@ -5,13 +5,15 @@
     time = start + hbm + exponentials + issue + waiting      (a maximum: what each adds)
            + merge + clusters + barrier + shared
 
-Constants were fitted to streams on an H100 SXM (CUDA graph, cold L2, medians of 15), and are good
-for the order of tiles rather than for times; see docs/cascade-lowering.md.
+Constants were fitted to streams on an H100 SXM (CUDA graph, cold L2, medians of 15; most are in
+benchmarks/results/cascade-candidates-h100.jsonl), and are good for the order of tiles rather than
+for times; see docs/cascade-lowering.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log2
 
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work
@@ -25,16 +27,22 @@ from crossfuse.planner.cost.terms import Estimate
 #: Microseconds until a load under full traffic is there: 64 CTAs with 32 KiB of loads each took in
 #: 2.59 TB/s of an H100's 3.1.
 TURNAROUND = 0.8
-#: Bytes a microsecond that one multiprocessor took in by ordinary loads, in the same run.
-INGEST = 41e3
+#: Bytes a microsecond that one multiprocessor takes in by ordinary loads: 64 CTAs with 64 KiB of
+#: loads each read the variance of 64 rows at 2.96 TB/s.
+INGEST = 47e3
+#: Instructions of a thread for each number of the state and each round in which threads merge two
+#: by two. Layer norm of 8192 columns, whose 4 numbers merge by divisions, takes 107 us with 512
+#: threads a row and 190 to 224 with 1024, where 256 keep up with memory (92).
+EXCHANGE = 18
 #: Microseconds of a CTA without loads at each of its rows, while states merge and the next CTA
 #: starts, and what each warp adds. One CTA a multiprocessor loses all of them: 0.25 of softmax (a
 #: row of 64 KiB that is written too), 0.97 of cross entropy (256 KiB that are only read).
 IDLE, IDLE_OF_WARP = 0.4, 0.005
-#: Part of the time that clusters add, and what each of their CTAs adds: all of them start together
-#: and wait for the slowest. Softmax took 8 to 18 % longer in clusters of 2, 15 % in clusters of 4;
-#: the variance of few rows 13, 21 and 37 % longer than its bytes in clusters of 4, 8 and 16.
-CLUSTER, CLUSTER_CTA = 0.05, 0.02
+#: Part of the time that each CTA of a cluster adds, since all of them wait for the slowest, and
+#: what clusters add that do not run all at once: they wait for room together. The variance of few
+#: rows took 1 to 3 % longer than its bytes in clusters of 2, 5 of 4, 9 of 8; softmax of many rows
+#: 5 % longer in clusters of 2, and 12 of 4.
+CLUSTER_CTA, CLUSTER_WAVES = 0.012, 0.03
 #: Bytes a microsecond of a multiprocessor's shared memory, and the part of its time that shows.
 SHARED_RATE, SHARED_SHOWN = 218e3, 0.25
 #: Part of L2 in which rows are found again: 60 % of a softmax that was read twice came from HBM
@@ -80,7 +88,7 @@ def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates
     busy = {
         "hbm": _memory(work, tiles, waves, rates, device),
         "exponentials": special_time(work.rows * work.length * work.exponentials, device, rates),
-        "issue": lanes_time(work.rows * work.length * work.operations, device, rates),
+        "issue": lanes_time(_instructions(work, tiles), device, rates),
     }
     alone = waves.count * (_alone(work, tiles, together) + idle)
     terms: dict[str, float] = {}
@@ -91,7 +99,7 @@ def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates
     # While one CTA of a multiprocessor is idle the others load.
     terms["merge"] = waves.count * idle / waves.side
     if tiles.cluster > 1:
-        share = CLUSTER + CLUSTER_CTA * tiles.cluster
+        share = CLUSTER_CTA * tiles.cluster + CLUSTER_WAVES * (waves.count > 1)
         terms["clusters"] = share * (reached + terms["merge"])
         terms["barrier"] = waves.count * float(at(rates.measured.cluster_barrier, tiles.cluster))
     if tiles.resident == "shared":
@@ -121,8 +129,8 @@ def stream_bytes(work: Work, tiles: StreamTiles, device: Device) -> dict[str, in
 
 def _waves(work: Work, tiles: StreamTiles, device: Device) -> _Waves:
     side = ctas(work, tiles, device)
-    room = device.sms if tiles.cluster == 1 else device.resident_clusters(tiles.cluster)
-    return _Waves(side, -(-work.rows // tiles.rows), side * room)
+    places = side * device.resident_clusters(tiles.cluster)
+    return _Waves(side, -(-work.rows // tiles.rows), places)
 
 
 def _memory(work: Work, tiles: StreamTiles, waves: _Waves, rates: Rates, device: Device) -> float:
@@ -133,6 +141,13 @@ def _memory(work: Work, tiles: StreamTiles, waves: _Waves, rates: Rates, device:
         read += work.kept * _missed(work, tiles, waves, device)
     measured = rates.measured
     return elements * (read / measured.hbm_read + work.written / measured.hbm_write)
+
+
+def _instructions(work: Work, tiles: StreamTiles) -> float:
+    """Of all threads: elements of all rows, and states that merge."""
+    threads = tiles.threads * tiles.cluster
+    merged = threads * log2(tiles.threads) * work.slots * EXCHANGE
+    return work.rows * (work.length * work.operations + merged)
 
 
 def _missed(work: Work, tiles: StreamTiles, waves: _Waves, device: Device) -> float:

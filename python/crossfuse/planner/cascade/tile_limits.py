@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from crossfuse.cascade.rewrite.tiled.sizes import WARPGROUP_ROWS, WIDE, CascadeTiles
 from crossfuse.cascade.rewrite.tiled.work import TileWork
+from crossfuse.hardware import Device
 
 #: Registers of a thread for scores, weights and sums, by the number of multiplying warpgroups.
 _REGISTERS = {1: 176, 2: 184, 3: 132}
@@ -32,6 +33,27 @@ def registers_fit(work: TileWork, sizes: CascadeTiles) -> bool:
     return sum_registers(work, sizes) <= limit
 
 
+def at_once(tiles: CascadeTiles, device: Device) -> int:
+    """Tiles of rows that a device works on at once, one CTA on a multiprocessor."""
+    return tiles.share * device.resident_clusters(tiles.cluster * tiles.share)
+
+
+def splits_axis(work: TileWork) -> bool:
+    """Whether CTAs of a cluster can share the axis: wide sums are in no registers to merge.
+
+    Two warpgroups share them, apart from the rows whose states are merged.
+    """
+    return bool(work.depth) and 0 < work.columns <= WIDE
+
+
+def steps_together(work: TileWork) -> bool:
+    """Whether tiles of rows side by side go through the same elements, so that one load serves all.
+
+    Under a causal mask each of them ends elsewhere.
+    """
+    return len({(first, behind) for _, first, behind in work.spans}) <= 1
+
+
 def shared_size(work: TileWork, sizes: CascadeTiles) -> int:
     """Bytes of shared memory of a CTA with as few stages as there can be."""
     boxes = sizes.rows * min(sizes.columns, 64) * work.item
@@ -45,10 +67,14 @@ def step_bytes(work: TileWork, sizes: CascadeTiles) -> int:
     Where a product's depth is cut, a step is one piece of it.
     """
     right = sizes.elements * sizes.depth * work.right
-    value = 0 if work.same else sizes.elements * sizes.columns * work.value
     loaded = not work.depth or not _holds(work, sizes)
     left = sizes.rows * (sizes.depth or sizes.elements) * work.left if loaded else 0
-    return right + value + left
+    return right + value_bytes(work, sizes) + left
+
+
+def value_bytes(work: TileWork, sizes: CascadeTiles) -> int:
+    """Bytes of them that the second product takes alone."""
+    return 0 if work.same else sizes.elements * sizes.columns * work.value
 
 
 def _holds(work: TileWork, sizes: CascadeTiles) -> bool:

@@ -16,6 +16,8 @@ from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.errors import LoweringRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
+from crossfuse.lower.hopper.stream.inbox import plan_inbox
+from crossfuse.lower.hopper.stream.recover import recover_streams
 from crossfuse.lower.image import KernelImage
 from crossfuse.runtime import compile_cubin
 
@@ -33,6 +35,7 @@ CASES = {
     "four": (WIDE, 4),
     "eight": (WIDE, 8),
     "sixteen, most without keys": (replace(DECODE, heads=4, keys=100), 16),
+    "nine, the last of which merges nothing": (replace(DECODE, heads=4, keys=600), 9),
     "sixteen": (replace(WIDE, keys=1030), 16),
     "fewer keys than CTAs are in a tile": (replace(DECODE, keys=9), 8),
     "lengths": (replace(DECODE, lengths=True), 4),
@@ -143,13 +146,20 @@ def test_memory_is_full_of_keys() -> None:
     assert min(texts) > 180_000
 
 
-REFUSED = {
-    "odd slices": (
-        5,
-        {},
+def test_odd_slices_are_refused() -> None:
+    (program,) = recover_streams(scheduled(function(DECODE), cluster=5).mod["main"])
+    assert program.split is not None
+    odd = replace(program, split=replace(program.split, columns=13))
+    with pytest.raises(LoweringRefused) as caught:
+        plan_inbox(odd)
+    assert str(caught.value) == (
         "stream-split: loop 'part': found slices of 13 columns for 5 CTAs; limit: slices of an "
-        "even number of columns, since threads send pairs. Instead: pass another number of CTAs",
-    ),
+        "even number of columns, since threads send pairs. Instead: pass another number of CTAs a "
+        "cluster, such as a power of two."
+    )
+
+
+REFUSED = {
     "two warpgroups of few rows": (
         1,
         {"rows": 128},

@@ -275,7 +275,7 @@ def _column(frame: TileFrame, var: Any, place: Mapping[str, Any]) -> Extent:
     ragged = domain != extent
     if frame.sliced is None or not var.same_as(frame.sliced):
         return Extent("c", domain, size, first, extent if ragged else None)
-    width = -(-size // frame.tiles.cluster)
+    width = frame.tiles.slice_of(size)
     # Slices of the last tile may reach beyond it, and so may the slabs that they are merged of.
     domain += width * frame.tiles.cluster - size
     if PARTS not in place:

@@ -15,6 +15,8 @@ WIDE = 256
 RESIDENT = 640
 #: What a pipelined product sums in a step: a row of a swizzled box of 16 bits an element.
 DEPTH = 64
+#: Columns of a block of a warpgroup's registers.
+_BLOCK = 8
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,15 @@ class CascadeTiles:
             depth=deep,
             warpgroups=groups,
         )
+
+    def slice_of(self, columns: int) -> int:
+        """Columns that a CTA of a cluster merges; the last CTAs may have fewer, or none.
+
+        Threads send pairs, and know whom a pair belongs to if slices are whole blocks of registers.
+        """
+        found = -(-columns // self.cluster)
+        even = found * self.cluster == columns and found % 2 == 0
+        return found if even else -(-found // _BLOCK) * _BLOCK
 
     def _check_share(self, tiles: int) -> None:
         """Clusters of CTAs side by side have a tile of rows for each."""

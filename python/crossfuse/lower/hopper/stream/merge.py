@@ -127,7 +127,7 @@ class Merger:
             found = ir.script.And(
                 found, at(box.origin[box.axis], places) + row < box.shape[box.axis]
             )
-        if self.inbox.all_columns % self.inbox.columns:
+        if self.inbox.size * self.inbox.columns > self.inbox.all_columns:
             inside = self.rank * self.inbox.columns + column < self.inbox.all_columns
             found = ir.script.And(found, inside)
         return found
