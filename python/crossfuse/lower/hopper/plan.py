@@ -209,10 +209,10 @@ def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int =
     phases = _phases(programs)
     clusters = _clusters(phases, device)
     follows = len(phases) == 1 and phases[0].program.follows
-    # What makes rows may not read them before the kernel before is over, and nvcc may make loads
-    # that it moves in front of the wait.
-    alone = phases[0].program.rows is None
-    constant = alone and all(each.program.contraction.constant for each in phases)
+    rows = phases[0].program.rows
+    # What makes rows reads them after the kernel before, if nvcc cannot move these loads.
+    placed = rows is None or rows.is_placed
+    constant = placed and all(each.program.contraction.constant for each in phases)
     return KernelPlan(phases, *plan_memory(phases, device), clusters, follows or constant, number)
 
 
