@@ -17,15 +17,13 @@ from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
+from crossfuse.planner.kernels.memory import ON_THEIR_WAY
 
 #: Threads of a warp, and of a warpgroup.
 WARP, WARPGROUP = 32, 128
 #: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
 #: others; 0 leaves them as launched. Together at most 64 Ki a CTA.
 REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
-#: Bytes of weights that a CTA has on their way at least: 3 TB/s through 132 SMs for 3 us, the
-#: latency of a busy memory. Measured, see docs/hopper-measured.md.
-_ON_THEIR_WAY = 72 << 10
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ class KernelPlan:
             return self.right.stages  # what L2 has comes soon enough
         # What peers ask for comes without being asked for here.
         own = max(sum(x.size // x.sharers for x in each.rights) for each in self.phases)
-        return min(self.right.stages, max(2, -(-_ON_THEIR_WAY // own)))
+        return min(self.right.stages, max(2, -(-ON_THEIR_WAY // own)))
 
     @property
     def is_awaited_by_all(self) -> bool:

@@ -19,6 +19,9 @@ from crossfuse.planner.kernels.phase import Phase
 ALIGNMENT = 1024
 #: Stages at least, without which no tile is loaded while another is multiplied, and at most.
 LEAST_STAGES, _MAX_STAGES = 2, 12
+#: Bytes of weights that a CTA has on their way at least: 3 TB/s through 132 SMs for 3 us, the
+#: latency of a busy memory. Measured, see docs/hopper-measured.md.
+ON_THEIR_WAY = 72 << 10
 #: Stages of left tiles that cover the latency of L2, from which they mostly come.
 _LEFT_STAGES = 4
 

@@ -48,7 +48,7 @@ FAULTS: dict[str, tuple[Callable[[], KernelImage], str, str]] = {
     "a flag raised before all lanes have stored": (
         lambda: drop_call(right(), SYNC, 1),
         "race",
-        "no release and acquire of a flag",
+        "reads it, and no ",
     ),
     "no proxy fence": (unfenced, "async-race", "fence.proxy.async"),
     "a relaxed release": (
