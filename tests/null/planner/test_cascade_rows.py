@@ -52,7 +52,7 @@ def test_the_first_choice_is_the_fastest_measured() -> None:
     assert (tiles.rows, tiles.columns, tiles.cluster, tiles.across) == min(
         MEASURED, key=lambda each: MEASURED[each]
     )
-    assert [each.family for each in found.runners] == [EAGER, "tiles: states in registers"]
+    assert [each.family for each in found.runners] == [EAGER]
     assert found.bytes["hbm"] == 104 * 2**20
     assert found.taken is not None
     # Five left stages of 16 KiB and six right ones of 24: see tests/cpu/hopper/rows.
@@ -71,7 +71,7 @@ def test_a_plan_travels_and_says_why() -> None:
         "all run at once",
     ):
         assert words in text
-    assert list(reasons.pruned) == ["rows", "tiles"]
+    assert list(reasons.pruned) == [ROWS]
     left = [each.candidates for each in reasons.pruned["rows"]]
     assert left == sorted(left, reverse=True)
     assert NORM_GEMM.product is not None
@@ -89,7 +89,6 @@ def test_sums_leave_room_for_rows() -> None:
 def test_families_are_asked_for_by_name() -> None:
     plans = ranked_cascade(NORM_GEMM, only=(ROWS,))
     assert {each.family for each in plans} == {ROWS} and len(plans) == 8
-    assert {each.family for each in ranked_cascade(NORM_GEMM, only=("tiles",))} == {"tiles"}
     with pytest.raises(PlanRefused, match="found a cascade whose family is 'stream'"):
         ranked_cascade(SOFTMAX, only=(ROWS,))
     with pytest.raises(PlanRefused) as caught:
@@ -97,17 +96,14 @@ def test_families_are_asked_for_by_name() -> None:
     assert "found elements; limit: rows, columns, cluster, split, across" in str(caught.value)
 
 
-def test_a_search_goes_through_both_families() -> None:
+def test_a_search_knows_all_tiles() -> None:
     space = cascade_space_of(NORM_GEMM, H100, RATES)
-    assert [each.family for each in space.groups] == [ROWS, "tiles"]
+    assert [each.family for each in space.groups] == [ROWS]
     family, tiles = space.tiles(int(space.order[0]))
     assert (family, tiles) == (ROWS, dict(plan_cascade(NORM_GEMM).tiles))
     assert space.find(family, tiles) == space.order[0]
-    (last,) = (each for each in space.groups if each.family == "tiles")
-    family, tiles = space.tiles(last.first)
-    assert family == "tiles" and space.find(family, tiles) == last.first
     assert sorted(space.order) == list(range(len(space)))
-    assert space.find("stream", {}) is None
+    assert space.find("tiles", {}) is None
 
 
 def test_without_rows_there_is_one_family() -> None:

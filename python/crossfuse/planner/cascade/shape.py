@@ -46,8 +46,8 @@ class CascadeShape:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """All families that it has kernels of."""
-        return (self.family,) if self.product is None else (ROWS, self.family)
+        """All families that it has kernels of: no lowering of tiles makes rows of a product."""
+        return (self.family,) if self.product is None else (ROWS,)
 
     def to_json(self) -> dict[str, Any]:
         """As a value that `json` can write."""
