@@ -22,27 +22,25 @@ from null.planner.cascades import NORM_GEMM, SOFTMAX
 H100 = device("nvidia-h100")
 RATES = rates_of(H100)
 
-#: Rows, columns, cluster and tiles across: microseconds on an H100, of 128 rows with boxes in left
-#: stages (docs/hopper-measured.md); and of the product alone.
+#: Rows, columns, cluster and tiles across: microseconds on an H100, and of the product alone. The
+#: last was measured with as many weights on their way as rings hold; see docs/hopper-measured.md.
 MEASURED = {
-    (128, 192, 2, 1): (44.8, 38.8),
-    (256, 96, 1, 1): (45.4, 38.8),
+    (128, 192, 2, 1): (44.0, 38.6),
+    (256, 96, 1, 1): (44.1, 38.7),
     (256, 96, 1, 2): (46.5, 39.7),
-    (128, 208, 2, 4): (49.6, 41.0),
-    (128, 208, 2, 2): (50.5, 40.9),
 }
 
 
 @pytest.mark.parametrize("tiles", MEASURED)
 def test_measured_kernels(tiles: tuple[int, ...]) -> None:
-    """Products are told 7 to 16 % too slow, here and alone; what rows add is within 3.1 us."""
+    """Products are told 10 to 16 % too slow, also alone; what rows add is told too little."""
     rows, columns, cluster, across = tiles
     kernel = RowsTiles(rows, columns, cluster, across=across).kernel
     assert NORM_GEMM.product is not None
     found = rows_estimate(NORM_GEMM.product, kernel, H100, RATES)
     whole, alone = MEASURED[tiles]
     assert float(found.microseconds) == pytest.approx(whole, rel=0.12)
-    assert found.terms["rows"] == pytest.approx(whole - alone, abs=3.1)
+    assert found.terms["rows"] == pytest.approx(whole - alone, abs=2.6)
 
 
 def test_the_first_choice_is_the_fastest_measured() -> None:

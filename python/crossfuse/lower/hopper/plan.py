@@ -17,7 +17,7 @@ from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.memory import ON_THEIR_WAY
+from crossfuse.planner.kernels.memory import BEFORE_ROWS, ON_THEIR_WAY
 
 #: Threads of a warp, and of a warpgroup.
 WARP, WARPGROUP = 32, 128
@@ -130,9 +130,22 @@ class KernelPlan:
         """Stages of right tiles that are asked for before the first of them has arrived."""
         if not all(operand.streamed for each in self.phases for operand in each.rights):
             return self.right.stages  # what L2 has comes soon enough
-        # What peers ask for comes without being asked for here.
-        own = max(sum(x.size // x.sharers for x in each.rights) for each in self.phases)
-        return min(self.right.stages, max(2, -(-ON_THEIR_WAY // own)))
+        return min(self.right.stages, max(2, -(-ON_THEIR_WAY // self._asked_for)))
+
+    @property
+    def on_their_way_first(self) -> int:
+        """The same the first time round the ring.
+
+        Rows that are made meanwhile, their stores and their flags would wait behind all of them.
+        """
+        if self.rows is None:
+            return self.on_their_way
+        return min(self.on_their_way, max(1, BEFORE_ROWS // self._asked_for))
+
+    @property
+    def _asked_for(self) -> int:
+        """Bytes of a stage of right tiles without what peers ask for, which comes by itself."""
+        return max(sum(x.size // x.sharers for x in each.rights) for each in self.phases)
 
     @property
     def is_awaited_by_all(self) -> bool:

@@ -132,7 +132,7 @@ def plan_store(program: TileProgram, blocks: int = 1) -> StorePlan:
         Blocks of 64 rows of each warpgroup. Tiles of several leave no room for boxes beside the
         rings, so these lie in left stages. So do those of tiles whose rows are made first: while
         rows are made, memory delivers no more weights than there are stages for. A norm before
-        256 x 4096 by 12288 took 44.8 us instead of 46.5.
+        256 x 4096 by 12288 took 44.8 us instead of 46.5 on an H100.
     """
     tile = program.store.tile
     pitch = tile.extents[1] * item_bytes(tile.dtype)

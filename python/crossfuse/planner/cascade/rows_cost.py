@@ -24,7 +24,7 @@ from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.dataflow.counts import Share, ceil_div, least
 from crossfuse.planner.families import ROWS
-from crossfuse.planner.kernels.memory import ON_THEIR_WAY, Memory, memory
+from crossfuse.planner.kernels.memory import BEFORE_ROWS, Memory, memory
 from crossfuse.planner.kernels.resident import resident
 from crossfuse.planner.kernels.resources import moved_bytes
 from crossfuse.planner.kernels.tiled import TiledKernel
@@ -32,9 +32,9 @@ from crossfuse.planner.kernels.tiled import TiledKernel
 #: Warps of a CTA that make rows, see `crossfuse.lower.hopper.rows.emit`.
 WARPS = 2
 #: Microseconds of a row however short, and bytes of it that a warp takes in in one, beside what it
-#: waits for behind weights. A row of 8 KiB took 4.6 us on an H100 behind 7.7 MB of weights, and 5.8
-#: behind 9.4 MB; how what is left divides was not measured.
-ROW, BYTES = 0.7, 6.8e3
+#: waits for behind weights. A row of 8 KiB took 3.8 us on an H100 behind the weights that are asked
+#: for now (4.6 behind 7.7 MB, 5.8 behind 9.4 MB); how that divides was not measured.
+ROW, BYTES = 1.2, 3.9e3
 #: Microseconds that kernels lose whose CTAs have to start together: a product that waited for no
 #: row took 41.4 us in such a launch, and 39.5 alone.
 TOGETHER = 2.0
@@ -94,7 +94,7 @@ def _weights(
     speed = memory_speed(rates) * phase.right_sharers / ctas
     speed = np.minimum(ingest_speed(rates), speed)
     stages = np.minimum(rows_memory(product, kernel, device).right, phase.steps)
-    most = np.maximum(2, ceil_div(ON_THEIR_WAY * phase.right_sharers, phase.right))
+    most = np.maximum(1, BEFORE_ROWS * phase.right_sharers // phase.right)
     return np.minimum(stages, most) * phase.right / speed, stages * phase.right / speed
 
 
