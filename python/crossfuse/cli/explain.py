@@ -21,7 +21,7 @@ _Only = Annotated[
     str,
     typer.Option(
         help="Families to choose from, such as l2,dsm: gemm, registers, dsm, l2, global, of "
-        "cascades stream and tiles, and eager, which is not to fuse. All of them if left out."
+        "cascades stream, tiles and rows, and eager, which is not to fuse. All of them if left out."
     ),
 ]
 

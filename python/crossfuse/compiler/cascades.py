@@ -47,7 +47,7 @@ def _holds_cascade(func: Any) -> bool:
 
 
 def cascade_options(
-    source: Source, target: Device, plan: CascadePlan | None = None
+    source: Source, target: Device, plan: CascadePlan | None = None, constant: bool = False
 ) -> list[Option]:
     """Ways to schedule a cascade.
 
@@ -60,6 +60,8 @@ def cascade_options(
     plan : CascadePlan | None
         What is scheduled; None plans the source. Plans not to fuse are left out then, since a
         kernel of ours is asked for; what they were estimated to take is noted.
+    constant : bool
+        Whether no kernel that may still be running writes the weights of a product.
 
     Returns
     -------
@@ -75,17 +77,20 @@ def cascade_options(
     """
     from crossfuse.compiler.rows_first import rows_first_options
 
-    first = rows_first_options(source.func, target) if plan is None else []
     try:
-        return [*first, *_one_cascade(source, target, plan)]
+        return _one_cascade(source, target, plan, constant)
     except (CascadeRefused, PlanRefused):
+        # What is no stream as a whole may be rows and a product.
+        first = rows_first_options(source.func, target, constant) if plan is None else []
         if first:
             return first
         raise
 
 
-def _one_cascade(source: Source, target: Device, plan: CascadePlan | None) -> list[Option]:
-    """Ways to schedule the whole function as one stream."""
+def _one_cascade(
+    source: Source, target: Device, plan: CascadePlan | None, constant: bool
+) -> list[Option]:
+    """Ways to schedule the whole function as a cascade."""
     from crossfuse import _tvm as ir
     from crossfuse.cascade.algebra import derive
     from crossfuse.planner.cascade.plan import ranked_cascade, tried
@@ -101,7 +106,14 @@ def _one_cascade(source: Source, target: Device, plan: CascadePlan | None) -> li
     plans = every if plan is not None else tried([e for e in every if e.family != EAGER])
     return [
         Option(
-            partial(schedule_cascade, site, derivation, each.family, each.tiles),
+            partial(
+                schedule_cascade,
+                site,
+                derivation,
+                each.family,
+                each.tiles,
+                constant_weights=constant,
+            ),
             each,
             {each.family: dict(each.tiles), "plan": noted(each, eager)},
         )

@@ -158,8 +158,8 @@ def compile(
         Rule ``"tensor"`` with placement ``"auto"``, or a cascade: what to compile; None plans the
         source.
     constant_weights : bool
-        Rule ``"tensor"``: promises that no kernel writes the weights shortly before this one reads
-        them. It may then load them before the kernel before is over.
+        Rule ``"tensor"``, and rows before a product: promises that no kernel writes the weights
+        shortly before this one reads them. It may then load them before the kernel before is over.
     fewer_rows : bool
         Whether the kernels also take fewer rows than the workload has, see `accept_fewer_rows`.
         Rule ``"tensor"`` and its schedules alone, and no torch or Relax module.
@@ -202,9 +202,9 @@ def compile(
     if read.schedule is not None:
         options = [Option(lambda: read.schedule)]
     elif database is not None:
-        options = recorded_options(read, database, spec)
+        options = recorded_options(read, database, spec, constant_weights)
     elif cascade:
-        options = cascade_options(read, spec, wanted)
+        options = cascade_options(read, spec, wanted, constant_weights)
     elif rule == "tensor":
         options = tensor_options(
             read, placement, spec, plan=wanted, cluster=cluster or 0, constant=constant_weights

@@ -17,7 +17,9 @@ from crossfuse.planner.families import CASCADE_FAMILIES
 _FAILED = 1e6
 
 
-def recorded_options(source: Source, work_dir: str | Path, target: Device) -> list[Option]:
+def recorded_options(
+    source: Source, work_dir: str | Path, target: Device, constant: bool = False
+) -> list[Option]:
     """The fastest kernel of a source in the database of a tuning session.
 
     Parameters
@@ -28,6 +30,9 @@ def recorded_options(source: Source, work_dir: str | Path, target: Device) -> li
         Folder of the session, see `crossfuse tune --work-dir`.
     target : Device
         What it was tuned for.
+    constant : bool
+        Whether no kernel that may still be running writes the weights; of a cascade. Traces of
+        chains say it themselves.
 
     Returns
     -------
@@ -58,7 +63,13 @@ def recorded_options(source: Source, work_dir: str | Path, target: Device) -> li
     if said.get("family") in CASCADE_FAMILIES:
         from crossfuse.schedule.cascades import schedule_cascade_of
 
-        make = partial(schedule_cascade_of, source.func, said["family"], said["tiles"])
+        make = partial(
+            schedule_cascade_of,
+            source.func,
+            said["family"],
+            said["tiles"],
+            constant_weights=constant,
+        )
     else:
         make = partial(_replayed, source.func, record.trace)
     return [Option(make, why=why)]

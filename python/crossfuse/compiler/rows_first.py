@@ -1,4 +1,8 @@
-"""Ways to schedule a product whose left operand a cascade makes, as one kernel."""
+"""Ways to schedule a product whose left operand a cascade makes, as one kernel.
+
+Of functions that are one cascade as a whole the planner chooses among these and others (family
+``rows``, see `crossfuse.planner.cascade.rows_space`); here are those of all others.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
 _TRIED = 6
 
 
-def rows_first_options(func: Any, target: Device) -> list[Option]:
+def rows_first_options(func: Any, target: Device, constant: bool = False) -> list[Option]:
     """Ways to make rows, and their product, in two phases of one kernel.
 
     Parameters
@@ -26,6 +30,8 @@ def rows_first_options(func: Any, target: Device) -> list[Option]:
         In s_tir form.
     target : Device
         What to schedule for.
+    constant : bool
+        Whether no kernel that may still be running writes the weights.
 
     Returns
     -------
@@ -51,7 +57,7 @@ def rows_first_options(func: Any, target: Device) -> list[Option]:
     except (CascadeRefused, PlanRefused):
         return []
     return [
-        Option(partial(_scheduled, parts, sites[0], derivation, each), why=_noted(each))
+        Option(partial(_scheduled, parts, sites[0], derivation, each, constant), why=_noted(each))
         for each in plans
     ]
 
@@ -72,8 +78,9 @@ def _noted(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _scheduled(parts: Any, site: Any, derivation: Any, plan: Plan) -> Any:
+def _scheduled(parts: Any, site: Any, derivation: Any, plan: Plan, constant: bool) -> Any:
     from crossfuse.schedule.rules.rows_gemm import schedule_rows_gemm
     from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 
-    return schedule_rows_gemm(parts, site, derivation, tiles=TensorTiles(**plan.tiles))
+    tiles = TensorTiles(**plan.tiles)
+    return schedule_rows_gemm(parts, site, derivation, tiles=tiles, constant_weights=constant)

@@ -23,6 +23,7 @@ FAMILIES = {
     "global": "in global memory, one kernel for each product: schedule_tiled_ffn(staged=False)",
     "stream": "a cascade as a stream of threads: schedule_stream",
     "tiles": "a cascade as a stream of tiles with products: schedule_cascade_tiles",
+    "rows": "rows of a cascade, then their product, in one kernel: schedule_rows_gemm",
     "trace": "a recorded schedule, applied to the function of the spec",
     "eager": "PyTorch eager (cuBLAS): nothing is built",
 }
@@ -35,6 +36,7 @@ OPTIONS = {
     "global": ("paired",),
     "stream": (),
     "tiles": (),
+    "rows": (),
     "trace": (),
     "eager": (),
 }
@@ -57,9 +59,9 @@ class Candidate:
         A key of `FAMILIES`.
     tiles : Mapping[str, Any]
         Fields of `RegisterTiles` (``registers``), `ClusterTiles` (``dsm``), `TensorTiles`
-        (``gemm``), `StreamTiles` (``stream``) or `CascadeTiles` (``tiles``); for
-        ``l2`` and ``global`` those of both phases, as ``first`` and ``second``. What is left out is
-        chosen by the rule.
+        (``gemm``), `StreamTiles` (``stream``), `CascadeTiles` (``tiles``) or `RowsTiles`
+        (``rows``); for ``l2`` and ``global`` those of both phases, as ``first`` and ``second``.
+        What is left out is chosen by the rule.
     options : Mapping[str, bool]
         Further arguments of the rule, see `OPTIONS`.
     trace : Sequence[Any]

@@ -35,7 +35,7 @@ def schedule_candidate(candidate: Candidate, target: Device) -> Any:
 
     func = function_of(candidate.spec)
     if candidate.family in CASCADE_FAMILIES:
-        return schedule_cascade_of(func, candidate.family, candidate.tiles)
+        return schedule_cascade_of(func, candidate.family, candidate.tiles, constant_weights=True)
     if candidate.family == "trace":
         return _replayed(candidate, func)
     return schedule_family(

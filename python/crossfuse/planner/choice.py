@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar
 
 from crossfuse.errors import PlanRefused, refuse
-from crossfuse.planner.chain.spec import Chain, Dim, Product, Reduction, Tensor
+from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.kernels.resources import Resources
 
 #: Version of the JSON form.
@@ -141,21 +141,10 @@ def runner_of(other: Timed, best: Timed) -> Runner:
 
 def _fields(document: dict[str, Any]) -> dict[str, Any]:
     """Fields of a choice from those of JSON."""
-    given = document.pop("chain")
-    chain = Chain(
-        tuple(Dim(**each) for each in given["dims"]),
-        tuple(Tensor(**_tuples(each)) for each in given["tensors"]),
-        tuple(Product(**_tuples(each)) for each in given["products"]),
-        tuple(Reduction(**_tuples(each)) for each in given["reductions"]),
-    )
+    chain = Chain.from_json(document.pop("chain"))
     kernels = tuple(Resources(**each) for each in document.pop("kernels"))
     runners = tuple(Runner(**each) for each in document.pop("runners"))
     return {**document, "chain": chain, "kernels": kernels, "runners": runners}
-
-
-def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists as the tuples that they were."""
-    return {name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()}
 
 
 def no_plan(found: str) -> PlanRefused:

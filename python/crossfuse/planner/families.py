@@ -4,9 +4,9 @@ from __future__ import annotations
 
 #: Families of kernels that rules make of chains, see `crossfuse.planner.kernels.every`.
 FAMILIES = ("gemm", "registers", "dsm", "l2", "global")
-#: Families of kernels of cascades: streams of threads, and streams of tiles with products; see
-#: `crossfuse.planner.cascade`.
-STREAM, TILES = "stream", "tiles"
-CASCADE_FAMILIES = (STREAM, TILES)
+#: Families of kernels of cascades: streams of threads, streams of tiles with products, and rows
+#: that a product's own kernel makes before it loads them; see `crossfuse.planner.cascade`.
+STREAM, TILES, ROWS = "stream", "tiles", "rows"
+CASCADE_FAMILIES = (STREAM, TILES, ROWS)
 #: Not to fuse: a library's kernels one after another, which have no tiles of ours.
 EAGER = "eager"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import CascadeRefused, ScheduleRefused, refuse
-from crossfuse.planner.families import CASCADE_FAMILIES, STREAM
+from crossfuse.planner.families import CASCADE_FAMILIES, ROWS, STREAM
 
 if TYPE_CHECKING:
     from crossfuse.cascade.derivation import Derivation
     from crossfuse.cascade.site import Site
+    from crossfuse.planner.cascade.rows_space import RowsTiles
 
 
 def only_site(func: Any) -> Site:
@@ -37,7 +39,12 @@ def only_site(func: Any) -> Site:
 
 
 def schedule_cascade(
-    site: Site, derivation: Derivation, family: str, tiles: Mapping[str, Any]
+    site: Site,
+    derivation: Derivation,
+    family: str,
+    tiles: Mapping[str, Any],
+    *,
+    constant_weights: bool = False,
 ) -> Any:
     """Write a cascade as a stream, and schedule it.
 
@@ -50,7 +57,9 @@ def schedule_cascade(
     family : str
         One of `crossfuse.planner.families.CASCADE_FAMILIES`.
     tiles : Mapping[str, Any]
-        Fields of `StreamTiles` or `CascadeTiles`; what is left out is as in the class.
+        Fields of `StreamTiles`, `CascadeTiles` or `RowsTiles`; what is left out is as in the class.
+    constant_weights : bool
+        Of family ``rows``: whether no kernel that may still be running writes the weights.
 
     Returns
     -------
@@ -75,7 +84,7 @@ def schedule_cascade(
             if family == "eager"
             else "a family of chains of products",
             limit=", ".join(CASCADE_FAMILIES),
-            instead="plan with only=('stream', 'tiles')",
+            instead="plan with only=('stream', 'tiles', 'rows')",
         )
     made: Any = read_tiles(family, tiles)
     if family == STREAM:
@@ -83,14 +92,47 @@ def schedule_cascade(
         from crossfuse.schedule.rules.stream import schedule_stream
 
         return schedule_stream(streaming(site, derivation, made), made)
+    if family == ROWS:
+        return _rows_first(site, made, constant_weights)
     from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
 
     return schedule_cascade_tiles(site, derivation, made)
 
 
-def schedule_cascade_of(func: Any, family: str, tiles: Mapping[str, Any]) -> Any:
+def schedule_cascade_of(
+    func: Any, family: str, tiles: Mapping[str, Any], *, constant_weights: bool = False
+) -> Any:
     """The same of a function that holds one cascade; see `schedule_cascade`."""
     from crossfuse.cascade.algebra import derive
 
     site = only_site(func)
-    return schedule_cascade(site, derive(site.cascade), family, tiles)
+    return schedule_cascade(
+        site, derive(site.cascade), family, tiles, constant_weights=constant_weights
+    )
+
+
+def _rows_first(site: Site, tiles: RowsTiles, constant: bool) -> Any:
+    """Rows in the idle warps of their product's kernel."""
+    from crossfuse.cascade.algebra import derive
+    from crossfuse.cascade.rewrite.rows_first import rows_first
+    from crossfuse.schedule.rules.rows_gemm import schedule_rows_gemm
+    from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+
+    parts = rows_first(site.function)
+    if parts is None:
+        raise refuse(
+            ScheduleRefused,
+            "plan",
+            f"family '{ROWS}'",
+            found="a function whose last product reads no rows that a cascade makes",
+            limit="a norm or a quantiser of rows, and a product of them and weights",
+            instead="plan this function, which leaves the family out",
+        )
+    rows = only_site(parts.rows)
+    return schedule_rows_gemm(
+        parts,
+        rows,
+        derive(rows.cascade),
+        tiles=TensorTiles(**asdict(tiles)),
+        constant_weights=constant,
+    )

@@ -50,16 +50,19 @@ def test_a_function_becomes_a_kernel() -> None:
 
 
 def test_a_norm_and_its_product_are_one_kernel() -> None:
-    """With the tiles of the product alone; a spec that it does not take is left to other ways."""
+    """It starts early where weights are constant; a spec without rows is left to other families."""
     source = read_source("R9")
-    option, *others = cascade_options(source, H100)
-    tiles = option.why["rows_first"]["tiles"]
-    assert (tiles["rows"], tiles["columns"]) == (128, 192)
+    option, *others = cascade_options(source, H100, constant=True)
+    assert option.plan is not None
+    assert (option.plan.tiles["rows"], option.plan.tiles["columns"]) == (128, 192)
+    assert option.why["plan"]["family"] == "rows"
     (launch,) = lower(option.make()).image.launches
-    assert launch.cooperative
-    assert "tiles" in others[-1].why
+    assert launch.cooperative and launch.early
+    (late,) = lower(cascade_options(source, H100, option.plan)[0].make()).image.launches
+    assert late.cooperative and not late.early
+    assert {each.why["plan"]["family"] for each in others} == {"rows"}
     attention = cascade_options(read_source("R1"), H100)
-    assert not any("rows_first" in each.why for each in attention)
+    assert {each.why["plan"]["family"] for each in attention} == {"tiles"}
 
 
 #: The first plan of packaged cascades; where a table was measured its best, or within 2 % of it.
@@ -70,10 +73,10 @@ FIRST = {
     "R3:batch=1": "rows=64 elements=128 cluster=8 share=1",
     "R4": "rows=64 elements=64 cluster=1 share=2",
     "R5": "rows=64 elements=128 cluster=1 share=1",
-    "R6": "rows=64 elements=64 cluster=1 share=1",
+    "R6": "rows=256 columns=128 cluster=2 split=1 across=1",
     "R7": "threads=256 unroll=8 cluster=1 rows=1 resident=shared",
     "R8": "threads=256 unroll=8 cluster=1 rows=1 resident=none",
-    "R9": "rows=64 elements=64 cluster=1 share=1",
+    "R9": "rows=128 columns=192 cluster=2 split=1 across=1",
     "R10": "threads=256 unroll=4 cluster=1 rows=1 resident=registers",
     "R11": "threads=256 unroll=8 cluster=1 rows=1 resident=none",
     "R12": "threads=256 unroll=2 cluster=1 rows=1 resident=none",
@@ -189,7 +192,7 @@ def test_explain_takes_the_options_of_chains(tmp_path: Path) -> None:
 def test_a_plan_of_a_cascade_is_one_of_its_own() -> None:
     found = crossfuse.plan("softmax:rows=64,cols=1024")
     assert (found.family, found.shape.name) == ("stream", "softmax:rows=64,cols=1024")
-    assert crossfuse.plan(resolve("R9")).family == "eager"
+    assert crossfuse.plan(resolve("R9")).family == "rows"
     assert crossfuse.plan("G1:M=16").chain.extents["m"] == 16
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cpu.hopper.rows.products import of_spec, spec
 from cpu.lower.support import kernels_in
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
@@ -47,6 +48,17 @@ def test_some_weights_are_on_their_way_at_once() -> None:
     assert (plan.right.pitch, plan.on_their_way) == (16 << 10, 5)
     assert plan.right.stages > plan.on_their_way
     assert "if (5 <= asked_for_ptr[0])" in body(FFN)
+
+
+def test_rows_wait_behind_few_weights() -> None:
+    """12 KiB the first time round the ring, here less than a stage; then 72."""
+    schedule = of_spec(spec(40, 1216, 128), rows=64, columns=128)
+    text = kernels_in(lower(schedule).image.cuda)
+    (plan,) = map(plan_kernel, recover(only_function(schedule)), [device("nvidia-h100")])
+    assert (plan.right.pitch, plan.on_their_way_first, plan.on_their_way) == (16 << 10, 1, 5)
+    stages = plan.right.stages
+    condition = f"((1 <= asked_for_ptr[0]) && (asked_for_ptr[0] < {stages}))"
+    assert f"if ({condition} || ({stages + 4} <= asked_for_ptr[0]))" in text
 
 
 def test_tiles_that_others_load_too_are_asked_for_at_once() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cpu.hopper.rows.products import of_spec, spec
 from crossfuse.emulate.cuda import emulate
 from crossfuse.errors import LoweringRefused
 from crossfuse.lower.extract import lower
 from crossfuse.schedule.rules.split_k import schedule_split_k
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
-from crossfuse.workload import parse, prim_func, random_inputs
+from crossfuse.workload import cascade_inputs, parse, prim_func, random_inputs
 
 SPEC = parse("gated_ffn:M=64,K=128,N=256,L=64,dtype=bfloat16")
 FIRST = (
@@ -44,6 +45,16 @@ def test_events_are_named_in_their_order() -> None:
     second = tuple(each.format(1) for each in SECOND)
     end = (*second, "received 1", "stored 1", "end")
     assert names == ("begin", "cluster met", *FIRST, *end)
+
+
+def test_what_makes_rows_notes_when() -> None:
+    given = spec(70, 128, 32)
+    timed = lower(of_spec(given, rows=64, columns=16), timeline=True)
+    assert timed.events[0][:4] == ("begin", "cluster met", "rows begun", "rows made")
+    report = emulate(timed.image, cascade_inputs.random_inputs(given), orders=1)
+    assert report.findings == ()
+    (table,) = (value for name, value in report.outputs.items() if name.startswith("crossfuse_"))
+    assert table[:, 2:4].all()
 
 
 def test_general_kernels_have_no_timeline() -> None:

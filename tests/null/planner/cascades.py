@@ -7,7 +7,10 @@ from dataclasses import replace
 from crossfuse.cascade.rewrite.passes import Pass
 from crossfuse.cascade.rewrite.tiled.work import TileWork
 from crossfuse.cascade.rewrite.work import Work
+from crossfuse.planner.cascade.rows_product import RowsProduct
 from crossfuse.planner.cascade.shape import CascadeShape
+from crossfuse.planner.chain.build import chain_of
+from crossfuse.workload import parse
 
 MIB = 2**20
 
@@ -97,5 +100,46 @@ DECODE = CascadeShape(
         Pass("s", MIB // 2, 128),
         Pass("operand of o", MIB // 2, MIB // 2),
         Pass("o", 16 * MIB, 8192, 2**26),
+    ),
+)
+#: A norm of rows, and the product that loads them.
+NORM_GEMM = CascadeShape(
+    "rmsnorm_gemm:tokens=256,K=4096,N=12288",
+    TileWork(
+        1,
+        256,
+        4096,
+        depth=0,
+        columns=12288,
+        result=24576,
+        inputs=98 * MIB,
+        left=2,
+        right=2,
+        value=2,
+        operations=4,
+        slots=1,
+    ),
+    (
+        Pass("squares", 2 * MIB, 1024),
+        Pass("operand of product", 2 * MIB + 8192, 2 * MIB),
+        Pass("product", 98 * MIB, 6 * MIB, 2**32 * 6),
+    ),
+    RowsProduct(
+        chain_of(parse("gemm:M=256,K=4096,N=12288,dtype=bfloat16,weights=nk")),
+        True,
+        Work(
+            256,
+            4096,
+            8,
+            2,
+            2,
+            0,
+            2,
+            held=4,
+            emitted=8,
+            unpacked=True,
+            slots=1,
+            operations=4,
+        ),
     ),
 )

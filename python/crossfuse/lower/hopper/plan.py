@@ -17,15 +17,13 @@ from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
+from crossfuse.planner.kernels.memory import BEFORE_ROWS, ON_THEIR_WAY
 
 #: Threads of a warp, and of a warpgroup.
 WARP, WARPGROUP = 32, 128
 #: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
 #: others; 0 leaves them as launched. Together at most 64 Ki a CTA.
 REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
-#: Bytes of weights that a CTA has on their way at least: 3 TB/s through 132 SMs for 3 us, the
-#: latency of a busy memory. Measured, see docs/hopper-measured.md.
-_ON_THEIR_WAY = 72 << 10
 
 
 @dataclass(frozen=True)
@@ -132,9 +130,22 @@ class KernelPlan:
         """Stages of right tiles that are asked for before the first of them has arrived."""
         if not all(operand.streamed for each in self.phases for operand in each.rights):
             return self.right.stages  # what L2 has comes soon enough
-        # What peers ask for comes without being asked for here.
-        own = max(sum(x.size // x.sharers for x in each.rights) for each in self.phases)
-        return min(self.right.stages, max(2, -(-_ON_THEIR_WAY // own)))
+        return min(self.right.stages, max(2, -(-ON_THEIR_WAY // self._asked_for)))
+
+    @property
+    def on_their_way_first(self) -> int:
+        """The same the first time round the ring.
+
+        Rows that are made meanwhile, their stores and their flags would wait behind all of them.
+        """
+        if self.rows is None:
+            return self.on_their_way
+        return min(self.on_their_way, max(1, BEFORE_ROWS // self._asked_for))
+
+    @property
+    def _asked_for(self) -> int:
+        """Bytes of a stage of right tiles without what peers ask for, which comes by itself."""
+        return max(sum(x.size // x.sharers for x in each.rights) for each in self.phases)
 
     @property
     def is_awaited_by_all(self) -> bool:
@@ -209,10 +220,10 @@ def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int =
     phases = _phases(programs)
     clusters = _clusters(phases, device)
     follows = len(phases) == 1 and phases[0].program.follows
-    # What makes rows may not read them before the kernel before is over, and nvcc may make loads
-    # that it moves in front of the wait.
-    alone = phases[0].program.rows is None
-    constant = alone and all(each.program.contraction.constant for each in phases)
+    rows = phases[0].program.rows
+    # What makes rows reads them after the kernel before, if nvcc cannot move these loads.
+    placed = rows is None or rows.is_placed
+    constant = placed and all(each.program.contraction.constant for each in phases)
     return KernelPlan(phases, *plan_memory(phases, device), clusters, follows or constant, number)
 
 

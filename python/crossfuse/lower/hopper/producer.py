@@ -44,7 +44,7 @@ def emit_loading(body: Body) -> None:
 
 def _emit_rights(body: Body) -> None:
     cursor = Cursor(body.right)
-    throttle = Throttle(body.right, body.plan.on_their_way)
+    throttle = Throttle(body.right, body.plan.on_their_way, body.plan.on_their_way_first)
     for number, phase in enumerate(body.plan.phases):
         body.timeline.stamp_here("weights asked for", number)
         with body.each_tile(phase) as places, body.each_step(phase) as (step, _):

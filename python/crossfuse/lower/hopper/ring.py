@@ -104,11 +104,15 @@ class Throttle:
         The ring.
     most : int
         Stages that may be on their way.
+    first : int
+        The same the first time round the ring; 0 for as many.
     """
 
-    def __init__(self, ring: Ring, most: int) -> None:
+    def __init__(self, ring: Ring, most: int, first: int = 0) -> None:
+        self.ring = ring
         self.most = most
-        self.needed = most < ring.stages
+        self.first = min(first or most, most)
+        self.needed = self.first < ring.stages
         if self.needed:
             self._arrived = Cursor(ring)
             self._asked = Variable("asked_for", "int32", 0)
@@ -117,10 +121,20 @@ class Throttle:
         """Wait until one more stage may be asked for."""
         if not self.needed:
             return
-        with when(self._asked.value >= self.most):
+        with when(self._has_to_wait()):
             self._arrived.wait_full()
             self._arrived.advance()
         self._asked.set(self._asked.value + 1)
+
+    def _has_to_wait(self) -> Any:
+        """Each wait but the last one of the first round makes room for one more to be asked for."""
+        asked, stages = self._asked.value, self.ring.stages
+        if self.first == self.most:
+            return asked >= self.most
+        round_one = ir.script.And(asked >= self.first, asked < stages)
+        if self.most >= stages:
+            return round_one
+        return ir.script.Or(round_one, asked >= stages + self.most - self.first)
 
 
 class Release:

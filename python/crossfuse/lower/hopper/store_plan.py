@@ -130,7 +130,9 @@ def plan_store(program: TileProgram, blocks: int = 1) -> StorePlan:
         The program that stores; the columns of its tile are a multiple of 8.
     blocks : int
         Blocks of 64 rows of each warpgroup. Tiles of several leave no room for boxes beside the
-        rings, so these lie in left stages.
+        rings, so these lie in left stages. So do those of tiles whose rows are made first: while
+        rows are made, memory delivers no more weights than there are stages for. A norm before
+        256 x 4096 by 12288 took 44.8 us instead of 46.5 on an H100.
     """
     tile = program.store.tile
     pitch = tile.extents[1] * item_bytes(tile.dtype)
@@ -139,8 +141,10 @@ def plan_store(program: TileProgram, blocks: int = 1) -> StorePlan:
     elsewhere = program.exchange is not None or program.gives is not None or program.keeps
     if tile.dtype not in PACKED_TYPES or pitch % PITCH or elsewhere:
         return StorePlan()
-    if blocks > 1:
-        return _in_stages(program, blocks)
+    if blocks > 1 or program.rows is not None:
+        found = _in_stages(program, blocks)
+        if found.boxes or blocks > 1:
+            return found
     widths = box_widths(tile.shape[1], staged=program.staged)
     # Others wait for a tile that is staged: all its boxes leave at once.
     return StorePlan(_placed(tile, widths, len(widths) if program.staged else SLOTS))

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 #: Name of the output, before the kernel's number.
 TIMELINE = "crossfuse_timeline"
-#: Noted by the thread that loads right tiles; all others by the first one that multiplies.
+#: Noted by the thread that loads right tiles, and by the first of those that make rows; all others
+#: by the first one that multiplies.
 _ASKED = "weights asked for"
+ROWS_BEGUN, ROWS_MADE = _ROWS = ("rows begun", "rows made")
 _PHASE = (
     _ASKED,
     "first tiles",
@@ -31,6 +33,8 @@ _PHASE = (
     "written",
     "stored",
 )
+#: The thread of the loading warpgroup that makes the first row, see `rows.emit`.
+_MAKING = 64
 _STAMP = """\
 __device__ __forceinline__ void crossfuse_stamp(void* at) {
   unsigned long long now;
@@ -49,7 +53,8 @@ def events(plan: KernelPlan) -> tuple[str, ...]:
         if each not in _missing(phase)
     ]
     summed = () if plan.summed is None else ("summed",)
-    return ("begin", "cluster met", *phases, *summed, "end")
+    rows = () if plan.rows is None else _ROWS
+    return ("begin", "cluster met", *rows, *phases, *summed, "end")
 
 
 def _missing(phase: PhasePlan) -> set[str]:
@@ -93,10 +98,10 @@ class Timeline:
         """Clear the row of this CTA, each event by the thread that notes it; stamp the first."""
         if self.buffer is None:
             return
-        for thread, loads in ((self._multiplying, False), (self._loading, True)):
+        for thread in (self._multiplying, self._loading, self._making):
             with thread():
                 for number, event in enumerate(self.events):
-                    if event.startswith(_ASKED) == loads:
+                    if self._noting(event) == thread:
                         ir.script.buffer_store(self.buffer, ir.script.int64(0), [self.cta, number])
         self.stamp("begin")
 
@@ -113,6 +118,21 @@ class Timeline:
         index = self.events.index(event if phase is None else f"{event} {phase}")
         place = self.buffer.ptr_to([self.cta, index])
         run(ir.cuda_func_call("crossfuse_stamp", place, source_code=_STAMP))
+
+    def stamp_rows(self, event: str) -> None:
+        """Note that the first thread that makes rows has come here."""
+        if self.buffer is not None:
+            with self._making():
+                self.stamp_here(event)
+
+    def _noting(self, event: str) -> Any:
+        """Which thread notes an event."""
+        if event in _ROWS:
+            return self._making
+        return self._loading if event.startswith(_ASKED) else self._multiplying
+
+    def _making(self) -> Any:
+        return when(ir.script.And(self.where.warpgroup == 0, self.where.thread == _MAKING))
 
     def _loading(self) -> Any:
         return when(ir.script.And(self.where.warpgroup == 0, self.where.thread == 0))

@@ -56,7 +56,7 @@ class CascadeChoice:
     family : str
         One of `crossfuse.planner.families.CASCADE_FAMILIES`, or `EAGER`: separate kernels.
     tiles : Mapping[str, Any]
-        Fields of `StreamTiles` or `CascadeTiles`.
+        Fields of `StreamTiles`, `CascadeTiles` or `RowsTiles`.
     microseconds : float
         Estimated time from the end of the kernel before.
     terms : Mapping[str, float]

@@ -7,11 +7,14 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.choice import Taken
+from crossfuse.planner.cascade.rows_cost import rows_memory
+from crossfuse.planner.cascade.rows_space import RowsTiles
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cascade.space import Tiles
 from crossfuse.planner.cascade.stream_limits import ctas, registers, shared_bytes
 from crossfuse.planner.cascade.tile_limits import at_once, shared_size, sum_registers
 from crossfuse.planner.cascade.tile_steps import steps_of
+from crossfuse.planner.kernels.resources import resources
 
 #: Places of elements that outputs need again, by `StreamTiles.resident`.
 _RESIDENT = {"registers": "registers", "shared": "shared memory", "none": "L2"}
@@ -24,6 +27,8 @@ def place_of(shape: CascadeShape, tiles: Tiles) -> str:
     States of a CTA are in registers, those of a cluster go through DSM. Elements that outputs over
     the axis need again are in registers or shared memory, or come from L2 as far as it has them.
     """
+    if isinstance(tiles, RowsTiles):
+        return "rows in L2"
     state = "DSM" if tiles.cluster > 1 else "registers"
     if isinstance(tiles, StreamTiles) and isinstance(shape.work, Work) and shape.work.outputs:
         return f"states in {state}, elements in {_RESIDENT[tiles.resident]}"
@@ -32,6 +37,8 @@ def place_of(shape: CascadeShape, tiles: Tiles) -> str:
 
 def taken(shape: CascadeShape, tiles: Tiles, device: Device) -> Taken:
     """What a kernel takes of the device."""
+    if isinstance(tiles, RowsTiles):
+        return _taken_by_rows(shape, tiles, device)
     size = tiles.cluster
     if isinstance(tiles, StreamTiles):
         assert isinstance(shape.work, Work)
@@ -58,4 +65,21 @@ def taken(shape: CascadeShape, tiles: Tiles, device: Device) -> Taken:
         sum_registers(shape.work, found.sizes),
         shared_size(shape.work, found.sizes),
         round(max(1.0, found.places / at_once(tiles, device)), 2),
+    )
+
+
+def _taken_by_rows(shape: CascadeShape, tiles: RowsTiles, device: Device) -> Taken:
+    """What the product takes; the warps that make rows are there anyway."""
+    assert shape.product is not None
+    (found,) = resources(tiles.kernel, shape.product.shape, device)
+    (phase,) = tiles.kernel.phases(shape.product.shape)
+    waves = int(phase.tiles) * found.cluster / found.busy
+    return Taken(
+        found.ctas,
+        found.cluster,
+        found.threads,
+        1,
+        found.sums,
+        int(rows_memory(shape.product, tiles.kernel, device).size),
+        round(max(1.0, waves), 2),
     )

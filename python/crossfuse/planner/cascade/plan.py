@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import merge
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import PlanRefused, RefusedError, refuse
@@ -16,12 +17,14 @@ from crossfuse.planner.cascade.space import Tiles, estimate, in_order, moved, ti
 from crossfuse.planner.choice import Runner, runner_of
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.families import CASCADE_FAMILIES, EAGER, TILES
+from crossfuse.planner.families import CASCADE_FAMILIES, EAGER, ROWS, TILES
 from crossfuse.planner.space.count import Step
 
 if TYPE_CHECKING:
     from crossfuse.planner.explain.cascade import CascadeReasons
 
+#: Plans of rows before a product at most: the best one lowers, or one of the next.
+_ROWS_PLANS = 8
 #: Words of the place of separate kernels.
 MEMORY = "memory"
 
@@ -54,11 +57,11 @@ def ranked_cascade(
     target : str | Device
         Device.
     only : Sequence[str]
-        Of ``"stream"``, ``"tiles"`` and ``"eager"``; all where it is empty.
+        Of ``"stream"``, ``"tiles"``, ``"rows"`` and ``"eager"``; all where it is empty.
     rates : Rates | None
         What the device does; None takes its packaged record.
     keep : int
-        Kernels at most; 0 for all.
+        Kernels at most; 0 for all, but of rows before a product the eight best.
 
     Returns
     -------
@@ -78,11 +81,14 @@ def ranked_cascade(
     known = rates or rates_of(spec)
     wanted = tuple(only) or (*CASCADE_FAMILIES, EAGER)
     _check(wanted)
-    plans: list[CascadePlan] = []
-    steps: tuple[Step, ...] = ()
-    if shape.family in wanted:
-        steps, order = in_order(shape, spec, known)
-        plans = [_of_kernel(shape, each, spec, known) for each in order]
+    steps: dict[str, tuple[Step, ...]] = {}
+    ranks: list[list[CascadePlan]] = []
+    for family in (each for each in shape.families if each in wanted):
+        steps[family], order = in_order(shape, spec, known, family)
+        most = min(keep or _ROWS_PLANS, _ROWS_PLANS) if family == ROWS else len(order)
+        ranks.append([_of_kernel(shape, family, each, spec, known) for each in order[:most]])
+    # Each family keeps its order.
+    plans = list(merge(*ranks, key=lambda each: each.microseconds))
     eager = [_of_passes(shape, spec, known)] if EAGER in wanted else []
     if not plans and not eager:
         raise _none_fits(shape, steps, spec)
@@ -150,12 +156,14 @@ def _called(plan: CascadePlan) -> str:
     return EAGER if plan.family == EAGER else f"{plan.family}: {plan.place}"
 
 
-def _of_kernel(shape: CascadeShape, tiles: Tiles, spec: Device, rates: Rates) -> CascadePlan:
+def _of_kernel(
+    shape: CascadeShape, family: str, tiles: Tiles, spec: Device, rates: Rates
+) -> CascadePlan:
     found = estimate(shape, tiles, spec, rates)
     frame = _frame(shape, spec, found)
     return replace(
         frame,
-        family=shape.family,
+        family=family,
         tiles=tile_fields(tiles),
         bytes=moved(shape, tiles, spec),
         place=place_of(shape, tiles),
@@ -196,11 +204,14 @@ def _check(wanted: Sequence[str]) -> None:
         )
 
 
-def _none_fits(shape: CascadeShape, steps: Sequence[Step], spec: Device) -> RefusedError:
-    last = next((each for each in steps if not each.candidates), None)
-    found = f"a cascade whose family is '{shape.family}'"
-    if last is not None:
-        found = f"'{last.text}' leaves none of {steps[0].candidates} tiles of {shape.family}"
+def _none_fits(
+    shape: CascadeShape, steps: Mapping[str, Sequence[Step]], spec: Device
+) -> RefusedError:
+    found = f"a cascade whose family is '{' or '.join(shape.families)}'"
+    for family, left in steps.items():
+        last = next((each for each in left if not each.candidates), None)
+        if last is not None:
+            found = f"'{last.text}' leaves none of {left[0].candidates} tiles of {family}"
     return refuse(
         PlanRefused,
         "plan",

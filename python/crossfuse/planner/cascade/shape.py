@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from crossfuse.cascade.rewrite.passes import Pass
 from crossfuse.cascade.rewrite.tiled.work import TileWork
 from crossfuse.cascade.rewrite.work import Work
-from crossfuse.planner.families import STREAM, TILES
+from crossfuse.planner.cascade.rows_product import RowsProduct, rows_product_of
+from crossfuse.planner.families import ROWS, STREAM, TILES
 
 if TYPE_CHECKING:
     from crossfuse.cascade.derivation import Derivation
@@ -29,16 +30,24 @@ class CascadeShape:
         Of a stream of threads, or of tiles with products.
     passes : tuple[Pass, ...]
         The kernels of those that are not fused.
+    product : RowsProduct | None
+        The same as rows and a product of them, where it has that form.
     """
 
     name: str
     work: Work | TileWork
     passes: tuple[Pass, ...] = ()
+    product: RowsProduct | None = None
 
     @property
     def family(self) -> str:
-        """``"stream"`` or ``"tiles"``: a cascade has kernels of one of them."""
+        """``"stream"`` or ``"tiles"``: the whole has kernels of one of them."""
         return STREAM if isinstance(self.work, Work) else TILES
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """All families that it has kernels of: no lowering of tiles makes rows of a product."""
+        return (self.family,) if self.product is None else (ROWS,)
 
     def to_json(self) -> dict[str, Any]:
         """As a value that `json` can write."""
@@ -52,7 +61,9 @@ class CascadeShape:
         if "spans" in fields:
             fields["spans"] = tuple(map(tuple, fields["spans"]))
         passes = tuple(Pass(**each) for each in value["passes"])
-        return CascadeShape(value["name"], kind(**fields), passes)
+        given = value.get("product")
+        product = None if given is None else RowsProduct.from_json(given)
+        return CascadeShape(value["name"], kind(**fields), passes, product)
 
 
 def cascade_shape(site: Site, derivation: Derivation, name: str = "cascade") -> CascadeShape:
@@ -78,7 +89,8 @@ def cascade_shape(site: Site, derivation: Derivation, name: str = "cascade") -> 
     from crossfuse.cascade.rewrite.work import work_of
 
     count = tile_work_of if has_products(site) else work_of
-    return CascadeShape(name, count(site, derivation), passes_of(site))
+    product = rows_product_of(site.function) if has_products(site) else None
+    return CascadeShape(name, count(site, derivation), passes_of(site), product)
 
 
 def shape_of_cascade(source: str | CascadeSpec) -> CascadeShape:

@@ -6,25 +6,47 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.cascade import stream_space, tile_space
+from crossfuse.planner.cascade import rows_space, stream_space, tile_space
+from crossfuse.planner.cascade.rows_cost import rows_bytes, rows_estimate
+from crossfuse.planner.cascade.rows_space import RowsTiles, listed, rows_kernels
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cascade.stream_cost import stream_bytes, stream_estimate
 from crossfuse.planner.cascade.tile_cost import tile_bytes, tile_estimate
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.families import STREAM
+from crossfuse.planner.families import ROWS, STREAM
 from crossfuse.planner.space.count import Step
 
-Tiles: TypeAlias = "StreamTiles | CascadeTiles"
+Tiles: TypeAlias = "StreamTiles | CascadeTiles | RowsTiles"
+#: Tiles with their estimated microseconds.
+Timed: TypeAlias = "tuple[float, Tiles]"
 
 
-def candidates(shape: CascadeShape, device: Device) -> tuple[tuple[Step, ...], tuple[Tiles, ...]]:
-    """Tiles of a cascade that keep all rules, and how many each rule leaves."""
+def candidates(
+    shape: CascadeShape, device: Device, family: str = ""
+) -> tuple[tuple[Step, ...], tuple[Tiles, ...]]:
+    """Tiles of a cascade that keep all rules, and how many each rule leaves.
+
+    Parameters
+    ----------
+    shape : CascadeShape
+        What is computed.
+    device : Device
+        Limits.
+    family : str
+        One of its families; that of the whole if it is left out.
+    """
+    if family == ROWS:
+        assert shape.product is not None
+        steps, kernels = rows_kernels(shape.product, device)
+        return steps, listed(kernels)
     if isinstance(shape.work, Work):
         return stream_space.stream_tiles(shape.work, device)
     return tile_space.cascade_tiles(shape.work, device)
@@ -32,6 +54,9 @@ def candidates(shape: CascadeShape, device: Device) -> tuple[tuple[Step, ...], t
 
 def estimate(shape: CascadeShape, tiles: Tiles, device: Device, rates: Rates) -> Estimate:
     """Estimate one kernel of a cascade; its tiles keep the rules."""
+    if isinstance(tiles, RowsTiles):
+        assert shape.product is not None
+        return rows_estimate(shape.product, tiles.kernel, device, rates)
     if isinstance(shape.work, Work):
         assert isinstance(tiles, StreamTiles)
         return stream_estimate(shape.work, tiles, device, rates)
@@ -41,7 +66,10 @@ def estimate(shape: CascadeShape, tiles: Tiles, device: Device, rates: Rates) ->
 
 def moved(shape: CascadeShape, tiles: Tiles, device: Device) -> dict[str, int]:
     """Bytes that one kernel moves by level; levels without any are left out."""
-    if isinstance(shape.work, Work):
+    if isinstance(tiles, RowsTiles):
+        assert shape.product is not None
+        found = rows_bytes(shape.product, tiles.kernel)
+    elif isinstance(shape.work, Work):
         assert isinstance(tiles, StreamTiles)
         found = stream_bytes(shape.work, tiles, device)
     else:
@@ -50,14 +78,38 @@ def moved(shape: CascadeShape, tiles: Tiles, device: Device) -> dict[str, int]:
     return {name: size for name, size in found.items() if size}
 
 
-def in_order(
-    shape: CascadeShape, device: Device, rates: Rates
-) -> tuple[tuple[Step, ...], tuple[Tiles, ...]]:
-    """Tiles of a cascade, the best by the estimate first, and how many each rule leaves."""
+def timed(
+    shape: CascadeShape, device: Device, rates: Rates, family: str = ""
+) -> tuple[tuple[Step, ...], tuple[Timed, ...]]:
+    """Tiles of a family with their times, the best first, and how many each rule leaves."""
+    if family == ROWS:
+        return _timed_rows(shape, device, rates)
     steps, found = candidates(shape, device)
-    times: Any = [(estimate(shape, e, device, rates).microseconds, e) for e in found]
+    times: Any = [(float(estimate(shape, e, device, rates).microseconds), e) for e in found]
     order = stream_space.ordered if shape.family == STREAM else tile_space.ordered
-    return steps, tuple(tiles for _, tiles in order(times))
+    return steps, tuple(order(times))
+
+
+def _timed_rows(
+    shape: CascadeShape, device: Device, rates: Rates
+) -> tuple[tuple[Step, ...], tuple[Timed, ...]]:
+    """All at once: what was learned of products is slow to ask for one by one."""
+    assert shape.product is not None
+    steps, kernels = rows_kernels(shape.product, device)
+    tiles = listed(kernels)
+    if not tiles:
+        return steps, ()
+    found = rows_estimate(shape.product, kernels, device, rates).microseconds
+    times = np.broadcast_to(np.asarray(found, np.float64), len(tiles)).tolist()
+    return steps, tuple(rows_space.ordered(list(zip(times, tiles, strict=True))))
+
+
+def in_order(
+    shape: CascadeShape, device: Device, rates: Rates, family: str = ""
+) -> tuple[tuple[Step, ...], tuple[Tiles, ...]]:
+    """Tiles of a family, the best by the estimate first, and how many each rule leaves."""
+    steps, found = timed(shape, device, rates, family)
+    return steps, tuple(tiles for _, tiles in found)
 
 
 def tile_fields(tiles: Tiles) -> dict[str, Any]:
@@ -73,7 +125,8 @@ def read_tiles(family: str, given: Mapping[str, Any]) -> Tiles:
     PlanRefused
         For fields that there are not.
     """
-    kind: Any = StreamTiles if family == STREAM else CascadeTiles
+    kinds: dict[str, Any] = {STREAM: StreamTiles, ROWS: RowsTiles}
+    kind = kinds.get(family, CascadeTiles)
     known = tuple(each.name for each in fields(kind))
     if unknown := sorted(given.keys() - set(known)):
         raise refuse(

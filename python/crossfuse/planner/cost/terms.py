@@ -30,10 +30,12 @@ TERMS = (
     "kernels",
     LEARNED,
 )
+_ROWS = "rows"
 #: Names of terms of cascades, in the order in which they are told; those of chains are features of
 #: what was learned, and stay as they are.
 CASCADE_TERMS = (
     "start",
+    _ROWS,
     "hbm",
     "ingest",
     "tensor",
@@ -57,8 +59,10 @@ CASCADE_TERMS = (
 def told(terms: Mapping[str, Share]) -> list[str]:
     """Names of terms in the order in which they are told."""
     order = dict.fromkeys((*CASCADE_TERMS, *TERMS))
-    chain = terms.keys() <= set(TERMS)
-    return [each for each in (TERMS if chain else order) if each in terms]
+    # A product may have rows made before it.
+    of_product = (TERMS[0], _ROWS, *TERMS[1:])
+    chain = terms.keys() <= set(of_product)
+    return [each for each in (of_product if chain else order) if each in terms]
 
 
 @dataclass(frozen=True)

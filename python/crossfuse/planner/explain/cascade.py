@@ -18,12 +18,17 @@ from crossfuse.planner.cascade.tile_steps import steps_of
 from crossfuse.planner.choice import Runner, runner_of
 from crossfuse.planner.cost.rates import Rates, at, rates_of
 from crossfuse.planner.explain.levels import CASCADE_LEVELS, PLAIN, SPECIAL, Level, size_text
-from crossfuse.planner.families import EAGER, STREAM
+from crossfuse.planner.families import EAGER, ROWS, STREAM, TILES
 from crossfuse.planner.space.count import Step
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+_FORMS = {
+    STREAM: "Stream of threads",
+    TILES: "Stream of tiles (0: chosen)",
+    ROWS: "Rows first, and their product in the same kernel",
+}
 #: Version of the JSON form.
 VERSION = 1
 
@@ -125,13 +130,12 @@ def explain_plan(
     known = rates or rates_of(spec)
     shape = plan.shape
     passes = pass_times(shape.passes, spec, known)
-    steps, _ = candidates(shape, spec)
     return CascadeReasons(
         plan,
         _levels(plan, known, spec.sms),
         tuple((e, max(time.values())) for e, time in zip(shape.passes, passes, strict=True)),
         tuple(runner_of(each, plan) for each in best),
-        {shape.family: steps},
+        {each: candidates(shape, spec, each)[0] for each in shape.families},
         known.measured.provisional,
     )
 
@@ -156,9 +160,12 @@ def _computed(plan: CascadeChoice) -> dict[str, int]:
     work = plan.shape.work
     if plan.family == EAGER:
         return {"tensor": sum(each.flops for each in plan.shape.passes)}
+    if plan.family == ROWS:
+        assert plan.shape.product is not None
+        made = _instructions(plan.shape.product.rows)
+        return {"tensor": plan.shape.product.chain.flops, **made}
     if isinstance(work, Work):
-        elements = work.rows * work.length
-        return {SPECIAL: elements * work.exponentials, PLAIN: elements * work.operations}
+        return _instructions(work)
     found = steps_of(work, CascadeTiles(**plan.tiles))
     elements = found.total * found.sizes.rows * found.sizes.elements
     return {
@@ -168,14 +175,18 @@ def _computed(plan: CascadeChoice) -> dict[str, int]:
     }
 
 
+def _instructions(work: Work) -> dict[str, int]:
+    elements = work.rows * work.length
+    return {SPECIAL: elements * work.exponentials, PLAIN: elements * work.operations}
+
+
 def _head(reasons: CascadeReasons) -> RenderableType:
     from rich.text import Text
 
     from crossfuse.planner.explain.tables import tiles_text
 
     plan = reasons.plan
-    form = "Stream of threads" if plan.shape.family == STREAM else "Stream of tiles (0: chosen)"
-    chosen = f"{form}: {tiles_text(plan.tiles)}; {plan.place}"
+    chosen = f"{_FORMS.get(plan.family, '')}: {tiles_text(plan.tiles)}; {plan.place}"
     lines = [
         "do not fuse: separate kernels" if plan.family == EAGER else chosen,
         f"{plan.microseconds:.2f} us estimated on {plan.device}, bound by {plan.bound}",

@@ -19,6 +19,13 @@ from crossfuse.planner.kernels.phase import Phase
 ALIGNMENT = 1024
 #: Stages at least, without which no tile is loaded while another is multiplied, and at most.
 LEAST_STAGES, _MAX_STAGES = 2, 12
+#: Bytes of weights that a CTA has on their way at least: 3 TB/s through 132 SMs for 3 us, the
+#: latency of a busy memory. Measured, see docs/hopper-measured.md.
+ON_THEIR_WAY = 72 << 10
+#: The same at most while rows of the left operand are made, which wait behind it. A norm before
+#: 256 x 4096 by 12288 took 44.0 us on an H100 with 12 KiB, 44.7 with 24, 44.4 with 36 and 45.8 with
+#: all that its rings hold.
+BEFORE_ROWS = 12 << 10
 #: Stages of left tiles that cover the latency of L2, from which they mostly come.
 _LEFT_STAGES = 4
 

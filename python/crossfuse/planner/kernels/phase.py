@@ -23,6 +23,8 @@ from crossfuse.planner.kernels.boxes import (
 )
 from crossfuse.planner.kernels.shape import Shape
 
+#: Float32 registers of a thread for sums where the loading warpgroup makes rows, too.
+SUMS_BESIDE_ROWS = 160
 #: Groups of rows that parts of a multicast start on.
 _PATTERN = 8
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, make_dataclass
 from functools import cached_property
+from heapq import merge
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from crossfuse.cascade.rewrite.tiles import RESIDENCES
 from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.shape import CascadeShape
-from crossfuse.planner.cascade.space import Tiles, estimate, in_order, read_tiles, tile_fields
+from crossfuse.planner.cascade.space import Tiles, Timed, read_tiles, tile_fields, timed
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.tune.space import Group, Space
 
@@ -21,6 +22,7 @@ from crossfuse.planner.tune.space import Group, Space
 _AXES = {
     "stream": ("threads", "unroll", "cluster", "rows", "resident"),
     "tiles": ("rows", "elements", "cluster"),
+    "rows": ("rows", "columns", "cluster", "split", "across"),
 }
 
 
@@ -36,28 +38,31 @@ class CascadeSpace(Space):
         Its limits.
     rates : Rates
         What it does in a microsecond.
-    listed : tuple[StreamTiles | CascadeTiles, ...]
+    listed : tuple[StreamTiles | CascadeTiles | RowsTiles, ...]
         The points.
+    times : tuple[float, ...]
+        Their estimated microseconds.
     groups : tuple[Group, ...]
-        Its one family.
+        Its families.
     """
 
     shape: CascadeShape
     device: Device
     rates: Rates
     listed: tuple[Tiles, ...]
+    times: tuple[float, ...]
     groups: tuple[Group, ...]
 
     @cached_property
     def prior(self) -> np.ndarray:
         """Estimated microseconds of all points."""
-        found = [estimate(self.shape, e, self.device, self.rates) for e in self.listed]
-        return np.array([each.microseconds for each in found])
+        return np.array(self.times)
 
     @cached_property
     def order(self) -> np.ndarray:
         """All points as the planner has them: of times that are equal the most usual first."""
-        return np.arange(len(self.listed))
+        ranks = [range(each.first, each.first + each.size) for each in self.groups]
+        return np.array(list(merge(*ranks, key=lambda point: self.times[point])))
 
     @cached_property
     def _numbers(self) -> dict[Tiles, int]:
@@ -65,11 +70,11 @@ class CascadeSpace(Space):
 
     def tiles(self, point: int) -> tuple[str, dict[str, Any]]:
         """Family and tiles, as `crossfuse.planner.cascade.plan.CascadePlan` names them."""
-        return self.shape.family, tile_fields(self.listed[int(point)])
+        return self.group(int(point)).family, tile_fields(self.listed[int(point)])
 
     def find(self, family: str, tiles: Mapping[str, Any]) -> int | None:
         """The point of some tiles; None where they are not among the points."""
-        if family != self.shape.family:
+        if family not in self.shape.families:
             return None
         try:
             return self._numbers.get(read_tiles(family, tiles))
@@ -85,19 +90,25 @@ def cascade_space_of(shape: CascadeShape, device: Device, rates: Rates) -> Casca
     PlanRefused
         If no tiles fit.
     """
-    _, listed = in_order(shape, device, rates)
-    if not listed:
+    found: list[Timed] = []
+    groups: list[Group] = []
+    for family in shape.families:
+        _, of_family = timed(shape, device, rates, family)
+        if of_family:
+            columns = _columns(family, [tiles for _, tiles in of_family])
+            groups.append(Group(family, columns, len(found)))
+            found += of_family
+    if not found:
         raise refuse(
             PlanRefused,
             "kernel-space",
             shape.name,
-            found=f"no tiles of {shape.family} that fit",
+            found=f"no tiles of {' or '.join(shape.families)} that fit",
             limit=f"the shared memory and registers of {device.name}",
             instead="split the cascade, or leave it to a library",
         )
-    return CascadeSpace(
-        shape, device, rates, listed, (Group(shape.family, _columns(shape.family, listed), 0),)
-    )
+    times, listed = zip(*found, strict=True)
+    return CascadeSpace(shape, device, rates, listed, times, tuple(groups))
 
 
 def _columns(family: str, listed: Sequence[Tiles]) -> Any:

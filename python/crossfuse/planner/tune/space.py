@@ -23,6 +23,7 @@ _SECOND = {
     "gemm": ("columns",),
     "stream": ("unroll", "resident"),
     "tiles": ("elements", "cluster"),
+    "rows": ("columns",),
 }
 
 

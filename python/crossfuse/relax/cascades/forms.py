@@ -24,7 +24,8 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cascade.plan import ranked_cascade, tried
 from crossfuse.planner.cascade.shape import cascade_shape
 from crossfuse.planner.cascade.space import read_tiles
-from crossfuse.planner.families import CASCADE_FAMILIES
+from crossfuse.planner.families import STREAM
+from crossfuse.planner.families import TILES as OF_TILES
 from crossfuse.relax.cascades.traffic import once
 from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
 from crossfuse.schedule.rules.stream import schedule_stream
@@ -171,7 +172,7 @@ class Forms:
             yield given
             return
         shape = cascade_shape(site, derivation)
-        for plan in tried(ranked_cascade(shape, self.target, only=CASCADE_FAMILIES)):
+        for plan in tried(ranked_cascade(shape, self.target, only=(STREAM, OF_TILES))):
             yield read_tiles(plan.family, plan.tiles)
 
     def _tried(self, found: Found) -> str:

@@ -25,13 +25,22 @@ def spec(tokens: int, depth: int, columns: int) -> CascadeSpec:
     return resolve(f"rmsnorm_gemm:tokens={tokens},K={depth},N={columns}")
 
 
-def scheduled(function: Any, stream: StreamTiles | None = None, **tiles: int) -> Any:
-    """A function of rows and their product as one kernel."""
+def scheduled(
+    function: Any, stream: StreamTiles | None = None, constant: bool = False, **tiles: int
+) -> Any:
+    """A function of rows and their product as one kernel; early with `constant` weights."""
     parts = rows_first(function)
     assert isinstance(parts, RowsFirst)
     (site,) = detect(parts.rows)
     derivation = derive(site.cascade)
-    return schedule_rows_gemm(parts, site, derivation, tiles=TensorTiles(**tiles), stream=stream)
+    return schedule_rows_gemm(
+        parts,
+        site,
+        derivation,
+        tiles=TensorTiles(**tiles),
+        stream=stream,
+        constant_weights=constant,
+    )
 
 
 def quantised(tokens: int, depth: int, columns: int) -> CascadeSpec:
@@ -39,9 +48,9 @@ def quantised(tokens: int, depth: int, columns: int) -> CascadeSpec:
     return resolve(f"quant_gemm:tokens={tokens},K={depth},N={columns}")
 
 
-def of_spec(given: CascadeSpec, **tiles: int) -> Any:
+def of_spec(given: CascadeSpec, constant: bool = False, **tiles: int) -> Any:
     """A packaged one."""
-    return scheduled(prim_func(given), **tiles)
+    return scheduled(prim_func(given), constant=constant, **tiles)
 
 
 def layernorm_gemm(tokens: int, depth: int, columns: int, dtype: str = "bfloat16") -> Any:

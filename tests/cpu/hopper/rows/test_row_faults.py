@@ -16,12 +16,14 @@ from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.lower.extract import lower
 from crossfuse.lower.hopper.epilogue import Epilogue
 from crossfuse.lower.image import KernelImage
+from crossfuse.workload.cascade_accuracy import check
 from crossfuse.workload.cascade_inputs import random_inputs
 
 pytestmark = pytest.mark.cpu
 
 GIVEN = spec(70, 128, 32)
 SYNC = "tvm_builtin_cuda_warp_sync"
+WAIT = "tvm_builtin_ptx_griddepcontrol_wait"
 
 
 @cache
@@ -46,7 +48,7 @@ FAULTS: dict[str, tuple[Callable[[], KernelImage], str, str]] = {
     "a flag raised before all lanes have stored": (
         lambda: drop_call(right(), SYNC, 1),
         "race",
-        "no release and acquire of a flag",
+        "reads it, and no ",
     ),
     "no proxy fence": (unfenced, "async-race", "fence.proxy.async"),
     "a relaxed release": (
@@ -96,3 +98,32 @@ def test_scales_that_are_read_before_left_tiles_are_there(
     found = {each.kind for each in report.findings}
     assert found & {"race", "uninitialised-read"}, report.findings
     assert "scale" in str(report.findings)
+
+
+@cache
+def twice() -> KernelImage:
+    """Launched twice in a row, the second time before the first is over."""
+    image = lower(of_spec(GIVEN, constant=True, rows=64, columns=16)).image
+    assert [each.early for each in image.launches] == [True]
+    return replace(image, launches=image.launches * 2)
+
+
+def test_an_early_kernel_makes_rows_when_the_one_before_is_over() -> None:
+    text = twice().cuda
+    places = [
+        text.index("crossfuse_fetch_line((&(x_ptr"),  # into L2, where they may change
+        text.rindex(f"{WAIT}();"),
+        text.index("row_then = crossfuse_pinned("),
+        text.index("*(uint4*)(x_ptr + "),
+    ]
+    assert places == sorted(places)
+    report = emulate(twice(), random_inputs(GIVEN), orders=2)
+    report.raise_if_wrong()
+    check(GIVEN, random_inputs(GIVEN), report.outputs)
+
+
+@pytest.mark.parametrize(("number", "buffer"), [(0, "crossfuse_flags_0"), (1, "normalised")])
+def test_a_missing_wait_of_an_early_kernel(number: int, buffer: str) -> None:
+    report = emulate(drop_call(twice(), WAIT, number), random_inputs(GIVEN), orders=1)
+    found = {(each.kind, each.buffer) for each in report.findings}
+    assert ("early-launch", buffer) in found, report.findings

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tvm import te, tirx
 
-from cpu.hopper.rows.products import of_spec, quantised, spec
+from cpu.hopper.rows.products import of_spec, quantised, scheduled, spec
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.errors import LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower
@@ -82,17 +83,32 @@ def test_fewer_rows() -> None:
     )
 
 
-def test_a_launch_does_not_start_early() -> None:
-    """Rows are read by plain loads, which nvcc may move in front of a wait."""
-    from crossfuse.cascade.algebra import derive
-    from crossfuse.cascade.detect import detect
-    from crossfuse.cascade.rewrite.rows_first import rows_first
-    from crossfuse.schedule.rules.rows_gemm import schedule_rows_gemm
-    from crossfuse.workload.cascade_build import prim_func
+def scaled_rows() -> Any:
+    """Rows over the root of their squares, by a factor that is one number in memory."""
+    x, weight = (
+        te.placeholder(shape, "bfloat16", name)
+        for name, shape in (("x", (70, 128)), ("weight", (32, 128)))
+    )
+    factor = te.placeholder((1,), "float32", "factor")
+    j, k = te.reduce_axis((0, 128), "j"), te.reduce_axis((0, 128), "k")
 
-    parts = rows_first(prim_func(spec(70, 128, 32)))
-    assert parts is not None
-    (site,) = detect(parts.rows)
-    schedule = schedule_rows_gemm(parts, site, derive(site.cascade), constant_weights=True)
-    (launch,) = lower(schedule).image.launches
+    def wide(value: Any) -> Any:
+        return value.astype("float32")
+
+    squares = te.compute((70,), lambda i: te.sum(wide(x[i, j]) * wide(x[i, j]), axis=j), "squares")
+    left = te.compute(
+        x.shape,
+        lambda i, c: (wide(x[i, c]) * tirx.rsqrt(squares[i]) * factor[0]).astype("bfloat16"),
+        "left",
+    )
+    product = te.compute(
+        (70, 32), lambda i, n: te.sum(wide(left[i, k]) * wide(weight[n, k]), axis=k), "product"
+    )
+    out = te.compute(product.shape, lambda i, n: product[i, n].astype("bfloat16"), "out")
+    return te.create_prim_func([x, factor, weight, out])
+
+
+def test_a_launch_does_not_start_early_for_rows_with_a_number_from_memory() -> None:
+    """Its address comes from no row and no lane: nvcc may load it in front of the wait."""
+    (launch,) = lower(scheduled(scaled_rows(), constant=True, rows=64, columns=16)).image.launches
     assert launch.cooperative and not launch.early

@@ -36,6 +36,8 @@ SIZES: list[tuple[tuple[int, int, int], dict[str, int]]] = [
     ((150, 64, 16), {"rows": 192, "columns": 16, "cluster": 1}),
     ((70, 520, 32), {"rows": 64, "columns": 16, "split": 2}),
     ((64, 1160, 16), {"rows": 64, "columns": 16}),
+    # One stage of weights on its way the first time round the ring, then five of eight.
+    ((40, 1216, 128), {"rows": 64, "columns": 128}),
 ]
 
 

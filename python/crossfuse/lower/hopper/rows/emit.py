@@ -12,6 +12,7 @@ from crossfuse.lower.hopper.flags import Flags, FlagWriter
 from crossfuse.lower.hopper.plan import WARP, KernelPlan
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.statements import Variable, let, run, when
+from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
 
 #: Warps of the loading warpgroup that make rows, and the first of them: those before it load.
 ROW_WARPS, FIRST_WARP = 2, 2
@@ -20,6 +21,14 @@ _LINE, _MOST = 128, 32 << 10
 _FETCH_LINE = """\
 __device__ __forceinline__ void crossfuse_fetch_line(const void* place) {
   asm volatile("prefetch.global.L2 [%0];" :: "l"(place) : "memory");
+}
+"""
+# nvcc may make loads of constants from plain ones, and move them in front of a wait; but not in
+# front of what their address comes from, and volatile statements keep their order.
+_PINNED = """\
+__device__ __forceinline__ int crossfuse_pinned(int place) {
+  asm volatile("" : "+r"(place) : : "memory");
+  return place;
 }
 """
 
@@ -79,13 +88,23 @@ def emit_rows(body: Body, rows: RowProgram, flags: Flags) -> None:
         Of the tiles that a product loads.
     """
     where, ctas = body.where, body.plan.clusters * body.plan.cluster_size
-    row = Variable("row", "int32", _first_row(body.plan, where))
+    first, lane = _first_row(body.plan, where), where.lane
+    if body.plan.early:
+        run(ir.script.ptx.griddepcontrol.wait())
+        first, lane = let("row_then", _pinned(first)), let("lane_then", _pinned(lane))
+    body.timeline.stamp_rows(ROWS_BEGUN)
+    row = Variable("row", "int32", first)
     writer = FlagWriter(body.placed(flags))
     with ir.script.While(row.value < flags.down * flags.rows):
         with when(row.value < rows.rows):
-            ir.script.add_to_parent(rows.of(let("own_row", row.value), let("lane", where.lane)))
+            ir.script.add_to_parent(rows.of(let("own_row", row.value), let("lane", lane)))
         # All lanes have stored their elements.
         run(ir.script.cuda.warp_sync())
         with when(where.lane == 0):
             writer.raise_flag(ir.script.min(row.value, rows.rows - 1), 0)
         row.set(row.value + ROW_WARPS * ctas)
+    body.timeline.stamp_rows(ROWS_MADE)
+
+
+def _pinned(place: Any) -> Any:
+    return ir.cuda_func_call("crossfuse_pinned", place, source_code=_PINNED, return_type="int32")

@@ -47,6 +47,21 @@ class RowProgram:
         """Elements of a row."""
         return int(self.buffer.ty.shape[1])
 
+    @property
+    def is_placed(self) -> bool:
+        """Whether the address of all that a thread loads comes from its row or its lane.
+
+        A thread that learns these after a wait loads after it, whatever nvcc makes of the loads.
+        """
+        loads: list[Any] = []
+        ir.walk(self.statement, (ir.TensorLoad, loads.append))
+        own = {self.row, self.lane}
+        return all(
+            own & {var for index in each.indices for var in ir.variables(index)}
+            for each in loads
+            if str(each.source.scope()) == "global"
+        )
+
     def with_parameters(self, images: Mapping[Any, Any]) -> RowProgram:
         """Return the program on other buffers than the function's parameters."""
         statement = ir.substitute(self.statement, lambda var: images.get(var, var))

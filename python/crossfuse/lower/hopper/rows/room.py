@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from crossfuse.lower.refusal import refuse
+from crossfuse.planner.kernels.phase import SUMS_BESIDE_ROWS
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.phase import PhasePlan
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 #: others; 0 leaves them as launched. Together what a CTA has at launch, or they would wait for more
 #: forever: multiples of 8 for each thread, so 168 each of three warpgroups, 128 of four.
 REGISTERS_BESIDE_ROWS = {1: (0, 0), 2: (72, 216), 3: (80, 144)}
-#: Float32 registers of sums that leave room for addresses and the epilogue then.
-_SUMS = 160
 
 
 def check_room(phase: PhasePlan) -> None:
@@ -25,11 +24,11 @@ def check_room(phase: PhasePlan) -> None:
     LoweringRefused
         Naming the tile.
     """
-    if phase.sums > _SUMS:
+    if phase.sums > SUMS_BESIDE_ROWS:
         raise refuse(
             "rows",
             f"tile of {phase.warpgroups.rows} x {phase.columns}",
             found=f"{phase.sums} registers of a thread for sums",
-            limit=f"{_SUMS}: warps that make rows have the others",
+            limit=f"{SUMS_BESIDE_ROWS}: warps that make rows have the others",
             instead="take narrower tiles, or make the rows in a kernel of their own",
         )

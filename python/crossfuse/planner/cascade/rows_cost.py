@@ -1,0 +1,104 @@
+"""How long rows and their product take in one kernel: the product alone, and what rows add to it.
+
+All CTAs start together, as they wait for one another. The first tile of rows is waited for; those
+after it are made while tiles are multiplied. Weights are loaded meanwhile, as many as their ring
+holds::
+
+    time = product + start together + what the streams take longer:
+        hbm      by what is left of the wait when the ring is full
+        tensor   by the wait
+        rows     a stream of its own: all rows of the busiest warp
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from crossfuse.hardware import Device
+from crossfuse.planner.cascade.rows_product import RowsProduct
+from crossfuse.planner.cost.corrected import corrected
+from crossfuse.planner.cost.loop import ingest_speed, memory_speed, overlapped
+from crossfuse.planner.cost.rates import Rates
+from crossfuse.planner.cost.terms import Estimate
+from crossfuse.planner.dataflow.counts import Share, ceil_div, least
+from crossfuse.planner.families import ROWS
+from crossfuse.planner.kernels.memory import BEFORE_ROWS, Memory, memory
+from crossfuse.planner.kernels.resident import resident
+from crossfuse.planner.kernels.resources import moved_bytes
+from crossfuse.planner.kernels.tiled import TiledKernel
+
+#: Warps of a CTA that make rows, see `crossfuse.lower.hopper.rows.emit`.
+WARPS = 2
+#: Microseconds of a row however short, and bytes of it that a warp takes in in one, beside what it
+#: waits for behind weights. A row of 8 KiB took 3.8 us on an H100 behind the weights that are asked
+#: for now (4.6 behind 7.7 MB, 5.8 behind 9.4 MB); how that divides was not measured.
+ROW, BYTES = 1.2, 3.9e3
+#: Microseconds that kernels lose whose CTAs have to start together: a product that waited for no
+#: row took 41.4 us in such a launch, and 39.5 alone.
+TOGETHER = 2.0
+_STREAMS = ("hbm", "l2", "ingest", "tensor")
+
+
+def rows_estimate(
+    product: RowsProduct, kernel: TiledKernel, device: Device, rates: Rates
+) -> Estimate:
+    """Estimate kernels that make rows and multiply them.
+
+    Parameters
+    ----------
+    product : RowsProduct
+        What is computed.
+    kernel : TiledKernel
+        Of one candidate, or of many.
+    device : Device
+        Its limits.
+    rates : Rates
+        What it was measured to do.
+
+    Returns
+    -------
+    Estimate
+        That of the product, with the term ``rows``.
+    """
+    found = corrected(kernel, product.shape, device, rates)
+    active = least(kernel.clusters(product.shape, device)[0], resident(device, kernel.cluster))
+    ctas = active * kernel.cluster
+    rows = product.rows
+    asked, filled = _weights(product, kernel, device, rates, ctas)
+    each = ROW + rows.length * rows.read / BYTES + asked
+    # Rows are made in order, those of all CTAs at once.
+    first = ceil_div(least(kernel.rows, rows.rows), WARPS * ctas) * each
+    wait = first + rates.measured.flag
+    hbm, l2, ingest, tensor = (found.busy[name] for name in _STREAMS)
+    hidden = np.minimum(wait, filled)
+    made = ceil_div(rows.rows, WARPS * ctas) * each
+    more = overlapped(hbm + wait - hidden, l2, ingest, tensor + wait, made)
+    added = TOGETHER + more - overlapped(hbm, l2, ingest, tensor)
+    terms = {**found.terms, ROWS: added if np.ndim(added) else float(added)}
+    return replace(found, terms=terms, busy={**found.busy, ROWS: made})
+
+
+def rows_memory(product: RowsProduct, kernel: TiledKernel, device: Device) -> Memory:
+    """Shared memory of the kernel: the boxes of a tile lie in left stages, whatever its rows."""
+    (phase,) = kernel.phases(product.shape)
+    return memory((replace(phase, boxes=0),), device)
+
+
+def _weights(
+    product: RowsProduct, kernel: TiledKernel, device: Device, rates: Rates, ctas: Share
+) -> tuple[Share, Share]:
+    """Microseconds of memory for the weights that are on their way, and for all that rings hold."""
+    (phase,) = kernel.phases(product.shape)
+    speed = memory_speed(rates) * phase.right_sharers / ctas
+    speed = np.minimum(ingest_speed(rates), speed)
+    stages = np.minimum(rows_memory(product, kernel, device).right, phase.steps)
+    most = np.maximum(1, BEFORE_ROWS * phase.right_sharers // phase.right)
+    return np.minimum(stages, most) * phase.right / speed, stages * phase.right / speed
+
+
+def rows_bytes(product: RowsProduct, kernel: TiledKernel) -> dict[str, int]:
+    """Bytes that one kernel moves by level: rows go to L2 and come from there."""
+    moved = moved_bytes(kernel, product.shape)
+    return {**moved, "hbm": product.hbm_bytes, "l2": moved["l2"] + product.left_bytes}

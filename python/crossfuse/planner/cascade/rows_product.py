@@ -1,0 +1,94 @@
+"""A product whose left operand a cascade makes row by row, as the planner counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from crossfuse.cascade.rewrite.work import Work
+from crossfuse.planner.chain.spec import Chain
+from crossfuse.planner.kernels.shape import Shape, shape_of
+
+
+@dataclass(frozen=True)
+class RowsProduct:
+    """Rows, and the product that loads them.
+
+    Attributes
+    ----------
+    chain : Chain
+        One product, of the rows and of weights.
+    k_major : bool
+        Whether weights are stored as [n, k].
+    rows : Work
+        Of what makes the rows.
+    """
+
+    chain: Chain
+    k_major: bool
+    rows: Work
+
+    @cached_property
+    def shape(self) -> Shape:
+        """Extents of the product."""
+        return shape_of(self.chain, k_major=self.k_major)
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Inputs and output, once each: what makes the rows instead of the rows."""
+        chain, rows = self.chain, self.rows
+        left = chain.products[0].left
+        ends = [each for each in chain.tensors if each.name != left]
+        product = sum(chain.elements(each.name) * each.item // each.repeats for each in ends)
+        return product + rows.rows * rows.length * (rows.read + rows.late)
+
+    @property
+    def left_bytes(self) -> int:
+        """Of the rows, as they are stored for the product."""
+        return self.rows.rows * self.rows.length * self.rows.written
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> RowsProduct:
+        """Make one of the fields that `dataclasses.asdict` made."""
+        chain = Chain.from_json(value["chain"])
+        return RowsProduct(chain, value["k_major"], Work(**value["rows"]))
+
+
+def rows_product_of(func: Any) -> RowsProduct | None:
+    """Count a function whose last product reads rows that a cascade makes.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        In s_tir form, unscheduled.
+
+    Returns
+    -------
+    RowsProduct | None
+        None of a function of another form, and of rows that do not stream.
+    """
+    from crossfuse import _tvm as ir
+    from crossfuse.cascade.algebra import derive
+    from crossfuse.cascade.detect import detect
+    from crossfuse.cascade.rewrite.rows_first import rows_first
+    from crossfuse.cascade.rewrite.streaming import streaming
+    from crossfuse.cascade.rewrite.work import work_of
+    from crossfuse.errors import CascadeRefused, PlanRefused, ScheduleRefused
+    from crossfuse.planner.extract.chain import chain_from
+    from crossfuse.schedule.rules.chain import read_chain
+
+    parts = rows_first(func)
+    if parts is None:
+        return None
+    try:
+        sites = detect(parts.rows)
+        if len(sites) != 1:
+            return None
+        derivation = derive(sites[0].cascade)
+        streaming(sites[0], derivation)
+        k_major = read_chain(ir.Schedule(parts.product)).k_major
+        return RowsProduct(chain_from(parts.product), k_major, work_of(sites[0], derivation))
+    except (CascadeRefused, PlanRefused, ScheduleRefused):
+        return None
