@@ -137,7 +137,26 @@ def _with_rows(programs: list[TileProgram], rows: list[RowProgram]) -> list[Tile
                     "numbers that the epilogue of the first product loads",
                 )
         programs[0] = replace(programs[0], rows=made, follows=False)
+    for program in programs:
+        _check_correction(program)
     return programs
+
+
+def _check_correction(program: TileProgram) -> None:
+    """Sums are corrected by what makes the rows chunk by chunk, and by nothing else."""
+    correction = program.contraction.correction
+    chunks = None if program.rows is None else program.rows.chunks
+    if correction is None and chunks is None:
+        return
+    found = None if correction is None else (correction.factors.name, correction.chunk)
+    made = None if chunks is None else (chunks.factors.name, chunks.size)
+    same = correction is not None and chunks is not None
+    if not same or found != made or not correction.factors.same_as(chunks.factors):
+        raise refuse_program(
+            f"product of '{program.contraction.left.buffer.name}'",
+            f"sums that are corrected by {found}, and rows that make {made}",
+            "factors of chunks that the nest of rows makes, for chunks of one size",
+        )
 
 
 def _places(programs: list[TileProgram], buffer: Any) -> list[tuple[int, int]]:

@@ -8,13 +8,21 @@ from crossfuse.lower.refusal import refuse
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.phase import PhasePlan
+    from crossfuse.lower.hopper.rows.program import RowProgram
 
 #: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
 #: others; 0 leaves them as launched. Together what a CTA has at launch, or they would wait for more
 #: forever: multiples of 8 for each thread, so 168 each of three warpgroups, 128 of four.
 REGISTERS_BESIDE_ROWS = {1: (0, 0), 2: (72, 216), 3: (80, 144)}
+#: The same where rows are made chunk by chunk, several at a time.
+_BESIDE_CHUNKS = {1: (0, 0), 2: (104, 200), 3: (80, 144)}
 #: Float32 registers of sums that leave room for addresses and the epilogue then.
-_SUMS = 160
+_SUMS, _SUMS_BESIDE_CHUNKS = 160, 128
+
+
+def registers_beside(rows: RowProgram) -> dict[int, tuple[int, int]]:
+    """Registers of threads beside what makes rows, as `REGISTERS_BESIDE_ROWS`."""
+    return REGISTERS_BESIDE_ROWS if rows.chunks is None else _BESIDE_CHUNKS
 
 
 def check_room(phase: PhasePlan) -> None:
@@ -25,11 +33,13 @@ def check_room(phase: PhasePlan) -> None:
     LoweringRefused
         Naming the tile.
     """
-    if phase.sums > _SUMS:
+    rows = phase.program.rows
+    most = _SUMS if rows is None or rows.chunks is None else _SUMS_BESIDE_CHUNKS
+    if phase.sums > most:
         raise refuse(
             "rows",
             f"tile of {phase.warpgroups.rows} x {phase.columns}",
             found=f"{phase.sums} registers of a thread for sums",
-            limit=f"{_SUMS}: warps that make rows have the others",
+            limit=f"{most}: warps that make rows have the others",
             instead="take narrower tiles, or make the rows in a kernel of their own",
         )
