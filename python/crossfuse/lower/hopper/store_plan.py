@@ -141,7 +141,11 @@ def plan_store(program: TileProgram, blocks: int = 1) -> StorePlan:
         return StorePlan()
     if blocks > 1:
         return _in_stages(program, blocks)
-    widths = box_widths(tile.shape[1], staged=program.staged)
+    columns = tile.shape[1]
+    widths = box_widths(columns, staged=program.staged)
+    # Rows that are made chunk by chunk come to shared memory, too: boxes leave them room.
+    if program.rows is not None and program.rows.chunks is not None and columns % WIDTHS[1] == 0:
+        widths = (WIDTHS[1],) * (columns // WIDTHS[1])
     # Others wait for a tile that is staged: all its boxes leave at once.
     return StorePlan(_placed(tile, widths, len(widths) if program.staged else SLOTS))
 
