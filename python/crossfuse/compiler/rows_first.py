@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: Plans of the product that are tried: the first may have too many sums beside the rows.
 _TRIED = 6
+#: Elements of a chunk of a row, and rows of a CTA from which on rows are made chunk by chunk.
+_CHUNK, _MANY = 512, 8
 
 
 def rows_first_options(func: Any, target: Device) -> list[Option]:
@@ -50,10 +52,18 @@ def rows_first_options(func: Any, target: Device) -> list[Option]:
         streaming(sites[0], derivation)
     except (CascadeRefused, PlanRefused):
         return []
+    chunks = [_CHUNK] if _pays(sites[0], target) else []
     return [
-        Option(partial(_scheduled, parts, sites[0], derivation, each), why=_noted(each))
+        Option(partial(_scheduled, parts, sites[0], derivation, each, chunk), why=_noted(each, chunk))
+        for chunk in (*chunks, 0)
         for each in plans
     ]
+
+
+def _pays(site: Any, target: Device) -> bool:
+    """Whether the product would wait for whole rows longer than it takes to correct its sums."""
+    rows, length = (int(site.extents[each]) for each in (site.rows[0], site.axis))
+    return length % _CHUNK == 0 and length > _CHUNK and rows >= _MANY * target.sms
 
 
 def _plans(product: Any, target: Device) -> list[Plan]:
@@ -63,17 +73,19 @@ def _plans(product: Any, target: Device) -> list[Plan]:
     return [each for each in rank_function(product, target, keep=_TRIED) if each.family != EAGER]
 
 
-def _noted(plan: Plan) -> dict[str, Any]:
+def _noted(plan: Plan, chunk: int) -> dict[str, Any]:
     return {
         "rows_first": {
             "tiles": dict(plan.tiles),
+            "chunk": chunk,
             "microseconds_of_product": plan.microseconds,
         }
     }
 
 
-def _scheduled(parts: Any, site: Any, derivation: Any, plan: Plan) -> Any:
+def _scheduled(parts: Any, site: Any, derivation: Any, plan: Plan, chunk: int) -> Any:
     from crossfuse.schedule.rules.rows_gemm import schedule_rows_gemm
     from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 
-    return schedule_rows_gemm(parts, site, derivation, tiles=TensorTiles(**plan.tiles))
+    tiles = TensorTiles(**plan.tiles)
+    return schedule_rows_gemm(parts, site, derivation, tiles=tiles, chunk=chunk)

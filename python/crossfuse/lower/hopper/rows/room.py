@@ -35,6 +35,14 @@ def check_room(phase: PhasePlan) -> None:
     """
     rows = phase.program.rows
     most = _SUMS if rows is None or rows.chunks is None else _SUMS_BESIDE_CHUNKS
+    if phase.chunks is not None and phase.blocks > 1:
+        raise refuse(
+            "rows",
+            f"tile of {phase.warpgroups.rows} x {phase.columns}",
+            found=f"{phase.blocks} blocks of 64 rows of a warpgroup",
+            limit="one block, whose sums have two factors in a thread",
+            instead="take tiles of fewer rows, or make whole rows: leave the chunk out",
+        )
     if phase.sums > most:
         raise refuse(
             "rows",
