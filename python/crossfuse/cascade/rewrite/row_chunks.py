@@ -264,14 +264,23 @@ class _Writer:
             frame = self._frame(chunk)
             raised = held(f"{self.name}_raised", (1,), "float32", "local")
             found, bound = self.merged[row], self.bound[0]
-            room = ir.tirx.const(HEAD_ROOM, "float32") * found
+            room = _with_room(found)
             ir.script.buffer_store(raised, ir.tirx.Select(found <= bound, bound, room), [0])
             symbols = {value(self.name): bound, new(self.name): raised[0]}
-            factor = written(self.chunks.correction, symbols, "float32")
+            # By all threads: a quotient that one has to make keeps the others waiting.
+            factor = held("factor", (1,), "float32", "local")
+            quotient = written(self.chunks.correction, symbols, "float32")
+            ir.script.buffer_store(factor, quotient, [0])
             with ir.script.If(lane == 0), ir.script.Then():
-                ir.script.buffer_store(self.factors, factor, [chunk, row])
+                ir.script.buffer_store(self.factors, factor[0], [chunk, row])
             Outputs(frame, (row, 0, lane), Residence(frame), {self.name: raised[0]}).run()
             ir.script.buffer_store(self.bound, raised[0], [0])
+
+
+def _with_room(found: Any) -> Any:
+    """A bound with head room: of the largest numbers there is none, but it stays a number."""
+    largest = ir.tirx.max_value("float32")
+    return ir.tirx.min(ir.tirx.const(HEAD_ROOM, "float32") * found, ir.tirx.max(found, largest))
 
 
 def _corrected(parts: RowsFirst, factors: Any, chunk: int) -> Any:

@@ -15,6 +15,7 @@ from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.rows.chunk_barriers import ChunkBarriers
 from crossfuse.lower.hopper.rows.chunk_loop import known_in
 from crossfuse.lower.hopper.rows.chunk_plan import BOX, FIRST_WARP, ROW_WARPS, ChunkPlan
+from crossfuse.lower.hopper.rows.chunk_statements import quick
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
 from crossfuse.lower.hopper.tma import load_name
@@ -185,7 +186,7 @@ class _Rows:
             element = known.simplify(ir.tirx.floormod(place, BOX))
             return self.ring[self._place(batch, box, inside) + element]
 
-        return ir.mutate(self.program.statement, (ir.TensorLoad, load))
+        return ir.mutate(quick(self.program.statement), (ir.TensorLoad, load))
 
     def _own(self, statement: Any, row: Any, number: Any) -> Any:
         """Statements of one of the warp's rows, with its state."""
