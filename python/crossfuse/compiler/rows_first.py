@@ -52,7 +52,7 @@ def rows_first_options(func: Any, target: Device) -> list[Option]:
         streaming(sites[0], derivation)
     except (CascadeRefused, PlanRefused):
         return []
-    chunks = [_CHUNK] if _pays(sites[0], target) else []
+    chunks = [_CHUNK] if _comes_by_chunks(parts, sites[0], derivation, target) else []
     return [
         Option(partial(_scheduled, parts, sites[0], derivation, each, chunk), why=_noted(each, chunk))
         for chunk in (*chunks, 0)
@@ -60,10 +60,16 @@ def rows_first_options(func: Any, target: Device) -> list[Option]:
     ]
 
 
-def _pays(site: Any, target: Device) -> bool:
-    """Whether the product would wait for whole rows longer than it takes to correct its sums."""
-    rows, length = (int(site.extents[each]) for each in (site.rows[0], site.axis))
-    return length % _CHUNK == 0 and length > _CHUNK and rows >= _MANY * target.sms
+def _comes_by_chunks(parts: Any, site: Any, derivation: Any, target: Device) -> bool:
+    """Whether rows can be made by chunks, and the product would wait long for whole ones."""
+    from crossfuse.cascade.rewrite.row_chunks import row_chunks
+
+    if int(site.extents[site.rows[0]]) < _MANY * target.sms:
+        return False
+    try:
+        return row_chunks(parts, site, derivation, _CHUNK).chunks > 1
+    except CascadeRefused:
+        return False
 
 
 def _plans(product: Any, target: Device) -> list[Plan]:

@@ -15,7 +15,9 @@ from typing import Any
 import sympy
 
 from crossfuse import _tvm as ir
+from crossfuse.cascade.algebra import derive
 from crossfuse.cascade.derivation import Derivation, Slot, new, value
+from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.arithmetic import written
 from crossfuse.cascade.rewrite.frame import Frame, frame_of
 from crossfuse.cascade.rewrite.merging import merge
@@ -75,17 +77,17 @@ class RowChunks:
         return int(self.site.extents[self.site.axis]) // self.chunk
 
 
-def row_chunks(site: Site, derivation: Derivation, whole: Derivation, chunk: int) -> RowChunks:
+def row_chunks(parts: RowsFirst, site: Site, derivation: Derivation, chunk: int) -> RowChunks:
     """Check that rows can be made chunk by chunk.
 
     Parameters
     ----------
+    parts : RowsFirst
+        The function.
     site : Site
-        The cascade of `RowsFirst.rows`.
+        The cascade of `parts.rows`.
     derivation : Derivation
         How it streams.
-    whole : Derivation
-        How the whole function streams, product and all.
     chunk : int
         Elements of a chunk.
 
@@ -100,16 +102,7 @@ def row_chunks(site: Site, derivation: Derivation, whole: Derivation, chunk: int
         If the state is no largest magnitude, sums are not corrected by a factor of it, or chunks
         do not divide the rows.
     """
-    names = [each.name for each in whole.slots]
-    kinds = [each.monoid.name for each in whole.slots]
-    correction = whole.steps[-1].correction
-    if kinds != ["max", "sum"] or whole.slots[0].init != 0 or correction is None:
-        raise refused(
-            f"state {', '.join(names)}",
-            f"{', '.join(kinds)}, of which sums have the correction {correction}",
-            "a largest magnitude, and a sum that is corrected by a factor of it",
-            "make whole rows: leave the chunk out",
-        )
+    correction = _correction(parts)
     frame = frame_of(site, derivation, StreamTiles(threads=WARP))
     vectors = WARP * frame.cover.vector
     length = int(site.extents[site.axis])
@@ -121,6 +114,21 @@ def row_chunks(site: Site, derivation: Derivation, whole: Derivation, chunk: int
             "pass another chunk, or make whole rows: leave the chunk out",
         )
     return RowChunks(site, derivation, derivation.slots[0], correction, chunk)
+
+
+def _correction(parts: RowsFirst) -> sympy.Expr:
+    """What sums are multiplied by when the state of a row changes."""
+    sites = detect(parts.function)
+    slots = derive(sites[0].cascade).slots if len(sites) == 1 else ()
+    kinds = [each.monoid.name for each in slots]
+    if kinds == ["max", "sum"] and slots[0].init == 0 and slots[1].corrected:
+        return sympy.cancel(slots[1].carry / slots[1].symbol)
+    raise refused(
+        f"state {', '.join(each.name for each in slots)}",
+        f"{len(sites)} cascades, of {', '.join(kinds)}",
+        "a largest magnitude, and a sum that is corrected by a factor of it",
+        "make whole rows: leave the chunk out",
+    )
 
 
 def chunked_rows(parts: RowsFirst, chunks: RowChunks) -> tuple[RowsFirst, Any]:

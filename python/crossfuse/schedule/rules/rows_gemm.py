@@ -78,7 +78,7 @@ def schedule_rows_gemm(
     """
     install()
     if chunk:
-        return _by_chunks(parts, row_chunks(site, derivation, _whole(parts), chunk), tiles)
+        return _by_chunks(parts, row_chunks(parts, site, derivation, chunk), tiles)
     sizes = stream or row_tiles(site, derivation)
     sch = ir.Schedule(joined(parts, streaming(site, derivation, sizes)))
     bind_stream(sch, sizes)
@@ -95,15 +95,6 @@ def _by_chunks(parts: RowsFirst, chunks: RowChunks, tiles: TensorTiles | None) -
     bind_product(sch, read_last_product(sch), tiles, False)
     sch.grid_stage(rows)
     return sch
-
-
-def _whole(parts: RowsFirst) -> Derivation:
-    """How the whole function streams."""
-    from crossfuse.cascade.algebra import derive
-    from crossfuse.cascade.detect import detect
-
-    sites = detect(parts.function)
-    return derive(sites[0].cascade)
 
 
 def row_tiles(site: Site, derivation: Derivation) -> StreamTiles:

@@ -25,13 +25,18 @@ def spec(tokens: int, depth: int, columns: int) -> CascadeSpec:
     return resolve(f"rmsnorm_gemm:tokens={tokens},K={depth},N={columns}")
 
 
-def scheduled(function: Any, stream: StreamTiles | None = None, **tiles: int) -> Any:
+def scheduled(
+    function: Any, stream: StreamTiles | None = None, chunk: int = 0, **tiles: int
+) -> Any:
     """A function of rows and their product as one kernel."""
     parts = rows_first(function)
     assert isinstance(parts, RowsFirst)
     (site,) = detect(parts.rows)
     derivation = derive(site.cascade)
-    return schedule_rows_gemm(parts, site, derivation, tiles=TensorTiles(**tiles), stream=stream)
+    tensor = TensorTiles(**tiles)
+    return schedule_rows_gemm(
+        parts, site, derivation, tiles=tensor, stream=stream, chunk=chunk
+    )
 
 
 def quantised(tokens: int, depth: int, columns: int) -> CascadeSpec:
