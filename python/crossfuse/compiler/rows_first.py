@@ -54,7 +54,9 @@ def rows_first_options(func: Any, target: Device) -> list[Option]:
         return []
     chunks = [_CHUNK] if _comes_by_chunks(parts, sites[0], derivation, target) else []
     return [
-        Option(partial(_scheduled, parts, sites[0], derivation, each, chunk), why=_noted(each, chunk))
+        Option(
+            partial(_scheduled, parts, sites[0], derivation, each, chunk), why=_noted(each, chunk)
+        )
         for chunk in (*chunks, 0)
         for each in plans
     ]

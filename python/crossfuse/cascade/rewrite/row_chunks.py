@@ -161,9 +161,7 @@ def chunked_rows(parts: RowsFirst, chunks: RowChunks) -> tuple[RowsFirst, Any]:
         The function with a product that corrects its sums, and what makes its rows: both for
         `joined`.
     """
-    factors = ir.tirx.decl_buffer(
-        (chunks.chunks, chunks.rows), "float32", FACTORS, layout=None
-    )
+    factors = ir.tirx.decl_buffer((chunks.chunks, chunks.rows), "float32", FACTORS, layout=None)
     corrected = _corrected(parts, factors, chunks.chunk)
     whole = replace(parts, product=corrected, passed=(*parts.passed, factors))
     return whole, _written(chunks)
@@ -231,9 +229,7 @@ class _Writer:
 
         def moved(expression: Any) -> Any:
             place = chunk * made.chunk + site.axis
-            return ir.substitute(
-                expression, lambda var: place if var.same_as(site.axis) else var
-            )
+            return ir.substitute(expression, lambda var: place if var.same_as(site.axis) else var)
 
         outputs = tuple(
             OutputSite(e.name, e.buffer, tuple(map(moved, e.indices)), e.columns)
@@ -314,9 +310,7 @@ def _corrected(parts: RowsFirst, factors: Any, chunk: int) -> Any:
 
     root = parts.product.body.block
     body = ir.mutate(root.body, (ir.SBlock, change))
-    whole = ir.SBlockRealize(
-        [], ir.tirx.const(1, "bool"), ir.block_like(root, body=body)
-    )
+    whole = ir.SBlockRealize([], ir.tirx.const(1, "bool"), ir.block_like(root, body=body))
     made_function = ir.with_body(parts.product, whole)
     return ir.PrimFunc(
         [*parts.product.params, factors], whole, made_function.ret_type, made_function.attrs

@@ -15,8 +15,8 @@ from crossfuse.lower.hopper.gather import GatherBarriers
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.plan import KernelPlan
 from crossfuse.lower.hopper.ring import Ring
-from crossfuse.lower.hopper.statements import Variable, let, when
 from crossfuse.lower.hopper.rows.chunk_barriers import ChunkBarriers
+from crossfuse.lower.hopper.statements import Variable, let, when
 from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.timeline import Timeline
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from crossfuse import _tvm as ir
 from crossfuse._blocks import corrected, is_reduction
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program

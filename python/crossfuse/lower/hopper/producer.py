@@ -19,9 +19,9 @@ from crossfuse.lower.hopper.flags import FlagReader
 from crossfuse.lower.hopper.load import load_tile
 from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.phase import PhasePlan
+from crossfuse.lower.hopper.plan import WARP
 from crossfuse.lower.hopper.recover_contraction import first_of_reduction
 from crossfuse.lower.hopper.ring import Cursor, Throttle
-from crossfuse.lower.hopper.plan import WARP
 from crossfuse.lower.hopper.rows.chunk_emit import emit_chunks, emit_flags
 from crossfuse.lower.hopper.rows.chunk_load import factor_bytes, load_factors
 from crossfuse.lower.hopper.rows.chunk_plan import FLAG_WARP
@@ -117,6 +117,7 @@ def _last_column(phase: PhasePlan) -> Any:
 def _count_launch(body: Body, launch: Any) -> None:
     with when(body.where.lane == 0):
         ir.script.buffer_store(body.flags, launch + ir.script.uint32(1), [_own_count(body)])
+
 
 def _emit_rights(body: Body) -> None:
     cursor = Cursor(body.right)

@@ -148,15 +148,18 @@ def _check_correction(program: TileProgram) -> None:
     chunks = None if program.rows is None else program.rows.chunks
     if correction is None and chunks is None:
         return
-    found = None if correction is None else (correction.factors.name, correction.chunk)
-    made = None if chunks is None else (chunks.factors.name, chunks.size)
-    same = correction is not None and chunks is not None
-    if not same or found != made or not correction.factors.same_as(chunks.factors):
+    found = None if correction is None else (correction.factors, correction.chunk)
+    made = None if chunks is None else (chunks.factors, chunks.size)
+    if found is None or made is None or not found[0].same_as(made[0]) or found[1] != made[1]:
         raise refuse_program(
             f"product of '{program.contraction.left.buffer.name}'",
-            f"sums that are corrected by {found}, and rows that make {made}",
+            f"sums with corrections for {_named(found)}, and rows that make {_named(made)}",
             "factors of chunks that the nest of rows makes, for chunks of one size",
         )
+
+
+def _named(factors: tuple[Any, int] | None) -> str:
+    return "none" if factors is None else f"'{factors[0].name}' of chunks of {factors[1]}"
 
 
 def _places(programs: list[TileProgram], buffer: Any) -> list[tuple[int, int]]:

@@ -254,7 +254,8 @@ def factors(body: Any) -> list[Any]:
 def accumulates(body: Any) -> bool:
     """Whether the statement adds to the element that it stores, corrected or as it is."""
     first = body.value.a if isinstance(body.value, ir.tirx.Add) else None
-    first = first if corrected(body) is None else corrected(body)[0]
+    found = corrected(body)
+    first = first if found is None else found[0]
     return (
         isinstance(first, ir.TensorLoad)
         and first.source.same_as(body.buffer)

@@ -34,9 +34,7 @@ def scheduled(
     (site,) = detect(parts.rows)
     derivation = derive(site.cascade)
     tensor = TensorTiles(**tiles)
-    return schedule_rows_gemm(
-        parts, site, derivation, tiles=tensor, stream=stream, chunk=chunk
-    )
+    return schedule_rows_gemm(parts, site, derivation, tiles=tensor, stream=stream, chunk=chunk)
 
 
 def quantised(tokens: int, depth: int, columns: int) -> CascadeSpec:

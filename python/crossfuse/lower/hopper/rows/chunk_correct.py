@@ -1,4 +1,4 @@
-"""Sums of a multiplying warp, corrected where a chunk begins whose rows have changed their state."""
+"""Sums of a multiplying warp, corrected where a chunk begins."""
 
 from __future__ import annotations
 

@@ -192,9 +192,7 @@ class _Rows:
         """Statements of one of the warp's rows, with its state."""
         for buffer, state in self.states:
             statement = _moved(statement, buffer, state, number * _size(buffer))
-        return ir.substitute(
-            statement, lambda var: row if var.same_as(self.program.row) else var
-        )
+        return ir.substitute(statement, lambda var: row if var.same_as(self.program.row) else var)
 
     def _tell(self) -> None:
         """Tell that this warp has stored a chunk; it runs at most two ahead of the flags."""
@@ -234,4 +232,3 @@ def _moved(statement: Any, buffer: Any, to: Any, first: Any) -> Any:
         return ir.BufferStore(to, node.value, [first + node.indices[0]])
 
     return ir.mutate(statement, (ir.TensorLoad, load), (ir.BufferStore, store))
-

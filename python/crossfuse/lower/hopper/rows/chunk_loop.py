@@ -18,9 +18,7 @@ def is_chunk_loop(loop: Any) -> bool:
     return CHUNKS in loop.annotations
 
 
-def read_chunks(
-    body: Any, row: Any, lane: Any, factors: Any
-) -> tuple[Any, ChunkLoop]:
+def read_chunks(body: Any, row: Any, lane: Any, factors: Any) -> tuple[Any, ChunkLoop]:
     """Read the loop over chunks.
 
     Parameters
