@@ -24,6 +24,7 @@ from crossfuse.cascade.rewrite.merging import merge
 from crossfuse.cascade.rewrite.outputs import Outputs
 from crossfuse.cascade.rewrite.refusal import refused
 from crossfuse.cascade.rewrite.residence import Residence
+from crossfuse.cascade.rewrite.row_correction import corrected_product
 from crossfuse.cascade.rewrite.rows_first import RowsFirst
 from crossfuse.cascade.rewrite.scripting import held, named, spatial
 from crossfuse.cascade.rewrite.segments import Segment
@@ -162,7 +163,7 @@ def chunked_rows(parts: RowsFirst, chunks: RowChunks) -> tuple[RowsFirst, Any]:
         `joined`.
     """
     factors = ir.tirx.decl_buffer((chunks.chunks, chunks.rows), "float32", FACTORS, layout=None)
-    corrected = _corrected(parts, factors, chunks.chunk)
+    corrected = corrected_product(parts, factors, chunks.chunk)
     whole = replace(parts, product=corrected, passed=(*parts.passed, factors))
     return whole, _written(chunks)
 
@@ -285,45 +286,3 @@ def _with_room(found: Any) -> Any:
     """A bound with head room: of the largest numbers there is none, but it stays a number."""
     largest = ir.tirx.max_value("float32")
     return ir.tirx.min(ir.tirx.const(HEAD_ROOM, "float32") * found, ir.tirx.max(found, largest))
-
-
-def _corrected(parts: RowsFirst, factors: Any, chunk: int) -> Any:
-    """The product with sums that are multiplied by the factor of each chunk's first element."""
-    made = set(parts.passed)
-
-    def change(block: Any, mutator: Any) -> Any:
-        operand = _operand(block, made)
-        if block.init is None or operand is None:
-            return mutator.default_mutate(block)
-        row, element = operand.indices
-        (sums,) = [each for each in (block.body.value.a,) if isinstance(each, ir.TensorLoad)]
-        place = ir.tirx.floordiv(element, chunk)
-        one = ir.tirx.const(1.0, "float32")
-        factor = ir.tirx.Select(
-            ir.tirx.EQ(ir.tirx.floormod(element, chunk), 0), factors[place, row], one
-        )
-        body = ir.BufferStore(
-            block.body.buffer, sums * factor + block.body.value.b, block.body.indices
-        )
-        read = ir.tvm.tirx.BufferRegion(factors, [_point(place), _point(row)])
-        return ir.block_like(block, body=body, reads=[*block.reads, read])
-
-    root = parts.product.body.block
-    body = ir.mutate(root.body, (ir.SBlock, change))
-    whole = ir.SBlockRealize([], ir.tirx.const(1, "bool"), ir.block_like(root, body=body))
-    made_function = ir.with_body(parts.product, whole)
-    return ir.PrimFunc(
-        [*parts.product.params, factors], whole, made_function.ret_type, made_function.attrs
-    )
-
-
-def _operand(block: Any, made: set[Any]) -> Any:
-    """The load of what is made before, in a product of it."""
-    loads: list[Any] = []
-    ir.walk(block.body, (ir.TensorLoad, loads.append))
-    found = [each for each in loads if each.source in made and len(each.indices) == 2]
-    return found[0] if found else None
-
-
-def _point(index: Any) -> Any:
-    return ir.tvm.ir.Range.from_min_extent(index, 1)
