@@ -63,6 +63,9 @@ def schedule_rows_gemm(
         Tile extents of the product; what is left out is chosen.
     stream : StreamTiles | None
         Sizes of the stream; None takes those of `row_tiles`.
+    chunk : int
+        Elements of a chunk of a row, which the product takes in as they come; 0 makes whole rows.
+        `stream` and `constant_weights` are for these.
     constant_weights : bool
         Whether no kernel that may still be running writes the weights.
 
