@@ -125,8 +125,8 @@ def _correction(parts: RowsFirst) -> sympy.Expr:
     if kinds == ["max", "sum"] and slots[0].init == 0 and slots[1].corrected:
         return sympy.cancel(slots[1].carry / slots[1].symbol)
     raise refused(
-        f"state {', '.join(each.name for each in slots)}",
-        f"{len(sites)} cascades, of {', '.join(kinds)}",
+        f"state {', '.join(each.name for each in slots) or '?'}",
+        f"{', '.join(kinds) or f'{len(sites)} cascades'}",
         "a largest magnitude, and a sum that is corrected by a factor of it",
         "make whole rows: leave the chunk out",
     )

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 #: forever: multiples of 8 for each thread, so 168 each of three warpgroups, 128 of four.
 REGISTERS_BESIDE_ROWS = {1: (0, 0), 2: (72, 216), 3: (80, 144)}
 #: The same where rows are made chunk by chunk, several at a time.
-_BESIDE_CHUNKS = {1: (0, 0), 2: (104, 200), 3: (80, 144)}
+BESIDE_CHUNKS = {1: (0, 0), 2: (104, 200), 3: (80, 144)}
 #: Float32 registers of sums that leave room for addresses and the epilogue then.
 _SUMS, _SUMS_BESIDE_CHUNKS = 160, 128
 
 
 def registers_beside(rows: RowProgram) -> dict[int, tuple[int, int]]:
     """Registers of threads beside what makes rows, as `REGISTERS_BESIDE_ROWS`."""
-    return REGISTERS_BESIDE_ROWS if rows.chunks is None else _BESIDE_CHUNKS
+    return REGISTERS_BESIDE_ROWS if rows.chunks is None else BESIDE_CHUNKS
 
 
 def check_room(phase: PhasePlan) -> None:
