@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Plans of the product that are tried: the first may have too many sums beside the rows.
 _TRIED = 6
+#: Elements of a chunk of a row, and rows of a CTA from which on rows are made chunk by chunk.
+_CHUNK, _MANY = 512, 8
 
 
 def rows_first_options(func: Any, target: Device, constant: bool = False) -> list[Option]:
@@ -56,10 +58,27 @@ def rows_first_options(func: Any, target: Device, constant: bool = False) -> lis
         streaming(sites[0], derivation)
     except (CascadeRefused, PlanRefused):
         return []
+    chunks = [_CHUNK] if _comes_by_chunks(parts, sites[0], derivation, target) else []
     return [
-        Option(partial(_scheduled, parts, sites[0], derivation, each, constant), why=_noted(each))
+        Option(
+            partial(_scheduled, parts, sites[0], derivation, each, chunk, constant),
+            why=_noted(each, chunk),
+        )
+        for chunk in (*chunks, 0)
         for each in plans
     ]
+
+
+def _comes_by_chunks(parts: Any, site: Any, derivation: Any, target: Device) -> bool:
+    """Whether rows can be made by chunks, and the product would wait long for whole ones."""
+    from crossfuse.cascade.rewrite.row_chunks import row_chunks
+
+    if int(site.extents[site.rows[0]]) < _MANY * target.sms:
+        return False
+    try:
+        return row_chunks(parts, site, derivation, _CHUNK).chunks > 1
+    except CascadeRefused:
+        return False
 
 
 def _plans(product: Any, target: Device) -> list[Plan]:
@@ -69,18 +88,23 @@ def _plans(product: Any, target: Device) -> list[Plan]:
     return [each for each in rank_function(product, target, keep=_TRIED) if each.family != EAGER]
 
 
-def _noted(plan: Plan) -> dict[str, Any]:
+def _noted(plan: Plan, chunk: int) -> dict[str, Any]:
     return {
         "rows_first": {
             "tiles": dict(plan.tiles),
+            "chunk": chunk,
             "microseconds_of_product": plan.microseconds,
         }
     }
 
 
-def _scheduled(parts: Any, site: Any, derivation: Any, plan: Plan, constant: bool) -> Any:
+def _scheduled(
+    parts: Any, site: Any, derivation: Any, plan: Plan, chunk: int, constant: bool
+) -> Any:
     from crossfuse.schedule.rules.rows_gemm import schedule_rows_gemm
     from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 
     tiles = TensorTiles(**plan.tiles)
-    return schedule_rows_gemm(parts, site, derivation, tiles=tiles, constant_weights=constant)
+    return schedule_rows_gemm(
+        parts, site, derivation, tiles=tiles, chunk=chunk, constant_weights=constant
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.merge_block import MergeBlock, read_merge
+from crossfuse.lower.merge_block import MergeBlock, is_largest, read_merge
 from crossfuse.lower.passes import prim_func_pass
 from crossfuse.lower.refusal import refuse
 from crossfuse.schedule.markers import MERGE, MERGED, thread_tag
@@ -92,7 +92,7 @@ class _Lowering:
         body = [
             ir.BufferStore(o, of, [_ZERO]) for o, of in zip(self.own, self.merge.of, strict=True)
         ]
-        body += self._among(min(self.threads, WARP))
+        body += self._largest() or self._among(min(self.threads, WARP))
         if self.warps > 1:
             body += [*self._exchange(), *self._among(self.warps)]
         body += self._store()
@@ -148,6 +148,20 @@ class _Lowering:
         shape = [self.groups, self.warps]
         name = f"{buffer.name}_warps"
         return ir.tirx.decl_buffer(shape, str(buffer.ty.dtype), name, scope="shared")
+
+    def _largest(self) -> list[Any]:
+        """Statements: the largest number of a warp, from zero on; none where it is not that.
+
+        Numbers that are not negative sort as their bits do, of which a warp finds the largest by
+        one instruction (PTX ISA, redux.sync).
+        """
+        if self.threads != WARP or self.groups > 1 or not is_largest(self.merge):
+            return []
+        (own,) = self.own
+        largest = ir.cuda_func_call(
+            "crossfuse_warp_largest", own[0], source_code=_LARGEST, return_type="float32"
+        )
+        return [ir.BufferStore(own, largest, [_ZERO])]
 
     def _among(self, count: int) -> list[Any]:
         """Statements: merge the states of `count` neighbours, in pairs."""
@@ -225,6 +239,11 @@ class _Lowering:
 
 
 _ZERO = ir.tirx.IntImm("int32", 0)
+_LARGEST = """\
+__device__ __forceinline__ float crossfuse_warp_largest(float x) {
+  return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(fmaxf(x, 0.0f))));
+}
+"""
 
 
 def _spatial(variable: Any, extent: int) -> Any:

@@ -96,3 +96,19 @@ def read_merge(realize: Any) -> MergeBlock:
 
 def _is_load(value: Any) -> bool:
     return isinstance(value, ir.TensorLoad)
+
+
+def is_largest(merge: MergeBlock) -> bool:
+    """Whether a block merges one float32 as the larger of two, from zero on."""
+    if len(merge.into) != 1 or len(merge.computed) != 1 or str(merge.of[0].ty) != "float32":
+        return False
+    (store,), (made,) = merge.into, merge.computed
+    init = merge.block.init
+    zero = isinstance(init, ir.BufferStore) and isinstance(init.value, ir.tirx.FloatImm)
+    if not zero or float(init.value.value) != 0 or not isinstance(made, ir.Bind):
+        return False
+    if not isinstance(made.value, ir.tirx.Max) or not store.value.same_as(made.var):
+        return False
+    sides = (made.value.a, made.value.b)
+    own = any(isinstance(e, ir.TensorLoad) and e.source.same_as(store.buffer) for e in sides)
+    return own and any(each.same_as(merge.right[0]) for each in sides)

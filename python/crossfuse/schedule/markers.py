@@ -37,6 +37,10 @@ STREAM = "crossfuse.stream"
 #: so it may be loaded before the kernel before is over.
 CONSTANT = "crossfuse.constant"
 
+#: Annotation of a loop in a nest that makes rows: it goes through chunks of a row, the value is
+#: their elements, and a product takes them in as they come.
+CHUNKS = "crossfuse.chunks"
+
 #: Block annotation of `grid_stage`: what the block stores is loaded by a later nest of one kernel.
 GRID_STAGE = "crossfuse.grid_stage"
 

@@ -103,7 +103,7 @@ def joined(parts: RowsFirst, stream: Any) -> Any:
     CascadeRefused
         If a block has a name of both.
     """
-    known = {str(each.name): each for each in parts.rows.params}
+    known = {str(each.name): each for each in (*parts.rows.params, *parts.passed)}
     images = {each: known[str(each.name)] for each in stream.params}
     body = ir.substitute(stream.body, lambda var: images.get(var, var)).block
     rest = parts.product.body.block

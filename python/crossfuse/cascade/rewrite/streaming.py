@@ -57,7 +57,7 @@ def streaming(site: Site, derivation: Derivation, tiles: StreamTiles | None = No
     with ir.IRBuilder() as builder, ir.script.prim_func(s_tir=True):
         ir.script.func_name(_name(site.function))
         ir.script.func_attr({FAST: 1} | ({RESIDENT_CTAS: sizes.ctas} if sizes.ctas else {}))
-        frame = frame_of(_over_parameters(site), derivation, sizes)
+        frame = frame_of(over_parameters(site), derivation, sizes)
         sizes.check(frame.rows)
         _Writer(frame).run()
     return builder.get()
@@ -87,7 +87,7 @@ def _name(function: Any) -> str:
     return str(attrs["global_symbol"]) if "global_symbol" in attrs else "main"
 
 
-def _over_parameters(site: Site) -> Site:
+def over_parameters(site: Site) -> Site:
     """The site over parameters of the function that is being written."""
     images = {}
     for old in site.function.params:

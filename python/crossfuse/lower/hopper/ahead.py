@@ -14,7 +14,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.fragment import Fragment
 from crossfuse.lower.hopper.further import READ_TYPES, Further, Pair, Read, read_all
 from crossfuse.lower.hopper.plan import REGISTERS
-from crossfuse.lower.hopper.rows.room import REGISTERS_BESIDE_ROWS
+from crossfuse.lower.hopper.rows.room import registers_beside
 from crossfuse.lower.hopper.statements import let
 from crossfuse.lower.hopper.warmup import Warmup
 
@@ -96,7 +96,8 @@ class Ahead:
     def _room(self) -> int:
         """Registers that are free while the sums of a whole tile are held."""
         plan = self.fragment.plan
-        by_consumers = REGISTERS if plan.program.rows is None else REGISTERS_BESIDE_ROWS
+        rows = plan.program.rows
+        by_consumers = REGISTERS if rows is None else registers_beside(rows)
         held = by_consumers[plan.consumers][1] or _MOST_REGISTERS
         return held - plan.sums - _OTHERS
 

@@ -15,6 +15,7 @@ from crossfuse.lower.hopper.gather import GatherBarriers
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.plan import KernelPlan
 from crossfuse.lower.hopper.ring import Ring
+from crossfuse.lower.hopper.rows.chunk_barriers import ChunkBarriers
 from crossfuse.lower.hopper.statements import Variable, let, when
 from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.timeline import Timeline
@@ -48,6 +49,8 @@ class Body:
         Buffer of flags in global memory; None if no phase follows another.
     timeline : Timeline
         Notes when it did what.
+    chunks : ChunkBarriers | None
+        If rows of the left operand are made chunk by chunk.
     """
 
     plan: KernelPlan
@@ -62,11 +65,25 @@ class Body:
     summed: Any
     flags: Any
     timeline: Timeline
+    chunks: ChunkBarriers | None = None
 
     def region(self, name: str) -> Callable[[Any], Any]:
         """A function from an offset in a region to an address."""
         start = self.plan.arena[name].offset
         return lambda offset: self.memory.ptr_to([start + offset])
+
+    def elements(self, name: str, dtype: str) -> Any:
+        """A region as elements of a type."""
+        region = self.plan.arena[name]
+        buffer = ir.script.decl_buffer(
+            (region.size * 8 // ir.tvm.DataType(dtype).bits,),
+            dtype,
+            data=self.memory.data,
+            scope="shared.dyn",
+            byte_offset=region.offset,
+        )
+        ir.IRBuilder.name(name, buffer)
+        return buffer
 
     def places_of_sum(self, summed: SumProgram) -> dict[Any, Any]:
         """Values of the places of the sum of partial tiles; a cluster has one tile."""

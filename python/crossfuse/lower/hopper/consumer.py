@@ -30,6 +30,7 @@ from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.reduced.epilogue import RowEpilogue
 from crossfuse.lower.hopper.ring import Cursor, Release
+from crossfuse.lower.hopper.rows.chunk_correct import correct_sums
 from crossfuse.lower.hopper.statements import registers, run, when
 from crossfuse.lower.hopper.sums import Sum
 from crossfuse.lower.hopper.warmup import Warmup, warmed_up
@@ -149,6 +150,7 @@ def _multiply(body: Body, phase_number: int, multiplier: Multiplier, rings: list
         step = values[phase.program.contraction.step]
         _await_slice(body, phase, number, step)
         place = left.cursor.stage if phase.left is not None else step
+        correct_sums(body, phase, multiplier, place, number)
         multiplier.start(place, right.cursor.stage, number == 0)
         multiplier.wait(pending=1)
         with when(number > 0):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.rows.chunk_plan import ChunkPlan
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.statements import Variable, let, run, when
 from crossfuse.lower.hopper.tile import Tile
@@ -32,7 +33,7 @@ class Flags:
         Tiles along the rows and along the columns.
     raisers : int
         Warpgroups that store a part of a tile, or add to it; each counts once. Of what is made row
-        by row, rows of a tile.
+        by row, rows of a tile; of what is made chunk by chunk, CTAs.
     parts : int
         Matrices of the tensor, if it holds several partial ones.
     """
@@ -82,6 +83,13 @@ class Flags:
         """Flags of what is made row by row: a counter of rows for each tile of so many."""
         down = -(-rows.rows // tile)
         return Flags(rows.buffer, tile, rows.columns, down, 1, tile)
+
+    @staticmethod
+    def of_chunks(rows: RowProgram, chunks: ChunkPlan) -> Flags:
+        """Flags of what is made chunk by chunk: a counter of CTAs for each chunk of a tile."""
+        down = -(-rows.rows // chunks.tile)
+        loop = chunks.loop
+        return Flags(rows.buffer, chunks.tile, loop.size, down, loop.count, chunks.sharers)
 
     def check_reader(self, tile: Tile, known: Any) -> None:
         """Refuse a left tile that needs more than one row of flags."""

@@ -21,6 +21,7 @@ from crossfuse.lower.hopper.kernel_parts import (
 )
 from crossfuse.lower.hopper.plan import WARP, KernelPlan
 from crossfuse.lower.hopper.producer import emit_loading
+from crossfuse.lower.hopper.rows.chunk_barriers import ChunkBarriers
 from crossfuse.lower.hopper.rows.emit import fetch_rows
 from crossfuse.lower.hopper.statements import branches, run, when
 from crossfuse.lower.hopper.timeline import Timeline, timeline_buffer
@@ -97,8 +98,14 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) 
     summed = None
     if plan.summed is not None:
         summed = memory.ptr_to([plan.arena["sum_barrier"].offset])
+    chunks = None
+    if plan.phases[0].chunks is not None:
+        first_chunks = plan.arena["row_barriers"].offset
+        chunks = ChunkBarriers(
+            plan.phases[0].chunks, lambda number: memory.ptr_to([first_chunks + number * 8])
+        )
     barriers = (left, right, exchange, paired, gather, summed)
-    body = Body(plan, where, maps, memory, *barriers, flags, timeline)
+    body = Body(plan, where, maps, memory, *barriers, flags, timeline, chunks)
     fetch_rows(plan, where)
     with when(ir.script.And(where.warpgroup == 0, where.thread < WARP)):
         _initialise(body)
@@ -128,6 +135,8 @@ def _initialise(body: Body) -> None:
     plan, thread = body.plan, body.where.thread
     body.left.initialise(plan.consumers * plan.left.sharers, thread)
     body.right.initialise(plan.consumers * plan.right.sharers, thread)
+    if body.chunks is not None:
+        body.chunks.initialise(thread)
     if body.summed is not None:
         with when(thread == 0):
             mbarrier.initialise(body.summed, 1)

@@ -15,6 +15,9 @@ from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.memory import ALIGNMENT, LEAST_STAGES, divide
 
+#: Alignment of what TMA copies to shared memory without a swizzle.
+_COPY = 128
+
 
 @dataclass(frozen=True)
 class RingPlan:
@@ -146,6 +149,11 @@ def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Ar
         arena = arena.with_region("exchange_barriers", 16, 8)
     if phases[-1].program.summed is not None:
         arena = arena.with_region("sum_barrier", 8, 8)
+    chunks = phases[0].chunks
+    if chunks is not None:
+        arena = arena.with_region("row_ring", chunks.ring_bytes, _COPY)
+        arena = arena.with_region("factors", left.stages * 4 * chunks.tile, _COPY)
+        arena = arena.with_region("row_barriers", 8 * chunks.barriers, 8)
     return arena.with_region("barriers", 16 * (left.stages + right.stages), 8)
 
 

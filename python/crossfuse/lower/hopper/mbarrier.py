@@ -25,7 +25,7 @@ def wait(barrier: Any, parity: Any) -> None:
     run(ir.script.cuda.mbarrier_wait(barrier, parity))
 
 
-def expect(barrier: Any, size: int) -> None:
+def expect(barrier: Any, size: Any) -> None:
     """Arrive, and announce the bytes that will arrive in this phase."""
     arrive = ir.script.ptx.mbarrier.arrive.expect_tx.shared.b64
     run(arrive(barrier, ir.script.uint32(size)))

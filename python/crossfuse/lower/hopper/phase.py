@@ -10,6 +10,7 @@ from crossfuse.lower.hopper.instruction import OPERAND_TYPES
 from crossfuse.lower.hopper.kept import check_kept, check_room, kept_registers
 from crossfuse.lower.hopper.operand import Operand, make_operand
 from crossfuse.lower.hopper.reduced.room import check_reduced
+from crossfuse.lower.hopper.rows.chunk_plan import ChunkPlan, plan_chunks
 from crossfuse.lower.hopper.store_plan import StorePlan, plan_store
 from crossfuse.lower.hopper.tile_program import Product, TileProgram
 from crossfuse.lower.hopper.warpgroups import Warpgroups, share_rows
@@ -47,6 +48,8 @@ class PhasePlan:
         Flags of the tiles that make up the left operand, if an earlier phase stores it.
     others : tuple[Operand, ...]
         What the second CTA of a pair loads in place of `rights`; none without pairs.
+    chunks : ChunkPlan | None
+        If rows of the left operand are made chunk by chunk.
     """
 
     program: TileProgram
@@ -58,6 +61,7 @@ class PhasePlan:
     raises: Flags | None = None
     awaits: Flags | None = None
     others: tuple[Operand, ...] = ()
+    chunks: ChunkPlan | None = None
 
     @property
     def columns(self) -> int:
@@ -119,7 +123,8 @@ class PhasePlan:
     @property
     def tensor_maps(self) -> tuple[TensorMap, ...]:
         """Descriptors of its loads and of its store."""
-        return (*(each.map for each in self.operands), *self.store.maps)
+        chunks = () if self.chunks is None else (self.chunks.source, self.chunks.factors)
+        return (*(each.map for each in self.operands), *self.store.maps, *chunks)
 
     @property
     def slice_bytes(self) -> int:
@@ -199,6 +204,7 @@ def plan_phase(program: TileProgram, awaits: Flags | None = None) -> PhasePlan:
         Flags.of(program, warpgroups.count) if program.staged else None,
         awaits,
         others,
+        plan_chunks(program),
     )
 
 

@@ -11,8 +11,9 @@ from crossfuse.lower.hopper.flags import Flags, state
 from crossfuse.lower.hopper.further import further_of
 from crossfuse.lower.hopper.kernel_memory import RingPlan, box_bytes, plan_memory
 from crossfuse.lower.hopper.phase import PhasePlan, plan_phase
+from crossfuse.lower.hopper.rows.chunk_plan import plan_chunks
 from crossfuse.lower.hopper.rows.program import RowProgram
-from crossfuse.lower.hopper.rows.room import REGISTERS_BESIDE_ROWS, check_room
+from crossfuse.lower.hopper.rows.room import check_room, registers_beside
 from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import BufferSpec, TensorMap
@@ -88,7 +89,7 @@ class KernelPlan:
     @property
     def registers(self) -> tuple[int, int]:
         """Registers of a thread that loads, and of one that multiplies; 0 as launched."""
-        by_consumers = REGISTERS if self.rows is None else REGISTERS_BESIDE_ROWS
+        by_consumers = REGISTERS if self.rows is None else registers_beside(self.rows)
         return by_consumers[self.consumers]
 
     @property
@@ -234,7 +235,12 @@ def _phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
         made = [each.raises for each in phases if each.raises is not None]
         flags = next((each for each in made if each.buffer.same_as(left.buffer)), None)
         if program.rows is not None:
-            flags = Flags.of_rows(program.rows, left.shape[0])
+            chunks = plan_chunks(program)
+            flags = (
+                Flags.of_rows(program.rows, left.shape[0])
+                if chunks is None
+                else Flags.of_chunks(program.rows, chunks)
+            )
         if flags is not None:
             flags.check_reader(left, program.analyzer)
         phases.append(plan_phase(program, flags))

@@ -14,21 +14,28 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body
-from crossfuse.lower.hopper.coordinates import at
+from crossfuse.lower.hopper.coordinates import at, grid_places
 from crossfuse.lower.hopper.flags import FlagReader
 from crossfuse.lower.hopper.load import load_tile
 from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.phase import PhasePlan
+from crossfuse.lower.hopper.plan import WARP
 from crossfuse.lower.hopper.recover_contraction import first_of_reduction
 from crossfuse.lower.hopper.ring import Cursor, Throttle
+from crossfuse.lower.hopper.rows.chunk_emit import emit_chunks, emit_flags
+from crossfuse.lower.hopper.rows.chunk_load import factor_bytes, load_factors
+from crossfuse.lower.hopper.rows.chunk_plan import FLAG_WARP
 from crossfuse.lower.hopper.rows.emit import FIRST_WARP, emit_rows
-from crossfuse.lower.hopper.statements import branches, let, run, when
+from crossfuse.lower.hopper.statements import Variable, branches, let, run, when
 from crossfuse.lower.hopper.sums import await_parts
 
 
 def emit_loading(body: Body) -> None:
     """Write the warpgroup that loads."""
     thread = body.where.thread
+    if body.chunks is not None:
+        _emit_with_chunks(body)
+        return
     with when(thread == 0):
         _emit_rights(body)
     # Flags are looked at by a whole warp.
@@ -40,6 +47,76 @@ def emit_loading(body: Body) -> None:
             emit_rows(body, rows, flags)
     if body.plan.cluster_size > 1:
         mbarrier.leave_cluster()
+
+
+def _emit_with_chunks(body: Body) -> None:
+    """Rows are made chunk by chunk: a warp raises flags, and one loads both operands."""
+    (phase,) = body.plan.phases
+    with when(body.where.warp == 0):
+        _emit_both(body, phase)
+    with when(body.where.thread == FLAG_WARP * WARP):
+        emit_flags(body, phase)
+    with when(body.where.warp >= FIRST_WARP):
+        emit_chunks(body, phase)
+    if body.plan.cluster_size > 1:
+        mbarrier.leave_cluster()
+
+
+def _emit_both(body: Body, phase: PhasePlan) -> None:
+    """Each step's right tile, and then its left one; the first right tiles before any left one."""
+    assert phase.left is not None
+    launch = _launches_before(body)
+    left, right = Cursor(body.left), Cursor(body.right)
+    steps = phase.program.contraction.steps
+    ahead = min(body.right.stages, steps)
+    early = Variable("early", "int32", ahead)
+    first = body.where.places | grid_places(phase.program, body.where.cluster)
+    with (
+        when(ir.script.And(body.where.lane == 0, body.where.cluster < phase.program.tiles)),
+        ir.script.serial(0, ahead) as step,
+    ):
+        values = first | {phase.program.contraction.step: step}
+        _load(body, phase, "right", right, phase.rights, values)
+        right.advance()
+    reader = _reader(body, phase, launch)
+    assert reader is not None
+    with body.each_tile(phase) as places:
+        _start(reader, phase, places)
+        with body.each_step(phase) as (step, number):
+            with when(body.where.lane == 0), branches(early.value > 0) as (there, missing):
+                with there:
+                    early.set(early.value - 1)
+                with missing:
+                    _load(body, phase, "right", right, phase.rights, places | step)
+                    right.advance()
+            reader.wait(at(_last_column(phase), places, step))
+            with when(body.where.lane == 0):
+                _load(body, phase, "left", left, phase.lefts, places | step, number)
+            left.advance()
+    _count_launch(body, launch)
+
+
+def _start(reader: FlagReader, phase: PhasePlan, places: dict[Any, Any]) -> None:
+    """Begin with the flags of a tile."""
+    assert phase.left is not None
+    first = first_of_reduction(phase.program.contraction)
+    row = at(phase.left.tile.origin[0], places)
+    if phase.tails[0]:
+        # A tile below the tensor has no flags, and loads zeros: any will do.
+        row = ir.script.min(row, phase.left.tile.extents[0] - 1)
+    reader.start(row, at(first, places))
+
+
+def _last_column(phase: PhasePlan) -> Any:
+    """The last column of a step's left tile."""
+    assert phase.left is not None
+    tile = phase.left.tile
+    return tile.origin[1] + (tile.shape[1] - 1)
+
+
+def _count_launch(body: Body, launch: Any) -> None:
+    with when(body.where.lane == 0):
+        ir.script.buffer_store(body.flags, launch + ir.script.uint32(1), [_own_count(body)])
 
 
 def _emit_rights(body: Body) -> None:
@@ -65,16 +142,10 @@ def _emit_lefts(body: Body) -> None:
         reader = _reader(body, phase, launch)
         with body.each_tile(phase) as places:
             if reader is not None:
-                first = first_of_reduction(phase.program.contraction)
-                row = at(phase.left.tile.origin[0], places)
-                if phase.tails[0]:
-                    # A tile below the tensor has no flags, and loads zeros: any will do.
-                    row = ir.script.min(row, phase.left.tile.extents[0] - 1)
-                reader.start(row, at(first, places))
+                _start(reader, phase, places)
             with body.each_step(phase) as (step, _):
                 if reader is not None:
-                    last = phase.left.tile.origin[1] + (phase.left.tile.shape[1] - 1)
-                    reader.wait(at(last, places, step))
+                    reader.wait(at(_last_column(phase), places, step))
                 with when(body.where.lane == 0) if plan.is_persistent else nullcontext():
                     _load(body, phase, "left", cursor, phase.lefts, places | step)
                 cursor.advance()
@@ -87,8 +158,7 @@ def _emit_lefts(body: Body) -> None:
             with when(body.where.lane == 0):
                 mbarrier.arrive(body.summed)
     if plan.is_persistent:
-        with when(body.where.lane == 0):
-            ir.script.buffer_store(body.flags, launch + ir.script.uint32(1), [_own_count(body)])
+        _count_launch(body, launch)
 
 
 def _load(
@@ -98,13 +168,20 @@ def _load(
     cursor: Cursor,
     operands: tuple[Operand, ...],
     values: dict[Any, Any],
+    number: Any = None,
 ) -> None:
-    """Load tiles into the next stage of a ring, once everybody has read what it holds."""
+    """Load tiles into the next stage of a ring, once everybody has read what it holds.
+
+    With the `number` of a step, the factors of its chunk too.
+    """
     plan, ring = (body.plan.left, body.left) if name == "left" else (body.plan.right, body.right)
     address = body.region(name)
     cursor.wait_empty()
     full = ring.full(cursor.stage)
-    mbarrier.expect(full, sum(each.size for each in operands))
+    size = sum(each.size for each in operands)
+    mbarrier.expect(full, size if number is None else size + factor_bytes(phase, number))
+    if number is not None:
+        load_factors(body, phase, values, number, cursor.stage, full)
     load = partial(_load_tiles, body, phase, values, cursor.stage * plan.pitch, address, full)
     if name == "right" and phase.others:
         exchange = phase.program.exchange

@@ -137,7 +137,29 @@ def _with_rows(programs: list[TileProgram], rows: list[RowProgram]) -> list[Tile
                     "numbers that the epilogue of the first product loads",
                 )
         programs[0] = replace(programs[0], rows=made, follows=False)
+    for program in programs:
+        _check_correction(program)
     return programs
+
+
+def _check_correction(program: TileProgram) -> None:
+    """Sums are corrected by what makes the rows chunk by chunk, and by nothing else."""
+    correction = program.contraction.correction
+    chunks = None if program.rows is None else program.rows.chunks
+    if correction is None and chunks is None:
+        return
+    found = None if correction is None else (correction.factors, correction.chunk)
+    made = None if chunks is None else (chunks.factors, chunks.size)
+    if found is None or made is None or not found[0].same_as(made[0]) or found[1] != made[1]:
+        raise refuse_program(
+            f"product of '{program.contraction.left.buffer.name}'",
+            f"sums with corrections for {_named(found)}, and rows that make {_named(made)}",
+            "factors of chunks that the nest of rows makes, for chunks of one size",
+        )
+
+
+def _named(factors: tuple[Any, int] | None) -> str:
+    return "none" if factors is None else f"'{factors[0].name}' of chunks of {factors[1]}"
 
 
 def _places(programs: list[TileProgram], buffer: Any) -> list[tuple[int, int]]:

@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse._blocks import corrected
+from crossfuse.lower.hopper.correction import read_correction
 from crossfuse.lower.hopper.gathered import Element, gathered, side_by_side
 from crossfuse.lower.hopper.recover_window import read_window
 from crossfuse.lower.hopper.tile import Gather, KeptTile, Place, Tile, covers
@@ -66,6 +68,7 @@ def read_contraction(
     made = Product(loads[right.buffer], transposed, product.block.body.buffer)
     constant = CONSTANT in loop.annotations
     contraction = Contraction(loop.loop_var, steps, stages, loads[left.buffer], (made,), constant)
+    contraction = replace(contraction, correction=read_correction(product))
     if isinstance(takes, Gather):
         contraction = replace(contraction, offset=_offset(contraction))
     _check_accumulator(product, contraction)
@@ -249,8 +252,10 @@ def factors(body: Any) -> list[Any]:
 
 
 def accumulates(body: Any) -> bool:
-    """Whether the statement adds to the element that it stores."""
+    """Whether the statement adds to the element that it stores, corrected or as it is."""
     first = body.value.a if isinstance(body.value, ir.tirx.Add) else None
+    found = corrected(body)
+    first = first if found is None else found[0]
     return (
         isinstance(first, ir.TensorLoad)
         and first.source.same_as(body.buffer)

@@ -141,11 +141,16 @@ def plan_store(program: TileProgram, blocks: int = 1) -> StorePlan:
     elsewhere = program.exchange is not None or program.gives is not None or program.keeps
     if tile.dtype not in PACKED_TYPES or pitch % PITCH or elsewhere:
         return StorePlan()
-    if blocks > 1 or program.rows is not None:
+    by_chunks = program.rows is not None and program.rows.chunks is not None
+    if blocks > 1 or (program.rows is not None and not by_chunks):
         found = _in_stages(program, blocks)
         if found.boxes or blocks > 1:
             return found
-    widths = box_widths(tile.shape[1], staged=program.staged)
+    columns = tile.shape[1]
+    widths = box_widths(columns, staged=program.staged)
+    # Rows that are made chunk by chunk come to shared memory, too: boxes leave them room.
+    if by_chunks and columns % WIDTHS[1] == 0:
+        widths = (WIDTHS[1],) * (columns // WIDTHS[1])
     # Others wait for a tile that is staged: all its boxes leave at once.
     return StorePlan(_placed(tile, widths, len(widths) if program.staged else SLOTS))
 

@@ -54,6 +54,22 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Correction:
+    """Sums of row i so far are multiplied by ``factors[c, i]`` where chunk c begins.
+
+    Attributes
+    ----------
+    factors : Any
+        A float32 matrix in global memory.
+    chunk : int
+        Elements of the reduction in a chunk.
+    """
+
+    factors: Any
+    chunk: int
+
+
+@dataclass(frozen=True)
 class Contraction:
     """A loop that multiplies tiles, once or several times by the same left one.
 
@@ -74,6 +90,8 @@ class Contraction:
     offset : Any
         What to add to a column of the left tensor for its place in the right one: other than 0
         where a cluster has gathered a part of the columns.
+    correction : Correction | None
+        What sums so far are multiplied by where a chunk of the reduction begins.
     """
 
     step: Any
@@ -83,6 +101,7 @@ class Contraction:
     products: tuple[Product, ...]
     constant: bool = False
     offset: Any = 0
+    correction: Correction | None = None
 
     @property
     def rows(self) -> int:
@@ -182,9 +201,13 @@ class TileProgram:
         """Return the program on other buffers than the function's parameters."""
         loop = self.contraction
         products = tuple(each.with_parameters(images) for each in loop.products)
+        correction = loop.correction
+        if correction is not None:
+            correction = replace(correction, factors=images[correction.factors])
+        left = loop.left.with_parameters(images)
         return replace(
             self,
-            contraction=replace(loop, left=loop.left.with_parameters(images), products=products),
+            contraction=replace(loop, left=left, products=products, correction=correction),
             store=self.store.with_parameters(images),
             summed=None if self.summed is None else self.summed.with_parameters(images),
             reduced=None if self.reduced is None else self.reduced.with_parameters(images),

@@ -160,7 +160,13 @@ def read_last_product(sch: Any) -> Chain:
     ScheduleRefused
         If the output is no elementwise function of one product.
     """
-    outputs = list(sch.get_output_blocks("root"))
+    given = list(function(sch).params)
+    # Blocks that stand in one of the root count too, and store what another one reads.
+    outputs = [
+        each
+        for each in sch.get_output_blocks("root")
+        if any(region.source.same_as(p) for region in sch.get(each).writes for p in given)
+    ]
     products = [each for each in _producers(sch, outputs[0]) if combiner(sch, each) is not None]
     if len(outputs) != 1 or len(products) != 1:
         raise _refuse(sch, outputs[0], f"{len(outputs)} outputs of {len(products)} products")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
+from crossfuse.cascade.rewrite.row_chunks import RowChunks, chunked_rows, row_chunks
 from crossfuse.cascade.rewrite.rows_first import RowsFirst, joined
 from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles
@@ -35,6 +36,7 @@ def schedule_rows_gemm(
     *,
     tiles: TensorTiles | None = None,
     stream: StreamTiles | None = None,
+    chunk: int = 0,
     constant_weights: bool = False,
 ) -> Any:
     """Schedule a norm, or another cascade of rows, and the product of what it makes.
@@ -61,6 +63,9 @@ def schedule_rows_gemm(
         Tile extents of the product; what is left out is chosen.
     stream : StreamTiles | None
         Sizes of the stream; None takes those of `row_tiles`.
+    chunk : int
+        Elements of a chunk of a row, which the product takes in as they come; 0 makes whole rows.
+        `stream` and `constant_weights` are for these.
     constant_weights : bool
         Whether no kernel that may still be running writes the weights.
 
@@ -75,11 +80,23 @@ def schedule_rows_gemm(
         If the cascade does not stream, or the function is no single product behind it.
     """
     install()
+    if chunk:
+        return _by_chunks(parts, row_chunks(parts, site, derivation, chunk), tiles)
     sizes = stream or row_tiles(site, derivation)
     sch = ir.Schedule(joined(parts, streaming(site, derivation, sizes)))
     bind_stream(sch, sizes)
     bind_product(sch, read_last_product(sch), tiles, constant_weights)
     sch.grid_stage(sch.get_sblock("outputs"))
+    return sch
+
+
+def _by_chunks(parts: RowsFirst, chunks: RowChunks, tiles: TensorTiles | None) -> Any:
+    """Schedule rows that are made chunk by chunk."""
+    sch = ir.Schedule(joined(*chunked_rows(parts, chunks)))
+    rows = sch.get_sblock("rows")
+    sch.bind(sch.get_loops(rows)[0], "blockIdx.x")
+    bind_product(sch, read_last_product(sch), tiles, False)
+    sch.grid_stage(rows)
     return sch
 
 

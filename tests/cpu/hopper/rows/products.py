@@ -26,7 +26,11 @@ def spec(tokens: int, depth: int, columns: int) -> CascadeSpec:
 
 
 def scheduled(
-    function: Any, stream: StreamTiles | None = None, constant: bool = False, **tiles: int
+    function: Any,
+    stream: StreamTiles | None = None,
+    constant: bool = False,
+    chunk: int = 0,
+    **tiles: int,
 ) -> Any:
     """A function of rows and their product as one kernel; early with `constant` weights."""
     parts = rows_first(function)
@@ -39,6 +43,7 @@ def scheduled(
         derivation,
         tiles=TensorTiles(**tiles),
         stream=stream,
+        chunk=chunk,
         constant_weights=constant,
     )
 

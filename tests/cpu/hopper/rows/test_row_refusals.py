@@ -9,10 +9,11 @@ from tvm import te, tirx
 
 from cpu.hopper.rows.products import of_spec, quantised, scheduled, spec
 from crossfuse.cascade.rewrite.tiles import StreamTiles
-from crossfuse.errors import LoweringRefused, ScheduleRefused
+from crossfuse.errors import CascadeRefused, LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower
 from crossfuse.lower.hopper.plan import REGISTERS
-from crossfuse.lower.hopper.rows.room import REGISTERS_BESIDE_ROWS
+from crossfuse.lower.hopper.rows.room import BESIDE_CHUNKS, REGISTERS_BESIDE_ROWS
+from crossfuse.workload.cascade_spec import CascadeSpec
 
 pytestmark = pytest.mark.cpu
 
@@ -45,6 +46,51 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+WHOLE = "or make whole rows: leave the chunk out."
+CHUNKS: dict[str, tuple[CascadeSpec, dict[str, int], str]] = {
+    "a chunk that does not divide the row": (
+        quantised(64, 768, 32),
+        {"rows": 64, "columns": 16, "chunk": 512},
+        "cascade-stream: rows, chunk: found chunks of 512 of 768 elements in 1 loops over rows; "
+        "limit: a multiple of 256 (a vector of each thread of a warp) that divides the row. "
+        "Instead: pass another chunk, " + WHOLE,
+    ),
+    "a norm": (
+        spec(64, 512, 32),
+        {"rows": 64, "columns": 16, "chunk": 256},
+        "cascade-stream: state squares, product: found sum, sum; limit: a largest magnitude, and a "
+        "sum that is corrected by a factor of it. Instead: make whole rows: leave the chunk out.",
+    ),
+    "factors that TMA does not copy": (
+        quantised(70, 512, 32),
+        {"rows": 64, "columns": 16, "chunk": 256},
+        "rows: tensor 'factors': found rows of 280 bytes; limit: rows of a multiple of 16 bytes, "
+        "which TMA copies. Instead: take other tiles, " + WHOLE,
+    ),
+    "more rows than a warp has states of": (
+        quantised(128, 512, 32),
+        {"rows": 128, "columns": 32, "cluster": 1, "chunk": 256},
+        "rows: tile of 128 rows: found 64 rows of a warp, in chunks of 256; limit: 16 rows, whose "
+        "states are in registers, and chunks of whole boxes of 256 and steps of 128 elements. "
+        "Instead: take other tiles, " + WHOLE,
+    ),
+    "two blocks of rows": (
+        quantised(256, 512, 256),
+        {"rows": 256, "columns": 16, "cluster": 1, "chunk": 256},
+        "rows: tile of 256 x 16: found 2 blocks of 64 rows of a warpgroup; limit: one block, whose "
+        "sums have two factors in a thread. Instead: take tiles of fewer rows, " + WHOLE,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+def test_refusals_of_chunks(name: str) -> None:
+    given, sizes, text = CHUNKS[name]
+    with pytest.raises((CascadeRefused, LoweringRefused)) as caught:
+        lower(of_spec(given, **sizes))
+    assert str(caught.value) == text
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_refusals(name: str) -> None:
     sizes, text = CASES[name]
@@ -62,7 +108,7 @@ def test_a_split_reduction_of_quantised_rows() -> None:
     )
 
 
-@pytest.mark.parametrize("registers", [REGISTERS, REGISTERS_BESIDE_ROWS])
+@pytest.mark.parametrize("registers", [REGISTERS, REGISTERS_BESIDE_ROWS, BESIDE_CHUNKS])
 def test_warpgroups_ask_for_no_more_registers_than_a_cta_has(
     registers: dict[int, tuple[int, int]],
 ) -> None:

@@ -1,4 +1,5 @@
 #include "additions.h"
+#include "copies.h"
 #include "schedule.h"
 #include "shadow.h"
 
@@ -15,6 +16,8 @@ namespace {
 // a warp-wide operation the lanes that met, a named barrier the threads that did. In global memory of a cooperative launch, clocks do.
 inline bool ordered(const Access& e, const Thread& now, bool shared) {
   if (e.cluster < device.first_cluster) return true;
+  // What TMA has brought to shared memory: while it is on its way, reads are refused.
+  if (shared && e.agent == static_cast<unsigned>(Agent::kLoads)) return true;
   if (device.launch.cooperative && !shared) return is_known(e, now);
   if (e.cluster != now.cta->cluster->id) return false;
   if (e.thread == now.id || now.acquired > e.arrived) return true;
@@ -245,6 +248,11 @@ void access_shared(size_t at, size_t bytes, Mode mode, Site site) {
   if (!find_shared(offset, bytes)) {
     return outside(shared_place(offset), bytes, mode, site, "outside every shared array");
   }
+  Site writer = reads(mode) ? copy_into({window, offset, offset + bytes}) : kNoSite;
+  if (writer != kNoSite && is_news("async-race", writer, site)) {
+    report({"async-race", shared_place(offset), writer, site, current_cta(), current_thread(),
+            "reads what is still being stored"});
+  }
   check_cells(own.shared, offset, bytes, mode, site);
 }
 
@@ -280,6 +288,19 @@ bool remote_access(Cta& target, size_t offset, size_t bytes, Mode mode, Site sit
   }
   check_cells(target.shared, offset, bytes, mode, site);
   return true;
+}
+
+void note_loaded(const Span& span) {
+  Cta& cta = device.ctas[span.window];
+  Region& region = cta.shared;
+  size_t grid = (size_t(1) << region.granule) - 1;
+  if ((span.begin | span.end) & grid) refine(region, __builtin_ctzl(span.begin | span.end));
+  Access loaded;
+  loaded.cluster = cta.cluster->id;
+  loaded.agent = static_cast<unsigned>(Agent::kLoads);
+  for (size_t at = span.begin; at < span.end; at += size_t(1) << region.granule) {
+    region.cells[at >> region.granule].write = loaded;
+  }
 }
 
 void check_outputs() {

@@ -18,6 +18,8 @@ struct Doer {
 void access(const void* pointer, size_t bytes, Mode mode, Site site, Doer doer = {});
 // An access through the cluster window. False: the address is bad and must not be followed.
 bool remote_access(Cta& target, size_t offset, size_t bytes, Mode mode, Site site);
+// Notes that a copy has filled a part of a CTA's shared memory.
+void note_loaded(const Span& span);
 // Of early launches (early.cpp).
 void start_launch_dependences(bool first);
 void check_dependence(Region& region, const Place& place, bool write, Site site);

@@ -44,7 +44,7 @@ def fetch_rows(plan: KernelPlan, where: Coordinates) -> None:
         Of the thread.
     """
     rows = plan.rows
-    if rows is None:
+    if rows is None or rows.chunks is not None:
         return
     row = let("row_ahead", _first_row(plan, where))
     with when(

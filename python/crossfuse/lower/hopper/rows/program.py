@@ -10,6 +10,35 @@ from crossfuse import _tvm as ir
 
 
 @dataclass(frozen=True, eq=False)
+class ChunkLoop:
+    """The loop over chunks of a row, which a product takes in as they come.
+
+    Attributes
+    ----------
+    var : tvm.ir.Var
+        Number of the chunk.
+    count, size : int
+        Chunks of a row, and elements of each.
+    begin : Any
+        Statements in front of the loop.
+    carried : tuple
+        Buffers in registers that one chunk leaves to the next.
+    source : Any
+        The matrix in global memory of which a chunk needs its own elements.
+    factors : Any
+        The matrix that sums of the product are corrected by.
+    """
+
+    var: Any
+    count: int
+    size: int
+    begin: Any
+    carried: tuple[Any, ...]
+    source: Any
+    factors: Any
+
+
+@dataclass(frozen=True, eq=False)
 class RowProgram:
     """Statements of one warp that make a row.
 
@@ -27,6 +56,8 @@ class RowProgram:
         Statements without blocks, in `row` and `lane`.
     fast : bool
         Whether registers hold two numbers of 16 bits each, see `crossfuse.lower.pack_registers`.
+    chunks : ChunkLoop | None
+        If `statement` makes a chunk of a row, and not all of it.
     """
 
     buffer: Any
@@ -36,6 +67,7 @@ class RowProgram:
     fast: bool
     beside: tuple[Any, ...] = ()
     read: tuple[Any, ...] = ()
+    chunks: ChunkLoop | None = None
 
     @property
     def rows(self) -> int:
@@ -66,8 +98,17 @@ class RowProgram:
         """Return the program on other buffers than the function's parameters."""
         statement = ir.substitute(self.statement, lambda var: images.get(var, var))
         beside, read = (tuple(images[e] for e in group) for group in (self.beside, self.read))
+        chunks = self.chunks
+        if chunks is not None:
+            source, factors = images[chunks.source], images[chunks.factors]
+            chunks = replace(chunks, source=source, factors=factors)
         return replace(
-            self, buffer=images[self.buffer], statement=statement, beside=beside, read=read
+            self,
+            buffer=images[self.buffer],
+            statement=statement,
+            beside=beside,
+            read=read,
+            chunks=chunks,
         )
 
     def of(self, row: Any, lane: Any) -> Any:

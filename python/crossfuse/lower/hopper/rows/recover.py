@@ -7,6 +7,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.fast_exponentials import fast_exponentials
 from crossfuse.lower.hopper.recover_places import has_stages
+from crossfuse.lower.hopper.rows.chunk_loop import is_chunk_loop, read_chunks
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.pipeline import block_passes
 from crossfuse.lower.refusal import refuse
@@ -48,20 +49,28 @@ def read_rows(func: Any, nest: Any) -> RowProgram:
     LoweringRefused
         Naming the loop or tensor that has another form.
     """
-    buffer, beside = _stored(nest)
+    buffer, beside, factors = _stored(nest)
     _check_loops(nest, int(buffer.ty.shape[0]))
     body, bound = _without_blocks(func, nest)
     row, lane = bound["blockIdx.x"], bound["threadIdx.x"]
-    _check_memory(body, (buffer, *beside), row)
     fast = func.attrs is not None and FAST in func.attrs
-    return RowProgram(buffer, row, lane, body, fast, beside, _read(body, row))
+    if factors is None:
+        _check_memory(body, (buffer, *beside), row)
+        return RowProgram(buffer, row, lane, body, fast, beside, _read(body, row))
+    loop, chunks = read_chunks(body, row, lane, factors)
+    _check_memory(body, (buffer, *beside), row, (factors, loop.loop_var))
+    read = _read(loop.body, row)
+    return RowProgram(buffer, row, lane, loop.body, fast, beside, read, chunks)
 
 
-def _stored(nest: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The matrix that the nest stores for later ones, and vectors beside it."""
+def _stored(nest: Any) -> tuple[Any, tuple[Any, ...], Any]:
+    """The matrix that the nest stores for later ones, vectors beside it, and factors of chunks."""
     blocks: list[Any] = []
     ir.walk(nest, (ir.SBlock, blocks.append))
     stored = [r.source for each in blocks if GRID_STAGE in each.annotations for r in each.writes]
+    # Of each chunk a row: a matrix of as many rows as there are chunks.
+    factors = next((each for each in stored if _is_by_chunk(nest, each)), None)
+    stored = [each for each in stored if not each.same_as(factors)]
     matrices = [each for each in stored if len(each.ty.shape) == 2]
     beside = tuple(each for each in stored if len(each.ty.shape) == 1)
     if len(matrices) != 1 or len(stored) != 1 + len(beside):
@@ -71,7 +80,29 @@ def _stored(nest: Any) -> tuple[Any, tuple[Any, ...]]:
             f"a nest of rows that passes on {names}",
             "one matrix, and numbers of rows, stored by a block that grid_stage was called for",
         )
-    return matrices[0], beside
+    return matrices[0], beside, factors
+
+
+def _is_by_chunk(nest: Any, buffer: Any) -> bool:
+    """Whether what a nest stores of a matrix is numbered by chunks, and then by rows."""
+    loops: list[Any] = []
+    ir.walk(nest, (ir.For, lambda each: loops.append(each) if is_chunk_loop(each) else None))
+    values: dict[Any, Any] = {}
+    ir.walk(
+        nest,
+        (
+            ir.SBlockRealize,
+            lambda each: values.update(
+                zip((i.var for i in each.block.iter_vars), each.iter_values, strict=True)
+            ),
+        ),
+    )
+    stores: list[Any] = []
+    ir.walk(nest, (ir.BufferStore, stores.append))
+    firsts = [each.indices[0] for each in stores if each.buffer.same_as(buffer)]
+    return any(
+        values.get(first, first).same_as(loop.loop_var) for first in firsts for loop in loops
+    )
 
 
 def _read(body: Any, row: Any) -> tuple[Any, ...]:
@@ -128,8 +159,10 @@ def _without_blocks(func: Any, nest: Any) -> tuple[Any, dict[str, Any]]:
     return ir.mutate(module["rows"].body, (ir.AttrStmt, unbind)), bound
 
 
-def _check_memory(body: Any, passed: tuple[Any, ...], row: Any) -> None:
-    """A row stores itself, and keeps all else in registers."""
+def _check_memory(
+    body: Any, passed: tuple[Any, ...], row: Any, factors: tuple[Any, Any] | None = None
+) -> None:
+    """A row stores itself, and keeps all else in registers; of `factors` its own of a chunk."""
     stores: list[Any] = []
     held: list[Any] = []
     ir.walk(body, (ir.BufferStore, stores.append), (ir.AllocBuffer, held.append))
@@ -145,6 +178,8 @@ def _check_memory(body: Any, passed: tuple[Any, ...], row: Any) -> None:
             continue
         own = any(each.buffer.same_as(other) for other in passed)
         first = each.indices[0]
+        if factors is not None and each.buffer.same_as(factors[0]):
+            own, first = first.same_as(factors[1]), each.indices[1]
         if not own or not (first.same_as(row) or int(each.buffer.ty.shape[0]) == 1):
             raise _refused(
                 f"buffer '{each.buffer.name}'",

@@ -9,11 +9,21 @@ from crossfuse.planner.kernels.phase import SUMS_BESIDE_ROWS
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.phase import PhasePlan
+    from crossfuse.lower.hopper.rows.program import RowProgram
 
 #: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
 #: others; 0 leaves them as launched. Together what a CTA has at launch, or they would wait for more
 #: forever: multiples of 8 for each thread, so 168 each of three warpgroups, 128 of four.
 REGISTERS_BESIDE_ROWS = {1: (0, 0), 2: (72, 216), 3: (80, 144)}
+#: The same where rows are made chunk by chunk, several at a time.
+BESIDE_CHUNKS = {1: (0, 0), 2: (104, 200), 3: (80, 144)}
+#: Float32 registers of sums that leave room for addresses and the epilogue then.
+_SUMS_BESIDE_CHUNKS = 128
+
+
+def registers_beside(rows: RowProgram) -> dict[int, tuple[int, int]]:
+    """Registers of threads beside what makes rows, as `REGISTERS_BESIDE_ROWS`."""
+    return REGISTERS_BESIDE_ROWS if rows.chunks is None else BESIDE_CHUNKS
 
 
 def check_room(phase: PhasePlan) -> None:
@@ -24,11 +34,21 @@ def check_room(phase: PhasePlan) -> None:
     LoweringRefused
         Naming the tile.
     """
-    if phase.sums > SUMS_BESIDE_ROWS:
+    rows = phase.program.rows
+    most = SUMS_BESIDE_ROWS if rows is None or rows.chunks is None else _SUMS_BESIDE_CHUNKS
+    if phase.chunks is not None and phase.blocks > 1:
+        raise refuse(
+            "rows",
+            f"tile of {phase.warpgroups.rows} x {phase.columns}",
+            found=f"{phase.blocks} blocks of 64 rows of a warpgroup",
+            limit="one block, whose sums have two factors in a thread",
+            instead="take tiles of fewer rows, or make whole rows: leave the chunk out",
+        )
+    if phase.sums > most:
         raise refuse(
             "rows",
             f"tile of {phase.warpgroups.rows} x {phase.columns}",
             found=f"{phase.sums} registers of a thread for sums",
-            limit=f"{SUMS_BESIDE_ROWS}: warps that make rows have the others",
+            limit=f"{most}: warps that make rows have the others",
             instead="take narrower tiles, or make the rows in a kernel of their own",
         )

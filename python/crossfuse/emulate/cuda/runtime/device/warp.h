@@ -45,6 +45,14 @@ CROSSFUSE_LEAF T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 
   return crossfuse_shuffle(mask, value, source / w > lane / w ? lane : source);
 }
 
+CROSSFUSE_LEAF unsigned __reduce_max_sync(unsigned mask, unsigned value) {
+  for (int lanes = 1; lanes < 32; lanes *= 2) {
+    const unsigned other = __shfl_xor_sync(mask, value, lanes);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
 CROSSFUSE_LEAF void __syncwarp(unsigned mask = 0xFFFFFFFFu) { crossfuse_emulate_warp_sync(mask); }
 CROSSFUSE_LEAF unsigned __activemask() { return crossfuse_emulate_active_mask(); }
 CROSSFUSE_LEAF unsigned __ballot_sync(unsigned mask, int predicate) {

@@ -1,0 +1,288 @@
+"""Rows before a product, made chunk by chunk: the product begins when the first chunk is there.
+
+A quantiser reads whole rows for the scale of their first element. The derivation of the whole
+function says what streams instead: a state of the row (its largest magnitude so far), chunks made
+with the state so far, and a factor for sums that were made before the state changed. A state that
+grows with almost every chunk would correct almost every sum, so a row keeps a bound of it instead:
+one with head room, which is raised only where a chunk outgrows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sympy
+
+from crossfuse import _tvm as ir
+from crossfuse.cascade.algebra import derive
+from crossfuse.cascade.derivation import Derivation, Slot, new, value
+from crossfuse.cascade.detect import detect
+from crossfuse.cascade.rewrite.arithmetic import written
+from crossfuse.cascade.rewrite.frame import Frame, frame_of
+from crossfuse.cascade.rewrite.merging import merge
+from crossfuse.cascade.rewrite.outputs import Outputs
+from crossfuse.cascade.rewrite.refusal import refused
+from crossfuse.cascade.rewrite.residence import Residence
+from crossfuse.cascade.rewrite.row_correction import corrected_product
+from crossfuse.cascade.rewrite.rows_first import RowsFirst
+from crossfuse.cascade.rewrite.scripting import held, named, spatial
+from crossfuse.cascade.rewrite.segments import Segment
+from crossfuse.cascade.rewrite.streaming import over_parameters
+from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.cascade.site import OutputSite, Site
+from crossfuse.schedule.markers import CHUNKS, FAST, MERGE
+
+#: Threads that share a row: a warp.
+WARP = 32
+#: By how much a bound exceeds what it was raised for: half of the smallest steps of an 8-bit float
+#: are lost, and of rows whose values are alike few need a second bound.
+HEAD_ROOM = 2.0
+#: Name of the factors of sums in the function.
+FACTORS = "factors"
+_TILES = StreamTiles(threads=WARP)
+
+
+@dataclass(frozen=True, eq=False)
+class RowChunks:
+    """What it takes to make rows chunk by chunk.
+
+    Attributes
+    ----------
+    site : Site
+        The cascade of the rows.
+    derivation : Derivation
+        Of that.
+    slot : Slot
+        The state of a row: a largest magnitude.
+    correction : sympy.Expr
+        The factor of sums, over the state before and after it changed.
+    chunk : int
+        Elements of a chunk.
+    """
+
+    site: Site
+    derivation: Derivation
+    slot: Slot
+    correction: sympy.Expr
+    chunk: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the matrix."""
+        return int(self.site.extents[self.site.rows[0]])
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a row."""
+        return int(self.site.extents[self.site.axis]) // self.chunk
+
+
+def row_chunks(parts: RowsFirst, site: Site, derivation: Derivation, chunk: int) -> RowChunks:
+    """Check that rows can be made chunk by chunk.
+
+    Parameters
+    ----------
+    parts : RowsFirst
+        The function.
+    site : Site
+        The cascade of `parts.rows`.
+    derivation : Derivation
+        How it streams.
+    chunk : int
+        Elements of a chunk.
+
+    Returns
+    -------
+    RowChunks
+        For `chunked_rows`.
+
+    Raises
+    ------
+    CascadeRefused
+        If the state is no largest magnitude, sums are not corrected by a factor of it, or chunks
+        do not divide the rows.
+    """
+    correction = _correction(parts)
+    frame = frame_of(site, derivation, StreamTiles(threads=WARP))
+    vectors = WARP * frame.cover.vector
+    length = int(site.extents[site.axis])
+    if chunk < vectors or chunk % vectors or length % chunk or len(site.rows) != 1:
+        raise refused(
+            "rows, chunk",
+            f"chunks of {chunk} of {length} elements in {len(site.rows)} loops over rows",
+            f"a multiple of {vectors} (a vector of each thread of a warp) that divides the row",
+            "pass another chunk, or make whole rows: leave the chunk out",
+        )
+    return RowChunks(site, derivation, derivation.slots[0], correction, chunk)
+
+
+def _correction(parts: RowsFirst) -> sympy.Expr:
+    """What sums are multiplied by when the state of a row changes."""
+    sites = detect(parts.function)
+    slots = derive(sites[0].cascade).slots if len(sites) == 1 else ()
+    kinds = [each.monoid.name for each in slots]
+    if kinds == ["max", "sum"] and slots[0].init == 0 and slots[1].corrected:
+        return sympy.cancel(slots[1].carry / slots[1].symbol)
+    raise refused(
+        f"state {', '.join(each.name for each in slots) or '?'}",
+        f"{', '.join(kinds) or f'{len(sites)} cascades'}",
+        "a largest magnitude, and a sum that is corrected by a factor of it",
+        "make whole rows: leave the chunk out",
+    )
+
+
+def chunked_rows(parts: RowsFirst, chunks: RowChunks) -> tuple[RowsFirst, Any]:
+    """Write rows that are made chunk by chunk, and the product that corrects its sums.
+
+    ::
+
+        for row:
+            bound = 0
+            for chunk:                                        # crossfuse.chunks
+                for thread:  SEGMENT[row, thread] = state of the thread's elements of the chunk
+                for thread:  CTA[row] (+)= SEGMENT[row, thread]                    # merge
+                raised = bound if CTA[row] <= bound else 2 * CTA[row]
+                factors[chunk, row] = correction(bound, raised)
+                for thread:  outputs of the thread's elements of the chunk, over raised
+                bound = raised
+        for i, n, k:
+            sum[i, n] = sum[i, n] * (factors[k // chunk, i] if k % chunk == 0 else 1) + ...
+
+    Parameters
+    ----------
+    parts : RowsFirst
+        The function.
+    chunks : RowChunks
+        What to write.
+
+    Returns
+    -------
+    tuple[RowsFirst, tvm.tirx.PrimFunc]
+        The function with a product that corrects its sums, and what makes its rows: both for
+        `joined`.
+    """
+    factors = ir.tirx.decl_buffer((chunks.chunks, chunks.rows), "float32", FACTORS, layout=None)
+    corrected = corrected_product(parts, factors, chunks.chunk)
+    whole = replace(parts, product=corrected, passed=(*parts.passed, factors))
+    return whole, _written(chunks)
+
+
+def _written(chunks: RowChunks) -> Any:
+    with ir.IRBuilder() as builder, ir.script.prim_func(s_tir=True):
+        ir.script.func_name("rows")
+        ir.script.func_attr({FAST: 1})
+        site = over_parameters(chunks.site)
+        shape = (chunks.chunks, chunks.rows)
+        factors = ir.script.arg(FACTORS, ir.script.buffer(shape, "float32"))
+        _Writer(replace(chunks, site=site), factors).run()
+    return builder.get()
+
+
+class _Writer:
+    """Writes the rows."""
+
+    def __init__(self, chunks: RowChunks, factors: Any) -> None:
+        self.chunks = chunks
+        self.factors = factors
+        self.name = chunks.slot.name
+
+    def run(self) -> None:
+        made = self.chunks
+        with ir.script.serial(0, made.rows) as row:
+            named("row", row)
+            with ir.script.sblock("rows"):
+                self.row = spatial("row_", made.rows, row)
+                self._regions()
+                self.bound = held(f"{self.name}_bound", (1,), "float32", "local")
+                shape = (made.rows, 1, WARP)
+                self.segment = held(f"{self.name}_segment", shape, "float32", "local")
+                self.merged = held(f"{self.name}_cta", (made.rows,), "float32", "local")
+                ir.script.buffer_store(self.bound, ir.tirx.const(0.0, "float32"), [0])
+                annotations = {CHUNKS: made.chunk}
+                with ir.script.serial(0, made.chunks, annotations=annotations) as chunk:
+                    self.chunk = named("chunk", chunk)
+                    self._chunk()
+
+    def _regions(self) -> None:
+        """What the block of a row reads and writes, stated: it holds other blocks."""
+        row, site = self.row, self.chunks.site
+        length = int(site.extents[site.axis])
+        loads: list[Any] = []
+        for each in site.reads.values():
+            ir.walk(each, (ir.TensorLoad, lambda load: loads.append(load.source)))
+        ir.script.reads(*[each[row, 0:length] for each in dict.fromkeys(loads)])
+        stored = [
+            each.buffer[row, 0:length] if len(each.indices) == 2 else each.buffer[row]
+            for each in site.outputs
+        ]
+        ir.script.writes(*stored, self.factors[0 : self.chunks.chunks, row])
+
+    def _chunk(self) -> None:
+        for block in (self._segment, self._merge, self._outputs):
+            with ir.script.thread_binding(0, WARP, thread="threadIdx.x") as thread:
+                named("thread", thread)
+                block(thread)
+
+    def _frame(self, chunk: Any) -> Frame:
+        """One chunk as if it were all of its row."""
+        made, site = self.chunks, self.chunks.site
+
+        def moved(expression: Any) -> Any:
+            place = chunk * made.chunk + site.axis
+            return ir.substitute(expression, lambda var: place if var.same_as(site.axis) else var)
+
+        outputs = tuple(
+            OutputSite(e.name, e.buffer, tuple(map(moved, e.indices)), e.columns)
+            for e in site.outputs
+        )
+        extents = {**site.extents, site.axis: made.chunk, chunk: made.chunks}
+        reads = {symbol: moved(each) for symbol, each in site.reads.items()}
+        here = replace(site, extents=extents, reads=reads, outputs=outputs)
+        vectors = made.chunk // (WARP * frame_of(here, made.derivation, _TILES).cover.vector)
+        return frame_of(here, made.derivation, replace(_TILES, unroll=vectors))
+
+    def _places(self, thread: Any) -> tuple[Any, Any, Any]:
+        """Row, chunk and thread of a block."""
+        made = self.chunks
+        row = spatial("row_of", made.rows, self.row)
+        chunk = spatial("chunk_", made.chunks, self.chunk)
+        return row, chunk, spatial("thread_", WARP, thread)
+
+    def _segment(self, thread: Any) -> None:
+        with ir.script.sblock("segment"):
+            row, chunk, lane = self._places(thread)
+            frame = self._frame(chunk)
+            Segment(frame, (row, 0, lane), Residence(frame)).run({self.name: self.segment})
+
+    def _merge(self, thread: Any) -> None:
+        with ir.script.sblock("merge"):
+            row = spatial("row_of", self.chunks.rows, self.row)
+            of = named("thread_", ir.script.axis.reduce(WARP, thread))
+            ir.script.sblock_attr({MERGE: 1})
+            into, segments = {self.name: self.merged}, {self.name: self.segment}
+            merge((self.chunks.slot,), into, (row,), segments, (row, 0, of), {}, "float32")
+
+    def _outputs(self, thread: Any) -> None:
+        with ir.script.sblock("outputs"):
+            row, chunk, lane = self._places(thread)
+            frame = self._frame(chunk)
+            raised = held(f"{self.name}_raised", (1,), "float32", "local")
+            found, bound = self.merged[row], self.bound[0]
+            room = _with_room(found)
+            ir.script.buffer_store(raised, ir.tirx.Select(found <= bound, bound, room), [0])
+            symbols = {value(self.name): bound, new(self.name): raised[0]}
+            # By all threads: a quotient that one has to make keeps the others waiting.
+            factor = held("factor", (1,), "float32", "local")
+            quotient = written(self.chunks.correction, symbols, "float32")
+            ir.script.buffer_store(factor, quotient, [0])
+            with ir.script.If(lane == 0), ir.script.Then():
+                ir.script.buffer_store(self.factors, factor[0], [chunk, row])
+            Outputs(frame, (row, 0, lane), Residence(frame), {self.name: raised[0]}).run()
+            ir.script.buffer_store(self.bound, raised[0], [0])
+
+
+def _with_room(found: Any) -> Any:
+    """A bound with head room: of the largest numbers there is none, but it stays a number."""
+    largest = ir.tirx.max_value("float32")
+    return ir.tirx.min(ir.tirx.const(HEAD_ROOM, "float32") * found, ir.tirx.max(found, largest))

@@ -1,0 +1,175 @@
+"""How the CTAs of a kernel share out rows that are made chunk by chunk.
+
+A CTA makes a part of the rows of each tile that it multiplies: CTAs whose tiles have the same rows
+share them. So what is needed first is made first, and a chunk of a tile has one flag, which each of
+these CTAs raises once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.operand import item_bytes
+from crossfuse.lower.hopper.rows.program import ChunkLoop
+from crossfuse.lower.hopper.tile_program import TileProgram
+from crossfuse.lower.image import TensorMap
+from crossfuse.lower.refusal import refuse
+
+#: Warps that make rows, and the first of them; before them one loads, and one raises flags.
+ROW_WARPS, FIRST_WARP, FLAG_WARP = 2, 2, 1
+#: Rows of a warp at most, whose states it keeps in registers, and those that come by one copy.
+_MOST, _TOGETHER = 16, 4
+#: Elements of a row of a box. PTX ISA, cp.async.bulk.tensor.
+BOX = 256
+#: Multiple of bytes that rows of tensors in global memory must be.
+_PITCH = 16
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkPlan:
+    """Which rows a CTA makes, and what it keeps for them.
+
+    Attributes
+    ----------
+    loop : ChunkLoop
+        The chunks.
+    share : Any
+        Which of the CTAs whose tiles have the same rows one is, over the program's places: the
+        number of its tile of columns.
+    sharers : int
+        How many these are.
+    tile : int
+        Rows of a tile.
+    own : int
+        Rows of a tile that a warp makes, at most.
+    batch : int
+        Rows that come by one copy; divides `own`.
+    exact : bool
+        Whether all rows of all warps exist.
+    source, factors : TensorMap
+        Descriptors of copies of the chunks, and of the factors of a chunk for a tile.
+    item : int
+        Bytes of an element of the source.
+    """
+
+    loop: ChunkLoop
+    share: Any
+    sharers: int
+    tile: int
+    own: int
+    batch: int
+    exact: bool
+    source: TensorMap
+    factors: TensorMap
+    item: int
+
+    @property
+    def batches(self) -> int:
+        """Copies that bring a warp's rows of a chunk; each has a barrier."""
+        return self.own // self.batch
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of a batch."""
+        return self.batch * self.loop.size * self.item
+
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes of the rows of all warps: of one chunk, whose places the next one takes."""
+        return ROW_WARPS * self.batches * self.batch_bytes
+
+    @property
+    def barriers(self) -> int:
+        """Barriers: of each batch, and two pairs between the warps that make rows and the flags."""
+        return ROW_WARPS * self.batches + 4
+
+
+def plan_chunks(program: TileProgram) -> ChunkPlan | None:
+    """Share out the rows of a program.
+
+    Parameters
+    ----------
+    program : TileProgram
+        From `recover`.
+
+    Returns
+    -------
+    ChunkPlan | None
+        None if no rows are made chunk by chunk.
+
+    Raises
+    ------
+    LoweringRefused
+        If a warp would have too many rows, or TMA cannot copy what they need.
+    """
+    rows, left = program.rows, program.contraction.left
+    if rows is None or rows.chunks is None:
+        return None
+    loop = rows.chunks
+    tile = left.shape[0]
+    share, sharers = _share(program)
+    own = -(-tile // (sharers * ROW_WARPS))
+    batch = next(each for each in range(_TOGETHER, 0, -1) if own % each == 0)
+    if own > _MOST or loop.size % BOX or loop.size % left.shape[1]:
+        raise _refused(
+            f"tile of {tile} rows",
+            f"{own} rows of a warp, in chunks of {loop.size}",
+            f"{_MOST} rows, whose states are in registers, and chunks of whole boxes of {BOX} and "
+            f"steps of {left.shape[1]} elements",
+        )
+    exact = own * sharers * ROW_WARPS == tile and not program.has_tail(0)
+    item = item_bytes(str(loop.source.ty.dtype))
+    return ChunkPlan(
+        loop,
+        share,
+        sharers,
+        tile,
+        own,
+        batch,
+        exact,
+        _described(loop.source, (BOX, batch)),
+        _described(loop.factors, (tile, 1)),
+        item,
+    )
+
+
+def _share(program: TileProgram) -> tuple[Any, int]:
+    """Which tile of columns a CTA has, and how many there are, each with all rows."""
+    known = program.analyzer
+    result = program.contraction.result(program.contraction.left.buffer)
+    numbers = [ir.tirx.floordiv(e, n) for e, n in zip(result.origin, result.shape, strict=True)]
+    down, across = (int(known.const_int_bound(each).max_value) + 1 for each in numbers)
+    tiles = program.tiles * program.cluster_size
+    if down * across != tiles:
+        raise _refused(
+            f"grid of {tiles} tiles",
+            f"{down} x {across} tiles of rows and columns",
+            "each tile once: CTAs share out the rows of their tiles",
+        )
+    return known.simplify(numbers[1]), across
+
+
+def _described(buffer: Any, box: tuple[int, int]) -> TensorMap:
+    """A descriptor of boxes that lie in shared memory row by row."""
+    rows, columns = (int(each) for each in buffer.ty.shape)
+    pitch = columns * item_bytes(str(buffer.ty.dtype))
+    if pitch % _PITCH:
+        raise _refused(
+            f"tensor '{buffer.name}'",
+            f"rows of {pitch} bytes",
+            f"rows of a multiple of {_PITCH} bytes, which TMA copies",
+        )
+    name = str(buffer.name)
+    return TensorMap(f"{name}_chunk_map", name, (columns, rows), (pitch,), box, 0)
+
+
+def _refused(where: str, found: str, limit: str) -> Exception:
+    return refuse(
+        "rows",
+        where,
+        found=found,
+        limit=limit,
+        instead="take other tiles, or make whole rows: leave the chunk out",
+    )

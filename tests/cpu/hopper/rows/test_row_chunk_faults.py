@@ -1,0 +1,93 @@
+"""Faults planted in a kernel that makes rows chunk by chunk, each with what finds it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from cpu.hopper.instructions import WAIT
+from cpu.hopper.rows.products import quantised, scheduled
+from cpu.hopper.rows.test_row_chunks import errors, rows_of
+from crossfuse.emulate.cuda import drop_call, emulate
+from crossfuse.lower.extract import lower
+from crossfuse.lower.image import KernelImage
+from crossfuse.workload.cascade_build import prim_func
+from crossfuse.workload.cascade_inputs import random_inputs
+
+pytestmark = pytest.mark.cpu
+
+GIVEN = quantised(64, 768, 32)
+SYNC = "tvm_builtin_cuda_warp_sync"
+
+
+@cache
+def right() -> KernelImage:
+    tiles = {"rows": 64, "columns": 16, "cluster": 1}
+    return lower(scheduled(prim_func(GIVEN), chunk=256, **tiles)).image
+
+
+def planted(pattern: str, by: str) -> KernelImage:
+    """One place of the text changed."""
+    text, count = re.subn(pattern, by, right().cuda, count=1)
+    assert count == 1, pattern
+    return replace(right(), cuda=text)
+
+
+def growing() -> dict[str, np.ndarray]:
+    """Rows that outgrow their bound with every chunk."""
+    inputs = random_inputs(GIVEN, 1)
+    inputs["x"] = rows_of("growing", inputs["x"].shape)
+    return inputs
+
+
+FAULTS: dict[str, tuple[Callable[[], KernelImage], str, str]] = {
+    "a flag raised before rows are stored": (
+        lambda: planted(rf"{WAIT}\([^\n]*chunks_told_ptr[^\n]*\n", "\n"),
+        "race",
+        "and nothing that follows the end of",
+    ),
+    "elements come where lanes still read": (
+        lambda: drop_call(right(), SYNC, 1),
+        "async-race",
+        "reads what is still being stored",
+    ),
+    "elements that have not come": (
+        lambda: planted(rf"{WAIT}\([^\n]*chunks_made_ptr\[0\] & 1[^\n]*\n", "\n"),
+        "uninitialised-read",
+        "before anything wrote it",
+    ),
+    "a wait for a chunk too few": (
+        lambda: planted(
+            r"(crossfuse_await_flags\([^\n]*?), \(step >> 1\), 3", r"\1, (step >> 1) - 1, 3"
+        ),
+        "race",
+        "and nothing that follows the end of",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults(name: str) -> None:
+    plant, kind, text = FAULTS[name]
+    report = emulate(plant(), growing(), orders=3)
+    found = [each for each in report.findings if each.kind == kind]
+    assert found, report.findings
+    assert any(text in str(each) for each in found), found
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda: drop_call(right(), r"crossfuse_correct_\d+"),
+        lambda: planted(r"return __any_sync\(0xffffffffu, found\)", "return 0"),
+    ],
+    ids=["no correction", "factors are not looked at"],
+)
+def test_sums_that_are_not_corrected(plant: Callable[[], KernelImage]) -> None:
+    found, allowed = errors(growing(), emulate(plant(), growing(), orders=1).outputs["out"])
+    assert np.linalg.norm(found) > 10 * np.linalg.norm(allowed)
