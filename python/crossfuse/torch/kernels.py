@@ -55,11 +55,11 @@ def offer_kernels(
 
 
 def _on_gpu(functions: Mapping[GlobalVar, Any], target: Device) -> dict[GlobalVar, Any]:
-    from crossfuse.relax.build_kernels import build_functions
-    from crossfuse.runtime.load import load
+    from crossfuse.relax.build_kernels import built
+    from crossfuse.runtime import build_library, load
 
     named = {str(name.name_hint): func for name, func in functions.items()}
-    libraries = build_functions(named, target)
+    libraries = built(build_library, named, target)
     return {
         name: load(each.shared_object).run for name, each in zip(functions, libraries, strict=True)
     }
