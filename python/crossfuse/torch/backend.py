@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from crossfuse.compiler.bins import BINS
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.torch.report import Report, keep, warn_of_training
@@ -38,6 +39,9 @@ class Backend:
     cpu : str
         Of tensors on the CPU: ``"llvm"`` runs the scheduled functions there, one thread after the
         other, to see what they compute without a GPU. Empty leaves such graphs to torch.
+    bins : tuple[int, ...]
+        Where the number of rows is symbolic: rows that kernels are made for, at most. Calls of more
+        rows are computed by torch.
 
     Examples
     --------
@@ -49,11 +53,14 @@ class Backend:
     always: bool = False
     target: str = ""
     cpu: str = ""
+    bins: tuple[int, ...] = BINS
 
     def __post_init__(self) -> None:
         for name, value, known in (("rest", self.rest, REST), ("cpu", self.cpu, CPU)):
             if value not in known:
                 raise _refused_option(name, repr(value), " or ".join(map(repr, known)))
+        if not self.bins or min(self.bins) < 1:
+            raise _refused_option("bins", repr(self.bins), f"positive numbers, such as {BINS}")
 
     def __call__(
         self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any
@@ -84,7 +91,7 @@ class Backend:
             return Report(reason=f"its tensors are on {place}, and kernels need a GPU")
         from crossfuse.torch.fuse import fuse_chains
 
-        return fuse_chains(module, self._device(place), self.always, place.type == "cpu")
+        return fuse_chains(module, self._device(place), self.always, place.type == "cpu", self.bins)
 
     def _runs_on(self, place: torch.device) -> bool:
         return place.type == "cuda" or (place.type == "cpu" and bool(self.cpu))

@@ -43,34 +43,34 @@ def offer_kernels(
     """
     calls = {each.function: each for each in replacements.values()}
     functions = {name: mod[name] for name in calls}
-    made = _on_cpu(functions) if cpu else _on_gpu(functions, target)
+    made = kernels_of({str(each.name_hint): func for each, func in functions.items()}, target, cpu)
     keys = {}
     for name, call in calls.items():
         text = mod[name].script()
         where = "cpu" if cpu else target.name
         keys[name] = f"{name.name_hint}-{where}-{sha256(text.encode()).hexdigest()[:16]}"
         dtype = getattr(torch, call.dtype)
-        offer(FusedKernel(keys[name], call.shape, dtype, made[name]))
+        offer(FusedKernel(keys[name], call.shape, dtype, made[str(name.name_hint)]))
     return keys
 
 
-def _on_gpu(functions: Mapping[GlobalVar, Any], target: Device) -> dict[GlobalVar, Any]:
+def kernels_of(
+    functions: Mapping[str, Any], target: Device, cpu: bool
+) -> dict[str, Callable[..., torch.Tensor]]:
+    """Build functions, see `offer_kernels`; what makes the output of the inputs, by name."""
+    if cpu:
+        from crossfuse.emulate.llvm import SequentialFunction, serialise
+
+        return {
+            name: _of_tensors(SequentialFunction(serialise(func), func))
+            for name, func in functions.items()
+        }
     from crossfuse.relax.build_kernels import built
     from crossfuse.runtime import build_library, load
 
-    named = {str(name.name_hint): func for name, func in functions.items()}
-    libraries = built(build_library, named, target)
+    libraries = built(build_library, functions, target)
     return {
         name: load(each.shared_object).run for name, each in zip(functions, libraries, strict=True)
-    }
-
-
-def _on_cpu(functions: Mapping[GlobalVar, Any]) -> dict[GlobalVar, Any]:
-    from crossfuse.emulate.llvm import SequentialFunction, serialise
-
-    return {
-        name: _of_tensors(SequentialFunction(serialise(func), func))
-        for name, func in functions.items()
     }
 
 
