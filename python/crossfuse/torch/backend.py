@@ -87,16 +87,26 @@ class Backend:
 
     def _fused(self, module: fx.GraphModule) -> Report:
         place = _place(module)
-        if not self._runs_on(place):
+        if not self.runs_on(place):
             return Report(reason=f"its tensors are on {place}, and kernels need a GPU")
         from crossfuse.torch.fuse import fuse_chains
 
-        return fuse_chains(module, self._device(place), self.always, place.type == "cpu", self.bins)
+        return fuse_chains(
+            module, self.device_of(place), self.always, place.type == "cpu", self.bins
+        )
 
-    def _runs_on(self, place: torch.device) -> bool:
+    def runs_on(self, place: torch.device) -> bool:
+        """Whether kernels run where tensors are."""
         return place.type == "cuda" or (place.type == "cpu" and bool(self.cpu))
 
-    def _device(self, place: torch.device) -> Device:
+    def device_of(self, place: torch.device) -> Device:
+        """What to compile for, for tensors at a place.
+
+        Raises
+        ------
+        WorkloadRefused
+            If the GPU there is no Hopper.
+        """
         if self.target:
             return device(self.target)
         if place.type != "cuda":
