@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -39,6 +39,9 @@ class Backend:
     cpu : str
         Of tensors on the CPU: ``"llvm"`` runs the scheduled functions there, one thread after the
         other, to see what they compute without a GPU. Empty leaves such graphs to torch.
+    cascades : bool
+        Whether products between reductions, such as attention and products behind norms, are fused
+        too.
     bins : tuple[int, ...]
         Where the number of rows is symbolic: rows that kernels are made for, at most. Calls of more
         rows are computed by torch.
@@ -53,6 +56,7 @@ class Backend:
     always: bool = False
     target: str = ""
     cpu: str = ""
+    cascades: bool = True
     bins: tuple[int, ...] = BINS
 
     def __post_init__(self) -> None:
@@ -90,10 +94,13 @@ class Backend:
         if not self.runs_on(place):
             return Report(reason=f"its tensors are on {place}, and kernels need a GPU")
         from crossfuse.torch.fuse import fuse_chains
+        from crossfuse.torch.fuse_cascades import fuse_cascades
 
-        return fuse_chains(
-            module, self.device_of(place), self.always, place.type == "cpu", self.bins
-        )
+        where = (self.device_of(place), self.always, place.type == "cpu")
+        report = fuse_chains(module, *where, self.bins)
+        if not self.cascades:
+            return report
+        return replace(report, outcomes=report.outcomes + fuse_cascades(module, *where))
 
     def runs_on(self, place: torch.device) -> bool:
         """Whether kernels run where tensors are."""

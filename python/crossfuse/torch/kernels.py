@@ -7,7 +7,6 @@ from hashlib import sha256
 from typing import Any
 
 import torch
-import tvm
 from tvm.ir import GlobalVar
 
 from crossfuse.hardware import Device
@@ -16,7 +15,7 @@ from crossfuse.torch.operator import FusedKernel, offer
 
 
 def offer_kernels(
-    replacements: Mapping[Any, Replacement], mod: tvm.IRModule, target: Device, cpu: bool
+    replacements: Mapping[Any, Replacement], mod: Mapping[Any, Any], target: Device, cpu: bool
 ) -> dict[GlobalVar, str]:
     """Build the functions that a graph calls, and make them known to ``crossfuse::run``.
 
@@ -24,7 +23,7 @@ def offer_kernels(
     ----------
     replacements : Mapping[Any, Replacement]
         The calls.
-    mod : tvm.IRModule
+    mod : tvm.IRModule | Mapping[GlobalVar, tvm.tirx.PrimFunc]
         With the functions.
     target : Device
         What to build for.

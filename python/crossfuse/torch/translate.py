@@ -109,7 +109,8 @@ class _Attempt:
                 needed = [env[each] for each in inside if self._is_needed(each, inside)]
                 results = builder.emit_output(relax.Tuple(needed))
             builder.emit_func_output(results)
-        nodes = {value: each for each, value in env.items() if isinstance(value, Var)}
+        # What only gives another name to a value, as a view of the same shape may, stays behind it.
+        nodes = {value: each for each, value in [*env.items()][::-1] if isinstance(value, Var)}
         left = (each for each in given if each.op == "call_function")
         names = dict.fromkeys(str(each.target) for each in left)
         module = builder.get()

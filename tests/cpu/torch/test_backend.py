@@ -182,7 +182,7 @@ def test_torch_finds_it_by_name() -> None:
     [
         ({"rest": "xla"}, "found 'xla'; limit: 'inductor' or 'eager'"),
         ({"cpu": "numpy"}, "found 'numpy'; limit: '' or 'llvm'"),
-        ({"fast": True}, "found 'fast'; limit: rest, always, target, cpu, bins"),
+        ({"fast": True}, "found 'fast'; limit: rest, always, target, cpu, cascades, bins"),
     ],
 )
 def test_options_that_are_none_are_refused(options: dict[str, Any], text: str) -> None:
