@@ -1,4 +1,4 @@
-"""Cascades with products in a graph of torch: attention, products behind norms, routers."""
+"""Cascades with products in a graph of torch: attention that is written as a formula."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ from crossfuse.torch.translate import Translation, translate
 
 #: The function that TVM makes of a product.
 _LEGAL_PRODUCT = "matmul"
+#: Products of attention, and the rank of what they multiply.
+_PRODUCTS, _BATCHED = 2, 3
 
 
 def fuse_cascades(
@@ -34,11 +36,11 @@ def fuse_cascades(
 ) -> tuple[ChainOutcome, ...]:
     """Replace cascades with products by kernels, in place.
 
-    The alternative that a kernel has to beat are separate kernels of the products and of what lies
-    between, as inductor makes them. Norms and softmaxes without products are left: inductor reads
-    and writes them once too. Attention that the graph has as one operator of torch is left as well:
-    it is a fused kernel of cuDNN or flash attention already, and inductor makes one of the usual
-    formulas before we see them.
+    They are looked for where products multiply batches by batches. A kernel has to beat separate
+    kernels of the products and of what lies between, as inductor makes them. Norms and softmaxes
+    without products are left: inductor reads and writes them once too. Attention that the graph has
+    as one operator of torch is left as well: it is a fused kernel of cuDNN or flash attention
+    already, and inductor makes one of the usual formulas before we see them.
 
     Parameters
     ----------
@@ -53,7 +55,7 @@ def fuse_cascades(
         What became of each cascade with products; its ``products`` are the operators that reduce.
     """
     translation = translate(module.graph)
-    if not _has_products(translation):
+    if not _may_have_attention(translation):
         return ()
     legal = relax.transform.LegalizeOps()(translation.module)
     made = _Made(translation, always)
@@ -156,7 +158,15 @@ def _plans(group: Group, target: Device) -> list[CascadePlan]:
     return [*ours, *ranked_cascade(shape, target, only=(EAGER,))]
 
 
-def _has_products(translation: Translation) -> bool:
-    """Whether there is anything to do, before it is looked for at length."""
+def _may_have_attention(translation: Translation) -> bool:
+    """Whether two products are of batches on both sides; weights of layers have none.
+
+    To look for cascades takes more than a second for each layer of a model.
+    """
     dataflow = read_dataflow(translation.module["main"])
-    return any(dataflow.operator(each) == PRODUCT for each in dataflow.values)
+    products = (each for each in dataflow.values if dataflow.operator(each) == PRODUCT)
+    ranks = (
+        [len(shape_of(each, "an operand")) for each in dataflow.arguments(product)]
+        for product in products
+    )
+    return sum(min(each) >= _BATCHED for each in ranks) >= _PRODUCTS

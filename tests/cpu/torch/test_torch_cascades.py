@@ -1,4 +1,4 @@
-"""Cascades with products in the backend: attention as a formula, and a product behind a norm."""
+"""Cascades with products in the backend: attention as a formula, and what is left alone."""
 
 from __future__ import annotations
 
@@ -66,6 +66,4 @@ def test_scores_that_others_read_are_left() -> None:
 def test_operators_of_torch_and_products_behind_norms_are_left() -> None:
     given = [torch.randn(HEADS) for _ in range(3)]
     assert check(F.scaled_dot_product_attention, *given, always=True).outcomes == ()
-    report = check(norm, torch.randn(64, 128), torch.randn(128, 128), always=True)
-    assert report.fused == ()
-    assert "mean, add, tir_rsqrt, multiply, matmul: left, stream" in report.text()
+    assert check(norm, torch.randn(64, 128), torch.randn(128, 128), always=True).outcomes == ()
