@@ -95,12 +95,18 @@ class Backend:
             return Report(reason=f"its tensors are on {place}, and kernels need a GPU")
         from crossfuse.torch.fuse import fuse_chains
         from crossfuse.torch.fuse_cascades import fuse_cascades
+        from crossfuse.torch.fuse_rows import fuse_rows
 
         where = (self.device_of(place), self.always, place.type == "cpu")
-        report = fuse_chains(module, *where, self.bins)
-        if not self.cascades:
-            return report
-        return replace(report, outcomes=report.outcomes + fuse_cascades(module, *where))
+        report = fuse_chains(module, *where)
+        outcomes = report.outcomes + fuse_rows(module, *where, self.bins, self._apart)
+        if self.cascades:
+            outcomes += fuse_cascades(module, *where)
+        return replace(report, outcomes=outcomes)
+
+    def _apart(self, module: fx.GraphModule) -> Callable[..., Any]:
+        """What computes a chain of symbolic rows that no kernel is for."""
+        return torch.compile(module, dynamic=True) if self.rest == "inductor" else module
 
     def runs_on(self, place: torch.device) -> bool:
         """Whether kernels run where tensors are."""

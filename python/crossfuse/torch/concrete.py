@@ -45,7 +45,7 @@ def symbols_of(graph: fx.Graph) -> dict[sympy.Symbol, int]:
         if node.op != "placeholder" or not isinstance(value, torch.Tensor):
             continue
         for each in value.shape:
-            if isinstance(each, torch.SymInt) and extent(each).is_Symbol:
+            if isinstance(each, torch.SymInt) and extent(each).is_Symbol and each.node.has_hint():
                 found[extent(each)] = int(each.node.hint)
     return dict(sorted(found.items(), key=lambda each: str(each[0])))
 

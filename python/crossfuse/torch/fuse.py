@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import fx
 
 from crossfuse.hardware import Device
 from crossfuse.relax.chains.choice import choose_chains
 from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.dataflow import read_dataflow
-from crossfuse.torch.fuse_rows import fuse_rows
 from crossfuse.torch.kernels import offer_kernels
 from crossfuse.torch.report import Report, in_torch
 from crossfuse.torch.rewrite import rewrite
 from crossfuse.torch.translate import translate
 
 
-def fuse_chains(
-    module: fx.GraphModule, target: Device, always: bool, cpu: bool, bins: Sequence[int]
-) -> Report:
-    """Replace the chains of a graph by kernels, in place.
+def fuse_chains(module: fx.GraphModule, target: Device, always: bool, cpu: bool) -> Report:
+    """Replace the chains of a graph whose shapes are numbers by kernels, in place.
 
     Parameters
     ----------
@@ -32,8 +27,6 @@ def fuse_chains(
         Whether chains are fused that are estimated to be slower than not to fuse them.
     cpu : bool
         Whether the scheduled functions run on the CPU instead.
-    bins : Sequence[int]
-        Where rows are symbolic: rows that kernels are made for, at most.
 
     Returns
     -------
@@ -49,5 +42,4 @@ def fuse_chains(
         keys = offer_kernels(chosen.replacements, made, target, cpu)
         rewrite(module, translation.nodes, chosen.replacements, keys)
     outcomes = tuple(in_torch(each, translation.names) for each in chosen.outcomes)
-    outcomes += fuse_rows(module, target, always, cpu, bins)
     return Report(outcomes, translation.untranslated)

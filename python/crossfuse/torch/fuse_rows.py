@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import prod
@@ -54,7 +54,12 @@ class _Bin:
 
 
 def fuse_rows(
-    module: fx.GraphModule, target: Device, always: bool, cpu: bool, bins: Sequence[int]
+    module: fx.GraphModule,
+    target: Device,
+    always: bool,
+    cpu: bool,
+    bins: Sequence[int],
+    apart: Callable[[fx.GraphModule], Callable[..., Any]] = lambda module: module,
 ) -> tuple[ChainOutcome, ...]:
     """Replace chains whose number of rows is symbolic, in place.
 
@@ -70,6 +75,8 @@ def fuse_rows(
         See `crossfuse.torch.fuse.fuse_chains`.
     bins : Sequence[int]
         Rows that kernels are made for, at most.
+    apart : Callable
+        Makes what computes a chain that no kernel is for, of its graph.
 
     Returns
     -------
@@ -83,7 +90,7 @@ def fuse_rows(
         hint = int(rows.xreplace(hints))
         first = next((each for each in every if hint <= each.rows), every[-1])
         order = [first, *(each for each in every if each is not first)]
-        calls = _calls(order, every, rows, target, cpu)
+        calls = _calls(order, every, target, cpu, apart)
         if calls:
             rewrite_rows(module, list(calls.values()))
         outcomes += [_told(each, every) for each in first.outcomes]
@@ -118,7 +125,7 @@ def _sizes(rows: sympy.Expr, bins: Sequence[int]) -> list[dict[sympy.Symbol, int
     """Values of symbols that give some rows as many as the bins have, as nearly as they divide."""
     (*others, last) = sorted(rows.free_symbols, key=str)
     fixed: dict[Any, int] = dict.fromkeys(others, _LEAST)
-    each = int(rows.xreplace({**fixed, last: 1}))
+    each = max(1, int(rows.xreplace({**fixed, last: 1})))
     found = {max(_LEAST, most // each): None for most in sorted(bins)}
     return [{**fixed, last: size} for size in found]
 
@@ -164,7 +171,11 @@ def _fits(
 
 
 def _calls(
-    order: Sequence[_Bin], every: Sequence[_Bin], rows: sympy.Expr, target: Device, cpu: bool
+    order: Sequence[_Bin],
+    every: Sequence[_Bin],
+    target: Device,
+    cpu: bool,
+    apart: Callable[[fx.GraphModule], Callable[..., Any]],
 ) -> dict[fx.Node, RowsCall]:
     """Calls by output; of chains that overlap the one of the first bin in order is taken."""
     taken: set[fx.Node] = set()
@@ -187,6 +198,7 @@ def _calls(
     calls = {}
     for key, form in forms.items():
         kernel = _kernel(key, form, every, wanted, runs, "cpu" if cpu else target.name)
+        kernel = replace(kernel, eager=apart(form.run))
         offer(kernel)
         calls[key[0]] = RowsCall(key[0], key[1], form.sizes, kernel.key)
     return calls
