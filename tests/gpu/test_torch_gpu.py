@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
-from crossfuse.torch import Backend, reports  # noqa: E402
+from crossfuse.torch import Backend, replace_mlp, reports  # noqa: E402
 
 D, H, LAYERS = 2048, 5632, 2
 
@@ -64,7 +65,42 @@ def test_a_graph_captures_the_model_on_a_stream_of_its_own() -> None:
             check(module, y, x)
 
 
-def test_the_virtual_machine_runs_a_model() -> None:
+@pytest.mark.parametrize("rest", ["inductor", "eager"])
+def test_kernels_for_bins_of_rows(rest: str) -> None:
+    torch.compiler.reset()
+    module = nn.Sequential(*(Layer() for _ in range(LAYERS))).cuda().bfloat16().eval()
+    backend = Backend(rest=rest, always=True, bins=(16, 128))
+    fn, before = torch.compile(module, backend=backend, dynamic=True), len(reports())
+    for shape in ((2, 7), (3, 5), (4, 30), (16, 8), (5, 40)):
+        x = torch.randn(*shape, D, device="cuda").bfloat16()
+        with torch.inference_mode():
+            check(module, fn(x), x)
+    assert len(reports()) == before + 1
+    assert reports()[-1].fused == ("crossfuse_gated_ffn",) * LAYERS
+
+
+class FFN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand, self.contract = nn.Linear(D, H), nn.Linear(H, D)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.contract(F.gelu(self.expand(x), approximate="tanh"))
+
+
+def test_mlps_without_torch_compile() -> None:
+    module = nn.Sequential(nn.RMSNorm(D), FFN()).cuda().bfloat16().eval()
+    done = replace_mlp(module, always=True, bins=(16, 128))
+    assert list(done.parts) == ["1"]
+    given = [torch.randn(2, rows, D, device="cuda").bfloat16() for rows in (1, 8, 50, 300)]
+    with torch.inference_mode():
+        got = [module(x) for x in given]
+        done.restore()
+        for x, y in zip(given, got, strict=True):
+            check(module, y, x)
+
+
+def test_the_virtual_machine_runs_a_model(tmp_path: Path) -> None:
     import tvm
     from tvm import relax
 
@@ -75,10 +111,11 @@ def test_the_virtual_machine_runs_a_model() -> None:
 
     module, _, x = compiled(16)
     imported = import_torch(module.cpu(), [x.cpu()])
-    machine = relax.VirtualMachine(
-        relax.build(imported.mod, tvm_target("nvidia-h100"), relax_pipeline=pipeline()), tvm.cuda()
-    )
+    executable = relax.build(imported.mod, tvm_target("nvidia-h100"), relax_pipeline=pipeline())
     given = [to_numpy(x), *imported.params.values()]
-    got = machine["main"](*(tvm.runtime.tensor(each, tvm.cuda()) for each in given)).numpy()
-    with torch.inference_mode():
-        check(module.cuda(), torch.from_numpy(got.astype("float32")).cuda(), x)
+    executable.export_library(tmp_path / "model.so")
+    for made in (executable, tvm.runtime.load_module(str(tmp_path / "model.so"))):
+        machine = relax.VirtualMachine(made, tvm.cuda())
+        got = machine["main"](*(tvm.runtime.tensor(each, tvm.cuda()) for each in given)).numpy()
+        with torch.inference_mode():
+            check(module.cuda(), torch.from_numpy(got.astype("float32")).cuda(), x)

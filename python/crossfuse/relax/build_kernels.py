@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, TypeVar
 
 import tvm
 from tvm import relax
@@ -18,37 +18,36 @@ from crossfuse.hardware import Device, device
 from crossfuse.lower.extract import lower
 from crossfuse.relax.dataflow import clean
 from crossfuse.relax.kernel_mark import is_kernel
-from crossfuse.runtime.artefact import Artefact, build_library
-from crossfuse.runtime.load import load
+from crossfuse.runtime.artefact import KernelObject, build_object
 
 _EXTERNAL = "external_mods"
 _CALL = "relax.call_tir"
+_Built = TypeVar("_Built")
 
 
 @ir.tvm.ir.transform.module_pass(opt_level=0, name="crossfuse.BuildKernels")
 class BuildKernels:
     """Build what `FuseChains` and `FuseCascades` scheduled, and take it out of the module.
 
-    Each function becomes a library of its own (see `crossfuse.runtime.build_library`), and calls of
-    it become ``call_dps_packed`` of the name that it had. The libraries are among the module's
-    ``external_mods``, which ``relax.build`` links: the virtual machine runs them on torch's or
-    TVM's current stream. Passes after this one, such as ``FuseOps`` and dlight's schedules, do not
-    see them any more.
+    Each function becomes an object file (see `crossfuse.runtime.build_object`), and calls of it
+    become ``call_dps_packed`` of the name that it had. The objects are static libraries among the
+    module's ``external_mods``, which ``relax.build`` links: ``export_library`` writes them into the
+    model's one file, and the virtual machine runs them on TVM's current stream. Passes after this
+    one, such as ``FuseOps`` and dlight's schedules, do not see them any more.
 
     Parameters
     ----------
     target : str | Device
         What to build for.
     directory : str | Path | None
-        Where libraries and manifests go; None makes a temporary directory, which the process needs
-        as long as it runs the module.
+        Where objects go; None makes a temporary directory. Nothing needs them after the pass.
     jobs : int
         Kernels that are built at the same time; 0 takes as many as there are processors.
 
     Attributes
     ----------
-    artefacts : tuple[Artefact, ...]
-        The libraries of the last module, in its order.
+    objects : tuple[KernelObject, ...]
+        The kernels of the last module, in its order.
 
     Raises
     ------
@@ -74,13 +73,13 @@ class BuildKernels:
         self.target = device(target)
         self.directory = directory
         self.jobs = jobs
-        self.artefacts: tuple[Artefact, ...] = ()
+        self.objects: tuple[KernelObject, ...] = ()
 
     def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
         """See `BuildKernels`."""
         kernels = {name: func for name, func in mod.functions_items() if is_kernel(func)}
         named = {str(name.name_hint): func for name, func in kernels.items()}
-        self.artefacts = build_functions(named, self.target, self.directory, self.jobs)
+        self.objects = built(build_object, named, self.target, self.directory, self.jobs)
         if not kernels:
             return mod
         made = mod.clone()
@@ -89,21 +88,27 @@ class BuildKernels:
                 made.update_func(name, _calling(function, kernels))
         for name in kernels:
             del made[name]
-        modules = [load(each.shared_object).module for each in self.artefacts]
+        modules = [
+            tvm.runtime.load_static_library(str(each.path), [each.manifest.name])
+            for each in self.objects
+        ]
         before = list((mod.attrs or {}).get(_EXTERNAL, []))
         return clean(made.with_attr(_EXTERNAL, [*before, *modules]))
 
 
-def build_functions(
+def built(
+    build: Callable[..., _Built],
     functions: Mapping[str, Any],
     target: Device,
     directory: str | Path | None = None,
     jobs: int = 0,
-) -> tuple[Artefact, ...]:
-    """Libraries of scheduled functions, each named as the function.
+) -> tuple[_Built, ...]:
+    """Kernels of scheduled functions, each named as the function.
 
     Parameters
     ----------
+    build : Callable
+        `crossfuse.runtime.build_library` or `build_object`.
     functions : Mapping[str, tvm.tirx.PrimFunc]
         By name.
     target : Device
@@ -115,8 +120,8 @@ def build_functions(
 
     Returns
     -------
-    tuple[Artefact, ...]
-        In the order of the functions.
+    tuple
+        What it built, in the order of the functions.
 
     Raises
     ------
@@ -128,11 +133,11 @@ def build_functions(
         return ()
     folder = directory if directory is not None else mkdtemp(prefix="crossfuse-")
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        return tuple(pool.map(lambda each: build_library(each, folder, device=target), images))
+        return tuple(pool.map(lambda each: build(each, folder, device=target), images))
 
 
 def _calling(function: Any, kernels: Mapping[GlobalVar, Any]) -> Any:
-    """A function that calls libraries instead of functions of TensorIR."""
+    """A function that calls kernels instead of functions of TensorIR."""
     blocks = []
     for block in function.body.blocks:
         bindings = [
@@ -157,6 +162,6 @@ def _calls(value: Any, kernels: Mapping[GlobalVar, Any]) -> bool:
 
 
 def _external(call: Any) -> Any:
-    """The call of a library of the name that the function has."""
+    """The call of a kernel of the name that the function has."""
     name, arguments = call.args[0], call.args[1]
     return relax.call_dps_packed(str(name.name_hint), arguments, out_ty=list(call.ty_args))

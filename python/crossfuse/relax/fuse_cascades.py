@@ -162,7 +162,7 @@ class _Module:
         outcome = Outcome(
             str(callee.name_hint),
             group.kernel.form,
-            _text(group.found.site),
+            text_of(group.found.site),
             calls_of(group.members),
             group.apart,
             group.before,
@@ -187,7 +187,7 @@ class _Module:
             self.outcomes.append(Outcome(label, "", kernel, before=before, after=before))
             return
         self.changed[name] = _finished(kernel.func, func)
-        text = _text(found.site)
+        text = text_of(found.site)
         apart = self.apart.get(label, ())
         self.outcomes.append(Outcome(label, kernel.form, text, (), apart, before, kernel.bytes))
 
@@ -240,7 +240,7 @@ def _name(group: Group) -> str:
     return "_".join(["fused", *name_of(group.members).split(", ")])
 
 
-def _text(site: Site | None) -> str:
+def text_of(site: Site | None) -> str:
     """Reductions and their axis, for people."""
     assert site is not None
     stages = ", ".join(f"{each.name} ({each.monoid.name})" for each in site.cascade.stages)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crossfuse.runtime.artefact import Artefact, build_library
+from crossfuse.runtime.artefact import Artefact, KernelObject, build_library, build_object
 from crossfuse.runtime.cubin import Cubin, ResourceUsage, cache_directory, compile_cubin
 from crossfuse.runtime.dispatch import Dispatch, load_dispatch, write_dispatch
 from crossfuse.runtime.dispatch_table import DispatchTable
@@ -17,11 +17,13 @@ __all__ = [
     "Cubin",
     "Dispatch",
     "DispatchTable",
+    "KernelObject",
     "LoadedKernel",
     "Manifest",
     "NvccInfo",
     "ResourceUsage",
     "build_library",
+    "build_object",
     "cache_directory",
     "compile_cubin",
     "find_host_compiler",

@@ -42,6 +42,56 @@ class Artefact:
     manifest: Manifest
 
 
+@dataclass(frozen=True)
+class KernelObject:
+    """A kernel as an object file, for a library that somebody else links.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+        The object file. It has the functions that a library has, and needs tvm-ffi where it is
+        loaded.
+    manifest : Manifest
+        What is embedded in it.
+    """
+
+    path: Path
+    manifest: Manifest
+
+
+def build_object(
+    image: KernelImage,
+    destination: str | os.PathLike[str],
+    *,
+    device: str | hardware.Device = "nvidia-h100",
+) -> KernelObject:
+    """Compile an image into ``<name>.o`` with its cubin and manifest inside.
+
+    Parameters
+    ----------
+    image : KernelImage
+        What to build.
+    destination : path
+        A directory for ``<image.name>.o``.
+    device : str or Device
+        Device to compile for and to check limits against.
+
+    Returns
+    -------
+    KernelObject
+        Path and manifest.
+
+    Raises
+    ------
+    LoweringRefused, EnvironmentRefused
+        See `build_library`.
+    """
+    parts = _compiled(image, hardware.device(device), {}, None)
+    path = Path(destination) / f"{image.name}.o"
+    write_atomically(path, compile_launcher(*parts, linked=False))
+    return KernelObject(path, Manifest.from_json(parts[2], str(path)))
+
+
 def build_library(
     image: KernelImage,
     destination: str | os.PathLike[str],
@@ -87,13 +137,9 @@ def build_library(
         If nvcc or a C++ compiler is missing.
     """
     target = hardware.device(device)
-    check_image(image, target)
-    source = generate_launcher(image, target.arch)
-    cubin = compile_cubin(image.cuda, arch=target.arch, nvcc=nvcc, cache=cache, timeout=timeout)
-    check_resources(image, cubin, target)
-    manifest = _manifest(image, cubin, target, dict(metadata or {}), schedule_trace)
-    text = manifest.to_json()
-    library = compile_launcher(source, cubin.data, text)
+    options = {"nvcc": nvcc, "cache": cache, "timeout": timeout}
+    parts = _compiled(image, target, dict(metadata or {}), schedule_trace, **options)
+    library, text = compile_launcher(*parts), parts[2]
     path = Path(destination)
     if path.suffix != ".so":
         path = path / f"{image.name}.so"
@@ -103,6 +149,21 @@ def build_library(
     write_atomically(manifest_path, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode())
     # Read back, so that the caller holds what a loader will hold: tuples are lists in JSON.
     return Artefact(path, manifest_path, Manifest.from_json(text, str(manifest_path)))
+
+
+def _compiled(
+    image: KernelImage,
+    target: hardware.Device,
+    metadata: Mapping[str, Any],
+    trace: str | None,
+    **options: Any,
+) -> tuple[str, bytes, str]:
+    """Source of the launcher, cubin, and text of the manifest."""
+    check_image(image, target)
+    source = generate_launcher(image, target.arch)
+    cubin = compile_cubin(image.cuda, arch=target.arch, **options)
+    check_resources(image, cubin, target)
+    return source, cubin.data, _manifest(image, cubin, target, metadata, trace).to_json()
 
 
 def _manifest(

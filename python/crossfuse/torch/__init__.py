@@ -1,4 +1,4 @@
-"""Kernels of ours in PyTorch: the backend of ``torch.compile``.
+"""Kernels of ours in PyTorch: the backend of ``torch.compile``, and MLPs without it.
 
 Names are loaded when first used, so that importing the package needs neither TVM nor torch.
 """
@@ -8,7 +8,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_HOME = {"Backend": "backend", "Report": "report", "crossfuse": "backend", "reports": "report"}
+_HOME = {
+    "Backend": "backend",
+    "Replaced": "replace_mlp",
+    "Report": "report",
+    "crossfuse": "backend",
+    "replace_mlp": "replace_mlp",
+    "reports": "report",
+}
 
 __all__ = sorted(_HOME)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from crossfuse.compiler.bins import BINS
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.torch.report import Report, keep, warn_of_training
@@ -38,6 +39,12 @@ class Backend:
     cpu : str
         Of tensors on the CPU: ``"llvm"`` runs the scheduled functions there, one thread after the
         other, to see what they compute without a GPU. Empty leaves such graphs to torch.
+    cascades : bool
+        Whether products between reductions, such as attention and products behind norms, are fused
+        too.
+    bins : tuple[int, ...]
+        Where the number of rows is symbolic: rows that kernels are made for, at most. Calls of more
+        rows are computed by torch.
 
     Examples
     --------
@@ -49,11 +56,15 @@ class Backend:
     always: bool = False
     target: str = ""
     cpu: str = ""
+    cascades: bool = True
+    bins: tuple[int, ...] = BINS
 
     def __post_init__(self) -> None:
         for name, value, known in (("rest", self.rest, REST), ("cpu", self.cpu, CPU)):
             if value not in known:
                 raise _refused_option(name, repr(value), " or ".join(map(repr, known)))
+        if not self.bins or min(self.bins) < 1:
+            raise _refused_option("bins", repr(self.bins), f"positive numbers, such as {BINS}")
 
     def __call__(
         self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any
@@ -80,16 +91,35 @@ class Backend:
 
     def _fused(self, module: fx.GraphModule) -> Report:
         place = _place(module)
-        if not self._runs_on(place):
+        if not self.runs_on(place):
             return Report(reason=f"its tensors are on {place}, and kernels need a GPU")
         from crossfuse.torch.fuse import fuse_chains
+        from crossfuse.torch.fuse_cascades import fuse_cascades
+        from crossfuse.torch.fuse_rows import fuse_rows
 
-        return fuse_chains(module, self._device(place), self.always, place.type == "cpu")
+        where = (self.device_of(place), self.always, place.type == "cpu")
+        report = fuse_chains(module, *where)
+        outcomes = report.outcomes + fuse_rows(module, *where, self.bins, self._apart)
+        if self.cascades:
+            outcomes += fuse_cascades(module, *where)
+        return replace(report, outcomes=outcomes)
 
-    def _runs_on(self, place: torch.device) -> bool:
+    def _apart(self, module: fx.GraphModule) -> Callable[..., Any]:
+        """What computes a chain of symbolic rows that no kernel is for."""
+        return torch.compile(module, dynamic=True) if self.rest == "inductor" else module
+
+    def runs_on(self, place: torch.device) -> bool:
+        """Whether kernels run where tensors are."""
         return place.type == "cuda" or (place.type == "cpu" and bool(self.cpu))
 
-    def _device(self, place: torch.device) -> Device:
+    def device_of(self, place: torch.device) -> Device:
+        """What to compile for, for tensors at a place.
+
+        Raises
+        ------
+        WorkloadRefused
+            If the GPU there is no Hopper.
+        """
         if self.target:
             return device(self.target)
         if place.type != "cuda":

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-
 from torch import fx
-from tvm.ir import Var
 
 from crossfuse.hardware import Device
-from crossfuse.relax.chains.choice import ChainOutcome, choose_chains
+from crossfuse.relax.chains.choice import choose_chains
 from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.dataflow import read_dataflow
 from crossfuse.torch.kernels import offer_kernels
-from crossfuse.torch.report import Report
+from crossfuse.torch.report import Report, in_torch
 from crossfuse.torch.rewrite import rewrite
 from crossfuse.torch.translate import translate
 
 
 def fuse_chains(module: fx.GraphModule, target: Device, always: bool, cpu: bool) -> Report:
-    """Replace the chains of a graph by kernels, in place.
+    """Replace the chains of a graph whose shapes are numbers by kernels, in place.
 
     Parameters
     ----------
@@ -46,11 +41,5 @@ def fuse_chains(module: fx.GraphModule, target: Device, always: bool, cpu: bool)
         made = kernels.module
         keys = offer_kernels(chosen.replacements, made, target, cpu)
         rewrite(module, translation.nodes, chosen.replacements, keys)
-    outcomes = tuple(_in_torch(each, translation.nodes) for each in chosen.outcomes)
+    outcomes = tuple(in_torch(each, translation.names) for each in chosen.outcomes)
     return Report(outcomes, translation.untranslated)
-
-
-def _in_torch(outcome: ChainOutcome, nodes: Mapping[Any, fx.Node]) -> ChainOutcome:
-    """An outcome whose products have the names of torch's nodes."""
-    names = {each.name: node.name for each, node in nodes.items() if isinstance(each, Var)}
-    return replace(outcome, products=tuple(names.get(each, each) for each in outcome.products))

@@ -6,32 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomInferenceAwareGraphPass
 
 from crossfuse.torch.report import warn_of_training
-
-
-class _Pass(CustomInferenceAwareGraphPass):
-    """Our pass before inductor's own on graphs of aten operators."""
-
-    def __init__(self, fuse: Callable[[fx.GraphModule], None]) -> None:
-        self._fuse = fuse
-
-    def __call__(self, graph: fx.Graph, is_inference: bool) -> None:
-        if is_inference:
-            self._fuse(graph.owning_module)
-        else:
-            warn_of_training()
-
-    def uuid(self) -> None:
-        """None: inductor does not cache these graphs, which call kernels of this process."""
-        return
 
 
 def compile_with_inductor(
     module: fx.GraphModule, inputs: Sequence[Any], fuse: Callable[[fx.GraphModule], None]
 ) -> Callable[..., Any]:
-    """Compile a captured graph by inductor, with our pass.
+    """Compile a captured graph by inductor, with our chains taken out of it before.
+
+    Of all of inductor's hooks only the compiler of inner graphs has been told in every release
+    whether it is given an inference graph, so we stand before that one.
 
     Parameters
     ----------
@@ -47,8 +32,17 @@ def compile_with_inductor(
     Callable
         What torch calls instead of the graph.
     """
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    patches = {"post_grad_custom_pre_pass": _Pass(fuse), "fx_graph_cache": False}
-    compiled: Callable[..., Any] = compile_fx(module, inputs, config_patches=patches)
+    def inner(graph: fx.GraphModule, given: Sequence[Any], **known: Any) -> Any:
+        if known.get("is_inference"):
+            fuse(graph)
+        elif not known.get("is_backward"):
+            warn_of_training()
+        return compile_fx_inner(graph, given, **known)
+
+    # Inductor's cache would keep graphs that call kernels of this process.
+    compiled: Callable[..., Any] = compile_fx(
+        module, inputs, inner_compile=inner, config_patches={"fx_graph_cache": False}
+    )
     return compiled

@@ -7,7 +7,6 @@ from hashlib import sha256
 from typing import Any
 
 import torch
-import tvm
 from tvm.ir import GlobalVar
 
 from crossfuse.hardware import Device
@@ -16,7 +15,7 @@ from crossfuse.torch.operator import FusedKernel, offer
 
 
 def offer_kernels(
-    replacements: Mapping[Any, Replacement], mod: tvm.IRModule, target: Device, cpu: bool
+    replacements: Mapping[Any, Replacement], mod: Mapping[Any, Any], target: Device, cpu: bool
 ) -> dict[GlobalVar, str]:
     """Build the functions that a graph calls, and make them known to ``crossfuse::run``.
 
@@ -24,7 +23,7 @@ def offer_kernels(
     ----------
     replacements : Mapping[Any, Replacement]
         The calls.
-    mod : tvm.IRModule
+    mod : tvm.IRModule | Mapping[GlobalVar, tvm.tirx.PrimFunc]
         With the functions.
     target : Device
         What to build for.
@@ -43,34 +42,34 @@ def offer_kernels(
     """
     calls = {each.function: each for each in replacements.values()}
     functions = {name: mod[name] for name in calls}
-    made = _on_cpu(functions) if cpu else _on_gpu(functions, target)
+    made = kernels_of({str(each.name_hint): func for each, func in functions.items()}, target, cpu)
     keys = {}
     for name, call in calls.items():
         text = mod[name].script()
         where = "cpu" if cpu else target.name
         keys[name] = f"{name.name_hint}-{where}-{sha256(text.encode()).hexdigest()[:16]}"
         dtype = getattr(torch, call.dtype)
-        offer(FusedKernel(keys[name], call.shape, dtype, made[name]))
+        offer(FusedKernel(keys[name], call.shape, dtype, made[str(name.name_hint)]))
     return keys
 
 
-def _on_gpu(functions: Mapping[GlobalVar, Any], target: Device) -> dict[GlobalVar, Any]:
-    from crossfuse.relax.build_kernels import build_functions
-    from crossfuse.runtime.load import load
+def kernels_of(
+    functions: Mapping[str, Any], target: Device, cpu: bool
+) -> dict[str, Callable[..., torch.Tensor]]:
+    """Build functions, see `offer_kernels`; what makes the output of the inputs, by name."""
+    if cpu:
+        from crossfuse.emulate.llvm import SequentialFunction, serialise
 
-    named = {str(name.name_hint): func for name, func in functions.items()}
-    libraries = build_functions(named, target)
+        return {
+            name: _of_tensors(SequentialFunction(serialise(func), func))
+            for name, func in functions.items()
+        }
+    from crossfuse.relax.build_kernels import built
+    from crossfuse.runtime import build_library, load
+
+    libraries = built(build_library, functions, target)
     return {
         name: load(each.shared_object).run for name, each in zip(functions, libraries, strict=True)
-    }
-
-
-def _on_cpu(functions: Mapping[GlobalVar, Any]) -> dict[GlobalVar, Any]:
-    from crossfuse.emulate.llvm import SequentialFunction, serialise
-
-    return {
-        name: _of_tensors(SequentialFunction(serialise(func), func))
-        for name, func in functions.items()
     }
 
 

@@ -1,7 +1,7 @@
-"""The operator ``crossfuse::run``: one of our kernels in a graph of torch.
+"""The operators ``crossfuse::run`` and ``run_rows``: kernels of ours in a graph of torch.
 
 Kernels are known by a key, so that one operator stands for all of them: graphs, and the caches of
-those who compile them, hold the key alone.
+those who compile them, hold the key alone. ``run_rows`` has a kernel for each bin of rows.
 """
 
 from __future__ import annotations
@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
+from typing import Any, TypeVar
 
 import torch
 
 from crossfuse.errors import ArtefactRefused, refuse
+
+_Kernel = TypeVar("_Kernel", "FusedKernel", "BinnedKernel")
 
 
 @dataclass(frozen=True)
@@ -37,44 +41,102 @@ class FusedKernel:
     run: Callable[..., torch.Tensor]
 
 
-_KERNELS: dict[str, FusedKernel] = {}
+@dataclass(frozen=True)
+class BinnedKernel:
+    """Kernels of one function for all numbers of rows.
+
+    Attributes
+    ----------
+    key : str
+        Name, and hash of the functions.
+    columns, width : int
+        Of the first input and of the output, both with a row for each row.
+    dtype : torch.dtype
+        Of the output.
+    shapes : tuple[tuple[int, ...], ...]
+        Extents of the inputs for kernels; -1 stands for the rows.
+    bins : tuple[tuple[int, Callable | None], ...]
+        The most rows, and what makes the output of the inputs; None where not to fuse is faster.
+    eager : Callable
+        What torch would compute, of the inputs as the graph has them and of sizes: for more rows
+        than the last bin has.
+    """
+
+    key: str
+    columns: int
+    width: int
+    dtype: torch.dtype
+    shapes: tuple[tuple[int, ...], ...]
+    bins: tuple[tuple[int, Callable[..., torch.Tensor] | None], ...]
+    eager: Callable[..., torch.Tensor]
+
+    def rows(self, first: torch.Tensor) -> Any:
+        """Rows of a call, by its first input."""
+        columns, leading = 1, list(first.shape)
+        while leading and columns != self.columns:
+            columns *= leading.pop()
+        return prod(leading)
+
+    def run(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
+        """The output, [rows, width]."""
+        rows = self.rows(inputs[0])
+        kernel = next((run for most, run in self.bins if rows <= most), None)
+        if kernel is None or not rows:
+            return self.eager(*inputs, *sizes).reshape(rows, self.width).contiguous()
+        pairs = zip(inputs, self.shapes, strict=True)
+        return kernel(*(each.reshape(shape) for each, shape in pairs))
 
 
-def offer(kernel: FusedKernel) -> None:
-    """Make a kernel known to ``crossfuse::run``; one of the same key computes the same."""
+_KERNELS: dict[str, FusedKernel | BinnedKernel] = {}
+
+
+def offer(kernel: FusedKernel | BinnedKernel) -> None:
+    """Make a kernel known to the operators; one of the same key computes the same."""
     define()
     _KERNELS[kernel.key] = kernel
 
 
 @lru_cache(maxsize=1)
 def define() -> torch.library.Library:
-    """Define the operator, once in a process; it is there as long as what is returned."""
+    """Define the operators, once in a process; they are there as long as what is returned."""
     library = torch.library.Library("crossfuse", "DEF")
     library.define("run(Tensor[] inputs, str kernel) -> Tensor")
+    library.define("run_rows(Tensor[] inputs, SymInt[] sizes, str kernel) -> Tensor")
     for device in ("CUDA", "CPU"):
         library.impl("run", _run, device)
+        library.impl("run_rows", _run_rows, device)
     torch.library.register_fake("crossfuse::run", _fake, lib=library)
+    torch.library.register_fake("crossfuse::run_rows", _fake_rows, lib=library)
     return library
 
 
 def _run(inputs: Sequence[torch.Tensor], key: str) -> torch.Tensor:
-    return _known(key).run(*inputs)
+    return _known(key, FusedKernel).run(*inputs)
 
 
 def _fake(inputs: Sequence[torch.Tensor], key: str) -> torch.Tensor:
-    kernel = _known(key)
+    kernel = _known(key, FusedKernel)
     return inputs[0].new_empty(kernel.shape, dtype=kernel.dtype)
 
 
-def _known(key: str) -> FusedKernel:
-    try:
-        return _KERNELS[key]
-    except KeyError:
-        raise refuse(
-            ArtefactRefused,
-            "torch-operator",
-            "crossfuse::run",
-            found=f"the key '{key}'",
-            limit="kernels that this process compiled or loaded",
-            instead="compile the model again in this process",
-        ) from None
+def _run_rows(inputs: Sequence[torch.Tensor], sizes: Sequence[int], key: str) -> torch.Tensor:
+    return _known(key, BinnedKernel).run(inputs, sizes)
+
+
+def _fake_rows(inputs: Sequence[torch.Tensor], sizes: Sequence[int], key: str) -> torch.Tensor:
+    kernel = _known(key, BinnedKernel)
+    return inputs[0].new_empty((kernel.rows(inputs[0]), kernel.width), dtype=kernel.dtype)
+
+
+def _known(key: str, kind: type[_Kernel]) -> _Kernel:
+    kernel = _KERNELS.get(key)
+    if isinstance(kernel, kind):
+        return kernel
+    raise refuse(
+        ArtefactRefused,
+        "torch-operator",
+        "crossfuse::run",
+        found=f"the key '{key}'",
+        limit="kernels that this process compiled or loaded",
+        instead="compile the model again in this process",
+    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from crossfuse.relax.chains.choice import ChainOutcome
 
@@ -41,6 +42,11 @@ class Report:
             return f"left to torch: {self.reason}"
         lines = [_line(each) for each in self.outcomes]
         return "\n".join(lines or ["no two layers of matrix products"])
+
+
+def in_torch(outcome: ChainOutcome, names: Mapping[str, str]) -> ChainOutcome:
+    """An outcome whose products have the names of torch's nodes."""
+    return replace(outcome, products=tuple(names.get(each, each) for each in outcome.products))
 
 
 _REPORTS: deque[Report] = deque(maxlen=_MOST)

@@ -36,11 +36,15 @@ class Translation:
         is one operator in torch have none.
     untranslated : tuple[str, ...]
         Operators that were left to torch, each once, in order.
+    names : Mapping[str, str]
+        Names of nodes by those of variables; of a variable inside of an operator, such as the
+        product in ``addmm``, that of the operator's node.
     """
 
     module: tvm.IRModule
     nodes: Mapping[Var, fx.Node]
     untranslated: tuple[str, ...]
+    names: Mapping[str, str]
 
 
 def translate(graph: fx.Graph) -> Translation:
@@ -105,10 +109,12 @@ class _Attempt:
                 needed = [env[each] for each in inside if self._is_needed(each, inside)]
                 results = builder.emit_output(relax.Tuple(needed))
             builder.emit_func_output(results)
-        nodes = {value: each for each, value in env.items() if isinstance(value, Var)}
+        # What only gives another name to a value, as a view of the same shape may, stays behind it.
+        nodes = {value: each for each, value in [*env.items()][::-1] if isinstance(value, Var)}
         left = (each for each in given if each.op == "call_function")
         names = dict.fromkeys(str(each.target) for each in left)
-        return Translation(builder.get(), nodes, tuple(names))
+        module = builder.get()
+        return Translation(module, nodes, tuple(names), _names(module["main"], nodes))
 
     def _is_known(self, node: fx.Node) -> bool:
         if node.op != "call_function" or node.target in self._refused or not _type(node):
@@ -131,6 +137,18 @@ class _Attempt:
     def _is_needed(self, node: fx.Node, inside: list[fx.Node]) -> bool:
         """Whether torch reads what a node makes."""
         return any(user not in inside for user in node.users)
+
+
+def _names(function: Any, nodes: Mapping[Var, fx.Node]) -> dict[str, str]:
+    """Names of nodes by variables: what one operator binds comes before its result."""
+    found: dict[str, str] = {}
+    inside: list[str] = []
+    for binding in (each for block in function.body.blocks for each in block.bindings):
+        inside.append(str(binding.var.name))
+        if binding.var in nodes:
+            found |= dict.fromkeys(inside, nodes[binding.var].name)
+            inside = []
+    return found
 
 
 def _type(node: fx.Node) -> Any:

@@ -19,7 +19,7 @@ import tvm_ffi
 
 from cpu.runtime.fake_cuda import aligned, on_gpu
 from crossfuse.errors import RefusedError
-from crossfuse.runtime import LoadedKernel, load, load_dispatch
+from crossfuse.runtime import LoadedKernel, Manifest, load, load_dispatch
 
 FOLDER = Path(sys.argv[1])
 LOG = Path(os.environ["STUB_LOG"])
@@ -47,6 +47,17 @@ def kernel(name: str, **options: Any) -> LoadedKernel:
 def add(**options: Any) -> float:
     ones = np.ones((4, 128), np.float32)
     return float(kernel("vector_add", check_device=False).run(ones, ones, **options)[0, 0])
+
+
+def linked() -> list[str]:
+    """Kernels of two objects in one library, on a device of their own."""
+    module = tvm_ffi.load_module(str(FOLDER / "linked.so"))
+    names = ("vector_add", "cluster_sum_4")
+    manifests = [Manifest.from_json(module[f"{name}_manifest"](), name) for name in names]
+    add, total = (LoadedKernel(module, each) for each in manifests)
+    add.run(*np.zeros((2, 4, 128), "f4"), device=3)
+    total.run(np.zeros((2, 4, 128), "f4"), device=3)
+    return [add.name, total.name]
 
 
 def total(size: int, device: int = 0) -> float:
@@ -113,6 +124,7 @@ def main() -> None:
         "foreign, call": attempt(add, compute=100),
         "add": attempt(add),
         "add again": attempt(add),
+        "linked": attempt(linked, devices=4),
         "add twice": attempt(lambda: kernel("add_twice").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
         "tiled": attempt(lambda: kernel("tiled").run(*np.zeros((2, 4, 128), "f4"))[0, 0]),
         **{f"{rows} rows": attempt(partial(by_row, rows)) for rows in (0, 1, 3, 4, 5)},

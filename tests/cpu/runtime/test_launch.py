@@ -21,7 +21,7 @@ from cpu.runtime.launch_images import (
     whole_grid,
     without_workspace,
 )
-from crossfuse.runtime import build_library, find_host_compiler, write_dispatch
+from crossfuse.runtime import build_library, build_object, find_host_compiler, write_dispatch
 
 HERE = Path(__file__).parent
 MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER, CLUSTER_DIMENSION = 8, 14, 4
@@ -40,6 +40,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     rows = (by_row, without_workspace(by_row))
     for image in (add, twice, tiled(add), *rows, convolved(add), whole_grid(add), *sums):
         build_library(image, folder)
+    objects = [build_object(each, folder).path for each in (add, sums[0])]
+    link = [find_host_compiler(), "-shared", *objects, "-o", folder / "linked.so"]
+    subprocess.run(link, check=True)
     bins = {rows: build_library(binned(rows), folder / "bins") for rows in (4, 8)}
     write_dispatch(folder / "bins", "bins", bins)
     stub = ["-shared", "-fPIC", "-x", "c", HERE / "libcuda_stub.c", "-o", folder / "libcuda.so.1"]
@@ -80,6 +83,13 @@ def test_a_library_is_loaded_once(results: dict[str, Any]) -> None:
     assert len(calls(results["add again"], "launch")) == 1
     assert len(calls(results["threads"], "load")) == 1
     assert len(calls(results["threads"], "launch")) == 8
+
+
+def test_kernels_of_one_library_have_their_own_code(results: dict[str, Any]) -> None:
+    outcome = results["linked"]
+    assert outcome["value"] == ["vector_add", "cluster_sum_4"]
+    assert [each["name"] for each in calls(outcome, "function")] == ["add_kernel", "sum_kernel"]
+    assert [each["cluster"] for each in calls(outcome, "launch")] == [[1, 1, 1], [4, 1, 1]]
 
 
 def test_launches_keep_their_order(results: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +76,18 @@ class RandomModel(nn.Module):
         return tuple(values[-self.results :])
 
 
+def check(module: Any, got: Any, x: Any) -> None:
+    """Results err at most twice as much as torch's, but for a rounding of their type."""
+    with torch.no_grad():
+        eager = module(x)
+        exact = module.double()(x.double())
+    module.half()
+    for one, apart, due in zip(got, eager, exact, strict=True):
+        noise = (apart.double() - due).abs().max()
+        size = due.abs().max()
+        assert (one.double() - due).abs().max() <= 2 * noise + 2**-10 * size
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_model(seed: int) -> None:
     torch.compiler.reset()
@@ -83,12 +96,26 @@ def test_a_random_model(seed: int) -> None:
     x = torch.randn(ROWS, module.given).half()
     with torch.no_grad():
         backend = Backend(rest="eager", always=True, cpu="llvm")
-        got, eager = torch.compile(module, backend=backend)(x), module(x)
-        exact = module.double()(x.double())
-    for one, apart, due in zip(got, eager, exact, strict=True):
-        noise = (apart.double() - due).abs().max()
-        size = due.abs().max()
-        assert (one.double() - due).abs().max() <= 2 * noise + 2**-10 * size
+        got = torch.compile(module, backend=backend)(x)
+    check(module, got, x)
     report = reports()[-1]
     assert not report.reason
     assert all(each.name or each.text for each in report.outcomes)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(60))
+def test_a_random_model_of_symbolic_rows(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    torch.manual_seed(seed)
+    module = RandomModel(seed).half().eval()
+    backend = Backend(rest="eager", always=True, cpu="llvm", bins=(ROWS,))
+    fn = torch.compile(module, backend=backend, dynamic=True)
+    monkeypatch.setattr("crossfuse.torch.report._REPORTS", deque())
+    for rows in (ROWS, 6, 30):  # all of a bin, some of it, more than it has
+        x = torch.randn(rows, module.given).half()
+        with torch.no_grad():
+            got = fn(x)
+        check(module, got, x)
+    (report,) = reports()  # compiled once
+    assert not report.reason

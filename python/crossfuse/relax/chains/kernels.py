@@ -21,6 +21,7 @@ from crossfuse.relax.dataflow import Dataflow, subgraph
 from crossfuse.relax.kernel_mark import marked
 from crossfuse.relax.operators import refused
 from crossfuse.relax.outline import Argument, Outlined, outline
+from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.planned import rank_function, schedule_planned
 
 if TYPE_CHECKING:
@@ -83,12 +84,21 @@ class ChainKernels:
         What to plan for.
     constant_weights : bool
         See `crossfuse.schedule.planned.schedule_planned`.
+    fewer_rows : bool
+        Whether a call may have fewer rows, see `crossfuse.schedule.accept_fewer_rows`.
     """
 
-    def __init__(self, mod: tvm.IRModule, target: Device, constant_weights: bool) -> None:
+    def __init__(
+        self,
+        mod: tvm.IRModule,
+        target: Device,
+        constant_weights: bool,
+        fewer_rows: bool = False,
+    ) -> None:
         self._builder = relax.BlockBuilder(mod)
         self._target = target
         self._constant = constant_weights
+        self._fewer_rows = fewer_rows
         self._plans = _Equal()
         self._names = _Equal()
 
@@ -170,6 +180,8 @@ class ChainKernels:
                 schedule = schedule_planned(
                     chain.outlined.func, plan, constant_weights=self._constant
                 )
+                if self._fewer_rows:
+                    accept_fewer_rows(schedule)
                 lower(schedule, self._target)
                 return schedule
             except RefusedError as error:

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "arguments.h"
 #include "state.h"
@@ -134,12 +135,25 @@ inline std::unique_ptr<Loaded> load_on(const Program& program, int device_id) {
   return loaded;
 }
 
+// Keeps the library mapped after its last handle is closed, whoever linked it. Others link objects
+// without asking for that.
+inline void keep_mapped(const Program& program) {
+  Dl_info found;
+  if (dladdr(&program, &found) != 0 && found.dli_fname != nullptr) {
+    dlopen(found.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+  }
+}
+
+// Programs that are linked into one library share this function, and the map.
 inline const Loaded& loaded_on(const Program& program, int device_id) {
   static std::mutex mutex;
-  static std::map<int, std::unique_ptr<Loaded>> devices;
+  static std::map<std::pair<const Program*, int>, std::unique_ptr<Loaded>> devices;
   std::lock_guard<std::mutex> lock(mutex);
-  std::unique_ptr<Loaded>& slot = devices[device_id];
-  if (slot == nullptr) slot = load_on(program, device_id);
+  std::unique_ptr<Loaded>& slot = devices[{&program, device_id}];
+  if (slot == nullptr) {
+    keep_mapped(program);
+    slot = load_on(program, device_id);
+  }
   return *slot;
 }
 

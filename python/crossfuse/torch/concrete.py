@@ -1,0 +1,112 @@
+"""Graphs of symbolic shapes at some sizes, as graphs without symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+#: Operators whose numbers are extents of what they make, and say nothing about its elements.
+_OF_SHAPE = frozenset({"view.default", "reshape.default", "_unsafe_view.default", "expand.default"})
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+@dataclass(frozen=True)
+class Concrete:
+    """A graph in which symbols have values.
+
+    Attributes
+    ----------
+    graph : torch.fx.Graph
+        To be translated, not to be run: tensors that depend on symbols by more than their shape are
+        made by operators that nothing knows.
+    nodes : Mapping[fx.Node, fx.Node]
+        Nodes of the symbolic graph by those of this one.
+    """
+
+    graph: fx.Graph
+    nodes: Mapping[fx.Node, fx.Node]
+
+
+def extent(value: Any) -> sympy.Expr:
+    """A size as an expression of symbols."""
+    return value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(int(value))
+
+
+def symbols_of(graph: fx.Graph) -> dict[sympy.Symbol, int]:
+    """Symbols in the shapes of a graph's inputs, with the sizes that they had in the example."""
+    found: dict[sympy.Symbol, int] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if node.op != "placeholder" or not isinstance(value, torch.Tensor):
+            continue
+        for each in value.shape:
+            if isinstance(each, torch.SymInt) and extent(each).is_Symbol and each.node.has_hint():
+                found[extent(each)] = int(each.node.hint)
+    return dict(sorted(found.items(), key=lambda each: str(each[0])))
+
+
+def concrete(graph: fx.Graph, sizes: Mapping[sympy.Symbol, int]) -> Concrete:
+    """Give symbols values.
+
+    Parameters
+    ----------
+    graph : torch.fx.Graph
+        Its nodes carry ``meta["val"]``.
+    sizes : Mapping[sympy.Symbol, int]
+        Values. What depends on further symbols keeps them.
+
+    Returns
+    -------
+    Concrete
+        The graph without the nodes that compute sizes.
+    """
+    made = fx.Graph()
+    images: dict[fx.Node, Any] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, _SYMBOLS):
+            images[node] = _number(value, sizes)
+            continue
+        image = made.node_copy(node, lambda each: images[each])
+        if _depends(node):
+            image.target = _of_symbols
+        if isinstance(value, torch.Tensor):
+            image.meta["val"] = _tensor(value, sizes)
+        images[node] = image
+    return Concrete(made, {v: k for k, v in images.items() if isinstance(v, fx.Node)})
+
+
+def _of_symbols(*_: Any, **__: Any) -> None:
+    """Stands for an operator whose result depends on what differs from run to run."""
+
+
+def _depends(node: fx.Node) -> bool:
+    """Whether elements of what a node makes may depend on symbols, not its shape alone."""
+    symbolic = any(isinstance(each.meta.get("val"), _SYMBOLS) for each in node.all_input_nodes)
+    return node.op == "call_function" and symbolic and _name(node) not in _OF_SHAPE
+
+
+def _name(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", ""))
+
+
+def _number(value: Any, sizes: Mapping[sympy.Symbol, int]) -> Any:
+    """A size at some values of symbols; what is still symbolic, or no integer, stays."""
+    if not isinstance(value, torch.SymInt):
+        return value
+    number = sympy.sympify(extent(value).xreplace(dict(sizes)))
+    return int(number) if number.is_Integer else value
+
+
+def _tensor(value: torch.Tensor, sizes: Mapping[sympy.Symbol, int]) -> torch.Tensor:
+    shape, stride = ([_number(each, sizes) for each in x] for x in (value.shape, value.stride()))
+    if value.layout != torch.strided or not all(
+        isinstance(each, int) for each in (*shape, *stride)
+    ):
+        return value
+    return torch.empty_strided(shape, stride, dtype=value.dtype, device="meta")

@@ -1,0 +1,172 @@
+"""Cascades with products in a graph of torch: attention that is written as a formula."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+from tvm import relax
+from tvm.ir import GlobalVar, Var
+
+from crossfuse.hardware import Device
+from crossfuse.planner.cascade.plan import CascadePlan, ranked_cascade
+from crossfuse.planner.cascade.shape import cascade_shape
+from crossfuse.planner.families import CASCADE_FAMILIES, EAGER
+from crossfuse.relax.calls import Flow, read_flow
+from crossfuse.relax.cascades.forms import TILES, Forms, Kernel
+from crossfuse.relax.cascades.groups import Group, Refused, find_groups
+from crossfuse.relax.chains.choice import ChainOutcome
+from crossfuse.relax.chains.replace import Replacement
+from crossfuse.relax.dataflow import read_dataflow
+from crossfuse.relax.fuse_cascades import text_of
+from crossfuse.relax.operators import PRODUCT, dtype_of, shape_of
+from crossfuse.torch.kernels import offer_kernels
+from crossfuse.torch.rewrite import rewrite
+from crossfuse.torch.translate import Translation, translate
+
+#: The function that TVM makes of a product.
+_LEGAL_PRODUCT = "matmul"
+#: Products of attention, and the rank of what they multiply.
+_PRODUCTS, _BATCHED = 2, 3
+
+
+def fuse_cascades(
+    module: fx.GraphModule, target: Device, always: bool, cpu: bool
+) -> tuple[ChainOutcome, ...]:
+    """Replace cascades with products by kernels, in place.
+
+    They are looked for where products multiply batches by batches. A kernel has to beat separate
+    kernels of the products and of what lies between, as inductor makes them. Norms and softmaxes
+    without products are left: inductor reads and writes them once too. Attention that the graph has
+    as one operator of torch is left as well: it is a fused kernel of cuDNN or flash attention
+    already, and inductor makes one of the usual formulas before we see them.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        A graph of aten operators, as `crossfuse.torch.fuse.fuse_chains` leaves it.
+    target, always, cpu
+        See `crossfuse.torch.fuse.fuse_chains`.
+
+    Returns
+    -------
+    tuple[ChainOutcome, ...]
+        What became of each cascade with products; its ``products`` are the operators that reduce.
+    """
+    translation = translate(module.graph)
+    if not _may_have_attention(translation):
+        return ()
+    legal = relax.transform.LegalizeOps()(translation.module)
+    made = _Made(translation, always)
+    for block in legal["main"].body.blocks:
+        if isinstance(block, relax.DataflowBlock):
+            flow = read_flow(legal, block)
+            groups, refused = find_groups(legal, flow, Forms(target, None, None))
+            for group in (each for each in groups if each.kernel.form == TILES):
+                made.take(flow, group, target)
+            made.outcomes += [_left(each) for each in refused if _LEGAL_PRODUCT in each.calls]
+    if made.replaced:
+        keys = offer_kernels(made.replaced, made.functions, target, cpu)
+        rewrite(module, translation.nodes, made.replaced, keys)
+    return tuple(made.outcomes)
+
+
+class _Made:
+    """Cascades of a translated graph that are to be kernels, and what became of all."""
+
+    def __init__(self, translation: Translation, always: bool) -> None:
+        self._names = translation.names
+        self._always = always
+        #: Legalisation may bind new variables, of the same names.
+        self._results = {str(each.name): each for each in translation.nodes}
+        self._callees: dict[Kernel, GlobalVar] = {}
+        self.functions: dict[GlobalVar, Any] = {}
+        self.replaced: dict[Var, Replacement] = {}
+        self.outcomes: list[ChainOutcome] = []
+
+    def take(self, flow: Flow, group: Group, target: Device) -> None:
+        """Judge a cascade; a kernel takes its place if it pays."""
+        plans = _plans(group, target)
+        ours = next(each for each in plans if each.family != EAGER)
+        eager = next(each.microseconds for each in plans if each.family == EAGER)
+        blank = ChainOutcome(
+            "main", self._reductions(group), "", ours.family, ours.microseconds, eager, ""
+        )
+        gain = eager - ours.microseconds
+        reason = self._refusal(flow, group)
+        if reason:
+            self.outcomes.append(replace(blank, text=reason))
+        elif gain <= 0 and not self._always:
+            text = f"not to fuse is estimated to be faster by {-gain:.1f} us"
+            self.outcomes.append(replace(blank, family=EAGER, text=text))
+        else:
+            call = self._call(flow, group)
+            self.outcomes.append(
+                replace(blank, name=str(call.function.name_hint), text=text_of(group.found.site))
+            )
+
+    def _reductions(self, group: Group) -> tuple[str, ...]:
+        """Torch's names of the operators that reduce."""
+        nodes = sorted(group.members, key=lambda each: each.place)
+        found = [str(each.var.name) for each in nodes if each.reduces]
+        return tuple(dict.fromkeys(self._names.get(each, each) for each in found))
+
+    def _refusal(self, flow: Flow, group: Group) -> str:
+        """Why torch could not call the kernel; empty if it can."""
+        outputs, inputs = flow.outputs(group.members), flow.inputs(group.members)
+        if len(outputs) != 1:
+            names = ", ".join(str(each.var.name) for each in outputs)
+            return f"others read {len(outputs)} results of it: {names}"
+        for each in (*inputs, outputs[0].var):
+            if not isinstance(each, Var) or str(each.name) not in self._results:
+                return "it begins or ends inside of an operator"
+        return ""
+
+    def _call(self, flow: Flow, group: Group) -> Replacement:
+        """The call of the kernel, which takes the group's place."""
+        (output,) = flow.outputs(group.members)
+        inputs = [self._results[str(each.name)] for each in flow.inputs(group.members)]
+        if group.kernel not in self._callees:
+            callee = GlobalVar(f"crossfuse_cascade_{len(self._callees)}")
+            self._callees[group.kernel] = callee
+            self.functions[callee] = group.kernel.func
+        variable = self._results[str(output.var.name)]
+        shapes = tuple(shape_of(each, str(each.name)) for each in inputs)
+        call = Replacement(
+            self._callees[group.kernel],
+            tuple(inputs),
+            shapes,
+            shape_of(variable, str(variable.name)),
+            dtype_of(variable),
+        )
+        self.replaced[variable] = call
+        return call
+
+
+def _left(refused: Refused) -> ChainOutcome:
+    """The outcome of calls that are one cascade without a kernel."""
+    return ChainOutcome("main", refused.calls, "", "", None, None, refused.reason)
+
+
+def _plans(group: Group, target: Device) -> list[CascadePlan]:
+    """The best plan of a kernel, and that of separate ones."""
+    site, derivation = group.found.site, group.found.derivation
+    assert site is not None and derivation is not None
+    shape = cascade_shape(site, derivation)
+    ours = ranked_cascade(shape, target, only=CASCADE_FAMILIES, keep=1)
+    return [*ours, *ranked_cascade(shape, target, only=(EAGER,))]
+
+
+def _may_have_attention(translation: Translation) -> bool:
+    """Whether two products are of batches on both sides; weights of layers have none.
+
+    To look for cascades takes more than a second for each layer of a model.
+    """
+    dataflow = read_dataflow(translation.module["main"])
+    products = (each for each in dataflow.values if dataflow.operator(each) == PRODUCT)
+    ranks = (
+        [len(shape_of(each, "an operand")) for each in dataflow.arguments(product)]
+        for product in products
+    )
+    return sum(min(each) >= _BATCHED for each in ranks) >= _PRODUCTS

@@ -1,0 +1,248 @@
+"""Chains of symbolic shapes: kernels for bins of rows, each of which takes fewer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from math import prod
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from crossfuse.errors import RefusedError
+from crossfuse.hardware import Device
+from crossfuse.relax.chains.choice import ChainOutcome, choose_chains
+from crossfuse.relax.chains.groups import Group, find_groups
+from crossfuse.relax.chains.kernels import ChainKernels
+from crossfuse.relax.chains.replace import Replacement
+from crossfuse.relax.dataflow import read_dataflow
+from crossfuse.torch.concrete import Concrete, concrete, extent, symbols_of
+from crossfuse.torch.eager_form import EagerForm, eager_form
+from crossfuse.torch.kernels import kernels_of
+from crossfuse.torch.operator import BinnedKernel, offer
+from crossfuse.torch.report import in_torch
+from crossfuse.torch.rewrite import RowsCall, rewrite_rows
+from crossfuse.torch.translate import Translation, translate
+
+#: The least that a symbol stands for: 0 and 1 are no symbols in torch, and 1 would be broadcast.
+_LEAST = 2
+
+
+@dataclass(frozen=True)
+class _Bin:
+    """A graph at the sizes of a bin, and the chains that are to be kernels there.
+
+    Attributes
+    ----------
+    rows : int
+        Of the chains.
+    calls : dict
+        Replacements by output and inputs, as nodes of the symbolic graph.
+    functions : Mapping[str, Any]
+        By name.
+    outcomes : tuple[ChainOutcome, ...]
+        Of all chains, with torch's names.
+    """
+
+    rows: int
+    calls: dict[tuple[fx.Node, tuple[fx.Node, ...]], Replacement]
+    functions: Mapping[str, Any]
+    outcomes: tuple[ChainOutcome, ...]
+
+
+def fuse_rows(
+    module: fx.GraphModule,
+    target: Device,
+    always: bool,
+    cpu: bool,
+    bins: Sequence[int],
+    apart: Callable[[fx.GraphModule], Callable[..., Any]] = lambda module: module,
+) -> tuple[ChainOutcome, ...]:
+    """Replace chains whose number of rows is symbolic, in place.
+
+    The graph is translated once for each bin, at sizes that give the chains as many rows, and
+    planned there. A call takes the kernel of the smallest bin that holds its rows; more rows than
+    any bin has, and bins that fusion is not estimated to pay in, are computed by torch.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        A graph of aten operators with symbols in the shapes of its inputs.
+    target, always, cpu
+        See `crossfuse.torch.fuse.fuse_chains`.
+    bins : Sequence[int]
+        Rows that kernels are made for, at most.
+    apart : Callable
+        Makes what computes a chain that no kernel is for, of its graph.
+
+    Returns
+    -------
+    tuple[ChainOutcome, ...]
+        What became of each pair of layers, as planned in the bin of the example.
+    """
+    hints = {each: max(_LEAST, size) for each, size in symbols_of(module.graph).items()}
+    outcomes: list[ChainOutcome] = []
+    for rows in _row_counts(module.graph, hints):
+        every = [_planned(module.graph, rows, each, target, always) for each in _sizes(rows, bins)]
+        hint = int(rows.xreplace(hints))
+        first = next((each for each in every if hint <= each.rows), every[-1])
+        order = [first, *(each for each in every if each is not first)]
+        calls = _calls(order, every, target, cpu, apart)
+        if calls:
+            rewrite_rows(module, list(calls.values()))
+        outcomes += [_told(each, every) for each in first.outcomes]
+    return tuple(outcomes)
+
+
+def _row_counts(graph: fx.Graph, hints: Mapping[sympy.Symbol, int]) -> list[sympy.Expr]:
+    """Symbolic numbers of rows of a graph's chains, each once."""
+    if not hints:
+        return []
+    image = concrete(graph, hints)
+    translation = translate(image.graph)
+    groups = find_groups(read_dataflow(translation.module["main"]))
+    found = (_node_of(each, translation, image) for each in groups)
+    counts = (_rows_of(each) for each in found if each is not None)
+    return list(dict.fromkeys(each for each in counts if each.free_symbols))
+
+
+def _node_of(group: Group, translation: Translation, image: Concrete) -> fx.Node | None:
+    """A node of the symbolic graph that makes rows of a group's result."""
+    known = (each for each in (group.second, *group.after) if each in translation.nodes)
+    variable = next(known, None)
+    return None if variable is None else image.nodes[translation.nodes[variable]]
+
+
+def _rows_of(node: fx.Node) -> sympy.Expr:
+    """The product of all extents of what a node makes but the last."""
+    return sympy.Mul(*map(extent, node.meta["val"].shape[:-1]))
+
+
+def _sizes(rows: sympy.Expr, bins: Sequence[int]) -> list[dict[sympy.Symbol, int]]:
+    """Values of symbols that give some rows as many as the bins have, as nearly as they divide."""
+    (*others, last) = sorted(rows.free_symbols, key=str)
+    fixed: dict[Any, int] = dict.fromkeys(others, _LEAST)
+    each = max(1, int(rows.xreplace({**fixed, last: 1})))
+    found = {max(_LEAST, most // each): None for most in sorted(bins)}
+    return [{**fixed, last: size} for size in found]
+
+
+def _planned(
+    graph: fx.Graph,
+    rows: sympy.Expr,
+    sizes: Mapping[sympy.Symbol, int],
+    target: Device,
+    always: bool,
+) -> _Bin:
+    """Choose chains at the sizes of a bin."""
+    image = concrete(graph, sizes)
+    translation = translate(image.graph)
+    dataflow = read_dataflow(translation.module["main"])
+    kernels = ChainKernels(translation.module, target, constant_weights=False, fewer_rows=True)
+    chosen = choose_chains("main", dataflow, kernels, always, frozenset(translation.nodes))
+    count = int(rows.xreplace(dict(sizes)))
+    calls = {}
+    for variable, call in chosen.replacements.items():
+        given = (image.nodes[translation.nodes[each]] for each in call.inputs)
+        key = (image.nodes[translation.nodes[variable]], tuple(given))
+        if _fits(key, call, rows, count):
+            calls[key] = call
+    made = kernels.module
+    functions = {str(each.function.name_hint): made[each.function] for each in calls.values()}
+    outcomes = tuple(in_torch(each, translation.names) for each in chosen.outcomes)
+    return _Bin(count, calls, functions, outcomes)
+
+
+def _fits(
+    key: tuple[fx.Node, tuple[fx.Node, ...]], call: Replacement, rows: sympy.Expr, count: int
+) -> bool:
+    """Whether all that is symbolic about a chain are its rows, in the first extents."""
+    output, inputs = key
+    pairs = [(output, call.shape), *zip(inputs, call.shapes, strict=True)]
+    for node, shape in pairs:
+        elements = sympy.Mul(*map(extent, node.meta["val"].shape))
+        due = rows * prod(shape[1:]) if elements.free_symbols else sympy.Integer(prod(shape))
+        if sympy.expand(elements - due) != 0 or (elements.free_symbols and shape[0] != count):
+            return False
+    return True
+
+
+def _calls(
+    order: Sequence[_Bin],
+    every: Sequence[_Bin],
+    target: Device,
+    cpu: bool,
+    apart: Callable[[fx.GraphModule], Callable[..., Any]],
+) -> dict[fx.Node, RowsCall]:
+    """Calls by output; of chains that overlap the one of the first bin in order is taken."""
+    taken: set[fx.Node] = set()
+    forms: dict[tuple[fx.Node, tuple[fx.Node, ...]], EagerForm] = {}
+    for key in dict.fromkeys(key for each in order for key in each.calls):
+        try:
+            form = eager_form(*key)
+        except RefusedError:
+            continue
+        if not taken & form.inside:
+            taken |= form.inside
+            forms[key] = form
+    wanted = {
+        _name(each, each.calls[key]): each.functions[str(each.calls[key].function.name_hint)]
+        for key in forms
+        for each in every
+        if key in each.calls
+    }
+    runs = kernels_of(wanted, target, cpu)
+    calls = {}
+    for key, form in forms.items():
+        kernel = _kernel(key, form, every, wanted, runs, "cpu" if cpu else target.name)
+        kernel = replace(kernel, eager=apart(form.run))
+        offer(kernel)
+        calls[key[0]] = RowsCall(key[0], key[1], form.sizes, kernel.key)
+    return calls
+
+
+def _kernel(
+    key: tuple[fx.Node, tuple[fx.Node, ...]],
+    form: EagerForm,
+    every: Sequence[_Bin],
+    wanted: Mapping[str, Any],
+    runs: Mapping[str, Any],
+    where: str,
+) -> BinnedKernel:
+    """The kernels of one chain."""
+    found = {each.rows: _name(each, each.calls[key]) for each in every if key in each.calls}
+    call = next(each.calls[key] for each in every if key in each.calls)
+    symbolic = [each.meta["val"].numel() for each in key[1]]
+    shapes = tuple(
+        (-1, *shape[1:]) if isinstance(count, torch.SymInt) else shape
+        for count, shape in zip(symbolic, call.shapes, strict=True)
+    )
+    bins = tuple((each.rows, runs.get(found.get(each.rows, ""))) for each in every)
+    texts = [wanted[each].script() for each in found.values()]
+    digest = sha256("\n".join([where, *texts, form.run.code, str(list(found))]).encode())
+    name = f"{call.function.name_hint}-rows-{digest.hexdigest()[:16]}"
+    columns, width = call.shapes[0][-1], call.shape[-1]
+    dtype = getattr(torch, call.dtype)
+    return BinnedKernel(name, columns, width, dtype, shapes, bins, form.run)
+
+
+def _name(where: _Bin, call: Replacement) -> str:
+    return f"{call.function.name_hint}_{where.rows}"
+
+
+def _told(outcome: ChainOutcome, every: Sequence[_Bin]) -> ChainOutcome:
+    """An outcome that says in which bins there is a kernel."""
+    alike = [
+        (each.rows, other)
+        for each in every
+        for other in each.outcomes
+        if other.products == outcome.products and other.name
+    ]
+    if not alike:
+        return outcome
+    name = outcome.name or alike[0][1].name
+    most = ", ".join(str(rows) for rows, _ in alike)
+    return replace(outcome, name=name, text=f"{outcome.text}; kernels for up to {most} rows")

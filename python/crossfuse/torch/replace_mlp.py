@@ -1,0 +1,265 @@
+"""`replace_mlp`: the MLPs of a model call kernels of ours, without ``torch.compile``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from crossfuse.compiler.bins import BINS
+from crossfuse.errors import RefusedError, WorkloadRefused, refuse
+from crossfuse.torch.backend import Backend
+from crossfuse.torch.fuse_rows import fuse_rows
+from crossfuse.workload.dtypes import FLOAT_TYPES
+
+_RULE = "replace-mlp"
+#: Weights of a plain MLP and of a gated one.
+_WEIGHTS = (2, 3)
+_INSTEAD = "leave it as it is, or use torch.compile(model, backend='crossfuse')"
+#: Rows of the example that a module is traced with; calls may have any number.
+_ROWS = 16
+#: What may stand beside the kernel: views of what it reads and makes.
+_BESIDE = frozenset({"run_rows.default", "reshape.default", "view.default", "sym_size.int"})
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """What `replace_mlp` did.
+
+    Attributes
+    ----------
+    parts : Mapping[str, torch.nn.Module]
+        Modules that call a kernel now, by their names in the model.
+    left : Mapping[str, str]
+        Modules with as many weights as an MLP that were left as they are, and why.
+    """
+
+    parts: Mapping[str, nn.Module]
+    left: Mapping[str, str]
+
+    def restore(self) -> None:
+        """Let all modules compute as their classes say again."""
+        for part in self.parts.values():
+            part.__dict__.pop("forward", None)
+
+
+def replace_mlp(
+    module: nn.Module,
+    *,
+    always: bool = False,
+    target: str = "",
+    cpu: str = "",
+    bins: tuple[int, ...] = BINS,
+) -> Replaced:
+    """Let the MLPs of a model call kernels of ours.
+
+    An MLP is a module that takes one tensor, and whose result is two layers of matrix products of
+    its rows: plain or gated, with any element-wise operators between and behind. It is found by
+    what `torch.export` traces, never by names. The module keeps its class, parameters and
+    ``state_dict``; its ``forward`` is replaced until `Replaced.restore`. Weights are read at each
+    call, so they may be loaded afterwards.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        In evaluation mode.
+    always, target, cpu, bins
+        See `crossfuse.torch.Backend`.
+
+    Returns
+    -------
+    Replaced
+        What was replaced, and how to undo it.
+
+    Raises
+    ------
+    WorkloadRefused
+        If a module is in training mode, if there is no GPU that kernels run on, or if no module
+        was replaced; with all reasons.
+
+    Examples
+    --------
+    >>> replaced = crossfuse.torch.replace_mlp(model)  # doctest: +SKIP
+    >>> with torch.inference_mode():                   # doctest: +SKIP
+    ...     y = model(x)
+    >>> replaced.restore()                             # doctest: +SKIP
+    """
+    options = Backend(rest="eager", always=always, target=target, cpu=cpu, bins=tuple(bins))
+    _check(module, options)
+    parts: dict[str, nn.Module] = {}
+    refused: dict[str, RefusedError] = {}
+    for name, part in _candidates(module):
+        if any(name.startswith(f"{each}." if each else "") for each in parts):
+            continue
+        try:
+            forward = _Forward.of(part, options)
+        except RefusedError as error:
+            refused[name] = error
+            continue
+        part.forward = MethodType(forward, part)
+        parts[name] = part
+    if not parts:
+        raise _none(module, refused)
+    return Replaced(parts, {name: str(error) for name, error in refused.items()})
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """The ``forward`` of an MLP with a kernel.
+
+    Attributes
+    ----------
+    run : torch.fx.GraphModule
+        Of the weights, then the rows of the input.
+    weights : tuple[tuple[str, str], ...]
+        Submodules and names of the weights, in order.
+    width : int
+        Of the input.
+    dtype : torch.dtype
+        Of the input.
+    device : torch.device
+        Of all tensors.
+    """
+
+    run: fx.GraphModule
+    weights: tuple[tuple[str, str], ...]
+    width: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, part: nn.Module, options: Backend) -> _Forward:
+        """Build the kernels of a module.
+
+        Raises
+        ------
+        WorkloadRefused
+            If it is no MLP, or no kernel of it pays.
+        """
+        weight = next(each for each in part.parameters() if each.ndim == 2)
+        if str(weight.dtype).removeprefix("torch.") not in FLOAT_TYPES:
+            known = ", ".join(FLOAT_TYPES)
+            raise _refused(type(part).__name__, str(weight.dtype), known, "convert the model")
+        exported = _exported(part, weight)
+        run, signature = exported.graph_module, exported.graph_signature
+        (given,) = (run_input for run_input in signature.user_inputs)
+        example = next(each for each in run.graph.nodes if each.name == given)
+        outcomes = fuse_rows(
+            run,
+            options.device_of(weight.device),
+            options.always,
+            weight.device.type == "cpu",
+            options.bins,
+        )
+        _check_alone(part, run, outcomes)
+        named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        order = [each.name for each in run.graph.nodes if each.op == "placeholder"]
+        weights = tuple(_split(named[each]) for each in order if each in named)
+        value = example.meta["val"]
+        return cls(run, weights, value.shape[-1], value.dtype, weight.device)
+
+    def __call__(self, part: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """The output of the MLP for rows of any number in any shape."""
+        weights = [getattr(part.get_submodule(where), name) for where, name in self.weights]
+        self._check(part, x, weights)
+        (output,) = self.run(*weights, x.reshape(-1, self.width))
+        return output.reshape(*x.shape[:-1], output.shape[-1])
+
+    def _check(self, part: nn.Module, x: torch.Tensor, weights: list[torch.Tensor]) -> None:
+        where = type(part).__name__
+        again = "call replace_mlp again after the change, or restore() before"
+        if part.training:
+            found = "a module in training mode"
+            raise _refused(where, found, "evaluation mode", "call eval(), or restore() before")
+        if torch.is_grad_enabled() and any(each.requires_grad for each in (x, *weights)):
+            raise _refused(
+                where,
+                "a call that records gradients",
+                "kernels without gradients",
+                "call the model under torch.no_grad() or torch.inference_mode()",
+            )
+        for each in (x, *weights):
+            if each.dtype != self.dtype or each.device != self.device:
+                found = f"a tensor of {each.dtype} on {each.device}"
+                raise _refused(where, found, f"{self.dtype} on {self.device}", again)
+        if x.shape[-1] != self.width:
+            found = f"an input of shape {list(x.shape)}"
+            raise _refused(where, found, f"rows of {self.width} elements", again)
+
+
+def _none(module: nn.Module, refused: Mapping[str, RefusedError]) -> RefusedError:
+    """The refusal of a model of which no module was replaced."""
+    if len(refused) == 1:
+        return next(iter(refused.values()))
+    found = "; ".join(f"{name or 'the module'}: {error}" for name, error in refused.items())
+    return _refused(
+        type(module).__name__,
+        found or "no module with the two or three weights of an MLP",
+        "modules that are two layers of matrix products",
+        _INSTEAD,
+    )
+
+
+def _check(module: nn.Module, options: Backend) -> None:
+    """Refuse what no kernel runs for."""
+    where = type(module).__name__
+    training = [name or "the module" for name, part in module.named_modules() if part.training]
+    if training:
+        found = f"{training[0]} in training mode"
+        raise _refused(where, found, "modules in evaluation mode", "call eval() first")
+    places = dict.fromkeys(each.device for each in module.parameters())
+    for place in places:
+        if not options.runs_on(place):
+            found = f"parameters on {place}"
+            raise _refused(where, found, "a Hopper GPU", "move the model to the GPU first")
+
+
+def _candidates(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules with as many weights as an MLP has, outer ones first."""
+    for name, part in module.named_modules():
+        dims = [each.ndim for each in part.parameters()]
+        if dims.count(2) in _WEIGHTS and max(dims) == 2:
+            yield name, part
+
+
+def _exported(part: nn.Module, weight: torch.Tensor) -> Any:
+    """A module traced with rows of the first width that it takes, of any number."""
+    matrices = [each for each in part.parameters() if each.ndim == 2]
+    reason = ""
+    for width in dict.fromkeys(n for each in matrices for n in reversed(each.shape)):
+        example = torch.zeros(_ROWS, width, dtype=weight.dtype, device=weight.device)
+        try:
+            with torch.no_grad():
+                shapes = ({0: torch.export.Dim("rows", min=2)},)
+                return torch.export.export(part, (example,), dynamic_shapes=shapes, strict=False)
+        except Exception as error:  # tracing raises whatever the module does
+            reason = reason or f"{type(error).__name__}: {error}".partition("\n")[0]
+    raise _refused(type(part).__name__, reason, "modules that take one tensor of rows", _INSTEAD)
+
+
+def _check_alone(part: nn.Module, run: fx.GraphModule, outcomes: Any) -> None:
+    """Refuse a module that is more than one kernel: what else it does may not be row by row."""
+    rest = [
+        each.name
+        for each in run.graph.nodes
+        if each.op not in ("placeholder", "output")
+        and getattr(each.target, "__name__", "") not in _BESIDE
+    ]
+    if not rest:
+        return
+    reasons = "; ".join(each.text for each in outcomes if each.text and not each.name)
+    found = reasons or f"{', '.join(rest[:3])} beside two layers of matrix products"
+    raise _refused(type(part).__name__, found, "two layers that a kernel computes", _INSTEAD)
+
+
+def _split(name: str) -> tuple[str, str]:
+    where, _, last = name.rpartition(".")
+    return where, last
+
+
+def _refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
+    return refuse(WorkloadRefused, _RULE, where, found=found, limit=limit, instead=instead)

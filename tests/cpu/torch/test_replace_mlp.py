@@ -1,0 +1,115 @@
+"""`replace_mlp`: MLPs found by what they compute, replaced, restored, and refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+nn, F = torch.nn, torch.nn.functional
+
+from crossfuse.errors import RefusedError  # noqa: E402
+from crossfuse.torch import replace_mlp  # noqa: E402
+
+pytestmark = pytest.mark.cpu
+
+D, H = 64, 128
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(D, H), nn.Linear(D, H), nn.Linear(H, D, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.c(F.silu(self.a(x)) * self.b(x))
+
+
+class Transposed(nn.Module):
+    """Weights as matrices of its own, [in, out]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second, self.first = (
+            nn.Parameter(torch.randn(shape) / shape[0] ** 0.5) for shape in ((H, D), (D, H))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x @ self.first, approximate="tanh") @ self.second + x
+
+
+class TwoHeads(nn.Module):
+    """As many weights as an MLP, in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.one(x)) * self.other(x)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([Gated(), TwoHeads(), Transposed()])
+        self.head = nn.Linear(D, 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = part(F.layer_norm(x, (D,)))
+        return self.head(x)
+
+
+def replaced(module: nn.Module, **options: Any) -> Any:
+    return replace_mlp(module, always=True, cpu="llvm", bins=(32,), **options)
+
+
+def test_mlps_are_replaced_and_restored() -> None:
+    torch.manual_seed(1)
+    module = Model().half().eval()
+    keys, x = list(module.state_dict()), torch.randn(3, 5, D).half()
+    done = replaced(module)
+    assert list(done.parts) == ["parts.0", "parts.2"]
+    assert "two layers that a kernel computes" in done.left["parts.1"]
+    assert list(module.state_dict()) == keys
+    with torch.no_grad():
+        module.parts[0].a.weight.mul_(0.5)  # weights are read when it is called
+        got, many = module(x), module(x.repeat(3, 1, 1))
+        done.restore()
+        eager, exact = module(x), module.double()(x.double())
+    error, allowed = (got - exact).abs().max(), 2 * (eager - exact).abs().max()
+    assert got.shape == eager.shape and not torch.equal(got, eager)
+    assert error <= allowed + 1e-6 * exact.abs().max()
+    torch.testing.assert_close(many[:3], eager, rtol=1e-2, atol=1e-2)  # more rows than the bin
+
+
+def test_calls_that_no_kernel_is_for() -> None:
+    module = Gated().half().eval()
+    x = torch.randn(4, D).half()
+    replaced(module)
+    with pytest.raises(RefusedError, match=r"found a call that records gradients.*no_grad\(\)"):
+        module(x)
+    with torch.no_grad():
+        with pytest.raises(RefusedError, match=r"shape \[4, 128\]; limit: rows of 64 elements"):
+            module(torch.randn(4, H).half())
+        with pytest.raises(RefusedError, match=r"found a tensor of torch\.float32 on cpu; limit"):
+            module(x.float())
+        with pytest.raises(RefusedError, match="found a module in training mode"):
+            module.train()(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "text"),
+    [
+        (lambda: Gated().half(), {}, "the module in training mode; limit: modules in eval"),
+        (lambda: Gated().half().eval(), {"cpu": ""}, "found parameters on cpu; limit: a Hopper"),
+        (lambda: nn.Linear(D, D).eval(), {}, "found no module with the two or three weights"),
+        (lambda: TwoHeads().half().eval(), {}, "beside two layers of matrix products; limit"),
+        (lambda: Gated().double().eval(), {}, r"found torch\.float64; limit: float"),
+    ],
+)
+def test_models_that_are_refused(make: Any, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(RefusedError, match=text):
+        replace_mlp(make(), **({"cpu": "llvm"} | options))
