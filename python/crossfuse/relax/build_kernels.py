@@ -14,12 +14,15 @@ from tvm import relax
 from tvm.ir import Call, GlobalVar
 
 from crossfuse import _tvm as ir
+from crossfuse.cache.keys import content_key
 from crossfuse.hardware import Device, device
 from crossfuse.lower.extract import lower
 from crossfuse.relax.dataflow import clean
 from crossfuse.relax.kernel_mark import is_kernel
 from crossfuse.runtime.artefact import Artefact, build_library
+from crossfuse.runtime.kept import kept_library, library_once
 from crossfuse.runtime.load import load
+from crossfuse.runtime.nvcc import find_nvcc
 
 _EXTERNAL = "external_mods"
 _CALL = "relax.call_tir"
@@ -100,7 +103,7 @@ def build_functions(
     directory: str | Path | None = None,
     jobs: int = 0,
 ) -> tuple[Artefact, ...]:
-    """Libraries of scheduled functions, each named as the function.
+    """Libraries of scheduled functions, each named as the function; known ones from the cache.
 
     Parameters
     ----------
@@ -123,12 +126,33 @@ def build_functions(
     LoweringRefused, EnvironmentRefused
         See `crossfuse.runtime.build_library`.
     """
-    images = [lower(func, target, name=name).image for name, func in functions.items()]
-    if not images:
+    if not functions:
         return ()
-    folder = directory if directory is not None else mkdtemp(prefix="crossfuse-")
+    folder = Path(directory if directory is not None else mkdtemp(prefix="crossfuse-"))
+    paths = {name: folder / f"{name}.so" for name in functions}
+    keys = {name: _key(func, target, name) for name, func in functions.items()}
+    known = {name: kept_library(keys[name], paths[name]) for name in functions}
+    new = [name for name, found in known.items() if found is None]
+    # Lowered in this thread: TVM's contexts are those of a thread.
+    images = {name: lower(functions[name], target, name=name).image for name in new}
+
+    def build(name: str) -> Artefact:
+        return library_once(
+            keys[name],
+            paths[name],
+            lambda: build_library(images[name], paths[name], device=target),
+        )
+
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        return tuple(pool.map(lambda each: build_library(each, folder, device=target), images))
+        known |= dict(zip(new, pool.map(build, new), strict=True))
+    return tuple(each for each in known.values() if each is not None)
+
+
+def _key(func: Any, target: Device, name: str) -> str:
+    """What the library of a scheduled function depends on."""
+    config = tvm.ir.transform.PassContext.current().config
+    parts = [find_nvcc().version, name, str(config), tvm.ir.save_json(func)]
+    return content_key(target, "library", *parts)
 
 
 def _calling(function: Any, kernels: Mapping[GlobalVar, Any]) -> Any:
