@@ -13,6 +13,7 @@ from tvm import relax
 from crossfuse import _tvm as ir
 from crossfuse.hardware import tvm_target
 from crossfuse.relax import BuildKernels, FuseChains
+from crossfuse.relax.build_kernels import _external
 
 pytestmark = pytest.mark.cpu
 
@@ -53,6 +54,15 @@ def test_a_module_without_kernels_stays(tmp_path: Path) -> None:
     build = BuildKernels(directory=tmp_path)
     mod = model()
     assert build(mod).same_as(mod) and build.artefacts == ()
+
+
+def test_kernels_of_several_results_are_called_with_all() -> None:
+    kinds = [relax.TensorType((M, K), "float16"), relax.TensorType((M,), "float32")]
+    given = relax.Tuple([relax.Var("x", kinds[0])])
+    call = relax.call_tir(tvm.ir.GlobalVar("norm"), given, out_ty=kinds)
+    made = _external(call)
+    assert str(made.args[0].global_symbol) == "norm"
+    assert [str(each) for each in made.ty_args[0].fields] == [str(each) for each in kinds]
 
 
 def test_the_pipeline_is_known_by_name_and_writes_its_phases(tmp_path: Path) -> None:

@@ -183,4 +183,6 @@ def _calls(value: Any, kernels: Mapping[GlobalVar, Any]) -> bool:
 def _external(call: Any) -> Any:
     """The call of a library of the name that the function has."""
     name, arguments = call.args[0], call.args[1]
-    return relax.call_dps_packed(str(name.name_hint), arguments, out_ty=list(call.ty_args))
+    (result,) = call.ty_args
+    results = list(result.fields) if isinstance(result, relax.TupleType) else [result]
+    return relax.call_dps_packed(str(name.name_hint), arguments, out_ty=results)
