@@ -129,6 +129,7 @@ class Forms:
         self._found: dict[int, list[Found]] = {}
         self._refusals: dict[Found, str] = {}
         self._kernels: dict[Found, Kernel | str] = {}
+        self._reasons: dict[tuple[Found, Any], str] = {}
 
     def found(self, func: Any) -> Found:
         """What a function is."""
@@ -175,35 +176,27 @@ class Forms:
             yield read_tiles(plan.family, plan.tiles)
 
     def _tried(self, found: Found) -> str:
-        site, derivation = _known(found)
         reason = ""
         try:
             for sizes in self.sizes(found):
-                reason = self._written(site, derivation, sizes)
+                reason = self._written(found, sizes)
                 if not reason:
                     return ""
         except RefusedError as error:
             return str(error)
         return reason
 
-    def _written(self, site: Site, derivation: Derivation, sizes: Any) -> str:
+    def _written(self, found: Found, sizes: Any) -> str:
         """Why a cascade cannot be written with some sizes; empty if it can."""
-        try:
-            if has_products(site):
-                again = recomputed(site, derivation, sizes)
-                if not again:
-                    tiled(site, derivation, sizes)
-                return again
-            streaming(site, derivation, sizes)
-        except RefusedError as error:
-            return str(error)
-        return ""
+        if (found, sizes) not in self._reasons:
+            self._reasons[found, sizes] = _why_not(*_known(found), sizes)
+        return self._reasons[found, sizes]
 
     def _made(self, found: Found) -> Kernel | str:
         site, derivation = _known(found)
         reason = ""
         for sizes in self.sizes(found):
-            reason = self._written(site, derivation, sizes)
+            reason = self._written(found, sizes)
             if reason:
                 continue
             try:
@@ -246,6 +239,20 @@ def recomputed(site: Site, derivation: Derivation, tiles: CascadeTiles) -> str:
     if count > 1:
         block = next(iter(site.producers.values()))
         return f"each of {count} tiles of columns would compute the elements of block '{block}'"
+    return ""
+
+
+def _why_not(site: Site, derivation: Derivation, sizes: Any) -> str:
+    """Why a cascade cannot be written with some sizes; empty if it can."""
+    try:
+        if has_products(site):
+            again = recomputed(site, derivation, sizes)
+            if not again:
+                tiled(site, derivation, sizes)
+            return again
+        streaming(site, derivation, sizes)
+    except RefusedError as error:
+        return str(error)
     return ""
 
 
