@@ -10,6 +10,7 @@ import pytest
 import tvm
 from tvm import relax
 
+import crossfuse
 from crossfuse import _tvm as ir
 from crossfuse.hardware import tvm_target
 from crossfuse.relax import BuildKernels, FuseChains
@@ -46,6 +47,21 @@ def test_kernels_are_linked_into_the_executable(tmp_path: Path) -> None:
     machine = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
     inputs = [tvm.runtime.tensor(np.zeros(each, "float16")) for each in SHAPES.values()]
     # The kernel's own refusal: the machine's tensors lie on the CPU here.
+    with pytest.raises(ValueError, match=r"crossfuse_gemm_chain: found cpu:0; limit: a CUDA dev"):
+        machine["main"](*inputs)
+
+
+def test_executables_are_exported_beside_their_kernels(tmp_path: Path) -> None:
+    folder = tmp_path / "kernels"
+    mod = BuildKernels(directory=folder, link=False)(FuseChains(always=True)(model()))
+    tvm.compile(mod, target="llvm").export_library(str(tmp_path / "model.so"))
+
+    kernels = crossfuse.load_kernels(folder)
+    assert list(kernels) == ["crossfuse_gemm_chain"]
+    kernels.register()
+    loaded = tvm.runtime.load_module(str(tmp_path / "model.so"))
+    machine = relax.VirtualMachine(loaded, tvm.cpu())
+    inputs = [tvm.runtime.tensor(np.zeros(each, "float16")) for each in SHAPES.values()]
     with pytest.raises(ValueError, match=r"crossfuse_gemm_chain: found cpu:0; limit: a CUDA dev"):
         machine["main"](*inputs)
 

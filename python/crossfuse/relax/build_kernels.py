@@ -21,6 +21,7 @@ from crossfuse.relax.dataflow import clean
 from crossfuse.relax.kernel_mark import is_kernel
 from crossfuse.runtime.artefact import Artefact, build_library
 from crossfuse.runtime.kept import kept_library, library_once
+from crossfuse.runtime.kernel_table import write_kernels
 from crossfuse.runtime.load import load
 from crossfuse.runtime.nvcc import find_nvcc
 
@@ -43,10 +44,14 @@ class BuildKernels:
     target : str | Device
         What to build for.
     directory : str | Path | None
-        Where libraries and manifests go; None makes a temporary directory, which the process needs
-        as long as it runs the module.
+        Where libraries and manifests go, with a table that `crossfuse.load_kernels` reads; None
+        makes a temporary directory, which the process needs as long as it runs the module.
     jobs : int
         Kernels that are built at the same time; 0 takes as many as there are processors.
+    link : bool
+        Whether the libraries become ``external_mods``. TVM cannot write these: an executable that
+        is to be exported is built without them, and whoever loads it calls
+        ``crossfuse.load_kernels(directory).register()`` before.
 
     Attributes
     ----------
@@ -73,10 +78,12 @@ class BuildKernels:
         *,
         directory: str | Path | None = None,
         jobs: int = 0,
+        link: bool = True,
     ) -> None:
         self.target = device(target)
         self.directory = directory
         self.jobs = jobs
+        self.link = link
         self.artefacts: tuple[Artefact, ...] = ()
 
     def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
@@ -92,6 +99,10 @@ class BuildKernels:
                 made.update_func(name, _calling(function, kernels))
         for name in kernels:
             del made[name]
+        if self.directory is not None:
+            write_kernels(self.directory, self.artefacts)
+        if not self.link:
+            return clean(made)
         modules = [load(each.shared_object).module for each in self.artefacts]
         before = list((mod.attrs or {}).get(_EXTERNAL, []))
         return clean(made.with_attr(_EXTERNAL, [*before, *modules]))

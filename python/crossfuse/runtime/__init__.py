@@ -8,6 +8,7 @@ from crossfuse.runtime.dispatch import Dispatch, load_dispatch, write_dispatch
 from crossfuse.runtime.dispatch_table import DispatchTable
 from crossfuse.runtime.host_compiler import find_host_compiler
 from crossfuse.runtime.kernel import LoadedKernel
+from crossfuse.runtime.kernel_table import Kernels, KernelTable, load_kernels, write_kernels
 from crossfuse.runtime.load import load
 from crossfuse.runtime.manifest import Manifest
 from crossfuse.runtime.nvcc import NvccInfo, find_nvcc
@@ -17,6 +18,8 @@ __all__ = [
     "Cubin",
     "Dispatch",
     "DispatchTable",
+    "KernelTable",
+    "Kernels",
     "LoadedKernel",
     "Manifest",
     "NvccInfo",
@@ -28,5 +31,7 @@ __all__ = [
     "find_nvcc",
     "load",
     "load_dispatch",
+    "load_kernels",
     "write_dispatch",
+    "write_kernels",
 ]
