@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -129,6 +128,7 @@ class Forms:
         self._found: dict[int, list[Found]] = {}
         self._refusals: dict[Found, str] = {}
         self._kernels: dict[Found, Kernel | str] = {}
+        self._sizes: dict[Found, tuple[Any, ...]] = {}
         self._reasons: dict[tuple[Found, Any], str] = {}
 
     def found(self, func: Any) -> Found:
@@ -158,7 +158,7 @@ class Forms:
             self._kernels[found] = self.refusal(found) or self._made(found)
         return self._kernels[found]
 
-    def sizes(self, found: Found) -> Iterator[Any]:
+    def sizes(self, found: Found) -> tuple[Any, ...]:
         """Sizes to be tried, the best first.
 
         Raises
@@ -166,14 +166,16 @@ class Forms:
         CascadeRefused, PlanRefused
             If none fit.
         """
-        site, derivation = _known(found)
-        given = self.tiles if has_products(site) else self.stream
-        if given is not None:
-            yield given
-            return
+        if found not in self._sizes:
+            site, derivation = _known(found)
+            given = self.tiles if has_products(site) else self.stream
+            self._sizes[found] = (given,) if given is not None else self._ranked(site, derivation)
+        return self._sizes[found]
+
+    def _ranked(self, site: Site, derivation: Derivation) -> tuple[Any, ...]:
         shape = cascade_shape(site, derivation)
-        for plan in tried(ranked_cascade(shape, self.target, only=CASCADE_FAMILIES)):
-            yield read_tiles(plan.family, plan.tiles)
+        plans = tried(ranked_cascade(shape, self.target, only=CASCADE_FAMILIES))
+        return tuple(read_tiles(each.family, each.tiles) for each in plans)
 
     def _tried(self, found: Found) -> str:
         reason = ""
