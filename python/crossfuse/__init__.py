@@ -28,6 +28,7 @@ _HOME = {
     "emulate_cuda": "emulate",
     "load": "runtime",
     "load_dispatch": "runtime",
+    "load_kernels": "runtime",
     "plan": "planner.plan",
     "run_sequential": "emulate",
 }

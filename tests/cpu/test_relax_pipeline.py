@@ -13,10 +13,12 @@ import pytest
 import tvm
 from tvm import relax
 
+import crossfuse
 from crossfuse import _tvm as ir
 from crossfuse.emulate.llvm import serialise
 from crossfuse.hardware import tvm_target
 from crossfuse.relax import BuildKernels, FuseChains
+from crossfuse.relax.build_kernels import _external
 
 pytestmark = pytest.mark.cpu
 
@@ -67,7 +69,7 @@ def elsewhere(executable: Any, folder: Path, inputs: dict[str, Any]) -> Any:
 
 def test_kernels_are_linked_into_the_executable_and_what_it_exports(tmp_path: Path) -> None:
     mod, build = kernels(tmp_path)
-    (found,) = build.objects
+    (found,) = build.kernels
     assert found.path == tmp_path / "crossfuse_gemm_chain.o"
     assert not [each for each in mod.functions.values() if isinstance(each, ir.PrimFunc)]
     assert 'R.call_dps_packed("crossfuse_gemm_chain"' in str(mod["main"])
@@ -84,22 +86,20 @@ def test_kernels_are_linked_into_the_executable_and_what_it_exports(tmp_path: Pa
     assert done.returncode and refusal in done.stderr
 
 
-def on_cpu(image_of: dict[str, Any]) -> Any:
-    """Builds an object of the scheduled function, which runs on the CPU, in a kernel's place."""
-
-    def build(image: Any, folder: Any, **_: Any) -> Any:
-        path = Path(folder) / f"{image.name}.o"
-        named = serialise(image_of[image.name]).with_attr("global_symbol", image.name)
-        tvm.compile(tvm.IRModule({image.name: named}), target="llvm").mod.write_to_file(str(path))
-        return SimpleNamespace(path=path, manifest=SimpleNamespace(name=image.name))
-
-    return build
+def on_cpu(_kind: Any, functions: dict[str, Any], _target: Any, folder: Path, _jobs: int) -> Any:
+    """Objects of scheduled functions, which run on the CPU, in the place of kernels."""
+    made = []
+    for name, func in functions.items():
+        path = folder / f"{name}.o"
+        named = serialise(func).with_attr("global_symbol", name)
+        tvm.compile(tvm.IRModule({name: named}), target="llvm").mod.write_to_file(str(path))
+        made.append(SimpleNamespace(path=path, manifest=SimpleNamespace(name=name)))
+    return tuple(made)
 
 
 def test_an_exported_model_runs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fused = FuseChains(always=True)(model())
-    functions = {str(name.name_hint): func for name, func in fused.functions_items()}
-    monkeypatch.setattr("crossfuse.relax.build_kernels.build_object", on_cpu(functions))
+    monkeypatch.setattr("crossfuse.relax.build_kernels.built", on_cpu)
     mod = BuildKernels(directory=tmp_path)(fused)
     draw = np.random.default_rng(1)
     given = {n: draw.uniform(-0.5, 0.5, s).astype("float16") for n, s in SHAPES.items()}
@@ -112,10 +112,34 @@ def test_an_exported_model_runs_elsewhere(tmp_path: Path, monkeypatch: pytest.Mo
     np.testing.assert_allclose(np.load(tmp_path / "result.npy"), due, rtol=2e-2)
 
 
+def test_executables_are_exported_beside_their_kernels(tmp_path: Path) -> None:
+    folder = tmp_path / "kernels"
+    mod = BuildKernels(directory=folder, link=False)(FuseChains(always=True)(model()))
+    tvm.compile(mod, target="llvm").export_library(str(tmp_path / "model.so"))
+
+    kernels = crossfuse.load_kernels(folder)
+    assert list(kernels) == ["crossfuse_gemm_chain"]
+    kernels.register()
+    loaded = tvm.runtime.load_module(str(tmp_path / "model.so"))
+    machine = relax.VirtualMachine(loaded, tvm.cpu())
+    inputs = [tvm.runtime.tensor(np.zeros(each, "float16")) for each in SHAPES.values()]
+    with pytest.raises(ValueError, match=r"crossfuse_gemm_chain: found cpu:0; limit: a CUDA dev"):
+        machine["main"](*inputs)
+
+
 def test_a_module_without_kernels_stays(tmp_path: Path) -> None:
     build = BuildKernels(directory=tmp_path)
     mod = model()
-    assert build(mod).same_as(mod) and build.objects == ()
+    assert build(mod).same_as(mod) and build.kernels == ()
+
+
+def test_kernels_of_several_results_are_called_with_all() -> None:
+    kinds = [relax.TensorType((M, K), "float16"), relax.TensorType((M,), "float32")]
+    given = relax.Tuple([relax.Var("x", kinds[0])])
+    call = relax.call_tir(tvm.ir.GlobalVar("norm"), given, out_ty=kinds)
+    made = _external(call)
+    assert str(made.args[0].global_symbol) == "norm"
+    assert [str(each) for each in made.ty_args[0].fields] == [str(each) for each in kinds]
 
 
 def test_the_pipeline_is_known_by_name_and_writes_its_phases(tmp_path: Path) -> None:

@@ -78,6 +78,17 @@ def test_columns() -> None:
     )
 
 
+def test_outputs_with_loops_of_their_own() -> None:
+    site = site_of("softmax", 4, 64)
+    (output,) = site.outputs
+    assert refusal_of(
+        replace(site, outputs=(replace(output, columns=(site.axis,)),)), StreamTiles()
+    ) == (
+        f"output {output.name}: found loops beyond the rows ({site.axis.name}); limit: loops that "
+        "the reductions have too, and the axis. Instead: compute it apart."
+    )
+
+
 def test_producers() -> None:
     site = site_of("softmax", 4, 64)
     (x,) = site.cascade.elements

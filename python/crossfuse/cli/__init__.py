@@ -13,6 +13,7 @@ import typer
 import crossfuse
 from crossfuse.cli.bench import bench
 from crossfuse.cli.bundle import app as bundle
+from crossfuse.cli.cache import app as cache
 from crossfuse.cli.compile import compile_workload
 from crossfuse.cli.demo import demo
 from crossfuse.cli.doctor import doctor
@@ -61,6 +62,7 @@ app.command("timeline")(timeline)
 app.command("view")(view)
 app.command("tune")(tune)
 app.add_typer(bundle, name="bundle")
+app.add_typer(cache, name="cache")
 
 
 def main() -> None:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, TypeVar
+from typing import Any
 
 import tvm
 from tvm import relax
 from tvm.ir import Call, GlobalVar
 
 from crossfuse import _tvm as ir
+from crossfuse.cache.keys import content_key
 from crossfuse.hardware import Device, device
 from crossfuse.lower.extract import lower
 from crossfuse.relax.dataflow import clean
 from crossfuse.relax.kernel_mark import is_kernel
-from crossfuse.runtime.artefact import KernelObject, build_object
+from crossfuse.runtime.artefact import Artefact, KernelObject
+from crossfuse.runtime.kept import LIBRARIES, OBJECTS, Built, Kind, built_once, kept
+from crossfuse.runtime.kernel_table import write_kernels
+from crossfuse.runtime.nvcc import find_nvcc
 
 _EXTERNAL = "external_mods"
 _CALL = "relax.call_tir"
-_Built = TypeVar("_Built")
 
 
 @ir.tvm.ir.transform.module_pass(opt_level=0, name="crossfuse.BuildKernels")
@@ -40,14 +43,19 @@ class BuildKernels:
     target : str | Device
         What to build for.
     directory : str | Path | None
-        Where objects go; None makes a temporary directory. Nothing needs them after the pass.
+        Where what is built goes; None makes a temporary directory. Nothing needs objects after the
+        pass; libraries get a table there that `crossfuse.load_kernels` reads.
     jobs : int
         Kernels that are built at the same time; 0 takes as many as there are processors.
+    link : bool
+        Whether the kernels are linked into the executable. If not, they are libraries with a table
+        beside it, and whoever loads it calls ``crossfuse.load_kernels(directory).register()``
+        before; several models may share them.
 
     Attributes
     ----------
-    objects : tuple[KernelObject, ...]
-        The kernels of the last module, in its order.
+    kernels : tuple[KernelObject | Artefact, ...]
+        What was built of the last module, in its order: objects, or libraries without `link`.
 
     Raises
     ------
@@ -69,17 +77,19 @@ class BuildKernels:
         *,
         directory: str | Path | None = None,
         jobs: int = 0,
+        link: bool = True,
     ) -> None:
         self.target = device(target)
         self.directory = directory
         self.jobs = jobs
-        self.objects: tuple[KernelObject, ...] = ()
+        self.link = link
+        self.kernels: tuple[KernelObject | Artefact, ...] = ()
 
     def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
         """See `BuildKernels`."""
         kernels = {name: func for name, func in mod.functions_items() if is_kernel(func)}
         named = {str(name.name_hint): func for name, func in kernels.items()}
-        self.objects = built(build_object, named, self.target, self.directory, self.jobs)
+        modules = self._modules(named)
         if not kernels:
             return mod
         made = mod.clone()
@@ -88,27 +98,38 @@ class BuildKernels:
                 made.update_func(name, _calling(function, kernels))
         for name in kernels:
             del made[name]
-        modules = [
-            tvm.runtime.load_static_library(str(each.path), [each.manifest.name])
-            for each in self.objects
-        ]
+        if not self.link:
+            return clean(made)
         before = list((mod.attrs or {}).get(_EXTERNAL, []))
         return clean(made.with_attr(_EXTERNAL, [*before, *modules]))
 
+    def _modules(self, functions: Mapping[str, Any]) -> list[Any]:
+        """Build functions; what TVM links of them."""
+        if self.link:
+            objects = built(OBJECTS, functions, self.target, self.directory, self.jobs)
+            self.kernels = objects
+            load = tvm.runtime.load_static_library
+            return [load(str(each.path), [each.manifest.name]) for each in objects]
+        libraries = built(LIBRARIES, functions, self.target, self.directory, self.jobs)
+        self.kernels = libraries
+        if self.directory is not None:
+            write_kernels(self.directory, libraries)
+        return []
+
 
 def built(
-    build: Callable[..., _Built],
+    kind: Kind[Built],
     functions: Mapping[str, Any],
     target: Device,
     directory: str | Path | None = None,
     jobs: int = 0,
-) -> tuple[_Built, ...]:
-    """Kernels of scheduled functions, each named as the function.
+) -> tuple[Built, ...]:
+    """Kernels of scheduled functions, each named as the function; known ones from the cache.
 
     Parameters
     ----------
-    build : Callable
-        `crossfuse.runtime.build_library` or `build_object`.
+    kind : Kind
+        `crossfuse.runtime.kept.LIBRARIES` or `OBJECTS`.
     functions : Mapping[str, tvm.tirx.PrimFunc]
         By name.
     target : Device
@@ -120,20 +141,42 @@ def built(
 
     Returns
     -------
-    tuple
-        What it built, in the order of the functions.
+    tuple[Artefact, ...] | tuple[KernelObject, ...]
+        In the order of the functions.
 
     Raises
     ------
     LoweringRefused, EnvironmentRefused
         See `crossfuse.runtime.build_library`.
     """
-    images = [lower(func, target, name=name).image for name, func in functions.items()]
-    if not images:
+    if not functions:
         return ()
-    folder = directory if directory is not None else mkdtemp(prefix="crossfuse-")
+    folder = Path(directory if directory is not None else mkdtemp(prefix="crossfuse-"))
+    paths = {name: folder / f"{name}{kind.suffix}" for name in functions}
+    keys = {name: _key(kind, func, target, name) for name, func in functions.items()}
+    known = {name: kept(kind, keys[name], paths[name]) for name in functions}
+    new = [name for name, found in known.items() if found is None]
+    # Lowered in this thread: TVM's contexts are those of a thread.
+    images = {name: lower(functions[name], target, name=name).image for name in new}
+
+    def build(name: str) -> Built:
+        return built_once(
+            kind,
+            keys[name],
+            paths[name],
+            lambda: kind.build(images[name], folder, device=target),
+        )
+
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        return tuple(pool.map(lambda each: build(each, folder, device=target), images))
+        known |= dict(zip(new, pool.map(build, new), strict=True))
+    return tuple(each for each in known.values() if each is not None)
+
+
+def _key(kind: Kind[Any], func: Any, target: Device, name: str) -> str:
+    """What the build of a scheduled function depends on."""
+    config = tvm.ir.transform.PassContext.current().config
+    parts = [find_nvcc().version, name, str(config), tvm.ir.save_json(func)]
+    return content_key(target, kind.name, *parts)
 
 
 def _calling(function: Any, kernels: Mapping[GlobalVar, Any]) -> Any:
@@ -164,4 +207,6 @@ def _calls(value: Any, kernels: Mapping[GlobalVar, Any]) -> bool:
 def _external(call: Any) -> Any:
     """The call of a kernel of the name that the function has."""
     name, arguments = call.args[0], call.args[1]
-    return relax.call_dps_packed(str(name.name_hint), arguments, out_ty=list(call.ty_args))
+    (result,) = call.ty_args
+    results = list(result.fields) if isinstance(result, relax.TupleType) else [result]
+    return relax.call_dps_packed(str(name.name_hint), arguments, out_ty=results)

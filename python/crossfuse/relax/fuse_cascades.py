@@ -18,6 +18,7 @@ from crossfuse.hardware import Device, device
 from crossfuse.relax.calls import Flow, read_flow
 from crossfuse.relax.cascades.forms import Forms, Kernel
 from crossfuse.relax.cascades.groups import Group, calls_of, find_groups
+from crossfuse.relax.cascades.known import once
 from crossfuse.relax.cascades.traffic import swept
 from crossfuse.relax.kernel_mark import SCHEDULED, marked
 from crossfuse.relax.merge import Replacement, replaced
@@ -105,6 +106,11 @@ class FuseCascades:
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
         """See `FuseCascades`."""
+        options = (self.tiles, self.stream)
+        made, self.outcomes = once(mod, self.target, options, Outcome, lambda: self._made(mod))
+        return made
+
+    def _made(self, mod: Any) -> tuple[Any, list[Outcome]]:
         forms = Forms(self.target, self.tiles, self.stream)
         work = _Module(mod, forms)
         for name, func in mod.functions_items():
@@ -113,8 +119,7 @@ class FuseCascades:
         for name, func in mod.functions_items():
             if isinstance(func, ir.PrimFunc):
                 work.take_kernel(name, func)
-        self.outcomes = tuple(work.outcomes)
-        return work.finished()
+        return work.finished(), work.outcomes
 
 
 class _Module:

@@ -22,6 +22,9 @@ class Units:
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
         self.of: dict[Node, Unit] = {}
+        # Asked for far more often than units change.
+        self._sources: dict[Unit, set[Unit]] = {}
+        self._users: dict[Unit, set[Unit]] = {}
         for node in flow.nodes:
             if node not in self.of:
                 users = flow.users(node) if len(node.results) > 1 else ()
@@ -31,17 +34,23 @@ class Units:
         """Take nodes together; those that were in a unit leave it to nothing else."""
         unit = frozenset(nodes)
         self.of |= dict.fromkeys(unit, unit)
+        self._sources.clear()
+        self._users.clear()
         return unit
 
     def sources(self, unit: Unit) -> set[Unit]:
         """Units whose results a unit reads."""
-        found = {self.of[each] for node in unit for each in self.flow.sources(node)}
-        return found - {unit}
+        if unit not in self._sources:
+            found = {self.of[each] for node in unit for each in self.flow.sources(node)}
+            self._sources[unit] = found - {unit}
+        return self._sources[unit]
 
     def users(self, unit: Unit) -> set[Unit]:
         """Units that read results of a unit."""
-        found = {self.of[each] for node in unit for each in self.flow.users(node)}
-        return found - {unit}
+        if unit not in self._users:
+            found = {self.of[each] for node in unit for each in self.flow.users(node)}
+            self._users[unit] = found - {unit}
+        return self._users[unit]
 
     def joined(self, *units: Unit) -> Unit:
         """Units, and all that needs results of one of them and makes what another one reads.

@@ -8,6 +8,7 @@ from crossfuse.runtime.dispatch import Dispatch, load_dispatch, write_dispatch
 from crossfuse.runtime.dispatch_table import DispatchTable
 from crossfuse.runtime.host_compiler import find_host_compiler
 from crossfuse.runtime.kernel import LoadedKernel
+from crossfuse.runtime.kernel_table import Kernels, KernelTable, load_kernels, write_kernels
 from crossfuse.runtime.load import load
 from crossfuse.runtime.manifest import Manifest
 from crossfuse.runtime.nvcc import NvccInfo, find_nvcc
@@ -18,6 +19,8 @@ __all__ = [
     "Dispatch",
     "DispatchTable",
     "KernelObject",
+    "KernelTable",
+    "Kernels",
     "LoadedKernel",
     "Manifest",
     "NvccInfo",
@@ -30,5 +33,7 @@ __all__ = [
     "find_nvcc",
     "load",
     "load_dispatch",
+    "load_kernels",
     "write_dispatch",
+    "write_kernels",
 ]

@@ -10,12 +10,15 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import EnvironmentRefused, LoweringRefused, RefusedError, refuse
-from crossfuse.runtime.files import sha256, write_atomically
+from crossfuse.runtime.files import sha256
 from crossfuse.runtime.host_compiler import find_host_compiler
 from crossfuse.runtime.nvcc import NvccInfo, find_nvcc
+
+if TYPE_CHECKING:
+    from crossfuse.cache import Entry
 
 # No --use_fast_math: results follow the numerics of the generated text. The suppressed
 # diagnostics are unused variables (177, 550) and constant ranges (1046) of generated text.
@@ -155,26 +158,27 @@ def compile_cubin(
     LoweringRefused
         If the compiler rejects the text; its own messages are kept.
     """
+    from crossfuse.cache import Shelf
+
     nvcc = nvcc or find_nvcc()
     target = arch.removeprefix("sm_")
     flags = (*_FLAGS, "-gencode", f"arch=compute_{target},code=sm_{target}")
-    directory = cache_directory() if cache is True else Path(cache) if cache else None
+    if cache is False:
+        return _cubin(_compile(cuda, nvcc, flags, timeout), nvcc)
+    kept = Shelf(cache_directory() if cache is True else Path(cache), ".cubin")
     key = sha256(json.dumps([cuda, nvcc.version, flags]).encode())
-    entry = directory / f"{key}.cubin" if directory else None
-    cached = _read(entry, nvcc.version) if entry else None
-    if cached is not None:
-        return cached
-    data, log = _compile(cuda, nvcc, flags, timeout)
-    if entry:
-        _write(entry, data, log)
-    return Cubin(data, parse_resources(log), log, nvcc.version)
+    entry = kept.read(key)
+    if entry is None:
+        entry = _compile(cuda, nvcc, flags, timeout)
+        kept.write(key, entry)
+    return _cubin(entry, nvcc)
 
 
 def cache_directory() -> Path:
     """Where cubins are kept between runs: the user's cache directory of this platform."""
-    import platformdirs
+    from crossfuse.cache import root
 
-    return Path(platformdirs.user_cache_dir("crossfuse", appauthor=False)) / "cubin"
+    return root() / "cubin"
 
 
 def parse_resources(log: str) -> tuple[ResourceUsage, ...]:
@@ -222,9 +226,15 @@ def _advisories(log: str, kernel: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n for n, name in names if name is None or name[1] == kernel))
 
 
-def _compile(
-    cuda: str, nvcc: NvccInfo, flags: tuple[str, ...], timeout: float
-) -> tuple[bytes, str]:
+def _cubin(entry: Entry, nvcc: NvccInfo) -> Cubin:
+    log = str(entry.about["log"])
+    return Cubin(entry.data, parse_resources(log), log, nvcc.version)
+
+
+def _compile(cuda: str, nvcc: NvccInfo, flags: tuple[str, ...], timeout: float) -> Entry:
+    """The cubin, with the compiler's output and the names of its kernels."""
+    from crossfuse.cache import Entry
+
     host = find_host_compiler()
     with tempfile.TemporaryDirectory(prefix="crossfuse-") as scratch:
         # Run inside the directory, so that messages name "kernel.cu" and not a random path.
@@ -240,7 +250,9 @@ def _compile(
         if done.returncode != 0:
             fault = any(text in log for text in _ENVIRONMENT_FAULTS)
             raise _failed(nvcc, log.strip(), EnvironmentRefused if fault else LoweringRefused)
-        return (Path(scratch) / "kernel.cubin").read_bytes(), log
+        label = ", ".join(each.kernel for each in parse_resources(log))
+        data = (Path(scratch) / "kernel.cubin").read_bytes()
+        return Entry(data, {"label": label, "log": log})
 
 
 def _failed(nvcc: NvccInfo, found: str, error: type[RefusedError]) -> RefusedError:
@@ -254,24 +266,3 @@ def _failed(nvcc: NvccInfo, found: str, error: type[RefusedError]) -> RefusedErr
         if error is LoweringRefused
         else "repair this installation: a host compiler that nvcc takes, CUDA parts of one release",
     )
-
-
-def _read(entry: Path, version: str) -> Cubin | None:
-    """Read one line of JSON (log, hash) and the cubin after it; None where it is not whole."""
-    try:
-        head, _, data = entry.read_bytes().partition(b"\n")
-        header = json.loads(head)
-        if header["sha256"] != sha256(data):
-            return None
-        return Cubin(data, parse_resources(header["log"]), header["log"], version)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _write(entry: Path, data: bytes, log: str) -> None:
-    head = json.dumps({"sha256": sha256(data), "log": log}).encode()
-    try:
-        write_atomically(entry, head + b"\n" + data)
-    except OSError:
-        # The cache saves time and nothing else: a full or read-only disk must not fail a build.
-        return

@@ -11,6 +11,7 @@ from typing import Any
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.runtime.artefact import LIBRARY_HASH
 from crossfuse.runtime.files import sha256
+from crossfuse.runtime.fitness import check_limits, check_version, gpu_limits
 from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.manifest import Manifest, unreadable
 
@@ -34,11 +35,13 @@ def load(path: str | os.PathLike[str], *, check_device: bool = True) -> LoadedKe
     Raises
     ------
     ArtefactRefused
-        If a file is missing, damaged, of another format version, or does not match the other, or
-        if the GPU is of another architecture.
+        If a file is missing, damaged, of another format version, or does not match the other; if
+        it was built with another release of tvm-ffi; or if the GPU is of another architecture, or
+        has fewer multiprocessors or less shared memory than the kernels were planned for.
     """
     library = Path(path).absolute()
     manifest, record = _read_manifest(library)
+    check_version(manifest, str(library))
     try:
         module = _open(library)
         embedded = json.loads(module[f"{manifest.name}_manifest"]())
@@ -57,8 +60,8 @@ def load(path: str | os.PathLike[str], *, check_device: bool = True) -> LoadedKe
     if sha256(cubin) != manifest.cubin_sha256:
         raise _damaged(library, f"a cubin of hash {sha256(cubin)}", manifest.cubin_sha256)
     kernel = LoadedKernel(module, manifest)
-    if check_device:
-        kernel.check_device()
+    if check_device and kernel.check_device():
+        check_limits(manifest, gpu_limits())
     return kernel
 
 

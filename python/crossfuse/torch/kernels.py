@@ -65,9 +65,10 @@ def kernels_of(
             for name, func in functions.items()
         }
     from crossfuse.relax.build_kernels import built
-    from crossfuse.runtime import build_library, load
+    from crossfuse.runtime import load
+    from crossfuse.runtime.kept import LIBRARIES
 
-    libraries = built(build_library, functions, target)
+    libraries = built(LIBRARIES, functions, target)
     return {
         name: load(each.shared_object).run for name, each in zip(functions, libraries, strict=True)
     }

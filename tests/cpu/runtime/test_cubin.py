@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cpu.runtime.images import cluster_sum, vector_add
+from crossfuse.cache import Entry
 from crossfuse.runtime import ResourceUsage, cache_directory, compile_cubin, cubin, find_nvcc
 from crossfuse.runtime.cubin import parse_resources, read_usage
 from crossfuse.runtime.files import write_atomically
@@ -114,7 +115,7 @@ def test_a_second_compilation_is_read_from_the_cache(
 def test_another_text_flag_or_compiler_is_another_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cubin, "_compile", lambda *_: (b"cubin", ""))
+    monkeypatch.setattr(cubin, "_compile", lambda *_: Entry(b"cubin", {"log": ""}))
     nvcc = find_nvcc()
     compile_cubin("text", nvcc=nvcc, cache=tmp_path)
     compile_cubin("text ", nvcc=nvcc, cache=tmp_path)
@@ -126,7 +127,7 @@ def test_another_text_flag_or_compiler_is_another_entry(
 def test_the_cache_can_be_off_or_unwritable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cubin, "_compile", lambda *_: (b"cubin", ""))
+    monkeypatch.setattr(cubin, "_compile", lambda *_: Entry(b"cubin", {"log": ""}))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compile_cubin("text", cache=False)
     assert not cache_directory().exists()

@@ -73,6 +73,16 @@ def _check(site: Site, derivation: Derivation) -> None:
                 "one number a row",
                 "lower it with matrix products",
             )
+    # Places of a choice are the only columns: of all others each would be a statement.
+    ranked = any(each.monoid.k for each in derivation.slots)
+    for output in site.outputs:
+        if output.columns and (output.name in derivation.rows or not ranked):
+            raise refused(
+                f"output {output.name}",
+                f"loops beyond the rows ({', '.join(each.name for each in output.columns)})",
+                "loops that the reductions have too, and the axis",
+                "compute it apart",
+            )
     for symbol, block in site.producers.items():
         raise refused(
             f"element {symbol}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -130,6 +129,8 @@ class Forms:
         self._found: dict[int, list[Found]] = {}
         self._refusals: dict[Found, str] = {}
         self._kernels: dict[Found, Kernel | str] = {}
+        self._sizes: dict[Found, tuple[Any, ...]] = {}
+        self._reasons: dict[tuple[Found, Any], str] = {}
 
     def found(self, func: Any) -> Found:
         """What a function is."""
@@ -158,7 +159,7 @@ class Forms:
             self._kernels[found] = self.refusal(found) or self._made(found)
         return self._kernels[found]
 
-    def sizes(self, found: Found) -> Iterator[Any]:
+    def sizes(self, found: Found) -> tuple[Any, ...]:
         """Sizes to be tried, the best first.
 
         Raises
@@ -166,45 +167,39 @@ class Forms:
         CascadeRefused, PlanRefused
             If none fit.
         """
-        site, derivation = _known(found)
-        given = self.tiles if has_products(site) else self.stream
-        if given is not None:
-            yield given
-            return
+        if found not in self._sizes:
+            site, derivation = _known(found)
+            given = self.tiles if has_products(site) else self.stream
+            self._sizes[found] = (given,) if given is not None else self._ranked(site, derivation)
+        return self._sizes[found]
+
+    def _ranked(self, site: Site, derivation: Derivation) -> tuple[Any, ...]:
         shape = cascade_shape(site, derivation)
-        for plan in tried(ranked_cascade(shape, self.target, only=(STREAM, OF_TILES))):
-            yield read_tiles(plan.family, plan.tiles)
+        plans = tried(ranked_cascade(shape, self.target, only=(STREAM, OF_TILES)))
+        return tuple(read_tiles(each.family, each.tiles) for each in plans)
 
     def _tried(self, found: Found) -> str:
-        site, derivation = _known(found)
         reason = ""
         try:
             for sizes in self.sizes(found):
-                reason = self._written(site, derivation, sizes)
+                reason = self._written(found, sizes)
                 if not reason:
                     return ""
         except RefusedError as error:
             return str(error)
         return reason
 
-    def _written(self, site: Site, derivation: Derivation, sizes: Any) -> str:
+    def _written(self, found: Found, sizes: Any) -> str:
         """Why a cascade cannot be written with some sizes; empty if it can."""
-        try:
-            if has_products(site):
-                again = recomputed(site, derivation, sizes)
-                if not again:
-                    tiled(site, derivation, sizes)
-                return again
-            streaming(site, derivation, sizes)
-        except RefusedError as error:
-            return str(error)
-        return ""
+        if (found, sizes) not in self._reasons:
+            self._reasons[found, sizes] = _why_not(*_known(found), sizes)
+        return self._reasons[found, sizes]
 
     def _made(self, found: Found) -> Kernel | str:
         site, derivation = _known(found)
         reason = ""
         for sizes in self.sizes(found):
-            reason = self._written(site, derivation, sizes)
+            reason = self._written(found, sizes)
             if reason:
                 continue
             try:
@@ -247,6 +242,20 @@ def recomputed(site: Site, derivation: Derivation, tiles: CascadeTiles) -> str:
     if count > 1:
         block = next(iter(site.producers.values()))
         return f"each of {count} tiles of columns would compute the elements of block '{block}'"
+    return ""
+
+
+def _why_not(site: Site, derivation: Derivation, sizes: Any) -> str:
+    """Why a cascade cannot be written with some sizes; empty if it can."""
+    try:
+        if has_products(site):
+            again = recomputed(site, derivation, sizes)
+            if not again:
+                tiled(site, derivation, sizes)
+            return again
+        streaming(site, derivation, sizes)
+    except RefusedError as error:
+        return str(error)
     return ""
 
 

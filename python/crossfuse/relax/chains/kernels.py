@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,9 @@ from tvm import relax
 from tvm.ir import GlobalVar, Var
 from tvm_ffi import structural_equal, structural_hash
 
+from crossfuse.cache import shelf
+from crossfuse.cache.answers import answered
+from crossfuse.cache.keys import content_key
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.lower.extract import lower
@@ -162,18 +166,29 @@ class ChainKernels:
 
     def _ranked(self, func: Any) -> tuple[Plan, ...]:
         def rank() -> tuple[Plan, ...]:
-            return tuple(rank_function(func, self._target, keep=_TRIED))
+            from crossfuse.planner.plan import Plan
+
+            text = self._answer("plan", func, lambda: _texts(func, self._target))
+            return tuple(map(Plan.from_json, json.loads(text)))
 
         plans: tuple[Plan, ...] = self._plans.find(func, rank)
         return plans
 
     def _added(self, chain: PlannedChain) -> GlobalVar:
-        (image,) = self._scheduled(chain).mod.functions.values()
+        func = chain.outlined.func
+        image = tvm.ir.load_json(
+            self._answer("schedule", func, lambda: self._scheduled(chain), str(self._constant))
+        )
         kind = "gated_ffn" if chain.outlined.gated else "gemm_chain"
         return self._builder.add_func(marked(image), f"crossfuse_{kind}")
 
-    def _scheduled(self, chain: PlannedChain) -> Any:
-        """The schedule of the first plan that has a kernel."""
+    def _answer(self, kind: str, func: Any, make: Callable[[], str], *options: str) -> str:
+        """What is made of a function, from the cache if it is known."""
+        key = content_key(self._target, kind, str(_TRIED), *options, tvm.ir.save_json(func))
+        return answered(shelf(kind), key, _label(func, self._target), make)
+
+    def _scheduled(self, chain: PlannedChain) -> str:
+        """The first plan that has a kernel, as a scheduled function in TVM's JSON."""
         refusals: list[RefusedError] = []
         for plan in (each for each in chain.plans if each.family != EAGER):
             try:
@@ -183,7 +198,8 @@ class ChainKernels:
                 if self._fewer_rows:
                     accept_fewer_rows(schedule)
                 lower(schedule, self._target)
-                return schedule
+                (image,) = schedule.mod.functions.values()
+                return str(tvm.ir.save_json(image))
             except RefusedError as error:
                 refusals.append(error)
         raise refusals[0]
@@ -203,6 +219,17 @@ class _Equal:
                 return value
         alike.append((func, make()))
         return alike[-1][1]
+
+
+def _texts(func: Any, target: Device) -> str:
+    """Plans of a function in JSON."""
+    return json.dumps([each.to_json() for each in rank_function(func, target, keep=_TRIED)])
+
+
+def _label(func: Any, target: Device) -> str:
+    """Parameters of a function, for people."""
+    given = (f"{each.name}{list(map(int, each.ty.shape))}" for each in func.params)
+    return f"{' '.join(given)} {func.params[0].ty.dtype} for {target.name}"
 
 
 def _check_used_inside(dataflow: Dataflow, inner: list[Var], output: Var, group: Group) -> None:

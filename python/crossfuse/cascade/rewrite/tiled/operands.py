@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -45,6 +46,7 @@ def mentions(expressions: Iterable[Any], var: Any) -> bool:
     return any(each.same_as(var) for one in expressions for each in ir.variables(one))
 
 
+@lru_cache(maxsize=64)  # sites are told apart as objects, and asked for with one size after another
 def products(site: Site) -> tuple[Product, ...]:
     """The products that make elements of a cascade.
 

@@ -1,0 +1,12 @@
+"""What was compiled once and is kept between runs, known by its content.
+
+One folder holds it all: cubins, kernel libraries, plans, schedules, rewritten models and the
+emulator's executables. Nothing in here needs TVM or torch.
+"""
+
+from __future__ import annotations
+
+from crossfuse.cache.shelf import Entry, Shelf, root, shelf
+from crossfuse.cache.upkeep import Kept, clear, kept, limit_bytes, prune
+
+__all__ = ["Entry", "Kept", "Shelf", "clear", "kept", "limit_bytes", "prune", "root", "shelf"]

@@ -1,0 +1,181 @@
+"""The cache as a whole: what is in it, how large it may be, what goes first."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from crossfuse.cache.shelf import root
+from crossfuse.errors import EnvironmentRefused, refuse
+
+#: The environment variable that limits the cache, in MiB.
+LIMIT = "CROSSFUSE_CACHE_LIMIT"
+_DEFAULT_MIB = 2048
+#: Seconds after which a file that was never renamed into its place belongs to a dead process.
+_ABANDONED = 3600.0
+_LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One file of the cache.
+
+    Attributes
+    ----------
+    kind : str
+        Folder that it is in, such as ``"library"``.
+    path : pathlib.Path
+        The file.
+    size : int
+        Bytes.
+    used : float
+        When it was read or written last, in seconds since 1970.
+    """
+
+    kind: str
+    path: Path
+    size: int
+    used: float
+
+
+def limit_bytes() -> int:
+    """Bytes that the cache may hold: 2 GiB, or ``CROSSFUSE_CACHE_LIMIT`` in MiB.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If the variable is no whole number of at least 0.
+    """
+    text = os.environ.get(LIMIT, str(_DEFAULT_MIB))
+    if not text.isdecimal():
+        raise refuse(
+            EnvironmentRefused,
+            "cache-limit",
+            LIMIT,
+            found=repr(text),
+            limit="a whole number of MiB",
+            instead=f"set it to one, such as {_DEFAULT_MIB}, or unset it",
+        )
+    return int(text) * 2**20
+
+
+def kept(folder: Path | None = None) -> tuple[Kept, ...]:
+    """Files of a cache, the least recently used first.
+
+    Parameters
+    ----------
+    folder : pathlib.Path | None
+        The cache; None takes `crossfuse.cache.root`. Locks, and files that are being written, are
+        left out.
+    """
+    files = (each for each in _files(folder or root()) if not each.path.name.startswith("."))
+    return tuple(sorted(files, key=lambda each: (each.used, each.path)))
+
+
+def prune(folder: Path | None = None, limit: int | None = None) -> tuple[Kept, ...]:
+    """Remove what was not used for longest until the rest is small enough.
+
+    Parameters
+    ----------
+    folder : pathlib.Path | None
+        The cache; None takes `crossfuse.cache.root`.
+    limit : int | None
+        Bytes that may stay; None takes `limit_bytes`.
+
+    Returns
+    -------
+    tuple[Kept, ...]
+        What was removed. One process prunes at a time: the others remove nothing.
+    """
+    home = folder or root()
+    allowed = limit_bytes() if limit is None else limit
+    with _only_one(home) as alone:
+        if not alone:
+            return ()
+        _remove(_abandoned(home))
+        found = kept(home)
+        excess = sum(each.size for each in found) - allowed
+        going = []
+        for each in found:
+            if excess <= 0:
+                break
+            going.append(each)
+            excess -= each.size
+        _remove(going)
+    return tuple(going)
+
+
+def prune_beside(folder: Path) -> None:
+    """Prune the user's cache if a folder belongs to it and it is too large."""
+    home = root()
+    if folder.parent == home and sum(each.size for each in _files(home)) > limit_bytes():
+        prune(home)
+
+
+def clear(kinds: Collection[str] = (), folder: Path | None = None) -> tuple[Kept, ...]:
+    """Remove all entries of some kinds.
+
+    Parameters
+    ----------
+    kinds : Collection[str]
+        Which; all if empty.
+    folder : pathlib.Path | None
+        The cache; None takes `crossfuse.cache.root`.
+
+    Returns
+    -------
+    tuple[Kept, ...]
+        What was removed.
+    """
+    home = folder or root()
+    going = [each for each in kept(home) if not kinds or each.kind in kinds]
+    _remove([*going, *_abandoned(home)])
+    return tuple(going)
+
+
+def _files(home: Path) -> Iterator[Kept]:
+    """All files but locks."""
+    if not home.is_dir():
+        return
+    for part in home.iterdir():
+        for path in part.iterdir() if part.is_dir() else ():
+            with contextlib.suppress(OSError):  # another process removed it
+                stat = path.stat()
+                if not path.name.endswith(_LOCK):
+                    yield Kept(part.name, path, stat.st_size, stat.st_mtime)
+
+
+def _abandoned(home: Path) -> list[Kept]:
+    """Halves of files whose writers must have ended."""
+    before = time.time() - _ABANDONED
+    return [each for each in _files(home) if each.path.name.startswith(".") and each.used < before]
+
+
+def _remove(files: Collection[Kept]) -> None:
+    for each in files:
+        with contextlib.suppress(OSError):
+            each.path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _only_one(home: Path) -> Iterator[bool]:
+    """Whether no other process prunes, while this one may."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(home / f".prune{_LOCK}")
+    alone = home.is_dir()
+    if alone:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            alone = False
+        except (OSError, NotImplementedError):
+            pass  # no locks here: two may remove the same
+    try:
+        yield alone
+    finally:
+        lock.release()

@@ -1,0 +1,193 @@
+"""The kernels of a model as a folder of libraries: written ahead of time, loaded without TVM."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse.runtime.artefact import Artefact
+from crossfuse.runtime.files import sha256, write_atomically
+from crossfuse.runtime.kernel import LoadedKernel
+from crossfuse.runtime.load import load
+
+TABLE = "kernels.json"
+"""Name of the table in its folder, beside the libraries."""
+
+TABLE_VERSION = 1
+"""Raised whenever a reader of the older format would misread the newer."""
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """What lies in the folder.
+
+    Attributes
+    ----------
+    device, arch : str
+        What the kernels are for.
+    limits : Mapping[str, int]
+        Limits of the device that they were checked against.
+    versions : Mapping[str, str | None]
+        What they were made with.
+    kernels : Mapping[str, str]
+        Hashes of the manifests' files, which have those of the libraries, by name: the kernel
+        ``name`` is ``name.so``, with its manifest beside it.
+    metadata : Mapping[str, Any]
+        What the builder recorded: the model, its plans.
+    """
+
+    device: str
+    arch: str
+    limits: Mapping[str, int]
+    versions: Mapping[str, str | None]
+    kernels: Mapping[str, str]
+    metadata: Mapping[str, Any]
+
+
+class Kernels(Mapping[str, LoadedKernel]):
+    """Loaded kernels by name.
+
+    Parameters
+    ----------
+    table : KernelTable
+        What lies in the folder.
+    kernels : Mapping[str, LoadedKernel]
+        All of it.
+    """
+
+    def __init__(self, table: KernelTable, kernels: Mapping[str, LoadedKernel]) -> None:
+        self.table = table
+        self._kernels = dict(kernels)
+
+    def __getitem__(self, name: str) -> LoadedKernel:
+        return self._kernels[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kernels)
+
+    def __len__(self) -> int:
+        return len(self._kernels)
+
+    def register(self) -> None:
+        """Make the kernels known to tvm-ffi by their names.
+
+        TVM's virtual machine finds there what an exported executable calls, see
+        `crossfuse.relax.BuildKernels`. A function of the same name gives way.
+        """
+        from tvm_ffi import register_global_func
+
+        for name, kernel in self._kernels.items():
+            register_global_func(name, kernel.module[name], override=True)
+
+
+def write_kernels(
+    folder: str | os.PathLike[str],
+    artefacts: Sequence[Artefact],
+    metadata: Mapping[str, Any] | None = None,
+) -> KernelTable:
+    """Write the table of libraries that lie in a folder.
+
+    Parameters
+    ----------
+    folder : path
+        Where the libraries are.
+    artefacts : Sequence[Artefact]
+        Libraries of one device, each named as its function.
+    metadata : Mapping[str, Any], optional
+        JSON values to record.
+
+    Returns
+    -------
+    KernelTable
+        What was written.
+
+    Raises
+    ------
+    ArtefactRefused
+        If there is no library, one lies elsewhere, or they are for several devices.
+    """
+    home = Path(folder)
+    if not artefacts:
+        raise _refused(str(home), "no library", "at least one")
+    first = artefacts[0].manifest
+    kernels = {}
+    for each in artefacts:
+        expected = home / f"{each.manifest.name}.so"
+        if each.shared_object.resolve() != expected.resolve():
+            raise _refused(each.manifest.name, str(each.shared_object), str(expected))
+        if each.manifest.device != first.device:
+            found = f"a library for {each.manifest.device}"
+            raise _refused(each.manifest.name, found, f"{first.device}, as {first.name}")
+        kernels[each.manifest.name] = sha256(each.manifest_path.read_bytes())
+    given = dict(metadata or {})
+    table = KernelTable(first.device, first.arch, first.limits, first.versions, kernels, given)
+    record = {"format_version": TABLE_VERSION} | asdict(table)
+    try:
+        text = json.dumps(record, indent=1, sort_keys=True) + "\n"
+    except (TypeError, ValueError) as error:
+        raise _refused("metadata", str(error), "JSON values") from error
+    # Last of all: a folder that is not complete has no table.
+    write_atomically(home / TABLE, text.encode())
+    return table
+
+
+def load_kernels(folder: str | os.PathLike[str], *, check_device: bool = True) -> Kernels:
+    """Load a folder of libraries that `write_kernels` completed; needs tvm-ffi and the driver.
+
+    Parameters
+    ----------
+    folder : path
+        The folder, with the table and all libraries and manifests.
+    check_device : bool
+        See `crossfuse.runtime.load`.
+
+    Returns
+    -------
+    Kernels
+        By name.
+
+    Raises
+    ------
+    ArtefactRefused
+        If a file is missing, damaged, of another version, or not the one that the table was written
+        for; or if the GPU is another one or has less than the kernels need.
+    """
+    path = Path(folder) / TABLE
+    table = _read(path)
+    loaded = {}
+    for name, digest in table.kernels.items():
+        manifest = path.with_name(f"{name}.json")
+        # One that is missing is named by `load`.
+        found = sha256(manifest.read_bytes()) if manifest.is_file() else digest
+        if found != digest:
+            raise _refused(str(manifest), f"a file of hash {found}", f"{digest}, as in {TABLE}")
+        loaded[name] = load(path.with_name(f"{name}.so"), check_device=check_device)
+    return Kernels(table, loaded)
+
+
+def _read(path: Path) -> KernelTable:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        version = record.pop("format_version")
+        table = KernelTable(**record) if version == TABLE_VERSION else None
+        names = [str(each) for each in table.kernels] if table else []
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        found = f"{type(error).__name__}: {error}"
+        raise _refused(str(path), found, "a table in JSON with all its fields") from None
+    if table is None:
+        found, limit = f"format version {version}", f"format version {TABLE_VERSION}"
+        raise _refused(str(path), found, limit)
+    for each in names:
+        if PurePath(each).name != each:
+            raise _refused(str(path), f"kernel {each!r}", "names of files in the folder")
+    return table
+
+
+def _refused(where: str, found: str, limit: str) -> RefusedError:
+    instead = "build the kernels again into one folder, or copy the whole folder"
+    return refuse(ArtefactRefused, "kernel-table", where, found=found, limit=limit, instead=instead)
