@@ -62,6 +62,27 @@ def import_torch(module: torch.nn.Module, example_inputs: Sequence[torch.Tensor]
     """
     _check(module, example_inputs)
     exported = _export(module, _distinct(example_inputs))
+    return import_exported(exported)
+
+
+def import_exported(exported: torch.export.ExportedProgram) -> Imported:
+    """Translate a program that `torch.export.export` made.
+
+    Parameters
+    ----------
+    exported : torch.export.ExportedProgram
+        Of a module in evaluation mode, with inputs of one shape.
+
+    Returns
+    -------
+    Imported
+        The Relax module and the weights.
+
+    Raises
+    ------
+    WorkloadRefused
+        For operators that TVM cannot translate.
+    """
     mod = _translate(exported)
     parameters = [v.name for v in mod["main"].params]
     count = int(mod["main"].attrs["num_input"])
