@@ -105,7 +105,7 @@ def _translated(proto: Any, extents: dict[str, list[int]], opset: int | None) ->
     from tvm.relax.frontend.onnx import from_onnx
 
     try:
-        mod = from_onnx(proto, shape_dict=extents, opset=opset, keep_params_in_input=True)
+        mod = from_onnx(proto, extents, opset=opset, keep_params_in_input=True)
     except Exception as error:
         found = f"{type(error).__name__}: {_first_line(error)}"
         limit = "operators that TVM's ONNX importer knows"

@@ -113,8 +113,7 @@ class ModelSpec:
     def __str__(self) -> str:
         plain = {each.name: each.default for each in fields(self)}
         given = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
-        kept = {key: value for key, value in given.items() if value != plain[key]}
-        kept["tokens"] = self.tokens
+        kept = {k: each for k, each in given.items() if each != plain[k] or k == "tokens"}
         words = [f"{key}={str(value).lower()}" for key, value in kept.items()]
         return f"{KIND}:{self.name}," + ",".join(words)
 
