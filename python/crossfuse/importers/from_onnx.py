@@ -49,8 +49,8 @@ def import_onnx(
     extents = {each.name: _extents(each, dict(shapes or {})) for each in inputs}
     unknown = sorted(set(shapes or {}) - set(extents))
     if unknown:
-        names = ", ".join(extents)
-        raise _refused("shapes", unknown[0], f"inputs of the model: {names}", "name one of these")
+        limit = f"inputs of the model: {', '.join(extents)}"
+        raise _refused("shapes", unknown[0], limit, "name one of these")
     mod = _translated(proto, extents, opset)
     function = mod["main"]
     weights = [each.numpy() for each in (function.attrs.get("params") or ())]
