@@ -117,7 +117,7 @@ def onnx_model(module: nn.Module, rows: int | str = M) -> Any:
 
 
 def test_onnx_models_and_files(x: np.ndarray, tmp_path: Path) -> None:
-    import onnx
+    onnx = pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
 
     module = Mlp().half().eval()
     model = onnx_model(module)
