@@ -10,8 +10,7 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from crossfuse import _tvm as ir
-from crossfuse.emulate.llvm import serialise
+from crossfuse.relax.on_cpu import serial_kernels
 
 #: Shape and type of each parameter by name.
 Parameters = Mapping[str, tuple[tuple[Any, ...], str]]
@@ -37,21 +36,11 @@ def legalised(parameters: Parameters, build: Callable[..., Any]) -> Any:
 
 def run(mod: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The results of a module on the CPU; what is bound to a GPU is made serial."""
-    plain = mod.clone()
-    for name, func in mod.functions_items():
-        if isinstance(func, ir.PrimFunc) and "tirx.is_scheduled" in (func.attrs or {}):
-            serial = serialise(func).with_attr("global_symbol", name.name_hint)
-            plain.update_func(name, _in_block(serial))
+    plain = serial_kernels(mod)
     built = tvm.compile(plain, target=tvm.target.Target({"kind": "llvm", "opt-level": 1}))
     machine = relax.VirtualMachine(built, tvm.cpu())
     found = machine["main"](*map(tvm.runtime.tensor, inputs))
     return [found.numpy()] if hasattr(found, "numpy") else [each.numpy() for each in found]
-
-
-def _in_block(func: Any) -> Any:
-    """A function whose body is a block, which Relax looks at when it searches for reshapes."""
-    root = ir.SBlock([], [], [], "root", func.body)
-    return func.with_body(ir.SBlockRealize([], True, root))
 
 
 def normals(parameters: Parameters, seed: int = 0) -> list[np.ndarray]:

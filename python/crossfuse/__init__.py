@@ -24,6 +24,7 @@ _HOME = {
     "check": "compiler",
     "compile": "compiler",
     "compile_bins": "compiler",
+    "compile_model": "compiler",
     "device": "hardware",
     "emulate_cuda": "emulate",
     "load": "runtime",
@@ -44,6 +45,10 @@ check_versions()
 def __getattr__(name: str) -> Any:
     if name == _CALLED:
         return import_module(f"{__name__}.{_CALLED}")
+    if name == "relay":
+        from crossfuse.importers.relay import GONE
+
+        raise AttributeError(GONE)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -150,9 +150,10 @@ def test_the_pipeline_is_known_by_name_and_writes_its_phases(tmp_path: Path) -> 
     assert phases == [
         "01_clean.py",
         "02_fuse_chains.py",
-        "03_legalize.py",
-        "04_fuse_cascades.py",
-        "05_build_kernels.py",
+        "03_wide_sums.py",
+        "04_legalize.py",
+        "05_fuse_cascades.py",
+        "06_build_kernels.py",
     ]
     assert "family=" in (tmp_path / "02_fuse_chains.txt").read_text()
-    assert "softmax" in (tmp_path / "04_fuse_cascades.txt").read_text()
+    assert "softmax" in (tmp_path / "05_fuse_cascades.txt").read_text()

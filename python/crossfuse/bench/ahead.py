@@ -9,6 +9,7 @@ from multiprocessing import get_context
 
 from crossfuse.bench.job import Job, Planned
 from crossfuse.bench.ours import compile_kernel, kernels
+from crossfuse.models.spec import names_one
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.cascades import resolve_any
 from crossfuse.workload.spec import WorkloadSpec
@@ -38,7 +39,7 @@ def build_ahead(planned: Sequence[Planned], workers: int, target: str, timeout: 
     int
         Kernels compiled.
     """
-    wanted = distinct(each.job for each in planned)
+    wanted = distinct(each.job for each in planned if not names_one(each.job.spec))
     if not workers or len(wanted) < 2:
         return 0
     # A process of its own for each: a fork would share this one's threads and its GPU.

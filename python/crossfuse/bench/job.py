@@ -10,9 +10,12 @@ from typing import Any, cast
 from crossfuse.runtime.cubin import ResourceUsage, read_usage
 
 OURS = "ours"
+#: Of models: our kernels, and torch eager for all else.
+OURS_EAGER = "ours-eager"
 #: Our kernels, and where each keeps the intermediate of a chain; None leaves it to the planner.
 OWN: dict[str, str | None] = {
     OURS: None,
+    OURS_EAGER: None,
     "ours-global": "global",
     "ours-l2": "l2",
     "ours-dsm": "dsm",
@@ -21,7 +24,9 @@ OWN: dict[str, str | None] = {
 }
 #: Name and meaning of every way to compute a workload.
 VARIANTS = {
-    OURS: "the fused kernel, where and with the tiles that the planner chooses",
+    OURS: "the fused kernel, where and with the tiles that the planner chooses; of models all that "
+    "are fused, the rest of the graph by inductor",
+    OURS_EAGER: "of models: our kernels, the rest of the graph by torch eager",
     "ours-global": "the fused kernel in two launches, intermediate in global memory",
     "ours-l2": "the fused kernel in one persistent launch, intermediate in the L2 cache",
     "ours-dsm": "the fused kernel with the intermediate in the shared memory of a cluster",

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.bench.job import OURS, OWN
+from crossfuse.bench.job import OURS, OURS_EAGER, OWN
 from crossfuse.bench.variant import Variant, no_such, pack_apart
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.conv_chain import ConvChainSpec
@@ -50,6 +50,8 @@ def fused(name: str, spec: WorkloadSpec, device: str) -> Variant:
     WorkloadRefused, ScheduleRefused, LoweringRefused
         Where there is no such kernel, or no intermediate to place.
     """
+    if name == OURS_EAGER:
+        raise no_such(name, spec, "models", "measure ours")
     placement = OWN[name]
     if placement is not None and not spec.L:
         limit = "a workload of two products, which has an intermediate to place"
@@ -156,7 +158,7 @@ def kernels(
     """
     if isinstance(spec, CascadeSpec):
         return ((spec, None),) if name == OURS else ()
-    if name in OWN and (spec.L or OWN[name] is None):
+    if name in OWN and name != OURS_EAGER and (spec.L or OWN[name] is None):
         return ((spec, OWN[name]),)
     if name != "unfused" or spec.kind == "gemm" or isinstance(spec, ConvChainSpec):
         return ()

@@ -9,6 +9,7 @@ from crossfuse.bench.cascades import cascade_floor, rows_of
 from crossfuse.bench.floor import floor
 from crossfuse.bench.job import CALLS, L2, PROTOCOLS, REPEATS, VARIANTS, Job, Planned
 from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.models.spec import ModelSpec, names_one
 from crossfuse.workload import cascades
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.dtypes import closest
@@ -17,6 +18,8 @@ from crossfuse.workload.suites import ids, resolve, take_apart
 
 #: Names of suites.
 SUITES = ("gemm_chain", "gated_ffn", "conv_chain", "cascade")
+#: Other names of variants.
+_ALIASES = {"compile-max": "autotune"}
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,9 @@ def setting(variants: str, l2: str, protocols: str, repeats: int, calls: int) ->
     WorkloadRefused
         For an unknown name, with the closest known one.
     """
+    named = _names("--variants", variants, (*VARIANTS, *_ALIASES))
     return Setting(
-        _names("--variants", variants, VARIANTS),
+        tuple(dict.fromkeys(_ALIASES.get(each, each) for each in named)),
         _names("--l2", l2, L2),
         _names("--protocol", protocols, PROTOCOLS),
         repeats,
@@ -75,7 +79,8 @@ def plan(workloads: Sequence[str], rows: str, how: Setting) -> tuple[Planned, ..
     workloads : Sequence[str]
         Ids (``S3``, ``S3:dtype=float16``), names of suites (``gated_ffn``) and texts of specs.
     rows : str
-        Values for M separated by commas; empty takes those of the workloads. Cascades have none.
+        Values for M separated by commas, of models their tokens; empty takes those of the
+        workloads. Cascades have none.
     how : Setting
         What to measure of each.
 
@@ -91,20 +96,28 @@ def plan(workloads: Sequence[str], rows: str, how: Setting) -> tuple[Planned, ..
     """
     found: dict[Job, Planned] = {}
     for label, spec in select(workloads, _rows(rows)):
-        least = cascade_floor(spec) if isinstance(spec, CascadeSpec) else floor(spec)
-        count = rows_of(spec) if isinstance(spec, CascadeSpec) else spec.M
         for l2 in how.l2:
             for protocol in how.protocols:
                 for variant in how.variants:
                     job = Job(str(spec), variant, l2, protocol, how.repeats, how.calls)
-                    each = Planned(label, count, least.microseconds, job, least.bytes)
-                    found.setdefault(job, each)
+                    for each in _planned(label, spec, job):
+                        found.setdefault(each.job, each)
     return tuple(found.values())
+
+
+def _planned(label: str, spec: WorkloadSpec | CascadeSpec | ModelSpec, job: Job) -> list[Planned]:
+    if isinstance(spec, ModelSpec):
+        from crossfuse.bench.models.plan import planned
+
+        return planned(spec, job)
+    least = cascade_floor(spec) if isinstance(spec, CascadeSpec) else floor(spec)
+    count = rows_of(spec) if isinstance(spec, CascadeSpec) else spec.M
+    return [Planned(label, count, least.microseconds, job, least.bytes)]
 
 
 def select(
     workloads: Iterable[str], rows: Sequence[int]
-) -> list[tuple[str, WorkloadSpec | CascadeSpec]]:
+) -> list[tuple[str, WorkloadSpec | CascadeSpec | ModelSpec]]:
     """Resolve workloads and spread them over rows.
 
     Parameters
@@ -116,7 +129,7 @@ def select(
 
     Returns
     -------
-    list[tuple[str, WorkloadSpec | CascadeSpec]]
+    list[tuple[str, WorkloadSpec | CascadeSpec | ModelSpec]]
         What to call each, rows apart, and its spec.
 
     Raises
@@ -124,9 +137,14 @@ def select(
     WorkloadRefused
         See `plan`.
     """
-    found: list[tuple[str, WorkloadSpec | CascadeSpec]] = []
+    found: list[tuple[str, WorkloadSpec | CascadeSpec | ModelSpec]] = []
     for text in workloads:
         for name in ids(text.strip()) if text.strip() in SUITES else (text,):
+            if names_one(name):
+                from crossfuse.bench.models.plan import spread
+
+                found += [(name, each) for each in spread(name, rows)]
+                continue
             if cascades.names_one(name):
                 found.append((name.strip(), _cascade(name, rows)))
                 continue

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from crossfuse.bench.compare import Comparison, compare, fastest, mean_speedup, place
 from crossfuse.bench.job import L2, OURS, OWN, PROTOCOLS, Planned, Row
+from crossfuse.bench.models.summary import summary
 from crossfuse.bench.traffic import traffic
 
 if TYPE_CHECKING:
@@ -61,11 +62,14 @@ def report(rows: Sequence[Row]) -> list[RenderableType]:
         A table for each state of the cache, one of memory traffic where it was read, then a line
         for each row without a sound time.
     """
+    from rich.text import Text
+
     states = dict.fromkeys(row.planned.job.l2 for row in rows)
     parts: list[RenderableType] = [
         _table(l2, [row for row in rows if row.planned.job.l2 == l2]) for l2 in states
     ]
-    return [*parts, *_summary(rows), *traffic(rows), *_notes(rows)]
+    found = [Text(each) for each in summary(rows)]
+    return [*parts, *_summary(rows), *found, *traffic(rows), *_notes(rows)]
 
 
 def _table(l2: str, rows: Sequence[Row]) -> Table:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
-from crossfuse.workload.cascade_spec import CascadeSpec
-from crossfuse.workload.spec import WorkloadSpec
 
 if TYPE_CHECKING:
     from crossfuse.runtime.cubin import ResourceUsage
@@ -57,15 +55,15 @@ def pack_apart(weights: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(each.clone() for each in weights.values())
 
 
-def no_such(name: str, spec: WorkloadSpec | CascadeSpec, limit: str, instead: str) -> RefusedError:
+def no_such(name: str, spec: object, limit: str, instead: str) -> RefusedError:
     """Build the refusal of a variant that a workload does not have.
 
     Parameters
     ----------
     name : str
         The variant.
-    spec : WorkloadSpec | CascadeSpec
-        The workload.
+    spec : object
+        The workload, whose text the message has.
     limit, instead : str
         See `crossfuse.errors.Refusal`.
 

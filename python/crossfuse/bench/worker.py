@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from crossfuse.bench.job import OWN, Job, Timing
 from crossfuse.errors import RefusedError
+from crossfuse.models import spec as models
 from crossfuse.workload import cascades
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def run(job: Job, folder: Path | None = None, wait: Callable[[], Any] = lambda: 
 
     try:
         require_gpu()
+        if models.names_one(job.spec):
+            return _run_model(job, wait)
         if cascades.names_one(job.spec):
             return _run_cascade(job, wait)
         problem = prepare(job, folder)
@@ -68,6 +71,15 @@ def run(job: Job, folder: Path | None = None, wait: Callable[[], Any] = lambda: 
         return Timing("refused", str(error))
     except Exception as error:
         return Timing("failed", f"{type(error).__name__}: {error}"[:_LONGEST])
+
+
+def _run_model(job: Job, wait: Callable[[], Any]) -> Timing:
+    import crossfuse.models.zoo
+    import crossfuse.torch.fuse  # noqa: F401 -- what takes seconds to import
+    from crossfuse.bench.models.measure import measure_model
+
+    wait()
+    return measure_model(job, models.parse(job.spec))
 
 
 def _run_cascade(job: Job, wait: Callable[[], Any]) -> Timing:

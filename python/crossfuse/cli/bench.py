@@ -20,13 +20,15 @@ _Workloads = Annotated[
     typer.Argument(
         metavar="WORKLOAD...",
         help="Packaged ids such as S3, suites (gemm_chain, gated_ffn), or specs such as "
-        "gated_ffn:M=16,K=256,N=512,L=256.",
+        "gated_ffn:M=16,K=256,N=512,L=256, or models such as "
+        "model:llama-3.2-1b,layers=2,tokens=16.",
     ),
 ]
 _Variants = Annotated[
     str,
     typer.Option(
-        help="Of ours, unfused, eager, eager-apart, compile, autotune; scaled-mm, scaled-mm-fast "
+        help="Of ours, unfused, eager, eager-apart, compile, autotune (compile-max); ours-eager of "
+        "models; scaled-mm, scaled-mm-fast "
         "for 8-bit floats; ours-registers, ours-dsm, ours-dsm-unordered, ours-l2, ours-global "
         "for a chain's intermediate."
     ),
@@ -107,6 +109,7 @@ def _measure(
     from crossfuse.bench.compare import document
     from crossfuse.bench.counters import count
     from crossfuse.bench.environment import record, require_gpu
+    from crossfuse.bench.models.ahead import compile_models
     from crossfuse.bench.ours import target_of
     from crossfuse.bench.plot import plot, require_matplotlib
     from crossfuse.bench.run import run
@@ -120,6 +123,8 @@ def _measure(
     target = target_of(environment["gpu"]["name"])
     built = ahead.build_ahead(jobs, build_jobs, target, timeout)
     typer.echo(f"compiled {built} kernels ahead", err=True)
+    if models := compile_models(jobs, build_jobs, timeout):
+        typer.echo(f"compiled {models} models ahead", err=True)
     rows: list[Row] = []
 
     def keep(row: Row) -> None:

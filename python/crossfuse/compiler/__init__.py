@@ -16,6 +16,8 @@ _HOME = {
     "check": "checks",
     "compile": "compiled",
     "compile_bins": "bins",
+    "compile_model": "model",
+    "CompiledModel": "model",
     "time_kernel": "measure",
     "read_source": "source",
 }

@@ -140,8 +140,14 @@ def _fault(call: Call) -> str | None:
 
 def _definition(call: Call) -> list[tirx.PrimFunc]:
     """Legalise one call in a module of its own; nothing when TVM has no definition."""
+    # Some operators are not defined in bfloat16, and move elements as little there as elsewhere.
+    return _legalised(call, wide=False) or _legalised(call, wide=True)
+
+
+def _legalised(call: Call, wide: bool) -> list[tirx.PrimFunc]:
     tensors = [argument for argument in call.args if is_tensor(argument)]
-    variables = [relax.Var(f"x{i}", tensor.ty) for i, tensor in enumerate(tensors)]
+    kinds = [_wide(tensor) if wide else tensor.ty for tensor in tensors]
+    variables = [relax.Var(f"x{i}", kind) for i, kind in enumerate(kinds)]
     remaining = iter(variables)
     arguments = [next(remaining) if is_tensor(a) else a for a in call.args]
     builder = relax.BlockBuilder()
@@ -153,6 +159,12 @@ def _definition(call: Call) -> list[tirx.PrimFunc]:
     except Exception:  # legalisers raise whatever they like; the caller names the operator
         return []
     return [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
+
+
+def _wide(tensor: Any) -> Any:
+    """The type of a tensor, in float32 where it is of bfloat16."""
+    dtype = dtype_of(tensor)
+    return relax.TensorType(tensor.ty.shape, "float32" if dtype == "bfloat16" else dtype)
 
 
 def _keeps_places(block: SBlock) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from crossfuse.relax.build_kernels import BuildKernels
 from crossfuse.relax.dataflow import clean
 from crossfuse.relax.fuse_cascades import FuseCascades
 from crossfuse.relax.fuse_chains import FuseChains
+from crossfuse.relax.on_cpu import serial_kernels
+from crossfuse.relax.wide_sums import WideSums
 
 #: The folder for the modules of all phases, of a pipeline that is not told one.
 DUMP = "CROSSFUSE_DUMP"
@@ -36,30 +39,45 @@ class Phase:
     run: Any
 
 
-def phases(target: str | Device = "nvidia-h100") -> tuple[Phase, ...]:
+def phases(
+    target: str | Device = "nvidia-h100", *, always: bool = False, build: bool = True
+) -> tuple[Phase, ...]:
     """Our phases in order; TVM's pipeline for the device comes after them.
 
     Parameters
     ----------
     target : str | Device
         What to compile for.
+    always : bool
+        Whether chains are fused that are estimated to be slower than not to fuse them.
+    build : bool
+        Whether scheduled functions become libraries; else they become loops for the CPU.
 
     Returns
     -------
     tuple[Phase, ...]
-        ``clean``, ``fuse_chains``, ``legalize``, ``fuse_cascades``, ``build_kernels``.
+        ``clean``, ``fuse_chains``, ``wide_sums``, ``legalize``, ``fuse_cascades``,
+        ``build_kernels``; the last is ``serial_kernels`` if nothing is built.
     """
     spec = device(target)
     return (
         Phase("clean", clean),
-        Phase("fuse_chains", FuseChains(spec)),
+        Phase("fuse_chains", FuseChains(spec, always=always)),
+        Phase("wide_sums", WideSums()),
         Phase("legalize", relax.transform.LegalizeOps()),
         Phase("fuse_cascades", FuseCascades(spec)),
-        Phase("build_kernels", BuildKernels(spec)),
+        Phase("build_kernels", BuildKernels(spec))
+        if build
+        else Phase("serial_kernels", serial_kernels),
     )
 
 
-def pipeline(target: str | Device = "nvidia-h100", *, dump: str | Path | None = None) -> Any:
+def pipeline(
+    target: str | Device = "nvidia-h100",
+    *,
+    dump: str | Path | None = None,
+    steps: Sequence[Phase] | None = None,
+) -> Any:
     """The pipeline that TVM knows as ``"crossfuse"``.
 
     Chains and cascades that pay become kernels of ours. All else goes through TVM's own pipeline
@@ -73,6 +91,8 @@ def pipeline(target: str | Device = "nvidia-h100", *, dump: str | Path | None = 
         A folder that gets the module after each phase, ``01_clean.py`` and so on, and what became
         of chains and cascades beside it, ``02_fuse_chains.txt``; None takes the environment
         variable ``CROSSFUSE_DUMP``, and writes nothing without it.
+    steps : Sequence[Phase] | None
+        From `phases`, for who wants to see their outcomes; None makes them.
 
     Returns
     -------
@@ -89,7 +109,7 @@ def pipeline(target: str | Device = "nvidia-h100", *, dump: str | Path | None = 
 
     @tvm.transform.module_pass(opt_level=0, name="crossfuse.pipeline")
     def run(mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
-        for number, phase in enumerate(phases(spec), 1):
+        for number, phase in enumerate(phases(spec) if steps is None else steps, 1):
             mod = phase.run(mod)
             if folder:
                 _write(Path(folder), f"{number:02}_{phase.name}", mod, phase)

@@ -62,6 +62,27 @@ def import_torch(module: torch.nn.Module, example_inputs: Sequence[torch.Tensor]
     """
     _check(module, example_inputs)
     exported = _export(module, _distinct(example_inputs))
+    return import_exported(exported)
+
+
+def import_exported(exported: torch.export.ExportedProgram) -> Imported:
+    """Translate a program that `torch.export.export` made.
+
+    Parameters
+    ----------
+    exported : torch.export.ExportedProgram
+        Of a module in evaluation mode, with inputs of one shape.
+
+    Returns
+    -------
+    Imported
+        The Relax module and the weights.
+
+    Raises
+    ------
+    WorkloadRefused
+        For operators that TVM cannot translate.
+    """
     mod = _translate(exported)
     parameters = [v.name for v in mod["main"].params]
     count = int(mod["main"].attrs["num_input"])
@@ -215,10 +236,22 @@ def converters() -> dict[str, Callable[[Any, Any], Any]]:
         name = str(dtype).removeprefix("torch.")
         return importer.block_builder.emit(relax.op.astype(x, name))
 
+    def convolution(node: Any, importer: Any) -> Any:
+        x, weight, *rest = importer.retrieve_args(node)
+        bias, *options = (*rest, None)[: max(1, len(rest))]
+        names = ("strides", "padding", "dilation", "groups")
+        product = relax.op.nn.conv2d(x, weight, **dict(zip(names, options, strict=False)))
+        result = importer.block_builder.emit(product)
+        if bias is None:
+            return result
+        column = importer.block_builder.emit(relax.op.reshape(bias, (1, -1, 1, 1)))
+        return importer.block_builder.emit(relax.op.add(result, column))
+
     products = dict.fromkeys(("matmul.default", "mm.default", "bmm.default"), matmul)
     before_decomposition = {"t.default": transpose, "_unsafe_view.default": reshape}
     return {
         "linear.default": linear,
+        "conv2d.default": convolution,
         "addmm.default": addmm,
         "convert_element_type.default": cast,
         **products,

@@ -208,6 +208,9 @@ class Forms:
             except RefusedError as error:
                 reason = str(error)
                 continue
+            except ir.tvm.error.InternalError as error:  # TVM's own checks of what was written
+                reason = f"TVM does not take its stream: {str(error).splitlines()[0]}"
+                continue
             (image,) = schedule.mod.functions.values()
             return Kernel(form, image, _moved(found, sizes))
         return reason

@@ -1,0 +1,1 @@
+"""Whole models in the bench: layers with random weights, ours beside torch."""

@@ -1,0 +1,68 @@
+"""Models of a command line as jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from crossfuse.bench.floor import Floor
+from crossfuse.bench.job import Job, Planned
+from crossfuse.models.cost import cost
+from crossfuse.models.spec import ModelSpec, parse
+from crossfuse.models.widths import Convolutions
+
+
+def spread(text: str, rows: Sequence[int]) -> list[ModelSpec]:
+    """A model at several numbers of tokens.
+
+    Parameters
+    ----------
+    text : str
+        See `crossfuse.models.parse`.
+    rows : Sequence[int]
+        New tokens of each sequence; empty takes those of the text.
+
+    Returns
+    -------
+    list[ModelSpec]
+        In order.
+    """
+    spec = parse(text)
+    return [replace(spec, tokens=each) for each in rows] or [spec]
+
+
+def label(spec: ModelSpec) -> str:
+    """The model without its tokens, which tables have in a column of their own."""
+    words = str(spec).split(",")
+    return ",".join(each for each in words if not each.startswith("tokens="))
+
+
+def planned(spec: ModelSpec, job: Job) -> list[Planned]:
+    """The job of a model; of eager also that of its feed-forward networks alone.
+
+    Their share of the time says how much less fusing them can take.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        The model.
+    job : Job
+        Its measurement.
+
+    Returns
+    -------
+    list[Planned]
+        One or two.
+    """
+    specs = [spec]
+    networks = not isinstance(spec.widths, Convolutions)
+    if job.variant == "eager" and spec.part == "whole" and networks:
+        specs.append(replace(spec, part="mlp", cache=0, head=False))
+    return [_planned(each, job) for each in specs]
+
+
+def _planned(spec: ModelSpec, job: Job) -> Planned:
+    moved, flops = cost(spec)
+    least = Floor(moved, flops).microseconds
+    own = replace(job, spec=str(spec), calls=1)
+    return Planned(label(spec), spec.rows, least, own, moved)

@@ -1,0 +1,245 @@
+"""`compile_model`: a whole model, in which every chain and cascade that pays is one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.hardware import Device, device, tvm_target
+
+if TYPE_CHECKING:
+    from crossfuse.relax.chains.choice import ChainOutcome
+    from crossfuse.relax.fuse_cascades import Outcome
+    from crossfuse.relax.torch_import import Imported
+
+#: Where a model runs, and what its scheduled functions are there.
+RUNS_ON = ("cuda", "llvm")
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """What became of a model.
+
+    Attributes
+    ----------
+    chains : tuple[ChainOutcome, ...]
+        Each pair of layers of matrix products: its kernel, or why it has none.
+    cascades : tuple[Outcome, ...]
+        Each group of reductions, and each function that was left, with the reason.
+    """
+
+    chains: tuple[ChainOutcome, ...]
+    cascades: tuple[Outcome, ...]
+
+    @property
+    def fused(self) -> tuple[str, ...]:
+        """Kernels of chains, then of cascades of several calls, in order."""
+        chains = (each.name for each in self.chains if each.name)
+        cascades = (each.function for each in self.cascades if each.form and each.calls)
+        return (*chains, *cascades)
+
+    def text(self) -> str:
+        """One line for each."""
+        from crossfuse.torch.report import Report
+
+        lines = [Report(self.chains).text()]
+        for each in self.cascades:
+            what = ", ".join(each.calls) or each.function
+            saved = f", {each.before} to {each.after} bytes" if each.form else ""
+            kernel = f"{each.function} ({each.form}){saved}" if each.form else "left"
+            lines.append(f"{what}: {kernel}; {each.reason}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class CompiledModel:
+    """A model as an executable of Relax.
+
+    Attributes
+    ----------
+    imported : Imported
+        What was compiled, with the weights.
+    executable : Any
+        The ``tvm.relax.VMExecutable``.
+    report : ModelReport
+        What was fused, and why the rest was not.
+    runs_on : str
+        One of `RUNS_ON`.
+    """
+
+    imported: Imported
+    executable: Any
+    report: ModelReport
+    runs_on: str = "cuda"
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the model.
+
+        Parameters
+        ----------
+        *inputs : torch.Tensor | numpy.ndarray
+            The model's inputs; on a GPU as they are, others are copied there.
+
+        Returns
+        -------
+        torch.Tensor | numpy.ndarray | tuple
+            The results, in the framework of the first input.
+
+        Raises
+        ------
+        WorkloadRefused
+            For another number of inputs, or other shapes and types than were compiled for.
+        """
+        self._check(inputs)
+        values = [self._given(each) for each in inputs]
+        found = self._machine["main"](*values, *self._weights)
+        as_torch = _is_torch(inputs[0]) if inputs else False
+        if hasattr(found, "numpy"):
+            return _taken(found, as_torch)
+        return tuple(_taken(each, as_torch) for each in found)
+
+    @cached_property
+    def _machine(self) -> Any:
+        from tvm import relax
+
+        return relax.VirtualMachine(self.executable, self._device)
+
+    @property
+    def _device(self) -> Any:
+        import tvm
+
+        return tvm.cpu() if self.runs_on == "llvm" else tvm.cuda()
+
+    @cached_property
+    def _weights(self) -> list[Any]:
+        """Copied to the device once."""
+        return [self._given(each) for each in self.imported.params.values()]
+
+    def _given(self, value: Any) -> Any:
+        """A tensor of TVM; what lies on the device is not copied."""
+        import tvm
+
+        from crossfuse.relax.torch_import import to_numpy
+
+        if _is_torch(value):
+            if value.is_cuda and self.runs_on == "cuda":
+                return tvm.runtime.from_dlpack(value.detach().contiguous())
+            value = to_numpy(value)
+        return tvm.runtime.tensor(value, device=self._device)
+
+    def _check(self, inputs: Sequence[Any]) -> None:
+        names = self.imported.inputs
+        due = [each.ty for each in self.imported.mod["main"].params[: len(names)]]
+        if len(inputs) != len(names):
+            limit = f"one for each of {', '.join(names)}"
+            raise _refused("inputs", f"{len(inputs)} of them", limit, "pass all of them in order")
+        for name, each, kind in zip(names, inputs, due, strict=True):
+            found = f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}"
+            limit = f"{kind.dtype}{[int(extent) for extent in kind.shape.values]}"
+            if found != limit:
+                advice = "compile the model for these inputs too, or convert them"
+                raise _refused(name, found, limit, advice)
+
+
+def compile_model(
+    model: Any,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    target: str | Device = "nvidia-h100",
+    always: bool = False,
+    runs_on: str = "cuda",
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    opset: int | None = None,
+    dump: str | Path | None = None,
+) -> CompiledModel:
+    """Compile a whole model: each chain and cascade that pays is one kernel, TVM makes the rest.
+
+    Users of torch who want the rest to stay with inductor or eager take
+    ``torch.compile(model, backend="crossfuse")``. `crossfuse.compile` takes single workloads.
+
+    Parameters
+    ----------
+    model : Any
+        A torch module or a module of ``tvm.relax.frontend.nn`` with `example_inputs`, an exported
+        program of torch, an ONNX model or its path, or a Relax module.
+    example_inputs : Sequence[tensor] | None
+        Inputs whose shapes and types are compiled for.
+    target : str | Device
+        What to compile for.
+    always : bool
+        Whether chains are fused that are estimated to be slower than not to fuse them.
+    runs_on : str
+        ``"cuda"``, or ``"llvm"`` to run the scheduled functions one thread after the other on the
+        CPU, which says what they compute and nothing of their time.
+    shapes, opset
+        Of ONNX models, see `crossfuse.importers.import_onnx`.
+    dump : str | Path | None
+        See `crossfuse.relax.pipeline.pipeline`.
+
+    Returns
+    -------
+    CompiledModel
+        Called with the model's inputs; its `report` says what was fused.
+
+    Raises
+    ------
+    WorkloadRefused, EnvironmentRefused, LoweringRefused
+        For models that cannot be imported, and kernels that cannot be built.
+
+    Examples
+    --------
+    >>> fn = crossfuse.compile_model(model, (x,))        # doctest: +SKIP
+    >>> y = fn(x)
+    >>> print(fn.report.text())
+    """
+    from crossfuse.importers import read_model
+    from crossfuse.relax.pipeline import phases, pipeline
+
+    if runs_on not in RUNS_ON:
+        limit = " or ".join(map(repr, RUNS_ON))
+        raise _refused("runs_on", repr(runs_on), limit, "name one of these")
+    imported = read_model(model, example_inputs, shapes=shapes, opset=opset)
+    spec = device(target)
+    steps = phases(spec, always=always, build=runs_on == "cuda")
+    built = pipeline(spec, dump=dump, steps=steps)
+    executable = _build(imported.mod, built, spec, runs_on)
+    outcomes = {each.name: getattr(each.run, "outcomes", ()) for each in steps}
+    report = ModelReport(outcomes["fuse_chains"], outcomes["fuse_cascades"])
+    return CompiledModel(imported, executable, report, runs_on)
+
+
+def _build(mod: Any, passes: Any, spec: Device, runs_on: str) -> Any:
+    import tvm
+    from tvm import relax
+
+    if runs_on == "cuda":
+        return relax.build(mod, tvm_target(spec), relax_pipeline=passes)
+    # Wider vectors of bfloat16 go wrong in LLVM from level 2 on.
+    target = tvm.target.Target({"kind": "llvm", "opt-level": 1})
+    return relax.build(mod, target, relax_pipeline=passes)
+
+
+def _is_torch(value: Any) -> bool:
+    return type(value).__module__.startswith("torch")
+
+
+def _taken(value: Any, as_torch: bool) -> Any:
+    from crossfuse.compiler.weights import to_torch
+
+    if not as_torch:
+        return value.numpy()
+    if value.device.dlpack_device_type() == 2:
+        import torch
+
+        return torch.from_dlpack(value)
+    return to_torch(value.numpy())
+
+
+def _refused(where: str, found: str, limit: str, instead: str) -> Exception:
+    return refuse(
+        WorkloadRefused, "compile-model", where, found=found, limit=limit, instead=instead
+    )

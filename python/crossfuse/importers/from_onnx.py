@@ -1,0 +1,125 @@
+"""ONNX models as Relax modules; initialisers are weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.errors import EnvironmentRefused, RefusedError, WorkloadRefused, refuse
+
+if TYPE_CHECKING:
+    from crossfuse.relax.torch_import import Imported
+
+_RULE = "onnx-import"
+
+
+def import_onnx(
+    model: Any, shapes: Mapping[str, Sequence[int]] | None = None, opset: int | None = None
+) -> Imported:
+    """Translate an ONNX model.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto | str | Path
+        The model, or its file.
+    shapes : Mapping[str, Sequence[int]] | None
+        Extents of inputs, by name; needed where the model leaves some open.
+    opset : int | None
+        Version of ONNX's operators; None takes the model's.
+
+    Returns
+    -------
+    Imported
+        The Relax module; initialisers are its weights, and its inputs have the model's names.
+
+    Raises
+    ------
+    EnvironmentRefused
+        Without the package ``onnx``.
+    WorkloadRefused
+        For files that are not there or no models, inputs whose extents are open, and operators
+        that TVM does not know.
+    """
+    from crossfuse.relax.torch_import import Imported
+
+    proto = _proto(model)
+    initialisers = {each.name for each in proto.graph.initializer}
+    inputs = [each for each in proto.graph.input if each.name not in initialisers]
+    extents = {each.name: _extents(each, dict(shapes or {})) for each in inputs}
+    unknown = sorted(set(shapes or {}) - set(extents))
+    if unknown:
+        limit = f"inputs of the model: {', '.join(extents)}"
+        raise _refused("shapes", unknown[0], limit, "name one of these")
+    mod = _translated(proto, extents, opset)
+    function = mod["main"]
+    weights = [each.numpy() for each in (function.attrs.get("params") or ())]
+    names = [str(each.name) for each in function.params]
+    count = len(names) - len(weights)
+    plain = function.without_attr("params") if weights else function
+    mod.update_func(mod.get_global_var("main"), plain)
+    return Imported(mod, tuple(names[:count]), dict(zip(names[count:], weights, strict=True)))
+
+
+def is_onnx(model: object) -> bool:
+    """Whether a model is ONNX's, or a path that could be one's."""
+    if isinstance(model, (str, Path)):
+        return Path(model).suffix == ".onnx"
+    return any(each.__module__.startswith("onnx.") for each in type(model).__mro__)
+
+
+def _proto(model: Any) -> Any:
+    try:
+        import onnx
+    except ImportError:
+        raise refuse(
+            EnvironmentRefused,
+            _RULE,
+            "onnx",
+            found="no such package",
+            limit="the package onnx, which reads the model",
+            instead="run pip install 'crossfuse[onnx]'",
+        ) from None
+    if not isinstance(model, (str, Path)):
+        return model
+    try:
+        return onnx.load(str(model))
+    except Exception as error:
+        found = f"{type(error).__name__}: {_first_line(error)}"
+        raise _refused(str(model), found, "an ONNX model", "check the path") from error
+
+
+def _extents(value: Any, shapes: dict[str, Sequence[int]]) -> list[int]:
+    if value.name in shapes:
+        return [int(each) for each in shapes[value.name]]
+    dims = value.type.tensor_type.shape.dim
+    open_ones = [each.dim_param or "?" for each in dims if not each.HasField("dim_value")]
+    if open_ones:
+        limit = "extents that are numbers: kernels are written for one shape"
+        advice = f"pass shapes={{'{value.name}': (16, 64)}}, say"
+        raise _refused(value.name, f"extents {', '.join(open_ones)} left open", limit, advice)
+    return [each.dim_value for each in dims]
+
+
+def _translated(proto: Any, extents: dict[str, list[int]], opset: int | None) -> Any:
+    from tvm.relax.frontend.onnx import from_onnx
+
+    try:
+        mod = from_onnx(proto, extents, opset=opset, keep_params_in_input=True)
+    except Exception as error:
+        found = f"{type(error).__name__}: {_first_line(error)}"
+        limit = "operators that TVM's ONNX importer knows"
+        advice = "express the operator with others, or build the Relax module by hand"
+        raise _refused("graph", found, limit, advice) from error
+    from tvm import relax
+
+    return relax.transform.DecomposeOpsForInference()(mod)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else ""
+
+
+def _refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
+    return refuse(WorkloadRefused, _RULE, where, found=found, limit=limit, instead=instead)

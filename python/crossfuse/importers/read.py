@@ -1,0 +1,100 @@
+"""Whatever people bring as a model, as a Relax module with its weights apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.errors import RefusedError, WorkloadRefused, refuse
+from crossfuse.importers import from_onnx, frontend_nn, relay
+
+if TYPE_CHECKING:
+    from crossfuse.relax.torch_import import Imported
+
+_RULE = "model-import"
+
+
+def read_model(
+    model: Any,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    opset: int | None = None,
+) -> Imported:
+    """Import a model.
+
+    Parameters
+    ----------
+    model : Any
+        A ``torch.nn.Module`` or a module of ``tvm.relax.frontend.nn`` with `example_inputs`, a
+        ``torch.export.ExportedProgram``, an ``onnx.ModelProto`` or the path of an ``.onnx`` file,
+        or a Relax module with a function ``main``, whose parameters all are inputs.
+    example_inputs : Sequence[tensor] | None
+        Positional inputs, for their shapes and types.
+    shapes, opset
+        Of ONNX models, see `crossfuse.importers.import_onnx`.
+
+    Returns
+    -------
+    Imported
+        Relax module, names of inputs, weights.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If the package that the model is of is missing.
+    WorkloadRefused
+        For anything else, Relay among it, and for what the importers refuse.
+    """
+    if relay.is_relay(model):
+        raise relay.refused(type(model).__name__)
+    if from_onnx.is_onnx(model):
+        return from_onnx.import_onnx(model, shapes, opset)
+    if shapes is not None or opset is not None:
+        name = "shapes" if shapes is not None else "opset"
+        raise _refused(name, f"it for a {type(model).__name__}", "ONNX models", "leave it out")
+    if _is(model, "torch.export.exported_program", "ExportedProgram"):
+        from crossfuse.relax.torch_import import import_exported
+
+        return import_exported(model)
+    torch_module = _is(model, "torch.nn.modules.module", "Module")
+    if torch_module or frontend_nn.is_nn(model):
+        if not example_inputs:
+            limit = "one tensor for each input of the module"
+            advice = "pass example_inputs=(x,), whose shape and type are compiled for"
+            raise _refused(type(model).__name__, "no example inputs", limit, advice)
+        if not torch_module:
+            return frontend_nn.import_nn(model, example_inputs)
+        from crossfuse.relax.torch_import import import_torch
+
+        return import_torch(model, example_inputs)
+    return _relax(model)
+
+
+def _relax(model: Any) -> Imported:
+    from crossfuse import _tvm as ir
+    from crossfuse.relax.torch_import import Imported
+
+    if not isinstance(model, ir.IRModule):
+        raise _refused(
+            "model",
+            f"a {type(model).__name__}",
+            "a torch module or exported program, an ONNX model or the path of an .onnx file, a "
+            "module of tvm.relax.frontend.nn, or a Relax module",
+            "pass one of these; crossfuse.compile takes single workloads",
+        )
+    names = [each.name_hint for each in model.get_global_vars()]
+    if "main" not in names:
+        raise _refused(
+            "module", f"functions {', '.join(names)}", "one that is called main", "rename it"
+        )
+    return Imported(model, tuple(str(each.name) for each in model["main"].params), {})
+
+
+def _is(model: object, module: str, name: str) -> bool:
+    """Whether a model is of a class, without importing where it is from."""
+    return any((c.__module__, c.__name__) == (module, name) for c in type(model).__mro__)
+
+
+def _refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
+    return refuse(WorkloadRefused, _RULE, where, found=found, limit=limit, instead=instead)

@@ -1,0 +1,36 @@
+"""What a model moves and computes at least."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from crossfuse.models.spec import ModelSpec
+
+
+def cost(spec: ModelSpec) -> tuple[int, int]:
+    """Compulsory bytes and operations of a model, found on tensors without memory.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        Which.
+
+    Returns
+    -------
+    bytes : int
+        Every weight and input read once, the result written once.
+    flops : int
+        Of matrix products and convolutions, as `torch.utils.flop_counter` counts them.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from crossfuse.models.zoo import build
+
+    # Classes of transformers look at values, which tensors without memory have not.
+    built = build(replace(spec, source="torch"), "meta")
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        result = built.module(*built.inputs)
+    tensors = [*built.module.parameters(), *built.inputs, result]
+    return sum(each.numel() * each.element_size() for each in tensors), counter.get_total_flops()

@@ -1,0 +1,158 @@
+"""Models as text.
+
+```
+model:llama-3.2-1b,layers=2,tokens=16
+model:llama-3-8b,layers=1,tokens=1,cache=1024,head=true
+model:gpt2-small,layers=2,tokens=8,reduce=12,part=mlp
+```
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from crossfuse.models.widths import MODELS, Convolutions, Widths
+from crossfuse.workload.dtypes import float_type
+from crossfuse.workload.refusal import one_of, read_extent, refused
+from crossfuse.workload.spec_text import pairs
+
+#: What the text of a model begins with.
+KIND = "model"
+#: What is run of it.
+PARTS = ("whole", "mlp")
+#: Where its modules come from: written here, or classes of the package ``transformers``.
+SOURCES = ("torch", "transformers")
+_WORDS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A network of random weights.
+
+    Attributes
+    ----------
+    name : str
+        A key of `crossfuse.models.widths.MODELS`.
+    layers : int
+        How many, or blocks of each stage of a ResNet; 0 takes as many as the model has.
+    tokens : int
+        New ones of each sequence; of a ResNet the pixels of a side.
+    batch : int
+        Sequences, or images.
+    cache : int
+        Earlier tokens of each sequence, whose keys and values are inputs; decoders alone.
+    dtype : str
+        Of weights and activations.
+    head : bool
+        Whether it begins with ids of tokens and ends with logits of the last token; else it takes
+        and gives what is between layers.
+    reduce : int
+        What widths, heads and vocabulary are divided by, for machines without a GPU.
+    part : str
+        One of `PARTS`: ``"mlp"`` is the feed-forward networks alone, one after another.
+    source : str
+        One of `SOURCES`.
+    """
+
+    name: str
+    layers: int = 0
+    tokens: int = 16
+    batch: int = 1
+    cache: int = 0
+    dtype: str = "bfloat16"
+    head: bool = False
+    reduce: int = 1
+    part: str = "whole"
+    source: str = "torch"
+
+    def __post_init__(self) -> None:
+        one_of(f"{KIND}:name", self.name, tuple(MODELS))
+        one_of(f"{KIND}:part", self.part, PARTS)
+        one_of(f"{KIND}:source", self.source, SOURCES)
+        object.__setattr__(self, "dtype", float_type(self.dtype).name)
+        for key in ("tokens", "batch", "reduce"):
+            if getattr(self, key) < 1:
+                raise self._refused(key, "a positive integer", f"write {key}=1, say")
+        object.__setattr__(self, "layers", self.layers or MODELS[self.name].layers)
+        if self.cache and self.full.family not in ("llama", "gpt2"):
+            raise self._refused("cache", "0, since it has no cache", "leave cache out")
+        if self.part == "mlp" and isinstance(self.full, Convolutions):
+            raise self._refused("part", "whole, since it has no such networks", "leave part out")
+        self.widths  # noqa: B018 -- refuses what does not divide
+
+    @property
+    def full(self) -> Widths | Convolutions:
+        """Widths of the model as it is published."""
+        return MODELS[self.name]
+
+    @property
+    def widths(self) -> Widths | Convolutions:
+        """Widths that are run.
+
+        Raises
+        ------
+        WorkloadRefused
+            If they are no multiples of `reduce`.
+        """
+        try:
+            return self.full.reduced(self.reduce)
+        except ValueError as error:
+            limit = "a divisor of heads, widths and vocabulary"
+            raise self._refused("reduce", limit, str(error)) from None
+
+    @property
+    def rows(self) -> int:
+        """Rows of each matrix product of a layer."""
+        return self.batch * self.tokens
+
+    def _refused(self, key: str, limit: str, instead: str) -> Exception:
+        where = f"{KIND}:{self.name}:{key}"
+        return refused("workload-model", where, getattr(self, key), limit, instead)
+
+    def __str__(self) -> str:
+        plain = {each.name: each.default for each in fields(self)}
+        given = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
+        kept = {k: each for k, each in given.items() if each != plain[k] or k == "tokens"}
+        words = [f"{key}={str(value).lower()}" for key, value in kept.items()]
+        return f"{KIND}:{self.name}," + ",".join(words)
+
+
+def names_one(text: str) -> bool:
+    """Whether a text is meant to be a model."""
+    return text.strip().partition(":")[0].strip() == KIND
+
+
+def parse(text: str) -> ModelSpec:
+    """Read a model from ``model:name,key=value,...``.
+
+    Parameters
+    ----------
+    text : str
+        See the module's examples.
+
+    Returns
+    -------
+    ModelSpec
+        The value; ``parse(str(spec)) == spec``.
+
+    Raises
+    ------
+    WorkloadRefused
+        Unknown models and keys (with the closest known one), and values that are none.
+    """
+    kind, _, body = text.strip().partition(":")
+    one_of("kind", kind.strip(), (KIND,))
+    name, _, rest = body.partition(",")
+    one_of(f"{KIND}:name", name.strip(), tuple(MODELS))
+    known = {each.name: each.type for each in fields(ModelSpec)[1:]}
+    values: dict[str, Any] = {}
+    for key, word in pairs(f"{KIND}:{name.strip()}", rest, tuple(known)).items():
+        if known[key] == "int":
+            values[key] = read_extent(KIND, key, word)
+        elif known[key] == "bool":
+            one_of(f"{KIND}:{key}", word.lower(), tuple(_WORDS))
+            values[key] = _WORDS[word.lower()]
+        else:
+            values[key] = word
+    return ModelSpec(name.strip(), **values)

@@ -1,0 +1,144 @@
+"""From a spec to a module with random weights and inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from crossfuse.models.resnet import ResNet
+from crossfuse.models.spec import ModelSpec
+from crossfuse.models.transformer import Transformer
+from crossfuse.models.widths import Convolutions
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model and what it is called with.
+
+    Attributes
+    ----------
+    spec : ModelSpec
+        What it is.
+    module : torch.nn.Module
+        In evaluation mode, without gradients.
+    inputs : tuple[torch.Tensor, ...]
+        Its positional inputs.
+    """
+
+    spec: ModelSpec
+    module: nn.Module
+    inputs: tuple[torch.Tensor, ...]
+
+    def exact(self) -> torch.Tensor:
+        """What it computes in float64, of the same weights; the module is as before afterwards."""
+        dtype = getattr(torch, self.spec.dtype)
+        given = [each.double() if each.is_floating_point() else each for each in self.inputs]
+        tables = {name: each.clone() for name, each in self.module.named_buffers()}
+        try:
+            with torch.no_grad():
+                result: torch.Tensor = self.module.double()(*given)
+        finally:
+            # Every value of a narrow type is one of float64, so that nothing is lost on the way.
+            self.module.to(dtype)
+            for name, each in self.module.named_buffers():
+                each.data = tables[name]
+        return result
+
+
+def build(spec: ModelSpec, device: str | torch.device = "cpu", seed: int = 0) -> Built:
+    """Make a model.
+
+    Weights have a variance of one over what a sum has terms of, so that every layer changes what
+    goes through it about as much as its residual, and a mistake in one is seen in the end.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+        What to make.
+    device : str | torch.device
+        Where; ``"meta"`` for extents alone.
+    seed : int
+        Of weights and inputs; equal ones are equal on one device.
+
+    Returns
+    -------
+    Built
+        Module and inputs.
+
+    Raises
+    ------
+    EnvironmentRefused
+        For classes of ``transformers`` without that package.
+    """
+    with torch.device(device), _default(spec.dtype):
+        module = _module(spec)
+    generator = None
+    if torch.device(device).type != "meta":
+        generator = torch.Generator(device).manual_seed(seed)
+        _fill(module, generator)
+    module = module.eval().requires_grad_(False)
+    return Built(spec, module, _inputs(spec, device, generator))
+
+
+def _module(spec: ModelSpec) -> nn.Module:
+    if spec.source == "transformers":
+        from crossfuse.models.hub import from_transformers
+
+        module = from_transformers(spec)
+    elif isinstance(spec.widths, Convolutions):
+        module = ResNet(spec)
+    else:
+        module = Transformer(spec)
+    return nn.Sequential(*module.mlps) if spec.part == "mlp" else module
+
+
+def _inputs(
+    spec: ModelSpec, device: str | torch.device, generator: torch.Generator | None
+) -> tuple[torch.Tensor, ...]:
+    dtype, widths = getattr(torch, spec.dtype), spec.widths
+    options = {"device": device, "generator": generator}
+    if isinstance(widths, Convolutions):
+        return (torch.randn(spec.batch, 3, spec.tokens, spec.tokens, dtype=dtype, **options),)
+    shape = (spec.batch, spec.tokens)
+    if spec.part == "mlp":
+        return (torch.randn(*shape, widths.hidden, dtype=dtype, **options),)
+    past = (spec.batch, widths.kv_heads or widths.heads, spec.cache, widths.head_dim)
+    cache = [
+        torch.randn(*past, dtype=dtype, **options)
+        for _ in range(2 * spec.layers if spec.cache else 0)
+    ]
+    if spec.head:
+        return (torch.randint(widths.vocabulary, shape, **options), *cache)
+    return (torch.randn(*shape, widths.hidden, dtype=dtype, **options), *cache)
+
+
+def _fill(module: nn.Module, generator: torch.Generator) -> None:
+    with torch.no_grad():
+        for name, each in module.named_parameters():
+            if each.dim() < 2:
+                centre = 1.0 if _is_norm(module, name) and name.endswith("weight") else 0.0
+                each.normal_(centre, 0.1, generator=generator)
+            else:
+                # Stacked weights of experts are [expert, terms, results], others [results, terms].
+                terms = each.shape[1] if each.dim() == 3 else each[0].numel()
+                each.normal_(0, terms**-0.5, generator=generator)
+
+
+def _is_norm(module: nn.Module, name: str) -> bool:
+    owner = module.get_submodule(name.rpartition(".")[0])
+    return "Norm" in type(owner).__name__
+
+
+@contextmanager
+def _default(dtype: str) -> Iterator[None]:
+    """Make new tensors of this type."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, dtype))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,73 @@
+"""Products that are left add in float32; what TVM refuses in bfloat16 is computed in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import relax
+from tvm.relax import op
+
+from crossfuse.relax.operators import check_elementwise
+from crossfuse.relax.wide_sums import WideSums
+from relax_models import run
+
+pytestmark = pytest.mark.cpu
+DEPTH = 2048
+
+
+def module(build: Callable[..., Any], dtype: str, *shapes: tuple[int, ...]) -> Any:
+    builder = relax.BlockBuilder()
+    given = [relax.Var(f"x{i}", relax.TensorType(s, dtype)) for i, s in enumerate(shapes)]
+    with builder.function("main", given):
+        with builder.dataflow():
+            result = builder.emit_output(builder.emit(build(*given)))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def test_long_sums_of_half_precision_round_once() -> None:
+    mod = module(op.matmul, "float16", (4, DEPTH), (DEPTH, 4))
+    random = np.random.default_rng(0)
+    given = [random.random(each).astype("float16") for each in ((4, DEPTH), (DEPTH, 4))]
+    exact = given[0].astype("float64") @ given[1].astype("float64")
+    legal = relax.transform.LegalizeOps()
+    errors = [np.abs(run(legal(each), given)[0] - exact).max() for each in (WideSums()(mod), mod)]
+    # A unit in the last place is 0.5 there; added in float16 it is many of them.
+    assert errors[0] <= 0.26 and errors[1] > 1
+
+
+def test_convolutions_keep_their_options() -> None:
+    def build(x: Any, weight: Any) -> Any:
+        return op.nn.conv2d(x, weight, strides=2, padding=1, groups=2)
+
+    mod = module(build, "float16", (1, 4, 8, 8), (6, 2, 3, 3))
+    before, wide = mod["main"], WideSums()(mod)["main"]
+    first = wide.body.blocks[0].bindings[0].value
+    assert str(first.ty.dtype) == "float32" and wide.ret_ty == before.ret_ty
+    assert list(first.attrs.strides) == [2, 2] and first.attrs.groups == 2
+
+
+def _norm(x: Any, gamma: Any, beta: Any) -> Any:
+    return op.nn.layer_norm(x, gamma, beta, axes=-1)
+
+
+@pytest.mark.parametrize(
+    ("build", "shapes"),
+    [
+        (lambda x: op.power(x, relax.const(3.0, "bfloat16")), [(4, 8)]),
+        (_norm, [(4, 8), (8,), (8,)]),
+    ],
+)
+def test_what_tvm_refuses_in_bfloat16(build: Callable[..., Any], shapes: Any) -> None:
+    mod = WideSums()(module(build, "bfloat16", *shapes))
+    relax.transform.LegalizeOps()(mod)
+    assert str(mod["main"].ret_ty.dtype) == "bfloat16"
+
+
+def test_a_power_of_bfloat16_is_element_wise() -> None:
+    x = relax.Var("x", relax.TensorType((4, 8), "bfloat16"))
+    call = relax.BlockBuilder().normalize(op.power(x, relax.const(3.0, "bfloat16")))
+    check_elementwise(call)
