@@ -53,3 +53,30 @@ def test_a_cascade_is_right_and_repeats(text: str) -> None:
         assert all(again[name].tobytes() == first[name].tobytes() for name in names)
     for _, other in adversarial_inputs(spec):
         check(spec, other, run(other))
+
+
+def test_rows_are_made_of_what_the_kernel_before_wrote() -> None:
+    """With constant weights the kernel starts before that one is over, and waits in time."""
+    import torch
+
+    from crossfuse.bench.cascades import draw
+
+    spec = resolve("rmsnorm_gemm:tokens=256,K=4096,N=3072")
+    compiled = crossfuse.compile(spec, constant_weights=True)
+    assert compiled.lowered.image.launches[0].early
+    x, gamma, weight = draw(spec, 0, "cuda").values()
+    # Not multiples of each other, whose norms are equal.
+    rows = [x.roll(number, 0) for number in range(8)]
+    due = []
+    for each in rows:
+        due.append(compiled.kernel.run(each, gamma, weight))
+        torch.cuda.synchronize()
+    given = torch.empty_like(x)
+    for _ in range(20):
+        found = []
+        for each in rows:
+            given.copy_(each)
+            found.append(compiled.kernel.run(given, gamma, weight))
+        torch.cuda.synchronize()
+        for one, other in zip(found, due, strict=True):
+            assert torch.equal(one.view(torch.int16), other.view(torch.int16))
