@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: Plans of the product that are tried: the first may have too many sums beside the rows.
 _TRIED = 6
-#: Elements of a chunk of a row, and rows of a CTA from which on rows are made chunk by chunk.
-_CHUNK, _MANY = 512, 8
 
 
 def rows_first_options(func: Any, target: Device, constant: bool = False) -> list[Option]:
@@ -45,6 +43,7 @@ def rows_first_options(func: Any, target: Device, constant: bool = False) -> lis
     from crossfuse.cascade.detect import detect
     from crossfuse.cascade.rewrite.rows_first import rows_first
     from crossfuse.cascade.rewrite.streaming import streaming
+    from crossfuse.planner.cascade.rows_product import chunk_of
 
     parts = rows_first(func)
     if parts is None:
@@ -58,27 +57,15 @@ def rows_first_options(func: Any, target: Device, constant: bool = False) -> lis
         streaming(sites[0], derivation)
     except (CascadeRefused, PlanRefused):
         return []
-    chunks = [_CHUNK] if _comes_by_chunks(parts, sites[0], derivation, target) else []
+    chunk = chunk_of(parts, sites[0], derivation)
     return [
         Option(
             partial(_scheduled, parts, sites[0], derivation, each, chunk, constant),
             why=_noted(each, chunk),
         )
-        for chunk in (*chunks, 0)
+        for chunk in dict.fromkeys((chunk, 0))
         for each in plans
     ]
-
-
-def _comes_by_chunks(parts: Any, site: Any, derivation: Any, target: Device) -> bool:
-    """Whether rows can be made by chunks, and the product would wait long for whole ones."""
-    from crossfuse.cascade.rewrite.row_chunks import row_chunks
-
-    if int(site.extents[site.rows[0]]) < _MANY * target.sms:
-        return False
-    try:
-        return row_chunks(parts, site, derivation, _CHUNK).chunks > 1
-    except CascadeRefused:
-        return False
 
 
 def _plans(product: Any, target: Device) -> list[Plan]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import CascadeRefused, ScheduleRefused, refuse
@@ -133,6 +132,7 @@ def _rows_first(site: Site, tiles: RowsTiles, constant: bool) -> Any:
         parts,
         rows,
         derive(rows.cascade),
-        tiles=TensorTiles(**asdict(tiles)),
+        tiles=TensorTiles(**tiles.product),
+        chunk=tiles.chunk,
         constant_weights=constant,
     )

@@ -137,9 +137,10 @@ class KernelPlan:
     def on_their_way_first(self) -> int:
         """The same the first time round the ring.
 
-        Rows that are made meanwhile, their stores and their flags would wait behind all of them.
+        Rows that are made meanwhile, their stores and their flags would wait behind all of them;
+        of rows that come by chunks the first are waited for less long.
         """
-        if self.rows is None:
+        if self.rows is None or self.rows.chunks is not None:
             return self.on_their_way
         return min(self.on_their_way, max(1, BEFORE_ROWS // self._asked_for))
 

@@ -28,7 +28,7 @@ def place_of(shape: CascadeShape, tiles: Tiles) -> str:
     the axis need again are in registers or shared memory, or come from L2 as far as it has them.
     """
     if isinstance(tiles, RowsTiles):
-        return "rows in L2"
+        return "chunks of rows in L2" if tiles.chunk else "rows in L2"
     state = "DSM" if tiles.cluster > 1 else "registers"
     if isinstance(tiles, StreamTiles) and isinstance(shape.work, Work) and shape.work.outputs:
         return f"states in {state}, elements in {_RESIDENT[tiles.resident]}"

@@ -11,6 +11,9 @@ from crossfuse.cascade.rewrite.work import Work
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.kernels.shape import Shape, shape_of
 
+#: Elements of a chunk of a row: of 512 and 1024 kernels written by hand took 93.7 and 94.3 us.
+CHUNK = 512
+
 
 @dataclass(frozen=True)
 class RowsProduct:
@@ -24,11 +27,14 @@ class RowsProduct:
         Whether weights are stored as [n, k].
     rows : Work
         Of what makes the rows.
+    chunk : int
+        Elements of the chunks that rows can be made in; 0 if they are made as a whole alone.
     """
 
     chain: Chain
     k_major: bool
     rows: Work
+    chunk: int = 0
 
     @cached_property
     def shape(self) -> Shape:
@@ -53,7 +59,27 @@ class RowsProduct:
     def from_json(value: Mapping[str, Any]) -> RowsProduct:
         """Make one of the fields that `dataclasses.asdict` made."""
         chain = Chain.from_json(value["chain"])
-        return RowsProduct(chain, value["k_major"], Work(**value["rows"]))
+        rows = Work(**value["rows"])
+        return RowsProduct(chain, value["k_major"], rows, value.get("chunk", 0))
+
+
+def chunk_of(parts: Any, site: Any, derivation: Any) -> int:
+    """Elements of a chunk by which rows can be made; 0 if they cannot.
+
+    Parameters
+    ----------
+    parts : crossfuse.cascade.rewrite.rows_first.RowsFirst
+        The function.
+    site, derivation
+        The cascade of its rows.
+    """
+    from crossfuse.cascade.rewrite.row_chunks import row_chunks
+    from crossfuse.errors import CascadeRefused
+
+    try:
+        return CHUNK if row_chunks(parts, site, derivation, CHUNK).chunks > 1 else 0
+    except CascadeRefused:
+        return 0
 
 
 def rows_product_of(func: Any) -> RowsProduct | None:
@@ -89,6 +115,8 @@ def rows_product_of(func: Any) -> RowsProduct | None:
         derivation = derive(sites[0].cascade)
         streaming(sites[0], derivation)
         k_major = read_chain(ir.Schedule(parts.product)).k_major
-        return RowsProduct(chain_from(parts.product), k_major, work_of(sites[0], derivation))
+        rows = work_of(sites[0], derivation)
+        chunk = chunk_of(parts, sites[0], derivation)
+        return RowsProduct(chain_from(parts.product), k_major, rows, chunk)
     except (CascadeRefused, PlanRefused, ScheduleRefused):
         return None

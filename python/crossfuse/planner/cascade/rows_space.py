@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import log
+from typing import Any
 
 import numpy as np
 
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.rows_product import RowsProduct
 from crossfuse.planner.kernels.every import count, every, select
-from crossfuse.planner.kernels.phase import SUMS_BESIDE_ROWS
+from crossfuse.planner.kernels.phase import (
+    SUMS_BESIDE_CHUNKS,
+    SUMS_BESIDE_ROWS,
+    TALLEST_BY_CHUNKS,
+)
 from crossfuse.planner.kernels.pruned import pruned
 from crossfuse.planner.kernels.read import read_kernel
 from crossfuse.planner.kernels.resident import resident
@@ -22,6 +27,8 @@ _GEMM = "gemm"
 #: Estimates closer than this are equal. Of equal ones tiles that wait for fewer rows come first: a
 #: norm before 256 x 4096 by 12288 took 44.0 us in tiles of 128 rows, 44.1 and 46.5 in tiles of 256.
 _EQUAL = 1.01
+#: Rows of a CTA from which on they are made chunk by chunk.
+_MANY = 8
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,8 @@ class RowsTiles:
     ----------
     rows, columns, cluster, split, across : int
         See `crossfuse.schedule.rules.tensor_tiles.TensorTiles`.
+    chunk : int
+        Elements of a chunk of a row, which the product takes in as they come; 0 makes whole rows.
     """
 
     rows: int = 128
@@ -39,11 +48,17 @@ class RowsTiles:
     cluster: int = 1
     split: int = 1
     across: int = 1
+    chunk: int = 0
+
+    @property
+    def product(self) -> dict[str, Any]:
+        """Fields of the product's tiles."""
+        return {name: each for name, each in asdict(self).items() if name != "chunk"}
 
     @property
     def kernel(self) -> TiledKernel:
         """The product's kernel, as it would be alone."""
-        found = read_kernel(_GEMM, asdict(self))
+        found = read_kernel(_GEMM, self.product)
         assert isinstance(found, TiledKernel)
         return found
 
@@ -94,6 +109,21 @@ def rows_kernels(product: RowsProduct, device: Device) -> tuple[tuple[Step, ...]
 def listed(kernels: TiledKernel) -> tuple[RowsTiles, ...]:
     """Kernels of arrays as tiles, one by one."""
     return tuple(RowsTiles(**select(kernels, each).tiles()) for each in range(count(kernels)))
+
+
+def by_chunks(
+    product: RowsProduct, device: Device, tiles: Sequence[RowsTiles]
+) -> tuple[RowsTiles, ...]:
+    """The same tiles, of those that can take rows chunk by chunk, where a CTA has many rows."""
+    if not product.chunk or product.rows.rows < _MANY * device.sms:
+        return ()
+    fits = (each for each in tiles if _takes_chunks(each.kernel, product))
+    return tuple(replace(each, chunk=product.chunk) for each in fits)
+
+
+def _takes_chunks(kernel: TiledKernel, product: RowsProduct) -> bool:
+    (phase,) = kernel.phases(product.shape)
+    return int(kernel.rows) <= TALLEST_BY_CHUNKS and int(phase.sums) <= SUMS_BESIDE_CHUNKS
 
 
 def ordered(times: Sequence[tuple[float, RowsTiles]]) -> list[tuple[float, RowsTiles]]:

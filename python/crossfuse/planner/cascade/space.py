@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,13 +15,16 @@ from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade import rows_space, stream_space, tile_space
 from crossfuse.planner.cascade.rows_cost import rows_bytes, rows_estimate
-from crossfuse.planner.cascade.rows_space import RowsTiles, listed, rows_kernels
+from crossfuse.planner.cascade.rows_product import RowsProduct
+from crossfuse.planner.cascade.rows_space import RowsTiles, by_chunks, listed, rows_kernels
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cascade.stream_cost import stream_bytes, stream_estimate
 from crossfuse.planner.cascade.tile_cost import tile_bytes, tile_estimate
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.families import ROWS, STREAM
+from crossfuse.planner.kernels.every import count
+from crossfuse.planner.kernels.tiled import TiledKernel
 from crossfuse.planner.space.count import Step
 
 Tiles: TypeAlias = "StreamTiles | CascadeTiles | RowsTiles"
@@ -46,7 +49,8 @@ def candidates(
     if family == ROWS:
         assert shape.product is not None
         steps, kernels = rows_kernels(shape.product, device)
-        return steps, listed(kernels)
+        whole = listed(kernels)
+        return steps, (*whole, *by_chunks(shape.product, device, whole))
     if isinstance(shape.work, Work):
         return stream_space.stream_tiles(shape.work, device)
     return tile_space.cascade_tiles(shape.work, device)
@@ -56,7 +60,7 @@ def estimate(shape: CascadeShape, tiles: Tiles, device: Device, rates: Rates) ->
     """Estimate one kernel of a cascade; its tiles keep the rules."""
     if isinstance(tiles, RowsTiles):
         assert shape.product is not None
-        return rows_estimate(shape.product, tiles.kernel, device, rates)
+        return rows_estimate(shape.product, tiles.kernel, device, rates, bool(tiles.chunk))
     if isinstance(shape.work, Work):
         assert isinstance(tiles, StreamTiles)
         return stream_estimate(shape.work, tiles, device, rates)
@@ -99,9 +103,27 @@ def _timed_rows(
     tiles = listed(kernels)
     if not tiles:
         return steps, ()
-    found = rows_estimate(shape.product, kernels, device, rates).microseconds
-    times = np.broadcast_to(np.asarray(found, np.float64), len(tiles)).tolist()
-    return steps, tuple(rows_space.ordered(list(zip(times, tiles, strict=True))))
+    times = dict(zip(tiles, _rows_times(shape.product, kernels, device, rates), strict=True))
+    chunked = by_chunks(shape.product, device, tiles)
+    if chunked:
+        every = _rows_times(shape.product, kernels, device, rates, chunked=True)
+        of_tiles = dict(zip(tiles, every, strict=True))
+        times |= {each: of_tiles[replace(each, chunk=0)] for each in chunked}
+    return steps, tuple(rows_space.ordered([(time, each) for each, time in times.items()]))
+
+
+def _rows_times(
+    product: RowsProduct,
+    kernels: TiledKernel,
+    device: Device,
+    rates: Rates,
+    *,
+    chunked: bool = False,
+) -> list[float]:
+    """Microseconds of kernels of arrays."""
+    found = np.asarray(rows_estimate(product, kernels, device, rates, chunked).microseconds)
+    times: list[float] = np.broadcast_to(found.astype(np.float64), count(kernels)).tolist()
+    return times
 
 
 def in_order(

@@ -25,6 +25,9 @@ from crossfuse.planner.kernels.shape import Shape
 
 #: Float32 registers of a thread for sums where the loading warpgroup makes rows, too.
 SUMS_BESIDE_ROWS = 160
+#: The same where rows are made chunk by chunk, and the most rows of a tile then: one block of 64
+#: for each of three warpgroups, whose sums have two factors in a thread.
+SUMS_BESIDE_CHUNKS, TALLEST_BY_CHUNKS = 128, 192
 #: Groups of rows that parts of a multicast start on.
 _PATTERN = 8
 

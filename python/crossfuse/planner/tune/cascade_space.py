@@ -22,7 +22,7 @@ from crossfuse.planner.tune.space import Group, Space
 _AXES = {
     "stream": ("threads", "unroll", "cluster", "rows", "resident"),
     "tiles": ("rows", "elements", "cluster"),
-    "rows": ("rows", "columns", "cluster", "split", "across"),
+    "rows": ("rows", "columns", "cluster", "split", "across", "chunk"),
 }
 
 

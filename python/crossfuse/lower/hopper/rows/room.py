@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.phase import SUMS_BESIDE_ROWS
+from crossfuse.planner.kernels.phase import SUMS_BESIDE_CHUNKS, SUMS_BESIDE_ROWS
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.phase import PhasePlan
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 REGISTERS_BESIDE_ROWS = {1: (0, 0), 2: (72, 216), 3: (80, 144)}
 #: The same where rows are made chunk by chunk, several at a time.
 BESIDE_CHUNKS = {1: (0, 0), 2: (104, 200), 3: (80, 144)}
-#: Float32 registers of sums that leave room for addresses and the epilogue then.
-_SUMS_BESIDE_CHUNKS = 128
 
 
 def registers_beside(rows: RowProgram) -> dict[int, tuple[int, int]]:
@@ -35,7 +33,7 @@ def check_room(phase: PhasePlan) -> None:
         Naming the tile.
     """
     rows = phase.program.rows
-    most = SUMS_BESIDE_ROWS if rows is None or rows.chunks is None else _SUMS_BESIDE_CHUNKS
+    most = SUMS_BESIDE_ROWS if rows is None or rows.chunks is None else SUMS_BESIDE_CHUNKS
     if phase.chunks is not None and phase.blocks > 1:
         raise refuse(
             "rows",
