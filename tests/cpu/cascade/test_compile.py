@@ -57,8 +57,22 @@ def test_a_norm_and_its_product_are_one_kernel() -> None:
     (launch,) = lower(option.make()).image.launches
     assert launch.cooperative
     assert "tiles" in others[-1].why
+    assert option.why["rows_first"]["chunk"] == 0
     attention = cascade_options(read_source("R1"), H100)
     assert not any("rows_first" in each.why for each in attention)
+
+
+def test_quantised_rows_come_by_chunks_where_a_cta_has_many() -> None:
+    chunks = [
+        [
+            each.why["rows_first"]["chunk"]
+            for each in cascade_options(read_source(text), H100)
+            if "rows_first" in each.why
+        ]
+        for text in ("R6", "quant_gemm:tokens=256,K=1024,N=512")
+    ]
+    assert chunks[0][0] == 512 and chunks[0][-1] == 0
+    assert not any(chunks[1])
 
 
 #: The first plan of packaged cascades; where a table was measured its best, or within 2 % of it.
