@@ -58,11 +58,25 @@ def test_a_norm_and_its_product_are_one_kernel() -> None:
     assert option.why["plan"]["family"] == "rows"
     (launch,) = lower(option.make()).image.launches
     assert launch.cooperative and launch.early
+    assert option.plan.tiles["chunk"] == 0
     (late,) = lower(cascade_options(source, H100, option.plan)[0].make()).image.launches
     assert late.cooperative and not late.early
     assert {each.why["plan"]["family"] for each in others} == {"rows"}
     attention = cascade_options(read_source("R1"), H100)
     assert {each.why["plan"]["family"] for each in attention} == {"tiles"}
+
+
+def test_quantised_rows_come_by_chunks_where_a_cta_has_many() -> None:
+    chunks = [
+        [
+            each.plan.tiles["chunk"]
+            for each in cascade_options(read_source(text), H100)
+            if each.plan is not None and each.plan.family == "rows"
+        ]
+        for text in ("R6", "quant_gemm:tokens=256,K=1024,N=512")
+    ]
+    assert chunks[0][0] == 512
+    assert not any(chunks[1])
 
 
 #: The first plan of packaged cascades; where a table was measured its best, or within 2 % of it.
