@@ -103,6 +103,15 @@ def test_operators_that_exist_only_decomposed_are_taken() -> None:
     np.testing.assert_allclose(got, module(x).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
+def test_convolutions_and_norms_of_batches() -> None:
+    module = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1, stride=2), nn.BatchNorm2d(6)).eval()
+    module[1].running_var.fill_(0.01)
+    x = torch.randn(1, 4, 8, 8)
+    imported = import_torch(module, [x])
+    got = evaluate(imported.mod, x.numpy(), *imported.params.values())
+    np.testing.assert_allclose(got, module(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
 def evaluate(mod: tvm.IRModule, *arrays: np.ndarray) -> np.ndarray:
     machine = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
     return machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()

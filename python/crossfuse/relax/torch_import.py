@@ -247,10 +247,28 @@ def converters() -> dict[str, Callable[[Any, Any], Any]]:
         column = importer.block_builder.emit(relax.op.reshape(bias, (1, -1, 1, 1)))
         return importer.block_builder.emit(relax.op.add(result, column))
 
+    def batch_norm(node: Any, importer: Any) -> Any:
+        """TVM's own takes the momentum for epsilon, and the flag of training for the momentum."""
+        x, weight, bias, mean, variance, _, momentum, epsilon, *_ = importer.retrieve_args(node)
+        ones, zeros = relax.op.ones_like(mean), relax.op.zeros_like(mean)
+        made = relax.op.nn.batch_norm(
+            x,
+            ones if weight is None else weight,
+            zeros if bias is None else bias,
+            mean,
+            variance,
+            axis=1,
+            epsilon=epsilon,
+            momentum=momentum,
+            training=False,
+        )
+        return importer.block_builder.emit(importer.block_builder.emit(made)[0])
+
     products = dict.fromkeys(("matmul.default", "mm.default", "bmm.default"), matmul)
     before_decomposition = {"t.default": transpose, "_unsafe_view.default": reshape}
     return {
         "linear.default": linear,
+        "batch_norm.default": batch_norm,
         "conv2d.default": convolution,
         "addmm.default": addmm,
         "convert_element_type.default": cast,
