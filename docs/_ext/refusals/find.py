@@ -1,0 +1,169 @@
+"""Every call of `crossfuse.errors.refuse`, followed through functions that only pass facts on."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from refusals.entries import FACTS, Entry
+from refusals.native import native_entries
+from refusals.render import Scope, text, texts
+from refusals.sources import Function, Module, Sources, parameters, read_sources
+
+_HOME = ("crossfuse.errors", "refuse")
+_NAMES = ("error", "rule", "where", "found", "limit", "instead")
+_DEEP = 4
+_PLACEHOLDER = re.compile(r"<[^<>]*>")
+
+Bound = dict[str, tuple[ast.expr, Scope]]
+
+
+def find_entries(root: Path) -> list[Entry]:
+    """All error texts of the package in a folder, those of its C++ sources too.
+
+    Parameters
+    ----------
+    root : Path
+        Folder of the package, such as ``python/crossfuse``.
+
+    Returns
+    -------
+    list[Entry]
+        Without repetitions, in the order of their modules and lines.
+    """
+    sources = read_sources(root)
+    found = [*_python_entries(sources), *native_entries(root / "runtime" / "host")]
+    # Callers that pass on what only the running program knows have one text.
+    told = {(each.rules, _PLACEHOLDER.sub("<>", each.told)): each for each in reversed(found)}
+    return list(reversed(told.values()))
+
+
+def module_summaries(root: Path) -> dict[str, str]:
+    """What each module is for: the first sentence of its docstring."""
+    return {name: each.summary for name, each in read_sources(root).modules.items()}
+
+
+def _python_entries(sources: Sources) -> Iterator[Entry]:
+    for module in sources.modules.values():
+        if module.name == _HOME[0]:
+            continue
+        # Of another name where it is imported as such.
+        for call, function in (each for calls in module.calls.values() for each in calls):
+            if _called(sources, module, call) == _HOME:
+                scope = Scope(sources, module, function, {})
+                facts = {name: (value, scope) for name, value in _bind(call, list(_NAMES)).items()}
+                if "rule" in facts:  # else they come from the C++ sources, read apart
+                    yield from _follow(facts, scope, _DEEP)
+            elif isinstance(call.func, ast.Name) and call.func.id == "Refusal":
+                yield _entry(_constructed(call, Scope(sources, module, function, {})), module.name)
+
+
+def _constructed(call: ast.Call, scope: Scope) -> Bound:
+    """Facts of a `Refusal` that is made without `refuse`."""
+    held = _bind(call, list(_NAMES[1:]))
+    error = ast.Name(id="VersionRefused")
+    return {name: (value, scope) for name, value in {"error": error, **held}.items()}
+
+
+def _called(sources: Sources, module: Module, call: ast.Call) -> tuple[str, str] | None:
+    """The module and name of the function that is called, where both are plain."""
+    if isinstance(call.func, ast.Name):
+        return sources.home(module, call.func.id)
+    if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
+        package, name = module.imports.get(call.func.value.id, ("", ""))
+        return f"{package}.{name}", call.func.attr
+    return None
+
+
+def _bind(call: ast.Call, names: list[str]) -> dict[str, ast.expr]:
+    positional = [each for each in call.args if not isinstance(each, ast.Starred)]
+    bound = dict(zip(names, positional, strict=False))
+    bound.update({each.arg: each.value for each in call.keywords if each.arg})
+    return bound
+
+
+def _follow(facts: Bound, scope: Scope, deep: int) -> Iterator[Entry]:
+    """One entry; or where the function only passes facts on, one for each of its callers."""
+    function = scope.function
+    if function is not None and deep and _passes_on(facts, function, scope):
+        callers = list(_callers(scope.sources, scope.module, function))
+        for module, call, around in callers:
+            there = Scope(scope.sources, module, around, {})
+            given = _bind(call, parameters(function))
+            bound = {name: (value, there) for name, value in given.items()}
+            known = Scope(
+                scope.sources, scope.module, function, {**_defaults(function, scope), **bound}
+            )
+            taken = {name: _substitute(*fact, scope, known) for name, fact in facts.items()}
+            yield from _follow(taken, there, deep - 1)
+        if callers:
+            return
+    yield _entry(facts, scope.module.name)
+
+
+def _substitute(value: ast.expr, held: Scope, scope: Scope, known: Scope) -> tuple[ast.expr, Scope]:
+    """The same fact with the function's parameters bound, or what a parameter stands for."""
+    if held is not scope:
+        return value, _rebound(held, scope, known)
+    if isinstance(value, ast.Name) and value.id in known.bound:
+        return known.bound[value.id]
+    return value, known
+
+
+def _rebound(held: Scope, scope: Scope, known: Scope) -> Scope:
+    """A scope whose bindings may speak of the function that is now known better."""
+    bound = {name: _substitute(*each, scope, known) for name, each in held.bound.items()}
+    return Scope(held.sources, held.module, held.function, bound)
+
+
+def _defaults(function: Function, scope: Scope) -> Bound:
+    """What parameters are where a call leaves them out."""
+    held = function.args
+    plain = [*held.posonlyargs, *held.args]
+    pairs = [
+        *zip(reversed(plain), reversed(held.defaults), strict=False),
+        *zip(held.kwonlyargs, held.kw_defaults, strict=True),
+    ]
+    return {each.arg: (value, scope) for each, value in pairs if value is not None}
+
+
+def _passes_on(facts: Bound, function: Function, scope: Scope) -> bool:
+    """Whether the rule, or all of what was found and allowed, are parameters of the function."""
+    names = set(parameters(function))
+
+    def passed(fact: str) -> bool:
+        value, held = facts.get(fact, (None, scope))
+        return held is scope and isinstance(value, ast.Name) and value.id in names
+
+    return passed("rule") or passed("found") or passed("error") or passed("limit")
+
+
+def _callers(
+    sources: Sources, home: Module, function: Function
+) -> Iterator[tuple[Module, ast.Call, Function | None]]:
+    """Calls of a function or method of a module, in all modules."""
+    plain = any(each is function for each in home.tree.body)
+    this = (home.name, function.name)
+    for module in sources.modules.values():
+        names = {function.name, *(as_ for as_, it in module.imports.items() if it == this)}
+        for call, around in (each for name in names for each in module.calls.get(name, ())):
+            target = _called(sources, module, call)
+            if isinstance(call.func, ast.Attribute) and not plain:
+                # A method: whatever has one of that name, but for functions of modules.
+                of_module = target is not None and target[0] in sources.modules
+                same = call.func.attr == function.name and not of_module
+            else:
+                same = plain and target == this
+            if same and around is not function:
+                yield module, call, around
+
+
+def _entry(facts: Bound, module: str) -> Entry:
+    held = {name: text(*facts[name]) if name in facts else "" for name in FACTS}
+    rules = texts(*facts["rule"]) if "rule" in facts else ["<rule>"]
+    error, scope = facts["error"]
+    family = error.id if isinstance(error, ast.Name) and error.id[:1].isupper() else ""
+    family = family or text(error, scope)
+    return Entry(family, tuple(dict.fromkeys(rules)), **held, module=module)
