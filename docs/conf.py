@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "_ext"))
+# What tutorials import from beside them, in the processes that run them.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(HERE.parent / "tutorials"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 import crossfuse  # noqa: E402 - the path above is for the extensions
 
@@ -23,7 +28,7 @@ extensions = [
     "sphinx.ext.viewcode",
 ]
 
-exclude_patterns = ["_build", "_ext", "conf.py", "**/.ipynb_checkpoints", "tutorials/[!0-9]*"]
+exclude_patterns = ["_build", "_ext", "conf.py", "**/.ipynb_checkpoints"]
 html_theme = "furo"
 html_title = f"Crossfuse {release}"
 html_static_path: list[str] = []

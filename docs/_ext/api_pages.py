@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 
 from links import write_if_new
-from public_names import INTERNAL, LISTED, PRIMITIVES, RULES, Name, modules_below, public_names
+from public_names import LISTED, PRIMITIVES, RULES, Name, public_names
 
 _TITLES = {
     **LISTED,
@@ -23,56 +23,47 @@ _TITLES = {
 }
 
 
-def write_api(folder: Path) -> None:
+def write_api(folder: Path, summaries: Mapping[str, str]) -> None:
     """Write the pages of the reference and their index.
 
     Parameters
     ----------
     folder : Path
         ``docs/generated/api``.
+    summaries : Mapping[str, str]
+        What each module of the package is for.
     """
     pages = []
+    # What several packages list has one description, under the first of its paths.
+    first: dict[int, str] = {}
     for package, names in groupby(public_names(), key=lambda each: each.package):
         pages.append(package)
-        write_if_new(folder / f"{package}.md", _page(package, list(names)))
-    inner = []
-    for package in INTERNAL:
-        inner.append(f"{package}.modules")
-        write_if_new(folder / f"{package}.modules.md", _modules(package))
-    write_if_new(folder / "index.md", _index(pages, inner))
+        homes = [(each, first.setdefault(id(each.value), each.path)) for each in names]
+        write_if_new(folder / f"{package}.md", _page(package, homes))
+    write_if_new(folder / "modules.md", _modules(summaries))
+    write_if_new(folder / "index.md", _index([*pages, "modules"]))
 
 
-def _index(pages: list[str], inner: list[str]) -> str:
-    return "\n".join(
-        [
-            "# API",
-            "",
-            "Public names, from their docstrings. Shapes are in elements, sizes in bytes and times",
-            "in microseconds where nothing else is said.",
-            "",
-            *_toctree(pages),
-            "## Modules",
-            "",
-            "Every module of the packages that list no names, for those who change them. What is",
-            "not above may change without notice.",
-            "",
-            *_toctree(inner),
-        ]
+def _index(pages: list[str]) -> str:
+    said = (
+        "Public names, from their docstrings. Shapes are in elements, sizes in bytes and times in "
+        "microseconds where nothing else is said. What is not on these pages may change without "
+        "notice; [Modules](modules.md) says what is where."
     )
+    return "\n".join(["# API", "", said, "", "```{toctree}", ":maxdepth: 1", "", *pages, "```", ""])
 
 
-def _toctree(pages: list[str]) -> list[str]:
-    return ["```{toctree}", ":maxdepth: 1", "", *pages, "```", ""]
-
-
-def _page(package: str, names: list[Name]) -> str:
+def _page(package: str, names: Sequence[tuple[Name, str]]) -> str:
     said = (inspect.getdoc(import_module(package)) or "").split("\n\n")[0]
     lines = [f"# {_TITLES[package]}", "", f"`{package}`: {' '.join(said.split())}", ""]
     if package == PRIMITIVES:
         lines += ["Each is a method of `tvm.s_tir.Schedule`: `sch.cluster_bind(loop)`.", ""]
     lines += ["```{eval-rst}"]
-    for each in names:
-        lines += [*_directive(each), ""]
+    for each, home in names:
+        if each.path == home:
+            lines += [*_directive(each), ""]
+        else:
+            lines += [f"``{each.path}`` is :py:obj:`{home}`.", ""]
     return "\n".join([*lines, "```", ""])
 
 
@@ -88,8 +79,17 @@ def _directive(name: Name) -> Iterator[str]:
         yield f".. autodata:: {name.path}"
 
 
-def _modules(package: str) -> str:
-    lines = [f"# Modules of {package}", "", "```{eval-rst}"]
-    for module in modules_below(package):
-        lines += [f".. automodule:: {module}", "   :members:", "   :no-index-entry:", ""]
-    return "\n".join([*lines, "```", ""])
+def _modules(summaries: Mapping[str, str]) -> str:
+    """What each module is for, folder by folder."""
+    lines = ["# Modules", "", "For those who change the project: what is where.", ""]
+    known = sorted(each for each in summaries if summaries[each])
+    for folder, modules in groupby(known, key=lambda each: ".".join(each.split(".")[:2])):
+        lines += [f"## `{folder}`", ""]
+        lines += [f"- `{each}`: {_escaped(summaries[each])}" for each in modules]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _escaped(text: str) -> str:
+    """Prose of a docstring as Markdown."""
+    return text.replace("``", "`").replace("*", "\\*").replace("<", "\\<").replace("[", "\\[")

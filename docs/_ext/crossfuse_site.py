@@ -22,10 +22,11 @@ def write_pages() -> None:
 
     package = ROOT / "python" / "crossfuse"
     write_copies(ROOT, DOCS)
-    write_api(GENERATED / "api")
+    summaries = module_summaries(package)
+    write_api(GENERATED / "api", summaries)
     write_if_new(GENERATED / "cli.md", write_cli_page())
     write_if_new(GENERATED / "tutorials.md", _tutorials())
-    errors = write_page(find_entries(package), module_summaries(package))
+    errors = write_page(find_entries(package), summaries)
     write_if_new(GENERATED / "errors.md", errors)
     write_if_new(GENERATED / "benchmarks.md", write_bench_page(ROOT / "benchmarks" / "results"))
 
@@ -50,8 +51,8 @@ def _before_reading(app: Any) -> None:
 def _read(app: Any, docname: str, source: list[str]) -> None:
     """Links of a page as they lead here; `source` holds its text."""
     path = Path(app.env.doc2path(docname)).resolve()
-    if GENERATED in path.parents:
-        return
+    if GENERATED in path.parents or DOCS / "tutorials" in path.parents:
+        return  # written with the links changed
     here = path.relative_to(ROOT).as_posix()
     source[0] = rewrite_links(source[0], here, page_of(here) or here, ROOT)
 

@@ -61,7 +61,9 @@ def page_of(path: str, copies: Mapping[str, str] = COPIES) -> str | None:
         return copies[path]
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
-    if path.startswith("tutorials/"):
+    if path in ("tutorials", "tutorials/README.md"):
+        return "generated/tutorials.md"
+    if re.match(r"tutorials/\d.*\.py", path):
         return path
     if path == "benchmarks":
         return "generated/benchmarks.md"
@@ -78,7 +80,11 @@ def write_copies(root: Path, docs: Path) -> None:
     docs : Path
         Sources of the site.
     """
-    for path, page in COPIES.items():
+    numbered = sorted((root / "tutorials").glob("[0-9]*.py"))
+    tutorials = {f"tutorials/{each.name}": f"tutorials/{each.name}" for each in numbered}
+    for stale in set((docs / "tutorials").glob("*.py")) - {docs / each for each in tutorials}:
+        stale.unlink()
+    for path, page in {**COPIES, **tutorials}.items():
         text = rewrite_links((root / path).read_text(encoding="utf-8"), path, page, root)
         write_if_new(docs / page, text)
 

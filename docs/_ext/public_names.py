@@ -69,16 +69,6 @@ CHOSEN = {
 PRIMITIVES = "crossfuse.schedule"
 RULES = "crossfuse.schedule.rules"
 
-#: Packages all of whose modules have a page, for those who change the project.
-INTERNAL = (
-    "crossfuse.schedule",
-    "crossfuse.planner",
-    "crossfuse.cascade",
-    "crossfuse.meta_schedule",
-    "crossfuse.bench",
-    "crossfuse.lower",
-)
-
 
 @dataclass(frozen=True)
 class Name:
@@ -141,14 +131,3 @@ def _rules() -> Iterator[Name]:
         for name, value in sorted(vars(import_module(module)).items()):
             if name.startswith("schedule_") and getattr(value, "__module__", "") == module:
                 yield Name(f"{module}.{name}", RULES)
-
-
-def modules_below(package: str) -> list[str]:
-    """The modules of a package and of the packages in it, in order of names."""
-    found = []
-    for each in iter_modules(import_module(package).__path__):
-        path = f"{package}.{each.name}"
-        if each.name.startswith("_"):
-            continue
-        found += [path, *modules_below(path)] if each.ispkg else [path]
-    return found

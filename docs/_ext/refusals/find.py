@@ -33,11 +33,16 @@ def find_entries(root: Path) -> list[Entry]:
     list[Entry]
         Without repetitions, in the order of their modules and lines.
     """
-    sources = read_sources(root)
-    found = [*_python_entries(sources), *native_entries(root / "runtime" / "host")]
+    found = every_entry(root)
     # Callers that pass on what only the running program knows have one text.
     told = {(each.rules, _PLACEHOLDER.sub("<>", each.told)): each for each in reversed(found)}
     return list(reversed(told.values()))
+
+
+def every_entry(root: Path) -> list[Entry]:
+    """The entries of all calls, equal ones too; see `find_entries`."""
+    sources = read_sources(root)
+    return [*_python_entries(sources), *native_entries(root / "runtime" / "host")]
 
 
 def module_summaries(root: Path) -> dict[str, str]:

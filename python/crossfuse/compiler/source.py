@@ -66,6 +66,11 @@ def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Sou
     ------
     WorkloadRefused
         If it is none of these, or a model is not one chain of matrix products.
+
+    Examples
+    --------
+    >>> read_source("softmax:rows=4,cols=64").summary
+    'softmax:rows=4,cols=64'
     """
     if isinstance(source, (str, WorkloadSpec, CascadeSpec)):
         return _from_spec(source)

@@ -22,6 +22,11 @@ class Check:
         What is there.
     instead : str
         What to do about it, as an imperative clause without a full stop; empty when all is well.
+
+    Examples
+    --------
+    >>> Check("nvcc", "fail", "none", "pip install 'crossfuse[nvcc]'").status
+    'fail'
     """
 
     name: str

@@ -59,6 +59,13 @@ def import_torch(module: torch.nn.Module, example_inputs: Sequence[torch.Tensor]
     WorkloadRefused
         For modules in training mode, inputs that are not tensors, and modules that torch cannot
         export or TVM cannot translate.
+
+    Examples
+    --------
+    >>> import torch
+    >>> imported = import_torch(torch.nn.Linear(8, 4).eval(), (torch.zeros(2, 8),))
+    >>> [each.name_hint for each in imported.mod.get_global_vars()]
+    ['main']
     """
     _check(module, example_inputs)
     exported = _export(module, _distinct(example_inputs))

@@ -171,7 +171,13 @@ def compile_cubin(
 
 
 def cache_directory() -> Path:
-    """Where cubins are kept between runs: the user's cache directory of this platform."""
+    """Where cubins are kept between runs: the user's cache directory of this platform.
+
+    Examples
+    --------
+    >>> cache_directory().name
+    'cubin'
+    """
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("crossfuse", appauthor=False)) / "cubin"

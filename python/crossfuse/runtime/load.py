@@ -36,6 +36,14 @@ def load(path: str | os.PathLike[str], *, check_device: bool = True) -> LoadedKe
     ArtefactRefused
         If a file is missing, damaged, of another format version, or does not match the other, or
         if the GPU is of another architecture.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> again = crossfuse.load(kernel.artefact.shared_object, check_device=False)
+    >>> [each.name for each in again.manifest.buffers]
+    ['A', 'B_gate', 'B_up', 'D', 'out']
     """
     library = Path(path).absolute()
     manifest, record = _read_manifest(library)

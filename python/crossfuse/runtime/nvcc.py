@@ -83,6 +83,12 @@ def find_nvcc() -> NvccInfo:
     ------
     EnvironmentRefused
         If there is none; the text lists what was found instead and what to install.
+
+    Examples
+    --------
+    >>> found = find_nvcc()
+    >>> found.release >= (12, 3)
+    True
     """
     rejected: list[str] = []
     for origin, path in _candidates():

@@ -47,7 +47,13 @@ _REPORTS: deque[Report] = deque(maxlen=_MOST)
 
 
 def reports() -> tuple[Report, ...]:
-    """Reports of this process's graphs, the last one last."""
+    """Reports of this process's graphs, the last one last.
+
+    Examples
+    --------
+    >>> for report in reports():  # after calls of a model compiled with backend="crossfuse"
+    ...     print(report)
+    """
     return tuple(_REPORTS)
 
 

@@ -86,6 +86,15 @@ def tolerance(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> Tolerance
     ------
     CheckFailed
         When the inputs are not the spec's.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import parse, random_inputs, unfused
+    >>> spec = parse("gemm_chain:M=16,K=64,N=32,L=8")
+    >>> inputs = random_inputs(spec)
+    >>> limits = tolerance(spec, inputs)
+    >>> bool((abs(unfused(spec, inputs) - limits.reference) <= limits.absolute).all())
+    True
     """
     exact = stages(spec, inputs)
     separate = unfused(spec, inputs)
@@ -181,6 +190,14 @@ def check(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray], output: np.ndarr
     CheckFailed
         For a result of another shape or type, one whose NaN and infinities differ from those of
         reference and separate kernels, and one that is too far off; the message names the element.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import parse, random_inputs, unfused
+    >>> spec = parse("gemm_chain:M=16,K=64,N=32,L=8")
+    >>> inputs = random_inputs(spec)
+    >>> check(spec, inputs, unfused(spec, inputs)).worst <= 1
+    True
     """
     due = f"{spec.out}{list(spec.output)}"
     found = f"{output.dtype}{list(output.shape)}"

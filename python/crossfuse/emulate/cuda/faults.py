@@ -43,6 +43,18 @@ def remove_cluster_barrier(image: KernelImage, index: int = 0) -> KernelImage:
     ------
     CheckFailed
         If there is no such barrier.
+
+    Examples
+    --------
+    >>> from crossfuse.emulate.cuda import emulate
+    >>> from crossfuse.lower.extract import lower
+    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.workload import parse, prim_func, random_inputs
+    >>> spec = parse("gemm:M=16,K=64,N=16")
+    >>> image = lower(schedule_split_k(prim_func(spec), cluster=4)).image
+    >>> report = emulate(remove_cluster_barrier(image), random_inputs(spec))
+    >>> "race" in {each.kind for each in report.findings}
+    True
     """
     return drop_call(image, _BARRIER, index)
 
@@ -68,6 +80,16 @@ def drop_call(image: KernelImage, name: str, index: int = 0) -> KernelImage:
     ------
     CheckFailed
         If there is no such call.
+
+    Examples
+    --------
+    >>> from crossfuse.lower.extract import lower
+    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.workload import parse, prim_func
+    >>> image = lower(schedule_split_k(prim_func(parse("gemm:M=16,K=64,N=16")), cluster=4)).image
+    >>> wrong = drop_call(image, "__syncthreads")
+    >>> image.cuda.count("__syncthreads()") - wrong.cuda.count("__syncthreads()")
+    1
     """
     start, end = _find_call(image, name, index)
     return _replace(image, start, end, "(void)0")
@@ -139,6 +161,15 @@ def early_exit(image: KernelImage) -> KernelImage:
     ------
     CheckFailed
         If there is no cluster barrier.
+
+    Examples
+    --------
+    >>> from crossfuse.lower.extract import lower
+    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.workload import parse, prim_func
+    >>> image = lower(schedule_split_k(prim_func(parse("gemm:M=16,K=64,N=16")), cluster=4)).image
+    >>> early_exit(image).cuda != image.cuda
+    True
     """
     return remove_cluster_barrier(image, -1)
 
