@@ -9,7 +9,7 @@ from pathlib import Path
 
 from refusals.entries import FACTS, Entry
 from refusals.native import native_entries
-from refusals.render import Scope, text, texts
+from refusals.render import Scope, tells, text, texts
 from refusals.sources import Function, Module, Sources, parameters, read_sources
 
 _HOME = ("crossfuse.errors", "refuse")
@@ -33,16 +33,11 @@ def find_entries(root: Path) -> list[Entry]:
     list[Entry]
         Without repetitions, in the order of their modules and lines.
     """
-    found = every_entry(root)
+    sources = read_sources(root)
+    found = [*_python_entries(sources), *native_entries(root / "runtime" / "host")]
     # Callers that pass on what only the running program knows have one text.
     told = {(each.rules, _PLACEHOLDER.sub("<>", each.told)): each for each in reversed(found)}
     return list(reversed(told.values()))
-
-
-def every_entry(root: Path) -> list[Entry]:
-    """The entries of all calls, equal ones too; see `find_entries`."""
-    sources = read_sources(root)
-    return [*_python_entries(sources), *native_entries(root / "runtime" / "host")]
 
 
 def module_summaries(root: Path) -> dict[str, str]:
@@ -91,21 +86,31 @@ def _bind(call: ast.Call, names: list[str]) -> dict[str, ast.expr]:
 
 def _follow(facts: Bound, scope: Scope, deep: int) -> Iterator[Entry]:
     """One entry; or where the function only passes facts on, one for each of its callers."""
+    own = _entry(facts, scope.module.name)
+    passed = _passed(facts, scope) if deep else set()
+    found = list(_of_callers(facts, scope, deep)) if passed else []
+    if passed & {"error", "rule", "limit"}:
+        yield from found or [own]
+        return
+    # What callers found is told where they say more of it than a number.
+    telling = [each for each in found if tells(each.found)]
+    yield from telling
+    if len(telling) < len(found) or not found:
+        yield own
+
+
+def _of_callers(facts: Bound, scope: Scope, deep: int) -> Iterator[Entry]:
+    """The same facts with what each caller of the function passes to it."""
     function = scope.function
-    if function is not None and deep and _passes_on(facts, function, scope):
-        callers = list(_callers(scope.sources, scope.module, function))
-        for module, call, around in callers:
-            there = Scope(scope.sources, module, around, {})
-            given = _bind(call, parameters(function))
-            bound = {name: (value, there) for name, value in given.items()}
-            known = Scope(
-                scope.sources, scope.module, function, {**_defaults(function, scope), **bound}
-            )
-            taken = {name: _substitute(*fact, scope, known) for name, fact in facts.items()}
-            yield from _follow(taken, there, deep - 1)
-        if callers:
-            return
-    yield _entry(facts, scope.module.name)
+    assert function is not None
+    for module, call, around in _callers(scope.sources, scope.module, function):
+        there = Scope(scope.sources, module, around, {})
+        bound = _defaults(function, scope)
+        given = _bind(call, parameters(function))
+        bound.update({name: (value, there) for name, value in given.items()})
+        known = Scope(scope.sources, scope.module, function, bound)
+        taken = {name: _substitute(*fact, scope, known) for name, fact in facts.items()}
+        yield from _follow(taken, there, deep - 1)
 
 
 def _substitute(value: ast.expr, held: Scope, scope: Scope, known: Scope) -> tuple[ast.expr, Scope]:
@@ -134,15 +139,19 @@ def _defaults(function: Function, scope: Scope) -> Bound:
     return {each.arg: (value, scope) for each, value in pairs if value is not None}
 
 
-def _passes_on(facts: Bound, function: Function, scope: Scope) -> bool:
-    """Whether the rule, or all of what was found and allowed, are parameters of the function."""
-    names = set(parameters(function))
-
-    def passed(fact: str) -> bool:
-        value, held = facts.get(fact, (None, scope))
-        return held is scope and isinstance(value, ast.Name) and value.id in names
-
-    return passed("rule") or passed("found") or passed("error") or passed("limit")
+def _passed(facts: Bound, scope: Scope) -> set[str]:
+    """Which facts are parameters of the function, so that its callers know them."""
+    if scope.function is None:
+        return set()
+    names = set(parameters(scope.function))
+    return {
+        fact
+        for fact in ("error", "rule", "found", "limit")
+        if fact in facts
+        and facts[fact][1] is scope
+        and isinstance(facts[fact][0], ast.Name)
+        and facts[fact][0].id in names
+    }
 
 
 def _callers(

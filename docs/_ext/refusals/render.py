@@ -62,7 +62,7 @@ def _of_name(node: ast.Name, scope: Scope, deep: int) -> list[str]:
         values = local_values(scope.function, node)
         if values:
             found = [each for value in values for each in texts(value, scope, deep + 3)]
-            if all(map(_tells, found)):
+            if all(map(tells, found)):
                 return found
             lists = [each for each in found if each.endswith(", ...>")]
             return lists[:1] or [f"<{label(node)}>"]
@@ -79,7 +79,7 @@ def _of_classes(node: ast.Attribute, scope: Scope) -> list[str]:
     return list(map(str, values)) or [f"<{label(node)}>"]
 
 
-def _tells(found: str) -> bool:
+def tells(found: str) -> bool:
     """Whether a text is more than a placeholder."""
     return bool(re.sub(r"<[^<>]*>", "", found).strip())
 
