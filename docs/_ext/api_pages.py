@@ -83,7 +83,14 @@ def _modules(summaries: Mapping[str, str]) -> str:
     """What each module is for, folder by folder."""
     lines = ["# Modules", "", "For those who change the project: what is where.", ""]
     known = sorted(each for each in summaries if summaries[each])
-    for folder, modules in groupby(known, key=lambda each: ".".join(each.split(".")[:2])):
+    folders = {".".join(each.split(".")[:2]) for each in known if each.count(".") > 1}
+
+    def folder_of(module: str) -> str:
+        """The folder below the package, or the package for its own files."""
+        folder = ".".join(module.split(".")[:2])
+        return folder if folder in folders else module.split(".")[0]
+
+    for folder, modules in groupby(sorted(known, key=folder_of), key=folder_of):
         lines += [f"## `{folder}`", ""]
         lines += [f"- `{each}`: {_escaped(summaries[each])}" for each in modules]
         lines.append("")

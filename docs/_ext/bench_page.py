@@ -123,6 +123,7 @@ def _table(record: Record) -> Iterator[str]:
             f"| {each.best:.1f} | {each.baseline} | {ratio} |"
         )
     yield ""
+    yield from _every_time(record)
     refused = [each for each in record.value["rows"] if each["timing"]["status"] != "ok"]
     if refused:
         yield "Without a time:\n"
@@ -132,6 +133,25 @@ def _table(record: Record) -> Iterator[str]:
             yield f"- {each['workload']}, M = {each['M']}, `{job['variant']}`: {timing['status']}"
             yield f"  (`{said.replace('`', chr(39))}`)" if said else ""
         yield ""
+
+
+def _every_time(record: Record) -> Iterator[str]:
+    """All variants side by side, where more than two were measured."""
+    times: dict[tuple[str, int], dict[str, float]] = {}
+    for each in record.value["rows"]:
+        if each["timing"]["microseconds"] is not None:
+            place = times.setdefault((each["workload"], each["M"]), {})
+            place[each["job"]["variant"]] = each["timing"]["microseconds"]
+    variants = list(dict.fromkeys(name for place in times.values() for name in place))
+    if len(variants) < 3:
+        return
+    yield "All variants (us):\n"
+    yield "| workload | rows | " + " | ".join(f"`{each}`" for each in variants) + " |"
+    yield "| --- | --- |" + " --- |" * len(variants)
+    for (workload, rows), place in times.items():
+        cells = (f"{place[each]:.1f}" if each in place else "" for each in variants)
+        yield f"| {_short(workload)} | {rows} | " + " | ".join(cells) + " |"
+    yield ""
 
 
 def _checks(records: Iterable[Record]) -> Iterator[str]:
@@ -154,4 +174,8 @@ def _checks(records: Iterable[Record]) -> Iterator[str]:
 
 def _name(found: Comparison) -> str:
     """Ids as they are, long specs as code."""
-    return found.workload if len(found.workload) <= 4 else f"`{found.workload}`"
+    return _short(found.workload)
+
+
+def _short(workload: str) -> str:
+    return workload if len(workload) <= 4 else f"`{workload}`"

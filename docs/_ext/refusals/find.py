@@ -9,7 +9,7 @@ from pathlib import Path
 
 from refusals.entries import FACTS, Entry
 from refusals.native import native_entries
-from refusals.render import Scope, tells, text, texts
+from refusals.render import Scope, classes, tells, text, texts
 from refusals.sources import Function, Module, Sources, parameters, read_sources
 
 _HOME = ("crossfuse.errors", "refuse")
@@ -165,9 +165,8 @@ def _callers(
         for call, around in (each for name in names for each in module.calls.get(name, ())):
             target = _called(sources, module, call)
             if isinstance(call.func, ast.Attribute) and not plain:
-                # A method: whatever has one of that name, but for functions of modules.
-                of_module = target is not None and target[0] in sources.modules
-                same = call.func.attr == function.name and not of_module
+                # A method: of its own module, or of one that took its class from there.
+                same = home.name in {module.name, *(each for each, _ in module.imports.values())}
             else:
                 same = plain and target == this
             if same and around is not function:
@@ -177,7 +176,5 @@ def _callers(
 def _entry(facts: Bound, module: str) -> Entry:
     held = {name: text(*facts[name]) if name in facts else "" for name in FACTS}
     rules = texts(*facts["rule"]) if "rule" in facts else ["<rule>"]
-    error, scope = facts["error"]
-    family = error.id if isinstance(error, ast.Name) and error.id[:1].isupper() else ""
-    family = family or text(error, scope)
+    family = " or ".join(dict.fromkeys(classes(*facts["error"])))
     return Entry(family, tuple(dict.fromkeys(rules)), **held, module=module)

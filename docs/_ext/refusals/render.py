@@ -54,6 +54,18 @@ def text(node: ast.expr, scope: Scope, deep: int = 0) -> str:
     return " | ".join(each for each in found if each) or ""
 
 
+def classes(node: ast.expr, scope: Scope) -> list[str]:
+    """Names of the classes that an expression may stand for."""
+    if isinstance(node, ast.IfExp):
+        return classes(node.body, scope) + classes(node.orelse, scope)
+    if not isinstance(node, ast.Name) or node.id[:1].isupper():
+        return [label(node) if not isinstance(node, ast.Name) else node.id]
+    if node.id in scope.bound:
+        return classes(*scope.bound[node.id])
+    values = local_values(scope.function, node) if scope.function is not None else []
+    return [each for value in values for each in classes(value, scope)] or ["RefusedError"]
+
+
 def _of_name(node: ast.Name, scope: Scope, deep: int) -> list[str]:
     if node.id in scope.bound:
         value, around = scope.bound[node.id]
