@@ -33,6 +33,11 @@ class Verdict:
         Numbers, or what is wrong.
     seconds : float
         Wall time.
+
+    Examples
+    --------
+    >>> Verdict("cubin", "passed", "no spills", 0.1).status
+    'passed'
     """
 
     name: str

@@ -33,6 +33,12 @@ class Source:
         If it came from a torch module: the module, its Relax form and its outlined function.
     schedule : Any
         If the caller scheduled it: the ``tvm.s_tir.Schedule``.
+
+    Examples
+    --------
+    >>> from crossfuse.compiler import read_source
+    >>> read_source("gemm:M=16,K=64,N=16").spec.M
+    16
     """
 
     func: Any

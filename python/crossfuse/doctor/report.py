@@ -45,6 +45,12 @@ class Report:
         Version of the package that made the report.
     checks : tuple[Check, ...]
         In the order in which they are shown.
+
+    Examples
+    --------
+    >>> from crossfuse.doctor import collect
+    >>> sorted({each.status for each in collect().checks} - {"ok", "info", "warn", "fail"})
+    []
     """
 
     version: str

@@ -50,6 +50,13 @@ class ResourceUsage:
     advisories : tuple[str, ...]
         Numbers of ptxas' remarks on how it compiled wgmma, such as ``"C7510"``: it waits for each
         product before the next. A sound kernel of the Hopper pipeline has none.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> kernel.artefact.manifest.resources[0].spill_store_bytes
+    0
     """
 
     kernel: str

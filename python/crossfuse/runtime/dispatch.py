@@ -39,6 +39,12 @@ class Dispatch:
     ArtefactRefused
         If a kernel does not take fewer rows, has another number of rows than its bin, or other
         buffers than the first one.
+
+    Examples
+    --------
+    >>> from crossfuse.runtime import load_dispatch
+    >>> ffn = load_dispatch("out")  # doctest: +SKIP
+    >>> ffn(A, B_gate, B_up, D)  # A of any number of rows  # doctest: +SKIP
     """
 
     def __init__(self, table: DispatchTable, kernels: Sequence[LoadedKernel]) -> None:

@@ -54,6 +54,12 @@ class NvccInfo:
         Where it was found, such as ``"PATH"`` or ``"PyPI wheels"``.
     include_dirs : tuple[pathlib.Path, ...]
         Directories of the CUDA headers that it compiles with.
+
+    Examples
+    --------
+    >>> from crossfuse.runtime import find_nvcc
+    >>> find_nvcc().path.name
+    'nvcc'
     """
 
     path: Path

@@ -24,6 +24,11 @@ class Report:
         Operators that were left to torch because TVM does not know them.
     reason : str
         Why the graph was left to torch as a whole; empty if it was looked at.
+
+    Examples
+    --------
+    >>> from crossfuse.torch import reports
+    >>> print(reports()[-1])  # after a call of a compiled model  # doctest: +SKIP
     """
 
     outcomes: tuple[ChainOutcome, ...] = ()

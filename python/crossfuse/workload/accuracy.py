@@ -37,6 +37,14 @@ class Tolerance:
         Largest error allowed at each element.
     norm : float
         Largest Frobenius norm allowed of the error.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import parse, random_inputs, tolerance
+    >>> spec = parse("gemm_chain:M=16,K=64,N=32,L=8")
+    >>> limits = tolerance(spec, random_inputs(spec))
+    >>> limits.absolute.shape, limits.norm > 0
+    ((16, 8), True)
     """
 
     reference: np.ndarray
@@ -59,6 +67,15 @@ class Accuracy:
         The same for the largest error allowed.
     worst : float
         Largest error of an element over what is allowed there; at most 1.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import check, parse, random_inputs, unfused
+    >>> spec = parse("gemm_chain:M=16,K=64,N=32,L=8")
+    >>> inputs = random_inputs(spec)
+    >>> found = check(spec, inputs, unfused(spec, inputs))
+    >>> found.error <= found.allowed
+    True
     """
 
     error: float

@@ -122,6 +122,16 @@ def change_argument(
     ------
     CheckFailed
         If there is no such call or argument.
+
+    Examples
+    --------
+    >>> from crossfuse.lower.extract import lower
+    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.workload import parse, prim_func
+    >>> image = lower(schedule_split_k(prim_func(parse("gemm:M=16,K=64,N=16")), cluster=4)).image
+    >>> wrong = change_argument(image, "crossfuse_dsm_load_b32", 1, "({} ^ 1)")
+    >>> wrong.cuda != image.cuda
+    True
     """
     return _change(image, _find_call(image, name, index), position, by)
 
@@ -196,6 +206,15 @@ def wrong_rank(image: KernelImage, index: int = 0, *, wrap: bool = False) -> Ker
     ------
     CheckFailed
         If there is no such remote access.
+
+    Examples
+    --------
+    >>> from crossfuse.lower.extract import lower
+    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.workload import parse, prim_func
+    >>> image = lower(schedule_split_k(prim_func(parse("gemm:M=16,K=64,N=16")), cluster=4)).image
+    >>> wrong_rank(image).cuda != image.cuda
+    True
     """
     what = "remote accesses (crossfuse_dsm_load_* and crossfuse_dsm_store_*)"
     span = _find_call(image, _REMOTE, index, what)

@@ -109,6 +109,12 @@ class Rates:
         What they leave open.
     trees : Trees | None
         What was learned from measured kernels beyond them, if anything.
+
+    Examples
+    --------
+    >>> from crossfuse.hardware import device
+    >>> rates_of(device("nvidia-h100")).measured.name
+    'nvidia-h100'
     """
 
     measured: Measured
