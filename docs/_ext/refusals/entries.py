@@ -37,6 +37,7 @@ TASKS = {
     "Loading and calling a kernel": ("crossfuse.runtime",),
     "Tuning": ("crossfuse.meta_schedule", "crossfuse.planner.tune"),
     "Measuring": ("crossfuse.bench",),
+    "Looking at a kernel": ("crossfuse.view",),
     "At the command line": ("crossfuse.cli", "crossfuse.script"),
 }
 
