@@ -9,6 +9,7 @@ WORKERS ?= 2
 
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DOCS   := $(VENV)/.installed-docs
 PYTEST := $(BIN)/python -m pytest
 # Each process begins with whole files, whose tests share kernels, and takes some of another's in
 # the end: tests take from a millisecond to half a minute.
@@ -18,7 +19,7 @@ HAS_TORCH := $(BIN)/python -c "import sys; from importlib.util import find_spec;
 HAS_NVCC  := $(BIN)/python -c "from crossfuse.runtime.nvcc import find_nvcc; find_nvcc()" 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-null test-cpu test-gpu nightly lint install clean
+.PHONY: help demo test test-null test-cpu test-gpu nightly docs lint install clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -42,6 +43,11 @@ test-gpu: $(STAMP) ## Run the tests that need a Hopper GPU.
 nightly: lint ## Run every test with ten times the generated examples.
 	$(PARALLEL) --hypothesis-profile=nightly
 
+# Tutorials are executed at the first build and after changes; their outputs are cached.
+docs: $(DOCS) ## Build the documentation as HTML, without warnings, tutorials executed.
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
 lint: $(STAMP) ## Check style, formatting and types.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,7 +63,11 @@ $(STAMP): pyproject.toml setup.py
 	@$(HAS_NVCC) || $(BIN)/python -m pip install --quiet --editable ".[nvcc]"
 	@touch $@
 
+$(DOCS): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	@touch $@
+
 clean: ## Remove everything that make and the tools made, the virtual environment too.
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build docs/generated .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +

@@ -25,6 +25,11 @@ class Refusal:
         What the rule allows.
     instead : str
         What the reader can do about it, as an imperative clause without a full stop.
+
+    Examples
+    --------
+    >>> print(Refusal("cluster", "loop 'c'", "32 CTAs", "at most 16", "split the loop"))
+    cluster: loop 'c': found 32 CTAs; limit: at most 16. Instead: split the loop.
     """
 
     rule: str
@@ -47,6 +52,15 @@ class RefusedError(RuntimeError):
     ----------
     refusal : Refusal
         The facts; the message is their rendering.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import parse
+    >>> try:
+    ...     parse("gemm:M=16,K=64")
+    ... except RefusedError as error:
+    ...     print(error.refusal.rule, "|", error.refusal.instead)
+    workload-extent | add N=128 or the extents you mean
     """
 
     def __init__(self, refusal: Refusal) -> None:
@@ -55,35 +69,121 @@ class RefusedError(RuntimeError):
 
 
 class ScheduleRefused(RefusedError):
-    """A schedule primitive was called on something it cannot transform."""
+    """A schedule primitive was called on something it cannot transform.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from crossfuse.workload import parse, prim_func
+    >>> sch = tvm.s_tir.Schedule(prim_func(parse("gemm:M=32,K=64,N=32")))
+    >>> try:
+    ...     sch.cluster_bind(sch.get_loops(sch.get_sblock("gemm0"))[0])
+    ... except ScheduleRefused as error:
+    ...     print(error.refusal.found, "|", error.refusal.limit)
+    extent 32 | 1 to 16 CTAs in a cluster
+    """
 
 
 class LoweringRefused(RefusedError):
-    """A scheduled function has no correct cluster kernel."""
+    """A scheduled function has no correct cluster kernel.
+
+    Examples
+    --------
+    >>> from crossfuse.lower.extract import lower
+    >>> from crossfuse.workload import parse, prim_func
+    >>> try:
+    ...     lower(prim_func(parse("gemm:M=32,K=64,N=32")))
+    ... except LoweringRefused as error:
+    ...     print(error.refusal.found)
+    no loop bound to CTAs or threads
+    """
 
 
 class WorkloadRefused(RefusedError):
-    """A workload spec, model or graph is not one the project can take."""
+    """A workload spec, model or graph is not one the project can take.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import lookup
+    >>> try:
+    ...     lookup("S99")
+    ... except WorkloadRefused as error:
+    ...     print(error.refusal.limit)
+    G1 to G10, S1 to S8, C1 to C8, R1 to R12
+    """
 
 
 class PlanRefused(RefusedError):
-    """A chain, loop order, tile, cluster or place that no plan can have."""
+    """A chain, loop order, tile, cluster or place that no plan can have.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> try:
+    ...     crossfuse.plan("G1", only=("fast",))
+    ... except PlanRefused as error:
+    ...     print(error.refusal.instead)
+    name some of these families
+    """
 
 
 class CascadeRefused(RefusedError):
-    """A chain of reductions cannot become one streaming loop."""
+    """A chain of reductions cannot become one streaming loop.
+
+    Examples
+    --------
+    >>> from crossfuse.cascade.detect import detect
+    >>> from tvm import te
+    >>> x = te.placeholder((4, 8), "float32", name="X")
+    >>> try:
+    ...     detect(te.create_prim_func([x, te.compute((4, 8), lambda i, j: x[i, j] * 2, name="Y")]))
+    ... except CascadeRefused as error:
+    ...     print(error.refusal.found, "|", error.refusal.instead)
+    no reduction | leave it to an element-wise kernel
+    """
 
 
 class EnvironmentRefused(RefusedError):
-    """The machine lacks something: a package version, nvcc, a C++ compiler, a GPU."""
+    """The machine lacks something: a package version, nvcc, a C++ compiler, a GPU.
+
+    Examples
+    --------
+    >>> from crossfuse.runtime import find_nvcc
+    >>> try:
+    ...     release = find_nvcc().release
+    ... except EnvironmentRefused as error:
+    ...     print(error.refusal.instead)
+    """
 
 
 class ArtefactRefused(RefusedError):
-    """A compiled artefact does not fit this device, version or argument list."""
+    """A compiled artefact does not fit this device, version or argument list.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> try:
+    ...     crossfuse.load("no/such/main.so")
+    ... except ArtefactRefused as error:
+    ...     print(error.refusal.rule)
+    artefact-file
+    """
 
 
 class CheckFailed(RefusedError):
-    """A checker found a wrong kernel; the message says which check and where."""
+    """A checker found a wrong kernel; the message says which check and where.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from crossfuse.workload import check, parse, random_inputs
+    >>> spec = parse("gemm:M=16,K=64,N=16")
+    >>> try:
+    ...     check(spec, random_inputs(spec), np.zeros((16, 8), np.float32))
+    ... except CheckFailed as error:
+    ...     print(error.refusal.rule)
+    output-type
+    """
 
 
 def refuse(
@@ -104,5 +204,11 @@ def refuse(
     -------
     RefusedError
         An instance of `error`.
+
+    Examples
+    --------
+    >>> where = "loop 'c'"
+    >>> print(refuse(PlanRefused, "cluster", where, found=32, limit="16 CTAs", instead="split it"))
+    cluster: loop 'c': found 32; limit: 16 CTAs. Instead: split it.
     """
     return error(Refusal(rule, where, str(found), limit, instead))

@@ -47,6 +47,11 @@ class Device:
         CTAs of a cluster, and clusters that run at the same time with one CTA an SM, where that is
         fewer than the SMs would hold: a cluster stays within a group of SMs (GPC), and some groups
         have fewer. Measured on an H100 SXM; an H200 is taken to be divided likewise.
+
+    Examples
+    --------
+    >>> device("nvidia-h100").sms
+    132
     """
 
     name: str
@@ -120,6 +125,11 @@ def tvm_target(name: str | Device) -> tvm.target.Target:
     -------
     tvm.target.Target
         CUDA target for sm_90a with an LLVM host.
+
+    Examples
+    --------
+    >>> str(tvm_target("nvidia-h100").arch)
+    'sm_90a'
     """
     import tvm
 

@@ -147,6 +147,16 @@ class Derivation:
         rounds (`reason`).
     reason : str
         Why not exact; empty if it is.
+
+    Examples
+    --------
+    >>> from crossfuse.cascade.algebra import derive
+    >>> from crossfuse.cascade.detect import detect
+    >>> from crossfuse.workload import cascade_build, cascades
+    >>> func = cascade_build.prim_func(cascades.parse("softmax:rows=4,cols=64"))
+    >>> found = derive(detect(func)[0].cascade)
+    >>> [each.name for each in found.slots]
+    ['m', 's']
     """
 
     cascade: Cascade

@@ -69,6 +69,20 @@ def stream(derivation: Derivation, data: Data, tile: int) -> dict[str, Any]:
     -------
     dict[str, numpy.ndarray]
         As `two_pass`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import sympy
+    >>> from crossfuse.cascade.algebra import derive
+    >>> from crossfuse.cascade.monoid import MAX, SUM
+    >>> from crossfuse.cascade.spec import Cascade, Stage
+    >>> x = sympy.Symbol("x", real=True)
+    >>> m = Stage("m", MAX, x)
+    >>> softmax = Cascade((m, Stage("s", SUM, sympy.exp(x - m.symbol))), (x,))
+    >>> found = stream(derive(softmax), {"x": np.array([[0.0, 1.0, 2.0, 3.0]])}, tile=2)
+    >>> float(found["m"][0]), round(float(found["s"][0]), 4)
+    (3.0, 1.553)
     """
     known = _Inputs(derivation.cascade, data)
     return _finish(derivation, known, _streamed(derivation, known, 0, known.length, tile))

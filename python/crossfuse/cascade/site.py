@@ -84,6 +84,16 @@ class Site:
     producers : Mapping[sympy.Symbol, str]
         Elements that another reduction of the function makes (the scores of attention), with the
         name of its block; such a block reduces another axis, once for each element.
+
+    Examples
+    --------
+    >>> from crossfuse.cascade.algebra import derive
+    >>> from crossfuse.cascade.detect import detect
+    >>> from crossfuse.workload import cascade_build, cascades
+    >>> func = cascade_build.prim_func(cascades.parse("softmax:rows=4,cols=64"))
+    >>> site = detect(func)[0]
+    >>> len(site.cascade.stages)
+    2
     """
 
     function: Any

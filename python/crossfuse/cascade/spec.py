@@ -83,6 +83,16 @@ class Cascade:
         The axis's index, an integer, if terms use it.
     length : sympy.Symbol | None
         The symbol among the invariants that stands for the number of elements, if terms use it.
+
+    Examples
+    --------
+    >>> import sympy
+    >>> from crossfuse.cascade.monoid import MAX, SUM
+    >>> x = sympy.Symbol("x", real=True)
+    >>> m = Stage("m", MAX, x)
+    >>> s = Stage("s", SUM, sympy.exp(x - m.symbol))
+    >>> [each.name for each in Cascade((m, s), (x,)).stages]
+    ['m', 's']
     """
 
     stages: tuple[Stage, ...]

@@ -34,6 +34,12 @@ class CompiledBins:
         What lies in the folder.
     folder : pathlib.Path
         The folder, which `crossfuse.runtime.load_dispatch` loads anywhere.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> ffn = crossfuse.compile_bins("S3", bins=(16, 128))  # doctest: +SKIP
+    >>> ffn(A, B_gate, B_up, D)  # A of 1 row or more  # doctest: +SKIP
     """
 
     bins: Mapping[int, Compiled]

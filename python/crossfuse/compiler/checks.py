@@ -33,6 +33,11 @@ class Verdict:
         Numbers, or what is wrong.
     seconds : float
         Wall time.
+
+    Examples
+    --------
+    >>> Verdict("cubin", "passed", "no spills", 0.1).status
+    'passed'
     """
 
     name: str
@@ -57,6 +62,13 @@ def check(compiled: Compiled, *, seed: int = 0, gpu: bool = True) -> tuple[Verdi
     -------
     tuple[Verdict, ...]
         Schedule on LLVM, generated CUDA emulated, resources of the cubin, the GPU.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> kernel = crossfuse.compile("gemm:M=16,K=64,N=16", cluster=4)
+    >>> {each.status for each in crossfuse.check(kernel, gpu=False)}
+    {'passed'}
     """
     problem = make_problem(compiled.source, compiled.schedule, seed)
     checks: list[tuple[str, Callable[[], str]]] = [

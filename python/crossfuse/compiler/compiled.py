@@ -50,6 +50,14 @@ class Compiled:
     plan : Plan | CascadePlan | None
         What it follows: of a cascade, and of rule ``"tensor"`` and placement ``"auto"``. The
         manifest's metadata have its place, tiles and microseconds, and those of not fusing.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> "__global__" in kernel.lowered.image.cuda
+    True
+    >>> y = kernel(A, B_gate, B_up, D)  # on a GPU: torch tensors or numpy arrays  # doctest: +SKIP
     """
 
     source: Source

@@ -60,6 +60,14 @@ def time_kernel(compiled: Compiled, problem: Problem) -> Timing:
     ------
     EnvironmentRefused
         Without torch or a CUDA device.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> from crossfuse.compiler.problem import make_problem
+    >>> kernel = crossfuse.compile("S8", rule="tensor")  # doctest: +SKIP
+    >>> problem = make_problem(kernel.source, kernel.schedule)  # doctest: +SKIP
+    >>> time_kernel(kernel, problem)  # doctest: +SKIP
     """
     torch = _torch()
     buffers = compiled.lowered.image.buffers

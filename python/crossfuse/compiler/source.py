@@ -33,6 +33,12 @@ class Source:
         If it came from a torch module: the module, its Relax form and its outlined function.
     schedule : Any
         If the caller scheduled it: the ``tvm.s_tir.Schedule``.
+
+    Examples
+    --------
+    >>> from crossfuse.compiler import read_source
+    >>> read_source("gemm:M=16,K=64,N=16").spec.M
+    16
     """
 
     func: Any
@@ -66,6 +72,11 @@ def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Sou
     ------
     WorkloadRefused
         If it is none of these, or a model is not one chain of matrix products.
+
+    Examples
+    --------
+    >>> read_source("softmax:rows=4,cols=64").summary
+    'softmax:rows=4,cols=64'
     """
     if isinstance(source, (str, WorkloadSpec, CascadeSpec)):
         return _from_spec(source)

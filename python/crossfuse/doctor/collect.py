@@ -15,6 +15,12 @@ def collect() -> Report:
     Report
         One check each for Python, the platform, every pinned package, the C++ compiler, nvcc, the
         GPU, torch, the cache directory and the TVM entry point.
+
+    Examples
+    --------
+    >>> report = collect()
+    >>> report.checks[0].name
+    'python'
     """
     return Report(
         version=crossfuse.__version__,

@@ -22,6 +22,11 @@ class Check:
         What is there.
     instead : str
         What to do about it, as an imperative clause without a full stop; empty when all is well.
+
+    Examples
+    --------
+    >>> Check("nvcc", "fail", "none", "pip install 'crossfuse[nvcc]'").status
+    'fail'
     """
 
     name: str
@@ -40,6 +45,12 @@ class Report:
         Version of the package that made the report.
     checks : tuple[Check, ...]
         In the order in which they are shown.
+
+    Examples
+    --------
+    >>> from crossfuse.doctor import collect
+    >>> sorted({each.status for each in collect().checks} - {"ok", "info", "warn", "fail"})
+    []
     """
 
     version: str

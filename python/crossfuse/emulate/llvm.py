@@ -188,6 +188,16 @@ def run_sequential(
     ------
     ArtefactRefused
         If arrays with rows have different numbers of them, or more than the function.
+
+    Examples
+    --------
+    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.workload import check, parse, prim_func, random_inputs
+    >>> spec = parse("gemm:M=16,K=64,N=16")
+    >>> inputs = random_inputs(spec)
+    >>> report = run_sequential(schedule_split_k(prim_func(spec), cluster=4).mod["main"], inputs)
+    >>> check(spec, inputs, report.outputs["out"]).worst <= 1
+    True
     """
     function = only_function(func)
     forwards = run_serial(serialise(function), function, arguments)

@@ -68,6 +68,12 @@ class Candidate:
         Family ``trace``: what `crossfuse.schedule.trace_json.trace_json` wrote, as JSON values.
     notes : Mapping[str, Any]
         Carried along by the keys of `NOTES`; no part of what is compared or built.
+
+    Examples
+    --------
+    >>> each = Candidate.from_json({"spec": "gemm:M=64,K=64,N=128", "family": "gemm"}, "mine")
+    >>> each.family
+    'gemm'
     """
 
     spec: str

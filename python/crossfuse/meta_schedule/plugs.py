@@ -44,6 +44,17 @@ def plugs(
     -------
     dict[str, Any]
         ``space``, ``strategy`` and ``cost_model``.
+
+    Examples
+    --------
+    >>> from tvm.s_tir import meta_schedule as ms
+    >>> database = ms.tune_tir(  # doctest: +SKIP
+    ...     func,
+    ...     tvm_target("nvidia-h100"),
+    ...     work_dir="out",
+    ...     max_trials_global=64,
+    ...     **plugs("nvidia-h100"),
+    ... )
     """
     from crossfuse.meta_schedule.fused_space import FusedSpace
     from crossfuse.meta_schedule.intrinsics import import_intrinsics

@@ -157,6 +157,16 @@ def read_records(path: Path) -> Found:
     -------
     Found
         What can be read.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder, "records.jsonl")
+    ...     _ = path.write_text("no record")
+    ...     len(read_records(path).records)
+    0
     """
     if not path.is_file():
         return Found((), ())

@@ -69,6 +69,7 @@ class BuildKernels:
     >>> passes = [FuseChains(), relax.transform.LegalizeOps(), FuseCascades(), BuildKernels()]
     ...                                              # doctest: +SKIP
     >>> executable = relax.build(tvm.ir.transform.Sequential(passes)(mod), "cuda")
+    ...                                              # doctest: +SKIP
     """
 
     def __init__(

@@ -87,9 +87,14 @@ class FuseCascades:
 
     Examples
     --------
-    >>> fuse = FuseCascades()                       # doctest: +SKIP
-    >>> mod = tvm.ir.transform.Sequential([relax.transform.LegalizeOps(), fuse])(mod)
+    >>> import torch
+    >>> import tvm
+    >>> from crossfuse.relax import import_torch
+    >>> mod = import_torch(torch.nn.Softmax(-1).eval(), (torch.zeros(64, 1024),)).mod
+    >>> fuse = FuseCascades()
+    >>> mod = tvm.ir.transform.Sequential([tvm.relax.transform.LegalizeOps(), fuse])(mod)
     >>> [each.form for each in fuse.outcomes]
+    ['threads']
     """
 
     def __init__(

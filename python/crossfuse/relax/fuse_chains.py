@@ -40,9 +40,14 @@ class FuseChains:
 
     Examples
     --------
-    >>> fuse = FuseChains("nvidia-h100")            # doctest: +SKIP
-    >>> mod = fuse(mod)
-    >>> [(each.name, each.family, each.text) for each in fuse.outcomes]
+    >>> import torch
+    >>> from crossfuse.relax import import_torch
+    >>> from crossfuse.workload import chain_module
+    >>> x = torch.zeros(128, 32, dtype=torch.bfloat16)
+    >>> fuse = FuseChains("nvidia-h100")
+    >>> mod = fuse(import_torch(chain_module(32, 512), (x,)).mod)
+    >>> [(each.name, each.family) for each in fuse.outcomes]
+    [('crossfuse_gemm_chain', 'registers')]
     """
 
     def __init__(

@@ -30,6 +30,14 @@ class Imported:
     params : Mapping[str, numpy.ndarray]
         The remaining parameters of ``main`` in order, with the module's weights. The arrays share
         memory with a module on the CPU.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from crossfuse.relax import import_torch
+    >>> imported = import_torch(torch.nn.Linear(8, 4).eval(), (torch.zeros(2, 8),))
+    >>> sorted((name, each.shape) for name, each in imported.params.items())
+    [('p_bias', (4,)), ('p_weight', (4, 8))]
     """
 
     mod: tvm.IRModule
@@ -59,6 +67,13 @@ def import_torch(module: torch.nn.Module, example_inputs: Sequence[torch.Tensor]
     WorkloadRefused
         For modules in training mode, inputs that are not tensors, and modules that torch cannot
         export or TVM cannot translate.
+
+    Examples
+    --------
+    >>> import torch
+    >>> imported = import_torch(torch.nn.Linear(8, 4).eval(), (torch.zeros(2, 8),))
+    >>> [each.name_hint for each in imported.mod.get_global_vars()]
+    ['main']
     """
     _check(module, example_inputs)
     exported = _export(module, _distinct(example_inputs))

@@ -35,6 +35,13 @@ class Artefact:
         The JSON file beside it.
     manifest : Manifest
         Its content.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> kernel.artefact.shared_object.suffix
+    '.so'
     """
 
     shared_object: Path

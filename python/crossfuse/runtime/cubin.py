@@ -53,6 +53,13 @@ class ResourceUsage:
     advisories : tuple[str, ...]
         Numbers of ptxas' remarks on how it compiled wgmma, such as ``"C7510"``: it waits for each
         product before the next. A sound kernel of the Hopper pipeline has none.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> kernel.artefact.manifest.resources[0].spill_store_bytes
+    0
     """
 
     kernel: str
@@ -175,7 +182,13 @@ def compile_cubin(
 
 
 def cache_directory() -> Path:
-    """Where cubins are kept between runs: the user's cache directory of this platform."""
+    """Where cubins are kept between runs: the user's cache directory of this platform.
+
+    Examples
+    --------
+    >>> cache_directory().name
+    'cubin'
+    """
     from crossfuse.cache import root
 
     return root() / "cubin"

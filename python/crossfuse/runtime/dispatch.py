@@ -39,6 +39,12 @@ class Dispatch:
     ArtefactRefused
         If a kernel does not take fewer rows, has another number of rows than its bin, or other
         buffers than the first one.
+
+    Examples
+    --------
+    >>> from crossfuse.runtime import load_dispatch
+    >>> ffn = load_dispatch("out")  # doctest: +SKIP
+    >>> ffn(A, B_gate, B_up, D)  # A of any number of rows  # doctest: +SKIP
     """
 
     def __init__(self, table: DispatchTable, kernels: Sequence[LoadedKernel]) -> None:
@@ -207,6 +213,11 @@ def load_dispatch(folder: str | os.PathLike[str], *, check_device: bool = True) 
     ArtefactRefused
         If a file is missing, damaged, of another format version, or not the one that the table was
         written for; or if the GPU is of another architecture.
+
+    Examples
+    --------
+    >>> ffn = load_dispatch("out")  # the folder of compile_bins or write_dispatch  # doctest: +SKIP
+    >>> ffn(A, B_gate, B_up, D)  # A of any number of rows  # doctest: +SKIP
     """
     path = Path(folder) / TABLE
     try:

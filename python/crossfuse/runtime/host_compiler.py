@@ -22,6 +22,10 @@ def find_host_compiler() -> Path:
     ------
     EnvironmentRefused
         If there is none.
+
+    Examples
+    --------
+    >>> compiler = find_host_compiler()
     """
     for name in COMPILERS:
         path = shutil.which(name)

@@ -49,6 +49,11 @@ class LoadedKernel:
         The loaded library.
     manifest : Manifest
         What it holds.
+
+    Examples
+    --------
+    >>> kernel = crossfuse.load("out/main.so")  # doctest: +SKIP
+    >>> kernel(A, B, out)  # buffers in the order of the manifest  # doctest: +SKIP
     """
 
     def __init__(self, module: Any, manifest: Manifest) -> None:

@@ -38,6 +38,14 @@ def load(path: str | os.PathLike[str], *, check_device: bool = True) -> LoadedKe
         If a file is missing, damaged, of another format version, or does not match the other; if
         it was built with another release of tvm-ffi; or if the GPU is of another architecture, or
         has fewer multiprocessors or less shared memory than the kernels were planned for.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> again = crossfuse.load(kernel.artefact.shared_object, check_device=False)
+    >>> [each.name for each in again.manifest.buffers]
+    ['A', 'B_gate', 'B_up', 'D', 'out']
     """
     library = Path(path).absolute()
     manifest, record = _read_manifest(library)

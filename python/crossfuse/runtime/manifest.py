@@ -43,6 +43,13 @@ class Manifest:
         What the caller recorded: hashes of sources, the plan.
     trace : str | None
         Trace of the schedule, where the caller gave one.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> [each.name for each in kernel.artefact.manifest.buffers]
+    ['A', 'B_gate', 'B_up', 'D', 'out']
     """
 
     format_version: int

@@ -54,6 +54,12 @@ class NvccInfo:
         Where it was found, such as ``"PATH"`` or ``"PyPI wheels"``.
     include_dirs : tuple[pathlib.Path, ...]
         Directories of the CUDA headers that it compiles with.
+
+    Examples
+    --------
+    >>> from crossfuse.runtime import find_nvcc
+    >>> find_nvcc().path.name
+    'nvcc'
     """
 
     path: Path
@@ -83,6 +89,12 @@ def find_nvcc() -> NvccInfo:
     ------
     EnvironmentRefused
         If there is none; the text lists what was found instead and what to install.
+
+    Examples
+    --------
+    >>> found = find_nvcc()
+    >>> found.release >= (12, 3)
+    True
     """
     rejected: list[str] = []
     for origin, path in _candidates():

@@ -37,6 +37,15 @@ def accept_fewer_rows(sch: Any) -> None:
     ScheduleRefused
         If it was called before. The lowering refuses functions of which rows depend on each other,
         and those that the Hopper pipeline does not lower.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from crossfuse.workload import parse, prim_func
+    >>> sch = tvm.s_tir.Schedule(prim_func(parse("gemm:M=512,K=64,N=32")))
+    >>> sch.accept_fewer_rows()
+    >>> dict(sch.get(sch.get_sblock("root")).annotations)
+    {'crossfuse.rows': 'at most'}
     """
     root = function(sch).body.block
     if ROWS in root.annotations:

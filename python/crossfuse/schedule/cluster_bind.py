@@ -59,6 +59,17 @@ def cluster_bind(sch: Any, loop: Any, axis: str = "x") -> None:
     -----
     At most 16 CTAs share a cluster on sm_90; more than 8 need the non-portable launch attribute,
     which the launcher sets (CUDA C++ Programming Guide, thread block clusters).
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from crossfuse.workload import parse, prim_func
+    >>> sch = tvm.s_tir.Schedule(prim_func(parse("gemm:M=32,K=64,N=32")))
+    >>> i, j, k = sch.get_loops(sch.get_sblock("gemm0"))
+    >>> outer, c = sch.split(i, [None, 4])
+    >>> sch.cluster_bind(c)
+    >>> sch.cluster_layout().axes
+    (('x', 4),)
     """
     check_loop(sch, RULE, "loop", loop)
     where = name_of(sch, loop)

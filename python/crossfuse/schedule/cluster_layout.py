@@ -28,9 +28,15 @@ def cluster_layout(sch: Any) -> ClusterLayout:
 
     Examples
     --------
-    >>> print(sch.cluster_layout().picture())                            # doctest: +SKIP
+    >>> import tvm
+    >>> from crossfuse.workload import parse, prim_func
+    >>> sch = tvm.s_tir.Schedule(prim_func(parse("gemm:M=32,K=64,N=32")))
+    >>> i, j, k = sch.get_loops(sch.get_sblock("gemm0"))
+    >>> k0, k1 = sch.split(k, [2, None])
+    >>> sch.reorder(k0, i, j, k1)
+    >>> partial = sch.dsm_reduce(sch.get_sblock("gemm0"), k0)
+    >>> print(sch.cluster_layout().picture().splitlines()[0])
     cluster of 2 CTAs (x=2)
-    ...
     """
     func = function(sch)
     loops = cluster_loops(func)

@@ -108,6 +108,19 @@ def dsm_reduce(
 
     With ``scatter=True`` the slices of a tile that the ranks do not divide are masked; TVM gives
     no such mask to a block that is moved behind the combination, and the lowering refuses it.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from crossfuse.workload import parse, prim_func
+    >>> sch = tvm.s_tir.Schedule(prim_func(parse("gemm:M=32,K=64,N=32")))
+    >>> product = sch.get_sblock("gemm0")
+    >>> i, j, k = sch.get_loops(product)
+    >>> k0, k1 = sch.split(k, [4, None])
+    >>> sch.reorder(k0, i, j, k1)
+    >>> partial = sch.dsm_reduce(product, k0)
+    >>> [(each.name, each.count, each.shape) for each in sch.cluster_layout().buffers]
+    [('gemm0.rf_shared.dsm', 4, (32, 32))]
     """
     check_block(sch, RULE, "block", block)
     check_loop(sch, RULE, "loop", loop)

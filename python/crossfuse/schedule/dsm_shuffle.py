@@ -85,6 +85,21 @@ def dsm_shuffle(
     Composed of ``transform_layout``, ``set_scope``, ``cache_read``, ``compute_at``, ``split``,
     ``reorder``, `cluster_bind` and ``annotate``, all recorded. The lowering reads the ring from
     the annotation; run sequentially, the schedule takes the slices in rank order.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from crossfuse.workload import parse, prim_func
+    >>> sch = tvm.s_tir.Schedule(prim_func(parse("gemm_chain:M=32,K=64,N=64,L=32,act=relu")))
+    >>> hidden, second = sch.get_sblock("hidden"), sch.get_sblock("gemm1")
+    >>> i, j, k = sch.get_loops(second)
+    >>> c, j1 = sch.split(j, [4, None])
+    >>> r, k1 = sch.split(k, [4, None])
+    >>> sch.reorder(c, r, i, k1, j1)
+    >>> sch.cluster_bind(c)
+    >>> staged = sch.dsm_shuffle(hidden, second, 0, r)
+    >>> [(each.name, each.count, each.shape) for each in sch.cluster_layout().buffers]
+    [('hidden_shared.dsm', 4, (32, 16))]
     """
     check_block(sch, RULE, "producer", producer)
     check_block(sch, RULE, "consumer", consumer)

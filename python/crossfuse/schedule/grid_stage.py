@@ -46,6 +46,15 @@ def grid_stage(sch: Any, block: Any) -> None:
     ------
     ScheduleRefused
         If the block stores an output, or an intermediate that is not in global memory.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from crossfuse.workload import parse, prim_func
+    >>> sch = tvm.s_tir.Schedule(prim_func(parse("gemm_chain:M=32,K=64,N=64,L=32,act=relu")))
+    >>> sch.grid_stage(sch.get_sblock("hidden"))
+    >>> dict(sch.get(sch.get_sblock("hidden")).annotations)
+    {'crossfuse.grid_stage': 1}
     """
     check_block(sch, RULE, "block", block)
     where = name_of(sch, block)

@@ -38,6 +38,13 @@ def schedule_workload(workload: Any, plan: Plan, *, constant_weights: bool = Fal
     ------
     ScheduleRefused
         See `schedule_planned`.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> sch = crossfuse.schedule("G1", crossfuse.plan("G1"))
+    >>> len(sch.trace.insts) > 10
+    True
     """
     from crossfuse import _tvm as ir
     from crossfuse.workload import prim_func, resolve

@@ -39,10 +39,16 @@ def verify_cluster(sch: Any) -> None:
 
     Examples
     --------
-    >>> sch.bind(loop, "clusterCtaIdx.x")                                # doctest: +SKIP
-    >>> sch.verify_cluster()                                             # doctest: +SKIP
-    Traceback (most recent call last):
-    ScheduleRefused: verify_cluster: loop 'k_0': found a plain bind to clusterCtaIdx.x; ...
+    >>> import tvm
+    >>> from crossfuse.workload import parse, prim_func
+    >>> sch = tvm.s_tir.Schedule(prim_func(parse("gemm:M=32,K=64,N=32")))
+    >>> outer, c = sch.split(sch.get_loops(sch.get_sblock("gemm0"))[0], [None, 4])
+    >>> sch.bind(c, "clusterCtaIdx.x")
+    >>> try:
+    ...     sch.verify_cluster()
+    ... except ScheduleRefused as error:
+    ...     print(error.refusal.found)
+    a plain bind to clusterCtaIdx.x
     """
     loops: list[Any] = []
     ir.walk(function(sch).body, (ir.For, loops.append))

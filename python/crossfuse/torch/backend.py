@@ -169,6 +169,12 @@ def crossfuse(
     ------
     WorkloadRefused
         For options that are none.
+
+    Examples
+    --------
+    >>> import torch
+    >>> fn = torch.compile(model, backend="crossfuse")  # doctest: +SKIP
+    >>> y = fn(x)  # doctest: +SKIP
     """
     known = [each.name for each in fields(Backend)]
     for name in options or {}:

@@ -25,6 +25,11 @@ class Report:
         Operators that were left to torch because TVM does not know them.
     reason : str
         Why the graph was left to torch as a whole; empty if it was looked at.
+
+    Examples
+    --------
+    >>> from crossfuse.torch import reports
+    >>> print(reports()[-1])  # after a call of a compiled model  # doctest: +SKIP
     """
 
     outcomes: tuple[ChainOutcome, ...] = ()
@@ -53,7 +58,13 @@ _REPORTS: deque[Report] = deque(maxlen=_MOST)
 
 
 def reports() -> tuple[Report, ...]:
-    """Reports of this process's graphs, the last one last."""
+    """Reports of this process's graphs, the last one last.
+
+    Examples
+    --------
+    >>> for report in reports():  # after calls of a model compiled with backend="crossfuse"
+    ...     print(report)
+    """
     return tuple(_REPORTS)
 
 

@@ -37,6 +37,14 @@ class Tolerance:
         Largest error allowed at each element.
     norm : float
         Largest Frobenius norm allowed of the error.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import parse, random_inputs, tolerance
+    >>> spec = parse("gemm_chain:M=16,K=64,N=32,L=8")
+    >>> limits = tolerance(spec, random_inputs(spec))
+    >>> limits.absolute.shape, limits.norm > 0
+    ((16, 8), True)
     """
 
     reference: np.ndarray
@@ -59,6 +67,15 @@ class Accuracy:
         The same for the largest error allowed.
     worst : float
         Largest error of an element over what is allowed there; at most 1.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import check, parse, random_inputs, unfused
+    >>> spec = parse("gemm_chain:M=16,K=64,N=32,L=8")
+    >>> inputs = random_inputs(spec)
+    >>> found = check(spec, inputs, unfused(spec, inputs))
+    >>> found.error <= found.allowed
+    True
     """
 
     error: float
@@ -86,6 +103,15 @@ def tolerance(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> Tolerance
     ------
     CheckFailed
         When the inputs are not the spec's.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import parse, random_inputs, unfused
+    >>> spec = parse("gemm_chain:M=16,K=64,N=32,L=8")
+    >>> inputs = random_inputs(spec)
+    >>> limits = tolerance(spec, inputs)
+    >>> bool((abs(unfused(spec, inputs) - limits.reference) <= limits.absolute).all())
+    True
     """
     exact = stages(spec, inputs)
     separate = unfused(spec, inputs)
@@ -181,6 +207,14 @@ def check(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray], output: np.ndarr
     CheckFailed
         For a result of another shape or type, one whose NaN and infinities differ from those of
         reference and separate kernels, and one that is too far off; the message names the element.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import parse, random_inputs, unfused
+    >>> spec = parse("gemm_chain:M=16,K=64,N=32,L=8")
+    >>> inputs = random_inputs(spec)
+    >>> check(spec, inputs, unfused(spec, inputs)).worst <= 1
+    True
     """
     due = f"{spec.out}{list(spec.output)}"
     found = f"{output.dtype}{list(output.shape)}"

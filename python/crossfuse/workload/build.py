@@ -111,6 +111,13 @@ def prim_func(spec: WorkloadSpec) -> tirx.PrimFunc:
     -------
     tvm.tirx.PrimFunc
         In s_tir form; see `emit`. Its parameters are the spec's inputs in order, then the output.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import parse
+    >>> func = prim_func(parse("gemm:M=16,K=64,N=32"))
+    >>> [str(each.name) for each in func.params]
+    ['A', 'B', 'out']
     """
     a, *others = spec.operands
     weights, extras = others[: len(spec.products)], tuple(others[len(spec.products) :])

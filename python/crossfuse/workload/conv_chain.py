@@ -55,6 +55,13 @@ class ConvChainSpec(WorkloadSpec):
     ------
     WorkloadRefused
         Extents that are not positive, that do not make up the matrices, or an even window.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import lookup
+    >>> spec = lookup("C1")
+    >>> isinstance(spec, ConvChainSpec), spec.k1, spec.M
+    (True, 1, 3136)
     """
 
     kinds: ClassVar[tuple[str, ...]] = (KIND,)

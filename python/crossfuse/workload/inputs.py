@@ -28,6 +28,13 @@ def random_inputs(spec: WorkloadSpec, seed: int = 0) -> Inputs:
     -------
     dict[str, numpy.ndarray]
         By name, in the order of the function's parameters.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import parse
+    >>> inputs = random_inputs(parse("gemm:M=16,K=64,N=32"), seed=1)
+    >>> [(name, each.shape) for name, each in inputs.items()]
+    [('A', (16, 64)), ('B', (64, 32))]
     """
     rng = np.random.default_rng(seed)
     if spec.combine == "prod":
@@ -67,6 +74,12 @@ def adversarial_inputs(spec: WorkloadSpec, seed: int = 0) -> Iterator[tuple[str,
         Of the case.
     inputs : dict[str, numpy.ndarray]
         By name, in the order of the function's parameters.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import parse
+    >>> [name for name, inputs in adversarial_inputs(parse("gemm:M=16,K=64,N=32"))]
+    ['large', 'zero_rows', 'constant_rows', 'denormal', 'one_hot', 'alternating']
     """
     base = {name: array.astype(np.float32) for name, array in random_inputs(spec, seed).items()}
     rng = np.random.default_rng(seed + 1)

@@ -129,6 +129,14 @@ def reference(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> np.ndarra
     ------
     CheckFailed
         See `stages`.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import parse, random_inputs
+    >>> spec = parse("gemm_chain:M=16,K=64,N=32,L=8")
+    >>> exact = reference(spec, random_inputs(spec))
+    >>> exact.shape, str(exact.dtype)
+    ((16, 8), 'float64')
     """
     return stages(spec, inputs).output
 
@@ -154,6 +162,14 @@ def unfused(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     ------
     CheckFailed
         See `stages`.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import parse, random_inputs
+    >>> spec = parse("gemm_chain:M=16,K=64,N=32,L=8")
+    >>> rounded = unfused(spec, random_inputs(spec))
+    >>> rounded.shape, str(rounded.dtype)
+    ((16, 8), 'bfloat16')
     """
     kind, out = float_type(spec.dtype).numpy, float_type(spec.out).numpy
 

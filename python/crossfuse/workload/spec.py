@@ -74,6 +74,12 @@ class WorkloadSpec:
     ------
     WorkloadRefused
         A field that is missing, unknown, out of range or without meaning for the kind.
+
+    Examples
+    --------
+    >>> spec = WorkloadSpec("gemm_chain", M=128, K=768, N=3072, L=768)
+    >>> [(each.name, each.shape) for each in spec.operands]
+    [('A', (128, 768)), ('B', (768, 3072)), ('D', (3072, 768))]
     """
 
     #: What `kind` may be.

@@ -42,6 +42,12 @@ def parse(text: str) -> WorkloadSpec:
     WorkloadRefused
         Unknown kinds and keys (with the closest known one), duplicated keys, missing or wrong
         extents, unsupported types, activations that are not expressions in x.
+
+    Examples
+    --------
+    >>> spec = parse("gated_ffn:M=16,K=64,N=128,L=64,act=gelu_tanh")
+    >>> spec.N, spec.dtype
+    (128, 'bfloat16')
     """
     kind, options = split(text)
     one_of("kind", kind, KINDS)

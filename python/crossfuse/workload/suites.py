@@ -64,6 +64,11 @@ def ids(kind: str | None = None) -> tuple[str, ...]:
     -------
     tuple[str, ...]
         In the order of the suites.
+
+    Examples
+    --------
+    >>> ids("gated_ffn")
+    ('S1', 'S2', 'S3', 'S4', 'S5', 'S6', 'S7', 'S8')
     """
     return tuple(e.id for e in _entries().values() if kind is None or e.kind == kind)
 
@@ -107,6 +112,11 @@ def sweep() -> tuple[int, ...]:
     -------
     tuple[int, ...]
         Values for M.
+
+    Examples
+    --------
+    >>> sweep()
+    (1, 16, 64, 128, 256, 512, 1024, 4096)
     """
     return tuple(_document()["sweep"]["M"])
 
@@ -132,6 +142,12 @@ def lookup(name: str, M: int | None = None, dtype: str = "bfloat16") -> Workload
     ------
     WorkloadRefused
         Unknown ids, and the cascades, which no kernel is made for; rows of a conv_chain.
+
+    Examples
+    --------
+    >>> spec = lookup("S3", M=16)
+    >>> spec.M, spec.K, spec.N, spec.L
+    (16, 4096, 11008, 4096)
     """
     rows = "" if M is None else f",M={M}"
     return resolve(f"{entry(name).id}:dtype={dtype}{rows}")
@@ -154,6 +170,11 @@ def resolve(text: str) -> WorkloadSpec:
     ------
     WorkloadRefused
         See `lookup` and `crossfuse.workload.spec_text.parse`.
+
+    Examples
+    --------
+    >>> resolve("S3:M=16") == lookup("S3", M=16)
+    True
     """
     head, options = take_apart(text)
     if head in _entries():

@@ -42,6 +42,12 @@ def gated_ffn_module(
     -------
     torch.nn.Module
         In evaluation mode, on the CPU; weights have the spread of ``torch.nn.Linear``.
+
+    Examples
+    --------
+    >>> module = gated_ffn_module(64, 128)
+    >>> sorted(name for name, _ in module.named_parameters())
+    ['down_proj.weight', 'gate_proj.weight', 'up_proj.weight']
     """
     import torch
 
@@ -92,6 +98,12 @@ def chain_module(
     -------
     torch.nn.Module
         In evaluation mode, on the CPU.
+
+    Examples
+    --------
+    >>> module = chain_module(64, 128)
+    >>> sorted(name for name, _ in module.named_parameters())
+    ['expand.bias', 'expand.weight', 'project.bias', 'project.weight']
     """
     import torch
 
@@ -137,6 +149,12 @@ def conv_module(
     torch.nn.Module
         In evaluation mode, on the CPU, without biases; weights in channels_last, so that their
         memory is what a spec with ``weights=nk`` takes.
+
+    Examples
+    --------
+    >>> module = conv_module((64, 128, 64), 3)
+    >>> sorted(name for name, _ in module.named_parameters())
+    ['first.weight', 'second.weight']
     """
     import torch
 

@@ -36,6 +36,13 @@ def detect(func: PrimFunc) -> tuple[Site, ...]:
     ------
     CascadeRefused
         If reductions depend on each other in another way; the reason, with block and buffer.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import cascade_build, cascades
+    >>> func = cascade_build.prim_func(cascades.parse("softmax:rows=4,cols=64"))
+    >>> [[stage.name for stage in site.cascade.stages] for site in detect(func)]
+    [['m', 's']]
     """
     from crossfuse.cascade.detect.sites import find_sites
 

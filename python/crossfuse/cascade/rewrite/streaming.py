@@ -51,6 +51,16 @@ def streaming(site: Site, derivation: Derivation, tiles: StreamTiles | None = No
     CascadeRefused
         If the sizes do not fit, or the cascade has columns, producers, or a choice of too
         many numbers.
+
+    Examples
+    --------
+    >>> from crossfuse.cascade.algebra import derive
+    >>> from crossfuse.cascade.detect import detect
+    >>> from crossfuse.workload import cascade_build, cascades
+    >>> site = detect(cascade_build.prim_func(cascades.parse("softmax:rows=4,cols=1024")))[0]
+    >>> func = streaming(site, derive(site.cascade))
+    >>> [str(each.name) for each in func.params]
+    ['x', 'y']
     """
     sizes = tiles or StreamTiles()
     _check(site, derivation)

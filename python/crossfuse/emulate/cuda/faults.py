@@ -43,6 +43,18 @@ def remove_cluster_barrier(image: KernelImage, index: int = 0) -> KernelImage:
     ------
     CheckFailed
         If there is no such barrier.
+
+    Examples
+    --------
+    >>> from crossfuse.emulate.cuda import emulate
+    >>> from crossfuse.lower.extract import lower
+    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.workload import parse, prim_func, random_inputs
+    >>> spec = parse("gemm:M=16,K=64,N=16")
+    >>> image = lower(schedule_split_k(prim_func(spec), cluster=4)).image
+    >>> report = emulate(remove_cluster_barrier(image), random_inputs(spec))
+    >>> "race" in {each.kind for each in report.findings}
+    True
     """
     return drop_call(image, _BARRIER, index)
 
@@ -68,6 +80,16 @@ def drop_call(image: KernelImage, name: str, index: int = 0) -> KernelImage:
     ------
     CheckFailed
         If there is no such call.
+
+    Examples
+    --------
+    >>> from crossfuse.lower.extract import lower
+    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.workload import parse, prim_func
+    >>> image = lower(schedule_split_k(prim_func(parse("gemm:M=16,K=64,N=16")), cluster=4)).image
+    >>> wrong = drop_call(image, "__syncthreads")
+    >>> image.cuda.count("__syncthreads()") - wrong.cuda.count("__syncthreads()")
+    1
     """
     start, end = _find_call(image, name, index)
     return _replace(image, start, end, "(void)0")
@@ -100,6 +122,16 @@ def change_argument(
     ------
     CheckFailed
         If there is no such call or argument.
+
+    Examples
+    --------
+    >>> from crossfuse.lower.extract import lower
+    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.workload import parse, prim_func
+    >>> image = lower(schedule_split_k(prim_func(parse("gemm:M=16,K=64,N=16")), cluster=4)).image
+    >>> wrong = change_argument(image, "crossfuse_dsm_load_b32", 1, "({} ^ 1)")
+    >>> wrong.cuda != image.cuda
+    True
     """
     return _change(image, _find_call(image, name, index), position, by)
 
@@ -139,6 +171,15 @@ def early_exit(image: KernelImage) -> KernelImage:
     ------
     CheckFailed
         If there is no cluster barrier.
+
+    Examples
+    --------
+    >>> from crossfuse.lower.extract import lower
+    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.workload import parse, prim_func
+    >>> image = lower(schedule_split_k(prim_func(parse("gemm:M=16,K=64,N=16")), cluster=4)).image
+    >>> early_exit(image).cuda != image.cuda
+    True
     """
     return remove_cluster_barrier(image, -1)
 
@@ -165,6 +206,15 @@ def wrong_rank(image: KernelImage, index: int = 0, *, wrap: bool = False) -> Ker
     ------
     CheckFailed
         If there is no such remote access.
+
+    Examples
+    --------
+    >>> from crossfuse.lower.extract import lower
+    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.workload import parse, prim_func
+    >>> image = lower(schedule_split_k(prim_func(parse("gemm:M=16,K=64,N=16")), cluster=4)).image
+    >>> wrong_rank(image).cuda != image.cuda
+    True
     """
     what = "remote accesses (crossfuse_dsm_load_* and crossfuse_dsm_store_*)"
     span = _find_call(image, _REMOTE, index, what)

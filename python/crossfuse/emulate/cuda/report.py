@@ -59,6 +59,11 @@ class Finding:
         Thread within that CTA, counted x first; -1 if no thread is.
     detail : str
         What happened, in words.
+
+    Examples
+    --------
+    >>> print(Finding("race", "out", 3, "element", "line 7: out[i] = x", "", 0, 5, "no barrier"))
+    race at element 3 of out in `line 7: out[i] = x` (CTA 0, thread 5): no barrier.
     """
 
     kind: str

@@ -98,6 +98,17 @@ def emulate(
         If the image contradicts itself, or its text is not C++ that the emulator can compile.
     EnvironmentRefused
         If there is no g++.
+
+    Examples
+    --------
+    >>> from crossfuse.lower.extract import lower
+    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.workload import check, parse, prim_func, random_inputs
+    >>> spec = parse("gemm:M=16,K=64,N=16")
+    >>> inputs = random_inputs(spec)
+    >>> report = emulate(lower(schedule_split_k(prim_func(spec), cluster=4)).image, inputs)
+    >>> report.ok, check(spec, inputs, report.outputs["out"]).worst <= 1
+    (True, True)
     """
     start = time.perf_counter()
     check_image(image)

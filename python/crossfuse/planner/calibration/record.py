@@ -204,6 +204,14 @@ def load(path: Path) -> Measured:
     ------
     EnvironmentRefused
         If the file cannot be read, is no JSON, or `read` refuses what it says.
+
+    Examples
+    --------
+    >>> import json
+    >>> from pathlib import Path
+    >>> path = Path("h100.json")  # of scripts/calibrate.py
+    >>> load(path).name  # doctest: +SKIP
+    'nvidia-h100'
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

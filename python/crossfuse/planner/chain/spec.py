@@ -45,6 +45,13 @@ class Chain(Links):
     ------
     PlanRefused
         See `crossfuse.planner.chain.check`.
+
+    Examples
+    --------
+    >>> from crossfuse.planner.chain.build import matrix_chain
+    >>> chain = matrix_chain(128, [768, 3072, 768])
+    >>> [each.name for each in chain.tensors], chain.output.name
+    (['A', 'B', 'C', 'D', 'E'], 'E')
     """
 
     def __post_init__(self) -> None:

@@ -109,6 +109,12 @@ class Rates:
         What they leave open.
     trees : Trees | None
         What was learned from measured kernels beyond them, if anything.
+
+    Examples
+    --------
+    >>> from crossfuse.hardware import device
+    >>> rates_of(device("nvidia-h100")).measured.name
+    'nvidia-h100'
     """
 
     measured: Measured
@@ -172,9 +178,25 @@ def rates_from(measured: Measured) -> Rates:
 def rates_of(device: Device) -> Rates:
     """Rates of the packaged record of a device, with what was learned of it.
 
+    Parameters
+    ----------
+    device : Device
+        From `crossfuse.hardware.device`.
+
+    Returns
+    -------
+    Rates
+        In bytes and microseconds.
+
     Raises
     ------
     EnvironmentRefused
         If there is none.
+
+    Examples
+    --------
+    >>> from crossfuse.hardware import device
+    >>> round(rates_of(device("nvidia-h100")).measured.hbm_read / 1e6, 2)  # TB/s
+    3.13
     """
     return replace(rates_from(measured(device.name)), trees=trees_of(device.name))

@@ -31,7 +31,14 @@ from crossfuse.planner.space.count import count
 
 @dataclass(frozen=True)
 class Explanation(Reasons):
-    """Why a plan is the plan; see `crossfuse.planner.explain.reasons.Reasons` for its values."""
+    """Why a plan is the plan; see `crossfuse.planner.explain.reasons.Reasons` for its values.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> print(crossfuse.plan("G1").explain().text().splitlines()[0])
+    chain of 2 products, m = 128, k = 32, n = 512, l = 256, on nvidia-h100
+    """
 
     def text(self, width: int = 100) -> str:
         """As tables of plain text.

@@ -86,6 +86,13 @@ def schedule_clustered_ffn(
     ScheduleRefused
         If the function is no chain of two products, its extents do not divide, or there is just
         one part to add in no order.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import parse, prim_func
+    >>> func = prim_func(parse("gemm_chain:M=128,K=256,N=512,L=256,weights=nk"))
+    >>> schedule_clustered_ffn(func).cluster_layout().axes
+    (('x', 4),)
     """
     install()
     sch = ir.Schedule(func)

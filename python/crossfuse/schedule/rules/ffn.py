@@ -41,6 +41,13 @@ def schedule_ffn(func: Any, *, cluster: int, tiles: Tiles | None = None, ring: b
     ------
     ScheduleRefused
         If the function is no such chain or a size does not divide.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import parse, prim_func
+    >>> sch = schedule_ffn(prim_func(parse("gated_ffn:M=16,K=64,N=128,L=64")), cluster=4)
+    >>> sch.cluster_layout().axes
+    (('x', 4),)
     """
     install()
     sch = ir.Schedule(func)

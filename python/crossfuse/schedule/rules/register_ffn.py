@@ -73,6 +73,13 @@ def schedule_register_ffn(
     ScheduleRefused
         If the function is no chain of two products, its extents do not divide, or there is nothing
         to add in no order: one part, or parts that a cluster sums.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import parse, prim_func
+    >>> func = prim_func(parse("gemm_chain:M=128,K=256,N=512,L=256,weights=nk"))
+    >>> "crossfuse.stages" in schedule_register_ffn(func).mod.script()
+    True
     """
     install()
     sch = ir.Schedule(func)

@@ -39,6 +39,13 @@ def schedule_split_k(
     ------
     ScheduleRefused
         If the function is no single product or a size does not fit.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import parse, prim_func
+    >>> sch = schedule_split_k(prim_func(parse("gemm:M=64,K=256,N=64")), cluster=4)
+    >>> sch.cluster_layout().axes
+    (('x', 4),)
     """
     install()
     sch = ir.Schedule(func)

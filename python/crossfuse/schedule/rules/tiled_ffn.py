@@ -65,6 +65,13 @@ def schedule_tiled_ffn(
     ------
     ScheduleRefused
         If the function is no chain of two products; if CTAs are to be paired, no gated one.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import parse, prim_func
+    >>> func = prim_func(parse("gated_ffn:M=128,K=256,N=512,L=256,weights=nk"))
+    >>> "crossfuse.stages" in schedule_tiled_ffn(func).mod.script()
+    True
     """
     install()
     sch = ir.Schedule(func)

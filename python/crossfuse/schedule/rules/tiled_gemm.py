@@ -47,6 +47,13 @@ def schedule_tiled_gemm(
     ------
     ScheduleRefused
         If the function is no single product.
+
+    Examples
+    --------
+    >>> from crossfuse.workload import parse, prim_func
+    >>> sch = schedule_tiled_gemm(prim_func(parse("gemm:M=128,K=256,N=256,weights=nk")))
+    >>> "crossfuse.stages" in sch.mod.script()
+    True
     """
     install()
     sch = ir.Schedule(func)

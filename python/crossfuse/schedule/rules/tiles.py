@@ -24,6 +24,15 @@ class Tiles:
         Columns a thread computes at a time.
     depth : int
         Elements of the reduction staged in shared memory at a time.
+
+    Examples
+    --------
+    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.workload import parse, prim_func
+    >>> func = prim_func(parse("gemm:M=64,K=256,N=64"))
+    >>> sch = schedule_split_k(func, cluster=4, tiles=Tiles(rows=32, columns=32))
+    >>> sch.cluster_layout().axes
+    (('x', 4),)
     """
 
     rows: int = 0

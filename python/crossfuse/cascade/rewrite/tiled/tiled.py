@@ -80,6 +80,17 @@ def tiled(site: Site, derivation: Derivation, tiles: CascadeTiles | None = None)
     ------
     CascadeRefused
         If nothing is multiplied, products are of more than two inputs, or sizes do not fit.
+
+    Examples
+    --------
+    >>> from crossfuse.cascade.algebra import derive
+    >>> from crossfuse.cascade.detect import detect
+    >>> from crossfuse.workload import cascade_build, cascades
+    >>> spec = cascades.parse("attention:batch=1,heads=2,q_len=64,kv_len=128,head_dim=64")
+    >>> func = cascade_build.prim_func(spec)
+    >>> site = detect(func)[0]
+    >>> [str(each.name) for each in tiled(site, derive(site.cascade)).params]
+    ['q', 'k', 'v', 'out']
     """
     with ir.IRBuilder() as builder, ir.script.prim_func(s_tir=True):
         ir.script.func_name(_name(site.function))
