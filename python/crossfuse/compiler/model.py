@@ -193,8 +193,8 @@ def compile_model(
     Examples
     --------
     >>> fn = crossfuse.compile_model(model, (x,))        # doctest: +SKIP
-    >>> y = fn(x)
-    >>> print(fn.report.text())
+    >>> y = fn(x)                                        # doctest: +SKIP
+    >>> print(fn.report.text())                          # doctest: +SKIP
     """
     from crossfuse.importers import read_model
     from crossfuse.relax.pipeline import phases, pipeline

@@ -110,6 +110,11 @@ def write_kernels(
     ------
     ArtefactRefused
         If there is no library, one lies elsewhere, or they are for several devices.
+
+    Examples
+    --------
+    >>> mod = BuildKernels(directory="kernels", link=False)(mod)  # writes one   # doctest: +SKIP
+    >>> write_kernels("kernels", [built.artefact for built in mine])            # doctest: +SKIP
     """
     home = Path(folder)
     if not artefacts:
@@ -156,6 +161,11 @@ def load_kernels(folder: str | os.PathLike[str], *, check_device: bool = True) -
     ArtefactRefused
         If a file is missing, damaged, of another version, or not the one that the table was written
         for; or if the GPU is another one or has less than the kernels need.
+
+    Examples
+    --------
+    >>> kernels = load_kernels("kernels")                     # doctest: +SKIP
+    >>> kernels["crossfuse_gated_ffn"].run(A, B_gate, B_up, D)  # doctest: +SKIP
     """
     path = Path(folder) / TABLE
     table = _read(path)

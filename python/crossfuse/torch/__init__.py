@@ -10,10 +10,10 @@ from typing import Any
 
 _HOME = {
     "Backend": "backend",
-    "Replaced": "replace_mlp",
+    "Replaced": "mlps",
     "Report": "report",
     "crossfuse": "backend",
-    "replace_mlp": "replace_mlp",
+    "replace_mlp": "mlps",
     "reports": "report",
 }
 

@@ -27,6 +27,7 @@ SLOW = frozenset(
 # Mostly what functions return, and what needs a GPU. A name that gets an example leaves the list.
 WITHOUT = frozenset(
     {
+        "crossfuse.compiler.CompiledModel",
         "crossfuse.doctor.Status",
         "crossfuse.emulate.cuda.EmulationReport",
         "crossfuse.emulate.cuda.KINDS",
@@ -42,12 +43,17 @@ WITHOUT = frozenset(
         "crossfuse.relax.Outlined",
         "crossfuse.runtime.Cubin",
         "crossfuse.runtime.DispatchTable",
+        "crossfuse.runtime.KernelObject",
+        "crossfuse.runtime.KernelTable",
+        "crossfuse.runtime.Kernels",
+        "crossfuse.runtime.build_object",
         "crossfuse.runtime.build_library",
         "crossfuse.runtime.compile_cubin",
         "crossfuse.runtime.write_dispatch",
         "crossfuse.schedule.rules.cascade_tiles.schedule_cascade_tiles",
         "crossfuse.schedule.rules.rows_gemm.schedule_rows_gemm",
         "crossfuse.schedule.rules.stream.schedule_stream",
+        "crossfuse.torch.Replaced",
     }
 )
 

@@ -169,6 +169,16 @@ int cuMemFree_v2(pointer address) {
   note("{\"call\": \"free\"}");
   return 0;
 }
+int cuMemAllocAsync(pointer* address, size_t bytes, void* stream) {
+  *address = (pointer)(size_t)malloc(bytes);
+  note("{\"call\": \"allocate in order\", \"bytes\": %zu, \"stream\": %zu}", bytes, (size_t)stream);
+  return result("cuMemAllocAsync");
+}
+int cuMemFreeAsync(pointer address, void* stream) {
+  free((void*)(size_t)address);
+  note("{\"call\": \"free in order\", \"stream\": %zu}", (size_t)stream);
+  return 0;
+}
 int cuMemcpyHtoD_v2(pointer target, const void* source, size_t bytes) {
   memcpy((void*)(size_t)target, source, bytes);
   return 0;

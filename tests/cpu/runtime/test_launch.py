@@ -113,6 +113,19 @@ def test_workspaces_tensor_maps_and_early_launches(results: dict[str, Any]) -> N
     ]
 
 
+def test_workspaces_without_an_allocator_are_the_drivers_in_the_order_of_the_stream(
+    results: dict[str, Any],
+) -> None:
+    outcome = results["no allocator"]
+    assert "refused" not in outcome
+    names = [each["call"] for each in outcome["calls"]]
+    assert names.index("allocate in order") < names.index("launch")
+    assert names[-1] == "free in order"
+    (made,), (freed,) = calls(outcome, "allocate in order"), calls(outcome, "free in order")
+    assert made == {"call": "allocate in order", "bytes": 2048, "stream": 0x7700}
+    assert freed["stream"] == 0x7700
+
+
 def test_profilers_launch_a_whole_grid_without_the_attribute(results: dict[str, Any]) -> None:
     (launch,) = calls(results["grid, profiled"], "launch")
     assert (launch["attributes"], launch["ids"][0]) == (1, CLUSTER_DIMENSION)

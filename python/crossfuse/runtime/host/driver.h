@@ -91,6 +91,8 @@ constexpr Status kErrorNoDevice = 100;
      uint32_t, uint32_t, const uint32_t*, int, int, int, int))        \
   X(cuMemAlloc_v2, (DevicePointer*, size_t))                          \
   X(cuMemFree_v2, (DevicePointer))                                    \
+  X(cuMemAllocAsync, (DevicePointer*, size_t, void*))                 \
+  X(cuMemFreeAsync, (DevicePointer, void*))                           \
   X(cuMemsetD8Async, (DevicePointer, unsigned char, size_t, void*))   \
   X(cuStreamCreate, (void**, unsigned))                               \
   X(cuStreamDestroy_v2, (void*))                                      \

@@ -104,13 +104,25 @@ inline void launch_all(const Program& program, const Loaded& loaded, std::vector
 }
 
 // Workspaces of one call, from the allocator of the caller's framework: it frees them in the order
-// of the stream, and a graph that is being captured keeps them.
+// of the stream, and a graph that is being captured keeps them. A caller without one, such as TVM's
+// virtual machine, gets the driver's memory in the order of the stream, which does the same.
 class Workspaces {
  public:
+  Workspaces(void* context, void* stream) : context_(context), stream_(stream) {}
   ~Workspaces() {
     for (TVMFFIObjectHandle handle : handles_) TVMFFIObjectDecRef(handle);
+    if (owned_.empty()) return;
+    try {
+      ContextScope scope(context_);
+      for (DevicePointer each : owned_) driver().cuMemFreeAsync(each, stream_);
+    } catch (...) {  // the call has its own error to tell
+    }
   }
+  Workspaces(const Workspaces&) = delete;
+  Workspaces& operator=(const Workspaces&) = delete;
+
   void* add(const Program& program, const Buffer& buffer, int device_id) {
+    if (TVMFFIEnvGetDLPackManagedTensorAllocator() == nullptr) return own(buffer);
     std::vector<int64_t> shape(buffer.shape, buffer.shape + buffer.rank);
     DLTensor prototype{};
     prototype.device = {kDLCUDA, device_id};
@@ -123,16 +135,27 @@ class Workspaces {
       TVMFFIErrorMoveFromRaised(&error);
       if (error != nullptr) TVMFFIObjectDecRef(error);
       refuse("RuntimeError", "workspace", program.name,
-             "no allocator for the workspace '" + std::string(buffer.name) + "'",
-             "a caller whose framework allocates for it",
-             "call it with torch tensors, or with numpy arrays");
+             "no memory for the workspace '" + std::string(buffer.name) + "'",
+             std::to_string(bytes_of(buffer)) + " bytes from the caller's framework",
+             "free some, or call it with fewer tensors at once");
     }
     handles_.push_back(handle);
     return TVMFFITensorGetDLTensorPtr(handle)->data;
   }
 
  private:
+  void* own(const Buffer& buffer) {
+    ContextScope scope(context_);
+    DevicePointer address = 0;
+    check(driver().cuMemAllocAsync(&address, bytes_of(buffer), stream_), "cuMemAllocAsync");
+    owned_.push_back(address);
+    return reinterpret_cast<void*>(address);
+  }
+
+  void* context_;
+  void* stream_;
   std::vector<TVMFFIObjectHandle> handles_;
+  std::vector<DevicePointer> owned_;
 };
 
 inline void call_on_device(const Program& program, const TVMFFIAny* values, int count) {
@@ -140,12 +163,13 @@ inline void call_on_device(const Program& program, const TVMFFIAny* values, int 
   const int device_id = tensors.empty() ? 0 : tensors[0]->device.device_id;
   std::vector<void*> data;
   for (const DLTensor* tensor : tensors) data.push_back(data_of(tensor));
-  Workspaces workspaces;
+  void* stream = TVMFFIEnvGetStream(kDLCUDA, device_id);
+  const Loaded& loaded = loaded_on(program, device_id);
+  Workspaces workspaces(loaded.context, stream);
   for (int i = 0; i < program.workspace_count; ++i) {
     data.push_back(workspaces.add(program, program.workspaces[i], device_id));
   }
-  launch_all(program, loaded_on(program, device_id), std::move(data), rows,
-             TVMFFIEnvGetStream(kDLCUDA, device_id));
+  launch_all(program, loaded, std::move(data), rows, stream);
 }
 
 // Device copies of host arrays for the time of one call.
