@@ -54,16 +54,22 @@ def is_nightly(config: pytest.Config) -> bool:
     return (named or os.environ.get("HYPOTHESIS_PROFILE")) == "nightly"
 
 
-def _every_other_kernel(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Of kernels that one test emulates for many cases every other one, for the night.
+#: Folders of tests/cpu whose tests have many cases that take long.
+_MANY_CASES = ("cascade", "emulate", "hopper", "lower", "schedule")
 
-    Each takes seconds, and a run on two cores is to end within half an hour. Planted faults and
-    refusals stay.
+
+def _every_other_case(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of tests that compile or emulate many cases every other one, for the night.
+
+    Each takes up to seconds, and a run on two cores is to end within half an hour. Planted faults
+    and refusals stay.
     """
     cases: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
         name = getattr(item, "originalname", None) or item.name
-        if item.path.is_relative_to(TESTS / "cpu" / "hopper") and name != item.name:
+        if any(item.path.is_relative_to(TESTS / "cpu" / each) for each in _MANY_CASES) and (
+            name != item.name
+        ):
             cases.setdefault((item.path, name), []).append(item)
     stay = ("caught", "fault", "refused", "spill")
     return [
@@ -79,7 +85,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Give every test its tier, before -m selects by it, and skip what this machine cannot run."""
     if not is_nightly(config):
         later = [each for each in items if each.get_closest_marker("nightly")]
-        later += _every_other_kernel(items)
+        later += _every_other_case(items)
         config.hook.pytest_deselected(items=later)
         left_out = set(map(id, later))
         items[:] = [each for each in items if id(each) not in left_out]
