@@ -21,8 +21,7 @@ def combiner_of(block: Any) -> str | None:
     if block.init is None or not isinstance(body, ir.BufferStore):
         return None
     operator = COMBINERS.get(type(body.value))
-    known = carried(body) is not None or corrected(body) is not None
-    return operator if operator is not None and known else None
+    return operator if operator is not None and carried(body) is not None else None
 
 
 def carried(store: Any) -> Any:
@@ -35,7 +34,9 @@ def carried(store: Any) -> Any:
 
 def corrected(store: Any) -> tuple[Any, Any] | None:
     """The element being updated and its factor, of ``c = c * factor + term``; else None."""
-    if not isinstance(store.value, ir.tirx.Add) or not isinstance(store.value.a, ir.tirx.Mul):
+    if not isinstance(store, ir.BufferStore) or not isinstance(store.value, ir.tirx.Add):
+        return None
+    if not isinstance(store.value.a, ir.tirx.Mul):
         return None
     sums, factor = store.value.a.a, store.value.a.b
     own = isinstance(sums, ir.TensorLoad) and sums.source.same_as(store.buffer)

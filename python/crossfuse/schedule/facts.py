@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse._blocks import combiner_of
+from crossfuse._blocks import combiner_of, corrected
 from crossfuse._blocks import is_reduction as is_reduction  # read by those who read facts
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.schedule.markers import cluster_axis
@@ -192,6 +192,12 @@ def analyzer(loops: list[Any]) -> Any:
 def combiner(sch: Any, block: Any) -> str | None:
     """Operator of a reduction block: "sum", "product", "max", "min", or None."""
     return combiner_of(sch.get(block))
+
+
+def reduces(sch: Any, block: Any) -> bool:
+    """Whether a block is a reduction, or a sum that it multiplies by factors on its way."""
+    node = sch.get(block)
+    return combiner_of(node) is not None or corrected(node.body) is not None
 
 
 def written_buffer(sch: Any, block: Any) -> Any:

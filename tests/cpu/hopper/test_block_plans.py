@@ -143,9 +143,9 @@ def test_no_box_lies_in_two_stages(columns: int) -> None:
     assert store.pages <= plan.left.stages
 
 
-@pytest.mark.parametrize(("reduction", "stages"), [(64, 0), (4096, 1)])
-def test_no_boxes_where_a_tile_has_too_few_stages(reduction: int, stages: int) -> None:
-    spec = parse(f"gemm:M=256,N=4096,K={reduction},dtype=bfloat16,weights=nk")
+@pytest.mark.parametrize("stages", [0, 1])
+def test_no_boxes_where_a_tile_has_too_few_stages(stages: int) -> None:
+    spec = parse("gemm:M=256,N=4096,K=64,dtype=bfloat16,weights=nk")
     tiles = TensorTiles(rows=256, columns=96, stages=stages)
     plan = planned(schedule_tiled_gemm(prim_func(spec), tiles=tiles))
     assert (plan.phases[0].store.boxes, plan.phases[0].store.pages) == ((), 0)

@@ -10,7 +10,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.planner.kernels.shape import Shape
-from crossfuse.schedule.facts import bindings, combiner, function, is_reduction, name_of
+from crossfuse.schedule.facts import bindings, combiner, function, is_reduction, name_of, reduces
 from crossfuse.schedule.rules.operands import is_k_major, is_view
 
 
@@ -167,7 +167,7 @@ def read_last_product(sch: Any) -> Chain:
         for each in sch.get_output_blocks("root")
         if any(region.source.same_as(p) for region in sch.get(each).writes for p in given)
     ]
-    products = [each for each in _producers(sch, outputs[0]) if combiner(sch, each) is not None]
+    products = [each for each in _producers(sch, outputs[0]) if reduces(sch, each)]
     if len(outputs) != 1 or len(products) != 1:
         raise _refuse(sch, outputs[0], f"{len(outputs)} outputs of {len(products)} products")
     return _single(sch, products[0], outputs[0])

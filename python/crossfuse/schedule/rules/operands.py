@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.schedule.facts import combiner, is_reduction
+from crossfuse.schedule.facts import is_reduction, reduces
 
 
 def is_view(sch: Any, block: Any) -> bool:
@@ -15,7 +15,7 @@ def is_view(sch: Any, block: Any) -> bool:
     operand is read that way wherever it is staged.
     """
     body = sch.get(block).body
-    if sch.get_producers(block) or combiner(sch, block) or not isinstance(body, ir.BufferStore):
+    if sch.get_producers(block) or reduces(sch, block) or not isinstance(body, ir.BufferStore):
         return False
     value = body.value
     if isinstance(value, ir.Call) and str(getattr(value.op, "name", "")) == ir.IF_THEN_ELSE:
