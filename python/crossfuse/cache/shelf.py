@@ -10,17 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from crossfuse.cache.place import root
+from crossfuse.cache.upkeep import prune_beside
 from crossfuse.runtime.files import sha256, write_atomically
 
 #: Seconds that a process waits for another one that makes the same; then it makes it too.
 _PATIENCE = 900.0
-
-
-def root() -> Path:
-    """The folder of the cache: the user's cache directory of this platform."""
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("crossfuse", appauthor=False))
 
 
 @dataclass(frozen=True)
@@ -73,8 +68,6 @@ class Shelf:
 
     def write(self, key: str, entry: Entry) -> None:
         """Keep something, and remove what was not used for longest if the cache is too large."""
-        from crossfuse.cache.upkeep import prune_beside
-
         head = json.dumps({"sha256": sha256(entry.data), "about": dict(entry.about)}).encode()
         with contextlib.suppress(OSError):  # a full or read-only disk
             write_atomically(self.path(key), head + b"\n" + entry.data)

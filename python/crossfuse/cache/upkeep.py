@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from crossfuse.cache.shelf import root
+from crossfuse.cache.place import root
 from crossfuse.errors import EnvironmentRefused, refuse
 
 #: The environment variable that limits the cache, in MiB.
