@@ -150,7 +150,7 @@ def test_the_pipeline_is_known_by_name_and_writes_its_phases(tmp_path: Path) -> 
     assert phases == [
         "01_clean.py",
         "02_fuse_chains.py",
-        "03_wide_sums.py",
+        "03_wide_arithmetic.py",
         "04_legalize.py",
         "05_fuse_cascades.py",
         "06_build_kernels.py",

@@ -14,12 +14,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
 ]
 #: Most are for the night.
-SEEDS = [*range(2), *(pytest.param(each, marks=pytest.mark.nightly) for each in range(2, 300))]
-#: A softmax of 64 elements that misses the bound; not understood yet.
-OPEN = 145
-SEEDS[OPEN] = pytest.param(
-    OPEN, marks=[pytest.mark.nightly, pytest.mark.xfail(reason="an open fault: error above bound")]
-)
+#: 145 ends with a tanh of small numbers, which TVM alone computes five times as wrong as torch.
+SEEDS = [
+    *(0, 1, 145),
+    *(pytest.param(each, marks=pytest.mark.nightly) for each in range(2, 300) if each != 145),
+]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

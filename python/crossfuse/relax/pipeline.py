@@ -17,7 +17,7 @@ from crossfuse.relax.dataflow import clean
 from crossfuse.relax.fuse_cascades import FuseCascades
 from crossfuse.relax.fuse_chains import FuseChains
 from crossfuse.relax.on_cpu import serial_kernels
-from crossfuse.relax.wide_sums import WideSums
+from crossfuse.relax.wide_arithmetic import WideArithmetic
 
 #: The folder for the modules of all phases, of a pipeline that is not told one.
 DUMP = "CROSSFUSE_DUMP"
@@ -56,14 +56,14 @@ def phases(
     Returns
     -------
     tuple[Phase, ...]
-        ``clean``, ``fuse_chains``, ``wide_sums``, ``legalize``, ``fuse_cascades``,
+        ``clean``, ``fuse_chains``, ``wide_arithmetic``, ``legalize``, ``fuse_cascades``,
         ``build_kernels``; the last is ``serial_kernels`` if nothing is built.
     """
     spec = device(target)
     return (
         Phase("clean", clean),
         Phase("fuse_chains", FuseChains(spec, always=always)),
-        Phase("wide_sums", WideSums()),
+        Phase("wide_arithmetic", WideArithmetic()),
         Phase("legalize", relax.transform.LegalizeOps()),
         Phase("fuse_cascades", FuseCascades(spec)),
         Phase("build_kernels", BuildKernels(spec))

@@ -1,4 +1,4 @@
-"""Products that are left add in float32; what TVM refuses in bfloat16 is computed in float32."""
+"""What is left of 2-byte floats is added and approximated in float32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.relax import op
 
 from crossfuse.relax.operators import check_elementwise
-from crossfuse.relax.wide_sums import WideSums
+from crossfuse.relax.wide_arithmetic import WideArithmetic
 from relax_models import run
 
 pytestmark = pytest.mark.cpu
@@ -34,9 +34,22 @@ def test_long_sums_of_half_precision_round_once() -> None:
     given = [random.random(each).astype("float16") for each in ((4, DEPTH), (DEPTH, 4))]
     exact = given[0].astype("float64") @ given[1].astype("float64")
     legal = relax.transform.LegalizeOps()
-    errors = [np.abs(run(legal(each), given)[0] - exact).max() for each in (WideSums()(mod), mod)]
+    errors = [
+        np.abs(run(legal(each), given)[0] - exact).max() for each in (WideArithmetic()(mod), mod)
+    ]
     # A unit in the last place is 0.5 there; added in float16 it is many of them.
     assert errors[0] <= 0.26 and errors[1] > 1
+
+
+@pytest.mark.parametrize("build", [op.tanh, op.sigmoid, op.nn.gelu_tanh], ids=lambda f: f.__name__)
+def test_activations_of_half_precision_round_once(build: Callable[..., Any]) -> None:
+    """TVM alone takes a tanh as a quotient of polynomials of float16."""
+    mod = WideArithmetic()(module(build, "float16", (16, 64)))
+    x = np.random.default_rng(0).normal(0, 0.03, (16, 64)).astype("float16")
+    wide = module(build, "float32", (16, 64))
+    legal = relax.transform.LegalizeOps()
+    due = run(legal(wide), [x.astype("float32")])[0].astype("float16")
+    np.testing.assert_array_equal(run(legal(mod), [x])[0], due)
 
 
 def test_convolutions_keep_their_options() -> None:
@@ -44,7 +57,7 @@ def test_convolutions_keep_their_options() -> None:
         return op.nn.conv2d(x, weight, strides=2, padding=1, groups=2)
 
     mod = module(build, "float16", (1, 4, 8, 8), (6, 2, 3, 3))
-    before, wide = mod["main"], WideSums()(mod)["main"]
+    before, wide = mod["main"], WideArithmetic()(mod)["main"]
     first = wide.body.blocks[0].bindings[0].value
     assert str(first.ty.dtype) == "float32" and wide.ret_ty == before.ret_ty
     assert list(first.attrs.strides) == [2, 2] and first.attrs.groups == 2
@@ -62,7 +75,7 @@ def _norm(x: Any, gamma: Any, beta: Any) -> Any:
     ],
 )
 def test_what_tvm_refuses_in_bfloat16(build: Callable[..., Any], shapes: Any) -> None:
-    mod = WideSums()(module(build, "bfloat16", *shapes))
+    mod = WideArithmetic()(module(build, "bfloat16", *shapes))
     relax.transform.LegalizeOps()(mod)
     assert str(mod["main"].ret_ty.dtype) == "bfloat16"
 
