@@ -5,21 +5,8 @@ Names are loaded when first used, so that importing the package needs neither TV
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from crossfuse._lazy import lazy_names
 
 _HOME = {"import_nn": "frontend_nn", "import_onnx": "from_onnx", "read_model": "read"}
 
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOME)

@@ -6,8 +6,7 @@ The function `crossfuse.relax.outline.outline` keeps its module's name free, hen
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from crossfuse._lazy import lazy_names
 
 _HOME = {
     "Argument": "outline",
@@ -21,16 +20,4 @@ _HOME = {
     "import_torch": "torch_import",
 }
 
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOME)

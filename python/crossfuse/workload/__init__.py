@@ -5,8 +5,7 @@ Names are loaded when first used, so that reading specs needs neither TVM nor to
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from crossfuse._lazy import lazy_names
 
 _HOME = {
     "WorkloadSpec": "spec",
@@ -30,16 +29,4 @@ _HOME = {
     "gated_ffn_module": "torch_modules",
 }
 
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_names(__name__, _HOME)

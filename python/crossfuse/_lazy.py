@@ -1,0 +1,38 @@
+"""Public names of a package that are loaded when they are first used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Make a package's ``__getattr__``, ``__dir__`` and ``__all__``.
+
+    Parameters
+    ----------
+    package : str
+        Its ``__name__``.
+    homes : Mapping[str, str]
+        The module below it of each public name.
+
+    Returns
+    -------
+    tuple
+        To be bound to these three names; importing the package then loads none of the modules.
+    """
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{package}.{homes[name]}"), name)
+        # Found directly the next time; a module of the same name would stand there else.
+        setattr(sys.modules[package], name, value)
+        return value
+
+    names = sorted(homes)
+    return load, lambda: names, names
