@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -185,6 +185,8 @@ def _export(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
 def _translate(exported: Any) -> Any:
     from tvm.relax.frontend.torch import from_exported_program
 
+    from crossfuse.relax.converters import CONVERTERS
+
     problems = []
     # Undecomposed first: one silu or attention says more than its parts. Some operators exist only
     # decomposed.
@@ -195,101 +197,13 @@ def _translate(exported: Any) -> Any:
                 keep_params_as_input=True,
                 unwrap_unit_return_tuple=True,
                 run_ep_decomposition=decompose,
-                custom_convert_map=converters(),
+                custom_convert_map=dict(CONVERTERS),
             )
         except Exception as error:
             problems.append(error)
     limit = "operators that TVM's torch importer knows"
     advice = "express the operator with others, or build the Relax module by hand"
     raise _refused("graph", _first_line(problems[0]), limit, advice) from problems[0]
-
-
-def converters() -> dict[str, Callable[[Any, Any], Any]]:
-    """Converters of aten operators for TVM's importer, by name: what it has otherwise, or not.
-
-    Its own declare every product float32, so that a bias or a second layer in a 2-byte type no
-    longer fits, and the output changes its type.
-
-    Returns
-    -------
-    dict[str, Callable]
-        Functions of a node and the importer, which give the Relax variable.
-    """
-    from tvm import relax
-
-    def linear(node: Any, importer: Any) -> Any:
-        x, weight, *bias = importer.retrieve_args(node)
-        product = relax.op.linear(x, weight, bias[0] if bias else None)
-        return importer.block_builder.emit(product)
-
-    def matmul(node: Any, importer: Any) -> Any:
-        left, right = importer.retrieve_args(node)
-        return importer.block_builder.emit(relax.op.matmul(left, right))
-
-    def addmm(node: Any, importer: Any) -> Any:
-        bias, left, right = importer.retrieve_args(node)
-        emit = importer.block_builder.emit
-        product = emit(relax.op.matmul(left, right))
-        alpha, beta = (node.kwargs.get(name, 1) for name in ("alpha", "beta"))
-        dtype = str(product.ty.dtype)
-        if alpha != 1:
-            product = emit(relax.op.multiply(product, relax.const(alpha, dtype)))
-        if beta != 1:
-            bias = emit(relax.op.multiply(bias, relax.const(beta, dtype)))
-        return emit(relax.op.add(product, bias))
-
-    def transpose(node: Any, importer: Any) -> Any:
-        (x,) = importer.retrieve_args(node)
-        return importer.block_builder.emit(relax.op.permute_dims(x))
-
-    def reshape(node: Any, importer: Any) -> Any:
-        x, shape = importer.retrieve_args(node)
-        return importer.block_builder.emit(relax.op.reshape(x, shape))
-
-    def cast(node: Any, importer: Any) -> Any:
-        x, dtype = importer.retrieve_args(node)
-        name = str(dtype).removeprefix("torch.")
-        return importer.block_builder.emit(relax.op.astype(x, name))
-
-    def convolution(node: Any, importer: Any) -> Any:
-        x, weight, *rest = importer.retrieve_args(node)
-        bias, *options = (*rest, None)[: max(1, len(rest))]
-        names = ("strides", "padding", "dilation", "groups")
-        product = relax.op.nn.conv2d(x, weight, **dict(zip(names, options, strict=False)))
-        result = importer.block_builder.emit(product)
-        if bias is None:
-            return result
-        column = importer.block_builder.emit(relax.op.reshape(bias, (1, -1, 1, 1)))
-        return importer.block_builder.emit(relax.op.add(result, column))
-
-    def batch_norm(node: Any, importer: Any) -> Any:
-        """TVM's own takes the momentum for epsilon, and the flag of training for the momentum."""
-        x, weight, bias, mean, variance, _, momentum, epsilon, *_ = importer.retrieve_args(node)
-        ones, zeros = relax.op.ones_like(mean), relax.op.zeros_like(mean)
-        made = relax.op.nn.batch_norm(
-            x,
-            ones if weight is None else weight,
-            zeros if bias is None else bias,
-            mean,
-            variance,
-            axis=1,
-            epsilon=epsilon,
-            momentum=momentum,
-            training=False,
-        )
-        return importer.block_builder.emit(importer.block_builder.emit(made)[0])
-
-    products = dict.fromkeys(("matmul.default", "mm.default", "bmm.default"), matmul)
-    before_decomposition = {"t.default": transpose, "_unsafe_view.default": reshape}
-    return {
-        "linear.default": linear,
-        "batch_norm.default": batch_norm,
-        "conv2d.default": convolution,
-        "addmm.default": addmm,
-        "convert_element_type.default": cast,
-        **products,
-        **before_decomposition,
-    }
 
 
 def _weights(exported: Any) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from torch import fx
 from tvm import relax
 from tvm.ir import Var
 
-from crossfuse.relax.torch_import import converters
+from crossfuse.relax.converters import CONVERTERS
 from crossfuse.workload.dtypes import FLOAT_TYPES
 
 #: Element types that the importer is given; what has others is left to torch.
@@ -86,7 +86,7 @@ class _Attempt:
         self._graph = graph
         self._refused = refused
         self._importer = ExportedProgramImporter()
-        self._own = converters()
+        self._own = CONVERTERS
         self._known = {**self._importer.convert_map, **self._own}
 
     def translation(self) -> Translation:
