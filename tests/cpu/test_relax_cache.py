@@ -10,10 +10,14 @@ import tvm
 from tvm import relax
 
 from crossfuse.cache import kept
+from crossfuse.hardware import device
 from crossfuse.relax import BuildKernels, FuseCascades, FuseChains, build_kernels, fuse_cascades
 from crossfuse.relax.cascades import known
 from crossfuse.relax.chains import kernels
+from crossfuse.relax.chains.groups import find_groups
+from crossfuse.relax.dataflow import read_dataflow
 from crossfuse.runtime import artefact
+from crossfuse.schedule.markers import ROWS
 
 pytestmark = pytest.mark.cpu
 
@@ -110,3 +114,20 @@ def test_modules_with_many_constants_are_not_looked_up(
     monkeypatch.setattr(known, "_MOST", -1)
     assert len(FuseCascades()(relax.transform.LegalizeOps()(model())).functions) > 1
     assert kept() == ()
+
+
+def test_a_schedule_for_all_rows_is_not_taken_for_one_of_fewer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernels, "lower", lambda *_: None)
+    mod = model()
+    dataflow = read_dataflow(mod["main"])
+    (group,) = find_groups(dataflow)
+    marks = []
+    for fewer_rows in (False, True):
+        made = kernels.ChainKernels(mod, device("nvidia-h100"), True, fewer_rows)
+        name = made.kernel(made.planned(dataflow, group)).function
+        marks.append(ROWS in made.module[name].body.block.annotations)
+    assert marks == [False, True]
+    assert [each.kind for each in kept()].count("schedule") == 2

@@ -176,9 +176,9 @@ class ChainKernels:
 
     def _added(self, chain: PlannedChain) -> GlobalVar:
         func = chain.outlined.func
-        image = tvm.ir.load_json(
-            self._answer("schedule", func, lambda: self._scheduled(chain), str(self._constant))
-        )
+        options = (str(self._constant), str(self._fewer_rows))
+        text = self._answer("schedule", func, lambda: self._scheduled(chain), *options)
+        image = tvm.ir.load_json(text)
         kind = "gated_ffn" if chain.outlined.gated else "gemm_chain"
         return self._builder.add_func(marked(image), f"crossfuse_{kind}")
 
