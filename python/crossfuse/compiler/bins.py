@@ -38,8 +38,10 @@ class CompiledBins:
     Examples
     --------
     >>> import crossfuse
-    >>> ffn = crossfuse.compile_bins("S3", bins=(16, 128))  # doctest: +SKIP
-    >>> ffn(A, B_gate, B_up, D)  # A of 1 row or more  # doctest: +SKIP
+    >>> ffn = crossfuse.compile_bins("gated_ffn:M=16,K=64,N=128,L=64", bins=(16,))
+    >>> ffn.table.rows
+    (16,)
+    >>> ffn(A, B_gate, B_up, D)  # on a GPU; A of any number of rows  # doctest: +SKIP
     """
 
     bins: Mapping[int, Compiled]
@@ -108,9 +110,10 @@ def compile_bins(
     Examples
     --------
     >>> import crossfuse
-    >>> ffn = crossfuse.compile_bins("S3", bins=(16, 128))  # doctest: +SKIP
-    >>> ffn(A, B_gate, B_up, D).shape  # A of 40 rows: the kernel for up to 128  # doctest: +SKIP
-    torch.Size([40, 4096])
+    >>> ffn = crossfuse.compile_bins("gated_ffn:M=16,K=64,N=128,L=64", bins=(16,))
+    >>> ffn.table.rows
+    (16,)
+    >>> ffn(A, B_gate, B_up, D)  # on a GPU; A of any number of rows  # doctest: +SKIP
     """
     from crossfuse.runtime import write_dispatch
 

@@ -69,6 +69,15 @@ class CompiledModel:
         What was fused, and why the rest was not.
     runs_on : str
         One of `RUNS_ON`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from crossfuse import compile_model
+    >>> x = torch.zeros(4, 8)
+    >>> fn = compile_model(torch.nn.Softmax(-1).eval(), (x,), runs_on="llvm")
+    >>> tuple(fn(x).shape)  # of the model's output: [rows, columns]
+    (4, 8)
     """
 
     imported: Imported
@@ -192,9 +201,15 @@ def compile_model(
 
     Examples
     --------
-    >>> fn = crossfuse.compile_model(model, (x,))        # doctest: +SKIP
-    >>> y = fn(x)                                        # doctest: +SKIP
-    >>> print(fn.report.text())                          # doctest: +SKIP
+    >>> import torch
+    >>> from crossfuse.workload import chain_module
+    >>> x = torch.zeros(16, 32, dtype=torch.bfloat16)  # [M, K]
+    >>> fn = compile_model(chain_module(32, 64), (x,), always=True, runs_on="llvm")
+    >>> tuple(fn(x).shape)  # [M, L]
+    (16, 32)
+    >>> len(fn.report.fused)  # kernels; print(fn.report.text()) says why
+    1
+    >>> fn = compile_model(model, (x,))  # for a GPU  # doctest: +SKIP
     """
     from crossfuse.importers import read_model
     from crossfuse.relax.pipeline import phases, pipeline

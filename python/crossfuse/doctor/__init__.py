@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from crossfuse.doctor.collect import collect
-from crossfuse.doctor.report import Check, Report, Status
+from crossfuse.doctor.report import Check, Report
 
-__all__ = ["Check", "Report", "Status", "collect"]
+__all__ = ["Check", "Report", "collect"]

@@ -53,6 +53,17 @@ class NvccBuilder(PyBuilder):
         Threads; None for one for each core.
     timeout_sec : float
         Seconds for each module, from when it is its turn.
+
+    Examples
+    --------
+    >>> from crossfuse.schedule.rules.split_k import schedule_split_k
+    >>> from crossfuse.workload import parse, prim_func
+    >>> spec = parse("gemm:M=16,K=64,N=16")
+    >>> mod = schedule_split_k(prim_func(spec), cluster=4).mod
+    >>> target = tvm.target.Target("nvidia/nvidia-h100")
+    >>> (found,) = NvccBuilder(spec, max_workers=1).build([BuilderInput(mod, target)])
+    >>> found.error_msg is None, Path(found.artifact_path).suffix
+    (True, '.so')
     """
 
     def __init__(

@@ -33,6 +33,15 @@ class Record:
         Measurements; more than one where the first failed beside other candidates.
     gpu : str
         Name of the device.
+
+    Examples
+    --------
+    >>> made = Candidate("gemm:M=64,K=64,N=128", "gemm")
+    >>> job = Job("gemm:M=64,K=64,N=128", "ours")
+    >>> Record(made, Build("ok"), job, Timing("ok", "", microseconds=2.5)).microseconds
+    2.5
+    >>> Record(made, Build("refused", "no such tiles"), job).status  # nothing to measure
+    'build-refused'
     """
 
     candidate: Candidate

@@ -43,6 +43,14 @@ class GpuRunner(PyRunner):
     report : Callable | None
         Called with the library's path, its workload and its timing, for records that say more than
         MetaSchedule keeps.
+
+    Examples
+    --------
+    >>> runner = GpuRunner()                                                # doctest: +SKIP
+    >>> database = ms.tune_tir(                                             # doctest: +SKIP
+    ...     func, target, "out", 64, builder=NvccBuilder(spec), runner=runner, **plugs()
+    ... )
+    >>> runner.close()                                                      # doctest: +SKIP
     """
 
     def __init__(self, conditions: Conditions | None = None, report: Report | None = None) -> None:

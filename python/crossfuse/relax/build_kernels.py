@@ -66,10 +66,14 @@ class BuildKernels:
 
     Examples
     --------
-    >>> passes = [FuseChains(), relax.transform.LegalizeOps(), FuseCascades(), BuildKernels()]
-    ...                                              # doctest: +SKIP
-    >>> executable = relax.build(tvm.ir.transform.Sequential(passes)(mod), "cuda")
-    ...                                              # doctest: +SKIP
+    >>> import torch
+    >>> from crossfuse.relax import FuseCascades, import_torch
+    >>> mod = import_torch(torch.nn.Softmax(-1).eval(), (torch.zeros(64, 1024),)).mod
+    >>> build = BuildKernels("nvidia-h100")
+    >>> passes = [relax.transform.LegalizeOps(), FuseCascades("nvidia-h100"), build]
+    >>> mod = tvm.ir.transform.Sequential(passes)(mod)  # then `relax.build`
+    >>> [each.manifest.name for each in build.kernels]
+    ['softmax']
     """
 
     def __init__(

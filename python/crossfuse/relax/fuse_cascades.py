@@ -48,6 +48,13 @@ class Outcome:
     before, after : int
         Bytes that one run moves, see `crossfuse.relax.cascades.traffic`; equal where nothing was
         fused.
+
+    Examples
+    --------
+    >>> sums = "max (max), sum (sum) over 1024 elements"
+    >>> made = Outcome("softmax", "threads", sums, before=1_048_576, after=524_288)
+    >>> made.before // made.after  # of the bytes that one run moves
+    2
     """
 
     function: str

@@ -44,6 +44,12 @@ class Argument:
         Of the buffer and of the model's parameter.
     value : numpy.ndarray or None
         Of a constant.
+
+    Examples
+    --------
+    >>> first = Argument("A", "x", 0, (32, 64), "bfloat16")  # [B*S, K] of a model's x [B, S, K]
+    >>> first.value is None  # of a constant of the graph it is an array
+    True
     """
 
     name: str
@@ -77,6 +83,18 @@ class Outlined:
         Of the model's output.
     middle, epilogue : str
         The expressions between the products and after them, for people.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from crossfuse.relax import import_torch
+    >>> from crossfuse.workload import chain_module
+    >>> x = torch.zeros(2, 8, 32, dtype=torch.bfloat16)  # [B, S, K]
+    >>> found = outline(import_torch(chain_module(32, 64), (x,)).mod)
+    >>> found.M, found.K, found.N, found.L
+    (16, 32, 64, 32)
+    >>> [(each.name, each.shape) for each in found.arguments[:3]]
+    [('A', (16, 32)), ('B', (64, 32)), ('D', (32, 64))]
     """
 
     func: tvm.tirx.PrimFunc

@@ -60,6 +60,16 @@ class KernelObject:
         loaded.
     manifest : Manifest
         What is embedded in it.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> from tempfile import TemporaryDirectory
+    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> with TemporaryDirectory() as folder:
+    ...     made = build_object(kernel.lowered.image, folder)
+    >>> [(each.name, each.shape) for each in made.manifest.buffers][-1]
+    ('out', (16, 64))
     """
 
     path: Path
@@ -92,6 +102,15 @@ def build_object(
     ------
     LoweringRefused, EnvironmentRefused
         See `build_library`.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> from tempfile import TemporaryDirectory
+    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> with TemporaryDirectory() as folder:
+    ...     build_object(kernel.lowered.image, folder).path.name
+    'main.o'
     """
     parts = _compiled(image, hardware.device(device), {}, None)
     path = Path(destination) / f"{image.name}.o"
@@ -142,6 +161,18 @@ def build_library(
         If the image does not fit the device, or its CUDA does not compile.
     EnvironmentRefused
         If nvcc or a C++ compiler is missing.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> from tempfile import TemporaryDirectory
+    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> with TemporaryDirectory() as folder:
+    ...     made = build_library(kernel.lowered.image, folder, metadata={"layer": 3})
+    ...     sorted(each.name for each in Path(folder).iterdir())
+    ['main.json', 'main.so']
+    >>> made.manifest.metadata
+    {'layer': 3}
     """
     target = hardware.device(device)
     options = {"nvcc": nvcc, "cache": cache, "timeout": timeout}

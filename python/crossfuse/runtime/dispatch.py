@@ -42,9 +42,15 @@ class Dispatch:
 
     Examples
     --------
-    >>> from crossfuse.runtime import load_dispatch
-    >>> ffn = load_dispatch("out")  # doctest: +SKIP
-    >>> ffn(A, B_gate, B_up, D)  # A of any number of rows  # doctest: +SKIP
+    >>> import crossfuse
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     spec = "gated_ffn:M=16,K=64,N=128,L=64"
+    ...     ffn = crossfuse.compile_bins(spec, bins=(16,), directory=folder)
+    ...     again = crossfuse.load_dispatch(folder, check_device=False)
+    >>> [each.rows for each in again.table.pieces(40)]  # launches of a call on 40 rows
+    [16, 16, 8]
+    >>> again(A, B_gate, B_up, D, out)  # on a GPU  # doctest: +SKIP
     """
 
     def __init__(self, table: DispatchTable, kernels: Sequence[LoadedKernel]) -> None:
@@ -176,6 +182,18 @@ def write_dispatch(
     ------
     ArtefactRefused
         If there is no library, one lies elsewhere, or they do not fit together.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     spec = "gated_ffn:M=16,K=64,N=128,L=64"
+    ...     ffn = crossfuse.compile_bins(spec, bins=(16,), directory=folder)
+    ...     libraries = {rows: each.artefact for rows, each in ffn.bins.items()}
+    ...     table = write_dispatch(folder, "ffn", libraries, metadata={"layer": 3})
+    >>> table.name, table.rows
+    ('ffn', (16,))
     """
     home = Path(folder)
     bins = []
@@ -216,8 +234,15 @@ def load_dispatch(folder: str | os.PathLike[str], *, check_device: bool = True) 
 
     Examples
     --------
-    >>> ffn = load_dispatch("out")  # the folder of compile_bins or write_dispatch  # doctest: +SKIP
-    >>> ffn(A, B_gate, B_up, D)  # A of any number of rows  # doctest: +SKIP
+    >>> import crossfuse
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     spec = "gated_ffn:M=16,K=64,N=128,L=64"
+    ...     ffn = crossfuse.compile_bins(spec, bins=(16,), directory=folder)
+    ...     again = load_dispatch(folder, check_device=False)
+    >>> again.table.rows
+    (16,)
+    >>> again(A, B_gate, B_up, D, out)  # on a GPU; of any number of rows  # doctest: +SKIP
     """
     path = Path(folder) / TABLE
     try:

@@ -70,6 +70,15 @@ class DispatchTable:
     ------
     ArtefactRefused
         If there is no bin, or bins are not in order.
+
+    Examples
+    --------
+    >>> bins = tuple(Bin(rows, f"main_{rows}.so", manifest_sha256="") for rows in (16, 64))
+    >>> table = DispatchTable("ffn", bins, {})
+    >>> table.rows
+    (16, 64)
+    >>> [each.rows for each in table.pieces(90)]  # rows of each launch
+    [64, 26]
     """
 
     name: str

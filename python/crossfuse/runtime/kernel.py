@@ -52,8 +52,12 @@ class LoadedKernel:
 
     Examples
     --------
-    >>> kernel = crossfuse.load("out/main.so")  # doctest: +SKIP
-    >>> kernel(A, B, out)  # buffers in the order of the manifest  # doctest: +SKIP
+    >>> import crossfuse
+    >>> made = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> kernel = crossfuse.load(made.artefact.shared_object, check_device=False)
+    >>> [each.name for each in kernel.buffers]
+    ['A', 'B_gate', 'B_up', 'D', 'out']
+    >>> kernel(A, B_gate, B_up, D, out)  # on a GPU  # doctest: +SKIP
     """
 
     def __init__(self, module: Any, manifest: Manifest) -> None:

@@ -39,6 +39,12 @@ class KernelTable:
         ``name`` is ``name.so``, with its manifest beside it.
     metadata : Mapping[str, Any]
         What the builder recorded: the model, its plans.
+
+    Examples
+    --------
+    >>> table = KernelTable("nvidia-h100", "sm_90a", {}, {}, {"main": "5f3a..."}, {"model": "mlp"})
+    >>> sorted(f"{each}.so" for each in table.kernels)
+    ['main.so']
     """
 
     device: str
@@ -58,6 +64,18 @@ class Kernels(Mapping[str, LoadedKernel]):
         What lies in the folder.
     kernels : Mapping[str, LoadedKernel]
         All of it.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     spec = "gated_ffn:M=16,K=64,N=128,L=64"
+    ...     kernel = crossfuse.compile(spec, cluster=4, directory=folder)
+    ...     table = write_kernels(folder, [kernel.artefact])
+    ...     kernels = load_kernels(folder, check_device=False)
+    >>> {name: len(each.buffers) for name, each in kernels.items()}
+    {'main': 5}
     """
 
     def __init__(self, table: KernelTable, kernels: Mapping[str, LoadedKernel]) -> None:
@@ -113,8 +131,14 @@ def write_kernels(
 
     Examples
     --------
-    >>> mod = BuildKernels(directory="kernels", link=False)(mod)  # writes one   # doctest: +SKIP
-    >>> write_kernels("kernels", [built.artefact for built in mine])            # doctest: +SKIP
+    >>> import crossfuse
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     spec = "gated_ffn:M=16,K=64,N=128,L=64"
+    ...     kernel = crossfuse.compile(spec, cluster=4, directory=folder)
+    ...     table = write_kernels(folder, [kernel.artefact], metadata={"model": "mlp"})
+    >>> list(table.kernels), table.arch
+    (['main'], 'sm_90a')
     """
     home = Path(folder)
     if not artefacts:
@@ -164,8 +188,14 @@ def load_kernels(folder: str | os.PathLike[str], *, check_device: bool = True) -
 
     Examples
     --------
-    >>> kernels = load_kernels("kernels")                     # doctest: +SKIP
-    >>> kernels["crossfuse_gated_ffn"].run(A, B_gate, B_up, D)  # doctest: +SKIP
+    >>> import crossfuse
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     spec = "gated_ffn:M=16,K=64,N=128,L=64"
+    ...     kernel = crossfuse.compile(spec, cluster=4, directory=folder)
+    ...     table = write_kernels(folder, [kernel.artefact])
+    ...     load_kernels(folder, check_device=False)["main"].buffers[-1].shape  # of the output
+    (16, 64)
     """
     path = Path(folder) / TABLE
     table = _read(path)

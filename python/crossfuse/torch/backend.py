@@ -48,8 +48,12 @@ class Backend:
 
     Examples
     --------
-    >>> fn = torch.compile(model, backend="crossfuse")             # doctest: +SKIP
-    >>> fn = torch.compile(model, backend=Backend(rest="eager"))   # doctest: +SKIP
+    >>> from crossfuse.workload import chain_module
+    >>> here = Backend(rest="eager", always=True, cpu="llvm")  # kernels as functions of the CPU
+    >>> fn = torch.compile(chain_module(32, 64), backend=here)
+    >>> with torch.inference_mode():
+    ...     tuple(fn(torch.zeros(16, 32, dtype=torch.bfloat16)).shape)  # [M, K] to [M, L]
+    (16, 32)
     """
 
     rest: str = "inductor"
@@ -172,9 +176,14 @@ def crossfuse(
 
     Examples
     --------
-    >>> import torch
-    >>> fn = torch.compile(model, backend="crossfuse")  # doctest: +SKIP
-    >>> y = fn(x)  # doctest: +SKIP
+    >>> fn = torch.compile(torch.nn.Linear(8, 4), backend="crossfuse", options={"rest": "eager"})
+    >>> with torch.inference_mode():
+    ...     tuple(fn(torch.zeros(2, 8)).shape)  # one layer, and no GPU: left to torch
+    (2, 4)
+    >>> crossfuse(None, (), options={"bin": 16})
+    Traceback (most recent call last):
+    ...
+    crossfuse.errors.WorkloadRefused: torch-backend: options: found 'bin'; limit: rest, always, ...
     """
     known = [each.name for each in fields(Backend)]
     for name in options or {}:

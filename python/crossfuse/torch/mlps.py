@@ -36,6 +36,15 @@ class Replaced:
         Modules that call a kernel now, by their names in the model.
     left : Mapping[str, str]
         Modules with as many weights as an MLP that were left as they are, and why.
+
+    Examples
+    --------
+    >>> mlp, other = nn.Linear(8, 8), "a convolution beside two layers of matrix products"
+    >>> done = Replaced({"layers.0.mlp": mlp}, {"head": other})
+    >>> mlp.forward = lambda x: x  # what `replace_mlp` does, with a kernel
+    >>> done.restore()
+    >>> tuple(mlp(torch.zeros(2, 8)).shape), "forward" in vars(mlp)
+    ((2, 8), False)
     """
 
     parts: Mapping[str, nn.Module]
@@ -83,10 +92,15 @@ def replace_mlp(
 
     Examples
     --------
-    >>> replaced = crossfuse.torch.replace_mlp(model)  # doctest: +SKIP
-    >>> with torch.inference_mode():                   # doctest: +SKIP
-    ...     y = model(x)
-    >>> replaced.restore()                             # doctest: +SKIP
+    >>> from crossfuse.workload import chain_module
+    >>> model = nn.Sequential(nn.LayerNorm(32, dtype=torch.bfloat16), chain_module(32, 64)).eval()
+    >>> replaced = replace_mlp(model, always=True, cpu="llvm", bins=(16,))
+    >>> list(replaced.parts)
+    ['1']
+    >>> with torch.inference_mode():
+    ...     tuple(model(torch.zeros(3, 5, 32, dtype=torch.bfloat16)).shape)  # [..., K] to [..., L]
+    (3, 5, 32)
+    >>> replaced.restore()
     """
     options = Backend(rest="eager", always=always, target=target, cpu=cpu, bins=tuple(bins))
     _check(module, options)

@@ -28,8 +28,10 @@ class Report:
 
     Examples
     --------
-    >>> from crossfuse.torch import reports
-    >>> print(reports()[-1])  # after a call of a compiled model  # doctest: +SKIP
+    >>> mlp = ("addmm", "addmm_1")
+    >>> made = ChainOutcome("main", mlp, "ffn", "registers", 3.1, 5.0, "gemm_chain:M=128,...")
+    >>> print(Report((made,)).text())
+    addmm, addmm_1: ffn, about 3.1 of 5.0 us; gemm_chain:M=128,...
     """
 
     outcomes: tuple[ChainOutcome, ...] = ()
@@ -62,8 +64,13 @@ def reports() -> tuple[Report, ...]:
 
     Examples
     --------
-    >>> for report in reports():  # after calls of a model compiled with backend="crossfuse"
-    ...     print(report)
+    >>> import torch
+    >>> from crossfuse.torch import crossfuse
+    >>> fn = torch.compile(torch.nn.Linear(8, 4), backend=crossfuse, options={"rest": "eager"})
+    >>> with torch.inference_mode():
+    ...     y = fn(torch.zeros(2, 8))  # [2, 4]
+    >>> print(reports()[-1].text())  # of the graph that was compiled last
+    left to torch: its tensors are on cpu, and kernels need a GPU
     """
     return tuple(_REPORTS)
 

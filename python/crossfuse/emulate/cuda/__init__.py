@@ -10,11 +10,10 @@ from crossfuse.emulate.cuda.faults import (
     remove_cluster_barrier,
     wrong_rank,
 )
-from crossfuse.emulate.cuda.report import KINDS, EmulationReport, Finding
+from crossfuse.emulate.cuda.report import EmulationReport, Finding
 from crossfuse.emulate.cuda.run import emulate
 
 __all__ = [
-    "KINDS",
     "EmulationReport",
     "Finding",
     "change_argument",

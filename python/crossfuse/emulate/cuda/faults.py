@@ -247,6 +247,21 @@ def recycle_slab(image: KernelImage, buffer: tuple[int, int], onto: int) -> Kern
     ------
     CheckFailed
         If no access of the text lies in the buffer.
+
+    Examples
+    --------
+    >>> from crossfuse.lower.image import BufferSpec, Launch
+    >>> statements = [
+    ...     "extern __shared__ float slab[];",
+    ...     "((float*)slab)[(((int)threadIdx.x) + 32)] = 1.0f;",
+    ...     "out[threadIdx.x] = ((float*)slab)[(((int)threadIdx.x) + 32)];",
+    ... ]
+    >>> text = "__global__ void copy(float* out) { " + " ".join(statements) + " }"
+    >>> launch = Launch("copy", (1, 1, 1), (32, 1, 1), (1, 1, 1), 256, ("out",))
+    >>> image = KernelImage("copy", text, (BufferSpec("out", (32,), "float32", True),), (launch,))
+    >>> wrong = recycle_slab(image, (128, 128), onto=0)  # bytes 128 to 255 to bytes 0 to 127
+    >>> "((float*)slab)[(((int)threadIdx.x)) + 0] = 1.0f;" in wrong.cuda
+    True
     """
     first, size = buffer
     accesses = list(_shared_accesses(image.cuda))

@@ -103,6 +103,18 @@ class EmulationReport:
         Kernel launches of one run.
     later : tuple[Mapping[str, np.ndarray], ...]
         The same of further runs, in other orders; empty ones behind a run with findings.
+
+    Examples
+    --------
+    >>> out = np.zeros(4, np.float32)  # [4]
+    >>> race = Finding("race", "out", 3, "element", "line 7: out[i] = x", "", 0, 5, "no barrier")
+    >>> report = EmulationReport("copy", {"out": out}, (race,), seconds=0.1, launches=1)
+    >>> report.ok
+    False
+    >>> report.raise_if_wrong()
+    Traceback (most recent call last):
+    ...
+    crossfuse.errors.CheckFailed: emulation: copy: found 1 finding(s): race at element 3 of out ...
     """
 
     name: str

@@ -109,6 +109,20 @@ def movement(
     -------
     Movement
         Integers, or arrays.
+
+    Examples
+    --------
+    >>> from crossfuse.planner.chain.build import chain_of
+    >>> from crossfuse.planner.dataflow.residency import kept
+    >>> from crossfuse.planner.dataflow.schedules import read_schedule
+    >>> from crossfuse.workload import parse
+    >>> chain = chain_of(parse("gemm_chain:M=128,K=768,N=3072,L=768"))
+    >>> schedule = read_schedule("m n | l k", chain)
+    >>> tiling = Tiling({"m": 128, "n": 128, "k": 64, "l": 96}, {"n": 8, "l": 8})
+    >>> machine = Machine(l2_bytes=50 * 2**20)
+    >>> found = movement(chain, schedule, tiling, kept(chain, schedule), machine)
+    >>> found.total("hbm") == 2 * (2 * 128 * 768 + 2 * 768 * 3072)  # bytes: all of 2, each once
+    True
     """
     made = nests(chain, schedule, tiling, residency)
     cta, cluster, grid = (made[level] for level in LEVELS)

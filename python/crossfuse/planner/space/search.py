@@ -108,6 +108,18 @@ def search(
     ------
     PlanRefused
         If nothing is to be kept, or there is no candidate.
+
+    Examples
+    --------
+    >>> from crossfuse.hardware import device
+    >>> from crossfuse.planner.chain.build import matrix_chain
+    >>> from crossfuse.planner.space.families import family, groups_of
+    >>> chain = matrix_chain(64, [32, 64, 32])  # M, then K, N and L
+    >>> groups = groups_of(chain, device("nvidia-h100"), family("published"))
+    >>> machine = Machine(l2_bytes=50 * 2**20)
+    >>> found = search(chain, groups, lambda moved, *_: moved.total("l2"), machine, keep=1)
+    >>> found.best[0].score  # bytes: all tensors once, the intermediate not at all
+    16384.0
     """
     if keep < 1 or not any(each.size for each in groups):
         raise refuse(

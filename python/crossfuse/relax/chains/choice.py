@@ -34,6 +34,12 @@ class ChainOutcome:
         Estimated times of the kernel and of not fusing; None where nothing was planned.
     text : str
         The chain that was found, or why there is none.
+
+    Examples
+    --------
+    >>> left = ChainOutcome("main", ("lv", "lv2"), "", "eager", 9.5, 9.0, "not to fuse is faster")
+    >>> left.microseconds - left.eager_microseconds
+    0.5
     """
 
     function: str

@@ -48,6 +48,17 @@ def schedule_cascade_tiles(
     ------
     CascadeRefused
         See `crossfuse.cascade.rewrite.tiled.tiled`.
+
+    Examples
+    --------
+    >>> from crossfuse.cascade.algebra import derive
+    >>> from crossfuse.cascade.detect import detect
+    >>> from crossfuse.workload import cascade_build, cascades
+    >>> spec = cascades.parse("attention:batch=1,heads=2,q_len=64,kv_len=128,head_dim=64")
+    >>> (site,) = detect(cascade_build.prim_func(spec))
+    >>> sch = schedule_cascade_tiles(site, derive(site.cascade))
+    >>> [int(sch.get(each).extent) for each in sch.get_loops(sch.get_sblock("tile"))]
+    [2, 1]
     """
     install()
     given = tiles or CascadeTiles()

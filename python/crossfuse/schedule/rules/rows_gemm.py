@@ -78,6 +78,19 @@ def schedule_rows_gemm(
     ------
     CascadeRefused, ScheduleRefused
         If the cascade does not stream, or the function is no single product behind it.
+
+    Examples
+    --------
+    >>> from crossfuse.cascade.algebra import derive
+    >>> from crossfuse.cascade.detect import detect
+    >>> from crossfuse.cascade.rewrite.rows_first import rows_first
+    >>> from crossfuse.workload import cascade_build, cascades
+    >>> spec = cascades.parse("rmsnorm_gemm:tokens=64,K=64,N=64")
+    >>> parts = rows_first(cascade_build.prim_func(spec))
+    >>> (site,) = detect(parts.rows)
+    >>> sch = schedule_rows_gemm(parts, site, derive(site.cascade))
+    >>> [str(each.name) for each in sch.mod["main"].params]
+    ['x', 'gamma', 'weight', 'out']
     """
     install()
     if chunk:

@@ -27,6 +27,19 @@ def schedule_stream(func: Any, tiles: StreamTiles) -> Any:
     -------
     tvm.s_tir.Schedule
         The schedule, with its trace.
+
+    Examples
+    --------
+    >>> from crossfuse.cascade.algebra import derive
+    >>> from crossfuse.cascade.detect import detect
+    >>> from crossfuse.cascade.rewrite.streaming import streaming
+    >>> from crossfuse.workload import cascade_build, cascades
+    >>> (site,) = detect(cascade_build.prim_func(cascades.parse("softmax:rows=4,cols=1024")))
+    >>> tiles = StreamTiles()
+    >>> sch = schedule_stream(streaming(site, derive(site.cascade), tiles), tiles)
+    >>> row, threads = sch.get_loops(sch.get_sblock("segment"))[:2]
+    >>> int(sch.get(row).extent), str(sch.get(threads).thread_binding.thread_tag)
+    (4, 'threadIdx.x')
     """
     install()
     sch = ir.Schedule(func)
