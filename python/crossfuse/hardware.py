@@ -66,7 +66,18 @@ class Device:
     clusters: tuple[tuple[int, int], ...] = _CLUSTERS
 
     def resident_clusters(self, size: int) -> int:
-        """Clusters of `size` CTAs that run at the same time; the driver has the last word."""
+        """Clusters of `size` CTAs that run at the same time; the driver has the last word.
+
+        Parameters
+        ----------
+        size : int
+            CTAs of a cluster.
+
+        Returns
+        -------
+        int
+            At least 1.
+        """
         share = self.sms // size
         return max(1, min(share, dict(self.clusters).get(size, share)))
 

@@ -169,7 +169,18 @@ class Derivation:
     reason: str = ""
 
     def slot(self, name: str) -> Slot:
-        """The slot of a name."""
+        """The slot of a name.
+
+        Parameters
+        ----------
+        name : str
+            Such as that of a reduction.
+
+        Returns
+        -------
+        Slot
+            The first of that name.
+        """
         return next(each for each in self.slots if each.name == name)
 
 

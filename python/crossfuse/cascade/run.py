@@ -108,6 +108,11 @@ def merge_tree(
     -------
     dict[str, numpy.ndarray]
         As `two_pass`.
+
+    Raises
+    ------
+    ValueError
+        If the segments are not all elements.
     """
     known = _Inputs(derivation.cascade, data)
     if sum(segments) != known.length:

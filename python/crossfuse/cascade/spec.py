@@ -104,5 +104,16 @@ class Cascade:
     length: sympy.Symbol | None = None
 
     def stage(self, name: str) -> Stage:
-        """The stage of a name."""
+        """The stage of a name.
+
+        Parameters
+        ----------
+        name : str
+            As `Stage.name`.
+
+        Returns
+        -------
+        Stage
+            The reduction.
+        """
         return next(each for each in self.stages if each.name == name)

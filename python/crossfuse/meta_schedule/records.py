@@ -91,6 +91,16 @@ class Record:
     def from_json(value: Mapping[str, Any]) -> Record:
         """Read what `to_json` wrote.
 
+        Parameters
+        ----------
+        value : Mapping[str, Any]
+            A line of a file of records, parsed.
+
+        Returns
+        -------
+        Record
+            The record.
+
         Raises
         ------
         ValueError

@@ -111,6 +111,11 @@ class RpcSession(Session):
         -------
         Timing
             ``wrong``, without a time, where a check failed.
+
+        Raises
+        ------
+        WorkloadRefused
+            For the family ``eager``, which has no library that a server could load.
         """
         if family == "eager":
             raise refuse(

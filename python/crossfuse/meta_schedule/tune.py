@@ -53,6 +53,8 @@ class Tuning:
         Lines of the records that are none.
     store : Callable
         Gets each record after it is kept, such as `crossfuse.meta_schedule.database.Store.add`.
+    added : list[Record]
+        What this process measured, in order.
     """
 
     spec: WorkloadSpec | CascadeSpec

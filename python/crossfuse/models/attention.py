@@ -47,9 +47,11 @@ class Attention(nn.Module):
     widths : Widths
         Of the model.
     bias : bool
-        Whether projections have one; `out_bias` is that of the last, the same unless given.
+        Whether projections have one.
     causal : bool
         Whether a token sees itself and earlier ones alone.
+    out_bias : bool | None
+        Whether the last projection has one; None for as the others.
     """
 
     def __init__(

@@ -83,6 +83,8 @@ class Convolutions:
         Of each stage, in the middle of a block; the outside has four times as many.
     classes : int
         Logits.
+    family : str
+        Which module computes it.
     """
 
     layers: int

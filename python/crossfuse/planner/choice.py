@@ -102,6 +102,16 @@ class Choice:
     def from_json(cls: type[Kind], text: str) -> Kind:
         """Read what `to_json` wrote.
 
+        Parameters
+        ----------
+        text : str
+            JSON of a plan of this kind.
+
+        Returns
+        -------
+        Choice
+            The plan, of the class that it is called on.
+
         Raises
         ------
         PlanRefused

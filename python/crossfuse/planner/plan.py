@@ -130,6 +130,11 @@ def ranked(
     list[Plan]
         At least one; the first has the others' first as `Plan.runners`.
 
+    Raises
+    ------
+    PlanRefused
+        If a family of `only` is not known, or no kernel of the families fits the device.
+
     Examples
     --------
     >>> sorted(each.family for each in ranked("G4", only=("l2", "dsm", "eager")))

@@ -91,7 +91,18 @@ class BuildKernels:
         self.kernels: tuple[KernelObject | Artefact, ...] = ()
 
     def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
-        """See `BuildKernels`."""
+        """See `BuildKernels`.
+
+        Parameters
+        ----------
+        mod : tvm.IRModule
+            The module; it stays as it is.
+
+        Returns
+        -------
+        tvm.IRModule
+            With calls of external functions.
+        """
         kernels = {name: func for name, func in mod.functions_items() if is_kernel(func)}
         named = {str(name.name_hint): func for name, func in kernels.items()}
         modules = self._modules(named)

@@ -117,7 +117,18 @@ class FuseCascades:
         self.outcomes: tuple[Outcome, ...] = ()
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        """See `FuseCascades`."""
+        """See `FuseCascades`.
+
+        Parameters
+        ----------
+        mod : tvm.IRModule
+            The module; it stays as it is.
+
+        Returns
+        -------
+        tvm.IRModule
+            With calls of the kernels.
+        """
         options = (self.tiles, self.stream)
         made, self.outcomes = once(mod, self.target, options, Outcome, lambda: self._made(mod))
         return made

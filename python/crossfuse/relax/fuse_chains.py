@@ -63,7 +63,18 @@ class FuseChains:
         self.outcomes: tuple[ChainOutcome, ...] = ()
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
-        """See `FuseChains`."""
+        """See `FuseChains`.
+
+        Parameters
+        ----------
+        mod : tvm.IRModule
+            The module; it stays as it is.
+
+        Returns
+        -------
+        tvm.IRModule
+            With calls of the kernels.
+        """
         made = clean(mod)
         outcomes: list[ChainOutcome] = []
         fused: dict[Any, Any] = {}

@@ -133,7 +133,18 @@ class Cubin:
     nvcc_version: str
 
     def usage(self, kernel: str) -> ResourceUsage | None:
-        """Resources of one kernel, or None where the cubin has no such kernel."""
+        """Resources of one kernel, or None where the cubin has no such kernel.
+
+        Parameters
+        ----------
+        kernel : str
+            Name of the ``__global__`` function.
+
+        Returns
+        -------
+        ResourceUsage | None
+            What ptxas reported.
+        """
         return next((entry for entry in self.resources if entry.kernel == kernel), None)
 
 
@@ -197,6 +208,11 @@ def compile_cubin(
 
 def cache_directory() -> Path:
     """Where cubins are kept between runs: the user's cache directory of this platform.
+
+    Returns
+    -------
+    pathlib.Path
+        The folder ``cubin`` in it; made when something is kept.
 
     Examples
     --------

@@ -136,6 +136,16 @@ class LoadedKernel:
     def check_device(self, device: int = 0) -> bool:
         """Refuse a GPU of another architecture; False if there is no GPU.
 
+        Parameters
+        ----------
+        device : int
+            Index of the GPU.
+
+        Returns
+        -------
+        bool
+            Whether there is one.
+
         Raises
         ------
         ArtefactRefused

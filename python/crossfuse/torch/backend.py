@@ -73,7 +73,20 @@ class Backend:
     def __call__(
         self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any
     ) -> Callable[..., Any]:
-        """Compile a graph that torch captured."""
+        """Compile a graph that torch captured.
+
+        Parameters
+        ----------
+        module : torch.fx.GraphModule
+            What torch captured.
+        inputs : Sequence[Any]
+            Its example inputs.
+
+        Returns
+        -------
+        Callable
+            What torch calls instead of the graph.
+        """
         if self.rest == "inductor":
             from crossfuse.torch.inductor import compile_with_inductor
 
@@ -84,6 +97,11 @@ class Backend:
         """Replace the chains of an inference graph of aten operators, in place.
 
         What goes wrong on the way leaves the graph as it was, with a warning.
+
+        Parameters
+        ----------
+        module : torch.fx.GraphModule
+            The graph, with the values of its nodes in their ``meta``.
         """
         try:
             report = self._fused(module)
@@ -113,11 +131,32 @@ class Backend:
         return torch.compile(module, dynamic=True) if self.rest == "inductor" else module
 
     def runs_on(self, place: torch.device) -> bool:
-        """Whether kernels run where tensors are."""
+        """Whether kernels run where tensors are.
+
+        Parameters
+        ----------
+        place : torch.device
+            Where they are.
+
+        Returns
+        -------
+        bool
+            On a GPU always; on the CPU with the option `cpu`.
+        """
         return place.type == "cuda" or (place.type == "cpu" and bool(self.cpu))
 
     def device_of(self, place: torch.device) -> Device:
         """What to compile for, for tensors at a place.
+
+        Parameters
+        ----------
+        place : torch.device
+            Where the tensors are.
+
+        Returns
+        -------
+        Device
+            The option `target`, else that of the GPU; ``nvidia-h100`` on the CPU.
 
         Raises
         ------

@@ -62,6 +62,11 @@ _REPORTS: deque[Report] = deque(maxlen=_MOST)
 def reports() -> tuple[Report, ...]:
     """Reports of this process's graphs, the last one last.
 
+    Returns
+    -------
+    tuple[Report, ...]
+        The last 64 at most.
+
     Examples
     --------
     >>> import torch

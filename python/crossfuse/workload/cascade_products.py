@@ -24,6 +24,8 @@ class Attention(CascadeSpec):
 
     Attributes
     ----------
+    batch, heads, q_len, kv_len, head_dim : int
+        Extents: q [batch, heads, q_len, head_dim], k and v [batch, kv_heads, kv_len, head_dim].
     kv_heads : int
         Heads of keys and values, each shared by as many heads of queries; `heads` unless given.
     causal : bool

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ast
 import doctest
+import inspect
+import re
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 import pytest
 
@@ -98,11 +102,32 @@ def test_every_public_name_has_an_example() -> None:
     assert not WITHOUT.keys() - lacking, "these have an example: take them off WITHOUT"
 
 
-def test_functions_say_what_they_take_give_and_refuse() -> None:
-    """Sections of numpydoc, of every public function that takes something."""
+def test_functions_say_what_they_take_and_give() -> None:
+    """Sections of numpydoc, of every public function and of methods of public classes.
+
+    Whether these name all that there is, tests/null/docs/test_docstrings.py asks.
+    """
     lacking = []
-    for each in names():
-        code = getattr(each.value, "__code__", None)
-        if code is not None and code.co_argcount and "Parameters\n" not in each.text:
-            lacking.append(each.path)
+    for path, function in functions():
+        text = inspect.getdoc(function) or ""
+        signature = inspect.signature(function)
+        if set(signature.parameters) - {"self", "cls"} and "Parameters\n" not in text:
+            lacking.append(f"{path}: Parameters")
+        gives = signature.return_annotation not in (None, "None", signature.empty)
+        if gives and not re.search(r"^(Returns|Yields)\n-", text, re.M):
+            lacking.append(f"{path}: Returns")
     assert lacking == []
+
+
+def functions() -> Iterator[tuple[str, Any]]:
+    """Public functions, and public methods of public classes that take something."""
+    for each in names():
+        if inspect.isfunction(each.value):
+            yield each.path, each.value
+        elif inspect.isclass(each.value):
+            for name, member in vars(each.value).items():
+                function = getattr(member, "__func__", member)
+                takes = inspect.isfunction(function) and function.__code__.co_argcount > 1
+                ours = takes and function.__module__ == each.value.__module__
+                if ours and (name == "__call__" or not name.startswith("_")):
+                    yield f"{each.path}.{name}", function

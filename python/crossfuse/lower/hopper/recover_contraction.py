@@ -142,6 +142,11 @@ def check_reduction(contraction: Contraction, place: Place | None) -> None:
         The loop.
     place : Place | None
         The cluster axis whose CTAs each sum a part; None if each sums all.
+
+    Raises
+    ------
+    LoweringRefused
+        If it sums other elements than its share.
     """
     known = ir.sym.Analyzer()
     share, parts = (0, 1) if place is None else (place.var, place.extent)

@@ -34,6 +34,11 @@ def read_exchange(
     -------
     Exchange
         Which rows each CTA combines, and into which buffer.
+
+    Raises
+    ------
+    LoweringRefused
+        If a nest is not as `dsm_reduce` writes it.
     """
     (product,) = contraction.products
     rank = copy.placed(copy.block.body.indices[0])

@@ -36,6 +36,11 @@ def read_slice(
     Store
         Its tile is counted in columns of what the cluster gathers; its value is written in those
         of the product.
+
+    Raises
+    ------
+    LoweringRefused
+        If it is no elementwise store of the accumulators to the CTA's slab.
     """
     body = nest.block.body
     plain = isinstance(body, ir.BufferStore) and body.buffer.same_as(gather.slab)

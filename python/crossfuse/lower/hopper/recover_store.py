@@ -27,6 +27,11 @@ def read_store(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) -> S
     -------
     Store
         The store of the same tile.
+
+    Raises
+    ------
+    LoweringRefused
+        If it is no elementwise store of a matrix, or of another tile.
     """
     body = nest.block.body
     plain = isinstance(body, ir.BufferStore) and len(body.indices) == 2

@@ -45,6 +45,11 @@ def read_partial(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) ->
     -------
     Store
         The store of the tile, in the matrix of its part.
+
+    Raises
+    ------
+    LoweringRefused
+        If it is no copy of accumulators, or of another tile.
     """
     body = nest.block.body
     load = body.value

@@ -59,7 +59,18 @@ class Chain(Links):
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Chain:
-        """Make a chain of the fields that `dataclasses.asdict` made of one."""
+        """Make a chain of the fields that `dataclasses.asdict` made of one.
+
+        Parameters
+        ----------
+        value : Mapping[str, Any]
+            Fields by name; lists stand for tuples.
+
+        Returns
+        -------
+        Chain
+            The chain.
+        """
         return Chain(
             tuple(Dim(**each) for each in value["dims"]),
             tuple(Tensor(**_tuples(each)) for each in value["tensors"]),
@@ -87,13 +98,36 @@ class Chain(Links):
 
         The epilogue runs when a sum is whole, so that the loop over the reduction repeats nothing
         that it reads.
+
+        Parameters
+        ----------
+        index : int
+            Of the product, in order.
+        name : str
+            Of the input.
+
+        Returns
+        -------
+        tuple[str, ...]
+            Names of dims.
         """
         product = self.products[index]
         with_operands = product.reduction in self.tensor(name).dims
         return self.loops(index) if with_operands else self.tensor(product.output).dims
 
     def column(self, index: int) -> str:
-        """The dim that only the weights of a product bring in."""
+        """The dim that only the weights of a product bring in.
+
+        Parameters
+        ----------
+        index : int
+            Of the product, in order.
+
+        Returns
+        -------
+        str
+            Name of the dim.
+        """
         product = self.products[index]
         left, right = self.tensor(product.left).dims, self.tensor(product.rights[0]).dims
         return next(each for each in right if each not in left)
@@ -105,7 +139,18 @@ class Chain(Links):
         return tuple(each for each in self.tensor(first.left).dims if each != first.reduction)
 
     def elements(self, name: str) -> int:
-        """Elements of a tensor."""
+        """Elements of a tensor.
+
+        Parameters
+        ----------
+        name : str
+            Of the tensor.
+
+        Returns
+        -------
+        int
+            The product of the extents of its dims.
+        """
         return prod(self.extents[each] for each in self.tensor(name).dims)
 
     @property

@@ -130,6 +130,11 @@ class Rates:
             Of a CTA's tile; between measured widths the rate is interpolated.
         item : int
             Bytes of an element: 1 or 2.
+
+        Returns
+        -------
+        Share
+            A number, or an array where extents are.
         """
         dtypes = {"float8_e4m3fn", "e4m3"} if item == 1 else {"bfloat16", "bf16"}
         table: dict[int, list[tuple[float, float]]] = {}

@@ -47,6 +47,11 @@ class Explanation(Reasons):
         ----------
         width : int
             Columns of a line at most.
+
+        Returns
+        -------
+        str
+            Lines of at most `width` columns.
         """
         return plain(self, width)
 

@@ -16,10 +16,12 @@ _WHOLE = "write each buffer by one block, all of it"
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Where a block writes: `Block`'s fields of the same names.
+    """Where a block writes.
 
     Attributes
     ----------
+    coordinates, summed, domain
+        `Block`'s fields of the same names.
     inside : Mapping
         The block's own variables, but those that are reduced, in terms of the coordinates.
     """

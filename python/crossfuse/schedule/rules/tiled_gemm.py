@@ -74,6 +74,11 @@ def bind_product(sch: Any, chain: Chain, tiles: TensorTiles | None, constant: bo
         Tile extents; what is left out is chosen.
     constant : bool
         Whether no kernel that may still be running writes B.
+
+    Raises
+    ------
+    ScheduleRefused
+        If the reduction is split and the epilogue reads more than the product.
     """
     (product,) = chain.first
     chosen = (tiles or TensorTiles()).complete(sch, chain)

@@ -57,6 +57,8 @@ class StreamPlan:
         weights; 0 if each warpgroup does all for its own rows.
     passed : Passed | None
         What passes between these.
+    phases, state, early, is_persistent
+        As a plan of chains has them, for parts that both share; always as here.
     """
 
     program: StreamProgram
@@ -72,7 +74,6 @@ class StreamPlan:
     inbox: Inbox | None = None
     adders: int = 0
     passed: Passed | None = None
-    # As a plan of chains has them, for parts that both share.
     phases: tuple[Any, ...] = ()
     state: tuple[BufferSpec, ...] = ()
     early: bool = False
