@@ -16,8 +16,8 @@ from typing import Any
 from crossfuse.bench.calibrate import calibrate
 from crossfuse.bench.environment import record
 from crossfuse.errors import RefusedError
+from crossfuse.files import write_atomically
 from crossfuse.hardware import device
-from crossfuse.runtime.files import write_atomically
 
 
 def machine() -> dict[str, Any]:

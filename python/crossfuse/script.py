@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.errors import RefusedError
-from crossfuse.runtime.files import write_atomically
+from crossfuse.files import write_atomically
 
 
 def program(description: str | None) -> tuple[argparse.ArgumentParser, Any]:

@@ -17,13 +17,13 @@ import torch
 from cpu.runtime.fake_cuda import aligned, on_gpu
 from cpu.runtime.images import vector_add
 from crossfuse.errors import ArtefactRefused, EnvironmentRefused
+from crossfuse.files import sha256
 from crossfuse.runtime import (
     Artefact,
     LoadedKernel,
     build_library,
     load,
 )
-from crossfuse.runtime.files import sha256
 
 NO_DRIVER = (
     "cuda-driver: libcuda.so.1: found libcuda.so.1: cannot open shared object file: No such file "

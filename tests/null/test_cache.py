@@ -36,7 +36,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from crossfuse.cache import Entry, Shelf
-from crossfuse.runtime import files
+from crossfuse import files
 def stop(*names):
     print("half", flush=True)
     signal.pause()

@@ -100,7 +100,7 @@ def make_problem(spec: WorkloadSpec, folder: Path | None = None) -> Problem:
 
 def keep_limits(limits: Tolerance, path: Path) -> None:
     """Write limits, see `kept_limits`."""
-    from crossfuse.runtime.files import write_atomically
+    from crossfuse.files import write_atomically
 
     file = io.BytesIO()
     # Numpy's format does not know all types; every one but wide integers is exact in float32.

@@ -12,7 +12,7 @@ from typing import Any
 
 from crossfuse.cache.place import root
 from crossfuse.cache.upkeep import prune_beside
-from crossfuse.runtime.files import sha256, write_atomically
+from crossfuse.files import sha256, write_atomically
 
 #: Seconds that a process waits for another one that makes the same; then it makes it too.
 _PATIENCE = 900.0

@@ -114,7 +114,7 @@ def _measure(
     from crossfuse.bench.plot import plot, require_matplotlib
     from crossfuse.bench.run import run
     from crossfuse.bench.table import progress
-    from crossfuse.runtime.files import write_atomically
+    from crossfuse.files import write_atomically
 
     require_gpu()
     if picture is not None:

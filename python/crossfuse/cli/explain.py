@@ -63,7 +63,7 @@ def explain(
     explained = _cascade if is_cascade(workload) else _chain
     picture, value, parts = explained(workload, spec, families, known, top)
     if svg is not None:
-        from crossfuse.runtime.files import write_atomically
+        from crossfuse.files import write_atomically
 
         write_atomically(svg, picture.encode())
     if as_json:

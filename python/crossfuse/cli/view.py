@@ -31,7 +31,7 @@ def view(
     as_json: JsonFlag = False,
 ) -> None:
     """Write a page that shows a plan, its cluster, when what happens, and CUDA by schedule line."""
-    from crossfuse.runtime.files import write_atomically
+    from crossfuse.files import write_atomically
     from crossfuse.view.write import view_page
 
     kernels = _measured(measured) if measured else ()

@@ -44,9 +44,9 @@ class ModelReport:
 
     def text(self) -> str:
         """One line for each."""
-        from crossfuse.torch.report import Report
+        from crossfuse.relax.chains.choice import told
 
-        lines = [Report(self.chains).text()]
+        lines = [told(self.chains)]
         for each in self.cascades:
             what = ", ".join(each.calls) or each.function
             saved = f", {each.before} to {each.after} bytes" if each.form else ""

@@ -20,13 +20,13 @@ from pathlib import Path
 
 from crossfuse.bench.job import Job
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse.files import write_atomically
 from crossfuse.meta_schedule.build import Build
 from crossfuse.meta_schedule.campaign import measure_all
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.preparing import grouped, preparing
 from crossfuse.meta_schedule.records import Record, append, read_records
-from crossfuse.runtime.files import write_atomically
 
 FORMAT_VERSION = 1
 _SCRIPT = '''"""Measure the candidates of this folder: python measure.py [--budget SECONDS]."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
+from crossfuse.files import sha256
 from crossfuse.meta_schedule.functions import is_function
 from crossfuse.planner.families import CASCADE_FAMILIES, EAGER
-from crossfuse.runtime.files import sha256
 
 #: Where each family keeps the intermediate, and the rule that schedules it.
 FAMILIES = {

@@ -16,7 +16,7 @@ from typing import Any
 from crossfuse.bench.cascades import CascadeProblem
 from crossfuse.bench.problem import Problem, keep_limits, kept_limits
 from crossfuse.emulate.reference import Parameter, draw, limits, parameters, the_output
-from crossfuse.runtime.files import sha256, write_atomically
+from crossfuse.files import sha256, write_atomically
 
 #: Key of the annotation.
 TAG = "crossfuse.function"

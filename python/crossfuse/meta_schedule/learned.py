@@ -11,12 +11,12 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.cost_model import PyCostModel
 from tvm.s_tir.meta_schedule.feature_extractor import PyFeatureExtractor
 
+from crossfuse.files import write_atomically
 from crossfuse.meta_schedule.search import microseconds_of
 from crossfuse.meta_schedule.task import Tasks
 from crossfuse.planner.cost.features import NAMES
 from crossfuse.planner.tune.cost_model import CostModel
 from crossfuse.planner.tune.features import features
-from crossfuse.runtime.files import write_atomically
 
 
 @derived_object

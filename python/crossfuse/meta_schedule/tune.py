@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.errors import ArtefactRefused, refuse
+from crossfuse.files import write_atomically
 from crossfuse.hardware import device
 from crossfuse.meta_schedule.campaign import measure_all
 from crossfuse.meta_schedule.candidate import Candidate
@@ -28,7 +29,6 @@ from crossfuse.meta_schedule.records import Found, Record, append, read_records
 from crossfuse.planner.tune.cost_model import CostModel, require_xgboost
 from crossfuse.planner.tune.drive import make_strategy
 from crossfuse.planner.tune.strategy import Strategy
-from crossfuse.runtime.files import write_atomically
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.spec import WorkloadSpec
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from crossfuse import hardware
 from crossfuse._compat import installed_version
+from crossfuse.files import sha256, write_atomically
 from crossfuse.lower.image import KernelImage
 from crossfuse.runtime.cubin import Cubin, compile_cubin
-from crossfuse.runtime.files import sha256, write_atomically
 from crossfuse.runtime.launcher import compile_launcher, generate_launcher
 from crossfuse.runtime.limits import check_image, check_resources
 from crossfuse.runtime.manifest import FORMAT_VERSION, Manifest

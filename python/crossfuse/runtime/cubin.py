@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import EnvironmentRefused, LoweringRefused, RefusedError, refuse
-from crossfuse.runtime.files import sha256
+from crossfuse.files import sha256
 from crossfuse.runtime.host_compiler import find_host_compiler
 from crossfuse.runtime.nvcc import NvccInfo, find_nvcc
 

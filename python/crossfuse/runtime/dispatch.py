@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse.files import sha256, write_atomically
 from crossfuse.lower.image import BufferSpec
 from crossfuse.runtime.artefact import Artefact
 from crossfuse.runtime.dispatch_table import TABLE, Bin, DispatchTable, unreadable_table
-from crossfuse.runtime.files import sha256, write_atomically
 from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.load import load
 from crossfuse.runtime.manifest import Manifest

@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from crossfuse.cache import Entry, shelf
 from crossfuse.errors import ArtefactRefused
+from crossfuse.files import write_atomically
 from crossfuse.runtime.artefact import Artefact, KernelObject, build_library, build_object
-from crossfuse.runtime.files import write_atomically
 from crossfuse.runtime.manifest import Manifest
 
 Built = TypeVar("Built", Artefact, KernelObject)

@@ -10,8 +10,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse.files import sha256, write_atomically
 from crossfuse.runtime.artefact import Artefact
-from crossfuse.runtime.files import sha256, write_atomically
 from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.load import load
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse.files import sha256
 from crossfuse.runtime.artefact import LIBRARY_HASH
-from crossfuse.runtime.files import sha256
 from crossfuse.runtime.fitness import check_limits, check_version, gpu_limits
 from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.manifest import Manifest, unreadable

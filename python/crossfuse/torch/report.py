@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from crossfuse.relax.chains.choice import ChainOutcome
+from crossfuse.relax.chains.choice import ChainOutcome, told
 
 #: Graphs that are remembered.
 _MOST = 64
@@ -47,8 +47,7 @@ class Report:
         """One line for each pair of layers."""
         if self.reason:
             return f"left to torch: {self.reason}"
-        lines = [_line(each) for each in self.outcomes]
-        return "\n".join(lines or ["no two layers of matrix products"])
+        return told(self.outcomes)
 
 
 def in_torch(outcome: ChainOutcome, names: Mapping[str, str]) -> ChainOutcome:
@@ -94,11 +93,3 @@ def warn_of_training() -> None:
         "torch.inference_mode()",
         stacklevel=2,
     )
-
-
-def _line(outcome: ChainOutcome) -> str:
-    products = ", ".join(outcome.products)
-    if not outcome.name:
-        return f"{products}: left, {outcome.text}"
-    ours, eager = outcome.microseconds, outcome.eager_microseconds
-    return f"{products}: {outcome.name}, about {ours:.1f} of {eager:.1f} us; {outcome.text}"

@@ -11,9 +11,9 @@ import tvm_ffi
 
 from cpu.runtime.images import bfloat16_twice, vector_add
 from crossfuse.errors import ArtefactRefused
+from crossfuse.files import sha256
 from crossfuse.lower.image import ROW_COUNT, BufferSpec, KernelImage, Launch
 from crossfuse.runtime import Artefact, Manifest, build_library, compile_cubin, load
-from crossfuse.runtime.files import sha256
 from crossfuse.runtime.launcher import DTYPES, generate_launcher
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from crossfuse.emulate.cuda.compiler import COMMON, KERNEL_FLAGS, Compiler, require, run
 from crossfuse.errors import EnvironmentRefused, refuse
-from crossfuse.runtime.files import sha256, write_atomically
+from crossfuse.files import sha256, write_atomically
 
 _RUNTIME = Path(__file__).parent / "runtime"
 _RUNTIME_FLAGS = ("-O2", *COMMON)

@@ -121,7 +121,7 @@ class CostModel:
             A JSON file, with the measurements; the trees go beside it, with the further suffix
             ``.ubj``, in xgboost's own format.
         write : Callable
-            Writes a file, such as `crossfuse.runtime.files.write_atomically`.
+            Writes a file, such as `crossfuse.files.write_atomically`.
         """
         document = {
             "version": VERSION,

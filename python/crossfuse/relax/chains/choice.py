@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,6 +49,30 @@ class ChainOutcome:
     microseconds: float | None
     eager_microseconds: float | None
     text: str
+
+
+def told(outcomes: Sequence[ChainOutcome]) -> str:
+    """What became of chains, one line for each pair of layers.
+
+    Parameters
+    ----------
+    outcomes : Sequence[ChainOutcome]
+        Of a graph or a model.
+
+    Returns
+    -------
+    str
+        With estimated times of kernels, and reasons of the others; never empty.
+    """
+    return "\n".join(map(_line, outcomes)) or "no two layers of matrix products"
+
+
+def _line(outcome: ChainOutcome) -> str:
+    products = ", ".join(outcome.products)
+    if not outcome.name:
+        return f"{products}: left, {outcome.text}"
+    ours, eager = outcome.microseconds, outcome.eager_microseconds
+    return f"{products}: {outcome.name}, about {ours:.1f} of {eager:.1f} us; {outcome.text}"
 
 
 @dataclass(frozen=True)
