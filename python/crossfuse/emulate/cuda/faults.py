@@ -5,23 +5,13 @@ Calls are found by the names of ``dsm.cuh`` in the bodies of kernels. Edits keep
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Iterator
 
-from crossfuse.errors import CheckFailed, RefusedError, refuse
+from crossfuse.emulate.cuda.text import arguments_of, calls_of, nothing_to_plant, replaced
 from crossfuse.lower.image import KernelImage
 
 _BARRIER = "crossfuse_cluster_sync"
 _REMOTE = r"crossfuse_dsm_(?:load|store)_b\d+"
-_DYNAMIC = re.compile(r"extern\s+__shared__[^;]*?(\w+)\s*\[\s*\]\s*;")
-_ITEM_BYTES = {
-    **dict.fromkeys(("char", "signed char", "uchar", "unsigned char", "bool"), 1),
-    **dict.fromkeys(("__nv_fp8_e4m3", "__nv_fp8_e5m2", "int8_t", "uint8_t"), 1),
-    **dict.fromkeys(("half", "nv_bfloat16", "short", "ushort", "int16_t", "uint16_t"), 2),
-    **dict.fromkeys(("float", "int", "uint", "unsigned", "unsigned int", "int32_t", "uint32_t"), 4),
-    **dict.fromkeys(("double", "int64_t", "uint64_t", "long long"), 8),
-}
 
 
 def remove_cluster_barrier(image: KernelImage, index: int = 0) -> KernelImage:
@@ -92,7 +82,7 @@ def drop_call(image: KernelImage, name: str, index: int = 0) -> KernelImage:
     1
     """
     start, end = _find_call(image, name, index)
-    return _replace(image, start, end, "(void)0")
+    return replaced(image, start, end, "(void)0")
 
 
 def change_argument(
@@ -137,20 +127,20 @@ def change_argument(
 
 
 def _change(image: KernelImage, span: tuple[int, int], position: int, by: str) -> KernelImage:
-    arguments = _arguments(image.cuda, *span)
+    arguments = arguments_of(image.cuda, *span)
     if not -len(arguments) <= position < len(arguments):
-        raise _nothing(image, f"{len(arguments)} arguments", f"one with index {position}")
+        raise nothing_to_plant(image, f"{len(arguments)} arguments", f"one with index {position}")
     start, end = arguments[position]
-    return _replace(image, start, end, by.format(f"({image.cuda[start:end].strip()})"))
+    return replaced(image, start, end, by.format(f"({image.cuda[start:end].strip()})"))
 
 
 def _find_call(
     image: KernelImage, name: str, index: int, what: str | None = None
 ) -> tuple[int, int]:
-    spans = _calls(image.cuda, re.compile(rf"\b{name}\s*\("))
+    spans = calls_of(image.cuda, re.compile(rf"\b{name}\s*\("))
     if not -len(spans) <= index < len(spans):
         found = f"{len(spans)} {what or f'calls of {name}'}"
-        raise _nothing(image, found, f"one with index {index}")
+        raise nothing_to_plant(image, found, f"one with index {index}")
     return spans[index]
 
 
@@ -221,135 +211,3 @@ def wrong_rank(image: KernelImage, index: int = 0, *, wrap: bool = False) -> Ker
     size = max(launch.cluster_size for launch in image.launches)
     rank = f" ({{}} + 1) % {size}" if wrap else " ({} + 1)"
     return _change(image, span, 1, rank)
-
-
-def recycle_slab(image: KernelImage, buffer: tuple[int, int], onto: int) -> KernelImage:
-    """Move a buffer of the merged dynamic shared memory onto another one.
-
-    Merged buffers are told apart by the constant that ends each index, as in
-    ``((half*)buf_dyn_shmem)[((((int)threadIdx.x) * 8) + 1024)]``.
-
-    Parameters
-    ----------
-    image : KernelImage
-        A lowered function with at least two buffers in dynamic shared memory.
-    buffer : tuple[int, int]
-        Byte offset and size in bytes of the buffer to move.
-    onto : int
-        Byte offset of the slab that it is to alias.
-
-    Returns
-    -------
-    KernelImage
-        With the faulty text.
-
-    Raises
-    ------
-    CheckFailed
-        If no access of the text lies in the buffer.
-
-    Examples
-    --------
-    >>> from crossfuse.lower.image import BufferSpec, Launch
-    >>> statements = [
-    ...     "extern __shared__ float slab[];",
-    ...     "((float*)slab)[(((int)threadIdx.x) + 32)] = 1.0f;",
-    ...     "out[threadIdx.x] = ((float*)slab)[(((int)threadIdx.x) + 32)];",
-    ... ]
-    >>> text = "__global__ void copy(float* out) { " + " ".join(statements) + " }"
-    >>> launch = Launch("copy", (1, 1, 1), (32, 1, 1), (1, 1, 1), 256, ("out",))
-    >>> image = KernelImage("copy", text, (BufferSpec("out", (32,), "float32", True),), (launch,))
-    >>> wrong = recycle_slab(image, (128, 128), onto=0)  # bytes 128 to 255 to bytes 0 to 127
-    >>> "((float*)slab)[(((int)threadIdx.x)) + 0] = 1.0f;" in wrong.cuda
-    True
-    """
-    first, size = buffer
-    accesses = list(_shared_accesses(image.cuda))
-    chosen = [access for access in accesses if first <= access.offset < first + size]
-    if not chosen:
-        found = f"accesses at bytes {sorted({access.offset for access in accesses})}"
-        raise _nothing(image, found, f"one at bytes {first} to {first + size - 1}")
-    for access in reversed(chosen):
-        moved = (access.offset - first + onto) // access.item
-        image = _replace(image, access.start, access.end, f"({access.index}) + {moved}")
-    return image
-
-
-@dataclasses.dataclass(frozen=True)
-class _SharedAccess:
-    """One index into dynamic shared memory: its place in the text, and how it divides."""
-
-    start: int
-    end: int
-    index: str
-    item: int
-    offset: int
-
-
-def _shared_accesses(text: str) -> Iterator[_SharedAccess]:
-    names = "|".join(set(_DYNAMIC.findall(text)) or {"(?!)"})
-    pattern = re.compile(rf"\(\(([\w ]+?)\s*\*\)(?:{names})\)(\s*\+\s*\(|\[)")
-    for match in pattern.finditer(text):
-        item = _ITEM_BYTES.get(match[1])
-        if item is None:
-            continue
-        start, end = match.end(), _closing(text, match.end() - 1)
-        head, constant = _split_constant(text[start:end])
-        yield _SharedAccess(start, end, head, item, constant * item)
-
-
-def _split_constant(index: str) -> tuple[str, int]:
-    """Split ``((a * b) + 8)`` into ``(a * b)`` and 8."""
-    index = index.strip()
-    while index.startswith("(") and _closing(index, 0) == len(index) - 1:
-        index = index[1:-1].strip()
-    if index.isdigit():
-        return "0", int(index)
-    head, plus, last = index.rpartition(" + ")
-    return (head, int(last)) if plus and last.isdigit() else (index, 0)
-
-
-def _calls(text: str, name: re.Pattern[str]) -> list[tuple[int, int]]:
-    """Find calls in the bodies of kernels, as spans from the name to the closing parenthesis."""
-    spans = []
-    for kernel in re.finditer(r"__global__[^;{]*\{", text):
-        body_end = _closing(text, kernel.end() - 1)
-        for match in name.finditer(text, kernel.end(), body_end):
-            spans.append((match.start(), _closing(text, match.end() - 1) + 1))
-    return spans
-
-
-def _arguments(text: str, start: int, end: int) -> list[tuple[int, int]]:
-    """Spans of the arguments of the call at ``text[start:end]``."""
-    depth, spans, at = 0, [], text.index("(", start) + 1
-    for position in range(at, end - 1):
-        depth += (text[position] in "([{") - (text[position] in ")]}")
-        if text[position] == "," and depth == 0:
-            spans.append((at, position))
-            at = position + 1
-    return [*spans, (at, end - 1)]
-
-
-def _closing(text: str, opening: int) -> int:
-    """Position of the bracket that closes the one at `opening`."""
-    depth = 0
-    for position in range(opening, len(text)):
-        depth += (text[position] in "([{") - (text[position] in ")]}")
-        if depth == 0:
-            return position
-    return len(text)
-
-
-def _replace(image: KernelImage, start: int, end: int, by: str) -> KernelImage:
-    return dataclasses.replace(image, cuda=image.cuda[:start] + by + image.cuda[end:])
-
-
-def _nothing(image: KernelImage, found: str, limit: str) -> RefusedError:
-    return refuse(
-        CheckFailed,
-        "plant-fault",
-        f"generated text of {image.name}",
-        found=found,
-        limit=limit,
-        instead="plant another fault, or one in a kernel that has what it needs",
-    )

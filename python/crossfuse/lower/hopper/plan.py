@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from crossfuse.hardware import Device
@@ -10,10 +10,10 @@ from crossfuse.lower.hopper.arena import Arena
 from crossfuse.lower.hopper.flags import Flags, state
 from crossfuse.lower.hopper.further import further_of
 from crossfuse.lower.hopper.kernel_memory import RingPlan, box_bytes, plan_memory
-from crossfuse.lower.hopper.phase import PhasePlan, plan_phase
-from crossfuse.lower.hopper.rows.chunk_plan import plan_chunks
+from crossfuse.lower.hopper.phase import PhasePlan
+from crossfuse.lower.hopper.phases import plan_phases
 from crossfuse.lower.hopper.rows.program import RowProgram
-from crossfuse.lower.hopper.rows.room import check_room, registers_beside
+from crossfuse.lower.hopper.rows.room import registers_beside
 from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import BufferSpec, TensorMap
@@ -219,7 +219,7 @@ def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int =
     LoweringRefused
         If tensor cores or TMA cannot take the tiles, or phases do not fit together.
     """
-    phases = _phases(programs)
+    phases = plan_phases(programs)
     clusters = _clusters(phases, device)
     follows = len(phases) == 1 and phases[0].program.follows
     rows = phases[0].program.rows
@@ -227,61 +227,6 @@ def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int =
     placed = rows is None or rows.is_placed
     constant = placed and all(each.program.contraction.constant for each in phases)
     return KernelPlan(phases, *plan_memory(phases, device), clusters, follows or constant, number)
-
-
-def _phases(programs: tuple[TileProgram, ...]) -> tuple[PhasePlan, ...]:
-    phases: list[PhasePlan] = []
-    for program in programs:
-        left = program.contraction.left
-        made = [each.raises for each in phases if each.raises is not None]
-        flags = next((each for each in made if each.buffer.same_as(left.buffer)), None)
-        if program.rows is not None:
-            chunks = plan_chunks(program)
-            flags = (
-                Flags.of_rows(program.rows, left.shape[0])
-                if chunks is None
-                else Flags.of_chunks(program.rows, chunks)
-            )
-        if flags is not None:
-            flags.check_reader(left, program.analyzer)
-        phases.append(plan_phase(program, flags))
-        if program.rows is not None:
-            check_room(phases[-1])
-    first, *others = phases
-    for phase in others:
-        found = (phase.warpgroups, phase.program.cluster_size)
-        if found != (first.warpgroups, first.program.cluster_size):
-            raise refuse(
-                "grid-stage",
-                "phases of one kernel",
-                found=f"tiles of {phase.warpgroups.rows} rows in clusters of {found[1]}",
-                limit=f"{first.warpgroups.rows} rows in clusters of "
-                f"{first.program.cluster_size}, as in the first phase",
-                instead="give all phases tiles of the same rows and one cluster size",
-            )
-    return _with_distinct_maps(tuple(phases))
-
-
-def _with_distinct_maps(phases: tuple[PhasePlan, ...]) -> tuple[PhasePlan, ...]:
-    """Descriptors of one tensor with different boxes get names of their own."""
-    names: dict[TensorMap, str] = {}
-
-    def named(map_: TensorMap) -> TensorMap:
-        if map_ not in names:
-            taken = sum(each.name == map_.name for each in names)
-            names[map_] = f"{map_.name}{taken}" if taken else map_.name
-        return replace(map_, name=names[map_])
-
-    def renamed(phase: PhasePlan) -> PhasePlan:
-        lefts, rights, others = (
-            tuple(replace(each, map=named(each.map)) for each in group)
-            for group in (phase.lefts, phase.rights, phase.others)
-        )
-        store = phase.store.with_maps(named)
-        left = lefts[0] if lefts else None
-        return replace(phase, left=left, rights=rights, others=others, store=store)
-
-    return tuple(map(renamed, phases))
 
 
 def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:
