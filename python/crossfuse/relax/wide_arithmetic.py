@@ -44,7 +44,7 @@ class WideArithmetic:
 
     A pass over modules before ``LegalizeOps``, which would otherwise add in the type of the result:
     a sum of 2048 terms in bfloat16 keeps one digit. dlight's tensor-core schedules take both.
-    Activations, sums, means, softmaxes, norms and pools are computed in float32 too, and of bfloat16
+    Activations, sums, softmaxes, norms and pools are computed in float32 too, and of bfloat16 also
     what ``LegalizeOps`` refuses or compares by its bits: powers, and all that sorts.
     """
 
