@@ -71,6 +71,7 @@ def build_object(
     destination: str | os.PathLike[str],
     *,
     device: str | hardware.Device = "nvidia-h100",
+    metadata: Mapping[str, Any] | None = None,
 ) -> KernelObject:
     """Compile an image into ``<name>.o`` with its cubin and manifest inside.
 
@@ -82,6 +83,8 @@ def build_object(
         A directory for ``<image.name>.o``.
     device : str or Device
         Device to compile for and to check limits against.
+    metadata : Mapping[str, Any], optional
+        See `build_library`.
 
     Returns
     -------
@@ -93,7 +96,7 @@ def build_object(
     LoweringRefused, EnvironmentRefused
         See `build_library`.
     """
-    parts = _compiled(image, hardware.device(device), {}, None)
+    parts = _compiled(image, hardware.device(device), dict(metadata or {}), None)
     path = Path(destination) / f"{image.name}.o"
     write_atomically(path, compile_launcher(*parts, linked=False))
     return KernelObject(path, Manifest.from_json(parts[2], str(path)))
