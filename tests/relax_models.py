@@ -40,7 +40,12 @@ def run(mod: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     built = tvm.compile(plain, target=tvm.target.Target({"kind": "llvm", "opt-level": 1}))
     machine = relax.VirtualMachine(built, tvm.cpu())
     found = machine["main"](*map(tvm.runtime.tensor, inputs))
-    return [found.numpy()] if hasattr(found, "numpy") else [each.numpy() for each in found]
+    return [_numpy(each) for each in ([found] if hasattr(found, "numpy") else found)]
+
+
+def _numpy(found: Any) -> Any:
+    """A tensor as an array, a tuple of them as a list of arrays."""
+    return found.numpy() if hasattr(found, "numpy") else [_numpy(each) for each in found]
 
 
 def normals(parameters: Parameters, seed: int = 0) -> list[np.ndarray]:

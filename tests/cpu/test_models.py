@@ -81,6 +81,8 @@ RELAX = [
     ("llama-3.2-1b,layers=1,tokens=16,reduce=16", [GATED], ["mean", "softmax_max", "mean", "mean"]),
     ("gpt2-small,layers=1,tokens=8,reduce=12,dtype=float16", [PLAIN], None),
     ("bert-base,layers=1,tokens=8,reduce=12", [PLAIN], None),
+    ("llama-3-8b,layers=1,tokens=4,cache=8,reduce=32", [GATED], None),
+    ("qwen-moe,layers=1,tokens=8,reduce=16", [GATED], None),
     ("resnet-small,layers=1,tokens=8,reduce=8,dtype=float32", [], None),
 ]
 

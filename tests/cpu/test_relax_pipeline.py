@@ -114,11 +114,15 @@ def test_an_exported_model_runs_elsewhere(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_executables_are_exported_beside_their_kernels(tmp_path: Path) -> None:
     folder = tmp_path / "kernels"
-    mod = BuildKernels(directory=folder, link=False)(FuseChains(always=True)(model()))
+    fuse = FuseChains(always=True)
+    mod = BuildKernels(directory=folder, link=False)(fuse(model()))
     tvm.compile(mod, target="llvm").export_library(str(tmp_path / "model.so"))
 
     kernels = crossfuse.load_kernels(folder)
     assert list(kernels) == ["crossfuse_gemm_chain"]
+    plan, (outcome,) = kernels.table.plans["crossfuse_gemm_chain"], fuse.outcomes
+    assert (plan["family"], plan["microseconds"]) == (outcome.family, outcome.microseconds)
+    assert kernels["crossfuse_gemm_chain"].manifest.metadata == {"plan": plan}
     kernels.register()
     loaded = tvm.runtime.load_module(str(tmp_path / "model.so"))
     machine = relax.VirtualMachine(loaded, tvm.cpu())

@@ -12,6 +12,7 @@ from tvm.relax import op
 
 from crossfuse.relax.operators import check_elementwise
 from crossfuse.relax.wide_arithmetic import WideArithmetic
+from crossfuse.workload.dtypes import float_type
 from relax_models import run
 
 pytestmark = pytest.mark.cpu
@@ -50,6 +51,39 @@ def test_activations_of_half_precision_round_once(build: Callable[..., Any]) -> 
     legal = relax.transform.LegalizeOps()
     due = run(legal(wide), [x.astype("float32")])[0].astype("float16")
     np.testing.assert_array_equal(run(legal(mod), [x])[0], due)
+
+
+LONG: dict[str, Callable[..., Any]] = {
+    "sum": lambda x: op.sum(x, -1),
+    "mean": lambda x: op.mean(x, -1),
+    "cumsum": lambda x: op.cumsum(x, -1),
+    "softmax": lambda x: op.nn.softmax(x, -1),
+    "avg_pool": lambda x: op.nn.avg_pool2d(op.reshape(x, (1, 4, 64, 32)), (32, 32), (32, 32)),
+    "einsum": lambda x: op.einsum((x, x), "ij,kj->ik"),
+    "sort": op.sort,
+    "argsort": op.argsort,
+    "argmax": lambda x: op.argmax(x, -1),
+    "topk": lambda x: op.topk(x, 3),
+}
+
+
+def _all(x: Any) -> Any:
+    builder = relax.BlockBuilder.current()
+    return relax.Tuple([builder.emit(each(x)) for each in LONG.values()])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_what_tvm_adds_and_sorts_in_the_type_itself(dtype: str) -> None:
+    """TVM alone adds 2048 ones of bfloat16 to 256, and sorts bfloat16 by its bits."""
+    legal = relax.transform.LegalizeOps()
+    narrow = float_type(dtype).numpy
+    x = np.random.default_rng(0).random((4, DEPTH)).astype(narrow) - np.asarray(0.25, narrow)
+    got = run(legal(WideArithmetic()(module(_all, dtype, (4, DEPTH)))), [x])
+    due = run(legal(module(_all, "float32", (4, DEPTH))), [x.astype("float32")])
+    for one, other, name in zip(got, due, LONG, strict=True):
+        pairs = zip(one, other, strict=True) if name == "topk" else [(one, other)]
+        for ours, exact in pairs:
+            np.testing.assert_array_equal(ours, exact.astype(ours.dtype), name)
 
 
 def test_convolutions_keep_their_options() -> None:

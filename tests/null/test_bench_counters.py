@@ -14,6 +14,7 @@ import pytest
 from crossfuse.bench import counted, timing, variants
 from crossfuse.bench.counters import MEMORY, METRICS, count
 from crossfuse.bench.job import Counters, Job, Planned, Row, Timing
+from crossfuse.bench.models import ways
 from crossfuse.bench.run import run
 from crossfuse.bench.table import progress, report
 from crossfuse.bench.variant import Variant
@@ -103,9 +104,10 @@ def test_missing_profiler_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "install Nsight Compute" in found.message
 
 
+@pytest.mark.parametrize("kind", ["chain", "model"])
 @pytest.mark.parametrize(("l2", "flushed"), [("cold", ["flush"]), ("hot", [])])
 def test_one_computation_is_marked(
-    monkeypatch: pytest.MonkeyPatch, l2: str, flushed: list[str]
+    monkeypatch: pytest.MonkeyPatch, l2: str, flushed: list[str], kind: str
 ) -> None:
     torch = pytest.importorskip("torch")
     events: list[str] = []
@@ -119,7 +121,9 @@ def test_one_computation_is_marked(
     monkeypatch.setattr(timing, "flusher", lambda device: note("flush"))
     made = Variant(lambda weights: (), note("call"))
     monkeypatch.setattr(variants, "make", lambda name, spec, device: made)
-    counted.compute_once(replace(JOB, l2=l2), "cpu")
+    monkeypatch.setattr(ways, "way", lambda name, built: (note("call"), ""))
+    job = JOB if kind == "chain" else replace(JOB, spec="model:bert-base,layers=1,reduce=12")
+    counted.compute_once(replace(job, l2=l2), "cpu")
     warm = ["call"] * counted.WARMUPS
     assert events == [*warm, *flushed, "wait", "start", "call", "wait", "stop"]
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from crossfuse.bench.job import Job
 from crossfuse.errors import RefusedError
+from crossfuse.models import spec as models
 
 #: Calls before the one that counts; compilers and autotuners have run by then.
 WARMUPS = 3
@@ -40,14 +43,9 @@ def compute_once(job: Job, device: str = "cuda") -> None:
     import torch
 
     from crossfuse.bench.timing import flusher
-    from crossfuse.bench.variants import make
-    from crossfuse.bench.worker import bind
-    from crossfuse.workload.inputs import random_inputs
-    from crossfuse.workload.spec_text import parse
 
-    spec = parse(job.spec)
     with torch.no_grad():
-        (call,) = bind(make(job.variant, spec, device), random_inputs(spec), 1, device)
+        call = _call(job, device)
         for _ in range(WARMUPS):
             call()
         if job.l2 == "cold":
@@ -57,6 +55,23 @@ def compute_once(job: Job, device: str = "cuda") -> None:
         call()
         torch.cuda.synchronize()
         torch.cuda.profiler.stop()
+
+
+def _call(job: Job, device: str) -> Callable[[], Any]:
+    """What computes the job's chain, or its model, on inputs of its own."""
+    if models.names_one(job.spec):
+        from crossfuse.bench.models.ways import way
+        from crossfuse.models.zoo import build
+
+        return way(job.variant, build(models.parse(job.spec), device))[0]
+    from crossfuse.bench.variants import make
+    from crossfuse.bench.worker import bind
+    from crossfuse.workload.inputs import random_inputs
+    from crossfuse.workload.spec_text import parse
+
+    spec = parse(job.spec)
+    (call,) = bind(make(job.variant, spec, device), random_inputs(spec), 1, device)
+    return call
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.compiler.option import Option
-from crossfuse.compiler.planned import not_fusing, noted
 from crossfuse.compiler.source import Source
 from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError
 from crossfuse.hardware import Device
 from crossfuse.planner.families import EAGER
+from crossfuse.planner.noted import not_fusing, noted
 from crossfuse.schedule.cascades import only_site, schedule_cascade
 
 if TYPE_CHECKING:

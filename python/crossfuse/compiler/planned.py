@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from crossfuse.compiler.option import Option
 from crossfuse.compiler.source import Source
 from crossfuse.hardware import Device
 from crossfuse.planner.families import EAGER
+from crossfuse.planner.noted import not_fusing, noted
 
 if TYPE_CHECKING:
-    from crossfuse.planner.cascade.plan import CascadePlan
     from crossfuse.planner.plan import Plan
 
 #: Plans of a family that are tried, in case one cannot be lowered.
@@ -59,24 +58,6 @@ def planned_options(
         for each in plans
         if each.family != EAGER or plan is not None
     ]
-
-
-def noted(plan: Plan | CascadePlan, eager: float | None) -> dict[str, Any]:
-    """What a plan was, as values that JSON has words for."""
-    return {
-        "family": plan.family,
-        "tiles": dict(plan.tiles),
-        "microseconds": plan.microseconds,
-        "eager_microseconds": eager,
-        "eager_is_faster": None if eager is None else eager < plan.microseconds,
-    }
-
-
-def not_fusing(plans: Sequence[Plan | CascadePlan]) -> float | None:
-    """Estimated microseconds of a library's kernels, where they were planned too."""
-    every = [(each.family, each.microseconds) for each in plans]
-    every += [(each.family, each.microseconds) for each in plans[0].runners]
-    return next((time for family, time in every if family == EAGER), None)
 
 
 def _plans(source: Source, target: Device) -> list[Plan]:

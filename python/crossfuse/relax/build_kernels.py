@@ -18,7 +18,7 @@ from crossfuse.cache.keys import content_key
 from crossfuse.hardware import Device, device
 from crossfuse.lower.extract import lower
 from crossfuse.relax.dataflow import clean
-from crossfuse.relax.kernel_mark import is_kernel
+from crossfuse.relax.kernel_mark import is_kernel, recorded
 from crossfuse.runtime.artefact import Artefact, KernelObject
 from crossfuse.runtime.kept import LIBRARIES, OBJECTS, Built, Kind, built_once, kept
 from crossfuse.runtime.kernel_table import write_kernels
@@ -180,7 +180,9 @@ def built(
             kind,
             keys[name],
             paths[name],
-            lambda: kind.build(images[name], folder, device=target),
+            lambda: kind.build(
+                images[name], folder, device=target, metadata=recorded(functions[name])
+            ),
         )
 
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -10,6 +12,8 @@ from crossfuse import _tvm as ir
 SCHEDULED = "tirx.is_scheduled"
 #: Ours, of those of them that `crossfuse.relax.BuildKernels` is to build.
 KERNEL = "crossfuse.kernel"
+#: The plan that it was scheduled by, in JSON.
+PLAN = "crossfuse.plan"
 
 
 def marked(func: Any) -> Any:
@@ -20,3 +24,14 @@ def marked(func: Any) -> Any:
 def is_kernel(func: Any) -> bool:
     """Whether `marked` was called on a function."""
     return isinstance(func, ir.PrimFunc) and bool(func.attrs) and KERNEL in func.attrs
+
+
+def with_plan(func: Any, plan: Mapping[str, Any]) -> Any:
+    """A scheduled function that says by which plan; its library then says so too."""
+    return func.with_attr(PLAN, json.dumps(plan, sort_keys=True))
+
+
+def recorded(func: Any) -> dict[str, Any]:
+    """What the library of a function is to record: its plan, if it says one."""
+    text = (func.attrs or {}).get(PLAN)
+    return {} if text is None else {"plan": json.loads(str(text))}

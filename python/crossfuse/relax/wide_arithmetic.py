@@ -11,14 +11,27 @@ from crossfuse import _tvm as ir
 #: Types whose sums TVM would take in the type itself.
 _NARROW = ("float16", "bfloat16")
 _PRODUCTS = ("relax.matmul", "relax.nn.conv2d")
-#: What TVM does not legalise in bfloat16.
-_NEVER_BFLOAT16 = ("relax.power", "relax.nn.layer_norm", "relax.nn.group_norm")
+#: What TVM does not legalise in bfloat16, or sorts by its bits.
+_NEVER_BFLOAT16 = (
+    *("relax.power", "relax.topk", "relax.sort", "relax.argsort", "relax.argmax", "relax.argmin"),
+)
 #: What TVM approximates by polynomials of the type itself: a tanh of float16 was off by five units
 #: in the last place.
-_NEVER_NARROW = (
-    *("relax.tanh", "relax.sigmoid", "relax.erf"),
+_APPROXIMATED = (
+    *("relax.tan", "relax.tanh", "relax.sigmoid", "relax.erf"),
     *("relax.nn.gelu", "relax.nn.gelu_tanh", "relax.nn.silu"),
 )
+#: What TVM adds or multiplies up in the type itself: of 4096 terms, a softmax of float16 was off by
+#: a quarter, and a sum of bfloat16 by seven eighths.
+_ACCUMULATED = (
+    *("relax.sum", "relax.mean", "relax.variance", "relax.std", "relax.prod"),
+    *("relax.cumsum", "relax.cumprod", "relax.einsum"),
+    *("relax.nn.softmax", "relax.nn.log_softmax"),
+    *("relax.nn.layer_norm", "relax.nn.group_norm", "relax.nn.instance_norm"),
+    *(f"relax.nn.{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2, 3)),
+    *(f"relax.nn.conv{kind}" for kind in ("1d", "3d", "1d_transpose", "2d_transpose")),
+)
+_NEVER_NARROW = (*_APPROXIMATED, *_ACCUMULATED)
 _OF_CONVOLUTIONS = (
     *("strides", "padding", "dilation", "groups"),
     *("data_layout", "kernel_layout", "out_layout"),
@@ -31,8 +44,8 @@ class WideArithmetic:
 
     A pass over modules before ``LegalizeOps``, which would otherwise add in the type of the result:
     a sum of 2048 terms in bfloat16 keeps one digit. dlight's tensor-core schedules take both.
-    Activations are computed in float32 too, and so are norms and powers of bfloat16, which
-    ``LegalizeOps`` refuses.
+    Activations, sums, softmaxes, norms and pools are computed in float32 too, and of bfloat16 also
+    what ``LegalizeOps`` refuses or compares by its bits: powers, and all that sorts.
     """
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
@@ -52,10 +65,8 @@ class _Widened(relax.PyExprMutator):
         """A product with its sums in float32, and a cast behind it."""
         call = self.visit_expr_post_order(call)
         name = getattr(call.op, "name", "")
-        narrow = str(call.ty.dtype) if isinstance(call.ty, relax.TensorType) else ""
-        if (name in _NEVER_BFLOAT16 and narrow == "bfloat16") or (
-            name in _NEVER_NARROW and narrow in _NARROW
-        ):
+        narrow = [each for argument in call.args for each in _narrow(argument.ty)]
+        if (name in _NEVER_BFLOAT16 and "bfloat16" in narrow) or (name in _NEVER_NARROW and narrow):
             return self._in_float32(call)
         if name not in _PRODUCTS:
             return call
@@ -65,9 +76,30 @@ class _Widened(relax.PyExprMutator):
         return relax.op.astype(self.builder_.emit(_wide(call)), dtype)
 
     def _in_float32(self, call: Any) -> Any:
-        given = [self.builder_.emit(relax.op.astype(each, "float32")) for each in call.args]
+        given = [self._cast(each, "float32") for each in call.args]
         result = self.builder_.emit(relax.Call(call.op, given, call.attrs, call.ty_args))
-        return relax.op.astype(result, str(call.ty.dtype))
+        # Indices beside the values stay as they are.
+        types = _narrow(call.ty)
+        return self._cast(result, types[0]) if types else result
+
+    def _cast(self, value: Any, dtype: str) -> Any:
+        """A tensor, or those of a tuple, in another type if they are floats."""
+        if isinstance(value.ty, relax.TupleType):
+            if not isinstance(value, relax.Tuple):
+                count = range(len(value.ty.fields))
+                value = [self.builder_.emit(relax.TupleGetItem(value, each)) for each in count]
+            return relax.Tuple([self._cast(each, dtype) for each in value])
+        if str(value.ty.dtype) not in (*_NARROW, "float32"):
+            return value
+        return self.builder_.emit(relax.op.astype(value, dtype))
+
+
+def _narrow(type_: Any) -> list[str]:
+    """2-byte floats among the types of a tensor or of a tuple of them."""
+    if isinstance(type_, relax.TupleType):
+        return [name for each in type_.fields for name in _narrow(each)]
+    dtype = str(type_.dtype) if isinstance(type_, relax.TensorType) else ""
+    return [dtype] if dtype in _NARROW else []
 
 
 def _wide(call: Any) -> Any:

@@ -81,6 +81,7 @@ def build_object(
     destination: str | os.PathLike[str],
     *,
     device: str | hardware.Device = "nvidia-h100",
+    metadata: Mapping[str, Any] | None = None,
 ) -> KernelObject:
     """Compile an image into ``<name>.o`` with its cubin and manifest inside.
 
@@ -92,6 +93,8 @@ def build_object(
         A directory for ``<image.name>.o``.
     device : str or Device
         Device to compile for and to check limits against.
+    metadata : Mapping[str, Any], optional
+        See `build_library`.
 
     Returns
     -------
@@ -112,7 +115,7 @@ def build_object(
     ...     build_object(kernel.lowered.image, folder).path.name
     'main.o'
     """
-    parts = _compiled(image, hardware.device(device), {}, None)
+    parts = _compiled(image, hardware.device(device), dict(metadata or {}), None)
     path = Path(destination) / f"{image.name}.o"
     write_atomically(path, compile_launcher(*parts, linked=False))
     return KernelObject(path, Manifest.from_json(parts[2], str(path)))

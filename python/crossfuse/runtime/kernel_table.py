@@ -14,11 +14,12 @@ from crossfuse.files import sha256, write_atomically
 from crossfuse.runtime.artefact import Artefact
 from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.load import load
+from crossfuse.runtime.manifest import Manifest
 
 TABLE = "kernels.json"
 """Name of the table in its folder, beside the libraries."""
 
-TABLE_VERSION = 1
+TABLE_VERSION = 2
 """Raised whenever a reader of the older format would misread the newer."""
 
 
@@ -37,12 +38,26 @@ class KernelTable:
     kernels : Mapping[str, str]
         Hashes of the manifests' files, which have those of the libraries, by name: the kernel
         ``name`` is ``name.so``, with its manifest beside it.
+    sources : Mapping[str, str]
+        Hashes of the generated CUDA text, by name.
+    plans : Mapping[str, Any]
+        By name what each kernel was scheduled by: family, tiles, estimated microseconds; only of
+        those that were planned.
     metadata : Mapping[str, Any]
-        What the builder recorded: the model, its plans.
+        What the builder recorded, such as the model.
 
     Examples
     --------
-    >>> table = KernelTable("nvidia-h100", "sm_90a", {}, {}, {"main": "5f3a..."}, {"model": "mlp"})
+    >>> table = KernelTable(
+    ...     device="nvidia-h100",
+    ...     arch="sm_90a",
+    ...     limits={},
+    ...     versions={},
+    ...     kernels={"main": "5f3a..."},
+    ...     sources={"main": "77c1..."},
+    ...     plans={},
+    ...     metadata={"model": "mlp"},
+    ... )
     >>> sorted(f"{each}.so" for each in table.kernels)
     ['main.so']
     """
@@ -52,6 +67,8 @@ class KernelTable:
     limits: Mapping[str, int]
     versions: Mapping[str, str | None]
     kernels: Mapping[str, str]
+    sources: Mapping[str, str]
+    plans: Mapping[str, Any]
     metadata: Mapping[str, Any]
 
 
@@ -153,8 +170,7 @@ def write_kernels(
             found = f"a library for {each.manifest.device}"
             raise _refused(each.manifest.name, found, f"{first.device}, as {first.name}")
         kernels[each.manifest.name] = sha256(each.manifest_path.read_bytes())
-    given = dict(metadata or {})
-    table = KernelTable(first.device, first.arch, first.limits, first.versions, kernels, given)
+    table = _table([each.manifest for each in artefacts], kernels, dict(metadata or {}))
     record = {"format_version": TABLE_VERSION} | asdict(table)
     try:
         text = json.dumps(record, indent=1, sort_keys=True) + "\n"
@@ -208,6 +224,23 @@ def load_kernels(folder: str | os.PathLike[str], *, check_device: bool = True) -
             raise _refused(str(manifest), f"a file of hash {found}", f"{digest}, as in {TABLE}")
         loaded[name] = load(path.with_name(f"{name}.so"), check_device=check_device)
     return Kernels(table, loaded)
+
+
+def _table(
+    manifests: Sequence[Manifest], kernels: Mapping[str, str], metadata: Mapping[str, Any]
+) -> KernelTable:
+    """What the manifests say of all kernels together."""
+    first = manifests[0]
+    return KernelTable(
+        first.device,
+        first.arch,
+        first.limits,
+        first.versions,
+        kernels,
+        {each.name: each.cuda_sha256 for each in manifests},
+        {each.name: each.metadata["plan"] for each in manifests if "plan" in each.metadata},
+        metadata,
+    )
 
 
 def _read(path: Path) -> KernelTable:

@@ -32,9 +32,13 @@ print(crossfuse.load(sys.argv[1] + "/vector_add.so").name)
 """
 
 
+PLAN = {"family": "threads", "tiles": {"threads": 128}}
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Artefact:
-    artefact = build_library(vector_add(), tmp_path_factory.mktemp("built"))
+    folder = tmp_path_factory.mktemp("built")
+    artefact = build_library(vector_add(), folder, metadata={"plan": PLAN})
     write_kernels(artefact.shared_object.parent, [artefact], {"model": "sums"})
     return artefact
 
@@ -70,6 +74,8 @@ def test_what_the_table_says(built: Artefact) -> None:
     table = kernels.table
     assert (table.arch, table.metadata) == ("sm_90a", {"model": "sums"})
     assert table.limits["sms"] == 132 and table.versions == built.manifest.versions
+    assert table.sources == {built.manifest.name: built.manifest.cuda_sha256}
+    assert table.plans == {built.manifest.name: PLAN}
     kernels.register()
     assert tvm_ffi.get_global_func(built.manifest.name) is not None
 
@@ -111,7 +117,7 @@ def test_damaged_folders_are_refused(folder: Path) -> None:
     assert "found kernel '../vector_add'; limit: names of" in message(lambda: load_kernels(folder))
     edit(table, format_version=9)
     text = message(lambda: load_kernels(folder))
-    assert "found format version 9; limit: format version 1" in text
+    assert "found format version 9; limit: format version 2" in text
     table.write_text("{")
     assert "limit: a table in JSON with all its fields" in message(lambda: load_kernels(folder))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
@@ -26,6 +26,7 @@ from crossfuse.planner.cascade.space import read_tiles
 from crossfuse.planner.families import STREAM
 from crossfuse.planner.families import TILES as OF_TILES
 from crossfuse.relax.cascades.traffic import once
+from crossfuse.relax.kernel_mark import with_plan
 from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
 from crossfuse.schedule.rules.stream import schedule_stream
 
@@ -212,7 +213,8 @@ class Forms:
                 reason = f"TVM does not take its stream: {str(error).splitlines()[0]}"
                 continue
             (image,) = schedule.mod.functions.values()
-            return Kernel(form, image, _moved(found, sizes))
+            plan = {"family": form, "tiles": asdict(sizes)}
+            return Kernel(form, with_plan(image, plan), _moved(found, sizes))
         return reason
 
     def _check_lowers(self, schedule: Any, form: str) -> None:

@@ -19,10 +19,11 @@ from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.lower.extract import lower
 from crossfuse.planner.families import EAGER
+from crossfuse.planner.noted import noted
 from crossfuse.relax.chains.groups import Group
 from crossfuse.relax.chains.replace import Replacement
 from crossfuse.relax.dataflow import Dataflow, subgraph
-from crossfuse.relax.kernel_mark import marked
+from crossfuse.relax.kernel_mark import marked, with_plan
 from crossfuse.relax.operators import refused
 from crossfuse.relax.outline import Argument, Outlined, outline
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
@@ -199,7 +200,7 @@ class ChainKernels:
                     accept_fewer_rows(schedule)
                 lower(schedule, self._target)
                 (image,) = schedule.mod.functions.values()
-                return str(tvm.ir.save_json(image))
+                return str(tvm.ir.save_json(with_plan(image, noted(plan, chain.eager))))
             except RefusedError as error:
                 refusals.append(error)
         raise refusals[0]
