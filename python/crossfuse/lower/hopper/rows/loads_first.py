@@ -8,9 +8,10 @@ from crossfuse import _tvm as ir
 
 
 def loads_first(statement: Any, known: tuple[Any, ...]) -> Any:
-    """Move loops that copy from global memory to registers in front of all others.
+    """Move what copies from global memory to registers in front of what computes.
 
-    nvcc does not: what merges the states of threads is volatile.
+    nvcc does not, as what merges the states of threads is volatile. ptxas may put loads that are
+    needed late behind what it computes first, but not behind that.
 
     Parameters
     ----------
@@ -22,8 +23,8 @@ def loads_first(statement: Any, known: tuple[Any, ...]) -> Any:
     Returns
     -------
     tvm.tirx.Stmt
-        The same statements; loops that are not the first to use their registers, or whose places
-        depend on more, stay where they are.
+        The same statements; copies that are not the first to use their registers, or that depend on
+        more than is known, stay where they are.
     """
     if not isinstance(statement, ir.SeqStmt):
         return statement
@@ -45,13 +46,13 @@ def loads_first(statement: Any, known: tuple[Any, ...]) -> Any:
 
 def _is_copy(node: Any, stored: set[Any], known: tuple[Any, ...], used: set[Any]) -> bool:
     """Whether a loop loads from memory that the row does not store, to registers not yet used."""
-    if not isinstance(node, ir.For):
+    if not isinstance(node, (ir.For, ir.IfThenElse)):
         return False
     loads, stores = _all(node, ir.TensorLoad), _all(node, ir.BufferStore)
-    free = {*known, *(each.loop_var for each in _all(node, ir.For))}
-    places = {v for e in (*loads, *stores) for index in e.indices for v in ir.variables(index)}
+    buffers = {*(each.source for each in loads), *(each.buffer for each in stores)}
+    free = {*known, *buffers, *(each.loop_var for each in _all(node, ir.For))}
     return (
-        places <= free
+        set(ir.variables(node)) <= free
         and all(str(e.source.scope()) == "global" and e.source not in stored for e in loads)
         and all(str(e.buffer.scope()) == "local" and e.buffer not in used for e in stores)
     )
