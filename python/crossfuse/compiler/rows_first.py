@@ -60,7 +60,7 @@ def rows_first_options(func: Any, target: Device, constant: bool = False) -> lis
     chunk = chunk_of(parts, sites[0], derivation)
     return [
         Option(
-            partial(_scheduled, parts, sites[0], derivation, each, chunk, constant),
+            partial(_scheduled, parts, sites[0], derivation, each, chunk, constant, target),
             why=_noted(each, chunk),
         )
         for chunk in dict.fromkeys((chunk, 0))
@@ -86,12 +86,24 @@ def _noted(plan: Plan, chunk: int) -> dict[str, Any]:
 
 
 def _scheduled(
-    parts: Any, site: Any, derivation: Any, plan: Plan, chunk: int, constant: bool
+    parts: Any,
+    site: Any,
+    derivation: Any,
+    plan: Plan,
+    chunk: int,
+    constant: bool,
+    target: Device,
 ) -> Any:
     from crossfuse.schedule.rules.rows_gemm import schedule_rows_gemm
     from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 
     tiles = TensorTiles(**plan.tiles)
     return schedule_rows_gemm(
-        parts, site, derivation, tiles=tiles, chunk=chunk, constant_weights=constant
+        parts,
+        site,
+        derivation,
+        tiles=tiles,
+        chunk=chunk,
+        constant_weights=constant,
+        target=target,
     )

@@ -13,7 +13,6 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.fragment import Fragment
 from crossfuse.lower.hopper.further import READ_TYPES, Further, Pair, Read, read_all
-from crossfuse.lower.hopper.plan import REGISTERS
 from crossfuse.lower.hopper.rows.room import registers_beside
 from crossfuse.lower.hopper.statements import let
 from crossfuse.lower.hopper.warmup import Warmup
@@ -96,9 +95,7 @@ class Ahead:
     def _room(self) -> int:
         """Registers that are free while the sums of a whole tile are held."""
         plan = self.fragment.plan
-        rows = plan.program.rows
-        by_consumers = REGISTERS if rows is None else registers_beside(rows)
-        held = by_consumers[plan.consumers][1] or _MOST_REGISTERS
+        held = registers_beside(plan.program.rows)[plan.consumers][1] or _MOST_REGISTERS
         return held - plan.sums - _OTHERS
 
     def _row_registers(self) -> int:

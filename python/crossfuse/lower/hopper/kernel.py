@@ -23,6 +23,7 @@ from crossfuse.lower.hopper.plan import WARP, KernelPlan
 from crossfuse.lower.hopper.producer import emit_loading
 from crossfuse.lower.hopper.rows.chunk_barriers import ChunkBarriers
 from crossfuse.lower.hopper.rows.emit import fetch_rows
+from crossfuse.lower.hopper.rows.warpgroup import meet_and_make_rows
 from crossfuse.lower.hopper.statements import branches, run, when
 from crossfuse.lower.hopper.timeline import Timeline, timeline_buffer
 from crossfuse.lower.image import ROW_COUNT
@@ -112,7 +113,7 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) 
         mbarrier.publish_initialised()
     with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * WARP)):
         fetch_descriptors(plan.tensor_maps, where.lane, maps)
-    mbarrier.meet_started(plan.cluster_size)
+    meet_and_make_rows(body)
     timeline.stamp("cluster met")
     # The next kernel may be launched; it waits for the end of this one where it needs it.
     run(ir.script.ptx.griddepcontrol.launch_dependents())

@@ -149,6 +149,10 @@ def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Ar
         arena = arena.with_region("exchange_barriers", 16, 8)
     if phases[-1].program.summed is not None:
         arena = arena.with_region("sum_barrier", 8, 8)
+    rows = phases[0].program.rows
+    if rows is not None and rows.staged:
+        states = 4 * rows.state_places * phases[0].consumers
+        arena = arena.with_region("row_states", states, 8)
     chunks = phases[0].chunks
     if chunks is not None:
         arena = arena.with_region("row_ring", chunks.ring_bytes, _COPY)

@@ -18,13 +18,10 @@ from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.memory import BEFORE_ROWS, ON_THEIR_WAY
+from crossfuse.planner.kernels.memory import BEFORE_ROWS, BESIDE_STORES, ON_THEIR_WAY
 
 #: Threads of a warp, and of a warpgroup.
 WARP, WARPGROUP = 32, 128
-#: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
-#: others; 0 leaves them as launched. Together at most 64 Ki a CTA.
-REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
 
 
 @dataclass(frozen=True)
@@ -89,8 +86,7 @@ class KernelPlan:
     @property
     def registers(self) -> tuple[int, int]:
         """Registers of a thread that loads, and of one that multiplies; 0 as launched."""
-        by_consumers = REGISTERS if self.rows is None else registers_beside(self.rows)
-        return by_consumers[self.consumers]
+        return registers_beside(self.rows)[self.consumers]
 
     @property
     def accumulators(self) -> int:
@@ -142,7 +138,8 @@ class KernelPlan:
         """
         if self.rows is None or self.rows.chunks is not None:
             return self.on_their_way
-        return min(self.on_their_way, max(1, BEFORE_ROWS // self._asked_for))
+        most = BESIDE_STORES if self.rows.by_warpgroups else BEFORE_ROWS
+        return min(self.on_their_way, max(1, most // self._asked_for))
 
     @property
     def _asked_for(self) -> int:

@@ -42,7 +42,7 @@ def emit_loading(body: Body) -> None:
     with when(body.where.warp == 1 if body.plan.is_persistent else thread == 32):
         _emit_lefts(body)
     rows, flags = body.plan.rows, body.plan.phases[0].awaits
-    if rows is not None and flags is not None:
+    if rows is not None and flags is not None and not rows.by_warpgroups:
         with when(body.where.warp >= FIRST_WARP):
             emit_rows(body, rows, flags)
     if body.plan.cluster_size > 1:

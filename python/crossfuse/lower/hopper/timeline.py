@@ -93,6 +93,7 @@ class Timeline:
         self.where = where
         self.buffer = buffer
         self.cta = where.cluster * plan.cluster_size + where.rank
+        self.by_warpgroups = plan.rows is not None and plan.rows.by_warpgroups
 
     def begin(self) -> None:
         """Clear the row of this CTA, each event by the thread that notes it; stamp the first."""
@@ -132,6 +133,8 @@ class Timeline:
         return self._loading if event.startswith(_ASKED) else self._multiplying
 
     def _making(self) -> Any:
+        if self.by_warpgroups:
+            return self._multiplying()
         return when(ir.script.And(self.where.warpgroup == 0, self.where.thread == _MAKING))
 
     def _loading(self) -> Any:

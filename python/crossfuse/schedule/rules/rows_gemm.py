@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
@@ -10,6 +11,8 @@ from crossfuse.cascade.rewrite.rows_first import RowsFirst, joined
 from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import work_of
+from crossfuse.hardware import Device, device
+from crossfuse.planner.kernels.read import read_kernel
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.chain import read_last_product
 from crossfuse.schedule.rules.stream import bind_stream
@@ -20,13 +23,16 @@ if TYPE_CHECKING:
     from crossfuse.cascade.derivation import Derivation
     from crossfuse.cascade.site import Site
 
-#: Threads that share a row: a warp, which needs no barrier.
-WARP = 32
+#: Threads that share a row: a warp, which needs no barrier, or a warpgroup that will multiply.
+WARP, WARPGROUP = 32, 128
 #: Registers of a thread for loads on their way: of what the state takes in, and of what outputs
 #: need. More spill beside those of `crossfuse.lower.hopper.plan`.
 _AHEAD, _WANTED = 32, 64
 #: Vectors of a thread that it may keep.
 _WHOLE = 4
+#: Registers for what outputs need of a row that a warpgroup has at once: unpacked they take twice
+#: as many, of the 168 of a launch.
+_AT_ONCE = 64
 
 
 def schedule_rows_gemm(
@@ -38,13 +44,14 @@ def schedule_rows_gemm(
     stream: StreamTiles | None = None,
     chunk: int = 0,
     constant_weights: bool = False,
+    target: str | Device = "nvidia-h100",
 ) -> Any:
     """Schedule a norm, or another cascade of rows, and the product of what it makes.
 
     The left operand goes through global memory, where the second phase finds it in L2::
 
         for row in blockIdx.x:
-            for thread in threadIdx.x:                       # a warp
+            for thread in threadIdx.x:                       # a warp, or a warpgroup
                 segment, merge: the state of the row
             for thread in threadIdx.x:
                 left[row] = elements of the row              # crossfuse.grid_stage
@@ -62,12 +69,14 @@ def schedule_rows_gemm(
     tiles : TensorTiles | None
         Tile extents of the product; what is left out is chosen.
     stream : StreamTiles | None
-        Sizes of the stream; None takes those of `row_tiles`.
+        Sizes of the stream, of 32 or 128 threads; None takes those of `row_tiles`.
     chunk : int
         Elements of a chunk of a row, which the product takes in as they come; 0 makes whole rows.
         `stream` and `constant_weights` are for these.
     constant_weights : bool
         Whether no kernel that may still be running writes the weights.
+    target : str | Device
+        What the sizes are for.
 
     Returns
     -------
@@ -95,7 +104,7 @@ def schedule_rows_gemm(
     install()
     if chunk:
         return _by_chunks(parts, row_chunks(parts, site, derivation, chunk), tiles)
-    sizes = stream or row_tiles(site, derivation)
+    sizes = stream or row_tiles(site, derivation, _warpgroups(parts.product, tiles, target))
     sch = ir.Schedule(joined(parts, streaming(site, derivation, sizes)))
     bind_stream(sch, sizes)
     bind_product(sch, read_last_product(sch), tiles, constant_weights)
@@ -113,8 +122,19 @@ def _by_chunks(parts: RowsFirst, chunks: RowChunks, tiles: TensorTiles | None) -
     return sch
 
 
-def row_tiles(site: Site, derivation: Derivation) -> StreamTiles:
-    """Sizes of a stream whose rows have a warp each.
+def _warpgroups(product: Any, tiles: TensorTiles | None, target: str | Device) -> int:
+    """Multiplying warpgroups of all CTAs of a product that run at the same time."""
+    sch = ir.Schedule(product)
+    chain = read_last_product(sch)
+    chosen = (tiles or TensorTiles()).complete(sch, chain)
+    kernel = read_kernel("gemm", asdict(chosen))
+    (phase,) = kernel.phases(chain.shape)
+    (clusters,) = kernel.clusters(chain.shape, device(target))
+    return int(clusters * kernel.cluster * phase.warpgroups)
+
+
+def row_tiles(site: Site, derivation: Derivation, warpgroups: int = 0) -> StreamTiles:
+    """Sizes of a stream whose rows have a warp each, or a warpgroup.
 
     Parameters
     ----------
@@ -122,14 +142,20 @@ def row_tiles(site: Site, derivation: Derivation) -> StreamTiles:
         The cascade.
     derivation : Derivation
         How it streams.
+    warpgroups : int
+        Multiplying warpgroups. If there are as many as rows, each makes one, as a whole in its
+        registers, while it would wait for the first left tile.
 
     Returns
     -------
     StreamTiles
-        Outputs load their elements again, from the SM's cache: nvcc would keep those that stay in
-        registers in float32, which takes twice as many.
+        Of a warp. Outputs load their elements again, from the SM's cache: nvcc would keep those
+        that stay in registers in float32, which takes twice as many.
     """
     work = work_of(site, derivation)
+    at_once = -(-work.length // (WARPGROUP * work.vector))
+    if work.rows <= warpgroups and at_once * max(1, work.emitted) <= _AT_ONCE:
+        return StreamTiles(threads=WARPGROUP, unroll=at_once, resident="registers")
     vectors = -(-work.length // (WARP * work.vector))
     # A row of one step stays in registers, too: nvcc sees that it is loaded twice.
     steps = vectors if vectors <= _WHOLE else vectors - 1

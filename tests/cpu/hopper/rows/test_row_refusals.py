@@ -11,8 +11,7 @@ from cpu.hopper.rows.products import of_spec, quantised, scheduled, spec
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.errors import CascadeRefused, LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower
-from crossfuse.lower.hopper.plan import REGISTERS
-from crossfuse.lower.hopper.rows.room import BESIDE_CHUNKS, REGISTERS_BESIDE_ROWS
+from crossfuse.lower.hopper.rows.room import BESIDE_CHUNKS, REGISTERS, REGISTERS_BESIDE_ROWS
 from crossfuse.workload.cascade_spec import CascadeSpec
 
 pytestmark = pytest.mark.cpu
@@ -25,12 +24,12 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "two warps a row": (
         {"stream": StreamTiles(threads=64)},
         "rows: loop 'thread': found 64 iterations bound to threadIdx.x; limit: 70 rows bound to "
-        "blockIdx.x, and the 32 threads of a warp to threadIdx.x" + INSTEAD,
+        "blockIdx.x, and the 32 threads of a warp or 128 of a warpgroup to threadIdx.x" + INSTEAD,
     ),
     "rows side by side": (
         {"stream": StreamTiles(threads=32, rows=2)},
         "rows: loop 'row_1': found 2 iterations bound to threadIdx.y; limit: 70 rows bound to "
-        "blockIdx.x, and the 32 threads of a warp to threadIdx.x" + INSTEAD,
+        "blockIdx.x, and the 32 threads of a warp or 128 of a warpgroup to threadIdx.x" + INSTEAD,
     ),
     "elements in shared memory": (
         {"stream": StreamTiles(threads=32, resident="shared")},

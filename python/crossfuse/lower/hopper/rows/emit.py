@@ -46,29 +46,41 @@ def fetch_rows(plan: KernelPlan, where: Coordinates) -> None:
     rows = plan.rows
     if rows is None or rows.chunks is not None:
         return
-    row = let("row_ahead", _first_row(plan, where))
-    with when(
-        ir.conjunction([where.warpgroup == 0, where.thread >= FIRST_WARP * WARP, row < rows.rows])
-    ):
+    row = let("row_ahead", first_row(plan, where, rows))
+    makes = [where.warpgroup == 0, where.thread >= FIRST_WARP * WARP]
+    if rows.by_warpgroups:
+        makes = [where.warpgroup > 0]
+    with when(ir.conjunction([*makes, row < rows.rows])):
         for each in rows.read:
-            _fetch(each, row, where.lane)
+            _fetch(each, row, where.thread % rows.threads, rows.threads)
 
 
-def _fetch(buffer: Any, row: Any, lane: Any) -> None:
-    """Ask for a row of a matrix, or for a vector: each lane for lines of its own."""
+def _fetch(buffer: Any, row: Any, lane: Any, threads: int) -> None:
+    """Ask for a row of a matrix, or for a vector: each thread for lines of its own."""
     *matrix, length = (int(extent) for extent in buffer.ty.shape)
     elements = max(1, _LINE * 8 // ir.tvm.DataType(str(buffer.ty.dtype)).bits)
     lines = -(-min(length, _MOST // _LINE * elements) // elements)
-    for first in range(0, lines, WARP):
+    for first in range(0, lines, threads):
         line = lane + first
         place = buffer.ptr_to([*([row] if matrix else []), line * elements])
-        with when(line < lines) if first + WARP > lines else nullcontext():
+        with when(line < lines) if first + threads > lines else nullcontext():
             run(ir.cuda_func_call("crossfuse_fetch_line", place, source_code=_FETCH_LINE))
 
 
-def _first_row(plan: KernelPlan, where: Coordinates) -> Any:
+def first_row(plan: KernelPlan, where: Coordinates, rows: RowProgram) -> Any:
+    """The first row of a warp or a warpgroup: those of all CTAs are under way together."""
     cta = where.cluster * plan.cluster_size + where.rank
-    return (where.warp - FIRST_WARP) * (plan.clusters * plan.cluster_size) + cta
+    number = where.warpgroup - 1 if rows.by_warpgroups else where.warp - FIRST_WARP
+    return number * (plan.clusters * plan.cluster_size) + cta
+
+
+def after_kernel_before(plan: KernelPlan, *places: Any) -> tuple[Any, ...]:
+    """Wait for the kernel before, if this one starts early: what loads come from, known then."""
+    if not plan.early:
+        return places
+    run(ir.script.ptx.griddepcontrol.wait())
+    names = ("row_then", "lane_then")
+    return tuple(let(name, _pinned(each)) for name, each in zip(names, places, strict=True))
 
 
 def emit_rows(body: Body, rows: RowProgram, flags: Flags) -> None:
@@ -88,10 +100,7 @@ def emit_rows(body: Body, rows: RowProgram, flags: Flags) -> None:
         Of the tiles that a product loads.
     """
     where, ctas = body.where, body.plan.clusters * body.plan.cluster_size
-    first, lane = _first_row(body.plan, where), where.lane
-    if body.plan.early:
-        run(ir.script.ptx.griddepcontrol.wait())
-        first, lane = let("row_then", _pinned(first)), let("lane_then", _pinned(lane))
+    first, lane = after_kernel_before(body.plan, first_row(body.plan, where, rows), where.lane)
     body.timeline.stamp_rows(ROWS_BEGUN)
     row = Variable("row", "int32", first)
     writer = FlagWriter(body.placed(flags))

@@ -8,6 +8,9 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 
+#: Threads of a warp, and of a warpgroup.
+WARP, WARPGROUP = 32, 128
+
 
 @dataclass(frozen=True, eq=False)
 class ChunkLoop:
@@ -40,7 +43,7 @@ class ChunkLoop:
 
 @dataclass(frozen=True, eq=False)
 class RowProgram:
-    """Statements of one warp that make a row.
+    """Statements of one warp, or of one warpgroup, that make a row.
 
     Attributes
     ----------
@@ -51,13 +54,17 @@ class RowProgram:
     read : tuple
         What they load: matrices of which a row needs its own, and vectors.
     row, lane : tvm.ir.Var
-        Number of the row, and of the thread in its warp.
+        Number of the row, and of the thread among those that make it.
     statement : Any
         Statements without blocks, in `row` and `lane`.
     fast : bool
         Whether registers hold two numbers of 16 bits each, see `crossfuse.lower.pack_registers`.
     chunks : ChunkLoop | None
         If `statement` makes a chunk of a row, and not all of it.
+    threads : int
+        Threads that make a row: a warp, or a warpgroup.
+    staged : tuple
+        Buffers of four-byte numbers in shared memory, which its warps pass one another.
     """
 
     buffer: Any
@@ -68,6 +75,18 @@ class RowProgram:
     beside: tuple[Any, ...] = ()
     read: tuple[Any, ...] = ()
     chunks: ChunkLoop | None = None
+    threads: int = WARP
+    staged: tuple[Any, ...] = ()
+
+    @property
+    def by_warpgroups(self) -> bool:
+        """Whether multiplying warpgroups make rows before they multiply, not warps beside them."""
+        return self.threads != WARP
+
+    @property
+    def state_places(self) -> int:
+        """Numbers that the warps of a warpgroup pass one another."""
+        return sum(map(size_of, self.staged))
 
     @property
     def rows(self) -> int:
@@ -115,3 +134,11 @@ class RowProgram:
         """The statements of a row."""
         values = {self.row: row, self.lane: lane}
         return ir.substitute(self.statement, lambda var: values.get(var, var))
+
+
+def size_of(buffer: Any) -> int:
+    """Elements of a buffer."""
+    size = 1
+    for extent in buffer.ty.shape:
+        size *= int(extent)
+    return size

@@ -8,14 +8,13 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.fast_exponentials import fast_exponentials
 from crossfuse.lower.hopper.recover_places import has_stages
 from crossfuse.lower.hopper.rows.chunk_loop import is_chunk_loop, read_chunks
-from crossfuse.lower.hopper.rows.program import RowProgram
+from crossfuse.lower.hopper.rows.loads_first import loads_first
+from crossfuse.lower.hopper.rows.program import WARP, WARPGROUP, RowProgram
 from crossfuse.lower.pipeline import block_passes
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import coordinate
 from crossfuse.schedule.markers import FAST, GRID_STAGE
 
-#: Threads of a warp.
-WARP = 32
 _EXTENT = "thread_extent"
 
 
@@ -36,13 +35,14 @@ def read_rows(func: Any, nest: Any) -> RowProgram:
     func : tvm.tirx.PrimFunc
         The function.
     nest : tvm.tirx.For
-        A loop over rows, bound to ``blockIdx.x``. In it a warp of threads makes a row, with what it
-        keeps in scope ``local``, and stores it by a block that `grid_stage` was called for.
+        A loop over rows, bound to ``blockIdx.x``. In it a warp of threads, or a warpgroup, makes a
+        row, with what it keeps in scope ``local``, and stores it by a block that `grid_stage` was
+        called for.
 
     Returns
     -------
     RowProgram
-        Of one warp.
+        Of one warp, or of one warpgroup.
 
     Raises
     ------
@@ -50,15 +50,20 @@ def read_rows(func: Any, nest: Any) -> RowProgram:
         Naming the loop or tensor that has another form.
     """
     buffer, beside, factors = _stored(nest)
-    _check_loops(nest, int(buffer.ty.shape[0]))
+    threads = _threads(nest, int(buffer.ty.shape[0]), factors is not None)
     body, bound = _without_blocks(func, nest)
     row, lane = bound["blockIdx.x"], bound["threadIdx.x"]
     fast = func.attrs is not None and FAST in func.attrs
     if factors is None:
-        _check_memory(body, (buffer, *beside), row)
-        return RowProgram(buffer, row, lane, body, fast, beside, _read(body, row))
+        staged = _check_memory(body, (buffer, *beside), row, threads)
+        if threads == WARPGROUP:
+            body = loads_first(body, (row, lane))
+        read = _read(body, row)
+        return RowProgram(
+            buffer, row, lane, body, fast, beside, read, threads=threads, staged=staged
+        )
     loop, chunks = read_chunks(body, row, lane, factors)
-    _check_memory(body, (buffer, *beside), row, (factors, loop.loop_var))
+    _check_memory(body, (buffer, *beside), row, threads, (factors, loop.loop_var))
     read = _read(loop.body, row)
     return RowProgram(buffer, row, lane, loop.body, fast, beside, read, chunks)
 
@@ -120,19 +125,26 @@ def _read(body: Any, row: Any) -> tuple[Any, ...]:
     )
 
 
-def _check_loops(nest: Any, rows: int) -> None:
-    """Rows go over CTAs, the threads of a warp over a row."""
-    limits = {"blockIdx.x": rows, "threadIdx.x": WARP}
+def _threads(nest: Any, rows: int, by_chunks: bool) -> int:
+    """Threads that make a row; rows go over CTAs."""
+    kinds = {WARP: f"{WARP} threads of a warp"}
+    if not by_chunks:
+        kinds[WARPGROUP] = f"{WARPGROUP} of a warpgroup"
     loops: list[Any] = []
     ir.walk(nest, (ir.For, lambda each: loops.append(each) if coordinate(each) else None))
+    over = {ir.constant(each.extent) for each in loops if coordinate(each) == "threadIdx.x"}
+    threads = next((each for each in kinds if over == {each}), WARP)
+    limits = {"blockIdx.x": rows, "threadIdx.x": threads}
     for each in loops:
         tag, extent = coordinate(each), ir.constant(each.extent)
         if limits.get(tag) != extent:
             raise _refused(
                 f"loop '{each.loop_var.name}'",
                 f"{extent} iterations bound to {tag}",
-                f"{rows} rows bound to blockIdx.x, and the {WARP} threads of a warp to threadIdx.x",
+                f"{rows} rows bound to blockIdx.x, and the {' or '.join(kinds.values())} to "
+                "threadIdx.x",
             )
+    return threads
 
 
 def _without_blocks(func: Any, nest: Any) -> tuple[Any, dict[str, Any]]:
@@ -160,14 +172,24 @@ def _without_blocks(func: Any, nest: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _check_memory(
-    body: Any, passed: tuple[Any, ...], row: Any, factors: tuple[Any, Any] | None = None
-) -> None:
-    """A row stores itself, and keeps all else in registers; of `factors` its own of a chunk."""
+    body: Any,
+    passed: tuple[Any, ...],
+    row: Any,
+    threads: int,
+    factors: tuple[Any, Any] | None = None,
+) -> tuple[Any, ...]:
+    """A row stores itself, and keeps all else in registers; of `factors` its own of a chunk.
+
+    Returns what warps of a warpgroup pass one another.
+    """
     stores: list[Any] = []
     held: list[Any] = []
     ir.walk(body, (ir.BufferStore, stores.append), (ir.AllocBuffer, held.append))
+    passing = [each.buffer for each in held if str(each.buffer.scope()) == "shared"]
+    if threads == WARP or any(ir.tvm.DataType(str(e.ty.dtype)).bits != 32 for e in passing):
+        passing = []
     for each in held:
-        if str(each.buffer.scope()) != "local":
+        if str(each.buffer.scope()) != "local" and each.buffer not in passing:
             raise _refused(
                 f"buffer '{each.buffer.name}'",
                 f"scope {each.buffer.scope()}",
@@ -187,6 +209,7 @@ def _check_memory(
                 f"elements of {', '.join(repr(str(e.name)) for e in passed)} in the row itself, of "
                 "which alone a flag tells",
             )
+    return tuple(passing)
 
 
 def _refused(where: str, found: str, limit: str) -> Exception:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from crossfuse.lower.hopper.rows.program import RowProgram
 
 #: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
+#: others; 0 leaves them as launched. Together at most 64 Ki a CTA.
+REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
+#: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the
 #: others; 0 leaves them as launched. Together what a CTA has at launch, or they would wait for more
 #: forever: multiples of 8 for each thread, so 168 each of three warpgroups, 128 of four.
 REGISTERS_BESIDE_ROWS = {1: (0, 0), 2: (72, 216), 3: (80, 144)}
@@ -19,8 +22,10 @@ REGISTERS_BESIDE_ROWS = {1: (0, 0), 2: (72, 216), 3: (80, 144)}
 BESIDE_CHUNKS = {1: (0, 0), 2: (104, 200), 3: (80, 144)}
 
 
-def registers_beside(rows: RowProgram) -> dict[int, tuple[int, int]]:
-    """Registers of threads beside what makes rows, as `REGISTERS_BESIDE_ROWS`."""
+def registers_beside(rows: RowProgram | None) -> dict[int, tuple[int, int]]:
+    """Registers of threads beside what makes rows, as `REGISTERS`."""
+    if rows is None or rows.by_warpgroups:
+        return REGISTERS
     return REGISTERS_BESIDE_ROWS if rows.chunks is None else BESIDE_CHUNKS
 
 
