@@ -19,7 +19,7 @@ HAS_TORCH := $(BIN)/python -c "import sys; from importlib.util import find_spec;
 HAS_NVCC  := $(BIN)/python -c "from crossfuse.runtime.nvcc import find_nvcc; find_nvcc()" 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-null test-cpu test-gpu nightly docs lint install clean
+.PHONY: help demo test test-null test-cpu test-gpu nightly docs linkcheck lint install clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -47,6 +47,11 @@ nightly: lint ## Run every test with ten times the generated examples.
 docs: $(DOCS) ## Build the documentation as HTML, without warnings, tutorials executed.
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+# Not among the tests: a site that is down, or no network, is no fault of a change.
+linkcheck: $(DOCS) ## Ask other sites whether links of the documentation lead anywhere; needs a network.
+	$(BIN)/sphinx-build -D nb_execution_mode=off -q -b linkcheck docs docs/_build/linkcheck
+	@echo "docs/_build/linkcheck/output.txt"
 
 lint: $(STAMP) ## Check style, formatting and types.
 	$(BIN)/ruff check .

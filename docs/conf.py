@@ -47,6 +47,10 @@ napoleon_use_ivar = True
 napoleon_use_rtype = False
 napoleon_preprocess_types = False
 
+# `make linkcheck`: without a network each link is told as broken after this many seconds.
+linkcheck_timeout = 15
+linkcheck_retries = 2
+
 myst_enable_extensions = ["deflist", "fieldlist"]
 myst_heading_anchors = 4
 
