@@ -22,7 +22,8 @@ class Report:
     outcomes : tuple[ChainOutcome, ...]
         Each pair of layers in it: the kernel that it became, or why it did not.
     untranslated : tuple[str, ...]
-        Operators that were left to torch because TVM does not know them.
+        Operators that were left to torch because TVM does not know them, or kernels do not take
+        their type.
     reason : str
         Why the graph was left to torch as a whole; empty if it was looked at.
 
@@ -46,7 +47,8 @@ class Report:
         if self.reason:
             return f"left to torch: {self.reason}"
         lines = [_line(each) for each in self.outcomes]
-        return "\n".join(lines or ["no two layers of matrix products"])
+        apart = f"; left to torch: {', '.join(self.untranslated)}" if self.untranslated else ""
+        return "\n".join(lines or [f"no two layers of matrix products{apart}"])
 
 
 def in_torch(outcome: ChainOutcome, names: Mapping[str, str]) -> ChainOutcome:
