@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ nn, F = torch.nn, torch.nn.functional
 
 import crossfuse  # noqa: E402
 from crossfuse import RefusedError, compile_model  # noqa: E402
+from crossfuse.errors import EnvironmentRefused  # noqa: E402
 from crossfuse.importers import read_model  # noqa: E402
 from crossfuse.relax.torch_import import to_numpy  # noqa: E402
 
@@ -52,7 +55,7 @@ def close(got: Any, exact: np.ndarray) -> None:
     np.testing.assert_allclose(np.asarray(got, "float64"), exact, rtol=3e-3, atol=3e-4)
 
 
-def test_torch_programs_chains_and_cascades(x: np.ndarray) -> None:
+def test_torch_programs_chains_and_cascades(x: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     module, given = Mlp().half().eval(), torch.from_numpy(x)
     fn = compile_model(torch.export.export(module, (given,)), **CPU)
     got = fn(given)
@@ -65,6 +68,12 @@ def test_torch_programs_chains_and_cascades(x: np.ndarray) -> None:
         fn(given[:4])
     with pytest.raises(RefusedError, match="inputs: found 2 of them; limit: one for each of x"):
         fn(given, given)
+    with pytest.raises(RefusedError, match=r"x: found an array of other strides; limit: row-major"):
+        fn(given.t().contiguous().t())
+    monkeypatch.setattr("tvm.cuda", lambda: SimpleNamespace(exist=False))
+    elsewhere = replace(fn, runs_on="cuda")
+    with pytest.raises(EnvironmentRefused, match="found no GPU; limit: a Hopper GPU, and a TVM wi"):
+        elsewhere(given)
 
 
 def test_modules_of_frontend_nn(x: np.ndarray) -> None:

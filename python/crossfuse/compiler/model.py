@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.errors import EnvironmentRefused, WorkloadRefused, refuse
 from crossfuse.hardware import Device, device, tvm_target
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class CompiledModel:
         Parameters
         ----------
         *inputs : torch.Tensor | numpy.ndarray
-            The model's inputs; on a GPU as they are, others are copied there.
+            The model's inputs, row-major; on a GPU as they are, others are copied there.
 
         Returns
         -------
@@ -101,7 +101,10 @@ class CompiledModel:
         Raises
         ------
         WorkloadRefused
-            For another number of inputs, or other shapes and types than were compiled for.
+            For another number of inputs, other shapes and types than were compiled for, or other
+            strides.
+        EnvironmentRefused
+            If a model for a GPU is run where TVM finds none.
         """
         self._check(inputs)
         values = [self._given(each) for each in inputs]
@@ -121,7 +124,18 @@ class CompiledModel:
     def _device(self) -> Any:
         import tvm
 
-        return tvm.cpu() if self.runs_on == "llvm" else tvm.cuda()
+        if self.runs_on == "llvm":
+            return tvm.cpu()
+        if not tvm.cuda().exist:
+            raise refuse(
+                EnvironmentRefused,
+                "compile-model",
+                "tvm.cuda()",
+                found="no GPU",
+                limit="a Hopper GPU, and a TVM with CUDA",
+                instead="run the model there, or compile it with runs_on='llvm' to see its results",
+            )
+        return tvm.cuda()
 
     @cached_property
     def _weights(self) -> list[Any]:
@@ -136,7 +150,7 @@ class CompiledModel:
 
         if _is_torch(value):
             if value.is_cuda and self.runs_on == "cuda":
-                return tvm.runtime.from_dlpack(value.detach().contiguous())
+                return tvm.runtime.from_dlpack(value.detach())
             value = to_numpy(value)
         return tvm.runtime.tensor(value, device=self._device)
 
@@ -152,6 +166,10 @@ class CompiledModel:
             if found != limit:
                 advice = "compile the model for these inputs too, or convert them"
                 raise _refused(name, found, limit, advice)
+            if not _is_row_major(each):
+                found = "an array of other strides"
+                limit = "row-major elements, since a copy would go unnoticed"
+                raise _refused(name, found, limit, f"pass {name}.contiguous() or the like")
 
 
 def compile_model(
@@ -240,6 +258,10 @@ def _build(mod: Any, passes: Any, spec: Device, runs_on: str) -> Any:
 
 def _is_torch(value: Any) -> bool:
     return type(value).__module__.startswith("torch")
+
+
+def _is_row_major(value: Any) -> bool:
+    return bool(value.is_contiguous() if _is_torch(value) else value.flags.c_contiguous)
 
 
 def _taken(value: Any, as_torch: bool) -> Any:

@@ -203,6 +203,10 @@ class _Forward:
         if x.shape[-1] != self.width:
             found = f"an input of shape {list(x.shape)}"
             raise _refused(where, found, f"rows of {self.width} elements", again)
+        if not x.is_contiguous():
+            found = f"an input of strides {list(x.stride())}"
+            limit = "row-major elements, since a copy would go unnoticed"
+            raise _refused(where, found, limit, "pass x.contiguous(), or restore() this module")
 
 
 def _none(module: nn.Module, refused: Mapping[str, RefusedError]) -> RefusedError:

@@ -22,7 +22,8 @@ class Report:
     outcomes : tuple[ChainOutcome, ...]
         Each pair of layers in it: the kernel that it became, or why it did not.
     untranslated : tuple[str, ...]
-        Operators that were left to torch because TVM does not know them.
+        Operators that were left to torch because TVM does not know them, or kernels do not take
+        their type.
     reason : str
         Why the graph was left to torch as a whole; empty if it was looked at.
 
@@ -47,7 +48,9 @@ class Report:
         """One line for each pair of layers."""
         if self.reason:
             return f"left to torch: {self.reason}"
-        return told(self.outcomes)
+        if self.outcomes or not self.untranslated:
+            return told(self.outcomes)
+        return f"{told(())}; left to torch: {', '.join(self.untranslated)}"
 
 
 def in_torch(outcome: ChainOutcome, names: Mapping[str, str]) -> ChainOutcome:

@@ -35,7 +35,8 @@ class Translation:
         Nodes of the graph by the variables that stand for what they make. Variables inside of what
         is one operator in torch have none.
     untranslated : tuple[str, ...]
-        Operators that were left to torch, each once, in order.
+        Operators that were left to torch, each once, in order: those that TVM does not know, and
+        those of a type that kernels do not take, with the type.
     names : Mapping[str, str]
         Names of nodes by those of variables; of a variable inside of an operator, such as the
         product in ``addmm``, that of the operator's node.
@@ -111,8 +112,8 @@ class _Attempt:
             builder.emit_func_output(results)
         # What only gives another name to a value, as a view of the same shape may, stays behind it.
         nodes = {value: each for each, value in [*env.items()][::-1] if isinstance(value, Var)}
-        left = (each for each in given if each.op == "call_function")
-        names = dict.fromkeys(str(each.target) for each in left)
+        names = dict.fromkeys(_left(each) for each in self._graph.nodes if each not in inside)
+        names.pop("", None)
         module = builder.get()
         return Translation(module, nodes, tuple(names), _names(module["main"], nodes))
 
@@ -151,6 +152,22 @@ def _names(function: Any, nodes: Mapping[Var, fx.Node]) -> dict[str, str]:
     return found
 
 
+def _left(node: fx.Node) -> str:
+    """The operator of a node that was left to torch; empty where nothing is to be said of it."""
+    import torch
+
+    if node.op != "call_function":
+        return ""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and _dtype(value) not in _TYPES:
+        return f"{node.target} of {_dtype(value)}"
+    return str(node.target) if _type(node) else ""
+
+
+def _dtype(value: Any) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
 def _type(node: fx.Node) -> Any:
     """The Relax type of what a node makes; None if it is no tensor of a type and shape we take."""
     import torch
@@ -158,7 +175,7 @@ def _type(node: fx.Node) -> Any:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return None
-    dtype = str(value.dtype).removeprefix("torch.")
+    dtype = _dtype(value)
     if dtype not in _TYPES or not all(isinstance(each, int) for each in value.shape):
         return None
     return relax.TensorType(tuple(value.shape), dtype)

@@ -96,6 +96,8 @@ def test_calls_that_no_kernel_is_for() -> None:
             module(torch.randn(4, H).half())
         with pytest.raises(RefusedError, match=r"found a tensor of torch\.float32 on cpu; limit"):
             module(x.float())
+        with pytest.raises(RefusedError, match=r"found an input of strides \[1, 4\]; limit: row-m"):
+            module(torch.randn(D, 4).half().t())
         with pytest.raises(RefusedError, match="found a module in training mode"):
             module.train()(x)
 
