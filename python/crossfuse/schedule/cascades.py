@@ -111,7 +111,7 @@ def schedule_cascade_of(
 
 
 def _rows_first(site: Site, tiles: RowsTiles, constant: bool) -> Any:
-    """Rows in the idle warps of their product's kernel."""
+    """Rows in warps of their product's kernel."""
     from crossfuse.cascade.algebra import derive
     from crossfuse.cascade.rewrite.rows_first import rows_first
     from crossfuse.schedule.rules.rows_gemm import schedule_rows_gemm

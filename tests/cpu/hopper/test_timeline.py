@@ -47,8 +47,9 @@ def test_events_are_named_in_their_order() -> None:
     assert names == ("begin", "cluster met", *FIRST, *end)
 
 
-def test_what_makes_rows_notes_when() -> None:
-    given = spec(70, 128, 32)
+@pytest.mark.parametrize("tokens", [70, 2], ids=["warps", "warpgroups"])
+def test_what_makes_rows_notes_when(tokens: int) -> None:
+    given = spec(tokens, 128, 32)
     timed = lower(of_spec(given, rows=64, columns=16), timeline=True)
     assert timed.events[0][:4] == ("begin", "cluster met", "rows begun", "rows made")
     report = emulate(timed.image, cascade_inputs.random_inputs(given), orders=1)

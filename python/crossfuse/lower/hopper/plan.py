@@ -37,7 +37,8 @@ class KernelPlan:
     arena : Arena
         Shared memory: ``left``, ``right``, ``boxes`` (if stored by TMA), ``gathered`` (if an
         intermediate stays in the cluster), ``paired`` (if two CTAs make a product each),
-        ``received`` (if a reduction is split), ``barriers``.
+        ``received`` (if a reduction is split), ``row_states`` (if warps that make a row pass one
+        another states), ``barriers``.
         What is received lies where right tiles were; where left tiles were too, if it needs more.
     clusters : int
         Clusters launched; each goes through tiles ``c, c + clusters, ...`` of a phase.

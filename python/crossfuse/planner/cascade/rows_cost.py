@@ -8,6 +8,8 @@ holds::
         hbm      by what is left of the wait when the ring is full
         tensor   by the wait
         rows     a stream of its own: all rows of the busiest warp
+
+Rows that multiplying warpgroups make are told as those of warps: they have not been timed.
 """
 
 from __future__ import annotations

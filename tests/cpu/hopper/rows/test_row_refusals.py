@@ -8,10 +8,14 @@ import pytest
 from tvm import te, tirx
 
 from cpu.hopper.rows.products import of_spec, quantised, scheduled, spec
+from crossfuse import _tvm as ir
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.errors import CascadeRefused, LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower
 from crossfuse.lower.hopper.rows.room import BESIDE_CHUNKS, REGISTERS, REGISTERS_BESIDE_ROWS
+from crossfuse.schedule.rules.chain import read_last_product
+from crossfuse.schedule.rules.tensor_tiles import TensorTiles
+from crossfuse.schedule.rules.tiled_gemm import bind_product
 from crossfuse.workload.cascade_spec import CascadeSpec
 
 pytestmark = pytest.mark.cpu
@@ -116,6 +120,26 @@ def test_warpgroups_ask_for_no_more_registers_than_a_cta_has(
         assert fewer + consumers * more <= launched * (consumers + 1)
 
 
+@pytest.mark.parametrize("threads", [32, 128])
+def test_reductions_of_tvm(threads: int) -> None:
+    sch = ir.Schedule(scaled_rows(depth=256))
+    squares, left = (sch.get_sblock(name) for name in ("squares", "left"))
+    row, column = sch.get_loops(squares)
+    sch.bind(row, "blockIdx.x")
+    sch.bind(sch.split(column, [None, threads])[1], "threadIdx.x")
+    sch.set_scope(squares, 0, "local")
+    sch.reverse_compute_at(left, row)
+    sch.bind(sch.split(sch.get_loops(left)[-1], [None, threads])[1], "threadIdx.x")
+    bind_product(sch, read_last_product(sch), TensorTiles(rows=64, columns=16), False)
+    sch.grid_stage(left)
+    with pytest.raises(LoweringRefused) as caught:
+        lower(sch)
+    assert str(caught.value) == (
+        "rows: loop bound to threadIdx.x: found a reduction over threads that is TVM's own; limit: "
+        "merges, which are blocks with the annotation crossfuse.merge" + INSTEAD
+    )
+
+
 def test_fewer_rows() -> None:
     schedule = of_spec(spec(70, 128, 32), rows=64, columns=16)
     schedule.accept_fewer_rows()
@@ -128,14 +152,14 @@ def test_fewer_rows() -> None:
     )
 
 
-def scaled_rows() -> Any:
+def scaled_rows(depth: int = 128) -> Any:
     """Rows over the root of their squares, by a factor that is one number in memory."""
     x, weight = (
         te.placeholder(shape, "bfloat16", name)
-        for name, shape in (("x", (70, 128)), ("weight", (32, 128)))
+        for name, shape in (("x", (70, depth)), ("weight", (32, depth)))
     )
     factor = te.placeholder((1,), "float32", "factor")
-    j, k = te.reduce_axis((0, 128), "j"), te.reduce_axis((0, 128), "k")
+    j, k = te.reduce_axis((0, depth), "j"), te.reduce_axis((0, depth), "k")
 
     def wide(value: Any) -> Any:
         return value.astype("float32")

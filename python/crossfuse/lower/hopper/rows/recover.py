@@ -16,6 +16,7 @@ from crossfuse.lower.tree import coordinate
 from crossfuse.schedule.markers import FAST, GRID_STAGE
 
 _EXTENT = "thread_extent"
+_ALL_REDUCE = "tirx.tvm_thread_allreduce"
 
 
 def is_rows(node: Any) -> bool:
@@ -52,6 +53,7 @@ def read_rows(func: Any, nest: Any) -> RowProgram:
     buffer, beside, factors = _stored(nest)
     threads = _threads(nest, int(buffer.ty.shape[0]), factors is not None)
     body, bound = _without_blocks(func, nest)
+    _check_merges(body)
     row, lane = bound["blockIdx.x"], bound["threadIdx.x"]
     fast = func.attrs is not None and FAST in func.attrs
     if factors is None:
@@ -169,6 +171,19 @@ def _without_blocks(func: Any, nest: Any) -> tuple[Any, dict[str, Any]]:
         return inner.body
 
     return ir.mutate(module["rows"].body, (ir.AttrStmt, unbind)), bound
+
+
+def _check_merges(body: Any) -> None:
+    """TVM lowers its own reductions over threads for whole CTAs, and not here."""
+    calls: list[Any] = []
+    ir.walk(body, (ir.Call, calls.append))
+    for each in calls:
+        if each.op.same_as(ir.Op.get(_ALL_REDUCE)):
+            raise _refused(
+                "loop bound to threadIdx.x",
+                "a reduction over threads that is TVM's own",
+                "merges, which are blocks with the annotation crossfuse.merge",
+            )
 
 
 def _check_memory(
