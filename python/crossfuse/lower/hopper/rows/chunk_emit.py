@@ -16,6 +16,7 @@ from crossfuse.lower.hopper.rows.chunk_barriers import ChunkBarriers
 from crossfuse.lower.hopper.rows.chunk_loop import known_in
 from crossfuse.lower.hopper.rows.chunk_plan import BOX, FIRST_WARP, ROW_WARPS, ChunkPlan
 from crossfuse.lower.hopper.rows.chunk_statements import quick
+from crossfuse.lower.hopper.rows.chunk_stores import number_of, without_stores
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
 from crossfuse.lower.hopper.tma import load_name
@@ -83,6 +84,9 @@ class _Rows:
         self.warp = let("row_warp", body.where.warp - FIRST_WARP)
         self.ring = body.elements("row_ring", str(self.loop.source.ty.dtype))
         self.done = Variable("chunks_made", "int32", 0)
+        self.statement, self.stores = without_stores(
+            quick(program.statement), program.lane, chunks.batch
+        )
         self.states = [
             (each, registers(f"{each.name}_of_rows", chunks.own * _size(each), str(each.ty.dtype)))
             for each in self.loop.carried
@@ -161,22 +165,41 @@ class _Rows:
     def _batch(self, batch: Any, row: Any, end: Any, chunk: Any) -> None:
         chunks = self.chunks
         mbarrier.wait(self.barriers.full(self.warp, batch), self.done.value % 2)
+        first = row + batch * chunks.batch
         with ir.script.unroll(0, chunks.batch) as inside:
             ir.IRBuilder.name("of_batch", inside)
-            number = batch * chunks.batch + inside
-            here = row + number
+            here = first + inside
             with nullcontext() if chunks.exact else when(here < end):
                 statement = self._in_ring(batch, inside)
+                for each in self.stores:
+                    statement = _moved(statement, each.kept, each.kept, inside)
+                number = batch * chunks.batch + inside
                 statement = self._own(statement, let("own_row", here), number)
-                lane, loop = let("lane", self.where.lane), self.loop.var
-                values = {self.program.lane: lane, loop: chunk}
+                lane = let("lane", self.where.lane)
+                values = {self.program.lane: lane, self.loop.var: chunk}
                 ir.script.add_to_parent(ir.substitute(statement, lambda var: values.get(var, var)))
+        self._store(first, end, chunk)
         run(ir.script.cuda.warp_sync())  # all lanes have read it
+
+    def _store(self, first: Any, end: Any, chunk: Any) -> None:
+        """Numbers of a batch's rows, a lane each."""
+        lane, batch = self.where.lane, self.chunks.batch
+        inside = lane < batch
+        exists = inside if self.chunks.exact else ir.script.And(inside, first + lane < end)
+        values = {self.program.row: first + lane, self.loop.var: chunk}
+        with when(exists):
+            for each in self.stores:
+                indices = [
+                    ir.substitute(index, lambda var: values.get(var, var))
+                    for index in each.store.indices
+                ]
+                value = number_of(each, lane, batch)
+                ir.script.add_to_parent(ir.BufferStore(each.store.buffer, value, indices))
 
     def _in_ring(self, batch: Any, inside: Any) -> Any:
         """The statements of a chunk, its elements in the ring."""
         loop = self.loop
-        known = known_in(self.program.statement, self.program.lane)
+        known = known_in(self.statement, self.program.lane)
 
         def load(node: Any, mutator: Any) -> Any:
             if not node.source.same_as(loop.source):
@@ -186,7 +209,7 @@ class _Rows:
             element = known.simplify(ir.tirx.floormod(place, BOX))
             return self.ring[self._place(batch, box, inside) + element]
 
-        return ir.mutate(quick(self.program.statement), (ir.TensorLoad, load))
+        return ir.mutate(self.statement, (ir.TensorLoad, load))
 
     def _own(self, statement: Any, row: Any, number: Any) -> Any:
         """Statements of one of the warp's rows, with its state."""
