@@ -24,8 +24,8 @@ ROW_WARPS, FIRST_WARP, FLAG_WARP = 2, 2, 1
 _MOST, _TOGETHER = 16, 4
 #: Elements of a batch at most, unless it is one row: a thread has 64 of them in registers.
 _ELEMENTS = 2048
-#: Bytes of a warp's ring: in one place a batch comes while the one before is made to rows.
-_RING = 8192
+#: Batches of a warp's ring at most: one comes while the one before is made to rows.
+_SLOTS = 2
 #: Elements of a row of a box. PTX ISA, cp.async.bulk.tensor.
 BOX = 256
 #: Multiple of bytes that rows of tensors in global memory must be.
@@ -48,7 +48,7 @@ class ChunkPlan:
     tile : int
         Rows of a tile.
     own : int
-        Rows of a tile that a warp makes, at most.
+        Rows of a tile that a warp makes, at most: whole batches.
     batch : int
         Rows that come by one copy, and are made side by side; divides `own`.
     slots : int
@@ -118,9 +118,8 @@ def plan_chunks(program: TileProgram) -> ChunkPlan | None:
     loop = rows.chunks
     tile = left.shape[0]
     share, sharers = _share(program)
-    own = -(-tile // (sharers * ROW_WARPS))
-    most = max(min(_TOGETHER, _ELEMENTS // loop.size), 1)
-    batch = next(each for each in range(most, 0, -1) if own % each == 0)
+    batches, batch = _batches(-(-tile // (sharers * ROW_WARPS)), loop.size)
+    own = batches * batch
     if own > _MOST or loop.size % BOX or loop.size % left.shape[1]:
         raise _refused(
             f"tile of {tile} rows",
@@ -130,7 +129,6 @@ def plan_chunks(program: TileProgram) -> ChunkPlan | None:
         )
     exact = own * sharers * ROW_WARPS == tile and not program.has_tail(0)
     item = item_bytes(str(loop.source.ty.dtype))
-    slots = _slots(own // batch, batch * loop.size * item)
     return ChunkPlan(
         loop,
         share,
@@ -138,7 +136,7 @@ def plan_chunks(program: TileProgram) -> ChunkPlan | None:
         tile,
         own,
         batch,
-        slots,
+        min(batches, _SLOTS),
         exact,
         _rows_of(loop, batch),
         _described(loop.factors, (tile, 1)),
@@ -162,10 +160,13 @@ def _share(program: TileProgram) -> tuple[Any, int]:
     return known.simplify(numbers[1]), across
 
 
-def _slots(batches: int, size: int) -> int:
-    """Batches of a ring, which divide those of a chunk: places are known without counting."""
-    most = max(min(batches, _RING // size), min(batches, 2))
-    return next(each for each in range(most, 0, -1) if batches % each == 0)
+def _batches(rows: int, size: int) -> tuple[int, int]:
+    """Batches that have a warp's rows of a chunk, and rows of each."""
+    together = max(min(_TOGETHER, _ELEMENTS // size), 1)
+    batches = -(-rows // together)
+    if batches > _SLOTS:
+        batches = -(-batches // _SLOTS) * _SLOTS
+    return batches, -(-rows // batches)
 
 
 def _rows_of(loop: ChunkLoop, batch: int) -> TensorMap:
