@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.refusal import refuse
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,11 @@ class RowStatements:
             Of a row, without blocks.
         source : Any
             The buffer that has its elements. What is loaded twice is loaded once.
+
+        Raises
+        ------
+        LoweringRefused
+            If elements are loaded where they are used: their place is free before that.
         """
         held: list[Any] = []
         copies: list[tuple[Any, Any]] = []  # registers, and the loop that fills them
@@ -54,6 +60,8 @@ class RowStatements:
                     same[into] = known[0]
                 else:
                     copies.append((into, each))
+        for each in rest:
+            _check_loads(each, source)
         needed = (each for each in held if each.buffer not in same)
         renamed = (ir.substitute(each, lambda var: same.get(var, var)) for each in rest)
         return RowStatements((*needed, *(loop for _, loop in copies)), tuple(renamed))
@@ -95,6 +103,21 @@ def _copy_of(statement: Any, source: Any) -> Any:
     if not isinstance(value, ir.TensorLoad) or not value.source.same_as(source):
         return None
     return statement.buffer
+
+
+def _check_loads(statement: Any, source: Any) -> None:
+    loads: list[Any] = []
+    ir.walk(statement, (ir.TensorLoad, loads.append))
+    for each in loads:
+        if each.source.same_as(source):
+            raise refuse(
+                "rows",
+                f"tensor '{source.name}'",
+                found=f"a load of '{source.name}{list(each.indices)}' where it is used",
+                limit="loops that copy elements to registers, and do nothing else",
+                instead="schedule as schedule_rows_gemm does, or make whole rows: leave the chunk "
+                "out",
+            )
 
 
 def _alike(one: Any, into: Any, other: Any, to: Any) -> bool:

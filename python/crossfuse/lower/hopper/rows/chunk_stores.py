@@ -48,6 +48,8 @@ def without_stores(statement: Any, lane: Any, batch: int) -> tuple[Any, list[Row
         if not isinstance(node.then_case, ir.BufferStore):
             return mutator.default_mutate(node)
         store = node.then_case
+        if not _is_common(store, lane):
+            return mutator.default_mutate(node)
         kept = registers(f"{store.buffer.name}_of_batch", batch, str(store.buffer.ty.dtype))
         found.append(RowStore(store, kept))
         return ir.BufferStore(kept, store.value, [0])
@@ -59,6 +61,18 @@ def _is_first(condition: Any, lane: Any) -> bool:
     if not isinstance(condition, ir.tirx.EQ):
         return False
     return condition.a.same_as(lane) and ir.constant(condition.b) == 0
+
+
+def _is_common(store: Any, lane: Any) -> bool:
+    """Whether all lanes have a number: one that is made of states, and of no thread's elements."""
+    parts = (store.value, *store.indices)
+    if any(var.same_as(lane) for each in parts for var in ir.variables(each)):
+        return False
+    loads = ir.buffer_loads(*parts)
+    return all(
+        str(each.source.scope()) == "local" and all(int(e) == 1 for e in each.source.ty.shape)
+        for each in loads
+    )
 
 
 def number_of(each: RowStore, lane: Any, batch: int) -> Any:
