@@ -93,6 +93,11 @@ def same_layout(one: Any, other: Any) -> bool:
     return bool(tvm_ffi.structural_equal(one.canonicalize(), other.canonicalize()))
 
 
+def alike(one: Any, other: Any) -> bool:
+    """Whether two nodes are the same but for the variables that they define."""
+    return bool(tvm_ffi.structural_equal(one, other))
+
+
 def walk(node: Any, *callbacks: tuple[type, Callable[[Any], Any]]) -> None:
     """Visit every node below `node`; each callback sees the nodes of its type."""
     for node_type, callback in callbacks:

@@ -9,6 +9,7 @@ import pytest
 
 from cpu.emulate.kernels import clean, image, only, ramp, statement
 from crossfuse.emulate.cuda import emulate
+from crossfuse.errors import CheckFailed
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch, TensorMap
 
 HELPERS = """
@@ -217,3 +218,31 @@ def test_a_box_of_one_matrix_of_several() -> None:
     )
     misuse = only(emulate(KernelImage("k", text, (a, c), (wrong,)), [A]), "tensor-map")
     assert "a copy has not as many coordinates as its map" in misuse.detail
+
+
+def test_a_box_of_several_matrices() -> None:
+    """Rows of one lie before those of the next; of matrices outside nothing is stored."""
+    text = (
+        boxes()
+        .cuda.replace("tensor.2d", "tensor.3d")
+        .replace("{%1, %2}], [%3]", "{%1, %2, %3}], [%4]")
+        .replace('"r"(y), "r"(from)', '"r"(y), "r"(MATRIX), "r"(from)')
+    )
+    a = BufferSpec("A", (16, 8), "float16", False)
+    c = BufferSpec("C", (3, 8, 8), "float16", True)
+    map_ = TensorMap("c_map", "C", (8, 8, 3), (16, 128), (8, 8, 2), 0)
+    launch = replace(boxes().launches[0], tensor_maps=(map_,))
+    for first, stored in ((0, slice(0, 2)), (2, slice(2, 3))):
+        given = KernelImage("k", f"#define MATRIX {first}\n{text}", (a, c), (launch,))
+        report = emulate(given, [A])
+        found, due = (each.view("uint16") for each in (report.outputs["C"], A.reshape(2, 8, 8)))
+        np.testing.assert_array_equal(found[stored], due[: stored.stop - stored.start])
+        assert only(report, "unwritten-output").buffer == "C"
+    wrong = replace(launch, tensor_maps=(replace(map_, box=(8, 8, 2, 2)),))
+    with pytest.raises(CheckFailed) as caught:
+        emulate(KernelImage("k", text, (a, c), (wrong,)), [A])
+    assert str(caught.value) == (
+        "emulate-image: k: found tensor map c_map with boxes (8, 8, 2, 2); limit: boxes of "
+        "matrices of one dimension, an extent for each. Instead: correct the lowering that made "
+        "the image."
+    )

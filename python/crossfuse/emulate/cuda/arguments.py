@@ -107,9 +107,9 @@ def _check_map(image: KernelImage, each: TensorMap) -> None:
         found = f"tensor map {each.name} of {rank} dimensions, {len(each.strides)} strides"
         due = f"2 to {_MAX_RANK}" if tiled else "4"
         raise _contradiction(image, found, f"{due} dimensions, a stride for each but the first")
-    if len(each.box) != (rank if tiled else 2) or any(extent != 1 for extent in each.box[2:]):
+    if len(each.box) != (rank if tiled else 2) or any(extent != 1 for extent in each.box[3:]):
         found = f"tensor map {each.name} with boxes {each.box}"
-        raise _contradiction(image, found, "boxes of one matrix, an extent for each dimension")
+        raise _contradiction(image, found, "boxes of matrices of one dimension, an extent for each")
     if any(stride % 16 for stride in each.strides):
         raise _contradiction(
             image, f"tensor map {each.name} with strides {each.strides}", "multiples of 16 bytes"

@@ -163,7 +163,8 @@ def _write_job(
                 len(each.extents),
                 *each.extents,
                 *each.strides,
-                *each.box[:2],
+                *each.box[:3],
+                *(1 for _ in range(3 - len(each.box))),
                 each.swizzle,
                 item,
             )

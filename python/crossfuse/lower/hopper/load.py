@@ -17,7 +17,7 @@ from crossfuse.lower.hopper.window_tile import WindowTile
 
 #: Cache policy of lines that nobody loads again: what `createpolicy.fractional.L2::evict_first`
 #: makes, as CUTLASS spells it (include/cute/arch/copy_sm90_desc.hpp, TMA::CacheHintSm90).
-_EVICT_FIRST = 0x12F0000000000000
+EVICT_FIRST = 0x12F0000000000000
 _PIXELS = "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
 
 
@@ -84,7 +84,7 @@ def _copy(
         more.append(_mask(program, operand, where))
     if operand.streamed:
         name += ".L2::cache_hint"
-        more.append(ir.script.uint64(_EVICT_FIRST))
+        more.append(ir.script.uint64(EVICT_FIRST))
     run(ir.script.ptx[name](destination, address, *place, barrier, *more))
 
 

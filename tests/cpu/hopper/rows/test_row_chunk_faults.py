@@ -57,7 +57,7 @@ FAULTS: dict[str, tuple[Callable[[], KernelImage], str, str]] = {
         "reads what is still being stored",
     ),
     "elements that have not come": (
-        lambda: planted(rf"{WAIT}\([^\n]*chunks_made_ptr\[0\] & 1[^\n]*\n", "\n"),
+        lambda: planted(rf"{WAIT}\([^\n]*threadIdx[^\n]*, 0\);\n", "\n"),
         "uninitialised-read",
         "before anything wrote it",
     ),
@@ -91,3 +91,16 @@ def test_faults(name: str) -> None:
 def test_sums_that_are_not_corrected(plant: Callable[[], KernelImage]) -> None:
     found, allowed = errors(growing(), emulate(plant(), growing(), orders=1).outputs["out"])
     assert np.linalg.norm(found) > 10 * np.linalg.norm(allowed)
+
+
+def test_a_lane_that_stores_the_factor_of_the_row_before() -> None:
+    """Every other row outgrows its bound with every chunk, and those between never do."""
+    inputs = growing()
+    inputs["x"][::2] = rows_of("normal", inputs["x"].shape)[::2]
+    wrong = planted(
+        r"(\(\(int\)threadIdx\.x\) & 31\) == 1\) \? factors_of_batch_ptr)\[1\]", r"\1[0]"
+    )
+    found, allowed = (
+        errors(inputs, emulate(each, inputs, orders=1).outputs["out"]) for each in (wrong, right())
+    )
+    assert np.linalg.norm(found[0]) > 10 * np.linalg.norm(allowed[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import ml_dtypes
@@ -19,11 +20,13 @@ from crossfuse.workload.cascade_inputs import random_inputs
 
 pytestmark = pytest.mark.cpu
 
-#: Rows that tiles do not divide, several tiles of a CTA, one CTA a cluster.
+#: Rows that tiles do not divide, several tiles of a CTA, one CTA a cluster; one batch of each warp,
+#: the last of which have no rows.
 SIZES: list[tuple[tuple[int, int, int], int, dict[str, int], int]] = [
     ((76, 512, 40), 256, {"rows": 64, "columns": 24}, 132),
     ((256, 768, 64), 256, {"rows": 64, "columns": 16, "cluster": 1}, 4),
     ((100, 512, 64), 256, {"rows": 128, "columns": 16, "cluster": 1}, 2),
+    ((64, 512, 192), 256, {"rows": 64, "columns": 16, "cluster": 1}, 132),
 ]
 EIGHT = ml_dtypes.float8_e4m3fn
 
@@ -72,6 +75,25 @@ def test_sizes(sizes: tuple[int, int, int], chunk: int, tiles: dict[str, int], s
     check(given, inputs, report.outputs)
     for later in report.later:
         assert later["out"].tobytes() == report.outputs["out"].tobytes()
+
+
+def test_elements_are_loaded_once_and_their_place_is_free_at_once(kernel: Any) -> None:
+    """Two places in turn: a copy to each, behind the loads of its rows and before their stores."""
+    _, image = kernel
+    (text,) = re.findall(r"int chunk = 0;.*?chunks_made_ptr\[0\] = ", image.cuda, re.S)
+    rows, batches = 16, 4
+    load, copy, store = (
+        [each.start() for each in re.finditer(pattern, text)]
+        for pattern in (
+            r"\(uint4\*\)\(+nv_bfloat16",
+            "bulk_tensor_3d",
+            r"\(uint2\*\)\(quantised_ptr",
+        )
+    )
+    assert (len(load), len(copy), len(store)) == (rows, batches, rows)
+    for batch, place in enumerate(copy):
+        loaded, stored = (sum(each < place for each in group) for group in (load, store))
+        assert loaded == stored + rows // batches == (batch + 1) * rows // batches
 
 
 KINDS = ("normal", "growing", "falling", "zeros first", "large columns", "large numbers")

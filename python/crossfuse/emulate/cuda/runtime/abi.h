@@ -8,14 +8,15 @@ struct CrossfuseIndex {
 struct CrossfuseWide {
   unsigned long long low, high;
 };
-// A TMA descriptor of matrices (rank 2 to 5: copies are of a box of one matrix), or of images of
+// A TMA descriptor of matrices (rank 2 to 5: copies are of a box of one matrix, or
+// of the same of several), or of images of
 // pixels of channels (rank 4) that im2col mode loads; the name is the one that generated text has
 // for it.
 struct CUtensorMap {
   void* base;
   unsigned rank;
   unsigned long long extents[5], strides[4];  // innermost first; bytes, of all but the innermost
-  unsigned box[2], swizzle, item;             // of pixels: channels and pixels that a copy moves
+  unsigned box[3], swizzle, item;  // of pixels: channels and pixels that a copy moves
   int pixels;              // whether it is one of pixels
   int lower[2], upper[2];  // of pixels: corners of the box of an image that copies walk through
   int buffer;

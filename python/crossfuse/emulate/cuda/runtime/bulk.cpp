@@ -28,7 +28,7 @@ void conflict(const Copy& copy, Site other, const char* what) {
           current_thread(), what});
 }
 
-size_t box_bytes(const CUtensorMap& map) { return size_t(map.box[0]) * map.box[1] * map.item; }
+size_t box_bytes(const CUtensorMap& map) { return size_t(map.box[0]) * box_rows(map) * map.item; }
 
 void misuse(Site site, const char* what) {
   if (is_news("tensor-map", site, kNoSite)) {

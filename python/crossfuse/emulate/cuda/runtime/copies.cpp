@@ -35,8 +35,8 @@ unsigned delay() {
 }
 
 uint8_t* element(const Copy& copy, unsigned row, unsigned column) {
-  long x = long(copy.x) + column, y = copy.y + row;
   const CUtensorMap& map = copy.map;
+  long x = long(copy.x) + column, y = copy.y + row % map.box[1];
   if (x < 0 || x >= long(map.extents[0])) return nullptr;
   if (map.pixels) {
     uint8_t* first = pixel(copy, row);
@@ -45,7 +45,8 @@ uint8_t* element(const Copy& copy, unsigned row, unsigned column) {
   if (y < 0 || y >= long(map.extents[1])) return nullptr;
   uint8_t* matrix = static_cast<uint8_t*>(map.base);
   for (unsigned axis = 2; axis < map.rank; ++axis) {
-    int at = copy.matrix[axis - 2];
+    long at = copy.matrix[axis - 2];
+    if (axis == 2) at += row / map.box[1];
     if (at < 0 || at >= long(map.extents[axis])) return nullptr;
     matrix += size_t(at) * map.strides[axis - 1];
   }
@@ -59,7 +60,7 @@ void for_elements(const Copy& copy, Each each) {
   const CUtensorMap& map = copy.map;
   Thread* const before = device.current;
   device.current = copy.owner;
-  for (unsigned row = 0; row < map.box[1]; ++row) {
+  for (unsigned row = 0; row < box_rows(map); ++row) {
     for (unsigned column = 0; column < map.box[0]; ++column) {
       size_t at = copy.shared.begin + (size_t(row) * map.box[0] + column) * map.item;
       each(element(copy, row, column), swizzled(at, map.swizzle));
@@ -166,7 +167,7 @@ void note_global(const Copy& copy) {
   Doer doer{loads ? Agent::kLoads : Agent::kStores, copy.number};
   long first = std::max(0L, -long(copy.x));
   long last = std::min(long(copy.map.box[0]), long(copy.map.extents[0]) - copy.x);
-  for (unsigned row = 0; row < copy.map.box[1] && first < last; ++row) {
+  for (unsigned row = 0; row < box_rows(copy.map) && first < last; ++row) {
     const uint8_t* begin = element(copy, row, static_cast<unsigned>(first));
     size_t bytes = size_t(last - first) * copy.map.item;
     if (begin) access(begin, bytes, mode, copy.site, doer);

@@ -33,6 +33,8 @@ struct Copy {
   }
 };
 
+// Rows of a box: of all matrices that it goes through.
+inline unsigned box_rows(const CUtensorMap& map) { return map.box[1] * map.box[2]; }
 // The number of a pixel on the walk through the boxes of all images; -1 outside the box.
 long pixel_number(const CUtensorMap& map, int x, int y, int image);
 // Where a pixel of a copy begins in global memory, counted from the first one; null outside.

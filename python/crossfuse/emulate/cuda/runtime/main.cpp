@@ -38,8 +38,8 @@ void read_map(FILE* file, CUtensorMap& map) {
   for (unsigned i = 1; good && i < map.rank; ++i) {
     good = fscanf(file, "%llu", &map.strides[i - 1]) == 1;
   }
-  good = good && fscanf(file, "%u %u %u %u %d", &map.box[0], &map.box[1], &map.swizzle, &map.item,
-                        &map.pixels) == 5;
+  good = good && fscanf(file, "%u %u %u %u %u %d", &map.box[0], &map.box[1], &map.box[2],
+                        &map.swizzle, &map.item, &map.pixels) == 6;
   if (good && map.pixels) {
     good = fscanf(file, "%d %d %d %d", &map.lower[0], &map.lower[1], &map.upper[0],
                   &map.upper[1]) == 4;

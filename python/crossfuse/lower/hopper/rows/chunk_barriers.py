@@ -26,21 +26,21 @@ class ChunkBarriers:
     plan: ChunkPlan
     place: Callable[[Any], Any]
 
-    def full(self, warp: Any, batch: Any) -> Any:
+    def full(self, warp: Any, slot: Any) -> Any:
         """A warp's batch has come."""
-        return self.place(warp * self.plan.batches + batch)
+        return self.place(warp * self.plan.slots + slot)
 
     def made(self, parity: Any) -> Any:
         """All warps have stored a chunk; those of odd and of even numbers take turns."""
-        return self.place(ROW_WARPS * self.plan.batches + parity)
+        return self.place(ROW_WARPS * self.plan.slots + parity)
 
     def told(self, parity: Any) -> Any:
         """Its flag has been raised, so that the warps may arrive for the chunk after the next."""
-        return self.place(ROW_WARPS * self.plan.batches + 2 + parity)
+        return self.place(ROW_WARPS * self.plan.slots + 2 + parity)
 
     def initialise(self, thread: Any) -> None:
         """Set up all of them, a thread each."""
-        made = ROW_WARPS * self.plan.batches
+        made = ROW_WARPS * self.plan.slots
         with when(thread < self.plan.barriers):
             arrivals = _either((thread >= made) & (thread < made + 2), ROW_WARPS, 1)
             mbarrier.initialise(self.place(thread), arrivals)

@@ -11,11 +11,14 @@ from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.coordinates import at, grid_places
 from crossfuse.lower.hopper.flags import FlagWriter
+from crossfuse.lower.hopper.load import EVICT_FIRST
 from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.rows.chunk_barriers import ChunkBarriers
+from crossfuse.lower.hopper.rows.chunk_batch import RowStatements
 from crossfuse.lower.hopper.rows.chunk_loop import known_in
 from crossfuse.lower.hopper.rows.chunk_plan import BOX, FIRST_WARP, ROW_WARPS, ChunkPlan
 from crossfuse.lower.hopper.rows.chunk_statements import quick
+from crossfuse.lower.hopper.rows.chunk_stores import number_of, without_stores
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
 from crossfuse.lower.hopper.tma import load_name
@@ -83,6 +86,11 @@ class _Rows:
         self.warp = let("row_warp", body.where.warp - FIRST_WARP)
         self.ring = body.elements("row_ring", str(self.loop.source.ty.dtype))
         self.done = Variable("chunks_made", "int32", 0)
+        statement, self.stores = without_stores(
+            quick(program.statement), program.lane, chunks.batch
+        )
+        self.known = known_in(statement, program.lane)
+        self.statements = RowStatements.of(statement, self.loop.source)
         self.states = [
             (each, registers(f"{each.name}_of_rows", chunks.own * _size(each), str(each.ty.dtype)))
             for each in self.loop.carried
@@ -93,7 +101,7 @@ class _Rows:
         with when(self.where.cluster < phase.program.tiles):
             places = self.where.places | grid_places(phase.program, self.where.cluster)
             row = let("row_first", self._first(places))
-            for batch in range(chunks.batches):
+            for batch in range(chunks.slots):
                 self._fetch(batch, row, 0)
         with _each_tile(self.body, phase) as (tile, places):
             row = let("row_own", self._first(places))
@@ -110,11 +118,15 @@ class _Rows:
                     let("row_next", ir.script.Select(last, row_after, row)),
                     let("chunk_next", ir.script.Select(last, 0, chunk + 1)),
                 )
-                with ir.script.unroll(0, chunks.batches) as batch:
-                    ir.IRBuilder.name("batch", batch)
-                    self._batch(batch, row, end, chunk)
-                    with when(more):
-                        self._fetch(batch, *following)
+                for batch in range(chunks.batches):
+                    rows = self._read(batch, row, chunk)
+                    later = batch + chunks.slots
+                    if later < chunks.batches:
+                        self._fetch(later, row, chunk)
+                    else:
+                        with when(more):
+                            self._fetch(later - chunks.batches, *following)
+                    self._make(rows, row + batch * chunks.batch, end, chunk)
                 self._tell()
 
     def _first(self, places: dict[Any, Any]) -> Any:
@@ -131,68 +143,102 @@ class _Rows:
         below = at(left.tile.origin[0], places) + self.chunks.tile
         return ir.script.min(below, self.program.rows)
 
-    def _fetch(self, batch: Any, row: Any, chunk: Any) -> None:
+    def _fetch(self, batch: int, row: Any, chunk: Any) -> None:
         """Ask for a batch of a chunk."""
         chunks = self.chunks
         address = ir.script.address_of(self.body.maps[chunks.source.name])
+        slot = batch % chunks.slots
         with when(self.where.lane == 0):
-            full = self.barriers.full(self.warp, batch)
+            full = self.barriers.full(self.warp, slot)
             mbarrier.expect(full, chunks.batch_bytes)
-            for box in range(chunks.loop.size // BOX):
-                place = self._place(batch, box, 0) * chunks.item
-                to = self.body.region("row_ring")(place)
-                column = chunk * chunks.loop.size + box * BOX
-                below = row + batch * chunks.batch
-                run(ir.script.ptx[load_name(2)](to, address, column, below, full))
+            to = self.body.region("row_ring")(self._place(slot, 0) * chunks.item)
+            box = chunk * (chunks.loop.size // BOX)
+            place = (0, box, row + batch * chunks.batch)
+            hint = ir.script.uint64(EVICT_FIRST)
+            name = f"{load_name(3)}.L2::cache_hint"
+            run(ir.script.ptx[name](to, address, *place, full, hint))
 
-    def _place(self, batch: Any, box: Any, row: Any) -> Any:
-        """Where a row of a box begins in the ring, in elements."""
+    def _place(self, slot: int, row: int) -> Any:
+        """Where a row begins in the ring, in elements."""
         chunks = self.chunks
-        boxes = chunks.loop.size // BOX
-        first = (self.warp * chunks.batches + batch) * boxes + box
-        return (first * chunks.batch + row) * BOX
+        first = (self.warp * chunks.slots + slot) * chunks.batch + row
+        return first * chunks.loop.size
 
     def _begin(self, row: Any) -> None:
         """States of all rows before their first chunk."""
         with ir.script.unroll(0, self.chunks.own) as number:
             ir.IRBuilder.name("own", number)
-            ir.script.add_to_parent(self._own(self.loop.begin, row + number, number))
+            begin = self._own(self.loop.begin, number, 0)
+            ir.script.add_to_parent(self._of(begin, {self.program.row: row + number}))
 
-    def _batch(self, batch: Any, row: Any, end: Any, chunk: Any) -> None:
+    def _read(self, batch: int, row: Any, chunk: Any) -> list[tuple[Any, ...]]:
+        """Take a batch to registers, so that its place in the ring is free; what is left to do."""
         chunks = self.chunks
-        mbarrier.wait(self.barriers.full(self.warp, batch), self.done.value % 2)
-        with ir.script.unroll(0, chunks.batch) as inside:
-            ir.IRBuilder.name("of_batch", inside)
+        slot, uses = batch % chunks.slots, chunks.batches // chunks.slots
+        use = self.done.value * uses + batch // chunks.slots
+        mbarrier.wait(self.barriers.full(self.warp, slot), use % 2)
+        lane = let("lane", self.where.lane)
+        rows = []
+        for inside in range(chunks.batch):
             number = batch * chunks.batch + inside
-            here = row + number
-            with nullcontext() if chunks.exact else when(here < end):
-                statement = self._in_ring(batch, inside)
-                statement = self._own(statement, let("own_row", here), number)
-                lane, loop = let("lane", self.where.lane), self.loop.var
-                values = {self.program.lane: lane, loop: chunk}
-                ir.script.add_to_parent(ir.substitute(statement, lambda var: values.get(var, var)))
+            values = {
+                self.program.row: let("own_row", row + number),
+                self.program.lane: lane,
+                self.loop.var: chunk,
+            }
+            own = self.statements.fresh()
+            for each in own.loads:
+                ir.script.add_to_parent(self._of(self._in_ring(each, slot, inside), values))
+            rows.append(tuple(self._of(self._own(e, number, inside), values) for e in own.rest))
         run(ir.script.cuda.warp_sync())  # all lanes have read it
+        return rows
 
-    def _in_ring(self, batch: Any, inside: Any) -> Any:
-        """The statements of a chunk, its elements in the ring."""
+    def _make(self, rows: list[tuple[Any, ...]], first: Any, end: Any, chunk: Any) -> None:
+        """Write the rows of a batch, a statement of each at a time."""
+        for together in zip(*rows, strict=True):
+            for inside, each in enumerate(together):
+                guarded = not self.chunks.exact and _leaves(each)
+                with when(first + inside < end) if guarded else nullcontext():
+                    ir.script.add_to_parent(each)
+        self._store(first, end, chunk)
+
+    def _store(self, first: Any, end: Any, chunk: Any) -> None:
+        """Numbers of a batch's rows, a lane each."""
+        lane, batch = self.where.lane, self.chunks.batch
+        inside = lane < batch
+        exists = inside if self.chunks.exact else ir.script.And(inside, first + lane < end)
+        values = {self.program.row: first + lane, self.loop.var: chunk}
+        with when(exists):
+            for each in self.stores:
+                indices = [
+                    ir.substitute(index, lambda var: values.get(var, var))
+                    for index in each.store.indices
+                ]
+                value = number_of(each, lane, batch)
+                ir.script.add_to_parent(ir.BufferStore(each.store.buffer, value, indices))
+
+    def _in_ring(self, statement: Any, slot: int, inside: int) -> Any:
+        """A statement that loads elements of a chunk, from the ring."""
         loop = self.loop
-        known = known_in(self.program.statement, self.program.lane)
 
         def load(node: Any, mutator: Any) -> Any:
             if not node.source.same_as(loop.source):
                 return mutator.default_mutate(node)
-            place = known.simplify(node.indices[1] - loop.var * loop.size)
-            box = known.simplify(ir.tirx.floordiv(place, BOX))
-            element = known.simplify(ir.tirx.floormod(place, BOX))
-            return self.ring[self._place(batch, box, inside) + element]
+            place = self.known.simplify(node.indices[1] - loop.var * loop.size)
+            return self.ring[self._place(slot, inside) + place]
 
-        return ir.mutate(quick(self.program.statement), (ir.TensorLoad, load))
+        return ir.mutate(statement, (ir.TensorLoad, load))
 
-    def _own(self, statement: Any, row: Any, number: Any) -> Any:
-        """Statements of one of the warp's rows, with its state."""
+    def _own(self, statement: Any, number: int, inside: int) -> Any:
+        """A statement of one of the warp's rows, with its state and its place in a batch."""
         for buffer, state in self.states:
             statement = _moved(statement, buffer, state, number * _size(buffer))
-        return ir.substitute(statement, lambda var: row if var.same_as(self.program.row) else var)
+        for each in self.stores:
+            statement = _moved(statement, each.kept, each.kept, inside)
+        return statement
+
+    def _of(self, statement: Any, values: dict[Any, Any]) -> Any:
+        return ir.substitute(statement, lambda var: values.get(var, var))
 
     def _tell(self) -> None:
         """Tell that this warp has stored a chunk; it runs at most two ahead of the flags."""
@@ -211,6 +257,13 @@ class _Rows:
 def _chunks(body: Body, phase: PhasePlan) -> tuple[ChunkPlan, ChunkBarriers]:
     assert phase.chunks is not None and body.chunks is not None
     return phase.chunks, body.chunks
+
+
+def _leaves(statement: Any) -> bool:
+    """Whether a statement stores to global memory."""
+    stores: list[Any] = []
+    ir.walk(statement, (ir.BufferStore, stores.append))
+    return any(str(each.buffer.scope()) == "global" for each in stores)
 
 
 def _size(buffer: Any) -> int:

@@ -7,7 +7,7 @@ these CTAs raises once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -16,11 +16,16 @@ from crossfuse.lower.hopper.rows.program import ChunkLoop
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
+from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 #: Warps that make rows, and the first of them; before them one loads, and one raises flags.
 ROW_WARPS, FIRST_WARP, FLAG_WARP = 2, 2, 1
 #: Rows of a warp at most, whose states it keeps in registers, and those that come by one copy.
 _MOST, _TOGETHER = 16, 4
+#: Elements of a batch at most, unless it is one row: a thread has 64 of them in registers.
+_ELEMENTS = 2048
+#: Batches of a warp's ring at most: one comes while the one before is made to rows.
+_SLOTS = 2
 #: Elements of a row of a box. PTX ISA, cp.async.bulk.tensor.
 BOX = 256
 #: Multiple of bytes that rows of tensors in global memory must be.
@@ -43,9 +48,11 @@ class ChunkPlan:
     tile : int
         Rows of a tile.
     own : int
-        Rows of a tile that a warp makes, at most.
+        Rows of a tile that a warp makes, at most: whole batches.
     batch : int
-        Rows that come by one copy; divides `own`.
+        Rows that come by one copy, and are made side by side; divides `own`.
+    slots : int
+        Batches of a warp's ring; divides `batches`.
     exact : bool
         Whether all rows of all warps exist.
     source, factors : TensorMap
@@ -60,6 +67,7 @@ class ChunkPlan:
     tile: int
     own: int
     batch: int
+    slots: int
     exact: bool
     source: TensorMap
     factors: TensorMap
@@ -67,7 +75,7 @@ class ChunkPlan:
 
     @property
     def batches(self) -> int:
-        """Copies that bring a warp's rows of a chunk; each has a barrier."""
+        """Copies that bring a warp's rows of a chunk."""
         return self.own // self.batch
 
     @property
@@ -77,13 +85,13 @@ class ChunkPlan:
 
     @property
     def ring_bytes(self) -> int:
-        """Bytes of the rows of all warps: of one chunk, whose places the next one takes."""
-        return ROW_WARPS * self.batches * self.batch_bytes
+        """Bytes of the rings of all warps."""
+        return ROW_WARPS * self.slots * self.batch_bytes
 
     @property
     def barriers(self) -> int:
-        """Barriers: of each batch, and two pairs between the warps that make rows and the flags."""
-        return ROW_WARPS * self.batches + 4
+        """Barriers: of each place, and two pairs between the warps that make rows and the flags."""
+        return ROW_WARPS * self.slots + 4
 
 
 def plan_chunks(program: TileProgram) -> ChunkPlan | None:
@@ -110,8 +118,8 @@ def plan_chunks(program: TileProgram) -> ChunkPlan | None:
     loop = rows.chunks
     tile = left.shape[0]
     share, sharers = _share(program)
-    own = -(-tile // (sharers * ROW_WARPS))
-    batch = next(each for each in range(_TOGETHER, 0, -1) if own % each == 0)
+    batches, batch = _batches(-(-tile // (sharers * ROW_WARPS)), loop.size)
+    own = batches * batch
     if own > _MOST or loop.size % BOX or loop.size % left.shape[1]:
         raise _refused(
             f"tile of {tile} rows",
@@ -128,8 +136,9 @@ def plan_chunks(program: TileProgram) -> ChunkPlan | None:
         tile,
         own,
         batch,
+        min(batches, _SLOTS),
         exact,
-        _described(loop.source, (BOX, batch)),
+        _rows_of(loop, batch),
         _described(loop.factors, (tile, 1)),
         item,
     )
@@ -149,6 +158,26 @@ def _share(program: TileProgram) -> tuple[Any, int]:
             "each tile once: CTAs share out the rows of their tiles",
         )
     return known.simplify(numbers[1]), across
+
+
+def _batches(rows: int, size: int) -> tuple[int, int]:
+    """Batches that have a warp's rows of a chunk, and rows of each."""
+    together = max(min(_TOGETHER, _ELEMENTS // size), 1)
+    batches = -(-rows // together)
+    if batches > _SLOTS:
+        batches = -(-batches // _SLOTS) * _SLOTS
+    return batches, -(-rows // batches)
+
+
+def _rows_of(loop: ChunkLoop, batch: int) -> TensorMap:
+    """A descriptor of copies of a chunk of some rows; they lie in shared memory one by one."""
+    rows = _described(loop.source, (BOX, batch))
+    boxes = loop.size // BOX
+    extents = (BOX, rows.extents[0] // BOX, rows.extents[1])
+    strides = (BOX * item_bytes(str(loop.source.ty.dtype)), *rows.strides)
+    return replace(
+        rows, extents=extents, strides=strides, box=(BOX, boxes, batch), fetch=2 * ROW_BYTES
+    )
 
 
 def _described(buffer: Any, box: tuple[int, int]) -> TensorMap:

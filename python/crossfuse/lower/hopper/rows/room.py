@@ -19,7 +19,7 @@ REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
 #: forever: multiples of 8 for each thread, so 168 each of three warpgroups, 128 of four.
 REGISTERS_BESIDE_ROWS = {1: (0, 0), 2: (72, 216), 3: (80, 144)}
 #: The same where rows are made chunk by chunk, several at a time.
-BESIDE_CHUNKS = {1: (0, 0), 2: (104, 200), 3: (80, 144)}
+BESIDE_CHUNKS = {1: (0, 0), 2: (120, 192), 3: (80, 144)}
 
 
 def registers_beside(rows: RowProgram | None) -> dict[int, tuple[int, int]]:
