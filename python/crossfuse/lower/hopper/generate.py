@@ -125,9 +125,7 @@ def _kernels(
     return kernels
 
 
-def _launches(
-    plans: Sequence[_Plan], kernels: list[tuple[str, Any]]
-) -> tuple[Launch, ...]:
+def _launches(plans: Sequence[_Plan], kernels: list[tuple[str, Any]]) -> tuple[Launch, ...]:
     return tuple(
         _launch(plan, symbol, kernel) for plan, (symbol, kernel) in zip(plans, kernels, strict=True)
     )

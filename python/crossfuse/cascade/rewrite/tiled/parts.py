@@ -1,9 +1,9 @@
 """The axis of a tile split over several CTAs: partial states in slabs, and their merge.
 
 Each CTA streams through a part of the axis and leaves its state in its slab, a part of a buffer
-whose first dimension is the CTA. In a cluster slabs are in scope ``shared.dsm``, and each CTA merges
-all slabs for a slice of the columns; what is a number of the row all of them merge. Else they are in
-scope ``global``, and a second kernel merges them.
+whose first dimension is the CTA. In a cluster slabs are in scope ``shared.dsm``, and each CTA
+merges all slabs for a slice of the columns; what is a number of the row all of them merge. Else
+they are in scope ``global``, and a second kernel merges them.
 """
 
 from __future__ import annotations

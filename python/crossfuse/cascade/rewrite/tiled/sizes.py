@@ -67,6 +67,16 @@ class CascadeTiles:
         """Whether states pass from one kernel to a second one."""
         return self.cluster > 1 and self.merge == KERNEL
 
+    @property
+    def ctas_of_cluster(self) -> int:
+        """CTAs that are launched together: those that share an axis, or have rows side by side."""
+        return self.share if self.in_memory else self.cluster * self.share
+
+    @property
+    def alone(self) -> int:
+        """CTAs of a tile of rows that run when there is room for each of them."""
+        return self.cluster if self.in_memory else 1
+
     def complete(self, rows: int, length: int, columns: int, depth: int) -> CascadeTiles:
         """Fill in what the caller left open.
 

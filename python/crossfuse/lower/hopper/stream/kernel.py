@@ -56,9 +56,7 @@ def emit_stream(plan: StreamPlan, name: str) -> Any:
     return builder.get()
 
 
-def _emit_body(
-    plan: StreamPlan, maps: dict[str, Any], images: dict[Any, Any], states: Any
-) -> None:
+def _emit_body(plan: StreamPlan, maps: dict[str, Any], images: dict[Any, Any], states: Any) -> None:
     where = declare_coordinates(plan)
     memory = ir.script.alloc_buffer((plan.arena.size,), "uint8", scope="shared.dyn", align=1024)
     ir.IRBuilder.name("memory", memory)

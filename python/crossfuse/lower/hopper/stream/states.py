@@ -1,13 +1,13 @@
 """Partial states in global memory: parts of a stream store them, and a second kernel merges them.
 
-The second kernel is launched while the first one runs, and waits for its end (programmatic dependent
-launch). A thread merges two columns of a row: it loads what all CTAs have stored at once, and merges
-in the order of the parts, as the CTAs of a cluster do.
+The second kernel is launched while the first one runs, and waits for its end (programmatic
+dependent launch). A thread merges two columns of a row: it loads what all CTAs have stored at once,
+and merges in the order of the parts, as the CTAs of a cluster do.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -49,7 +49,7 @@ class MergePlan:
     cluster_size: int = 1
     consumers: int = 0
     threads: int = WARPGROUP
-    arena: Arena = Arena()
+    arena: Arena = field(default_factory=Arena)
     phases: tuple[Any, ...] = ()
     tensor_maps: tuple[TensorMap, ...] = ()
     early: bool = True
@@ -161,9 +161,7 @@ class StateWriter(Handing):
             if half_of(register) != half:
                 continue
             column = self.lanes.column + column_of(register)
-            both = [
-                values.of_element(self.of_elements.value, register + each) for each in range(2)
-            ]
+            both = [values.of_element(self.of_elements.value, register + each) for each in range(2)]
             self._put(self.inbox.element(self._slot, self.lanes.rows[half], column), *both)
 
     def _put(self, offset: Any, *both: Any) -> None:
