@@ -39,6 +39,7 @@ from zlib import crc32
 
 import numpy as np
 
+from crossfuse.files import write_json
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.compare_spaces import (
     BASELINES,
@@ -56,7 +57,7 @@ from crossfuse.meta_schedule.kernels import candidate_at, kernels_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.tune.kernel_space import KernelSpace
 from crossfuse.planner.tune.spaces import ALL, NO_DSM, SPACES, exchanges, points_of
-from crossfuse.script import program, run, write_json
+from crossfuse.script import program, run
 from crossfuse.workload.spec import WorkloadSpec
 from crossfuse.workload.suites import name_of, resolve
 

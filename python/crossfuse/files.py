@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 
 def sha256(data: bytes) -> str:
@@ -35,3 +37,8 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value for programs to read, indented by one; missing directories are made."""
+    write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from crossfuse.errors import RefusedError
-from crossfuse.files import write_atomically
 
 
 def program(description: str | None) -> tuple[argparse.ArgumentParser, Any]:
@@ -54,8 +51,3 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None)
         print(error, file=sys.stderr)
         return 2
     return 0
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a value for programs to read, indented by one; missing directories are made."""
-    write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from crossfuse.errors import ArtefactRefused, refuse
-from crossfuse.script import program, run, write_json
+from crossfuse.files import write_json
+from crossfuse.script import program, run
 
 TEXT = """Does things.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.schedule.facts import analyzer as analyzer  # read by those who read trees
 from crossfuse.schedule.markers import cluster_axis, thread_tag
 
 #: Bits of the access mask of ``tvm_access_ptr``.
@@ -145,14 +146,6 @@ def coordinate(loop: Any) -> str:
     """Coordinate that a loop is bound to, such as ``"cluster.x"``; empty for a plain loop."""
     axis = cluster_axis(loop)
     return thread_tag(loop) if axis is None else f"cluster.{axis}"
-
-
-def analyzer(loops: tuple[Any, ...]) -> Any:
-    """An analyzer that knows the ranges of loops."""
-    known = ir.sym.Analyzer()
-    for loop in loops:
-        known.bind(loop.loop_var, ir.tvm.ir.Range.from_min_extent(loop.min, loop.extent))
-    return known
 
 
 def bounds(loops: Iterable[Any]) -> dict[Any, tuple[int | None, int | None]]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from crossfuse.bench.job import Job
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
-from crossfuse.files import write_atomically
+from crossfuse.files import write_atomically, write_json
 from crossfuse.meta_schedule.build import Build
 from crossfuse.meta_schedule.campaign import measure_all
 from crossfuse.meta_schedule.candidate import Candidate
@@ -120,10 +120,10 @@ def make_bundle(
     bundle = Bundle(folder, tuple(candidates), how.target, how.job)
     head = {"format_version": FORMAT_VERSION, "target": bundle.target, "job": bundle.job.to_json()}
     value = head | {"candidates": [each.to_json() for each in candidates]}
-    _write(folder / "bundle.json", value)
+    write_json(folder / "bundle.json", value)
     write_atomically(folder / "measure.py", _SCRIPT.encode())
     builds = {} if build_there else _build_all(candidates, folder, how, report)
-    _write(folder / "builds.json", {key: each.to_json() for key, each in builds.items()})
+    write_json(folder / "builds.json", {key: each.to_json() for key, each in builds.items()})
     return bundle
 
 
@@ -215,10 +215,6 @@ def _build_all(
                 found[each.id] = group.builds[each.id]
                 report(each, found[each.id])
     return found
-
-
-def _write(path: Path, value: object) -> None:
-    write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
 def _refused(path: Path, found: str, limit: str) -> RefusedError:

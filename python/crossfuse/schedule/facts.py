@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,7 +182,7 @@ def span(expression: Any, inner: list[Any]) -> int:
     return int(bound.max_value) - int(bound.min_value) + 1
 
 
-def analyzer(loops: list[Any]) -> Any:
+def analyzer(loops: Iterable[Any]) -> Any:
     """An analyzer that knows the ranges of some ``For`` loops."""
     known = ir.sym.Analyzer()
     for loop in loops:
@@ -192,6 +193,13 @@ def analyzer(loops: list[Any]) -> Any:
 def combiner(sch: Any, block: Any) -> str | None:
     """Operator of a reduction block: "sum", "product", "max", "min", or None."""
     return combiner_of(sch.get(block))
+
+
+def read_of(sch: Any, consumer: Any, producer: Any) -> int:
+    """Which of a block's reads another block writes."""
+    written = sch.get(producer).writes[0].source
+    reads = sch.get(consumer).reads
+    return next(i for i, each in enumerate(reads) if each.source.same_as(written))
 
 
 def reduces(sch: Any, block: Any) -> bool:

@@ -80,7 +80,7 @@ class CascadeSpec(ABC):
         plain = {each.name: each.default for each in fields(self)} | {"out": self.dtype}
         extents = [each.name for each in fields(self) if each.name not in ("dtype", "out")]
         pairs = ((name, getattr(self, name)) for name in (*extents, "dtype", "out"))
-        kept = (f"{key}={_text(value)}" for key, value in pairs if plain[key] != value)
+        kept = (f"{key}={value_text(value)}" for key, value in pairs if plain[key] != value)
         return f"{self.kind}:" + ",".join(kept)
 
 
@@ -197,5 +197,6 @@ def _bytes(operand: Operand) -> int:
     return prod(operand.shape) * size
 
 
-def _text(value: object) -> str:
+def value_text(value: object) -> str:
+    """A value as specs write it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

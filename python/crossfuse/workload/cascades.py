@@ -22,7 +22,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from crossfuse.workload import cascade_products, cascade_spec, suites
-from crossfuse.workload.cascade_spec import CascadeSpec
+from crossfuse.workload.cascade_spec import CascadeSpec, value_text
 from crossfuse.workload.refusal import one_of, read_extent, refused
 from crossfuse.workload.spec import WorkloadSpec
 from crossfuse.workload.spec_text import pairs
@@ -146,7 +146,7 @@ def resolve(text: str) -> CascadeSpec:
     if entry.kind != "cascade":
         limit, instead = "a cascade, R1 to R12", "read it by crossfuse.workload.resolve"
         raise refused("workload-kind", entry.id, f"{entry.kind} ({entry.title})", limit, instead)
-    values = {key: _written(value) for key, value in entry.values.items() if key != "kind"}
+    values = {key: value_text(value) for key, value in entry.values.items() if key != "kind"}
     spelt = _SPELLINGS.get(entry.title, {})
     packaged = {spelt.get(key, key): value for key, value in values.items()}
     return _from_options(entry.title, packaged | _options(entry.title, body))
@@ -179,7 +179,3 @@ def _from_options(kind: str, options: Mapping[str, str]) -> CascadeSpec:
         else:
             values[name] = text
     return made(**values)
-
-
-def _written(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

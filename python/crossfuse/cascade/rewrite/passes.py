@@ -80,7 +80,7 @@ class _Counter:
         from crossfuse.cascade.rewrite.tiled.operands import products
 
         made = next(each for each in products(self.site) if each.symbol == symbol)
-        item = _item(str(made.left.ty))
+        item = item_bytes(str(made.left.ty))
         count = self.rows * self.length
         read = sum(_bytes(each.source) for each in (made.left, made.right))
         return Pass(self.site.producers[symbol], read, count * item, 2 * count * made.extents[0])
@@ -150,15 +150,16 @@ class _Counter:
             from crossfuse.cascade.rewrite.tiled.operands import products
 
             made = next(each for each in products(self.site) if each.symbol == symbol)
-            return _item(str(made.left.ty))
-        return max((_item(str(each.ty)) for each in self._loads(symbol)), default=4)
+            return item_bytes(str(made.left.ty))
+        return max((item_bytes(str(each.ty)) for each in self._loads(symbol)), default=4)
 
 
 def _bytes(buffer: Any) -> int:
-    return prod(int(each) for each in buffer.ty.shape) * _item(str(buffer.ty.dtype))
+    return prod(int(each) for each in buffer.ty.shape) * item_bytes(str(buffer.ty.dtype))
 
 
-def _item(dtype: str) -> int:
+def item_bytes(dtype: str) -> int:
+    """Bytes of an element in memory."""
     from crossfuse import _tvm as ir
 
     return max(1, int(ir.tvm.DataType(dtype).bits) // 8)

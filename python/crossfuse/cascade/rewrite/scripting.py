@@ -15,6 +15,12 @@ def named(name: str, value: Any) -> Any:
     return value
 
 
+def symbol_of(function: Any) -> str:
+    """The name that a function has in a module."""
+    attrs = function.attrs or {}
+    return str(attrs["global_symbol"]) if "global_symbol" in attrs else "main"
+
+
 @contextmanager
 def loop(name: str, extent: int, kind: str = "serial") -> Iterator[Any]:
     """A loop from 0; its variable."""

@@ -12,7 +12,7 @@ from crossfuse.cascade.rewrite.numbers import numbers
 from crossfuse.cascade.rewrite.outputs import Outputs
 from crossfuse.cascade.rewrite.refusal import refused
 from crossfuse.cascade.rewrite.residence import Residence
-from crossfuse.cascade.rewrite.scripting import held, loop, named, spatial
+from crossfuse.cascade.rewrite.scripting import held, loop, named, spatial, symbol_of
 from crossfuse.cascade.rewrite.segments import Segment
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.site import OutputSite, Site, StageSite
@@ -65,7 +65,7 @@ def streaming(site: Site, derivation: Derivation, tiles: StreamTiles | None = No
     sizes = tiles or StreamTiles()
     _check(site, derivation)
     with ir.IRBuilder() as builder, ir.script.prim_func(s_tir=True):
-        ir.script.func_name(_name(site.function))
+        ir.script.func_name(symbol_of(site.function))
         ir.script.func_attr({FAST: 1} | ({RESIDENT_CTAS: sizes.ctas} if sizes.ctas else {}))
         frame = frame_of(over_parameters(site), derivation, sizes)
         sizes.check(frame.rows)
@@ -100,11 +100,6 @@ def _check(site: Site, derivation: Derivation) -> None:
             "elements that are loaded",
             "lower it with matrix products",
         )
-
-
-def _name(function: Any) -> str:
-    attrs = function.attrs or {}
-    return str(attrs["global_symbol"]) if "global_symbol" in attrs else "main"
 
 
 def over_parameters(site: Site) -> Site:

@@ -9,6 +9,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, device
 from crossfuse.planner.kernels.clustered import SLICE
+from crossfuse.schedule.facts import read_of
 from crossfuse.schedule.install import install
 from crossfuse.schedule.markers import ACCUMULATE, DSM_COPY
 from crossfuse.schedule.rules.chain import Chain, read_two_products
@@ -17,7 +18,6 @@ from crossfuse.schedule.rules.operands import is_k_major
 from crossfuse.schedule.rules.pipelined import (
     depth_beside,
     place_first,
-    read_of,
     stage_weights,
 )
 from crossfuse.schedule.rules.tensor_tiles import row_bytes_depth

@@ -11,7 +11,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.schedule.facts import position
+from crossfuse.schedule.facts import position, read_of
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.chain import Chain, read_chain
 from crossfuse.schedule.rules.staging import copy_by_threads, stage_operand, tile_columns
@@ -110,7 +110,7 @@ def _second(sch: Any, chain: Chain, cluster: int, tiles: Tiles, ring: bool) -> N
     sch.cluster_bind(rank)
     sch.bind(y, "threadIdx.y")
     sch.bind(x, "threadIdx.x")
-    index = _read_index(sch, block, chain.middle)
+    index = read_of(sch, block, chain.middle)
     stage = sch.dsm_shuffle(chain.middle, block, index, outer, ring=ring)
     copy_by_threads(sch, stage, 3, tiles, 16 // _bytes(sch, chain.middle))
     stage_operand(sch, block, 1 - index, outer, tiles)
@@ -138,12 +138,6 @@ def _first(sch: Any, chain: Chain, tiles: Tiles) -> None:
         for index in (0, 1):
             stage_operand(sch, product, index, outer, tiles)
         sch.decompose_reduction(product, outer)
-
-
-def _read_index(sch: Any, consumer: Any, producer: Any) -> int:
-    written = sch.get(producer).writes[0].source
-    reads = sch.get(consumer).reads
-    return next(i for i, each in enumerate(reads) if each.source.same_as(written))
 
 
 def _bytes(sch: Any, block: Any) -> int:

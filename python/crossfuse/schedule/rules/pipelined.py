@@ -162,10 +162,3 @@ def depth_beside(sch: Any, consumer: Any, index: int) -> int:
     """
     whole = row_bytes_depth(sch, consumer, index)
     return whole if is_k_major(sch, consumer, index) else whole // 2
-
-
-def read_of(sch: Any, consumer: Any, producer: Any) -> int:
-    """Which of a block's reads another block writes."""
-    written = sch.get(producer).writes[0].source
-    reads = sch.get(consumer).reads
-    return next(i for i, each in enumerate(reads) if each.source.same_as(written))

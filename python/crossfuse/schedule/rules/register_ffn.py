@@ -6,6 +6,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, device
+from crossfuse.schedule.facts import read_of
 from crossfuse.schedule.install import install
 from crossfuse.schedule.markers import ACCUMULATE
 from crossfuse.schedule.rules.chain import Chain, read_two_products
@@ -13,7 +14,6 @@ from crossfuse.schedule.rules.pipelined import (
     depth_beside,
     has_uneven_rows,
     place_first,
-    read_of,
     stage_weights,
 )
 from crossfuse.schedule.rules.register_tiles import RegisterTiles

@@ -11,7 +11,7 @@ import sympy
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.expressions.to_tir import to_tir
-from crossfuse.cascade.rewrite.scripting import loop, spatial
+from crossfuse.cascade.rewrite.scripting import loop, spatial, symbol_of
 from crossfuse.cascade.rewrite.tiled.frame import (
     COLUMNS,
     PARTS,
@@ -93,16 +93,11 @@ def tiled(site: Site, derivation: Derivation, tiles: CascadeTiles | None = None)
     ['q', 'k', 'v', 'out']
     """
     with ir.IRBuilder() as builder, ir.script.prim_func(s_tir=True):
-        ir.script.func_name(_name(site.function))
+        ir.script.func_name(symbol_of(site.function))
         for each in site.function.params:
             ir.script.arg(str(each.name), each)
         _Writer(frame_of(site, derivation, tiles or CascadeTiles())).run()
     return builder.get()
-
-
-def _name(function: Any) -> str:
-    attrs = function.attrs or {}
-    return str(attrs["global_symbol"]) if "global_symbol" in attrs else "main"
 
 
 class _Writer:

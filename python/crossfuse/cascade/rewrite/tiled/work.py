@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import sympy
 
+from crossfuse.cascade.rewrite.passes import item_bytes
+
 if TYPE_CHECKING:
     from crossfuse.cascade.derivation import Derivation
     from crossfuse.cascade.rewrite.tiled.frame import TileFrame
@@ -128,13 +130,7 @@ def tile_work_of(site: Site, derivation: Derivation) -> TileWork:
 
 def _item(found: Iterable[Any]) -> int:
     """Bytes of the widest of some loads; of none what is usual."""
-    return max((_size(str(each.ty)) for each in found), default=2)
-
-
-def _size(dtype: str) -> int:
-    from crossfuse import _tvm as ir
-
-    return max(1, int(ir.tvm.DataType(dtype).bits) // 8)
+    return max((item_bytes(str(each.ty)) for each in found), default=2)
 
 
 def _inputs(found: Iterable[Any], site: Site) -> int:
@@ -144,13 +140,15 @@ def _inputs(found: Iterable[Any], site: Site) -> int:
         known = any(load.source.same_as(each) for each in tensors)
         if load.source in set(site.function.params) and not known:
             tensors.append(load.source)
-    return sum(prod(int(e) for e in each.ty.shape) * _size(str(each.ty.dtype)) for each in tensors)
+    return sum(
+        prod(int(e) for e in each.ty.shape) * item_bytes(str(each.ty.dtype)) for each in tensors
+    )
 
 
 def _results(site: Site) -> int:
     found = 0
     for each in site.outputs:
-        size = _size(str(each.buffer.ty.dtype))
+        size = item_bytes(str(each.buffer.ty.dtype))
         found += size * prod(int(site.extents[column]) for column in each.columns)
     return found
 
