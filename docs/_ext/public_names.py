@@ -57,6 +57,7 @@ CHOSEN = {
         "crossfuse.planner.chain.build.chain_of",
         "crossfuse.planner.chain.spec.Chain",
         "crossfuse.planner.choice.Choice",
+        "crossfuse.planner.cost.own.OwnTerm",
         "crossfuse.planner.cost.rates.Rates",
         "crossfuse.planner.cost.rates.rates_of",
         "crossfuse.planner.dataflow.movement.movement",
