@@ -121,6 +121,7 @@ def _primitives() -> Iterator[Name]:
 
     for name, module in INSTALLED.items():
         yield Name(f"{module}.{name}", PRIMITIVES)
+    yield Name("crossfuse.schedule.install.add_primitive", PRIMITIVES)
     yield Name("crossfuse.schedule.planned.schedule_workload", PRIMITIVES)
 
 
