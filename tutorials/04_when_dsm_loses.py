@@ -208,5 +208,5 @@ with refused("nvidia-a100"):
 # %% [markdown]
 # ## Next
 #
-# [Tutorial 8](08_cascades.py): chains whose steps are reductions, such as softmax and attention.
+# [Tutorial 5](05_hopper_pipeline.py): how these kernels reach the speed of a library.
 # [The planner](../docs/planner.md) says how each term is counted.

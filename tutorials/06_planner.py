@@ -179,5 +179,5 @@ with refused("limit: 1 to 16"):
 # %% [markdown]
 # ## Next
 #
-# [Tutorial 8](08_cascades.py): reductions that depend on each other, such as softmax and attention.
+# [Tutorial 7](07_tuning.py): measuring some kernels instead of trusting the estimate.
 # `docs/planner.md` says how each term is counted.

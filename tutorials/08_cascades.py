@@ -276,6 +276,6 @@ with refused("found a result read at another row"):
 # %% [markdown]
 # ## Next
 #
-# [Tutorial 10](10_debugging.py): faults in kernels, and how the emulator names them.
+# [Tutorial 9](09_models.py): how cascades and chains are found in a whole model.
 # [Cascades](../docs/cascades.md) has the algebra, [tiles](../docs/cascade-tiles.md) how attention
 # gets to tensor cores.

@@ -245,6 +245,6 @@ with refused("found 2 calls of crossfuse_cluster_sync; limit: one with index 2")
 # %% [markdown]
 # ## Next
 #
-# Plant a fault in a kernel of your own. `tests/cpu/hopper/test_gemm_faults.py` has more of them,
-# each with the finding that must name it. [The Hopper pipeline](../docs/hopper.md)
-# says what its parts wait for.
+# [Tutorial 11](11_extending.py): a primitive, a rule and a cost term of your own. Or plant a fault
+# in a kernel of your own: `tests/cpu/hopper/test_gemm_faults.py` has more of them, each with the
+# finding that must name it. [The Hopper pipeline](../docs/hopper.md) says what its parts wait for.

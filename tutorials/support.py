@@ -54,6 +54,12 @@ def wrapped(text: str, indent: str = "") -> str:
     )
 
 
+def show_lines(text: str, most: int | None = None) -> None:
+    """Print the first lines of a text, all of them by default; what does not fit is indented."""
+    for line in text.splitlines()[:most]:
+        print(wrapped(line, "  ").lstrip())
+
+
 def hopper() -> str:
     """Name of the Hopper GPU that is here; "" if there is none."""
     from crossfuse.doctor.gpu import find_gpus

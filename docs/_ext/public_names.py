@@ -57,6 +57,7 @@ CHOSEN = {
         "crossfuse.planner.chain.build.chain_of",
         "crossfuse.planner.chain.spec.Chain",
         "crossfuse.planner.choice.Choice",
+        "crossfuse.planner.cost.own.OwnTerm",
         "crossfuse.planner.cost.rates.Rates",
         "crossfuse.planner.cost.rates.rates_of",
         "crossfuse.planner.dataflow.movement.movement",
@@ -120,6 +121,7 @@ def _primitives() -> Iterator[Name]:
 
     for name, module in INSTALLED.items():
         yield Name(f"{module}.{name}", PRIMITIVES)
+    yield Name("crossfuse.schedule.install.add_primitive", PRIMITIVES)
     yield Name("crossfuse.schedule.planned.schedule_workload", PRIMITIVES)
 
 

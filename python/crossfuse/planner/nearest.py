@@ -10,6 +10,7 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.corrected import corrected
 from crossfuse.planner.cost.estimate import estimate
+from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.dataflow.counts import Flag
 from crossfuse.planner.kernels.every import Kernel, count, every, fitting, legal, possible, select
@@ -43,7 +44,8 @@ def fastest(
         Their indices, the fastest first, and their microseconds.
     """
     # What trees say costs more than the estimate: only those near the best are worth it.
-    times = np.asarray(estimate(kernels, shape, device, rates).microseconds)
+    found = with_own(estimate(kernels, shape, device, rates), kernels, shape, device, rates)
+    times = np.asarray(found.microseconds)
     near = np.argsort(times, kind="stable")[: max(_NEAR, keep)]
     times = np.asarray(corrected(select(kernels, near), shape, device, rates).microseconds)
     order = np.argsort(times, kind="stable")[:keep]

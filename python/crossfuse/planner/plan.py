@@ -16,6 +16,7 @@ from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.choice import Choice, runner_of
 from crossfuse.planner.cost.corrected import corrected
 from crossfuse.planner.cost.estimate import eager
+from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.families import EAGER, FAMILIES
 from crossfuse.planner.kernels.every import Kernel, count, every, families, select
@@ -192,7 +193,7 @@ def _of_family(
     frame: Plan, family: str, shape: Shape, spec: Device, rates: Rates, keep: int
 ) -> list[Plan]:
     if family == EAGER:
-        found = eager(shape, rates, spec.sms)
+        found = with_own(eager(shape, rates, spec.sms), None, shape, spec, rates)
         terms = _numbers(found.terms)
         return [
             replace(

@@ -1,13 +1,16 @@
 """Puts the primitives on `tvm.s_tir.Schedule`, as methods beside TVM's own.
 
-It imports nothing of the project: TVM calls it in the middle of ``import tvm``, which may itself
-be in the middle of an import of ours.
+`install` imports nothing of the project: TVM calls it in the middle of ``import tvm``, which may
+itself be in the middle of an import of ours.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 #: Method name -> module that defines the function of that name.
 PRIMITIVES = {
@@ -44,3 +47,56 @@ def install() -> None:
     for name in PRIMITIVES:
         if name not in vars(Schedule):
             setattr(Schedule, name, _Lazy(name))
+
+
+def add_primitive(function: F) -> F:
+    """Put a primitive of your own on ``tvm.s_tir.Schedule``, from outside this package.
+
+    Composed of recorded instructions alone, it needs no registration anywhere else: its trace holds
+    these, and replays where the primitive is not known.
+
+    Parameters
+    ----------
+    function : Callable
+        Of a schedule and further arguments; its name becomes that of the method.
+
+    Returns
+    -------
+    Callable
+        The same function, so that this is a decorator.
+
+    Raises
+    ------
+    ScheduleRefused
+        If schedules have something else of that name. Adding a function of the same module and name
+        again replaces it, as running a cell of a notebook again does.
+
+    Examples
+    --------
+    >>> import tvm
+    >>> from crossfuse.workload import parse, prim_func
+    >>> @add_primitive
+    ... def halved(sch, loop):
+    ...     return sch.split(loop, [2, None])
+    >>> sch = tvm.s_tir.Schedule(prim_func(parse("gemm:M=32,K=64,N=32")))
+    >>> len(sch.halved(sch.get_loops(sch.get_sblock("gemm0"))[0]))
+    2
+    """
+    from tvm.s_tir import Schedule
+
+    from crossfuse.errors import ScheduleRefused, refuse
+
+    name = function.__name__
+    there = vars(Schedule).get(name)
+    same = getattr(there, "__module__", None) == function.__module__
+    if name in PRIMITIVES or (hasattr(Schedule, name) and not same):
+        raise refuse(
+            ScheduleRefused,
+            "add-primitive",
+            f"function '{name}'",
+            found="a method of tvm.s_tir.Schedule that has this name",
+            limit="a name that schedules do not have yet",
+            instead="give the function another name",
+        )
+    setattr(Schedule, name, function)
+    return function

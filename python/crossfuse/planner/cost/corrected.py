@@ -13,6 +13,7 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.features import features
+from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import LEARNED, Estimate
 from crossfuse.planner.kernels.every import Kernel, memories
@@ -30,14 +31,16 @@ def corrected(kernel: Kernel, shape: Shape, device: Device, rates: Rates) -> Est
     Returns
     -------
     Estimate
-        With a term ``"learned"``, which is negative where kernels were faster than estimated.
+        With a term ``"learned"``, which is negative where kernels were faster than estimated, and
+        the user's own terms, which were not learned from.
     """
     room = memories(kernel, shape, device)[-1]
     found = estimate(kernel, shape, device, rates, room)
     if rates.trees is None:
-        return found
+        return with_own(found, kernel, shape, device, rates)
     rows = features(kernel, shape, device, found, room)
     by: np.ndarray | float = np.expm1(rates.trees.sum(rows)) * np.asarray(found.microseconds)
     if not np.ndim(found.microseconds):
         by = float(np.asarray(by).item())
-    return replace(found, terms={**found.terms, LEARNED: by})
+    found = replace(found, terms={**found.terms, LEARNED: by})
+    return with_own(found, kernel, shape, device, rates)

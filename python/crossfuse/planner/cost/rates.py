@@ -15,6 +15,7 @@ import numpy as np
 from crossfuse.errors import EnvironmentRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.calibration.record import Measured, measured
+from crossfuse.planner.cost.own import OwnTerm
 from crossfuse.planner.cost.trees import Trees, trees_of
 from crossfuse.planner.dataflow.counts import Count, Share
 
@@ -109,6 +110,8 @@ class Rates:
         What they leave open.
     trees : Trees | None
         What was learned from measured kernels beyond them, if anything.
+    own : tuple[OwnTerm, ...]
+        Terms that a user adds, see `crossfuse.planner.cost.own`; plans of cascades have none.
 
     Examples
     --------
@@ -120,6 +123,7 @@ class Rates:
     measured: Measured
     fitted: Fitted = Fitted()
     trees: Trees | None = None
+    own: tuple[OwnTerm, ...] = ()
 
     def tensor_rate(self, rows: Count, columns: Count, item: int) -> Share:
         """Operations a microsecond of one SM, of tiles by their shape.

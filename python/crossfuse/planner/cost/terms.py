@@ -57,12 +57,13 @@ CASCADE_TERMS = (
 
 
 def told(terms: Mapping[str, Share]) -> list[str]:
-    """Names of terms in the order in which they are told."""
+    """Names of terms in the order in which they are told; a user's own come last."""
     order = dict.fromkeys((*CASCADE_TERMS, *TERMS))
+    own = [each for each in terms if each not in order]
     # A product may have rows made before it.
     of_product = (TERMS[0], _ROWS, *TERMS[1:])
-    chain = terms.keys() <= set(of_product)
-    return [each for each in (of_product if chain else order) if each in terms]
+    chain = terms.keys() <= {*of_product, *own}
+    return [each for each in (of_product if chain else order) if each in terms] + own
 
 
 @dataclass(frozen=True)
