@@ -148,6 +148,14 @@ def _load_global(_: re.Match[str], operands: list[str]) -> str:
     return f"{{ const float* values_ = (const float*)({address}); {_taken(targets)}; }}"
 
 
+def _load_words(_: re.Match[str], operands: list[str]) -> str:
+    """Four words, which another thread does not write meanwhile: no order excuses that."""
+    *targets, address = operands
+    parts = zip(targets, "xyzw", strict=True)
+    taken = "; ".join(f"{each} = values_.{part}" for each, part in parts)
+    return f"{{ const uint4 values_ = *(const uint4*)({address}); {taken}; }}"
+
+
 def _read(match: re.Match[str], operands: list[str]) -> str:
     """A load of one register or two neighbours, at an address of their alignment."""
     *targets, address = operands
@@ -256,6 +264,7 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         (r"st\.shared\.v[24]\.f32 \[%0\], \{[%\d, ]*\};", _store_shared),
         (r"st\.global\.v2\.f32 \[%0\], \{%1, %2\};", _store_pair),
         (r"ld\.global\.v4\.f32 \{[%\d, ]*\}, \[%\d\];", _load_global),
+        (r"ld\.relaxed\.gpu\.global\.v4\.u32 \{[%\d, ]*\}, \[%\d\];", _load_words),
         (r"ld\.global\.(?P<type>b8|b16|b32|f32) %0, \[%1\];", _read),
         (r"ld\.global\.(?P<type>v2\.f32) \{%0, %1\}, \[%2\];", _read),
         (

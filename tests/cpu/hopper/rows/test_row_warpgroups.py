@@ -92,8 +92,8 @@ def test_loads_are_under_way_before_anybody_meets() -> None:
         kernel.index("barrier_cluster_arrive_cluster_arrive_relaxed"),
         kernel.index(f"{WAIT}();"),
         kernel.index("= crossfuse_pinned("),
-        kernel.index("*(uint4*)(x_ptr + "),
-        kernel.index("*(uint4*)(gamma_ptr + "),
+        kernel.index("crossfuse_load_in_order((&(gamma_ptr["),  # needed last: ptxas keeps the order
+        kernel.index("crossfuse_load_in_order((&(x_ptr["),
         kernel.index("__shfl_xor_sync("),
         kernel.index(f"{MEET}("),
         kernel.index("*(uint4*)(normalised_ptr + "),

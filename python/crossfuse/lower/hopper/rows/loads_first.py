@@ -6,12 +6,25 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 
+#: Types and numbers of elements that one load of 16 bytes takes.
+_VECTORS = {("bfloat16", 8), ("float16", 8)}
+_LOAD = """\
+__device__ __forceinline__ uint4 crossfuse_load_in_order(const void* place) {
+  uint4 words;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "l"(place) : "memory");
+  return words;
+}
+"""
+
 
 def loads_first(statement: Any, known: tuple[Any, ...]) -> Any:
     """Move what copies from global memory to registers in front of what computes.
 
-    nvcc does not, as what merges the states of threads is volatile. ptxas may put loads that are
-    needed late behind what it computes first, but not behind that.
+    nvcc does not, as what merges the states of threads is volatile. What is needed last is loaded
+    first: ptxas would put its loads behind what it computes of the others, but it keeps the order
+    of relaxed loads.
 
     Parameters
     ----------
@@ -41,7 +54,34 @@ def loads_first(statement: Any, known: tuple[Any, ...]) -> Any:
             used |= {store.buffer for store in _all(each, ir.BufferStore)}
     declared = [each for each in rest if isinstance(each, ir.AllocBuffer)]
     others = [each for each in rest if not isinstance(each, ir.AllocBuffer)]
-    return ir.SeqStmt([*declared, *first, *others])
+    return ir.SeqStmt([*declared, *map(_in_order, reversed(first)), *others])
+
+
+def _in_order(node: Any) -> Any:
+    """A copy with relaxed loads where a thread loads 16 bytes of 16-bit elements side by side."""
+
+    def load(loop: Any, mutator: Any) -> Any:
+        store = loop.body
+        if loop.kind != ir.ForKind.VECTORIZED or not isinstance(store, ir.BufferStore):
+            return mutator.default_mutate(loop)
+        source, lanes = store.value, ir.constant(loop.extent)
+        dtype = str(store.buffer.ty.dtype)
+        if not isinstance(source, ir.TensorLoad) or (dtype, lanes) not in _VECTORS:
+            return mutator.default_mutate(loop)
+        first = {loop.loop_var: ir.tirx.IntImm(str(loop.loop_var.ty), 0)}
+        to, place = (
+            [ir.substitute(index, lambda var: first.get(var, var)) for index in each.indices]
+            for each in (store, source)
+        )
+        words = ir.cuda_func_call(
+            "crossfuse_load_in_order",
+            source.source.ptr_to(place),
+            source_code=_LOAD,
+            return_type=f"{dtype}x{lanes}",
+        )
+        return ir.BufferStore(store.buffer, words, [*to[:-1], ir.tirx.Ramp(to[-1], 1, lanes)])
+
+    return ir.mutate(node, (ir.For, load))
 
 
 def _is_copy(node: Any, stored: set[Any], known: tuple[Any, ...], used: set[Any]) -> bool:
