@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from crossfuse import script
+from crossfuse import files, script
 from crossfuse.errors import ArtefactRefused, refuse
 from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.kernels import kernels_of
@@ -81,7 +81,7 @@ def run(given: argparse.Namespace) -> None:
     if set(given.strategies) & set(LEARNING):
         require_xgboost()
     found = record()
-    script.write_json(given.folder / "environment.json", found)
+    files.write_json(given.folder / "environment.json", found)
     jobs = given.build_jobs or max(1, len(os.sched_getaffinity(0)) - 1)
     gpu = found["gpu"].get("name", "")
     how = Conditions(given.target, timeout=given.timeout, builders=jobs, gpu=gpu)
@@ -257,7 +257,7 @@ def show(given: argparse.Namespace) -> None:
     told = report(found, records)
     print(table(told))
     if given.json:
-        script.write_json(given.json, told)
+        files.write_json(given.json, told)
     if given.plot:
         plot(found, told, given.plot)
 
