@@ -10,6 +10,7 @@ import pytest
 from tvm import relax
 from tvm.relax import op
 
+from crossfuse.relax.attention import ATTENTION
 from crossfuse.relax.operators import check_elementwise
 from crossfuse.relax.wide_arithmetic import WideArithmetic
 from crossfuse.workload.dtypes import float_type
@@ -84,6 +85,22 @@ def test_what_tvm_adds_and_sorts_in_the_type_itself(dtype: str) -> None:
         pairs = zip(one, other, strict=True) if name == "topk" else [(one, other)]
         for ours, exact in pairs:
             np.testing.assert_array_equal(ours, exact.astype(ours.dtype), name)
+
+
+@pytest.mark.parametrize("causal", [None, "TopLeft"])
+def test_attention_adds_in_float32(causal: str | None) -> None:
+    """TVM alone adds in float16, and loses causal scores that are far below zero."""
+    random = np.random.default_rng(0)
+    q, k, v = (random.uniform(1, 2, (1, 64, 1, 40)).astype("float16") for _ in range(3))
+    given = [(-4 * q).astype("float16"), k, v]
+    mod = module(lambda *x: op.nn.attention(*x, causal_mask=causal), "float16", *[q.shape] * 3)
+    (got,) = run(relax.transform.LegalizeOps(dict(ATTENTION))(mod), given)
+    left, keys, values = (each.astype("float64")[0, :, 0] for each in given)
+    scores = left @ keys.T / 40**0.5
+    scores[np.triu(np.ones((64, 64), bool), 1) & (causal is not None)] = -np.inf
+    chances = np.exp(scores - scores.max(-1, keepdims=True))
+    exact = chances / chances.sum(-1, keepdims=True) @ values
+    assert np.abs(got[0, :, 0] - exact).max() < 1e-3  # a unit in the last place of 2
 
 
 def test_convolutions_keep_their_options() -> None:

@@ -55,7 +55,7 @@ def _printer() -> Any:
     from sympy.printing.numpy import NumPyPrinter
 
     class Printer(NumPyPrinter):
-        """Maxima of arrays of any shape, one pair at a time."""
+        """Maxima of arrays of any shape, one pair at a time, and numbers of any size."""
 
         def _pairs(self, name: str, expr: Any) -> str:
             *rest, last = expr.args
@@ -63,6 +63,10 @@ def _printer() -> Any:
             for each in rest:
                 found = f"numpy.{name}({self._print(each)}, {found})"
             return found
+
+        def _print_Integer(self, expr: Any) -> str:
+            # Of integers beyond its own numpy makes arrays of objects; the least float32 is one.
+            return repr(float(expr)) if abs(expr) >= 2**63 else str(int(expr))
 
         def _print_erf(self, expr: Any) -> str:
             return f"error_function({self._print(expr.args[0])})"

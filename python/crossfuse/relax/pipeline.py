@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 
 from crossfuse.hardware import Device, device, tvm_target
+from crossfuse.relax.attention import ATTENTION
 from crossfuse.relax.build_kernels import BuildKernels
 from crossfuse.relax.dataflow import clean
 from crossfuse.relax.fuse_cascades import FuseCascades
@@ -64,7 +65,7 @@ def phases(
         Phase("clean", clean),
         Phase("fuse_chains", FuseChains(spec, always=always)),
         Phase("wide_arithmetic", WideArithmetic()),
-        Phase("legalize", relax.transform.LegalizeOps()),
+        Phase("legalize", relax.transform.LegalizeOps(dict(ATTENTION))),
         Phase("fuse_cascades", FuseCascades(spec)),
         Phase("build_kernels", BuildKernels(spec))
         if build

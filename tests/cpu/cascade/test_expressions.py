@@ -16,6 +16,7 @@ from crossfuse.cascade.expressions.functions import OF_FUNCTION, OF_OPERATOR, ri
 from crossfuse.cascade.expressions.sharing import shared
 from crossfuse.cascade.expressions.to_sympy import narrows, to_sympy
 from crossfuse.cascade.expressions.to_tir import to_tir
+from crossfuse.cascade.numeric import function
 from crossfuse.errors import CascadeRefused
 
 pytestmark = pytest.mark.cpu
@@ -229,6 +230,18 @@ def test_constants_are_what_was_written() -> None:
     assert read[448.0] == 448
     assert read[-2.5] == sympy.Rational(-5, 2)
     assert to_sympy(f32(float("-inf")), lambda node: X) == -sympy.oo
+
+
+def test_numbers_beyond_a_type_are_its_largest() -> None:
+    """Scores masked by the least number of a type, in units of 2's exponent."""
+    least = -float(np.finfo("float32").max)
+    written = to_tir(sympy.Rational(least) / sympy.log(2), {}, "float32")
+    assert float(written.value) == least
+    masked = sympy.Piecewise((X, P < 4), (sympy.Rational(least), True))
+    data = points()
+    assert evaluated(of_sympy(masked), data)[data["i"] >= 4].max() == least
+    found = function((X, P), masked)(data["x"], data["i"])
+    assert found.dtype != object and found.min() == least
 
 
 def test_infinities_are_true_ones() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -182,6 +183,12 @@ def narrows(source: str, target: str) -> bool:
     return other[0] < one[0] or other[1] < one[1]
 
 
+def largest(dtype: str) -> float:
+    """The largest finite number of a floating-point type."""
+    return _digits_and_range(dtype)[1]
+
+
+@functools.lru_cache(maxsize=32)
 def _digits_and_range(dtype: str) -> tuple[int, float]:
     import ml_dtypes
 

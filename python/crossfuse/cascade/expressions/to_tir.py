@@ -18,6 +18,7 @@ from sympy.logic.boolalg import Boolean, BooleanFalse, BooleanTrue
 from crossfuse import _tvm as ir
 from crossfuse.cascade.expressions.functions import OF_FUNCTION, rint, round_away, trunc
 from crossfuse.cascade.expressions.refusal import refused
+from crossfuse.cascade.expressions.to_sympy import largest
 
 #: Functions that give whole numbers of others.
 _CUT = sympy.floor | sympy.ceiling | trunc | rint | round_away
@@ -100,7 +101,9 @@ class _Writer:
         if not number.is_real:
             raise refused("number", number, "real numbers and infinities", "leave it out")
         if self.float:
-            return ir.tirx.const(float(number), self.dtype)
+            # The least number of a type, which masks scores, is beyond it in units of an exponent.
+            most = largest(self.dtype)
+            return ir.tirx.const(min(max(float(number), -most), most), self.dtype)
         return ir.tirx.const(int(number), self.dtype)
 
     def is_whole(self, expression: sympy.Basic) -> bool:
