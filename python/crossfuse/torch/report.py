@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from crossfuse.relax.chains.choice import ChainOutcome
+from crossfuse.relax.chains.outcome import ChainOutcome
 
 #: Graphs that are remembered.
 _MOST = 64

@@ -12,37 +12,9 @@ from crossfuse.errors import RefusedError
 from crossfuse.planner.families import EAGER
 from crossfuse.relax.chains.groups import Group, find_groups
 from crossfuse.relax.chains.kernels import ChainKernels, PlannedChain
+from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.relax.chains.replace import Replacement
 from crossfuse.relax.dataflow import Dataflow
-
-
-@dataclass(frozen=True)
-class ChainOutcome:
-    """What became of two layers.
-
-    Attributes
-    ----------
-    function : str
-        The Relax function that they are in.
-    products : tuple[str, ...]
-        Variables of the products, the last one last.
-    name : str
-        The kernel that computes them; empty where they were left alone.
-    family : str
-        Its family, see `crossfuse.planner.families`; ``"eager"`` where not to fuse is faster.
-    microseconds, eager_microseconds : float | None
-        Estimated times of the kernel and of not fusing; None where nothing was planned.
-    text : str
-        The chain that was found, or why there is none.
-    """
-
-    function: str
-    products: tuple[str, ...]
-    name: str
-    family: str
-    microseconds: float | None
-    eager_microseconds: float | None
-    text: str
 
 
 @dataclass(frozen=True)

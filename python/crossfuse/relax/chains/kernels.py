@@ -90,6 +90,8 @@ class ChainKernels:
         See `crossfuse.schedule.planned.schedule_planned`.
     fewer_rows : bool
         Whether a call may have fewer rows, see `crossfuse.schedule.accept_fewer_rows`.
+    named : bool
+        See `crossfuse.relax.dataflow.subgraph`.
     """
 
     def __init__(
@@ -98,11 +100,13 @@ class ChainKernels:
         target: Device,
         constant_weights: bool,
         fewer_rows: bool = False,
+        named: bool = True,
     ) -> None:
         self._builder = relax.BlockBuilder(mod)
         self._target = target
         self._constant = constant_weights
         self._fewer_rows = fewer_rows
+        self._named = named
         self._plans = _Equal()
         self._names = _Equal()
 
@@ -140,7 +144,7 @@ class ChainKernels:
             inner = [*group.before, *after]
             try:
                 _check_used_inside(dataflow, inner, output, group)
-                module, given = subgraph(dataflow, inner, output)
+                module, given = subgraph(dataflow, inner, output, self._named)
                 _check_known([output, *given], known)
                 outlined = outline(module)
                 plans = self._ranked(outlined.func)
@@ -176,8 +180,9 @@ class ChainKernels:
 
     def _added(self, chain: PlannedChain) -> GlobalVar:
         func = chain.outlined.func
+        options = (str(self._constant), str(self._fewer_rows))
         image = tvm.ir.load_json(
-            self._answer("schedule", func, lambda: self._scheduled(chain), str(self._constant))
+            self._answer("schedule", func, lambda: self._scheduled(chain), *options)
         )
         kind = "gated_ffn" if chain.outlined.gated else "gemm_chain"
         return self._builder.add_func(marked(image), f"crossfuse_{kind}")
