@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.compiler.bin_rows import BINS
 from crossfuse.compiler.compiled import Compiled, compile
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.hardware import Device
@@ -16,10 +17,6 @@ from crossfuse.workload.spec import WorkloadSpec
 
 if TYPE_CHECKING:
     from crossfuse.runtime import Dispatch, DispatchTable
-
-#: Rows of the bins unless the caller names others: a decode step, then powers of two that each fill
-#: tiles of 64, 128 and 256 rows.
-BINS = (16, 64, 128, 256, 512)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from crossfuse.errors import EnvironmentRefused, WorkloadRefused, refuse
 from crossfuse.hardware import Device, device, tvm_target
 
 if TYPE_CHECKING:
-    from crossfuse.relax.chains.choice import ChainOutcome
+    from crossfuse.relax.chains.outcome import ChainOutcome
     from crossfuse.relax.fuse_cascades import Outcome
     from crossfuse.relax.torch_import import Imported
 
@@ -44,7 +44,7 @@ class ModelReport:
 
     def text(self) -> str:
         """One line for each."""
-        from crossfuse.relax.chains.choice import told
+        from crossfuse.relax.chains.outcome import told
 
         lines = [told(self.chains)]
         for each in self.cascades:

@@ -169,7 +169,7 @@ def built(
         return ()
     folder = Path(directory if directory is not None else mkdtemp(prefix="crossfuse-"))
     paths = {name: folder / f"{name}{kind.suffix}" for name in functions}
-    keys = {name: _key(kind, func, target, name) for name, func in functions.items()}
+    keys = {name: build_key(kind, func, target, name) for name, func in functions.items()}
     known = {name: kept(kind, keys[name], paths[name]) for name in functions}
     new = [name for name, found in known.items() if found is None]
     # Lowered in this thread: TVM's contexts are those of a thread.
@@ -190,8 +190,8 @@ def built(
     return tuple(each for each in known.values() if each is not None)
 
 
-def _key(kind: Kind[Any], func: Any, target: Device, name: str) -> str:
-    """What the build of a scheduled function depends on."""
+def build_key(kind: Kind[Any], func: Any, target: Device, name: str) -> str:
+    """The key of what the build of a scheduled function depends on, as `built` keeps it."""
     config = tvm.ir.transform.PassContext.current().config
     parts = [find_nvcc().version, name, str(config), tvm.ir.save_json(func)]
     return content_key(target, kind.name, *parts)

@@ -109,7 +109,9 @@ def clean(mod: tvm.IRModule) -> tvm.IRModule:
     )(mod)
 
 
-def subgraph(dataflow: Dataflow, inner: Sequence[Var], output: Var) -> tuple[Any, list[Var]]:
+def subgraph(
+    dataflow: Dataflow, inner: Sequence[Var], output: Var, named: bool = True
+) -> tuple[Any, list[Var]]:
     """Some bindings as a module of their own.
 
     Parameters
@@ -120,6 +122,9 @@ def subgraph(dataflow: Dataflow, inner: Sequence[Var], output: Var) -> tuple[Any
         Their variables in the order of binding, `output` among them.
     output : Var
         The result.
+    named : bool
+        Whether parameters have the names of what they stand for. If not they are numbered, so that
+        equal parts of a model are equal texts.
 
     Returns
     -------
@@ -131,7 +136,10 @@ def subgraph(dataflow: Dataflow, inner: Sequence[Var], output: Var) -> tuple[Any
         for used in _variables(dataflow.values[variable]):
             if used not in inner and used not in given:
                 given.append(used)
-    image: dict[Any, Any] = {each: relax.Var(each.name, each.ty) for each in given}
+    names = [str(each.name) if named else f"given_{i}" for i, each in enumerate(given)]
+    image: dict[Any, Any] = {
+        each: relax.Var(name, each.ty) for name, each in zip(names, given, strict=True)
+    }
     builder = relax.BlockBuilder()
     with builder.function("main", [image[each] for each in given]):
         with builder.dataflow():

@@ -8,8 +8,9 @@ from tvm import relax
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, device
-from crossfuse.relax.chains.choice import ChainOutcome, choose_chains
+from crossfuse.relax.chains.choice import choose_chains
 from crossfuse.relax.chains.kernels import ChainKernels
+from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.relax.chains.replace import with_replacements
 from crossfuse.relax.dataflow import clean, read_dataflow
 

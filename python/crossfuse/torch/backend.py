@@ -5,21 +5,23 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import fx
 
-from crossfuse.compiler.bins import BINS
+from crossfuse.compiler.bin_rows import BINS
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.hardware import Device, device
+from crossfuse.torch.fused import Fused
+from crossfuse.torch.known import Record, graph_key, recall, remember
 from crossfuse.torch.report import Report, keep, warn_of_training
 
 #: Who compiles what is left.
 REST = ("inductor", "eager")
-#: Where kernels run of models on the CPU: nowhere, or as sequential functions.
-CPU = ("", "llvm")
+#: For models on the CPU: nothing, sequential functions, or kernels that only a GPU can run.
+CPU = ("", "llvm", "build")
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +40,9 @@ class Backend:
         What to compile for; empty takes the GPU that the tensors are on.
     cpu : str
         Of tensors on the CPU: ``"llvm"`` runs the scheduled functions there, one thread after the
-        other, to see what they compute without a GPU. Empty leaves such graphs to torch.
+        other, to see what they compute without a GPU. ``"build"`` builds what a GPU would run, to
+        see what is fused and how long that takes; calls then fail. Empty leaves such graphs to
+        torch.
     cascades : bool
         Whether products between reductions, such as attention and products behind norms, are fused
         too.
@@ -90,10 +94,10 @@ class Backend:
         if self.rest == "inductor":
             from crossfuse.torch.inductor import compile_with_inductor
 
-            return compile_with_inductor(module, inputs, self.fuse)
+            return compile_with_inductor(module, inputs, self)
         return _compile_eager(module, inputs, self.fuse)
 
-    def fuse(self, module: fx.GraphModule) -> None:
+    def fuse(self, module: fx.GraphModule) -> Record | None:
         """Replace the chains of an inference graph of aten operators, in place.
 
         What goes wrong on the way leaves the graph as it was, with a warning.
@@ -102,29 +106,54 @@ class Backend:
         ----------
         module : torch.fx.GraphModule
             The graph, with the values of its nodes in their ``meta``.
+
+        Returns
+        -------
+        Record | None
+            What was done; None if the cache cannot say it to another process.
         """
+        record = None
         try:
-            report = self._fused(module)
+            report, record = self._fused(module)
         except Exception as error:  # whatever it is, the graph is right without us
             report = Report(reason=f"{type(error).__name__}: {error}")
             warnings.warn(f"crossfuse left a graph to torch: {report.reason}", stacklevel=2)
         keep(report)
         _LOG.info("%s", report.text())
+        return record
 
-    def _fused(self, module: fx.GraphModule) -> Report:
+    def _fused(self, module: fx.GraphModule) -> tuple[Report, Record | None]:
         place = _place(module)
         if not self.runs_on(place):
-            return Report(reason=f"its tensors are on {place}, and kernels need a GPU")
+            reason = f"its tensors are on {place}, and kernels need a GPU"
+            return Report(reason=reason), None
+        target, sequential = self.device_of(place), self.sequential(place)
+        # Functions on the CPU are compiled each time.
+        key = "" if sequential else graph_key(module.graph, target, self.choices)
+        record = recall(module, key) if key else None
+        if record is None:
+            record = self._worked_out(module, target, sequential)
+            if key:
+                remember(key, record)
+        return record.report, record if key else None
+
+    def _worked_out(self, module: fx.GraphModule, target: Device, sequential: bool) -> Record:
+        """Find, plan and build what no earlier process kept."""
         from crossfuse.torch.fuse import fuse_chains
         from crossfuse.torch.fuse_cascades import fuse_cascades
         from crossfuse.torch.fuse_rows import fuse_rows
 
-        where = (self.device_of(place), self.always, place.type == "cpu")
-        report = fuse_chains(module, *where)
-        outcomes = report.outcomes + fuse_rows(module, *where, self.bins, self._apart)
-        if self.cascades:
-            outcomes += fuse_cascades(module, *where)
-        return replace(report, outcomes=outcomes)
+        where = (target, self.always, sequential)
+        chains = fuse_chains(module, *where)
+        rows = fuse_rows(module, *where, self.bins, self._apart)
+        cascades = fuse_cascades(module, *where) if self.cascades else Fused()
+        report = Report(chains.outcomes + rows + cascades.outcomes, chains.untranslated)
+        return Record(report, (chains.step, cascades.step))
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """Options that decide what becomes of a graph of static shapes."""
+        return (self.always, self.cascades)
 
     def _apart(self, module: fx.GraphModule) -> Callable[..., Any]:
         """What computes a chain of symbolic rows that no kernel is for."""
@@ -144,6 +173,10 @@ class Backend:
             On a GPU always; on the CPU with the option `cpu`.
         """
         return place.type == "cuda" or (place.type == "cpu" and bool(self.cpu))
+
+    def sequential(self, place: torch.device) -> bool:
+        """Whether scheduled functions run in the place of kernels."""
+        return place.type == "cpu" and self.cpu == "llvm"
 
     def device_of(self, place: torch.device) -> Device:
         """What to compile for, for tensors at a place.
@@ -232,7 +265,7 @@ def crossfuse(
 
 
 def _compile_eager(
-    module: fx.GraphModule, inputs: Sequence[Any], fuse: Callable[[fx.GraphModule], None]
+    module: fx.GraphModule, inputs: Sequence[Any], fuse: Callable[[fx.GraphModule], Any]
 ) -> Callable[..., Any]:
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func

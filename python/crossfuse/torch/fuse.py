@@ -8,13 +8,13 @@ from crossfuse.hardware import Device
 from crossfuse.relax.chains.choice import choose_chains
 from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.dataflow import read_dataflow
+from crossfuse.torch.fused import Fused, Step, replaced
 from crossfuse.torch.kernels import offer_kernels
-from crossfuse.torch.report import Report, in_torch
-from crossfuse.torch.rewrite import rewrite
+from crossfuse.torch.report import in_torch
 from crossfuse.torch.translate import translate
 
 
-def fuse_chains(module: fx.GraphModule, target: Device, always: bool, cpu: bool) -> Report:
+def fuse_chains(module: fx.GraphModule, target: Device, always: bool, cpu: bool) -> Fused:
     """Replace the chains of a graph whose shapes are numbers by kernels, in place.
 
     Parameters
@@ -30,16 +30,16 @@ def fuse_chains(module: fx.GraphModule, target: Device, always: bool, cpu: bool)
 
     Returns
     -------
-    Report
+    Fused
         What became of each pair of layers.
     """
     translation = translate(module.graph)
     dataflow = read_dataflow(translation.module["main"])
-    kernels = ChainKernels(translation.module, target, constant_weights=False)
+    kernels = ChainKernels(translation.module, target, constant_weights=False, named=False)
     chosen = choose_chains("main", dataflow, kernels, always, frozenset(translation.nodes))
+    step = Step()
     if chosen.replacements:
-        made = kernels.module
-        keys = offer_kernels(chosen.replacements, made, target, cpu)
-        rewrite(module, translation.nodes, chosen.replacements, keys)
+        made = offer_kernels(chosen.replacements, kernels.module, target, cpu)
+        step = replaced(module, translation.nodes, chosen.replacements, made)
     outcomes = tuple(in_torch(each, translation.names) for each in chosen.outcomes)
-    return Report(outcomes, translation.untranslated)
+    return Fused(outcomes, step, translation.untranslated)

@@ -16,13 +16,13 @@ from crossfuse.planner.families import CASCADE_FAMILIES, EAGER
 from crossfuse.relax.calls import Flow, read_flow
 from crossfuse.relax.cascades.forms import TILES, Forms, Kernel
 from crossfuse.relax.cascades.groups import Group, Refused, find_groups
-from crossfuse.relax.chains.choice import ChainOutcome
+from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.relax.chains.replace import Replacement
 from crossfuse.relax.dataflow import read_dataflow
 from crossfuse.relax.fuse_cascades import text_of
 from crossfuse.relax.operators import PRODUCT, dtype_of, shape_of
+from crossfuse.torch.fused import Fused, Step, replaced
 from crossfuse.torch.kernels import offer_kernels
-from crossfuse.torch.rewrite import rewrite
 from crossfuse.torch.translate import Translation, translate
 
 #: The function that TVM makes of a product.
@@ -31,9 +31,7 @@ _LEGAL_PRODUCT = "matmul"
 _PRODUCTS, _BATCHED = 2, 3
 
 
-def fuse_cascades(
-    module: fx.GraphModule, target: Device, always: bool, cpu: bool
-) -> tuple[ChainOutcome, ...]:
+def fuse_cascades(module: fx.GraphModule, target: Device, always: bool, cpu: bool) -> Fused:
     """Replace cascades with products by kernels, in place.
 
     They are looked for where products multiply batches by batches. A kernel has to beat separate
@@ -51,12 +49,13 @@ def fuse_cascades(
 
     Returns
     -------
-    tuple[ChainOutcome, ...]
-        What became of each cascade with products; its ``products`` are the operators that reduce.
+    Fused
+        What became of each cascade with products; ``products`` of outcomes are the operators that
+        reduce.
     """
     translation = translate(module.graph)
     if not _may_have_attention(translation):
-        return ()
+        return Fused()
     legal = relax.transform.LegalizeOps()(translation.module)
     made = _Made(translation, always)
     for block in legal["main"].body.blocks:
@@ -66,10 +65,11 @@ def fuse_cascades(
             for group in (each for each in groups if each.kernel.form == TILES):
                 made.take(flow, group, target)
             made.outcomes += [_left(each) for each in refused if _LEGAL_PRODUCT in each.calls]
+    step = Step()
     if made.replaced:
-        keys = offer_kernels(made.replaced, made.functions, target, cpu)
-        rewrite(module, translation.nodes, made.replaced, keys)
-    return tuple(made.outcomes)
+        kernels = offer_kernels(made.replaced, made.functions, target, cpu)
+        step = replaced(module, translation.nodes, made.replaced, kernels)
+    return Fused(tuple(made.outcomes), step)
 
 
 class _Made:

@@ -12,11 +12,13 @@ import sympy
 import torch
 from torch import fx
 
+from crossfuse.cache.keys import package_hash
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
-from crossfuse.relax.chains.choice import ChainOutcome, choose_chains
+from crossfuse.relax.chains.choice import choose_chains
 from crossfuse.relax.chains.groups import Group, find_groups
 from crossfuse.relax.chains.kernels import ChainKernels
+from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.relax.chains.replace import Replacement
 from crossfuse.relax.dataflow import read_dataflow
 from crossfuse.torch.concrete import Concrete, concrete, extent, symbols_of
@@ -24,7 +26,7 @@ from crossfuse.torch.eager_form import EagerForm, eager_form
 from crossfuse.torch.kernels import kernels_of
 from crossfuse.torch.operator import BinnedKernel, offer
 from crossfuse.torch.report import in_torch
-from crossfuse.torch.rewrite import RowsCall, rewrite_rows
+from crossfuse.torch.rewrite_rows import RowsCall, rewrite_rows
 from crossfuse.torch.translate import Translation, translate
 
 #: The least that a symbol stands for: 0 and 1 are no symbols in torch, and 1 would be broadcast.
@@ -141,7 +143,9 @@ def _planned(
     image = concrete(graph, sizes)
     translation = translate(image.graph)
     dataflow = read_dataflow(translation.module["main"])
-    kernels = ChainKernels(translation.module, target, constant_weights=False, fewer_rows=True)
+    kernels = ChainKernels(
+        translation.module, target, constant_weights=False, fewer_rows=True, named=False
+    )
     chosen = choose_chains("main", dataflow, kernels, always, frozenset(translation.nodes))
     count = int(rows.xreplace(dict(sizes)))
     calls = {}
@@ -222,7 +226,9 @@ def _kernel(
     )
     bins = tuple((each.rows, runs.get(found.get(each.rows, ""))) for each in every)
     texts = [wanted[each].script() for each in found.values()]
-    digest = sha256("\n".join([where, *texts, form.run.code, str(list(found))]).encode())
+    digest = sha256(
+        "\n".join([package_hash(), where, *texts, form.run.code, str(list(found))]).encode()
+    )
     name = f"{call.function.name_hint}-rows-{digest.hexdigest()[:16]}"
     columns, width = call.shapes[0][-1], call.shape[-1]
     dtype = getattr(torch, call.dtype)

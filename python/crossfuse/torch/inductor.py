@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 
-from crossfuse.torch.report import warn_of_training
+from crossfuse.errors import RefusedError
+from crossfuse.torch.programs import (
+    Program,
+    program,
+    program_key,
+    torch_caches,
+    with_records,
+    write_program,
+)
+from crossfuse.torch.report import keep, warn_of_training
+
+if TYPE_CHECKING:
+    from crossfuse.torch.backend import Backend
+    from crossfuse.torch.known import Record
 
 
 def compile_with_inductor(
-    module: fx.GraphModule, inputs: Sequence[Any], fuse: Callable[[fx.GraphModule], None]
+    module: fx.GraphModule, inputs: Sequence[Any], backend: Backend
 ) -> Callable[..., Any]:
     """Compile a captured graph by inductor, with our chains taken out of it before.
 
@@ -24,7 +38,7 @@ def compile_with_inductor(
         What torch captured.
     inputs : Sequence[Any]
         Its example inputs.
-    fuse : Callable
+    backend : Backend
         Replaces chains in a graph of aten operators, in place.
 
     Returns
@@ -34,15 +48,48 @@ def compile_with_inductor(
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
+    made: list[Record | None] = []
+
     def inner(graph: fx.GraphModule, given: Sequence[Any], **known: Any) -> Any:
         if known.get("is_inference"):
-            fuse(graph)
-        elif not known.get("is_backward"):
-            warn_of_training()
+            made.append(backend.fuse(graph))
+        else:
+            made.append(None)
+            if not known.get("is_backward"):
+                warn_of_training()
+        # Inductor's cache of graphs comes after us: `fuse` has offered the kernels that they call,
+        # by keys that say what is in them.
         return compile_fx_inner(graph, given, **known)
 
-    # Inductor's cache would keep graphs that call kernels of this process.
-    compiled: Callable[..., Any] = compile_fx(
-        module, inputs, inner_compile=inner, config_patches={"fx_graph_cache": False}
-    )
+    known = _program(module, inputs, backend)
+    with torch_caches(known):
+        compiled: Callable[..., Any] = compile_fx(module, inputs, inner_compile=inner)
+    if known is not None:
+        _told(known, made)
     return compiled
+
+
+def _program(module: fx.GraphModule, inputs: Sequence[Any], backend: Backend) -> Program | None:
+    """What is known of a captured graph; None if torch is not to keep it whole."""
+    places = {each.device for each in inputs if isinstance(each, torch.Tensor)}
+    if len(places) != 1 or not hasattr(torch.compiler.config, "cache_key_tag"):
+        return None
+    (place,) = places
+    if not backend.runs_on(place) or backend.sequential(place):
+        return None
+    try:
+        key = program_key(module, inputs, backend.device_of(place), backend.choices)
+    except RefusedError:  # said when the graph is fused
+        return None
+    return program(key) if key else None
+
+
+def _told(known: Program, made: Sequence[Record | None]) -> None:
+    """Report what is in a program that torch had whole, or keep what became of a new one."""
+    if not made:
+        for each in known.records:
+            keep(each.report)
+        return
+    records = [each for each in made if each is not None]
+    if len(records) == len(made):
+        write_program(with_records(known, records))

@@ -1,22 +1,54 @@
-"""Scheduled functions as kernels that torch calls."""
+"""Scheduled functions as kernels that torch calls, and such kernels from the cache."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import torch
-from tvm.ir import GlobalVar
 
+from crossfuse.cache.keys import package_hash
 from crossfuse.hardware import Device
-from crossfuse.relax.chains.replace import Replacement
 from crossfuse.torch.operator import FusedKernel, offer
+
+if TYPE_CHECKING:
+    from tvm.ir import GlobalVar
+
+    from crossfuse.relax.chains.replace import Replacement
+
+
+@dataclass(frozen=True)
+class KeptKernel:
+    """A kernel of ``crossfuse::run`` that the cache has.
+
+    Attributes
+    ----------
+    key : str
+        What the operator knows it by.
+    library : str
+        Key of its library in the cache; empty for functions on the CPU, which are not kept.
+    name : str
+        Of the function.
+    shape : tuple[int, ...]
+        Of the output.
+    dtype : str
+        Of the output.
+    """
+
+    key: str
+    library: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
 
 
 def offer_kernels(
     replacements: Mapping[Any, Replacement], mod: Mapping[Any, Any], target: Device, cpu: bool
-) -> dict[GlobalVar, str]:
+) -> dict[GlobalVar, KeptKernel]:
     """Build the functions that a graph calls, and make them known to ``crossfuse::run``.
 
     Parameters
@@ -32,8 +64,8 @@ def offer_kernels(
 
     Returns
     -------
-    dict[GlobalVar, str]
-        Their keys.
+    dict[GlobalVar, KeptKernel]
+        Their keys, and where they are kept.
 
     Raises
     ------
@@ -43,14 +75,49 @@ def offer_kernels(
     calls = {each.function: each for each in replacements.values()}
     functions = {name: mod[name] for name in calls}
     made = kernels_of({str(each.name_hint): func for each, func in functions.items()}, target, cpu)
-    keys = {}
+    found = {}
     for name, call in calls.items():
-        text = mod[name].script()
-        where = "cpu" if cpu else target.name
-        keys[name] = f"{name.name_hint}-{where}-{sha256(text.encode()).hexdigest()[:16]}"
-        dtype = getattr(torch, call.dtype)
-        offer(FusedKernel(keys[name], call.shape, dtype, made[str(name.name_hint)]))
-    return keys
+        hint = str(name.name_hint)
+        # Inductor keeps graphs with this key: another release of ours must never find them.
+        text = package_hash() + str(mod[name].script())
+        key = f"{hint}-{'cpu' if cpu else target.name}-{sha256(text.encode()).hexdigest()[:16]}"
+        library = "" if cpu else _library_key(mod[name], target, hint)
+        found[name] = KeptKernel(key, library, hint, tuple(call.shape), call.dtype)
+        _offer(found[name], made[hint])
+    return found
+
+
+def offer_kept(kernels: tuple[KeptKernel, ...]) -> bool:
+    """Make kernels known to ``crossfuse::run`` from their libraries in the cache, without TVM.
+
+    Parameters
+    ----------
+    kernels : tuple[KeptKernel, ...]
+        The kernels.
+
+    Returns
+    -------
+    bool
+        Whether all are there; none is offered if not.
+
+    Raises
+    ------
+    ArtefactRefused
+        If one does not fit the GPU.
+    """
+    from crossfuse.runtime import load
+    from crossfuse.runtime.kept import LIBRARIES, kept
+
+    runs = []
+    with TemporaryDirectory(prefix="crossfuse-") as folder:
+        for each in kernels:
+            found = kept(LIBRARIES, each.library, Path(folder) / f"{each.name}.so")
+            if found is None:
+                return False
+            runs.append(load(found.shared_object).run)
+    for each, run in zip(kernels, runs, strict=True):
+        _offer(each, run)
+    return True
 
 
 def kernels_of(
@@ -72,6 +139,17 @@ def kernels_of(
     return {
         name: load(each.shared_object).run for name, each in zip(functions, libraries, strict=True)
     }
+
+
+def _library_key(func: Any, target: Device, name: str) -> str:
+    from crossfuse.relax.build_kernels import build_key
+    from crossfuse.runtime.kept import LIBRARIES
+
+    return build_key(LIBRARIES, func, target, name)
+
+
+def _offer(kernel: KeptKernel, run: Callable[..., torch.Tensor]) -> None:
+    offer(FusedKernel(kernel.key, kernel.shape, getattr(torch, kernel.dtype), run))
 
 
 def _of_tensors(run: Callable[..., dict[str, Any]]) -> Callable[..., torch.Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from crossfuse.compiler.bins import BINS
+from crossfuse.compiler.bin_rows import BINS
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.torch.backend import Backend
 from crossfuse.torch.fuse_rows import fuse_rows
@@ -166,7 +166,7 @@ class _Forward:
             run,
             options.device_of(weight.device),
             options.always,
-            weight.device.type == "cpu",
+            options.sequential(weight.device),
             options.bins,
         )
         _check_alone(part, run, outcomes)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from crossfuse.relax.chains.choice import ChainOutcome, told
+from crossfuse.relax.chains.outcome import ChainOutcome, told
 
 #: Graphs that are remembered.
 _MOST = 64

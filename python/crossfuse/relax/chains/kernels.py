@@ -91,6 +91,8 @@ class ChainKernels:
         See `crossfuse.schedule.planned.schedule_planned`.
     fewer_rows : bool
         Whether a call may have fewer rows, see `crossfuse.schedule.accept_fewer_rows`.
+    named : bool
+        See `crossfuse.relax.dataflow.subgraph`.
     """
 
     def __init__(
@@ -99,11 +101,13 @@ class ChainKernels:
         target: Device,
         constant_weights: bool,
         fewer_rows: bool = False,
+        named: bool = True,
     ) -> None:
         self._builder = relax.BlockBuilder(mod)
         self._target = target
         self._constant = constant_weights
         self._fewer_rows = fewer_rows
+        self._named = named
         self._plans = _Equal()
         self._names = _Equal()
 
@@ -141,7 +145,7 @@ class ChainKernels:
             inner = [*group.before, *after]
             try:
                 _check_used_inside(dataflow, inner, output, group)
-                module, given = subgraph(dataflow, inner, output)
+                module, given = subgraph(dataflow, inner, output, self._named)
                 _check_known([output, *given], known)
                 outlined = outline(module)
                 plans = self._ranked(outlined.func)

@@ -1,0 +1,150 @@
+"""Captured graphs that torch's own caches have whole, and the kernels that these call.
+
+With a hit in the cache of AOTAutograd nothing of ours is asked any more: no graph of aten operators
+is made. So the kernels are offered before, from a record of ours. What torch keeps is told apart by
+a number that only the record has: without the record, or one of its kernels, torch finds nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+import torch
+from torch import fx
+
+from crossfuse.cache import Entry, shelf
+from crossfuse.cache.keys import content_key
+from crossfuse.errors import RefusedError
+from crossfuse.hardware import Device
+from crossfuse.torch.kernels import offer_kept
+from crossfuse.torch.known import Record
+from crossfuse.torch.words import Untold, environment, node_words, value_words
+
+_KIND = "program"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A captured graph.
+
+    Attributes
+    ----------
+    key : str
+        What it is known by.
+    number : str
+        Names what torch keeps of it.
+    records : tuple[Record, ...]
+        What became of the graphs of aten operators that were made of it.
+    """
+
+    key: str
+    number: str
+    records: tuple[Record, ...] = ()
+
+
+def program_key(
+    module: fx.GraphModule, inputs: Sequence[Any], target: Device, options: Sequence[Any]
+) -> str:
+    """What a captured graph is known by.
+
+    Torch's key says what is computed; this one only has to say which kernels that may need.
+
+    Parameters
+    ----------
+    module : torch.fx.GraphModule
+        What torch captured.
+    inputs : Sequence[Any]
+        Its example inputs.
+    target, options
+        See `crossfuse.torch.known.graph_key`.
+
+    Returns
+    -------
+    str
+        The key; empty for graphs of symbolic shapes and those with parts that have no words.
+
+    Raises
+    ------
+    EnvironmentRefused
+        Without nvcc, whose release is part of it.
+    """
+    try:
+        lines = [node_words(each, "example_value", functions=True) for each in module.graph.nodes]
+        lines += [value_words(each) for each in inputs]
+    except Untold:
+        return ""
+    modes = (torch.is_inference_mode_enabled(), torch.is_grad_enabled())
+    words = map(repr, (*modes, *options))
+    return content_key(target, _KIND, *environment(), *words, "\n".join(lines))
+
+
+def program(key: str) -> Program | None:
+    """What is known of a captured graph, with its kernels offered.
+
+    Parameters
+    ----------
+    key : str
+        See `program_key`.
+
+    Returns
+    -------
+    Program
+        With records if it is kept and its kernels are; else with a number that nothing has. None
+        where our cache keeps nothing, so that torch is not to keep anything either.
+    """
+    found = _read(key)
+    with contextlib.suppress(RefusedError, OSError):
+        if found is not None and found.records and offer_kept(_kernels(found.records)):
+            return found
+    fresh = Program(key, uuid4().hex)
+    write_program(fresh)
+    return fresh if _read(key) == fresh else None
+
+
+def write_program(made: Program) -> None:
+    """Keep what became of a captured graph."""
+    values = {"number": made.number, "records": [each.to_dict() for each in made.records]}
+    label = "; ".join(each.label for each in made.records) or "not compiled yet"
+    entry = Entry(json.dumps(values).encode(), {"label": f"program, {label}"})
+    shelf(_KIND).write(made.key, entry)
+
+
+def with_records(made: Program, records: Sequence[Record]) -> Program:
+    """A program with further records; another process may have written other ones."""
+    return replace(made, records=tuple(dict.fromkeys((*made.records, *records))))
+
+
+@contextlib.contextmanager
+def torch_caches(made: Program | None) -> Iterator[None]:
+    """Let torch keep whole programs under a program's number; without one only what follows us."""
+    from torch._functorch import config as functorch
+
+    if made is None:
+        with functorch.patch(enable_autograd_cache=False):
+            yield
+        return
+    settings = torch.compiler.config
+    tag = f"{settings.cache_key_tag}crossfuse-{made.number}"
+    with settings.patch(cache_key_tag=tag):
+        yield
+
+
+def _read(key: str) -> Program | None:
+    entry = shelf(_KIND).read(key)
+    try:
+        if entry is None:
+            return None
+        values = json.loads(entry.data)
+        records = tuple(map(Record.from_dict, values["records"]))
+        return Program(key, str(values["number"]), records)
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _kernels(records: Sequence[Record]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(each for record in records for each in record.kernels))

@@ -1,0 +1,193 @@
+"""A second start: what became of a graph comes from the cache, and TVM is not imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch._dynamo.utils import counters  # noqa: E402
+
+nn, F, fx = torch.nn, torch.nn.functional, torch.fx
+
+from crossfuse.cache import Entry, clear, kept, keys, shelf  # noqa: E402
+from crossfuse.errors import RefusedError  # noqa: E402
+from crossfuse.hardware import device  # noqa: E402
+from crossfuse.torch import Backend, reports  # noqa: E402
+from crossfuse.torch.known import graph_key, recall  # noqa: E402
+
+pytestmark = pytest.mark.cpu
+
+D, H = 64, 128
+H100 = device("nvidia-h100")
+
+
+@pytest.fixture(autouse=True)
+def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Beside(nn.Module):
+    """Two equal networks, which share a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (
+            nn.ModuleList([nn.Linear(D, H), nn.Linear(H, D)]) for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        networks = (self.first, self.second)
+        return tuple(contract(F.gelu(expand(x))) for expand, contract in networks)
+
+
+def start(rest: str) -> str:
+    """Compile for an H100, up to the first launch; the report."""
+    torch.compiler.reset()
+    counters.clear()
+    module = Beside().half().eval()
+    fn = torch.compile(module, backend=Backend(rest=rest, always=True, cpu="build"))
+    with torch.no_grad(), pytest.raises(RefusedError, match="argument-device"):
+        fn(torch.zeros(16, D).half())
+    return reports()[-1].text()
+
+
+def hits() -> int:
+    """Programs that torch had whole, in the last start."""
+    return int(counters["aot_autograd"]["autograd_cache_hit"])
+
+
+#: What another process does, told this file's folder.
+SECOND = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import test_second_start as test
+print(test.start("inductor") == sys.argv[2], test.hits())
+print(test.start("eager") == sys.argv[2], test.hits())
+print([name for name in ("tvm", "crossfuse._tvm") if name in sys.modules])
+"""
+
+
+def test_a_second_start_imports_no_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = start("eager")
+    assert first.count(": crossfuse_gemm_chain, about") == 2
+    (library,) = (each for each in kept() if each.kind == "library")
+    assert start("inductor") == first  # its graph of operators may be another one
+    worked_out = []
+    whole = Backend._worked_out
+    monkeypatch.setattr(
+        Backend, "_worked_out", lambda *given: worked_out.append(1) or whole(*given)
+    )
+    again = subprocess.run(
+        [sys.executable, "-c", SECOND, str(Path(__file__).parent), first],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert again.stdout == "True 1\nTrue 0\n[]\n", again.stderr
+
+    # A kernel that is damaged: torch's program is not taken, and all is worked out again.
+    library.path.write_bytes(library.path.read_bytes()[:-1])
+    assert start("inductor") == first and len(worked_out) == 1 and hits() == 0
+    assert start("inductor") == first and len(worked_out) == 1 and hits() == 1
+    assert clear(["program", "graph"])
+    assert start("inductor") == first and len(worked_out) == 2 and hits() == 0
+
+
+def traced(function: Callable[..., Any], *given: torch.Tensor) -> Any:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(function)(*given)
+
+
+def key(function: Callable[..., Any], *given: torch.Tensor, options: Any = (True,)) -> str:
+    return graph_key(traced(function, *given).graph, H100, options)
+
+
+def test_what_a_graph_is_known_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, table, wide = torch.zeros(4, 8), torch.arange(8.0), torch.arange(8.0).double()
+    plain, other = key(lambda x: x * 2 + table, x), torch.ones(8)
+    assert plain and plain == key(lambda x: x * 2 + other, x + 1)
+    others = {
+        "operator": key(lambda x: x / 2 + table, x),
+        "constant": key(lambda x: x * 3 + table, x),
+        "type of a constant": key(lambda x: x * 2 + wide, x),
+        "extents": key(lambda x: x * 2 + table, torch.zeros(5, 8)),
+        "strides": key(lambda x: x * 2 + table, torch.zeros(8, 4).t()),
+        "type": key(lambda x: x * 2 + table, x.half()),
+        "device": key(lambda x: x * 2, x.to("meta")),
+        "options": key(lambda x: x * 2 + table, x, options=(False,)),
+    }
+    others["target"] = graph_key(
+        traced(lambda x: x * 2 + table, x).graph, device("nvidia-h200"), (True,)
+    )
+    for module, name, value in (
+        (torch, "__version__", "2.0"),
+        (keys, "installed_version", lambda _: "0.1"),
+        (keys, "package_hash", lambda: "edited"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, value)
+            others[name] = key(lambda x: x * 2 + table, x)
+    assert len({plain, *others.values()}) == len(others) + 1, others
+
+
+def test_what_cannot_be_told_in_words_has_no_key() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.zeros(2)
+    graph.output(graph.call_function(lambda x: x, (x,)))
+    assert graph_key(graph, H100, ()) == ""
+    sparse = fx.Graph()
+    sparse.output(sparse.placeholder("x"))
+    next(iter(sparse.nodes)).meta["val"] = torch.eye(2).to_sparse()
+    assert graph_key(sparse, H100, ()) == ""
+    with_symbols = torch.fx.experimental.proxy_tensor.make_fx(
+        lambda x: x * 2, tracing_mode="symbolic"
+    )(torch.zeros(4, 8))
+    assert graph_key(with_symbols.graph, H100, ()) == ""
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"steps": [{}], "outcomes": [], "untranslated": []}'])
+def test_a_record_that_is_none_is_not_followed(text: str) -> None:
+    module = traced(lambda x: x * 2, torch.zeros(4))
+    before = str(module.graph)
+    shelf("graph").write("0", Entry(text.encode(), {"label": "by hand"}))
+    assert recall(module, "0") is None and str(module.graph) == before
+
+
+def test_networks_behind_each_other_are_computed_once() -> None:
+    seen = []
+
+    class Looking(Backend):
+        def fuse(self, module: fx.GraphModule) -> None:
+            super().fuse(module)
+            seen.extend(str(each.target) for each in module.graph.nodes)
+
+    class Direct(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(
+                nn.Linear(*each) for each in ((D, H), (H, D), (D, H), (H, D))
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a, b, c, d = self.layers
+            return d(F.relu(c(F.relu(b(F.relu(a(x)))))))
+
+    module = Direct().half().eval()
+    with torch.no_grad():
+        fn = torch.compile(module, backend=Looking(rest="eager", always=True, cpu="llvm"))
+        fn(torch.zeros(16, D).half())
+    assert seen.count("crossfuse.run.default") == 2
+    assert not [each for each in seen if "mm" in each]
