@@ -225,7 +225,8 @@ class _Lowering:
             ir.BufferStore(own, staged[row, lane], [_ZERO])
             for own, staged in zip(self.own, self.staged, strict=True)
         ]
-        return [ir.IfThenElse(first, ir.SeqStmt(stores), None), *loads]
+        whole = ir.SeqStmt(stores) if len(stores) > 1 else stores[0]
+        return [ir.IfThenElse(first, whole, None), *loads]
 
     def _store(self) -> list[Any]:
         """Statements: the result, by all threads into registers, by one into memory."""
