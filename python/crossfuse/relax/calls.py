@@ -19,6 +19,29 @@ _CALL = "relax.call_tir"
 
 
 @dataclass(frozen=True, eq=False)
+class Callee:
+    """A TIR function that nodes call; of all its calls in a block there is one.
+
+    Attributes
+    ----------
+    func : tvm.tirx.PrimFunc
+        The function.
+    """
+
+    func: Any
+
+    @cached_property
+    def reduces(self) -> bool:
+        """Whether a block of it is more than element-wise, so far as loops say."""
+        return _reduces(self.func)
+
+    @cached_property
+    def is_view(self) -> bool:
+        """Whether it only gives a tensor another shape."""
+        return bool(relax.analysis.has_reshape_pattern(self.func))
+
+
+@dataclass(frozen=True, eq=False)
 class Node:
     """A binding of a dataflow block.
 
@@ -28,7 +51,9 @@ class Node:
         Its number in the block.
     binding : tvm.relax.Binding
         The binding.
-    func : tvm.tirx.PrimFunc | None
+    var : tvm.ir.Var
+        The variable that it binds.
+    callee : Callee | None
         What it calls, if it is a call of a TIR function that can be merged with others.
     reads : tuple
         Variables and constants that it uses.
@@ -38,14 +63,15 @@ class Node:
 
     place: int
     binding: Any
-    func: Any
+    var: Any
+    callee: Callee | None
     reads: tuple[Any, ...]
     reason: str = ""
 
     @property
-    def var(self) -> Any:
-        """The variable that it binds."""
-        return self.binding.var
+    def func(self) -> Any:
+        """The TIR function that it calls; None without a `callee`."""
+        return None if self.callee is None else self.callee.func
 
     @property
     def name(self) -> str:
@@ -60,15 +86,15 @@ class Node:
         is_tuple = isinstance(self.var.ty, relax.TupleType)
         return tuple(self.var.ty.fields) if is_tuple else (self.var.ty,)
 
-    @cached_property
+    @property
     def reduces(self) -> bool:
         """Whether a block of its function is more than element-wise, so far as loops say."""
-        return self.func is not None and _reduces(self.func)
+        return self.callee is not None and self.callee.reduces
 
-    @cached_property
+    @property
     def is_view(self) -> bool:
         """Whether it only gives a tensor another shape, which Relax does without a kernel."""
-        return self.func is not None and bool(relax.analysis.has_reshape_pattern(self.func))
+        return self.callee is not None and self.callee.is_view
 
     @property
     def is_element(self) -> bool:
@@ -95,12 +121,11 @@ class Flow:
 
     @cached_property
     def readers(self) -> Mapping[Any, tuple[Node, ...]]:
-        """Nodes that use each variable."""
+        """Nodes that use each variable or constant, those of other blocks too."""
         found: dict[Any, list[Node]] = {each.var: [] for each in self.nodes}
         for node in self.nodes:
-            for var in node.reads:
-                if var in found:
-                    found[var].append(node)
+            for var in dict.fromkeys(node.reads):
+                found.setdefault(var, []).append(node)
         return {var: tuple(nodes) for var, nodes in found.items()}
 
     def sources(self, node: Node) -> tuple[Node, ...]:
@@ -126,11 +151,8 @@ class Flow:
     def _given(self, members: Iterable[Node]) -> tuple[Any, ...]:
         nodes = sorted(members, key=lambda each: each.place)
         made = {each.var for each in nodes}
-        found: list[Any] = []
-        for var in (var for each in nodes for var in each.reads):
-            if var not in made and not any(var.same_as(other) for other in found):
-                found.append(var)
-        return tuple(found)
+        every = (var for each in nodes for var in each.reads)
+        return tuple(dict.fromkeys(var for var in every if var not in made))
 
     def outputs(self, members: Iterable[Node]) -> tuple[Node, ...]:
         """Members whose results others need."""
@@ -159,17 +181,24 @@ def read_flow(mod: Any, block: Any) -> Flow:
     """
     nodes: list[Node] = []
     tuples: set[Any] = set()
+    # One object of Python for each variable and function: sets of them then need not ask TVM.
+    known: dict[Any, Any] = {}
+    callees: dict[Any, Callee] = {}
     for place, binding in enumerate(block.bindings):
         func, reason = _called(mod, binding)
         value: Any = binding.value
+        var = known.setdefault(binding.var, binding.var)
+        callee = None
         if func is not None:
+            callee = callees.setdefault(value.args[0], Callee(func))
             reads = tuple(value.args[1].fields)
-            tuples |= {binding.var} if isinstance(binding.var.ty, relax.TupleType) else set()
+            tuples |= {var} if isinstance(var.ty, relax.TupleType) else set()
         else:
             reads = tuple(relax.analysis.free_vars(value))
             if isinstance(value, relax.TupleGetItem) and value.tuple_value in tuples:
                 reason = ""
-        nodes.append(Node(place, binding, func, reads, reason))
+        reads = tuple(known.setdefault(each, each) for each in reads)
+        nodes.append(Node(place, binding, var, callee, reads, reason))
     return Flow(tuple(_without_dead(nodes)))
 
 
@@ -181,7 +210,7 @@ def _without_dead(nodes: list[Node]) -> list[Node]:
         if node.var in needed or not isinstance(node.var, relax.DataflowVar):
             needed |= set(node.reads)
         else:
-            node = replace(node, func=None, reason="nothing needs its result")
+            node = replace(node, callee=None, reason="nothing needs its result")
         found.append(node)
     return found[::-1]
 

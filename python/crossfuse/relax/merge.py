@@ -75,6 +75,35 @@ def merged(mod: Any, flow: Flow, members: Iterable[Node], name: str = "merged") 
     return _with_numbers(func, len(inputs) - len(numbers), numbers)
 
 
+def likeness(flow: Flow, members: Iterable[Node]) -> tuple[Any, ...]:
+    """What `merged` makes of several calls, but for names: equal of the calls of equal layers.
+
+    Parameters
+    ----------
+    flow : Flow
+        The block.
+    members : Iterable[Node]
+        Calls of TIR functions, and elements of their tuples.
+
+    Returns
+    -------
+    tuple
+        To be compared within a flow: what is called, and where each argument comes from.
+    """
+    nodes = sorted(members, key=lambda each: each.place)
+    names: dict[Any, Any] = {var: -1 - at for at, var in enumerate(flow.inputs(nodes))}
+    names |= {each: (str(each.ty), each.value.numpy().tobytes()) for each in flow.numbers(nodes)}
+    names |= {each.var: at for at, each in enumerate(nodes)}
+    calls = tuple(
+        (
+            each.callee if each.callee is not None else int(each.binding.value.index),
+            tuple(names[var] for var in each.reads),
+        )
+        for each in nodes
+    )
+    return calls, tuple(names[each.var] for each in flow.outputs(nodes))
+
+
 def _with_numbers(func: Any, first: int, numbers: Sequence[Any]) -> Any:
     """Write constants in the place of parameters, from a first one on.
 

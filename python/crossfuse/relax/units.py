@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from crossfuse.relax.calls import Flow, Node
 
@@ -25,6 +25,10 @@ class Units:
         # Asked for far more often than units change.
         self._sources: dict[Unit, set[Unit]] = {}
         self._users: dict[Unit, set[Unit]] = {}
+        # Sets of nodes are integers with a bit for each place.
+        self._before = _closed(flow.nodes, flow.sources)
+        self._behind = _closed(flow.nodes[::-1], flow.users)
+        self._several: dict[Unit, int] = {}
         for node in flow.nodes:
             if node not in self.of:
                 users = flow.users(node) if len(node.results) > 1 else ()
@@ -33,9 +37,16 @@ class Units:
     def claim(self, nodes: Iterable[Node]) -> Unit:
         """Take nodes together; those that were in a unit leave it to nothing else."""
         unit = frozenset(nodes)
+        around = {node for each in unit for node in (*self.flow.sources(each), each)}
+        around |= {node for each in unit for node in self.flow.users(each)}
+        for each in {self.of[node] for node in around if node in self.of}:
+            self._sources.pop(each, None)
+            self._users.pop(each, None)
+            if each & unit:
+                self._several.pop(each, None)
         self.of |= dict.fromkeys(unit, unit)
-        self._sources.clear()
-        self._users.clear()
+        if len(unit) > 1:
+            self._several[unit] = _mask(unit)
         return unit
 
     def sources(self, unit: Unit) -> set[Unit]:
@@ -57,24 +68,61 @@ class Units:
 
         Without these, what is fused would need its own results.
         """
-        start = set(units)
-        behind = self._reached(start, self.users)
-        before = self._reached(start, self.sources)
-        return frozenset(node for unit in start | (behind & before) for node in unit)
+        start = frozenset(node for unit in units for node in unit)
+        return start | frozenset(self._nodes(self._between(start)))
+
+    def between(self, *units: Unit, of: Iterable[Unit]) -> list[Unit]:
+        """Units, of some, that `joined` would take in."""
+        start = frozenset(node for unit in units for node in unit)
+        between = self._between(start) & ~_mask(start)
+        return [each for each in of if between & _mask(each)]
+
+    def _between(self, start: frozenset[Node]) -> int:
+        return self._reached(start, self._behind) & self._reached(start, self._before)
 
     def needs(self, unit: Unit, other: Unit) -> bool:
         """Whether a unit needs results of another one, directly or through others."""
-        return other in self._reached({unit}, self.sources)
+        return bool(self._reached(unit, self._before) & _mask(other))
 
-    def _reached(self, start: set[Unit], step: Callable[[Unit], set[Unit]]) -> set[Unit]:
-        found: set[Unit] = set()
-        waiting = list(start)
-        while waiting:
-            for each in step(waiting.pop()):
-                if each not in found:
-                    found.add(each)
-                    waiting.append(each)
+    def _reached(self, start: Iterable[Node], closed: Sequence[int]) -> int:
+        """Nodes of all units on one side of nodes, as bits."""
+        found = 0
+        for node in start:
+            found |= closed[node.place]
+        waiting, changed = dict(self._several), True
+        while changed:
+            # Of a unit that is reached every node is, and what these reach.
+            inside = [each for each, mask in waiting.items() if mask & found]
+            for unit in inside:
+                found |= waiting.pop(unit)
+                for node in unit:
+                    found |= closed[node.place]
+            changed = bool(inside)
         return found
+
+    def _nodes(self, mask: int) -> Iterator[Node]:
+        while mask:
+            place = mask.bit_length() - 1
+            yield self.flow.nodes[place]
+            mask ^= 1 << place
+
+
+def _closed(nodes: Iterable[Node], step: Callable[[Node], Iterable[Node]]) -> list[int]:
+    """For each place the nodes that are reached from there, as bits; what is near comes first."""
+    found: dict[int, int] = {}
+    for node in nodes:
+        reached = 0
+        for each in step(node):
+            reached |= found[each.place] | 1 << each.place
+        found[node.place] = reached
+    return [found[place] for place in sorted(found)]
+
+
+def _mask(nodes: Iterable[Node]) -> int:
+    mask = 0
+    for each in nodes:
+        mask |= 1 << each.place
+    return mask
 
 
 def why_not(nodes: Iterable[Node]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
@@ -128,6 +129,7 @@ class Forms:
         self.tiles = tiles
         self.stream = stream
         self._found: dict[int, list[Found]] = {}
+        self._alike: dict[Hashable, Found] = {}
         self._refusals: dict[Found, str] = {}
         self._kernels: dict[Found, Kernel | str] = {}
         self._sizes: dict[Found, tuple[Any, ...]] = {}
@@ -141,6 +143,12 @@ class Forms:
                 return each
         known.append(_find(func))
         return known[-1]
+
+    def found_once(self, alike: Hashable, make: Callable[[], Any]) -> Found:
+        """What a function is that is only made if none was that is known to be equal."""
+        if alike not in self._alike:
+            self._alike[alike] = self.found(make())
+        return self._alike[alike]
 
     def refusal(self, found: Found) -> str:
         """Why a cascade has no form in which it streams, so far as is known; empty if it has one.

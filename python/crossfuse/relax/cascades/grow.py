@@ -7,14 +7,14 @@ what they are; no name of an operator matters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.relax.calls import Flow, Node, elements_of
+from crossfuse.relax.calls import Callee, Flow, Node, elements_of
 from crossfuse.relax.cascades.forms import Forms, Found
 from crossfuse.relax.cascades.traffic import once, swept
-from crossfuse.relax.merge import merged
+from crossfuse.relax.merge import likeness, merged
 from crossfuse.relax.units import Unit, Units, name_of, places, why_not
 
 #: Operations in float32 that an H100 does in the time of a byte from memory, by its data sheet.
@@ -48,7 +48,7 @@ class Growth:
         self.units = Units(flow)
         self.steps: dict[Unit, list[Unit]] = {}
         self._found: dict[Unit, Found] = {}
-        self._moved: dict[Any, int] = {}
+        self._moved: dict[Callee, int] = {}
         self._tried: set[tuple[Unit, tuple[int, int]]] = set()
         self._apart: dict[Node, dict[Unit, tuple[int, str]]] = {}
         self._done = frozenset(map(self.units.claim, done))
@@ -68,7 +68,8 @@ class Growth:
     def found(self, unit: Unit) -> Found:
         """What calls are together."""
         if unit not in self._found:
-            self._found[unit] = self.forms.found(self.function(unit))
+            alike = likeness(self.flow, unit)
+            self._found[unit] = self.forms.found_once(alike, lambda: self.function(unit))
         return self._found[unit]
 
     def function(self, unit: Unit) -> Any:
@@ -93,11 +94,11 @@ class Growth:
         return tuple(f"{name_of(each)}: {reasons[each][1]}" for each in sorted(last, key=places))
 
     def _swept(self, node: Node) -> int:
-        if node.func is None or node.is_view:
+        if node.callee is None or node.is_view:
             return 0
-        if node.func not in self._moved:
-            self._moved[node.func] = swept(node.func)
-        return self._moved[node.func]
+        if node.callee not in self._moved:
+            self._moved[node.callee] = swept(node.callee.func)
+        return self._moved[node.callee]
 
     def _keep(self, unit: Unit) -> None:
         """A unit takes the place of those that it is made of."""
@@ -150,20 +151,31 @@ class Growth:
 
         It must have so many stages and producers.
         """
-        unit = self.units.joined(*units, *between)
+        parts = (*units, *between)
+        if self.units.between(*parts, of=self._done):
+            return False
+        more = [each for each in self.units.between(*parts, of=self.steps) if self.found(each).site]
+        if more:
+            # One more reduction than is due: what lies between need not be made to know that.
+            text = f"{name_of(more[0])}, which lies between, reduces too"
+            self._note_each(units, 0, text)
+            return False
+        unit = self.units.joined(*parts)
         if (unit, due) in self._tried:
             return False
         self._tried.add((unit, due))
-        if unit & frozenset(node for each in self._done for node in each):
-            return False
         between_them = why_not(unit)
         weight, reason = (0, between_them) if between_them else self._against(unit, due, wrong)
         if reason:
-            for one, other in zip(units, reversed(units), strict=True):
-                self._note(one, other, weight, reason)
+            self._note_each(units, weight, reason)
             return False
         self._keep(unit)
         return True
+
+    def _note_each(self, units: Sequence[Unit], weight: int, reason: str) -> None:
+        """Keep of two units why they were not taken together."""
+        for one, other in zip(units, reversed(units), strict=True):
+            self._note(one, other, weight, reason)
 
     def _note(self, unit: Unit, other: Unit, weight: int, reason: str) -> None:
         """Keep why a unit was not taken together with another one: the reason that says most."""
@@ -186,13 +198,8 @@ class Growth:
     def _near(self, unit: Unit) -> list[Unit]:
         """Units that reduce and that a unit reads, through element-wise calls, or reads as it."""
         variables, found = self._upwards(unit)
-        for var in variables:
-            for node in self.flow.readers.get(var, ()):
-                found |= self._downwards(self.units.of[node])
-        for var in (var for var in variables if var not in self.flow.readers):
-            for node in self.flow.nodes:
-                if any(var.same_as(each) for each in node.reads):
-                    found |= self._downwards(self.units.of[node])
+        for node in {node for var in variables for node in self.flow.readers[var]}:
+            found |= self._downwards(self.units.of[node])
         return sorted(found - {unit}, key=places, reverse=True)
 
     def _upwards(self, unit: Unit) -> tuple[set[Any], set[Unit]]:
