@@ -22,8 +22,9 @@ from crossfuse.planner.kernels.boxes import ROW_BYTES
 ROW_WARPS, FIRST_WARP, FLAG_WARP = 2, 2, 1
 #: Rows of a warp at most, whose states it keeps in registers, and those that come by one copy.
 _MOST, _TOGETHER = 16, 4
-#: Elements of a batch at most, unless it is one row: a thread has 64 of them in registers.
-_ELEMENTS = 2048
+#: Elements of a batch at most, unless it is one row: a thread has 64 of them in registers, or 32
+#: beside the sums of tiles of more rows (see `room.BESIDE_CHUNKS`).
+_ELEMENTS, _FEW_ROWS = 2048, 128
 #: Batches of a warp's ring at most: one comes while the one before is made to rows.
 _SLOTS = 2
 #: Elements of a row of a box. PTX ISA, cp.async.bulk.tensor.
@@ -118,7 +119,8 @@ def plan_chunks(program: TileProgram) -> ChunkPlan | None:
     loop = rows.chunks
     tile = left.shape[0]
     share, sharers = _share(program)
-    batches, batch = _batches(-(-tile // (sharers * ROW_WARPS)), loop.size)
+    elements = _ELEMENTS if tile <= _FEW_ROWS else _ELEMENTS // 2
+    batches, batch = _batches(-(-tile // (sharers * ROW_WARPS)), elements // loop.size)
     own = batches * batch
     if own > _MOST or loop.size % BOX or loop.size % left.shape[1]:
         raise _refused(
@@ -160,10 +162,9 @@ def _share(program: TileProgram) -> tuple[Any, int]:
     return known.simplify(numbers[1]), across
 
 
-def _batches(rows: int, size: int) -> tuple[int, int]:
+def _batches(rows: int, most: int) -> tuple[int, int]:
     """Batches that have a warp's rows of a chunk, and rows of each."""
-    together = max(min(_TOGETHER, _ELEMENTS // size), 1)
-    batches = -(-rows // together)
+    batches = -(-rows // max(min(_TOGETHER, most), 1))
     if batches > _SLOTS:
         batches = -(-batches // _SLOTS) * _SLOTS
     return batches, -(-rows // batches)
