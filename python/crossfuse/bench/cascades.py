@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.bench.floor import FLOPS_PER_SECOND, FP8_FLOPS_PER_SECOND, Floor
-from crossfuse.bench.job import OURS, OWN, Job, Timing
+from crossfuse.bench.job import OWN, Job, Timing
 from crossfuse.bench.variant import no_such
 from crossfuse.errors import CheckFailed
 from crossfuse.workload import cascade_products
@@ -169,14 +169,14 @@ def _way(name: str, spec: CascadeSpec, device: str) -> Way:
     import torch
 
     from crossfuse.bench.cascade_torch import formula
-    from crossfuse.bench.ours import compile_kernel, note_of, target_of
+    from crossfuse.bench.ours import compile_kernel, has_cascade, note_of, target_of
 
     if name not in OWN:
         return Way(formula(name, spec))
-    if name != OURS:
+    if not has_cascade(name):
         raise no_such(name, spec, "a chain, which has an intermediate to place", "measure ours")
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    kernel = compile_kernel(spec, None, target_of(gpu)).kernel
+    kernel = compile_kernel(spec, OWN[name], target_of(gpu)).kernel
 
     def run(*inputs: Any) -> Any:
         return kernel.run(*inputs)

@@ -27,11 +27,14 @@ VARIANTS = {
     OURS: "the fused kernel, where and with the tiles that the planner chooses; of models all that "
     "are fused, the rest of the graph by inductor",
     OURS_EAGER: "of models: our kernels, the rest of the graph by torch eager",
-    "ours-global": "the fused kernel in two launches, intermediate in global memory",
+    "ours-global": "the fused kernel in two launches, intermediate in global memory; of cascades "
+    "the states of CTAs that share an axis, which the second launch merges",
     "ours-l2": "the fused kernel in one persistent launch, intermediate in the L2 cache",
-    "ours-dsm": "the fused kernel with the intermediate in the shared memory of a cluster",
+    "ours-dsm": "the fused kernel with the intermediate in the shared memory of a cluster; of "
+    "cascades the states that its CTAs merge",
     "ours-dsm-unordered": "the same, partial sums of clusters added by TMA in no order",
-    "ours-registers": "the fused kernel with the intermediate in the registers of its CTA",
+    "ours-registers": "the fused kernel with the intermediate, or state, in the registers of its "
+    "CTA",
     "unfused": "our own kernels, one for each product",
     "eager": "PyTorch eager (cuBLAS), weights of gate and up concatenated",
     "eager-apart": "PyTorch eager (cuBLAS), weights of gate and up apart",

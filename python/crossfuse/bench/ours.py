@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse.bench.job import OURS, OURS_EAGER, OWN
 from crossfuse.bench.variant import Variant, no_such, pack_apart
+from crossfuse.planner.families import STATE_PLACES
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.spec import WorkloadSpec
@@ -157,12 +158,17 @@ def kernels(
         What is computed.
     """
     if isinstance(spec, CascadeSpec):
-        return ((spec, None),) if name == OURS else ()
+        return ((spec, OWN[name]),) if has_cascade(name) else ()
     if name in OWN and name != OURS_EAGER and (spec.L or OWN[name] is None):
         return ((spec, OWN[name]),)
     if name != "unfused" or spec.kind == "gemm" or isinstance(spec, ConvChainSpec):
         return ()
     return tuple((each, None) for each in _products(spec) if each is not None)
+
+
+def has_cascade(name: str) -> bool:
+    """Whether a variant is a kernel of a cascade: ours, or ours with states in some place."""
+    return name == OURS or OWN.get(name) in STATE_PLACES
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from crossfuse.workload.suites import ids, resolve, take_apart
 #: Names of suites.
 SUITES = ("gemm_chain", "gated_ffn", "conv_chain", "cascade")
 #: Other names of variants.
-_ALIASES = {"compile-max": "autotune"}
+_ALIASES = {"compile-max": "autotune", "ours-two-kernels": "ours-global"}
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,11 @@ def _holds_cascade(func: Any) -> bool:
 
 
 def cascade_options(
-    source: Source, target: Device, plan: CascadePlan | None = None, constant: bool = False
+    source: Source,
+    target: Device,
+    plan: CascadePlan | None = None,
+    constant: bool = False,
+    placement: str = "auto",
 ) -> list[Option]:
     """Ways to schedule a cascade.
 
@@ -62,6 +66,9 @@ def cascade_options(
         kernel of ours is asked for; what they were estimated to take is noted.
     constant : bool
         Whether no kernel that may still be running writes the weights of a product.
+    placement : str
+        Where states are, see `crossfuse.planner.cascade.placed.placed_cascade`; ``"auto"``: where
+        the planner finds it the fastest.
 
     Returns
     -------
@@ -78,21 +85,23 @@ def cascade_options(
     from crossfuse.compiler.rows_first import rows_first_options
 
     try:
-        return _one_cascade(source, target, plan, constant)
+        return _one_cascade(source, target, plan, constant, placement)
     except (CascadeRefused, PlanRefused):
         # What is no stream as a whole may be rows and a product.
-        first = rows_first_options(source.func, target, constant) if plan is None else []
+        free = plan is None and placement == "auto"
+        first = rows_first_options(source.func, target, constant) if free else []
         if first:
             return first
         raise
 
 
 def _one_cascade(
-    source: Source, target: Device, plan: CascadePlan | None, constant: bool
+    source: Source, target: Device, plan: CascadePlan | None, constant: bool, placement: str
 ) -> list[Option]:
     """Ways to schedule the whole function as a cascade."""
     from crossfuse import _tvm as ir
     from crossfuse.cascade.algebra import derive
+    from crossfuse.planner.cascade.placed import placed_cascade
     from crossfuse.planner.cascade.plan import ranked_cascade, tried
     from crossfuse.planner.cascade.shape import cascade_shape
 
@@ -101,7 +110,11 @@ def _one_cascade(
     derivation = derive(site.cascade)
     every = [plan] if plan is not None else []
     if plan is None:
-        every = ranked_cascade(cascade_shape(site, derivation, source.summary), target)
+        shape = cascade_shape(site, derivation, source.summary)
+        placed = placement != "auto"
+        every = (
+            placed_cascade(shape, placement, target) if placed else ranked_cascade(shape, target)
+        )
     eager = not_fusing(every)
     plans = every if plan is not None else tried([e for e in every if e.family != EAGER])
     return [

@@ -161,7 +161,8 @@ def compile(
         with the least estimated time of all that rules build, place and tiles, see
         `crossfuse.plan`; even if not to fuse was estimated to be faster. Convolutions, and kernels
         of a given `cluster`, have the tiles of the rules, in the place that the planner puts
-        first.
+        first. Of a cascade: where the state of a row is. ``"registers"``: one CTA makes it;
+        ``"dsm"``: those of a cluster do; ``"global"``: several do, and a second kernel merges.
     plan : Plan | CascadePlan | None
         Rule ``"tensor"`` with placement ``"auto"``, or a cascade: what to compile; None plans the
         source.
@@ -212,7 +213,7 @@ def compile(
     elif database is not None:
         options = recorded_options(read, database, spec, constant_weights)
     elif cascade:
-        options = cascade_options(read, spec, wanted, constant_weights)
+        options = cascade_options(read, spec, wanted, constant_weights, placement)
     elif rule == "tensor":
         options = tensor_options(
             read, placement, spec, plan=wanted, cluster=cluster or 0, constant=constant_weights

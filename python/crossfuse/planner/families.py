@@ -8,5 +8,8 @@ FAMILIES = ("gemm", "registers", "dsm", "l2", "global")
 #: that a product's own kernel makes before it loads them; see `crossfuse.planner.cascade`.
 STREAM, TILES, ROWS = "stream", "tiles", "rows"
 CASCADE_FAMILIES = (STREAM, TILES, ROWS)
+#: Where the states of a cascade are, as `crossfuse.compile` names it: one CTA makes them; those of
+#: a cluster merge; a second kernel merges them.
+STATE_PLACES = ("registers", "dsm", "global")
 #: Not to fuse: a library's kernels one after another, which have no tiles of ours.
 EAGER = "eager"

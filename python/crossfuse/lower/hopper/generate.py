@@ -14,12 +14,23 @@ from crossfuse.lower.hopper.pipeline import kernel_pipeline
 from crossfuse.lower.hopper.plan import KernelPlan, plan_kernel
 from crossfuse.lower.hopper.recover import identifier, recover, workspaces
 from crossfuse.lower.hopper.reduced.recover import is_reduced, recover_reduced
-from crossfuse.lower.hopper.stream import emit_stream, is_stream, plan_stream, recover_streams
+from crossfuse.lower.hopper.stream import (
+    emit_merge,
+    emit_stream,
+    is_stream,
+    plan_merge,
+    plan_stream,
+    recover_streams,
+)
 from crossfuse.lower.hopper.stream.plan import StreamPlan
+from crossfuse.lower.hopper.stream.states import MergePlan
 from crossfuse.lower.hopper.timeline import events, timeline_buffer
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan
+
+#: What kernels are made of, and how they are launched.
+_Plan = KernelPlan | StreamPlan | MergePlan
 
 
 def generate(
@@ -85,9 +96,21 @@ def _generate_streams(
             limit="kernels of products one behind the other, which have phases to tell apart",
             instead="profile it with Nsight Compute",
         )
-    plans = [plan_stream(each, device) for each in recover_streams(func)]
-    kernels = _kernels([partial(emit_stream, each) for each in plans], device, name)
-    image = KernelImage(name, _cuda(kernels), buffers, _launches(plans, kernels))
+    plans: list[StreamPlan | MergePlan] = []
+    emitters: list[Callable[[str], Any]] = []
+    spaces: list[BufferSpec] = []
+    for each in recover_streams(func):
+        plan = plan_stream(each, device)
+        plans.append(plan)
+        emitters.append(partial(emit_stream, plan))
+        merge = plan_merge(plan)
+        if merge is not None:
+            plans.append(merge)
+            emitters.append(partial(emit_merge, merge))
+            spaces.append(merge.states)
+    kernels = _kernels(emitters, device, name)
+    launches = _launches(plans, kernels)
+    image = KernelImage(name, _cuda(kernels), buffers, launches, tuple(spaces))
     return image, _shared_memory(plans)
 
 
@@ -102,9 +125,7 @@ def _kernels(
     return kernels
 
 
-def _launches(
-    plans: Sequence[KernelPlan | StreamPlan], kernels: list[tuple[str, Any]]
-) -> tuple[Launch, ...]:
+def _launches(plans: Sequence[_Plan], kernels: list[tuple[str, Any]]) -> tuple[Launch, ...]:
     return tuple(
         _launch(plan, symbol, kernel) for plan, (symbol, kernel) in zip(plans, kernels, strict=True)
     )
@@ -116,7 +137,7 @@ def _spec(buffer: Any) -> BufferSpec:
     return BufferSpec(identifier(buffer), shape, str(buffer.ty.dtype), True)
 
 
-def _shared_memory(plans: Sequence[KernelPlan | StreamPlan]) -> SharedMemoryPlan:
+def _shared_memory(plans: Sequence[_Plan]) -> SharedMemoryPlan:
     """Regions of all kernels."""
     placements = [
         Placement(region.name, region.offset, region.size, number, number)
@@ -146,7 +167,7 @@ def _cuda(kernels: list[tuple[str, Any]]) -> str:
     return str(generate_text(module, kernels[0][1].attrs["target"]).inspect_source())
 
 
-def _launch(plan: KernelPlan | StreamPlan, symbol: str, kernel: Any) -> Launch:
+def _launch(plan: _Plan, symbol: str, kernel: Any) -> Launch:
     size = plan.cluster_size
     return Launch(
         symbol,

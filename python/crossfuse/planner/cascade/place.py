@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crossfuse.cascade.rewrite.tiled.sizes import WARPGROUP_ROWS
+from crossfuse.cascade.rewrite.tiled.sizes import WARPGROUP_ROWS, CascadeTiles
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import Device
@@ -24,12 +24,15 @@ _WARP, _WARPGROUP = 32, 128
 def place_of(shape: CascadeShape, tiles: Tiles) -> str:
     """Where states and elements are: words that tell kinds of kernels apart.
 
-    States of a CTA are in registers, those of a cluster go through DSM. Elements that outputs over
+    States of a CTA are in registers, those of a cluster go through DSM, those that a second kernel
+    merges through global memory. Elements that outputs over
     the axis need again are in registers or shared memory, or come from L2 as far as it has them.
     """
     if isinstance(tiles, RowsTiles):
         return "chunks of rows in L2" if tiles.chunk else "rows in L2"
     state = "DSM" if tiles.cluster > 1 else "registers"
+    if isinstance(tiles, CascadeTiles) and tiles.in_memory:
+        state = "global memory"
     if isinstance(tiles, StreamTiles) and isinstance(shape.work, Work) and shape.work.outputs:
         return f"states in {state}, elements in {_RESIDENT[tiles.resident]}"
     return f"states in {state}"
@@ -58,13 +61,13 @@ def taken(shape: CascadeShape, tiles: Tiles, device: Device) -> Taken:
     found = steps_of(shape.work, tiles)
     return Taken(
         found.places * size,
-        size * tiles.share,
+        tiles.ctas_of_cluster,
         # One warpgroup more loads.
         _WARPGROUP * (found.sizes.rows // WARPGROUP_ROWS + 1),
         1,
         sum_registers(shape.work, found.sizes),
         shared_size(shape.work, found.sizes),
-        round(max(1.0, found.places / at_once(tiles, device)), 2),
+        round(max(1.0, found.places * tiles.alone / at_once(tiles, device)), 2),
     )
 
 

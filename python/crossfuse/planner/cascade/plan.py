@@ -7,13 +7,21 @@ from dataclasses import dataclass, replace
 from heapq import merge
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.cascade.rewrite.tiled.sizes import KERNEL
 from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.cascade.choice import CascadeChoice
 from crossfuse.planner.cascade.eager import eager_estimate
 from crossfuse.planner.cascade.place import place_of, taken
 from crossfuse.planner.cascade.shape import CascadeShape, shape_of_cascade
-from crossfuse.planner.cascade.space import Tiles, estimate, in_order, moved, tile_fields
+from crossfuse.planner.cascade.space import (
+    Tiles,
+    estimate,
+    in_order,
+    moved,
+    parted,
+    tile_fields,
+)
 from crossfuse.planner.choice import Runner, runner_of
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.cost.terms import Estimate
@@ -25,8 +33,8 @@ if TYPE_CHECKING:
 
 #: Plans of rows before a product at most: the best one lowers, or one of the next.
 _ROWS_PLANS = 8
-#: Words of the place of separate kernels.
-MEMORY = "memory"
+#: Words of the place of separate kernels, and of states that the CTAs of a cluster merge.
+MEMORY, IN_DSM = "memory", "states in DSM"
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,8 @@ def ranked_cascade(
     -------
     list[CascadePlan]
         At least one; the first has the best of the other places, and not fusing, as
-        `CascadeChoice.runners`.
+        `CascadeChoice.runners`. Where clusters share an axis, a merge by a second kernel is among
+        these, and never a plan: see `crossfuse.planner.cascade.placed`.
 
     Raises
     ------
@@ -92,7 +101,10 @@ def ranked_cascade(
     eager = [_of_passes(shape, spec, known)] if EAGER in wanted else []
     if not plans and not eager:
         raise _none_fits(shape, steps, spec)
-    runners = _runners([*plans, *eager])
+    stored = []
+    if any(each.family == TILES and each.place == IN_DSM for each in plans):
+        stored = parted_plans(shape, spec, known, KERNEL)[:1]
+    runners = _runners([*plans, *eager, *stored])
     plans = plans[: keep or None]
     # Tiles that are as fast keep the order of their space; not fusing must be faster.
     first = bool(eager and plans and eager[0].microseconds < plans[0].microseconds)
@@ -118,17 +130,36 @@ def plan_cascade(
     return ranked_cascade(workload, target, only=only, rates=rates, keep=1)[0]
 
 
+def parted_plans(shape: CascadeShape, spec: Device, rates: Rates, merge: str) -> list[CascadePlan]:
+    """Plans of tiles whose axis several CTAs share, the best first.
+
+    Parameters
+    ----------
+    shape : CascadeShape
+        What is computed.
+    spec : Device
+        Limits.
+    rates : Rates
+        What the device does.
+    merge : str
+        Where states merge: see `crossfuse.cascade.rewrite.tiled.sizes.CascadeTiles.merge`.
+    """
+    found = parted(shape, spec, rates, merge)
+    return [_of_kernel(shape, TILES, each, spec, rates) for each in found]
+
+
 def tried(plans: Sequence[CascadePlan]) -> list[CascadePlan]:
     """Plans that are worth lowering one after another.
 
     Of streams all: what the planner expects to fit does. Of tiles, whose expressions may need more
     registers than is estimated, those with clusters of a size that need fewer and fewer.
     """
-    least: dict[int, int] = {}
+    least: dict[tuple[int, int], int] = {}
     found = []
     for each in plans:
         if each.taken is not None and each.family == TILES:
-            size, needed = each.taken.cluster, each.taken.registers
+            size = each.taken.cluster, int(each.tiles["cluster"])
+            needed = each.taken.registers
             if needed >= least.get(size, needed + 1):
                 continue
             least[size] = needed

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
+from crossfuse.cascade.rewrite.tiled.sizes import DSM, CascadeTiles
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.errors import PlanRefused, refuse
@@ -94,6 +94,17 @@ def timed(
     return steps, tuple(order(times))
 
 
+def parted(
+    shape: CascadeShape, device: Device, rates: Rates, merge: str
+) -> tuple[CascadeTiles, ...]:
+    """Tiles whose axis several CTAs share, the best first; none of a cascade without them."""
+    if isinstance(shape.work, Work):
+        return ()
+    found = tile_space.parted_tiles(shape.work, device, merge)
+    times = [(float(tile_estimate(shape.work, e, device, rates).microseconds), e) for e in found]
+    return tuple(tiles for _, tiles in tile_space.ordered(times))
+
+
 def _timed_rows(
     shape: CascadeShape, device: Device, rates: Rates
 ) -> tuple[tuple[Step, ...], tuple[Timed, ...]]:
@@ -135,8 +146,8 @@ def in_order(
 
 
 def tile_fields(tiles: Tiles) -> dict[str, Any]:
-    """Fields of tiles as plans and candidates name them: all of them, by name."""
-    return asdict(tiles)
+    """Fields of tiles as plans and candidates name them; a merge in DSM goes without saying."""
+    return {name: each for name, each in asdict(tiles).items() if (name, each) != ("merge", DSM)}
 
 
 def read_tiles(family: str, given: Mapping[str, Any]) -> Tiles:

@@ -3,7 +3,8 @@
 ::
 
     time  = start + maximum(fill + steps of the busiest CTA, memory + drain, ingest + drain)
-            + store (of each tile) + merge and barrier (of clusters)
+            + store (of each tile) + merge and barrier (of clusters),
+              or merge and relaunch (of a second kernel)
 
 Products wait for the first keys (fill), and the last values for their product (drain). What a step
 takes is in `crossfuse.planner.cascade.tile_step_cost`.
@@ -64,15 +65,16 @@ def tile_estimate(work: TileWork, tiles: CascadeTiles, device: Device, rates: Ra
     """
     found = steps_of(work, tiles)
     step, size, room = step_time(work, found.sizes, rates), tiles.cluster, at_once(tiles, device)
-    turns = -(-found.places // room)
-    serial = _serial(found, room, size)
-    even = found.total / min(found.places, room) / size
+    streams_of = found.places * tiles.alone
+    turns = -(-streams_of // room)
+    serial = _serial(found, room, tiles)
+    even = found.total * tiles.alone / min(streams_of, room) / size
     masked = found.masked / max(1, found.total) * step.masks
     moved = tile_bytes(work, tiles)
     busy = _memory(work, found, moved, serial, rates) | {"tensor": serial * step.tensor}
     busy |= {"exponentials": serial * step.special, "issue": serial * step.issue}
     within = (busy["hbm"], busy["l2"], busy["ingest"])
-    ends = _ends(work, found, step, rates, min(room, found.places))
+    ends = _ends(work, found, step, rates, min(room, streams_of))
     whole = serial * (step.whole() + step.own + masked)
     late = [each + ends.drain for each in within]
     stages = (
@@ -94,9 +96,12 @@ def tile_estimate(work: TileWork, tiles: CascadeTiles, device: Device, rates: Ra
         terms[name], before = after - before, after
     terms |= {"start": ends.start, "store": TILE * turns}
     if size > 1:
-        again = start_time(rates, size, size)
+        again = start_time(rates, tiles.ctas_of_cluster, tiles.ctas_of_cluster)
         terms["waves"] += (turns - 1) * float(again)
-        terms |= _merged(work, found, size, turns, rates)
+        if tiles.in_memory:
+            terms |= _stored(work, found, rates)
+        else:
+            terms |= _merged(work, found, size, turns, rates)
     return Estimate({name: time for name, time in terms.items() if time}, busy)
 
 
@@ -110,21 +115,25 @@ def tile_bytes(work: TileWork, tiles: CascadeTiles) -> dict[str, int]:
     if pieces == 1 and work.depth:
         brought += found.places * min(sizes.rows, work.rows) * work.depth * work.left
     size = max(1, tiles.cluster)
-    states = found.places * size * min(sizes.rows, work.rows) * 4 * (work.slots + sizes.columns)
+    states = _state_bytes(work, found) * found.places * size
+    # States that a second kernel merges are written, and read; memory never sees them.
+    stored = 2 * states if tiles.in_memory else 0
     return {
         "hbm": work.inputs + rows * work.result,
-        "l2": brought + rows * work.result,
+        "l2": brought + rows * work.result + stored,
         # A CTA merges a slice of the columns of all.
-        "dsm": states * (size - 1) // size,
+        "dsm": 0 if tiles.in_memory else states * (size - 1) // size,
         "shared": brought,
     }
 
 
-def _serial(found: Steps, room: int, cluster: int) -> float:
+def _serial(found: Steps, room: int, tiles: CascadeTiles) -> float:
     """Steps of the busiest CTA; those of tiles that differ are shared out, the longest first."""
+    streams = found.places * tiles.alone
     if found.even:
-        return -(-found.places // room) * -(-found.longest // cluster)
-    return max(found.total / min(found.places, room), found.longest) / cluster
+        return -(-streams // room) * -(-found.longest // tiles.cluster)
+    shared = found.total * tiles.alone / min(streams, room)
+    return max(shared, found.longest) / tiles.cluster
 
 
 def _memory(
@@ -143,8 +152,8 @@ def _memory(
 
 def _ends(work: TileWork, found: Steps, step: Step, rates: Rates, clusters: int) -> _Ends:
     sizes = found.sizes
-    size = max(1, sizes.cluster)
-    ctas = clusters * size
+    size = sizes.ctas_of_cluster
+    ctas = clusters * max(1, sizes.cluster // sizes.alone)
     share = min(ingest_speed(rates), rates.measured.hbm_read / ctas)
     held = min(sizes.rows, work.rows) * work.depth * work.left
     # Keys come before values, and the product with the last values is the last of two.
@@ -164,8 +173,22 @@ def _merged(
     work: TileWork, found: Steps, cluster: int, turns: int, rates: Rates
 ) -> dict[str, float]:
     """States of a cluster: sent through DSM, met for, and merged."""
-    sizes = found.sizes
-    state = min(sizes.rows, work.rows) * 4 * (work.slots + sizes.columns)
+    state = _state_bytes(work, found)
     sent = state * (cluster - 1) / cluster / float(at(rates.measured.dsm_push, cluster))
     meeting = float(at(rates.measured.cluster_barrier, cluster))
     return {"merge": turns * (MERGE + sent), "barrier": turns * meeting}
+
+
+def _stored(work: TileWork, found: Steps, rates: Rates) -> dict[str, float]:
+    """States that a second kernel merges: written and read through L2, and its launch.
+
+    That was not timed alone: it is what kernels of two products take from one to the next.
+    """
+    states = _state_bytes(work, found) * found.places * found.sizes.cluster
+    passed = 2 * states / (rates.fitted.l2 * rates.measured.l2_read)
+    return {"merge": MERGE + passed, "relaunch": rates.fitted.relaunch}
+
+
+def _state_bytes(work: TileWork, found: Steps) -> int:
+    """Bytes of the state of a tile of rows."""
+    return min(found.sizes.rows, work.rows) * 4 * (work.slots + found.sizes.columns)

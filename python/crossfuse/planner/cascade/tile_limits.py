@@ -34,12 +34,15 @@ def registers_fit(work: TileWork, sizes: CascadeTiles) -> bool:
 
 
 def at_once(tiles: CascadeTiles, device: Device) -> int:
-    """Tiles of rows that a device works on at once, one CTA on a multiprocessor."""
-    return tiles.share * device.resident_clusters(tiles.cluster * tiles.share)
+    """Tiles of rows that a device works on at once, one CTA on a multiprocessor.
+
+    Where a second kernel merges, parts of tiles, which wait for no others.
+    """
+    return tiles.share * device.resident_clusters(tiles.ctas_of_cluster)
 
 
 def splits_axis(work: TileWork) -> bool:
-    """Whether CTAs of a cluster can share the axis: wide sums are in no registers to merge.
+    """Whether CTAs can share the axis: wide sums are in no registers to merge.
 
     Two warpgroups share them, apart from the rows whose states are merged.
     """

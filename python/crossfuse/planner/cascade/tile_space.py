@@ -68,6 +68,36 @@ def cascade_tiles(
     return tuple(counts), tuple(left)
 
 
+def parted_tiles(work: TileWork, device: Device, merge: str) -> tuple[CascadeTiles, ...]:
+    """List tiles whose axis several CTAs share, also where tiles of rows fill the device.
+
+    Parameters
+    ----------
+    work : TileWork
+        The cascade.
+    device : Device
+        Limits.
+    merge : str
+        Where states merge, see `CascadeTiles.merge`.
+
+    Returns
+    -------
+    tuple[CascadeTiles, ...]
+        Those that keep the rules; none where sums are in no registers to merge.
+    """
+    if not splits_axis(work):
+        return ()
+    chosen = CascadeTiles().complete(work.rows, work.length, work.columns, work.depth)
+    left = [
+        CascadeTiles(rows=rows, elements=size, cluster=cluster, merge=merge)
+        for rows, size, cluster in product(_ROWS, _ELEMENTS, _CLUSTERS)
+        if 1 < cluster <= device.max_cluster
+    ]
+    rules = [rule for name, _, rule in _rules(work, device, chosen) if name != "clusters"]
+    left = [each for each in left if all(keeps(each) for keeps in rules)]
+    return tuple(each for each in left if steps_of(work, each).longest >= each.cluster)
+
+
 def ordered(times: Sequence[tuple[float, CascadeTiles]]) -> list[tuple[float, CascadeTiles]]:
     """Tiles by their times, the best first; of equal ones those of fewer CTAs, of larger tiles."""
     if not times:

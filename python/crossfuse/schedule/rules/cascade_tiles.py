@@ -22,7 +22,8 @@ def schedule_cascade_tiles(
     Tiles of rows and columns go over the grid along x, tiles of the same columns side by side;
     other rows along y. CTAs that share the axis of a tile are a cluster along x, and so are those
     with tiles of rows side by side (`CascadeTiles.share`). The loop over tiles of the axis is
-    annotated as a stream::
+    annotated as a stream. Where a second kernel merges (`CascadeTiles.merge`) CTAs that share an
+    axis go over the grid along z, and the merge has a grid of its own::
 
         for bh in blockIdx.y:
             for q in blockIdx.x:
@@ -66,21 +67,32 @@ def bind_tiles(sch: Any, tiles: CascadeTiles) -> None:
     tiles : CascadeTiles
         With these sizes; the stages and warpgroups of the stream.
     """
-    loops = {str(sch.get(each).loop_var.name): each for each in sch.get_loops(sch.get_sblock(TILE))}
-    part = loops.pop(PARTS, None)
-    across = [loops.pop(name) for name in (COLUMNS, ROWS)]
-    if tiles.share > 1:
-        across[1], beside = sch.split(across[1], [None, tiles.share])
-        sch.cluster_bind(beside)
-    sch.bind(sch.fuse(*across), "blockIdx.x")
-    if loops:
-        sch.bind(sch.fuse(*loops.values()), "blockIdx.y")
-    if part is not None:
+    part = _bind_grid(sch, TILE, tiles.share)
+    if part is not None and tiles.in_memory:
+        sch.bind(part, "blockIdx.z")
+        _bind_grid(sch, MERGE)
+    elif part is not None:
         sch.cluster_bind(part)
         sch.cluster_bind(sch.get_loops(sch.get_sblock(MERGE))[-1])
     sch.annotate(_loop(sch, STEPS), STREAM, tiles.stages)
     if _node(sch, DEPTH) is not None:
         sch.annotate(_loop(sch, DEPTH), STAGES, 0)
+
+
+def _bind_grid(sch: Any, block: str, share: int = 1) -> Any:
+    """Bind the tiles of a block; the loop over CTAs that share one, if there is any."""
+    loops = {
+        str(sch.get(each).loop_var.name): each for each in sch.get_loops(sch.get_sblock(block))
+    }
+    part = loops.pop(PARTS, None)
+    across = [loops.pop(name) for name in (COLUMNS, ROWS)]
+    if share > 1:
+        across[1], beside = sch.split(across[1], [None, share])
+        sch.cluster_bind(beside)
+    sch.bind(sch.fuse(*across), "blockIdx.x")
+    if loops:
+        sch.bind(sch.fuse(*loops.values()), "blockIdx.y")
+    return part
 
 
 def _loop(sch: Any, name: str) -> Any:

@@ -20,7 +20,7 @@ def found(function: Any) -> tuple[Site, Derivation]:
     return site, derive(site.cascade)
 
 
-def scheduled(function: Any, **tiles: int) -> Any:
+def scheduled(function: Any, **tiles: Any) -> Any:
     """The function in tile form, bound."""
     return schedule_cascade_tiles(*found(function), CascadeTiles(**tiles))
 

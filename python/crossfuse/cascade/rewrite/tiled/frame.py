@@ -107,7 +107,7 @@ class TileFrame:
     @property
     def sliced(self) -> Any:
         """The loop over columns of which each CTA of a cluster merges a slice; None without any."""
-        if self.tiles.cluster == 1 or not self.columns:
+        if self.tiles.cluster == 1 or self.tiles.in_memory or not self.columns:
             return None
         return max(self.columns, key=lambda each: int(self.site.extents[each]))
 

@@ -1,8 +1,9 @@
-"""The axis of a tile split over the CTAs of a cluster: partial states in slabs, and their merge.
+"""The axis of a tile split over several CTAs: partial states in slabs, and their merge.
 
-Each CTA streams through a part of the axis and leaves its state in its slab, a buffer in scope
-``shared.dsm`` whose first dimension is the CTA. Then each CTA merges all slabs for a slice of the
-columns; what is a number of the row all of them merge.
+Each CTA streams through a part of the axis and leaves its state in its slab, a part of a buffer
+whose first dimension is the CTA. In a cluster slabs are in scope ``shared.dsm``, and each CTA
+merges all slabs for a slice of the columns; what is a number of the row all of them merge. Else
+they are in scope ``global``, and a second kernel merges them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from crossfuse.schedule.markers import DSM_SCOPE
 
 
 class Slabs:
-    """Partial states of a cluster.
+    """Partial states of CTAs that share an axis.
 
     Parameters
     ----------
@@ -35,6 +36,7 @@ class Slabs:
 
     def __init__(self, frame: TileFrame, extents: dict[Any, Extent]) -> None:
         self.cta = ir.Var("cta", "int32")
+        self.scope = "global" if frame.tiles.in_memory else DSM_SCOPE
         self.values: dict[str, Local] = {}
         self.places: dict[str, Local] = {}
         for slot in frame.slots:
@@ -47,7 +49,7 @@ class Slabs:
             self.values[slot.name] = self._slab(slot.name, shape, frame.dtype, indices)
 
     def _slab(self, name: str, shape: list[int], dtype: str, indices: tuple[Any, ...]) -> Local:
-        return Local(held(f"{name}_slab", tuple(shape), dtype, DSM_SCOPE), indices)
+        return Local(held(f"{name}_slab", tuple(shape), dtype, self.scope), indices)
 
     def at(self, ground: Ground, cta: Any, count: int) -> None:
         """Say whose slab blocks mean."""

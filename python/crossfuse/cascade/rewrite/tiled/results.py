@@ -45,7 +45,7 @@ class Results:
         self.state.finish({each for one in expressions.values() for each in one.free_symbols})
         for number, output in enumerate(self.frame.site.outputs):
             along = output.name in derivation.rows
-            if along and (self.frame.count > 1 or PARTS in self.place):
+            if along and (self.frame.count > 1 or self.frame.tiles.cluster > 1):
                 raise refused(
                     f"output {output.name}",
                     f"numbers of each element, in {self.frame.count} tiles of the axis",

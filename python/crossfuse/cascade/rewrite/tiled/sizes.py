@@ -17,6 +17,9 @@ RESIDENT = 640
 DEPTH = 64
 #: Columns of a block of a warpgroup's registers.
 _BLOCK = 8
+#: Where the states of CTAs that share an axis merge.
+DSM, KERNEL = "dsm", "kernel"
+MERGES = (DSM, KERNEL)
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,14 @@ class CascadeTiles:
     warpgroups : int
         Warpgroups that multiply.
     cluster : int
-        CTAs that share the axis of one tile; their states merge through distributed shared memory.
+        CTAs that share the axis of one tile; their states merge.
     share : int
         CTAs of a cluster with tiles of rows side by side: what all rows share is loaded once for
         them.
+    merge : str
+        Of CTAs that share an axis: ``"dsm"``, they are a cluster and merge states through
+        distributed shared memory; ``"kernel"``, they store states in global memory, and a second
+        kernel merges them.
     """
 
     rows: int = 0
@@ -53,6 +60,22 @@ class CascadeTiles:
     warpgroups: int = 0
     cluster: int = 1
     share: int = 1
+    merge: str = DSM
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether states pass from one kernel to a second one."""
+        return self.cluster > 1 and self.merge == KERNEL
+
+    @property
+    def ctas_of_cluster(self) -> int:
+        """CTAs that are launched together: those that share an axis, or have rows side by side."""
+        return self.share if self.in_memory else self.cluster * self.share
+
+    @property
+    def alone(self) -> int:
+        """CTAs of a tile of rows that run when there is room for each of them."""
+        return self.cluster if self.in_memory else 1
 
     def complete(self, rows: int, length: int, columns: int, depth: int) -> CascadeTiles:
         """Fill in what the caller left open.
@@ -73,7 +96,10 @@ class CascadeTiles:
         CascadeRefused
             For negative numbers, and clusters that cannot be.
         """
-        for name in self.__dataclass_fields__:
+        if self.merge not in MERGES:
+            instead = "name one of these, or leave it out"
+            raise refused("tiles, merge", repr(self.merge), " or ".join(MERGES), instead)
+        for name in (each for each in self.__dataclass_fields__ if each != "merge"):
             if getattr(self, name) < 0:
                 limit, instead = "0 (choose) or more", f"pass a positive {name}, or leave it out"
                 raise refused(f"tiles, {name}", getattr(self, name), limit, instead)

@@ -35,7 +35,7 @@ from crossfuse.cascade.site import Site
 
 #: Name of the block of a tile.
 TILE = "tile"
-#: Name of the block that merges what the CTAs of a cluster make of a tile.
+#: Name of the block that merges what several CTAs make of a tile.
 MERGE = "merge"
 
 
@@ -115,26 +115,39 @@ class _Writer:
         if self.cluster > 1:
             whole_tile = dict.fromkeys((*self._grid(), PARTS), whole(0))
             slabs = Slabs(self.frame, extents_of(self.frame, whole_tile))
-        with ExitStack() as stack:
-            grid = {
-                name: (stack.enter_context(loop(name, extent)), extent)
-                for name, extent in self._grid().items()
-            }
+        with self._tiles() as grid:
             if slabs is None:
                 with self._block(TILE, grid) as place:
                     self._results(self._stream(place), place)
                 return
             with self._part(TILE, grid) as (place, cta):
                 slabs.fill(self._stream(place, cta), cta)
-            with self._part(MERGE, grid) as (place, cta):
-                own = {**place, PARTS: cta}
-                merge = Merge(Ground(self.frame, extents_of(self.frame, own), "merged_"), slabs)
-                merge.run()
-                self._results(merge, own)
+            if not self.frame.tiles.in_memory:
+                with self._part(MERGE, grid) as (place, cta):
+                    self._merge({**place, PARTS: cta}, slabs)
+                return
+        # Behind all tiles: a kernel of its own.
+        with self._tiles() as grid, self._block(MERGE, grid) as place:
+            self._merge(place, slabs)
+
+    @contextmanager
+    def _tiles(self) -> Iterator[dict[str, Any]]:
+        """Loops over all tiles, with their extents."""
+        with ExitStack() as stack:
+            yield {
+                name: (stack.enter_context(loop(name, extent)), extent)
+                for name, extent in self._grid().items()
+            }
+
+    def _merge(self, place: dict[str, Any], slabs: Slabs) -> None:
+        """Merge the states of a tile, and write what they make."""
+        merge = Merge(Ground(self.frame, extents_of(self.frame, place), "merged_"), slabs)
+        merge.run()
+        self._results(merge, place)
 
     @contextmanager
     def _part(self, name: str, grid: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
-        """A block for each CTA of the cluster of a tile; which tile, and which CTA."""
+        """A block for each CTA that shares a tile; which tile, and which CTA."""
         with ExitStack() as stack:
             cta = stack.enter_context(loop(PARTS, self.cluster))
             loops = {**grid, PARTS: (cta, self.cluster)}

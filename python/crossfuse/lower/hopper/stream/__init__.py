@@ -9,5 +9,13 @@ columns of the same 64 rows.
 from crossfuse.lower.hopper.stream.kernel import emit_stream
 from crossfuse.lower.hopper.stream.plan import plan_stream
 from crossfuse.lower.hopper.stream.recover import is_stream, recover_streams
+from crossfuse.lower.hopper.stream.states import emit_merge, plan_merge
 
-__all__ = ["emit_stream", "is_stream", "plan_stream", "recover_streams"]
+__all__ = [
+    "emit_merge",
+    "emit_stream",
+    "is_stream",
+    "plan_merge",
+    "plan_stream",
+    "recover_streams",
+]

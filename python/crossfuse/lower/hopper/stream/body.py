@@ -32,6 +32,8 @@ class StreamBody:
         Parameters of the kernel by those of the function.
     received : Any
         Address of the barrier of what the cluster's CTAs hand over; None without.
+    states : Any
+        Buffer in global memory of what a second kernel merges; None without.
     """
 
     plan: StreamPlan
@@ -43,13 +45,14 @@ class StreamBody:
     values: Ring
     images: dict[Any, Any]
     received: Any = None
+    states: Any = None
 
     def tiles(self) -> Tiles:
         """A role's way through the tiles of the CTA."""
         program = self.plan.program
         within = {}
         place = program.beside if program.split is None else program.split.place
-        if place is not None:
+        if place is not None and place.in_cluster:
             within[place.var] = self.where.rank.astype(str(place.var.ty))
         return Tiles(self.plan.order, program.stream, self.where.cluster, within)
 

@@ -12,7 +12,7 @@ from crossfuse.lower.hopper.tile import Place
 from crossfuse.schedule.markers import STREAM
 
 
-def stream_of(loop: Any, places: tuple[Place, ...]) -> tuple[Stream, Any]:
+def stream_of(loop: Any, places: tuple[Place, ...], parted: bool = False) -> tuple[Stream, Any]:
     """Read the loop of a stream.
 
     Parameters
@@ -21,6 +21,8 @@ def stream_of(loop: Any, places: tuple[Place, ...]) -> tuple[Stream, Any]:
         The loop.
     places : tuple[Place, ...]
         Coordinates around it.
+    parted : bool
+        Whether CTAs share the keys. One may have no part of them: its state is that of no keys.
 
     Returns
     -------
@@ -30,7 +32,7 @@ def stream_of(loop: Any, places: tuple[Place, ...]) -> tuple[Stream, Any]:
     Raises
     ------
     LoweringRefused
-        If it has no turn for some place outside a cluster, or its bounds are no functions of
+        If it has no turn for some place that shares no keys, or its bounds are no functions of
         places.
     """
     used = {each for bound in (loop.min, loop.extent) for each in ir.variables(bound)}
@@ -44,8 +46,7 @@ def stream_of(loop: Any, places: tuple[Place, ...]) -> tuple[Stream, Any]:
     firsts, ends = [], []
     for indices in product(*(range(each.extent) for each in moving)):
         first, count = _bounds(loop, moving, indices)
-        # A CTA of a cluster may have no part of the keys: its state is that of no keys.
-        if count < 1 and not any(each.in_cluster for each in places):
+        if count < 1 and not parted:
             where = ", ".join(
                 f"{each.var.name} = {i}" for each, i in zip(moving, indices, strict=True)
             )

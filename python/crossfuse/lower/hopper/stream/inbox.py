@@ -1,4 +1,4 @@
-"""Where a CTA receives what the others of its cluster hand over."""
+"""Where the states of CTAs that share keys are handed over."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ _FLOAT = 4
 
 @dataclass(frozen=True)
 class Inbox:
-    """Slots for the states of all CTAs, in the order of ranks: the columns that this CTA merges.
+    """Slots for the states of all CTAs, in the order of ranks: the columns that one CTA merges.
+
+    In the shared memory of that CTA; or in global memory, all columns of a tile of rows.
 
     Attributes
     ----------
     size : int
-        CTAs of the cluster.
+        CTAs that share the keys.
     rows : int
         Rows that are stored; others are not handed over.
     columns : int
@@ -30,6 +32,8 @@ class Inbox:
         slots.
     of_elements : Any
         The slab of the second product's sums.
+    in_memory : bool
+        Whether it lies in global memory, one for each tile of rows.
     """
 
     size: int
@@ -38,6 +42,7 @@ class Inbox:
     all_columns: int
     of_rows: tuple[Any, ...]
     of_elements: Any
+    in_memory: bool = False
 
     @property
     def pairs(self) -> int:
@@ -99,4 +104,5 @@ def plan_inbox(program: StreamProgram) -> Inbox | None:
         program.output.columns,
         of_rows,
         sums[0].target,
+        split.in_memory,
     )

@@ -16,15 +16,15 @@ from crossfuse.lower.hopper.kernel_parts import (
     set_registers,
 )
 from crossfuse.lower.hopper.plan import WARP
-from crossfuse.lower.hopper.statements import branches, when
+from crossfuse.lower.hopper.statements import branches, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.budget import REGISTERS, SHARED_REGISTERS, launched_registers
 from crossfuse.lower.hopper.stream.columns import Adder, Scorer
 from crossfuse.lower.hopper.stream.consumer import Consumer
 from crossfuse.lower.hopper.stream.plan import StreamPlan
 from crossfuse.lower.hopper.stream.producer import emit_loading
-from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.hopper.stream.split import SplitConsumer
+from crossfuse.lower.hopper.stream.states import state_parameter
 
 
 def emit_stream(plan: StreamPlan, name: str) -> Any:
@@ -45,22 +45,18 @@ def emit_stream(plan: StreamPlan, name: str) -> Any:
     with ir.IRBuilder() as builder, ir.script.prim_func():
         ir.script.func_name(name)
         images = {each: parameter(each) for each in plan.program.parameters}
+        states = None if plan.states is None else state_parameter(plan.states)
         maps = {
             each.name: ir.script.arg(each.name, ir.script.TensorMap()) for each in plan.tensor_maps
         }
         ir.script.device_entry()
         with ir.script.attr(ONE_CTA):
-            of_images = replace(plan, program=_with_images(plan.program, images))
-            _emit_body(of_images, maps, images)
+            of_images = replace(plan, program=plan.program.on(images))
+            _emit_body(of_images, maps, images, states)
     return builder.get()
 
 
-def _with_images(program: StreamProgram, images: dict[Any, Any]) -> StreamProgram:
-    """The same program on a kernel's parameters."""
-    return program.mapped(lambda value: ir.substitute(value, lambda var: images.get(var, var)))
-
-
-def _emit_body(plan: StreamPlan, maps: dict[str, Any], images: dict[Any, Any]) -> None:
+def _emit_body(plan: StreamPlan, maps: dict[str, Any], images: dict[Any, Any], states: Any) -> None:
     where = declare_coordinates(plan)
     memory = ir.script.alloc_buffer((plan.arena.size,), "uint8", scope="shared.dyn", align=1024)
     ir.IRBuilder.name("memory", memory)
@@ -72,28 +68,30 @@ def _emit_body(plan: StreamPlan, maps: dict[str, Any], images: dict[Any, Any]) -
         rings.append(ring_barriers(plan.arena, memory, f"{name}_barriers", stages, offset))
         offset += 16 * stages
     received = None
-    if plan.inbox is not None:
+    if plan.receives:
         received = memory.ptr_to([plan.arena["barriers"].offset + offset])
     queries, keys, values = (*rings, rings[-1])[:3]
-    body = StreamBody(plan, where, maps, memory, queries, keys, values, images, received)
+    body = StreamBody(plan, where, maps, memory, queries, keys, values, images, received, states)
     with when(ir.script.And(where.warpgroup == 0, where.thread < WARP)):
         for ring, readers in zip(rings, plan.readers, strict=False):
             ring.initialise(readers, where.thread)
-        if plan.inbox is not None:
+        if plan.receives:
             with when(where.thread == 0):
                 mbarrier.initialise(received, 1)
         mbarrier.publish_initialised()
     with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * WARP)):
         fetch_descriptors(plan.tensor_maps, where.lane, maps)
     mbarrier.meet_started(plan.sharers)
-    if plan.inbox is not None:
+    if plan.states is not None:  # who merges may be launched, and waits for the end of this kernel
+        run(ir.script.ptx.griddepcontrol.launch_dependents())
+    if plan.receives:
         mbarrier.say_started()  # nobody is reached before the keys have been multiplied
     fewer = (SHARED_REGISTERS[plan.adders] if plan.adders else REGISTERS[plan.consumers])[0]
     with branches(where.warpgroup == 0) as (loading, multiplying):
         with loading:
             set_registers("dec", fewer)
             emit_loading(body)
-            if plan.inbox is not None:
+            if plan.receives:
                 mbarrier.await_started()
         with multiplying:
             _emit_multiplying(body)

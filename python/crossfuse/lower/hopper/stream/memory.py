@@ -99,7 +99,7 @@ def _arena(
     if between is None:
         leaving = ("boxes", output.size * program.tile[0] // WARPGROUP_ROWS)
     elif isinstance(between, Inbox):
-        leaving = ("inbox", between.bytes)
+        leaving = ("inbox", 0 if between.in_memory else between.bytes)
     else:
         of_queries, leaving = max(of_queries, output.size), ("passed", between.bytes)
     arena = Arena()

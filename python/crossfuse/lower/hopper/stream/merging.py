@@ -1,4 +1,4 @@
-"""Reads how the CTAs of a cluster merge what a stream's parts make of a tile of rows."""
+"""Reads how CTAs merge what a stream's parts make of a tile of rows: in a cluster, or later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from crossfuse.lower.hopper.stream.statements import (
 )
 from crossfuse.lower.hopper.stream.steps import Names, read_steps
 from crossfuse.lower.hopper.tile import Place
-from crossfuse.lower.tree import analyzer
+from crossfuse.lower.tree import analyzer, coordinate
+from crossfuse.schedule.markers import DSM_SCOPE
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,53 @@ def split_nests(nests: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
     return [(loop, parts), (other, [ir.substitute(each, own) for each in merging])]
 
 
+def stored_nests(nests: Sequence[Any], slabs: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+    """Loops over tiles, the loop over CTAs that share one, and the bodies of both kernels.
+
+    Parameters
+    ----------
+    nests : Sequence
+        The stream of each CTA, and the merge in a grid of its own.
+    slabs : Sequence
+        Buffers in global memory that the first stores and the second loads. In what is returned
+        they are of a scope of their own, as those of a cluster are: a place for states, which no
+        expression loads from memory.
+
+    Raises
+    ------
+    LoweringRefused
+        If the second grid is not the first one without the CTAs that share a tile.
+    """
+    own = {
+        each: ir.tirx.decl_buffer(
+            each.ty.shape, str(each.ty.dtype), str(each.name), scope=DSM_SCOPE
+        )
+        for each in slabs
+    }
+    found = [outer_loops(ir.substitute(each, lambda var: own.get(var, var))) for each in nests]
+    (outer, parts), (others, merging) = found
+    left = {coordinate(each): each for each in outer}
+    same = {}
+    for each in others:
+        mine = left.pop(coordinate(each), None)
+        if mine is None or ir.constant(mine.extent) != ir.constant(each.extent):
+            raise refuse_stream(
+                f"loop '{each.loop_var.name}'",
+                f"{each.extent} iterations along {coordinate(each)}, which the stream has not",
+                "the grid of the stream without the loop over CTAs that share keys",
+            )
+        same[each.loop_var] = mine.loop_var
+    if len(left) != 1:
+        raise refuse_stream(
+            "function",
+            f"{len(left)} loops over the grid that the merge has not",
+            "one: that over CTAs that share keys",
+        )
+    (part,) = left.values()
+    body = [ir.substitute(each, lambda var: same.get(var, var)) for each in merging]
+    return tuple(each for each in outer if not each.same_as(part)), part, parts, body
+
+
 def read_merge(handed: Handed, parts: list[Any], around: tuple[Any, ...]) -> End:
     """Read the nest that merges.
 
@@ -112,7 +160,8 @@ def read_merge(handed: Handed, parts: list[Any], around: tuple[Any, ...]) -> End
     Raises
     ------
     LoweringRefused
-        If slabs are not merged one after another, or a CTA stores other columns than it merges.
+        If slabs are not merged one after another, or a CTA stores other columns than it merges:
+        those of a slice in a cluster, all in a kernel of its own.
     """
     turns = [each for each in parts if isinstance(each, ir.For) and _is_sequence(each.body)]
     size = handed.place.extent
@@ -177,7 +226,7 @@ def _slice(inside: tuple[Statement, ...], roles: Roles) -> int:
 
 
 def _first(place: Place, columns: int) -> Any:
-    return place.var * columns
+    return place.var * columns if place.in_cluster else ir.tirx.const(0, "int32")
 
 
 def _check_slabs(handed: Handed, inside: tuple[Statement, ...], loop: Any, columns: int) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from crossfuse.hardware import Device
 from crossfuse.lower.hopper.arena import Arena
 from crossfuse.lower.hopper.operand import MAX_BOX
 from crossfuse.lower.hopper.plan import WARPGROUP
+from crossfuse.lower.hopper.recover import identifier
 from crossfuse.lower.hopper.stream.budget import (
     MAX_COLUMNS,
     REGISTERS,
@@ -51,7 +53,7 @@ class StreamPlan:
         what a cluster's CTAs hand over, ``barriers``, ``scratch``. Where warpgroups share columns
         ``passed``, and boxes lie where the queries were.
     inbox : Inbox | None
-        How that is laid out, where CTAs share keys.
+        How that is laid out, where CTAs share keys; also in global memory, for a second kernel.
     adders : int
         Warpgroups that share the columns of a tile's sums, beside one that makes scores and
         weights; 0 if each warpgroup does all for its own rows.
@@ -81,7 +83,24 @@ class StreamPlan:
     @property
     def cluster_size(self) -> int:
         """CTAs of a cluster."""
-        return self.sharers if self.inbox is None else self.inbox.size
+        return self.inbox.size if self.inbox is not None and self.receives else self.sharers
+
+    @property
+    def receives(self) -> bool:
+        """Whether CTAs of a cluster hand their states to one another."""
+        return self.inbox is not None and not self.inbox.in_memory
+
+    @property
+    def states(self) -> BufferSpec | None:
+        """What a second kernel merges: the states of all tiles of rows; None without one."""
+        if self.inbox is None or not self.inbox.in_memory:
+            return None
+        taken = {identifier(each) for each in self.program.parameters}
+        name = "partial_states"
+        while name in taken:
+            name += "_"
+        tiles = prod(each.extent for each in self.program.tile_places)
+        return BufferSpec(name, (tiles, self.inbox.bytes // 4), "float32", True)
 
     @property
     def sharers(self) -> int:

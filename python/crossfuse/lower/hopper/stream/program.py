@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol
 
+from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.tile import Place
 
 
@@ -149,7 +150,9 @@ class Framed(Protocol):
 
 @dataclass(frozen=True)
 class Split:
-    """Keys divided among the CTAs of a cluster: each hands its state over, and merges a slice.
+    """Keys divided among CTAs, each of which hands its state over.
+
+    Those of a cluster merge a slice of the columns each; else a second kernel merges all.
 
     Attributes
     ----------
@@ -162,7 +165,7 @@ class Split:
     steps : tuple[Step, ...]
         How the state of one CTA, in slabs, is merged into it; CTAs come in the order of ranks.
     columns : int
-        Columns that each CTA merges: those from ``rank * columns`` on.
+        Columns that each CTA of a cluster merges: those from ``rank * columns`` on; else all.
     """
 
     place: Place
@@ -170,6 +173,11 @@ class Split:
     before: tuple[Step, ...]
     steps: tuple[Step, ...]
     columns: int
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether states pass to a second kernel, through global memory."""
+        return not self.place.in_cluster
 
 
 @dataclass(frozen=True)
@@ -206,7 +214,7 @@ class StreamProgram:
     result : Any
         Expression of an element of the output.
     split : Split | None
-        How CTAs of a cluster share the keys; `column` is then that of a CTA's slice in `after` and
+        How CTAs share the keys; `column` is then that of a CTA's slice in `after` and
         `result`.
     """
 
@@ -241,6 +249,12 @@ class StreamProgram:
         if self.split is not None:
             return None
         return next((each for each in self.places if each.in_cluster), None)
+
+    @property
+    def tile_places(self) -> tuple[Place, ...]:
+        """Places that tell tiles of rows apart, whichever CTA shares their keys."""
+        own = None if self.split is None else self.split.place
+        return tuple(each for each in self.places if each is not own)
 
     @property
     def elements(self) -> tuple[Any, ...]:
@@ -302,6 +316,10 @@ class StreamProgram:
             result=change(self.result),
             split=split,
         )
+
+    def on(self, images: Mapping[Any, Any]) -> StreamProgram:
+        """The same on a kernel's parameters, by those of the function."""
+        return self.mapped(lambda value: ir.substitute(value, lambda var: images.get(var, var)))
 
     def with_steps(self, steps: tuple[Step, ...], weights: Step) -> StreamProgram:
         """The same with other steps that come to the same."""

@@ -9,7 +9,14 @@ from crossfuse.lower.hopper.recover_contraction import is_zero
 from crossfuse.lower.hopper.recover_places import outer_loops, places_of
 from crossfuse.lower.hopper.stream.bounds import stream_of
 from crossfuse.lower.hopper.stream.boxes import read_load, read_output
-from crossfuse.lower.hopper.stream.merging import End, Handed, is_split, read_merge, split_nests
+from crossfuse.lower.hopper.stream.merging import (
+    End,
+    Handed,
+    is_split,
+    read_merge,
+    split_nests,
+    stored_nests,
+)
 from crossfuse.lower.hopper.stream.products import Products, find_products
 from crossfuse.lower.hopper.stream.program import Axis, Box, StreamProgram
 from crossfuse.lower.hopper.stream.statements import (
@@ -32,8 +39,12 @@ def has_stream(loop: Any) -> bool:
 
 def is_stream(func: Any) -> bool:
     """Whether a schedule asks for the lowering of streams."""
+    return _holds_stream(func.body)
+
+
+def _holds_stream(node: Any) -> bool:
     found: list[Any] = []
-    ir.walk(func.body, (ir.For, lambda loop: found.append(loop) if has_stream(loop) else None))
+    ir.walk(node, (ir.For, lambda loop: found.append(loop) if has_stream(loop) else None))
     return bool(found)
 
 
@@ -46,12 +57,13 @@ def recover_streams(func: Any) -> tuple[StreamProgram, ...]:
         Nests one after another, each of loops over places. Inside them: the load of the queries,
         initial values of rows and of the sums, the stream, values of rows, and the store. The
         stream's body: loads of keys and of values, the product of queries and keys, statements on
-        rows and on elements of the tile, and a product of what they make and the values.
+        rows and on elements of the tile, and a product of what they make and the values. Of two
+        nests with intermediates in global memory the second merges what parts of a stream make.
 
     Returns
     -------
     tuple[StreamProgram, ...]
-        One for each nest, each a kernel.
+        One for each nest, each a kernel; one for a stream and the kernel that merges its parts.
 
     Raises
     ------
@@ -62,11 +74,14 @@ def recover_streams(func: Any) -> tuple[StreamProgram, ...]:
     body = func.body.block.body
     nests = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
     made = [each for each in func.body.block.alloc_buffers if str(each.scope()) == "global"]
+    if made and [_holds_stream(each) for each in nests] == [True, False]:
+        return (_recover_parts(*stored_nests(nests, made), tuple(func.params)),)
     if made:
         raise refuse_stream(
             f"buffer '{made[0].name}'",
             "an intermediate in global memory",
-            "streams that take and store parameters of the function",
+            "streams that take and store parameters of the function, or one stream and the nest "
+            "that merges its parts",
             "lower the nests as functions of their own",
         )
     return tuple(_recover_nest(each, tuple(func.params)) for each in nests)
@@ -75,7 +90,9 @@ def recover_streams(func: Any) -> tuple[StreamProgram, ...]:
 def _recover_nest(node: Any, parameters: tuple[Any, ...]) -> StreamProgram:
     outer, parts = outer_loops(node)
     if is_split(parts):
-        return _recover_split(outer, parts, parameters)
+        # Two nests over the CTAs of a cluster: a stream of each one's keys, and the merge.
+        (loop, own), (_, merging) = split_nests(parts)
+        return _recover_parts(outer, loop, own, merging, parameters)
     streams = [each for each in parts if isinstance(each, ir.For) and has_stream(each)]
     if len(streams) != 1:
         raise refuse_stream(
@@ -102,30 +119,38 @@ def _check_cluster(program: StreamProgram, where: str) -> None:
         )
 
 
-def _recover_split(
-    outer: tuple[Any, ...], nests: list[Any], parameters: tuple[Any, ...]
+def _recover_parts(
+    outer: tuple[Any, ...],
+    loop: Any,
+    parts: list[Any],
+    merging: list[Any],
+    parameters: tuple[Any, ...],
 ) -> StreamProgram:
-    """Two nests over the CTAs of a cluster: a stream of each one's keys, and the merge."""
-    (loop, parts), (_, merging) = split_nests(nests)
+    """A stream of the keys of each CTA of a loop, and the merge of their states."""
     around = (*outer, loop)
     streams = [each for each in parts if isinstance(each, ir.For) and has_stream(each)]
     if len(streams) != 1 or any(each.in_cluster for each in places_of(outer)):
         raise refuse_stream(
             f"loop '{loop.loop_var.name}'",
             f"{len(streams)} streams in a cluster of {len(places_of(outer))} loops",
-            "one stream, and one loop over the CTAs of a cluster",
+            "one stream, and one loop over the CTAs that share keys",
         )
-    reader, before, within, slabs = _read_stream(around, parts, streams[0], parameters)
+    read = _read_stream(around, parts, streams[0], parameters, parted=True)
+    reader, before, within, slabs = read
     return reader.split_program(before, within, slabs, merging, around)
 
 
 def _read_stream(
-    outer: tuple[Any, ...], parts: list[Any], loop: Any, parameters: tuple[Any, ...]
+    outer: tuple[Any, ...],
+    parts: list[Any],
+    loop: Any,
+    parameters: tuple[Any, ...],
+    parted: bool = False,
 ) -> tuple[_Reader, tuple[Statement, ...], tuple[Statement, ...], tuple[Statement, ...]]:
     """What stands before a stream, in it and behind it, and who reads that."""
     inside = next(number for number, each in enumerate(parts) if each.same_as(loop))
     places = places_of(outer)
-    stream, ranged = stream_of(loop, places)
+    stream, ranged = stream_of(loop, places, parted)
     around = (*outer, ranged)
     before = read_statements(parts[:inside], outer)
     within = read_statements(

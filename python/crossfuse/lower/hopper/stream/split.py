@@ -1,21 +1,22 @@
-"""The multiplying role where CTAs of a cluster share the keys of a tile of rows."""
+"""The multiplying role where CTAs share the keys of a tile of rows."""
 
 from __future__ import annotations
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.statements import when
 from crossfuse.lower.hopper.stream.consumer import Consumer
 from crossfuse.lower.hopper.stream.merge import Merger
+from crossfuse.lower.hopper.stream.states import StateWriter
 
 
 class SplitConsumer(Consumer):
     """One multiplying warpgroup of a CTA that has a part of the keys, or none of them."""
 
     def emit(self) -> None:
-        """Write its part, hand the state over, and merge a slice of all states."""
-        merger = Merger(self.body, self.warpgroup, self.lanes, self.multiplier.sums)
-        merger.announce()
+        """Write its part, and hand the state over; in a cluster merge a slice of all states."""
+        kind = Merger if self.plan.receives else StateWriter
+        handing = kind(self.body, self.warpgroup, self.lanes, self.multiplier.sums)
+        handing.begin()
         # The state of no keys, if there are none.
         self.multiplier.clear()
         self.tiles.take()
@@ -29,6 +30,4 @@ class SplitConsumer(Consumer):
                 self._carry()
                 self.keep.set(ir.script.uint32(1))
             self._add_last()
-        mbarrier.await_started()
-        merger.send(self.rows, self.tiles.places)
-        merger.merge(self.tiles.places)
+        handing.finish(self.rows, self.tiles.places)
