@@ -31,6 +31,13 @@ def test_each_kernel_is_named_once() -> None:
     assert (down.K, down.N) == (128, 64)
 
 
+def test_a_cascade_has_places_of_its_states() -> None:
+    how = setting("ours,ours-two-kernels,ours-dsm,ours-l2,eager", "cold", "graph", 1, 1)
+    jobs = [each.job for each in plan(["R3:batch=1"], "", how)]
+    assert [each.variant for each in jobs][:2] == ["ours", "ours-global"]
+    assert [placement for _, placement in ahead.distinct(jobs)] == [None, "global", "dsm"]
+
+
 @pytest.mark.parametrize("variant", ["ours-l2", "unfused", "eager"])
 def test_a_single_product_has_no_placement_and_no_parts(variant: str) -> None:
     assert kernels(variant, parse("gemm:M=4,K=32,N=64")) == ()

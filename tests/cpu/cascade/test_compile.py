@@ -49,6 +49,16 @@ def test_a_function_becomes_a_kernel() -> None:
     assert {each.status for each in crossfuse.check(compiled, gpu=False)} == {"passed"}
 
 
+def test_a_placement_chooses_where_states_merge() -> None:
+    source = read_source("R3:batch=1")
+    chosen = {
+        place: cascade_options(source, H100, placement=place)[0] for place in ("dsm", "global")
+    }
+    assert chosen["dsm"].why["tiles"]["cluster"] == 8
+    assert chosen["global"].why["tiles"]["merge"] == "kernel"
+    assert [each.early for each in lower(chosen["global"].make()).image.launches] == [False, True]
+
+
 def test_a_norm_and_its_product_are_one_kernel() -> None:
     """It starts early where weights are constant; a spec without rows is left to other families."""
     source = read_source("R9")

@@ -53,6 +53,15 @@ def test_tile_forms_compute_what_numpy_does(name: str, tiles: dict[str, int], dt
             raise AssertionError(case) from error
 
 
+@pytest.mark.parametrize("name", ["R1", "R3", "R5"])
+def test_a_second_kernel_merges(name: str) -> None:
+    """Run forwards and backwards: the parts of a tile do not depend on each other."""
+    spec = small(name)
+    schedule = scheduled(prim_func(spec), **TILES[name][-1], merge="kernel")
+    inputs = random_inputs(spec)
+    check(spec, inputs, run(schedule, inputs))
+
+
 @pytest.mark.parametrize("name", ["R1", "R3", "R5", "R9"])
 def test_parallel_iterations_are_independent(name: str) -> None:
     spec = small(name)

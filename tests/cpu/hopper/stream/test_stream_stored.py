@@ -12,7 +12,7 @@ import pytest
 
 from cpu.cascade.tiles.forms import scheduled
 from cpu.cascade.tiles.masked import Masked, function, inputs, reference
-from cpu.hopper.stream.test_stream_split import CASES, DECODE, SMALL, WIDE, judge
+from cpu.hopper.stream.test_stream_split import CASES, DECODE, SMALL, WIDE, judge, kernel
 from crossfuse.emulate.cuda import drop_call, emulate
 from crossfuse.errors import LoweringRefused
 from crossfuse.lower.extract import lower
@@ -56,6 +56,13 @@ def error(image: KernelImage) -> float:
 def test_kernels_are_right(name: str) -> None:
     case, parts = CASES[name]
     judge(case, kernels(case, parts), inputs(case))
+
+
+def test_results_are_those_of_a_cluster() -> None:
+    given = inputs(DECODE)
+    images = [right(), kernel(DECODE, 4)]
+    stored, merged = (emulate(each, given, orders=1).outputs["out"] for each in images)
+    assert stored.tobytes() == merged.tobytes()
 
 
 def test_heads_that_see_nothing_are_zero() -> None:
