@@ -143,6 +143,7 @@ def test_a_single_row_is_refused() -> None:
         (CascadeTiles(rows=-1), r"tiles, rows: found -1; limit: 0 \(choose\) or more"),
         (CascadeTiles(cluster=0), "tiles, cluster: found 0; limit: 1 to 16 CTAs"),
         (CascadeTiles(cluster=17), "tiles, cluster: found 17; limit: 1 to 16 CTAs"),
+        (CascadeTiles(merge="l2"), "tiles, merge: found 'l2'; limit: dsm or kernel"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(tiles: CascadeTiles, message: str) -> None:

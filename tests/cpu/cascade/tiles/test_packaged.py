@@ -53,11 +53,15 @@ def test_tile_forms_compute_what_numpy_does(name: str, tiles: dict[str, int], dt
             raise AssertionError(case) from error
 
 
-@pytest.mark.parametrize("name", ["R1", "R3", "R5"])
-def test_a_second_kernel_merges(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "tiles"),
+    [("R3", {"rows": 4, "elements": 4, "cluster": 3}), ("R5", TILES["R5"][-1])],
+    ids=["more rows than a group", "selections"],
+)
+def test_a_second_kernel_merges(name: str, tiles: dict[str, int]) -> None:
     """Run forwards and backwards: the parts of a tile do not depend on each other."""
     spec = small(name)
-    schedule = scheduled(prim_func(spec), **TILES[name][-1], merge="kernel")
+    schedule = scheduled(prim_func(spec), **tiles, merge="kernel")
     inputs = random_inputs(spec)
     check(spec, inputs, run(schedule, inputs))
 

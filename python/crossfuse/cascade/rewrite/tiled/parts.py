@@ -37,10 +37,14 @@ class Slabs:
     def __init__(self, frame: TileFrame, extents: dict[Any, Extent]) -> None:
         self.cta = ir.Var("cta", "int32")
         self.scope = "global" if frame.tiles.in_memory else DSM_SCOPE
+        # A tile may have more rows than its group, which would be those of the next group. In a
+        # cluster nobody else has its slabs.
+        group = frame.rows.group if frame.tiles.in_memory else None
+        self.group: tuple[Any, ...] = () if group is None else (group,)
         self.values: dict[str, Local] = {}
         self.places: dict[str, Local] = {}
         for slot in frame.slots:
-            over = (*frame.site.rows, *frame.columns_of(slot))
+            over = (*self.group, *frame.site.rows, *frame.columns_of(slot))
             shape = [frame.tiles.cluster, *(extents[each].domain for each in over)]
             indices: tuple[Any, ...] = (self.cta, *over)
             if slot.merge is None:
@@ -59,7 +63,7 @@ class Slabs:
         """A CTA's state into its slab."""
         self.at(state.ground, cta, state.frame.tiles.cluster)
         for slot in state.frame.slots:
-            over = [self.cta, *state.places_of(slot)]
+            over = [self.cta, *self.group, *state.places_of(slot)]
             with state.ground.block(f"{slot.name}_slab", over) as at:
                 if slot.name not in self.places:
                     self.values[slot.name].store(at, state.state[slot.name].load(at))
@@ -102,13 +106,14 @@ class Merge(State):
                 elif isinstance(each, Guard):
                     self.guard(each)
                 elif isinstance(each, Factor):
-                    self.define(each, self.rows, each.symbol.name, [self.slabs.cta])
+                    more = [self.slabs.cta, *self.slabs.group]
+                    self.define(each, self.rows, each.symbol.name, more)
                 else:
                     self._combine(each)
 
     def _combine(self, statement: Combine) -> None:
         slot = statement.slot
-        over, name = self.places_of(slot), slot.name
+        over, name = (*self.slabs.group, *self.places_of(slot)), slot.name
         with self.ground.block(f"{name}_merge", over, [self.slabs.cta]) as at:
             if statement.expression is not None:
                 self.state[name].store(at, self.ground.write(statement.expression, at))
