@@ -55,13 +55,14 @@ def test_a_cascade_is_right_and_repeats(text: str) -> None:
         check(spec, other, run(other))
 
 
-def test_rows_are_made_of_what_the_kernel_before_wrote() -> None:
+@pytest.mark.parametrize("columns", [3072, 12288], ids=["split", "clusters"])
+def test_rows_are_made_of_what_the_kernel_before_wrote(columns: int) -> None:
     """With constant weights the kernel starts before that one is over, and waits in time."""
     import torch
 
     from crossfuse.bench.cascades import draw
 
-    spec = resolve("rmsnorm_gemm:tokens=256,K=4096,N=3072")
+    spec = resolve(f"rmsnorm_gemm:tokens=256,K=4096,N={columns}")
     compiled = crossfuse.compile(spec, constant_weights=True)
     assert compiled.lowered.image.launches[0].early
     x, gamma, weight = draw(spec, 0, "cuda").values()
