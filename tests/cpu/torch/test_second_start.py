@@ -81,7 +81,7 @@ print([name for name in ("tvm", "crossfuse._tvm") if name in sys.modules])
 def test_a_second_start_imports_no_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
     first = start("eager")
     assert first.count(": crossfuse_gemm_chain, about") == 2
-    (library,) = (each for each in kept() if each.kind == "library")
+    assert [each.kind for each in kept()].count("library") == 1
     assert start("inductor") == first  # its graph of operators may be another one
     worked_out = []
     whole = Backend._worked_out
@@ -97,9 +97,11 @@ def test_a_second_start_imports_no_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert again.stdout == "True\nTrue 1\n[]\n", again.stderr
 
-    # A kernel that is damaged: torch's program is not taken, and all is worked out again.
+    # Kernels that are damaged: torch's program is not taken, and all is worked out again.
     assert start("inductor") == first and not worked_out
-    library.path.write_bytes(library.path.read_bytes()[:-1])
+    for each in kept():
+        if each.kind == "library":
+            each.path.write_bytes(each.path.read_bytes()[:-1])
     assert start("inductor") == first and len(worked_out) == 1 and hits() == 0
     assert start("inductor") == first and len(worked_out) == 1 and hits() == 1
     assert clear(["program", "graph"])
