@@ -66,13 +66,14 @@ def hits() -> int:
     return int(counters["aot_autograd"]["autograd_cache_hit"])
 
 
-#: What another process does, told this file's folder.
+#: What another process does, told this file's folder. Torch's keys differ where pytest logs, so its
+#: first start is one of torch's too.
 SECOND = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import test_second_start as test
+print(test.start("inductor") == sys.argv[2])
 print(test.start("inductor") == sys.argv[2], test.hits())
-print(test.start("eager") == sys.argv[2], test.hits())
 print([name for name in ("tvm", "crossfuse._tvm") if name in sys.modules])
 """
 
@@ -80,7 +81,7 @@ print([name for name in ("tvm", "crossfuse._tvm") if name in sys.modules])
 def test_a_second_start_imports_no_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
     first = start("eager")
     assert first.count(": crossfuse_gemm_chain, about") == 2
-    (library,) = (each for each in kept() if each.kind == "library")
+    assert [each.kind for each in kept()].count("library") == 1
     assert start("inductor") == first  # its graph of operators may be another one
     worked_out = []
     whole = Backend._worked_out
@@ -94,10 +95,13 @@ def test_a_second_start_imports_no_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
         timeout=300,
         check=False,
     )
-    assert again.stdout == "True 1\nTrue 0\n[]\n", again.stderr
+    assert again.stdout == "True\nTrue 1\n[]\n", again.stderr
 
-    # A kernel that is damaged: torch's program is not taken, and all is worked out again.
-    library.path.write_bytes(library.path.read_bytes()[:-1])
+    # Kernels that are damaged: torch's program is not taken, and all is worked out again.
+    assert start("inductor") == first and not worked_out
+    for each in kept():
+        if each.kind == "library":
+            each.path.write_bytes(each.path.read_bytes()[:-1])
     assert start("inductor") == first and len(worked_out) == 1 and hits() == 0
     assert start("inductor") == first and len(worked_out) == 1 and hits() == 1
     assert clear(["program", "graph"])
