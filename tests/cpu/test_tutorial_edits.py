@@ -81,7 +81,7 @@ EDITS = {
         "08_cascades",
         "threads=64, cluster=4",
         "threads=64, cluster=32",
-        ("found 32 CTAs for 1 rows; limit: 16 CTAs", "Instead: pass "),
+        ("found 32 CTAs for 1 rows; limit: 16 CTAs", "rows=1 and at most 16 CTAs"),
     ),
     "8-barrier": (
         "08_cascades",
