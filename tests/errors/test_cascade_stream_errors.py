@@ -31,12 +31,12 @@ SIZES: dict[str, tuple[StreamTiles, str]] = {
     "large cluster": (
         StreamTiles(cluster=17),
         "tiles, cluster: found 17 CTAs for 1 rows; limit: 16 CTAs, and one row where there are "
-        "several. Instead: pass cluster=1, or rows=1.",
+        "several. Instead: pass cluster=1, or rows=1 and at most 16 CTAs.",
     ),
     "rows in a cluster": (
         StreamTiles(64, cluster=2, rows=2),
         "tiles, cluster: found 2 CTAs for 2 rows; limit: 16 CTAs, and one row where there are "
-        "several. Instead: pass cluster=1, or rows=1.",
+        "several. Instead: pass cluster=1, or rows=1 and at most 16 CTAs.",
     ),
     "rows that do not divide": (
         StreamTiles(64, rows=5),

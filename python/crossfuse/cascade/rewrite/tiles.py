@@ -75,7 +75,7 @@ class StreamTiles:
                 "tiles, cluster",
                 f"{self.cluster} CTAs for {self.rows} rows",
                 f"{MAX_CLUSTER} CTAs, and one row where there are several",
-                "pass cluster=1, or rows=1",
+                f"pass cluster=1, or rows=1 and at most {MAX_CLUSTER} CTAs",
             )
         if rows % self.rows:
             raise refused(
