@@ -38,9 +38,10 @@ class Outcome:
         Its name in the module; of several that of the function that took their place, empty if
         none did.
     form : str
-        ``"tiles"`` of products, ``"threads"`` that stream, or empty where it was left alone.
+        ``"tiles"`` of products, ``"threads"`` that stream, ``"rows"`` that the kernel of their
+        product makes first, or empty where it was left alone.
     reason : str
-        The reductions that were fused, or why none were.
+        The reductions that were fused, with the estimates that chose ``"rows"``; or why none were.
     calls : tuple[str, ...]
         Functions whose calls were taken together, in order; empty for a function of its own.
     apart : tuple[str, ...]
@@ -190,7 +191,7 @@ class _Module:
         outcome = Outcome(
             str(callee.name_hint),
             group.kernel.form,
-            text_of(group.found.site),
+            _reason_of(group.found.site, group.kernel),
             calls_of(group.members),
             group.apart,
             group.before,
@@ -215,7 +216,7 @@ class _Module:
             self.outcomes.append(Outcome(label, "", kernel, before=before, after=before))
             return
         self.changed[name] = _finished(kernel.func, func)
-        text = text_of(found.site)
+        text = _reason_of(found.site, kernel)
         apart = self.apart.get(label, ())
         self.outcomes.append(Outcome(label, kernel.form, text, (), apart, before, kernel.bytes))
 
@@ -273,6 +274,11 @@ def text_of(site: Site | None) -> str:
     assert site is not None
     stages = ", ".join(f"{each.name} ({each.monoid.name})" for each in site.cascade.stages)
     return f"{stages} over {int(site.extents[site.axis])} elements"
+
+
+def _reason_of(site: Site | None, kernel: Kernel) -> str:
+    """Reductions of a kernel, and what was estimated of it."""
+    return "; ".join(filter(None, (text_of(site), kernel.why)))
 
 
 def _finished(image: Any, func: Any) -> Any:

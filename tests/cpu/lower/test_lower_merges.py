@@ -9,12 +9,17 @@ import pytest
 from tvm.script import tirx as T
 
 from cpu.lower.support import apply
+from crossfuse.cascade.algebra import derive
+from crossfuse.cascade.detect import detect
+from crossfuse.cascade.rewrite.streaming import streaming
+from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import LoweringRefused
 from crossfuse.lower.extract import lower
 from crossfuse.lower.lower_merges import lower_merges
 from crossfuse.schedule.markers import MERGE, MERGED, marked_blocks
+from crossfuse.schedule.rules.stream import schedule_stream
 
 
 def sums(threads: int, rows: int = 1, tag: str = "threadIdx.x") -> Any:
@@ -75,6 +80,29 @@ def test_every_number_of_threads(threads: int, rows: int) -> None:
     np.testing.assert_allclose(report.outputs["D"], (before * b).sum(axis=1), rtol=1e-3, atol=1e-4)
     sequential = run_sequential(function, {"A": a, "B": b}).outputs
     np.testing.assert_allclose(report.outputs["D"], sequential["D"], rtol=1e-3, atol=1e-4)
+
+
+def test_one_number_of_several_warps() -> None:
+    """Such as the sum of squares of a norm: one store into shared memory is no list of them."""
+
+    @T.prim_func(s_tir=True)
+    def squares(x: T.Buffer((2, 256), "float32"), s: T.Buffer((2,), "float32")):
+        for i, k in T.grid(2, 256):
+            with T.sblock("sum"):
+                vi, vk = T.axis.remap("SR", [i, k])
+                with T.init():
+                    s[vi] = T.float32(0)
+                s[vi] = s[vi] + x[vi, vk] * x[vi, vk]
+
+    tiles = StreamTiles(threads=64)
+    (site,) = detect(squares)
+    derivation = derive(site.cascade)
+    assert len(derivation.slots) == 1
+    x = np.random.default_rng(0).standard_normal((2, 256)).astype("float32")
+    scheduled = schedule_stream(streaming(site, derivation, tiles), tiles)
+    report = emulate(lower(scheduled).image, {"x": x})
+    assert report.ok, "\n".join(map(str, report.findings))
+    np.testing.assert_allclose(report.outputs["s"], (x.astype("float64") ** 2).sum(1), rtol=1e-5)
 
 
 def test_shuffles_and_shared_memory() -> None:

@@ -39,13 +39,17 @@ class RowsFirst:
 
 @dataclass(frozen=True, eq=False)
 class _Nest:
-    """A statement of the function with what it reads and writes, and how many loops it reduces."""
+    """A statement of the function with what it reads and writes, and how many loops it reduces.
+
+    Of the others `wide` have more than one iteration: sums may keep the dimension that they reduce.
+    """
 
     node: Any
     reads: frozenset[Any]
     writes: frozenset[Any]
     spatial: int
     reduced: int
+    wide: int
 
 
 def rows_first(func: Any) -> RowsFirst | None:
@@ -72,7 +76,7 @@ def rows_first(func: Any) -> RowsFirst | None:
     first = [nests[each] for each in needed]
     rest = [each for number, each in enumerate(nests) if number not in needed]
     # One number a row: what reduces to more is a product itself.
-    reductions = [each.spatial for each in first if each.reduced]
+    reductions = [each.wide for each in first if each.reduced]
     others = [each for each in rest if each.reduced]
     if not reductions or max(reductions) >= len(operand.ty.shape) or len(others) > 1:
         return None
@@ -137,7 +141,9 @@ def _nest(node: Any) -> _Nest:
     )
     iters = [each for block in blocks for each in block.iter_vars]
     reduced = sum(is_reduction(each) for each in iters)
-    return _Nest(node, frozenset(reads), frozenset(writes), len(iters) - reduced, reduced)
+    kept = len(iters) - reduced
+    single = sum(ir.constant(each.dom.extent) == 1 and not is_reduction(each) for each in iters)
+    return _Nest(node, frozenset(reads), frozenset(writes), kept, reduced, kept - single)
 
 
 def _operand(nest: _Nest, func: Any) -> Any:

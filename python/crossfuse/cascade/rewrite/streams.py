@@ -249,7 +249,8 @@ def _is_whole(group: list[Any], site: Site) -> bool:
 def _lanes(loads: tuple[Any, ...], site: Site, vector: int, aligned: int) -> int:
     """Elements of one vector load that is aligned for every row and thread."""
     width = len(loads)
-    if _step(loads[0], site) != width:
+    # CUDA has no vectors of flags: TVM refuses long ones, and takes two bytes a flag of short ones.
+    if _step(loads[0], site) != width or str(loads[0].source.ty.dtype) == "bool":
         return 1
     known = ir.sym.Analyzer()
     start = ir.substitute(

@@ -19,20 +19,22 @@ from crossfuse.cascade.rewrite.tiled.tiled import tiled
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import work_of
 from crossfuse.cascade.site import Site
-from crossfuse.errors import RefusedError
+from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.plan import ranked_cascade, tried
+from crossfuse.planner.cascade.rows_space import RowsTiles
 from crossfuse.planner.cascade.shape import cascade_shape
 from crossfuse.planner.cascade.space import read_tiles
-from crossfuse.planner.families import STREAM
+from crossfuse.planner.families import EAGER, ROWS, STREAM
 from crossfuse.planner.families import TILES as OF_TILES
 from crossfuse.relax.cascades.traffic import once
 from crossfuse.relax.kernel_mark import with_plan
+from crossfuse.schedule.cascades import schedule_cascade
 from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
 from crossfuse.schedule.rules.stream import schedule_stream
 
-#: Forms of kernels: of products, and of threads that stream.
-TILES, THREADS = "tiles", "threads"
+#: Forms of kernels: of products, of threads that stream, of rows in their product's kernel.
+TILES, THREADS, ROWS_FIRST = "tiles", "threads", ROWS
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,16 +101,19 @@ class Kernel:
     Attributes
     ----------
     form : str
-        `TILES` or `THREADS`.
+        `TILES`, `THREADS` or `ROWS_FIRST`.
     func : tvm.tirx.PrimFunc
         Scheduled.
     bytes : int
         That it moves, see `crossfuse.relax.cascades.traffic`.
+    why : str
+        What the planner estimated, where separate kernels could be faster; else empty.
     """
 
     form: str
     func: Any
     bytes: int
+    why: str = ""
 
 
 class Forms:
@@ -134,6 +139,7 @@ class Forms:
         self._kernels: dict[Found, Kernel | str] = {}
         self._sizes: dict[Found, tuple[Any, ...]] = {}
         self._reasons: dict[tuple[Found, Any], str] = {}
+        self._whys: dict[Site, str] = {}
 
     def found(self, func: Any) -> Found:
         """What a function is."""
@@ -184,8 +190,13 @@ class Forms:
 
     def _ranked(self, site: Site, derivation: Derivation) -> tuple[Any, ...]:
         shape = cascade_shape(site, derivation)
-        plans = tried(ranked_cascade(shape, self.target, only=(STREAM, OF_TILES)))
-        return tuple(read_tiles(each.family, each.tiles) for each in plans)
+        if shape.product is None or self.tiles is not None or self.stream is not None:
+            plans = tried(ranked_cascade(shape, self.target, only=(STREAM, OF_TILES)))
+            return tuple(read_tiles(each.family, each.tiles) for each in plans)
+        ours = ranked_cascade(shape, self.target, only=(ROWS,))
+        (eager,) = ranked_cascade(shape, self.target, only=(EAGER,))
+        self._whys[site] = _against_eager(ours[0].microseconds, eager.microseconds)
+        return tuple(read_tiles(ROWS, each.tiles) for each in ours)
 
     def _tried(self, found: Found) -> str:
         reason = ""
@@ -222,7 +233,9 @@ class Forms:
                 continue
             (image,) = schedule.mod.functions.values()
             plan = {"family": form, "tiles": asdict(sizes)}
-            return Kernel(form, with_plan(image, plan), _moved(found, sizes))
+            return Kernel(
+                form, with_plan(image, plan), _moved(found, sizes), self._whys.get(site, "")
+            )
         return reason
 
     def _check_lowers(self, schedule: Any, form: str) -> None:
@@ -231,6 +244,26 @@ class Forms:
 
         if (self.tiles if form == TILES else self.stream) is None:
             lower(schedule, self.target)
+
+
+def _against_eager(ours: float, eager: float) -> str:
+    """What was estimated of rows in their product's kernel.
+
+    Raises
+    ------
+    PlanRefused
+        If the norm, or what else makes rows, and the product are faster by themselves.
+    """
+    if ours < eager:
+        return f"about {ours:.1f} us with its product, {eager:.1f} us in separate kernels"
+    raise refuse(
+        PlanRefused,
+        "fuse-cascades",
+        "rows before a product",
+        found=f"about {ours:.1f} us in one kernel",
+        limit=f"less than separate kernels, about {eager:.1f} us",
+        instead="leave them apart, or compile the function by itself with crossfuse.compile",
+    )
 
 
 def recomputed(site: Site, derivation: Derivation, tiles: CascadeTiles) -> str:
@@ -260,6 +293,8 @@ def recomputed(site: Site, derivation: Derivation, tiles: CascadeTiles) -> str:
 
 def _why_not(site: Site, derivation: Derivation, sizes: Any) -> str:
     """Why a cascade cannot be written with some sizes; empty if it can."""
+    if isinstance(sizes, RowsTiles):
+        return ""  # the planner offers them for functions of that form alone
     try:
         if has_products(site):
             again = recomputed(site, derivation, sizes)
@@ -294,6 +329,8 @@ def _known(found: Found) -> tuple[Site, Derivation]:
 
 
 def _scheduled(site: Site, derivation: Derivation, sizes: Any) -> tuple[str, Any]:
+    if isinstance(sizes, RowsTiles):
+        return ROWS_FIRST, schedule_cascade(site, derivation, ROWS, asdict(sizes))
     if has_products(site):
         return TILES, schedule_cascade_tiles(site, derivation, sizes)
     return THREADS, schedule_stream(streaming(site, derivation, sizes), sizes)
