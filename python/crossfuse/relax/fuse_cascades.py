@@ -16,7 +16,8 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.site import Site
 from crossfuse.hardware import Device, device
 from crossfuse.relax.calls import Flow, read_flow
-from crossfuse.relax.cascades.forms import Forms, Kernel
+from crossfuse.relax.cascades.forms import Forms
+from crossfuse.relax.cascades.found import Kernel
 from crossfuse.relax.cascades.groups import Group, calls_of, find_groups
 from crossfuse.relax.cascades.known import once
 from crossfuse.relax.cascades.traffic import swept

@@ -14,7 +14,8 @@ from crossfuse.planner.cascade.plan import CascadePlan, ranked_cascade
 from crossfuse.planner.cascade.shape import cascade_shape
 from crossfuse.planner.families import CASCADE_FAMILIES, EAGER
 from crossfuse.relax.calls import Flow, read_flow
-from crossfuse.relax.cascades.forms import TILES, Forms, Kernel
+from crossfuse.relax.cascades.forms import Forms
+from crossfuse.relax.cascades.found import TILES, Kernel
 from crossfuse.relax.cascades.groups import Group, Refused, find_groups
 from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.relax.chains.replace import Replacement

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse.relax.calls import Flow
-from crossfuse.relax.cascades.forms import Forms, Found, Kernel
+from crossfuse.relax.cascades.forms import Forms
+from crossfuse.relax.cascades.found import Found, Kernel
 from crossfuse.relax.cascades.grow import Growth
 from crossfuse.relax.units import Unit, places
 

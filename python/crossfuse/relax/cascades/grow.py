@@ -12,7 +12,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.relax.calls import Callee, Flow, Node, elements_of
-from crossfuse.relax.cascades.forms import Forms, Found
+from crossfuse.relax.cascades.forms import Forms
+from crossfuse.relax.cascades.found import Found
 from crossfuse.relax.cascades.traffic import once, swept
 from crossfuse.relax.merge import likeness, merged
 from crossfuse.relax.units import Unit, Units, name_of, places, why_not
