@@ -20,7 +20,7 @@
 # ```
 #
 # For the tutorials a virtual environment with `pip install -e '.[bench]'` is enough: TVM and
-# matplotlib, no torch and no nvcc.
+# matplotlib, no torch and no nvcc. Only tutorial 9 needs torch.
 #
 # Every page is a plain Python file. The marks `# %%` are cells: VS Code and Jupyter (with
 # jupytext) open it as a notebook.

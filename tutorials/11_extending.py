@@ -213,6 +213,7 @@ context = ms.TuneContext(
     target=tvm_target("nvidia-h100"),
     space_generator=ms.space_generator.PostOrderApply(**rules),
     task_name="shared",
+    num_threads=1,
 )
 designs = context.generate_design_space()
 for each in designs:
