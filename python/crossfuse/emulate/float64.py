@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.emulate.widen import retyped
+from crossfuse.emulate.widen import converted, rebuilt, retyped
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.lower.extract import only_function
 from crossfuse.workload.dtypes import is_float
@@ -50,33 +50,8 @@ def in_float64(func: Any) -> Any:
         return images[buffer]
 
     params = [image(each) for each in function.params]
-    body = retyped(function.body, image, _type_of, _expressions())
+    body = retyped(function.body, image, _converted, rebuilt(_type_of, _OPERATORS))
     return ir.PrimFunc(params, body, function.ret_type, function.attrs)
-
-
-def _expressions() -> list[tuple[type, Any]]:
-    """How expressions are built again from operands in float64."""
-
-    def number(node: Any, _: Any) -> Any:
-        return ir.tirx.FloatImm(_type_of(str(node.ty)), float(node.value))
-
-    def operator(node: Any, mutator: Any) -> Any:
-        return type(node)(mutator.mutate(node.a), mutator.mutate(node.b))
-
-    def select(node: Any, mutator: Any) -> Any:
-        parts = (node.condition, node.true_value, node.false_value)
-        return ir.tirx.Select(*map(mutator.mutate, parts))
-
-    def call(node: Any, mutator: Any) -> Any:
-        arguments = [mutator.mutate(each) for each in node.args]
-        return ir.Call(node.op, arguments, ret_ty=_type_of(str(node.ty)))
-
-    return [
-        (ir.tirx.FloatImm, number),
-        *((getattr(ir.tirx, each), operator) for each in _OPERATORS),
-        (ir.tirx.Select, select),
-        (ir.Call, call),
-    ]
 
 
 def _check(function: Any) -> None:
@@ -111,3 +86,7 @@ def _check(function: Any) -> None:
 
 def _type_of(dtype: str) -> str:
     return _WIDE if is_float(dtype) else dtype
+
+
+def _converted(value: Any, dtype: str) -> Any:
+    return converted(value, _type_of(dtype))

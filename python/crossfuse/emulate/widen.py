@@ -1,7 +1,8 @@
 """Functions on 8-bit floats as the same functions on float32, for the sequential check.
 
-TVM's conversions of 8-bit floats on the CPU are wrong for zeros, denormals and infinities. Every
-8-bit float is a float32, so what only copies and widens them computes the same on float32 buffers.
+TVM's conversions to and from 8-bit floats on the CPU are wrong: of zeros, denormals and infinities,
+and what is widened at once is not rounded at all. Every 8-bit float is a float32, so what copies,
+compares and widens them computes the same on float32 buffers, with roundings as arithmetic.
 """
 
 from __future__ import annotations
@@ -10,8 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.workload.dtypes import float_type
 
 _WIDE = "float32"
+_NARROW = "float8"
+_COMPARED = ("Min", "Max", "EQ", "NE", "LT", "LE", "GT", "GE")
+_COMPUTED = ("Add", "Sub", "Mul", "Div")
+#: A float32: bits of its exponent, and those but its sign.
+_EXPONENT, _MAGNITUDE = 0x7F800000, 0x7FFFFFFF
 
 
 def widen(func: Any) -> Any:
@@ -25,49 +32,141 @@ def widen(func: Any) -> Any:
     Returns
     -------
     tvm.tirx.PrimFunc
-        The function itself if it has no such buffer, or rounds to such a type: rounding is not
-        what float32 would do.
+        The function itself if it has no such numbers, or computes with them without a conversion.
     """
-    if _rounds(func.body):
+    if _computes(func.body):
         return func
     images: dict[Any, Any] = {}
+    roundings: list[Any] = []
 
     def image(buffer: Any) -> Any:
-        if not is_narrow(buffer):
+        if not _is_narrow(str(buffer.ty.dtype)):
             return buffer
         if buffer not in images:
             kind, scope = buffer.ty, str(buffer.scope())
             images[buffer] = ir.tirx.decl_buffer(list(kind.shape), _WIDE, buffer.name, scope=scope)
         return images[buffer]
 
+    def convert(value: Any, dtype: str) -> Any:
+        if not _is_narrow(dtype):
+            return converted(value, dtype)
+        roundings.append(rounded(value, dtype))
+        return roundings[-1]
+
     params = [image(each) if ir.is_buffer_var(each) else each for each in func.params]
-    body = retyped(func.body, image)
-    if not images:
+    body = retyped(func.body, image, convert, rebuilt(_type_of, _COMPARED))
+    if not images and not roundings:
         return func
     return ir.PrimFunc(params, body, func.ret_type, func.attrs)
 
 
-def is_narrow(buffer: Any) -> bool:
-    """Whether a buffer has 8-bit floating-point elements."""
-    return str(buffer.ty.dtype).startswith("float8")
+def rounded(value: Any, dtype: str) -> Any:
+    """A number rounded to an 8-bit float, as a float32.
+
+    To the nearest, of two to the even one; what is too large becomes the largest, as CUDA's
+    conversions do it.
+
+    Parameters
+    ----------
+    value : tvm.ir.Expr
+        A number of any type.
+    dtype : str
+        The type to round to.
+    """
+    kind, t = float_type(dtype), ir.tirx
+    value = converted(value, _WIDE)
+    largest = t.FloatImm(_WIDE, kind.largest)
+    bounded = t.Max(t.Min(value, largest), -largest)
+    # A power of two: the exponent alone. Below the least one distances are those of denormals.
+    power = t.reinterpret(_WIDE, t.bitwise_and(t.reinterpret("uint32", bounded), _bits(_EXPONENT)))
+    step = t.Max(power * t.FloatImm(_WIDE, 2 * kind.unit), t.FloatImm(_WIDE, kind.smallest))
+    magnitude = t.bitwise_and(t.reinterpret("uint32", value), _bits(_MAGNITUDE))
+    nearest = t.nearbyint(bounded / step) * step
+    return t.Select(t.GT(magnitude, _bits(_EXPONENT)), value, nearest)
 
 
-def _rounds(body: Any) -> bool:
-    """Whether anything is converted to an 8-bit float, or is one without being loaded."""
+def converted(value: Any, dtype: str) -> Any:
+    """A value in a type, which it may have already."""
+    return value if str(value.ty) == dtype else ir.tirx.Cast(dtype, value)
+
+
+def _is_narrow(dtype: str) -> bool:
+    return dtype.startswith(_NARROW)
+
+
+def _bits(number: int) -> Any:
+    return ir.tirx.const(number, "uint32")
+
+
+def _type_of(dtype: str) -> str:
+    return _WIDE if _is_narrow(dtype) else dtype
+
+
+def _computes(body: Any) -> bool:
+    """Whether anything is an 8-bit float that is not loaded, converted, compared or chosen."""
     found: list[Any] = []
 
     def visit(node: Any) -> None:
-        if str(node.ty).startswith("float8"):
+        if _is_narrow(str(node.ty)) and not _chooses(node):
             found.append(node)
 
-    ir.walk(body, (ir.tirx.Cast, visit), (ir.Call, visit), (ir.tirx.FloatImm, visit))
+    def visit_variable(node: Any) -> None:
+        if not ir.is_buffer_var(node):
+            visit(node)
+
+    computed = ((getattr(ir.tirx, each), visit) for each in _COMPUTED)
+    ir.walk(body, (ir.Call, visit), (ir.Var, visit_variable), *computed)
     return bool(found)
+
+
+def _chooses(node: Any) -> bool:
+    return isinstance(node, ir.Call) and node.op.same_as(ir.Op.get("tirx.if_then_else"))
+
+
+def rebuilt(
+    type_of: Callable[[str], str], operators: Sequence[str]
+) -> list[tuple[type, Callable[[Any, Any], Any]]]:
+    """How expressions are built again from operands of other types.
+
+    Parameters
+    ----------
+    type_of : Callable
+        What becomes of a type.
+    operators : Sequence[str]
+        Names of operators of two operands.
+
+    Returns
+    -------
+    list
+        Callbacks of `crossfuse._tvm.mutate`.
+    """
+
+    def number(node: Any, _: Any) -> Any:
+        return ir.tirx.FloatImm(type_of(str(node.ty)), float(node.value))
+
+    def operator(node: Any, mutator: Any) -> Any:
+        return type(node)(mutator.mutate(node.a), mutator.mutate(node.b))
+
+    def select(node: Any, mutator: Any) -> Any:
+        parts = (node.condition, node.true_value, node.false_value)
+        return ir.tirx.Select(*map(mutator.mutate, parts))
+
+    def call(node: Any, mutator: Any) -> Any:
+        arguments = [mutator.mutate(each) for each in node.args]
+        return ir.Call(node.op, arguments, ret_ty=type_of(str(node.ty)))
+
+    return [
+        (ir.tirx.FloatImm, number),
+        *((getattr(ir.tirx, each), operator) for each in operators),
+        (ir.tirx.Select, select),
+        (ir.Call, call),
+    ]
 
 
 def retyped(
     body: Any,
     image: Callable[[Any], Any],
-    type_of: Callable[[str], str] = str,
+    convert: Callable[[Any, str], Any],
     callbacks: Sequence[tuple[type, Any]] = (),
 ) -> Any:
     """Give buffers of a statement other types.
@@ -78,8 +177,8 @@ def retyped(
         The statement.
     image : Callable
         The buffer in whose place another one comes, or the buffer itself.
-    type_of : Callable
-        What becomes of a type that is converted to.
+    convert : Callable
+        What becomes of a value that is converted to a type.
     callbacks : Sequence
         What becomes of other nodes, see `crossfuse._tvm.mutate`.
     """
@@ -94,8 +193,7 @@ def retyped(
         return ir.BufferStore(image(node.buffer), value, indices)
 
     def cast(node: Any, mutator: Any) -> Any:
-        value, wanted = mutator.mutate(node.value), type_of(str(node.ty))
-        return value if str(value.ty) == wanted else ir.tirx.Cast(wanted, value)
+        return convert(mutator.mutate(node.value), str(node.ty))
 
     def block(node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)

@@ -29,12 +29,54 @@ def test_every_value_is_kept(dtype: str) -> None:
     np.testing.assert_array_equal(report.outputs["B"], values.astype(np.float32))
 
 
-def test_functions_that_round_are_left_alone() -> None:
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("widened", [False, True], ids=["stored", "widened at once"])
+def test_rounding_is_to_the_nearest_even_and_saturates(dtype: str, widened: bool) -> None:
     @T.prim_func(s_tir=True)
-    def func(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "float8_e4m3fn")):
+    def store(A: T.Buffer((4096,), "float32"), B: T.Buffer((4096,), dtype)):
+        for i in range(4096):
+            with T.sblock("round"):
+                v = T.axis.spatial(4096, i)
+                B[v] = T.Cast(dtype, A[v])
+
+    @T.prim_func(s_tir=True)
+    def widen_at_once(A: T.Buffer((4096,), "float32"), B: T.Buffer((4096,), "float32")):
+        for i in range(4096):
+            with T.sblock("round"):
+                v = T.axis.spatial(4096, i)
+                B[v] = T.Cast("float32", T.Cast(dtype, A[v]))
+
+    kind = ml_dtypes.finfo(dtype)
+    largest, least = float(kind.max), float(kind.smallest_subnormal)
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal(4096) * 2.0 ** rng.integers(-20, 9, 4096)).astype(np.float32)
+    every = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+    finite = np.sort(every[np.isfinite(every)])
+    between = (finite[1:] + finite[:-1]) / 2  # halfway: to the even one
+    x[: between.size] = between
+    x[-8:] = [0, -0.0, largest, 1e30, -1e30, least / 2, 3 * least / 2, np.nan]
+    due = np.where(np.isnan(x), x, np.clip(x, -largest, largest)).astype(dtype).astype(np.float32)
+    found = run_sequential(widen_at_once if widened else store, {"A": x}).outputs["B"]
+    np.testing.assert_array_equal(found.astype(np.float32), due)
+
+
+def test_functions_that_compute_with_them_are_left_alone() -> None:
+    @T.prim_func(s_tir=True)
+    def func(A: T.Buffer((4,), "float8_e4m3fn"), B: T.Buffer((4,), "float8_e4m3fn")):
+        for i in range(4):
+            with T.sblock("add"):
+                v = T.axis.spatial(4, i)
+                B[v] = A[v] + A[v]
+
+    assert widen(func).same_as(func)
+
+
+def test_functions_without_them_are_left_alone() -> None:
+    @T.prim_func(s_tir=True)
+    def func(A: T.Buffer((4,), "float32"), B: T.Buffer((4,), "float16")):
         for i in range(4):
             with T.sblock("round"):
                 v = T.axis.spatial(4, i)
-                B[v] = T.Cast("float8_e4m3fn", A[v])
+                B[v] = T.Cast("float16", A[v])
 
     assert widen(func).same_as(func)

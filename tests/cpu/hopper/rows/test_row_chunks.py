@@ -69,6 +69,8 @@ def test_sizes(sizes: tuple[int, int, int], chunk: int, tiles: dict[str, int], s
     sequential = run_sequential(schedule, inputs)
     sequential.raise_if_wrong()
     check(given, inputs, sequential.outputs)
+    found, allowed = errors(inputs, sequential.outputs["out"])
+    assert (found <= 2 * allowed).all()
     image = lower(schedule, Device("nvidia-h100", sms=sms)).image
     report = emulate(image, inputs, orders=2)
     report.raise_if_wrong()
