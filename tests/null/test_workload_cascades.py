@@ -76,6 +76,18 @@ def test_a_wrong_result_is_found() -> None:
         check(spec, inputs, reference(spec, inputs))
 
 
+def test_a_quantiser_three_times_as_far_off_is_found() -> None:
+    """Each element may be as far off as rounding explains, but not all of them together."""
+    spec = cascades.parse("quant_gemm:tokens=16,K=512,N=32")
+    inputs = random_inputs(spec)
+    right = unfused(spec, inputs)
+    check(spec, inputs, right)
+    exact = reference(spec, inputs)["out"]
+    far = exact + 3 * (right["out"].astype(np.float64) - exact)
+    with pytest.raises(CheckFailed, match="norm"):
+        check(spec, inputs, {"out": far.astype(right["out"].dtype)})
+
+
 def test_softmax_of_few_numbers() -> None:
     spec = cascades.parse("softmax:rows=1,cols=2,dtype=float32")
     inputs = {"x": np.log(np.array([[1, 3]], np.float32))}
