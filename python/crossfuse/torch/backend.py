@@ -175,7 +175,18 @@ class Backend:
         return place.type == "cuda" or (place.type == "cpu" and bool(self.cpu))
 
     def sequential(self, place: torch.device) -> bool:
-        """Whether scheduled functions run in the place of kernels."""
+        """Whether scheduled functions run in the place of kernels.
+
+        Parameters
+        ----------
+        place : torch.device
+            Where the tensors are.
+
+        Returns
+        -------
+        bool
+            On the CPU with the option ``cpu="llvm"``.
+        """
         return place.type == "cpu" and self.cpu == "llvm"
 
     def device_of(self, place: torch.device) -> Device:
