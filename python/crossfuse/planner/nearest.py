@@ -44,7 +44,7 @@ def fastest(
         Their indices, the fastest first, and their microseconds.
     """
     # What trees say costs more than the estimate: only those near the best are worth it.
-    found = with_own(estimate(kernels, shape, device, rates), kernels, shape, device, rates)
+    found = with_own(estimate(kernels, shape, device, rates), rates.own, kernels, shape, device)
     times = np.asarray(found.microseconds)
     near = np.argsort(times, kind="stable")[: max(_NEAR, keep)]
     times = np.asarray(corrected(select(kernels, near), shape, device, rates).microseconds)

@@ -193,7 +193,7 @@ def _of_family(
     frame: Plan, family: str, shape: Shape, spec: Device, rates: Rates, keep: int
 ) -> list[Plan]:
     if family == EAGER:
-        found = with_own(eager(shape, rates, spec.sms), None, shape, spec, rates)
+        found = with_own(eager(shape, rates, spec.sms), rates.own, None, shape, spec)
         terms = _numbers(found.terms)
         return [
             replace(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
 
 from crossfuse.errors import RefusedError
+from crossfuse.hardware import Device
+from crossfuse.torch.known import Record
 from crossfuse.torch.programs import (
     Program,
     program,
@@ -19,13 +21,29 @@ from crossfuse.torch.programs import (
 )
 from crossfuse.torch.report import keep, warn_of_training
 
-if TYPE_CHECKING:
-    from crossfuse.torch.backend import Backend
-    from crossfuse.torch.known import Record
+
+class Fuser(Protocol):
+    """What takes chains out of graphs: `crossfuse.torch.Backend`."""
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """Options that decide what becomes of a graph."""
+
+    def fuse(self, module: fx.GraphModule) -> Record | None:
+        """Replace chains in a graph of aten operators, in place."""
+
+    def runs_on(self, place: torch.device) -> bool:
+        """Whether kernels run where tensors are."""
+
+    def sequential(self, place: torch.device) -> bool:
+        """Whether scheduled functions run in the place of kernels."""
+
+    def device_of(self, place: torch.device) -> Device:
+        """What to compile for, for tensors at a place."""
 
 
 def compile_with_inductor(
-    module: fx.GraphModule, inputs: Sequence[Any], backend: Backend
+    module: fx.GraphModule, inputs: Sequence[Any], backend: Fuser
 ) -> Callable[..., Any]:
     """Compile a captured graph by inductor, with our chains taken out of it before.
 
@@ -38,7 +56,7 @@ def compile_with_inductor(
         What torch captured.
     inputs : Sequence[Any]
         Its example inputs.
-    backend : Backend
+    backend : Fuser
         Replaces chains in a graph of aten operators, in place.
 
     Returns
@@ -69,7 +87,7 @@ def compile_with_inductor(
     return compiled
 
 
-def _program(module: fx.GraphModule, inputs: Sequence[Any], backend: Backend) -> Program | None:
+def _program(module: fx.GraphModule, inputs: Sequence[Any], backend: Fuser) -> Program | None:
     """What is known of a captured graph; None if torch is not to keep it whole."""
     places = {each.device for each in inputs if isinstance(each, torch.Tensor)}
     if len(places) != 1 or not hasattr(torch.compiler.config, "cache_key_tag"):

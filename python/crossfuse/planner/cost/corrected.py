@@ -37,10 +37,10 @@ def corrected(kernel: Kernel, shape: Shape, device: Device, rates: Rates) -> Est
     room = memories(kernel, shape, device)[-1]
     found = estimate(kernel, shape, device, rates, room)
     if rates.trees is None:
-        return with_own(found, kernel, shape, device, rates)
+        return with_own(found, rates.own, kernel, shape, device)
     rows = features(kernel, shape, device, found, room)
     by: np.ndarray | float = np.expm1(rates.trees.sum(rows)) * np.asarray(found.microseconds)
     if not np.ndim(found.microseconds):
         by = float(np.asarray(by).item())
     found = replace(found, terms={**found.terms, LEARNED: by})
-    return with_own(found, kernel, shape, device, rates)
+    return with_own(found, rates.own, kernel, shape, device)

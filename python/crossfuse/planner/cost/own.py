@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ from crossfuse.planner.dataflow.counts import Share
 
 if TYPE_CHECKING:
     from crossfuse.hardware import Device
-    from crossfuse.planner.cost.rates import Rates
     from crossfuse.planner.kernels.every import Kernel
     from crossfuse.planner.kernels.shape import Shape
 
@@ -67,20 +66,22 @@ class OwnTerm:
 
 
 def with_own(
-    found: Estimate, kernel: Kernel | None, shape: Shape, device: Device, rates: Rates
+    found: Estimate, own: Sequence[OwnTerm], kernel: Kernel | None, shape: Shape, device: Device
 ) -> Estimate:
-    """Add the terms of `Rates.own` to an estimate.
+    """Add a user's terms to an estimate.
 
     Parameters
     ----------
     found : Estimate
         Of these kernels.
+    own : Sequence[OwnTerm]
+        The terms, see `crossfuse.planner.cost.rates.Rates.own`.
     kernel : Kernel | None
         Tiles of one candidate, or of many; None for separate kernels.
-    shape, device, rates
+    shape, device
         See `crossfuse.planner.cost.estimate.estimate`.
     """
-    if not rates.own:
+    if not own:
         return found
-    own = {each.name: each.time(kernel, shape, device) for each in rates.own}
-    return replace(found, terms={**found.terms, **own})
+    times = {each.name: each.time(kernel, shape, device) for each in own}
+    return replace(found, terms={**found.terms, **times})
