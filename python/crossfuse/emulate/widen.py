@@ -120,7 +120,7 @@ def _computes(body: Any) -> bool:
 
 
 def _chooses(node: Any) -> bool:
-    return isinstance(node, ir.Call) and node.op.same_as(ir.Op.get("tirx.if_then_else"))
+    return isinstance(node, ir.Call) and node.op.same_as(ir.Op.get(ir.IF_THEN_ELSE))
 
 
 def rebuilt(

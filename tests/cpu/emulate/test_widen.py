@@ -60,6 +60,19 @@ def test_rounding_is_to_the_nearest_even_and_saturates(dtype: str, widened: bool
     np.testing.assert_array_equal(found.astype(np.float32), due)
 
 
+def test_numbers_are_chosen_as_they_are() -> None:
+    @T.prim_func(s_tir=True)
+    def func(A: T.Buffer((8,), "float8_e4m3fn"), B: T.Buffer((8,), "float8_e4m3fn")):
+        for i in range(8):
+            with T.sblock("choose"):
+                v = T.axis.spatial(8, i)
+                B[v] = T.if_then_else(v < 4, A[v], T.float8_e4m3fn(0.5))
+
+    values = np.arange(8, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
+    found = run_sequential(func, {"A": values}).outputs["B"].astype(np.float32)
+    np.testing.assert_array_equal(found, [*values[:4].astype(np.float32), 0.5, 0.5, 0.5, 0.5])
+
+
 def test_functions_that_compute_with_them_are_left_alone() -> None:
     @T.prim_func(s_tir=True)
     def func(A: T.Buffer((4,), "float8_e4m3fn"), B: T.Buffer((4,), "float8_e4m3fn")):
