@@ -13,6 +13,7 @@ from crossfuse.lower.image import BufferSpec
 from crossfuse.runtime.artefact import Artefact
 from crossfuse.runtime.dispatch_table import TABLE, Bin, DispatchTable, unreadable_table
 from crossfuse.runtime.kernel import LoadedKernel
+from crossfuse.runtime.listed import check_listed
 from crossfuse.runtime.load import load
 from crossfuse.runtime.manifest import Manifest
 from crossfuse.runtime.outputs import run_with_outputs
@@ -250,15 +251,9 @@ def load_dispatch(folder: str | os.PathLike[str], *, check_device: bool = True) 
     except OSError as error:
         raise unreadable_table(str(path), f"{type(error).__name__}", "a table") from None
     table = DispatchTable.from_json(text, str(path))
-    for each in table.bins:
-        manifest = path.with_name(each.shared_object).with_suffix(".json")
-        # One that is missing is named by `load`.
-        found = sha256(manifest.read_bytes()) if manifest.is_file() else each.manifest_sha256
-        if found != each.manifest_sha256:
-            raise unreadable_table(
-                str(manifest), f"a file of hash {found}", f"{each.manifest_sha256}, as in {TABLE}"
-            )
-    kernels = [load(path.with_name(each.shared_object), check_device=False) for each in table.bins]
+    listed = {path.with_name(each.shared_object): each.manifest_sha256 for each in table.bins}
+    check_listed(listed, TABLE, unreadable_table)
+    kernels = [load(each, check_device=False) for each in listed]
     if check_device:
         kernels[0].check_device()
     return Dispatch(table, kernels)

@@ -13,6 +13,7 @@ from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.files import sha256, write_atomically
 from crossfuse.runtime.artefact import Artefact
 from crossfuse.runtime.kernel import LoadedKernel
+from crossfuse.runtime.listed import check_listed
 from crossfuse.runtime.load import load
 from crossfuse.runtime.manifest import Manifest
 
@@ -215,15 +216,10 @@ def load_kernels(folder: str | os.PathLike[str], *, check_device: bool = True) -
     """
     path = Path(folder) / TABLE
     table = _read(path)
-    loaded = {}
-    for name, digest in table.kernels.items():
-        manifest = path.with_name(f"{name}.json")
-        # One that is missing is named by `load`.
-        found = sha256(manifest.read_bytes()) if manifest.is_file() else digest
-        if found != digest:
-            raise _refused(str(manifest), f"a file of hash {found}", f"{digest}, as in {TABLE}")
-        loaded[name] = load(path.with_name(f"{name}.so"), check_device=check_device)
-    return Kernels(table, loaded)
+    listed = {path.with_name(f"{name}.so"): digest for name, digest in table.kernels.items()}
+    check_listed(listed, TABLE, _refused)
+    loaded = [load(each, check_device=check_device) for each in listed]
+    return Kernels(table, dict(zip(table.kernels, loaded, strict=True)))
 
 
 def _table(

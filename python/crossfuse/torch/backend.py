@@ -16,7 +16,7 @@ from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.torch.fused import Fused
 from crossfuse.torch.known import Record, graph_key, recall, remember
-from crossfuse.torch.report import Report, keep, warn_of_training
+from crossfuse.torch.report import Report, keep
 
 #: Who compiles what is left.
 REST = ("inductor", "eager")
@@ -95,7 +95,9 @@ class Backend:
             from crossfuse.torch.inductor import compile_with_inductor
 
             return compile_with_inductor(module, inputs, self)
-        return _compile_eager(module, inputs, self.fuse)
+        from crossfuse.torch.eager import compile_eager
+
+        return compile_eager(module, inputs, self.fuse)
 
     def fuse(self, module: fx.GraphModule) -> Record | None:
         """Replace the chains of an inference graph of aten operators, in place.
@@ -273,25 +275,6 @@ def crossfuse(
         if name not in known:
             raise _refused_option("options", repr(name), ", ".join(known))
     return Backend(**(options or {}))(module, inputs)
-
-
-def _compile_eager(
-    module: fx.GraphModule, inputs: Sequence[Any], fuse: Callable[[fx.GraphModule], Any]
-) -> Callable[..., Any]:
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.aot_autograd import make_boxed_func
-    from torch._functorch.compilers import nop
-
-    def inference(graph: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        fuse(graph)
-        return make_boxed_func(graph.forward)
-
-    def training(graph: fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-        warn_of_training()
-        return nop(graph, given)
-
-    compiled = aot_autograd(fw_compiler=training, bw_compiler=nop, inference_compiler=inference)
-    return compiled(module, inputs)
 
 
 def _place(module: fx.GraphModule) -> torch.device:

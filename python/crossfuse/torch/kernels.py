@@ -29,7 +29,7 @@ class KeptKernel:
     ----------
     key : str
         What the operator knows it by.
-    library : str
+    kept_as : str
         Key of its library in the cache; empty for functions on the CPU, which are not kept.
     name : str
         Of the function.
@@ -40,7 +40,7 @@ class KeptKernel:
     """
 
     key: str
-    library: str
+    kept_as: str
     name: str
     shape: tuple[int, ...]
     dtype: str
@@ -111,7 +111,7 @@ def offer_kept(kernels: tuple[KeptKernel, ...]) -> bool:
     runs = []
     with TemporaryDirectory(prefix="crossfuse-") as folder:
         for each in kernels:
-            found = kept(LIBRARIES, each.library, Path(folder) / f"{each.name}.so")
+            found = kept(LIBRARIES, each.kept_as, Path(folder) / f"{each.name}.so")
             if found is None:
                 return False
             runs.append(load(found.shared_object).run)

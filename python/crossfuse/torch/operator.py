@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, TypeVar
 
 import torch
+from torch import library as registry
 
 from crossfuse.errors import ArtefactRefused, refuse
 
@@ -97,17 +98,17 @@ def offer(kernel: FusedKernel | BinnedKernel) -> None:
 
 
 @lru_cache(maxsize=1)
-def define() -> torch.library.Library:
+def define() -> registry.Library:
     """Define the operators, once in a process; they are there as long as what is returned."""
-    library = torch.library.Library("crossfuse", "DEF")
-    library.define("run(Tensor[] inputs, str kernel) -> Tensor")
-    library.define("run_rows(Tensor[] inputs, SymInt[] sizes, str kernel) -> Tensor")
+    made = registry.Library("crossfuse", "DEF")
+    made.define("run(Tensor[] inputs, str kernel) -> Tensor")
+    made.define("run_rows(Tensor[] inputs, SymInt[] sizes, str kernel) -> Tensor")
     for device in ("CUDA", "CPU"):
-        library.impl("run", _run, device)
-        library.impl("run_rows", _run_rows, device)
-    torch.library.register_fake("crossfuse::run", _fake, lib=library)
-    torch.library.register_fake("crossfuse::run_rows", _fake_rows, lib=library)
-    return library
+        made.impl("run", _run, device)
+        made.impl("run_rows", _run_rows, device)
+    registry.register_fake("crossfuse::run", _fake, lib=made)
+    registry.register_fake("crossfuse::run_rows", _fake_rows, lib=made)
+    return made
 
 
 def _run(inputs: Sequence[torch.Tensor], key: str) -> torch.Tensor:
