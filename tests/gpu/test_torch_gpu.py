@@ -49,6 +49,18 @@ def test_layers(rows: int, rest: str) -> None:
     assert reports()[-1].fused == ("crossfuse_gated_ffn",) * LAYERS
 
 
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune-no-cudagraphs"])
+def test_modes_of_inductor(mode: str) -> None:
+    torch.compiler.reset()
+    module = nn.Sequential(*(Layer() for _ in range(LAYERS))).cuda().bfloat16().eval()
+    fn = torch.compile(module, backend="crossfuse", mode=mode)
+    for _ in range(4):  # the third call replays what the second one recorded
+        x = torch.randn(16, D, device="cuda").bfloat16()
+        with torch.inference_mode():
+            check(module, fn(x).clone(), x)
+    assert reports()[-1].fused
+
+
 def test_a_graph_captures_the_model_on_a_stream_of_its_own() -> None:
     module, fn, x = compiled(16, always=True)
     stream = torch.cuda.Stream()

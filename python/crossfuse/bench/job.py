@@ -12,21 +12,28 @@ from crossfuse.runtime.cubin import ResourceUsage, read_usage
 OURS = "ours"
 #: Of models: our kernels, and torch eager for all else.
 OURS_EAGER = "ours-eager"
+#: Of models: our kernels, and inductor with autotuning for all else.
+OURS_AUTOTUNE = "ours-autotune"
 #: Our kernels, and where each keeps the intermediate of a chain; None leaves it to the planner.
 OWN: dict[str, str | None] = {
     OURS: None,
     OURS_EAGER: None,
+    OURS_AUTOTUNE: None,
     "ours-global": "global",
     "ours-l2": "l2",
     "ours-dsm": "dsm",
     "ours-dsm-unordered": "dsm-unordered",
     "ours-registers": "registers",
 }
+#: Those that only models have.
+OF_MODELS = (OURS_EAGER, OURS_AUTOTUNE)
 #: Name and meaning of every way to compute a workload.
 VARIANTS = {
     OURS: "the fused kernel, where and with the tiles that the planner chooses; of models all that "
     "are fused, the rest of the graph by inductor",
     OURS_EAGER: "of models: our kernels, the rest of the graph by torch eager",
+    OURS_AUTOTUNE: "of models: our kernels, the rest of the graph by inductor with "
+    "max-autotune-no-cudagraphs",
     "ours-global": "the fused kernel in two launches, intermediate in global memory; of cascades "
     "the states of CTAs that share an axis, which the second launch merges",
     "ours-l2": "the fused kernel in one persistent launch, intermediate in the L2 cache",

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.bench.job import OURS, OURS_EAGER, OWN
+from crossfuse.bench.job import OF_MODELS, OURS, OWN
 from crossfuse.bench.variant import Variant, no_such, pack_apart
 from crossfuse.planner.families import STATE_PLACES
 from crossfuse.workload.cascade_spec import CascadeSpec
@@ -51,7 +51,7 @@ def fused(name: str, spec: WorkloadSpec, device: str) -> Variant:
     WorkloadRefused, ScheduleRefused, LoweringRefused
         Where there is no such kernel, or no intermediate to place.
     """
-    if name == OURS_EAGER:
+    if name in OF_MODELS:
         raise no_such(name, spec, "models", "measure ours")
     placement = OWN[name]
     if placement is not None and not spec.L:
@@ -159,7 +159,7 @@ def kernels(
     """
     if isinstance(spec, CascadeSpec):
         return ((spec, OWN[name]),) if has_cascade(name) else ()
-    if name in OWN and name != OURS_EAGER and (spec.L or OWN[name] is None):
+    if name in OWN and name not in OF_MODELS and (spec.L or OWN[name] is None):
         return ((spec, OWN[name]),)
     if name != "unfused" or spec.kind == "gemm" or isinstance(spec, ConvChainSpec):
         return ()

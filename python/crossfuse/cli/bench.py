@@ -27,10 +27,9 @@ _Workloads = Annotated[
 _Variants = Annotated[
     str,
     typer.Option(
-        help="Of ours, unfused, eager, eager-apart, compile, autotune (compile-max); ours-eager of "
-        "models; scaled-mm, scaled-mm-fast "
-        "for 8-bit floats; ours-registers, ours-dsm, ours-dsm-unordered, ours-l2, ours-global "
-        "for a chain's intermediate."
+        help="Of ours, unfused, eager, eager-apart, compile, autotune (compile-max); ours-eager, "
+        "ours-autotune of models; scaled-mm, scaled-mm-fast for 8-bit floats; ours-registers, "
+        "ours-dsm, ours-dsm-unordered, ours-l2, ours-global for a chain's intermediate."
     ),
 ]
 _L2 = Annotated[str, typer.Option(help="State of the cache: cold, hot, or cold,hot.")]

@@ -20,6 +20,8 @@ from crossfuse.torch.report import Report, keep
 
 #: Who compiles what is left.
 REST = ("inductor", "eager")
+#: How inductor may compile it, in the words of ``torch.compile``.
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 #: For models on the CPU: nothing, sequential functions, or kernels that only a GPU can run.
 CPU = ("", "llvm", "build")
 
@@ -49,6 +51,9 @@ class Backend:
     bins : tuple[int, ...]
         Where the number of rows is symbolic: rows that kernels are made for, at most. Calls of more
         rows are computed by torch.
+    mode : str
+        How inductor compiles the rest, as ``torch.compile`` names it: ``"max-autotune"``,
+        ``"reduce-overhead"``, ... Empty is torch's default.
 
     Examples
     --------
@@ -66,6 +71,7 @@ class Backend:
     cpu: str = ""
     cascades: bool = True
     bins: tuple[int, ...] = BINS
+    mode: str = ""
 
     def __post_init__(self) -> None:
         for name, value, known in (("rest", self.rest, REST), ("cpu", self.cpu, CPU)):
@@ -73,6 +79,10 @@ class Backend:
                 raise _refused_option(name, repr(value), " or ".join(map(repr, known)))
         if not self.bins or min(self.bins) < 1:
             raise _refused_option("bins", repr(self.bins), f"positive numbers, such as {BINS}")
+        if self.mode and self.mode not in MODES:
+            raise _refused_option("mode", repr(self.mode), " or ".join(map(repr, MODES)))
+        if self.mode and self.rest != "inductor":
+            raise _refused_option("mode", repr(self.mode), "'': nobody compiles the rest")
 
     def __call__(
         self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any
@@ -155,11 +165,13 @@ class Backend:
     @property
     def choices(self) -> tuple[Any, ...]:
         """Options that decide what becomes of a graph of static shapes."""
-        return (self.always, self.cascades)
+        return (self.always, self.cascades, self.mode)
 
     def _apart(self, module: fx.GraphModule) -> Callable[..., Any]:
         """What computes a chain of symbolic rows that no kernel is for."""
-        return torch.compile(module, dynamic=True) if self.rest == "inductor" else module
+        if self.rest != "inductor":
+            return module
+        return torch.compile(module, dynamic=True, mode=self.mode or None)
 
     def runs_on(self, place: torch.device) -> bool:
         """Whether kernels run where tensors are.
@@ -231,8 +243,8 @@ def crossfuse(
     module: fx.GraphModule,
     inputs: Sequence[Any],
     *,
+    mode: str | None = None,
     options: dict[str, Any] | None = None,
-    **_: Any,
 ) -> Callable[..., Any]:
     """The backend that ``torch.compile(model, backend="crossfuse")`` finds.
 
@@ -246,6 +258,8 @@ def crossfuse(
         What torch captured.
     inputs : Sequence[Any]
         Its example inputs.
+    mode : str | None
+        How inductor compiles the rest, such as ``"max-autotune"``; ``torch.compile`` passes it on.
     options : dict[str, Any] | None
         Fields of `Backend`, such as ``{"rest": "eager"}``; ``torch.compile`` passes them on.
 
@@ -271,10 +285,11 @@ def crossfuse(
     crossfuse.errors.WorkloadRefused: torch-backend: options: found 'bin'; limit: rest, always, ...
     """
     known = [each.name for each in fields(Backend)]
-    for name in options or {}:
+    chosen = {"mode": mode or "", **(options or {})}
+    for name in chosen:
         if name not in known:
             raise _refused_option("options", repr(name), ", ".join(known))
-    return Backend(**(options or {}))(module, inputs)
+    return Backend(**chosen)(module, inputs)
 
 
 def _place(module: fx.GraphModule) -> torch.device:

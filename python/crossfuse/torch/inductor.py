@@ -26,6 +26,10 @@ class Fuser(Protocol):
     """What takes chains out of graphs: `crossfuse.torch.Backend`."""
 
     @property
+    def mode(self) -> str:
+        """How inductor compiles the rest, as ``torch.compile`` names it; empty is its default."""
+
+    @property
     def choices(self) -> tuple[Any, ...]:
         """Options that decide what becomes of a graph."""
 
@@ -81,10 +85,19 @@ def compile_with_inductor(
 
     known = _program(module, inputs, backend)
     with torch_caches(known):
-        compiled: Callable[..., Any] = compile_fx(module, inputs, inner_compile=inner)
+        compiled: Callable[..., Any] = compile_fx(
+            module, inputs, inner_compile=inner, config_patches=_settings(backend.mode)
+        )
     if known is not None:
         _told(known, made)
     return compiled
+
+
+def _settings(mode: str) -> dict[str, Any] | None:
+    """Inductor's settings of a mode; None where they are as they are."""
+    from torch._inductor import list_mode_options
+
+    return list_mode_options(mode) if mode else None
 
 
 def _program(module: fx.GraphModule, inputs: Sequence[Any], backend: Fuser) -> Program | None:

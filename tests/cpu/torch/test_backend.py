@@ -177,12 +177,32 @@ def test_torch_finds_it_by_name() -> None:
     assert reports()[-1].fused == ("crossfuse_gemm_chain",)
 
 
+def test_a_mode_reaches_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import compile_fx, config
+
+    seen, inner = [], compile_fx.compile_fx_inner
+
+    def looking(*given: Any, **known: Any) -> Any:
+        seen.append(config.max_autotune)
+        return inner(*given, **known)
+
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", looking)
+    module, x = Function(GRAPHS["dropout"]).half().eval(), torch.randn(3, D).half()
+    for mode in ("default", "max-autotune-no-cudagraphs"):
+        torch.compiler.reset()
+        with torch.no_grad():
+            torch.compile(module, backend="crossfuse", mode=mode)(x)
+    assert seen == [False, True]
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"rest": "xla"}, "found 'xla'; limit: 'inductor' or 'eager'"),
         ({"cpu": "numpy"}, "found 'numpy'; limit: '' or 'llvm' or 'build'"),
-        ({"fast": True}, "found 'fast'; limit: rest, always, target, cpu, cascades, bins"),
+        ({"fast": True}, "found 'fast'; limit: .*rest, always, target, cpu, cascades, bins, mode"),
+        ({"mode": "fastest"}, "found 'fastest'; limit: 'default' or 'reduce-overhead' or 'max-a"),
+        ({"mode": "default", "rest": "eager"}, "found 'default'; limit: '': nobody compiles"),
     ],
 )
 def test_options_that_are_none_are_refused(options: dict[str, Any], text: str) -> None:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from crossfuse.bench.job import OURS, OURS_EAGER, Row
+from crossfuse.bench.job import Row
+from crossfuse.bench.models.ways import REST
 from crossfuse.models.spec import ModelSpec, names_one, parse
 
 
@@ -31,7 +32,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
         if names_one(row.planned.job.spec)
     }
     places = dict.fromkeys((spec, l2) for spec, l2, _ in times)
-    own = dict.fromkeys(name for _, _, name in times if name in (OURS, OURS_EAGER))
+    own = dict.fromkeys(name for _, _, name in times if name in REST)
     lines = [each for place in places for each in _shares(times, *place)]
     for name in own:
         for where in places:
@@ -57,7 +58,7 @@ def _shares(times: _Times, spec: ModelSpec, l2: str) -> list[str]:
 
 def _means(times: _Times, own: Iterable[str]) -> list[str]:
     lines = []
-    baselines = dict.fromkeys(name for _, _, name in times if name not in (OURS, OURS_EAGER))
+    baselines = dict.fromkeys(name for _, _, name in times if name not in REST)
     wholes = dict.fromkeys((s, l2) for s, l2, _ in times if s.part == "whole")
     for name in own:
         for other in baselines:

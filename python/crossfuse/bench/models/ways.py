@@ -7,18 +7,23 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.bench.job import OURS, OURS_EAGER
+from crossfuse.bench.job import OURS, OURS_AUTOTUNE, OURS_EAGER
 from crossfuse.bench.variant import no_such
 
 if TYPE_CHECKING:
     from crossfuse.models.zoo import Built
 
 #: Modes of ``torch.compile`` by variant. Whoever measures captures CUDA graphs, for all alike.
-_MODES = {"compile": None, "autotune": "max-autotune-no-cudagraphs"}
-#: Who compiles what our kernels leave, by variant.
-_REST = {OURS: "inductor", OURS_EAGER: "eager"}
+_TUNED = "max-autotune-no-cudagraphs"
+_MODES = {"compile": None, "autotune": _TUNED}
+#: Who compiles what our kernels leave, by variant, as fields of the backend.
+REST = {
+    OURS: {"rest": "inductor"},
+    OURS_AUTOTUNE: {"rest": "inductor", "mode": _TUNED},
+    OURS_EAGER: {"rest": "eager"},
+}
 #: Every variant that a model has.
-VARIANTS = (OURS, OURS_EAGER, "eager", *_MODES)
+VARIANTS = (*REST, "eager", *_MODES)
 
 
 def way(name: str, built: Built, **options: Any) -> tuple[Callable[[], Any], str]:
@@ -51,18 +56,18 @@ def way(name: str, built: Built, **options: Any) -> tuple[Callable[[], Any], str
         limit = "variants of models: " + ", ".join(VARIANTS)
         raise no_such(name, built.spec, limit, "choose some of these")
     module: Any = built.module
-    if name in _REST:
+    if name in REST:
         from crossfuse.torch import Backend
 
-        backend = Backend(rest=_REST[name], **options)
+        backend = Backend(**{**REST[name], **options})
         module = torch.compile(built.module, backend=backend, dynamic=False)
     elif name in _MODES:
         module = torch.compile(built.module, mode=_MODES[name], dynamic=False)
-    before = _seen() if name in _REST else 0
+    before = _seen() if name in REST else 0
     start = time.perf_counter()
     module(*built.inputs)
     seconds = time.perf_counter() - start
-    kernels = f"{_fused(before)}; " if name in _REST else ""
+    kernels = f"{_fused(before)}; " if name in REST else ""
     return lambda: module(*built.inputs), f"{kernels}first call {seconds:.1f} s"
 
 

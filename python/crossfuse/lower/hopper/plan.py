@@ -18,7 +18,7 @@ from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
-from crossfuse.planner.kernels.memory import BEFORE_ROWS, BESIDE_STORES, ON_THEIR_WAY
+from crossfuse.planner.kernels.memory import BEFORE_ROWS, ON_THEIR_WAY
 
 #: Threads of a warp, and of a warpgroup.
 WARP, WARPGROUP = 32, 128
@@ -139,8 +139,7 @@ class KernelPlan:
         """
         if self.rows is None or self.rows.chunks is not None:
             return self.on_their_way
-        most = BESIDE_STORES if self.rows.by_warpgroups else BEFORE_ROWS
-        return min(self.on_their_way, max(1, most // self._asked_for))
+        return min(self.on_their_way, max(1, BEFORE_ROWS // self._asked_for))
 
     @property
     def _asked_for(self) -> int:

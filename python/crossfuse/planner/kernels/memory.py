@@ -23,12 +23,9 @@ LEAST_STAGES, _MAX_STAGES = 2, 12
 #: latency of a busy memory. Measured, see docs/hopper-measured.md.
 ON_THEIR_WAY = 72 << 10
 #: The same at most while rows of the left operand are made, which wait behind it. A norm before
-#: 256 x 4096 by 12288 took 44.0 us on an H100 with 12 KiB, 44.7 with 24, 44.4 with 36 and 45.8 with
+#: 256 x 4096 by 12288 took 43.4 us on an H100 with 12 KiB, 43.9 with 24, 45.2 with 36 and 44.9 with
 #: all that its rings hold.
 BEFORE_ROWS = 12 << 10
-#: The same where warpgroups make rows, which ask for all that they load before weights are asked
-#: for: 3 TB/s through 132 SMs for 1.5 us, the latency of a memory that is not busy. Not measured.
-BESIDE_STORES = 36 << 10
 #: Stages of left tiles that cover the latency of L2, from which they mostly come.
 _LEFT_STAGES = 4
 
