@@ -22,12 +22,11 @@ from null.planner.cascades import NORM_GEMM, SOFTMAX
 H100 = device("nvidia-h100")
 RATES = rates_of(H100)
 
-#: Rows, columns, cluster and tiles across: microseconds on an H100, and of the product alone. The
-#: last was measured with as many weights on their way as rings hold; see docs/hopper-measured.md.
+#: Rows, columns, cluster and tiles across: microseconds on an H100, and of the product alone. Rows
+#: are made by warpgroups, of the second beside 24 KiB of weights; see docs/hopper-measured.md.
 MEASURED = {
-    (128, 192, 2, 1): (44.0, 38.6),
-    (256, 96, 1, 1): (44.1, 38.7),
-    (256, 96, 1, 2): (46.5, 39.7),
+    (128, 192, 2, 1): (43.2, 38.8),
+    (256, 96, 1, 1): (43.6, 38.8),
 }
 
 
@@ -40,7 +39,7 @@ def test_measured_kernels(tiles: tuple[int, ...]) -> None:
     found = rows_estimate(NORM_GEMM.product, kernel, H100, RATES)
     whole, alone = MEASURED[tiles]
     assert float(found.microseconds) == pytest.approx(whole, rel=0.12)
-    assert found.terms["rows"] == pytest.approx(whole - alone, abs=2.6)
+    assert found.terms["rows"] == pytest.approx(whole - alone, abs=2.0)
 
 
 def test_the_first_choice_is_the_fastest_measured() -> None:
