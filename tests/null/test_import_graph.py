@@ -11,8 +11,6 @@ PACKAGE = Path(__file__).parents[2] / "python" / "crossfuse"
 KNOWN = {
     # The planner plans cascades; their detection reads functions as the planner's extraction does.
     ("cascade", "planner"),
-    # Rules schedule cascades, whose rewriting writes the marks of schedules.
-    ("cascade", "schedule"),
     # Schedules are made of plans, and a plan of rows asks how a rule reads its product.
     ("planner", "schedule"),
 }

@@ -17,7 +17,7 @@ from crossfuse.emulate.widen import widen
 from crossfuse.errors import ArtefactRefused, CheckFailed, refuse
 from crossfuse.lower.extract import buffer_specs, only_function
 from crossfuse.lower.passes import prim_func_pass
-from crossfuse.schedule.markers import MERGE
+from crossfuse.markers import MERGE
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.markers import ROW_COUNTS, ROWS
 from crossfuse.schedule.facts import function
-from crossfuse.schedule.markers import ROW_COUNTS, ROWS
 
 RULE = "accept_fewer_rows"
 

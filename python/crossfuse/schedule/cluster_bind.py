@@ -6,6 +6,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.markers import CLUSTER_AXIS, cluster_axis, thread_tag
 from crossfuse.schedule.arguments import check_loop
 from crossfuse.schedule.cluster_extents import (
     check_agreement,
@@ -14,7 +15,6 @@ from crossfuse.schedule.cluster_extents import (
     check_not_within,
 )
 from crossfuse.schedule.facts import binds, constant_extent, is_reduction, name_of
-from crossfuse.schedule.markers import CLUSTER_AXIS, cluster_axis, thread_tag
 from crossfuse.schedule.rehearsal import refusing
 
 RULE = "cluster_bind"

@@ -6,8 +6,8 @@ from math import prod
 from typing import Any
 
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.markers import AXES, MAX_CLUSTER, cluster_axis
 from crossfuse.schedule.facts import ClusterLoop, cluster_loops, function
-from crossfuse.schedule.markers import AXES, MAX_CLUSTER, cluster_axis
 
 
 def check_axis(rule: str, where: str, axis: Any) -> None:

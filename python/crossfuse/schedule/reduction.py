@@ -8,6 +8,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.markers import MAX_CLUSTER
 from crossfuse.schedule.cluster_extents import check_agreement, check_axis, check_not_within
 from crossfuse.schedule.extents import symbolic_extent
 from crossfuse.schedule.facts import (
@@ -22,7 +23,6 @@ from crossfuse.schedule.facts import (
     realize,
     written_buffer,
 )
-from crossfuse.schedule.markers import MAX_CLUSTER
 from crossfuse.schedule.shares import has_last_share
 from crossfuse.schedule.tiles import check_dtype, is_sampled_tile, tile_extents
 

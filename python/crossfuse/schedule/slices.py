@@ -7,6 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.markers import MAX_CLUSTER, cluster_axis
 from crossfuse.schedule.extents import symbolic_extent
 from crossfuse.schedule.facts import (
     analyzer,
@@ -20,7 +21,6 @@ from crossfuse.schedule.facts import (
     position,
     written_buffer,
 )
-from crossfuse.schedule.markers import MAX_CLUSTER, cluster_axis
 from crossfuse.schedule.tiles import check_dtype
 
 

@@ -31,7 +31,7 @@ from crossfuse.cascade.rewrite.segments import Segment
 from crossfuse.cascade.rewrite.streaming import over_parameters
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.site import OutputSite, Site
-from crossfuse.schedule.markers import CHUNKS, FAST, MERGE
+from crossfuse.markers import CHUNKS, FAST, MERGE
 
 #: Threads that share a row: a warp.
 WARP = 32

@@ -33,7 +33,7 @@ from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.rows.recover import is_rows, read_rows
 from crossfuse.lower.hopper.tile_nest import refuse_program, tile_nest
 from crossfuse.lower.hopper.tile_program import TileProgram
-from crossfuse.schedule.markers import (
+from crossfuse.markers import (
     ACCUMULATE,
     GRID_STAGE,
     PAIRED,

@@ -14,7 +14,7 @@ from crossfuse.lower.hopper.recover_window import read_window
 from crossfuse.lower.hopper.tile import Gather, KeptTile, Place, Tile, covers
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program, tile_nest
 from crossfuse.lower.hopper.tile_program import Contraction, Product
-from crossfuse.schedule.markers import CONSTANT, STAGES
+from crossfuse.markers import CONSTANT, STAGES
 
 
 def read_contraction(

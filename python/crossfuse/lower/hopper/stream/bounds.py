@@ -9,7 +9,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.stream.program import Stream
 from crossfuse.lower.hopper.stream.statements import refuse_stream
 from crossfuse.lower.hopper.tile import Place
-from crossfuse.schedule.markers import STREAM
+from crossfuse.markers import STREAM
 
 
 def stream_of(loop: Any, places: tuple[Place, ...], parted: bool = False) -> tuple[Stream, Any]:

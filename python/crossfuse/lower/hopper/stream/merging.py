@@ -20,7 +20,7 @@ from crossfuse.lower.hopper.stream.statements import (
 from crossfuse.lower.hopper.stream.steps import Names, read_steps
 from crossfuse.lower.hopper.tile import Place
 from crossfuse.lower.tree import analyzer, coordinate
-from crossfuse.schedule.markers import DSM_SCOPE
+from crossfuse.markers import DSM_SCOPE
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from crossfuse.lower.hopper.stream.statements import (
 from crossfuse.lower.hopper.stream.steps import Names, check_order, read_steps
 from crossfuse.lower.open_blocks import open_blocks
 from crossfuse.lower.tree import analyzer
-from crossfuse.schedule.markers import STREAM
+from crossfuse.markers import STREAM
 
 
 def has_stream(loop: Any) -> bool:
