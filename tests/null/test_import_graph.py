@@ -9,8 +9,6 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "python" / "crossfuse"
 #: Pairs of packages that need each other. A new one wants a place below both for what they share.
 KNOWN = {
-    # The planner plans cascades; their detection reads functions as the planner's extraction does.
-    ("cascade", "planner"),
     # Schedules are made of plans, and a plan of rows asks how a rule reads its product.
     ("planner", "schedule"),
 }

@@ -24,9 +24,9 @@ TASKS = {
         "crossfuse.relax",
         "crossfuse.torch",
     ),
-    "Writing a schedule": ("crossfuse.schedule", "crossfuse._blocks"),
+    "Writing a schedule": ("crossfuse.schedule",),
     "Using a schedule rule": ("crossfuse.schedule.rules",),
-    "Planning": ("crossfuse.planner",),
+    "Planning": ("crossfuse.planner", "crossfuse.blocks"),
     "Fusing a cascade of reductions": ("crossfuse.cascade",),
     "Compiling": (
         "crossfuse._tvm",

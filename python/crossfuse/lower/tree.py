@@ -153,14 +153,6 @@ def bounds(loops: Iterable[Any]) -> dict[Any, tuple[int | None, int | None]]:
     return {each.loop_var: (ir.constant(each.min), ir.constant(each.extent)) for each in loops}
 
 
-def row_major(indices: list[Any], shape: Any) -> Any:
-    """Position of an index in a buffer of the given shape."""
-    offset: Any = ir.tirx.IntImm("int32", 0)
-    for index, extent in zip(indices, shape, strict=True):
-        offset = offset * extent + index
-    return offset
-
-
 def contains_cluster(node: Any) -> bool:
     """Whether a cluster-bound loop stands at or below a statement."""
     found: list[Any] = []

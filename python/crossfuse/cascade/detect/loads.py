@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.planner.extract import access
+from crossfuse.blocks import access
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,11 +20,11 @@ from typing import Any
 import sympy
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.read import Block
 from crossfuse.cascade.detect.loads import load_nodes
 from crossfuse.cascade.detect.selected import Selection
 from crossfuse.cascade.expressions.to_sympy import to_sympy
 from crossfuse.errors import CascadeRefused
-from crossfuse.planner.extract.blocks import Block
 
 _OTHER, _OWN = sympy.symbols("other own", real=True)
 _OTHER_AT, _OWN_AT = sympy.symbols("other_at own_at", integer=True)

@@ -13,14 +13,14 @@ import sympy
 from sympy.core.relational import Relational
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks import access
+from crossfuse.blocks.placement import placement
+from crossfuse.blocks.read import Block, read_block
 from crossfuse.cascade.detect.loads import load_nodes
 from crossfuse.cascade.detect.refusal import refused
 from crossfuse.cascade.detect.selected import Selection
 from crossfuse.cascade.detect.sorting import read_call
 from crossfuse.cascade.expressions.to_sympy import to_sympy
-from crossfuse.planner.extract import access
-from crossfuse.planner.extract.blocks import Block, read_block
-from crossfuse.planner.extract.placement import placement
 
 _LIMIT = (
     "reductions by themselves, and argmax or argmin: a value and its place, of equals the first"

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse._blocks import corrected
+from crossfuse.blocks.facts import corrected
 from crossfuse.lower.hopper.correction import read_correction
 from crossfuse.lower.hopper.gathered import Element, gathered, side_by_side
 from crossfuse.lower.hopper.recover_window import read_window

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.planner.extract.blocks import Block, read_blocks
+from crossfuse.blocks.read import Block, read_blocks
 from crossfuse.planner.extract.reads import Program
 from crossfuse.planner.extract.refusal import refused
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.planner.extract import access
-from crossfuse.planner.extract.blocks import Block
+from crossfuse.blocks import access
+from crossfuse.blocks.placement import shape_of
+from crossfuse.blocks.read import Block
 from crossfuse.planner.extract.digits import apart, radices, taken_apart
-from crossfuse.planner.extract.placement import shape_of
 from crossfuse.planner.extract.refusal import refused
 
 #: Operators that hide which elements they touch.

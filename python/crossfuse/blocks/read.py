@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse._blocks import carried, combiner_of, is_reduction
-from crossfuse.planner.extract import access
-from crossfuse.planner.extract.placement import check_plain, placement
-from crossfuse.planner.extract.refusal import LOWERED, refused
+from crossfuse.blocks import access
+from crossfuse.blocks.facts import carried, combiner_of, is_reduction
+from crossfuse.blocks.placement import check_plain, placement
+from crossfuse.blocks.refusal import LOWERED, refused
 
 
 @dataclass(frozen=True, eq=False)
