@@ -24,8 +24,8 @@ TASKS = {
         "crossfuse.relax",
         "crossfuse.torch",
     ),
-    "Writing a schedule": ("crossfuse.schedule",),
-    "Using a schedule rule": ("crossfuse.schedule.rules",),
+    "Writing a schedule": ("crossfuse.schedule", "crossfuse.blocks.scheduled"),
+    "Using a schedule rule": ("crossfuse.schedule.rules", "crossfuse.blocks.chain"),
     "Planning": ("crossfuse.planner", "crossfuse.blocks"),
     "Fusing a cascade of reductions": ("crossfuse.cascade",),
     "Compiling": (

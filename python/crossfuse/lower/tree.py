@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.scheduled import analyzer as analyzer  # read by those who read trees
 from crossfuse.markers import cluster_axis, thread_tag
-from crossfuse.schedule.facts import analyzer as analyzer  # read by those who read trees
 
 #: Bits of the access mask of ``tvm_access_ptr``.
 _READS, _WRITES = 1, 2

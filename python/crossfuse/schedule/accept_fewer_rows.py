@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from crossfuse.blocks.scheduled import function
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import ROW_COUNTS, ROWS
-from crossfuse.schedule.facts import function
 
 RULE = "accept_fewer_rows"
 
