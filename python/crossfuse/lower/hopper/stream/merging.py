@@ -9,7 +9,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.recover_places import is_bound, outer_loops
 from crossfuse.lower.hopper.stream.boxes import read_output
-from crossfuse.lower.hopper.stream.program import Axis, Box, Kind, Split, Step
+from crossfuse.lower.hopper.stream.parts import Axis, Box, Kind, Split, Step
 from crossfuse.lower.hopper.stream.statements import (
     Roles,
     Statement,

@@ -17,8 +17,9 @@ from crossfuse.lower.hopper.stream.merging import (
     split_nests,
     stored_nests,
 )
+from crossfuse.lower.hopper.stream.parts import Axis, Box
 from crossfuse.lower.hopper.stream.products import Products, find_products
-from crossfuse.lower.hopper.stream.program import Axis, Box, StreamProgram
+from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.hopper.stream.statements import (
     Roles,
     Statement,

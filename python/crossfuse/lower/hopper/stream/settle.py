@@ -11,7 +11,8 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.fast_math import fast, fast_tanh
 from crossfuse.lower.hopper.stream.affine import inequality, ranges
 from crossfuse.lower.hopper.stream.boxes import branches_of
-from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
+from crossfuse.lower.hopper.stream.parts import Kind, Step
+from crossfuse.lower.hopper.stream.program import StreamProgram
 
 
 def settle(program: StreamProgram) -> StreamProgram:
