@@ -14,8 +14,8 @@ from math import prod, sqrt
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import WorkloadRefused, refuse
-from crossfuse.workload.accuracy import Tolerance, plain_tolerance
 from crossfuse.workload.dtypes import is_float
+from crossfuse.workload.tolerances import Tolerance, plain_tolerance
 
 if TYPE_CHECKING:
     import numpy as np
