@@ -167,20 +167,14 @@ def _combiner(node: Any, where: str) -> str:
 
 def _starts_neutral(node: Any, combine: str) -> bool:
     init = node.init
-    constant = isinstance(init, ir.BufferStore) and not _loads(init.value)
+    constant = isinstance(init, ir.BufferStore) and not ir.buffer_loads(init.value)
     if combine != "sum":
         return constant
     return constant and float(getattr(init.value, "value", 1)) == 0
 
 
-def _loads(expression: Any) -> list[Any]:
-    found: list[Any] = []
-    ir.walk(expression, (ir.TensorLoad, found.append))
-    return found
-
-
 def _reads(expression: Any, buffer: Any) -> bool:
-    return any(each.source.same_as(buffer) for each in _loads(expression))
+    return any(each.source.same_as(buffer) for each in ir.buffer_loads(expression))
 
 
 def _same(one: Any, other: Any) -> bool:

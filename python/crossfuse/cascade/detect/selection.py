@@ -16,7 +16,6 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks import access
 from crossfuse.blocks.placement import placement
 from crossfuse.blocks.read import Block, read_block
-from crossfuse.cascade.detect.loads import load_nodes
 from crossfuse.cascade.detect.refusal import refused
 from crossfuse.cascade.detect.selected import Selection
 from crossfuse.cascade.detect.sorting import read_call
@@ -63,7 +62,7 @@ def read_several(loops: tuple[Any, ...], realize: Any) -> list[Block]:
             return [_selection(loops, realize, value, place, combine, starts)]
     written = [each.buffer for each in stores]
     for store in stores:
-        others = [each.source for each in load_nodes(store.value)]
+        others = [each.source for each in ir.buffer_loads(store.value)]
         if sum(each.same_as(buffer) for each in others for buffer in written) != 1:
             raise _refused(node, "stores that choose or combine in another way")
     return [_alone(loops, realize, store, starts) for store in stores]

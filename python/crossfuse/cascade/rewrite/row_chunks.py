@@ -208,10 +208,8 @@ class _Writer:
         """What the block of a row reads and writes, stated: it holds other blocks."""
         row, site = self.row, self.chunks.site
         length = int(site.extents[site.axis])
-        loads: list[Any] = []
-        for each in site.reads.values():
-            ir.walk(each, (ir.TensorLoad, lambda load: loads.append(load.source)))
-        ir.script.reads(*[each[row, 0:length] for each in dict.fromkeys(loads)])
+        read = dict.fromkeys(each.source for each in ir.buffer_loads(*site.reads.values()))
+        ir.script.reads(*[each[row, 0:length] for each in read])
         stored = [
             each.buffer[row, 0:length] if len(each.indices) == 2 else each.buffer[row]
             for each in site.outputs

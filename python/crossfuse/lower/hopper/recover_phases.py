@@ -92,9 +92,8 @@ def _loaded(program: TileProgram) -> list[Any]:
     """Buffers that a program loads, that of the left operand first."""
     contraction = program.contraction
     products = [each for product in contraction.products for each in product.both]
-    loaded = [contraction.left.buffer, *(each.right.buffer for each in products)]
-    ir.walk(program.store.value, (ir.TensorLoad, lambda load: loaded.append(load.source)))
-    return loaded
+    further = [each.source for each in ir.buffer_loads(program.store.value)]
+    return [contraction.left.buffer, *(each.right.buffer for each in products), *further]
 
 
 def _check_phase(program: TileProgram, before: list[TileProgram]) -> None:

@@ -150,9 +150,8 @@ class Program:
         return None if block is None or block.combine else block
 
     def _read(self, value: Any, block: Block) -> tuple[Read, ...]:
-        loads: list[Any] = []
+        loads = ir.buffer_loads(value)
         calls: list[Any] = []
-        ir.walk(value, (ir.TensorLoad, loads.append))
         ir.walk(value, (ir.Call, calls.append))
         for call in calls:
             if str(getattr(call.op, "name", "")) in _POINTERS:
@@ -223,6 +222,4 @@ def _distinct_factors(factors: Iterable[Factor]) -> tuple[Factor, ...]:
 
 
 def _has_load(expression: Any) -> bool:
-    found: list[Any] = []
-    ir.walk(expression, (ir.TensorLoad, found.append))
-    return bool(found)
+    return bool(ir.buffer_loads(expression))

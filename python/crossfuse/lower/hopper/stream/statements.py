@@ -81,9 +81,7 @@ class Statement:
     @property
     def loaded(self) -> tuple[Any, ...]:
         """All loads of its value."""
-        found: list[Any] = []
-        ir.walk(self.body.value, (ir.TensorLoad, found.append))
-        return tuple(found)
+        return tuple(ir.buffer_loads(self.body.value))
 
     @property
     def accumulates(self) -> bool:
