@@ -6,8 +6,6 @@ from typing import Any
 
 from tvm import te, tirx
 
-NEGATIVE_INFINITY = float("-inf")
-
 
 def softmax(rows: int, length: int, dtype: str = "float32", wide: str = "float32") -> Any:
     """Rows of ``exp(x - max) / sum``."""

@@ -11,13 +11,13 @@ from tvm import relax
 
 from crossfuse.cache import kept
 from crossfuse.hardware import device
+from crossfuse.markers import ROWS
 from crossfuse.relax import BuildKernels, FuseCascades, FuseChains, build_kernels, fuse_cascades
 from crossfuse.relax.cascades import known
 from crossfuse.relax.chains import kernels
 from crossfuse.relax.chains.groups import find_groups
 from crossfuse.relax.dataflow import read_dataflow
 from crossfuse.runtime import artefact
-from crossfuse.schedule.markers import ROWS
 
 pytestmark = pytest.mark.cpu
 

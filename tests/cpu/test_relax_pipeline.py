@@ -15,7 +15,7 @@ from tvm import relax
 
 import crossfuse
 from crossfuse import _tvm as ir
-from crossfuse.emulate.llvm import serialise
+from crossfuse.emulate.serialise import serialise
 from crossfuse.hardware import tvm_target
 from crossfuse.relax import BuildKernels, FuseChains
 from crossfuse.relax.build_kernels import _external

@@ -10,11 +10,12 @@ from tvm.s_tir.schedule import Trace
 
 from cpu.schedule.steps import assert_same
 from crossfuse import _tvm as ir
+from crossfuse.blocks.chain import Chain, read_chain
 from crossfuse.errors import ScheduleRefused
 from crossfuse.hardware import device
+from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.planner.plan import plan
 from crossfuse.schedule.install import install
-from crossfuse.schedule.rules.chain import Chain, read_chain
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.schedule.trace_json import trace_json
@@ -70,7 +71,7 @@ def test_clusters_that_do_not_exist_are_refused() -> None:
 
 
 def fits_on_h100(tiles: ClusterTiles, chain: Chain) -> bool:
-    return bool(tiles.kernel.legal(chain.shape, H100))
+    return bool(tiles.kernel.legal(shape_of_blocks(chain), H100))
 
 
 def chosen(name: str, **given: int) -> ClusterTiles:
@@ -101,7 +102,7 @@ def test_clusters_that_do_not_fit_at_once_take_turns() -> None:
     spec = parse("gemm_chain:M=2048,K=32,N=512,L=256,dtype=bfloat16")
     chain = read_chain(ir.Schedule(prim_func(spec)))
     alone, split = ClusterTiles(64, 8, 1), ClusterTiles(64, 8, 2)
-    assert alone.kernel.tile_count(chain.shape) == 32 > 2 * H100.resident_clusters(8)
+    assert alone.kernel.tile_count(shape_of_blocks(chain)) == 32 > 2 * H100.resident_clusters(8)
     assert fits_on_h100(alone, chain)
     assert not fits_on_h100(split, chain)  # its clusters wait for one another
 
@@ -123,7 +124,7 @@ def test_what_fits(rows: int, cluster: int, parts: int, fits: bool, divides: boo
     chain = read_chain(ir.Schedule(prim_func(parse(FFN.replace("gated_ffn", "gemm_chain")))))
     tiles = ClusterTiles(rows, cluster, parts)
     assert fits_on_h100(tiles, chain) == fits
-    assert bool(tiles.kernel.divides(chain.shape)) == divides
+    assert bool(tiles.kernel.divides(shape_of_blocks(chain))) == divides
 
 
 def test_slices_beyond_a_width_are_zero() -> None:

@@ -11,10 +11,11 @@ from tvm.s_tir.schedule import Trace
 
 from cpu.schedule.steps import assert_same
 from crossfuse import _tvm as ir
+from crossfuse.blocks.chain import Chain, read_chain
 from crossfuse.hardware import device
+from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.planner.plan import plan
 from crossfuse.schedule.install import install
-from crossfuse.schedule.rules.chain import Chain, read_chain
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn
 from crossfuse.schedule.rules.register_tiles import RegisterTiles
 from crossfuse.schedule.trace_json import trace_json
@@ -70,7 +71,7 @@ def test_sums_in_no_order_have_several_parts_and_no_cluster() -> None:
 
 
 def fits_on_h100(tiles: RegisterTiles, chain: Chain) -> bool:
-    return bool(tiles.kernel.legal(chain.shape, H100))
+    return bool(tiles.kernel.legal(shape_of_blocks(chain), H100))
 
 
 def chosen(name: str, **given: int) -> tuple[RegisterTiles, Chain]:
@@ -121,6 +122,6 @@ def test_ctas_that_wait_for_sums_run_at_once() -> None:
     install()
     spec = parse("gemm_chain:M=8192,K=64,N=256,L=64,dtype=bfloat16")
     chain = read_chain(ir.Schedule(prim_func(spec)))
-    assert RegisterTiles(64, 32, 1, 1).kernel.tile_count(chain.shape) == 256
+    assert RegisterTiles(64, 32, 1, 1).kernel.tile_count(shape_of_blocks(chain)) == 256
     assert fits_on_h100(RegisterTiles(64, 32, 1, 1), chain)
     assert not fits_on_h100(RegisterTiles(64, 32, 2, 1), chain)

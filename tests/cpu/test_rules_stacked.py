@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from crossfuse.blocks.chain import Chain
 from crossfuse.hardware import device
 from crossfuse.planner.kernels.phase import widest
-from crossfuse.schedule.rules.chain import Chain
 from crossfuse.schedule.rules.stacked_tiles import (
     is_wide,
     stacked_across,

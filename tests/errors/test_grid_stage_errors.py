@@ -17,7 +17,7 @@ from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
 from crossfuse.lower.hopper.plan import plan_kernel
 from crossfuse.lower.hopper.recover import recover
-from crossfuse.schedule.markers import GRID_STAGE
+from crossfuse.markers import GRID_STAGE
 from crossfuse.schedule.rules.ffn import schedule_ffn
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn

@@ -11,7 +11,7 @@ from crossfuse.hardware import device
 from crossfuse.lower.extract import only_function
 from crossfuse.lower.hopper.plan import plan_kernel
 from crossfuse.lower.hopper.recover import recover
-from crossfuse.schedule.markers import PAIRED
+from crossfuse.markers import PAIRED
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.workload import parse, prim_func

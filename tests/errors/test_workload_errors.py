@@ -65,8 +65,8 @@ SPECS = {
     "ffn": f"workload-id: suites: found 'ffn'; {IDS}. "
     "Instead: choose one of these, or write a spec such as gemm:M=8,K=8,N=8.",
     "R7": "workload-kind: R7: found cascade (softmax); limit: a gemm_chain, gated_ffn or "
-    "conv_chain, because cascades of reductions are not yet lowered. Instead: take one of G1 to "
-    "G10, S1 to S8 or C1 to C8.",
+    "conv_chain. Instead: take one of G1 to G10, S1 to S8 or C1 to C8, or read the cascade by "
+    "crossfuse.workload.cascades.resolve.",
 }
 CONV = "conv_chain:batch=1,H=7,W=5,IC=64,OC1=32,OC2=16"
 CONV_KEYS = (

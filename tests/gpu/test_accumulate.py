@@ -12,7 +12,8 @@ from cpu.hopper.accumulation import scheduled_by
 from crossfuse import workload
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.register_tiles import RegisterTiles
-from crossfuse.workload.accuracy import judge, tolerance
+from crossfuse.workload.accuracy import judge
+from crossfuse.workload.tolerances import tolerance
 from gpu.streams import replayed_on_two_streams
 from gpu.test_cluster_kernels import REPEATS, run_repeatedly
 

@@ -9,8 +9,8 @@ import pytest
 import crossfuse
 from crossfuse import _tvm as ir
 from crossfuse import workload
+from crossfuse.blocks.chain import read_product
 from crossfuse.schedule.install import install
-from crossfuse.schedule.rules.chain import read_product
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.schedule.rules.pipelined import bind_split

@@ -11,7 +11,7 @@ from crossfuse import compiler
 from crossfuse.bench import environment, ours, variants, worker
 from crossfuse.bench.job import OURS_EAGER, OWN, Job
 from crossfuse.errors import LoweringRefused, ScheduleRefused, refuse
-from crossfuse.runtime.cubin import ResourceUsage
+from crossfuse.runtime.resources import ResourceUsage
 from crossfuse.workload import parse
 
 torch = pytest.importorskip("torch")

@@ -11,7 +11,7 @@ from crossfuse.bench.job import VARIANTS, Job, Planned, Row, Timing
 from crossfuse.bench.plan import Setting, plan, select, setting
 from crossfuse.bench.rotation import COLD_BYTES, MOST_COPIES, copies_needed, groups
 from crossfuse.errors import WorkloadRefused
-from crossfuse.runtime.cubin import ResourceUsage
+from crossfuse.runtime.resources import ResourceUsage
 from crossfuse.workload import lookup, parse
 
 # (id, M, floor) of shared/data/h100_baselines.json: memory-bound and compute-bound ones.

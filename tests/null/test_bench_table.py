@@ -10,7 +10,7 @@ from crossfuse.bench.compare import compare, document, mean_speedup
 from crossfuse.bench.job import Job, Planned, Row, Timing
 from crossfuse.bench.plot import plot
 from crossfuse.bench.table import report
-from crossfuse.runtime.cubin import ResourceUsage
+from crossfuse.runtime.resources import ResourceUsage
 
 
 def row(variant: str, timing: Timing, *, label: str = "S8", protocol: str = "graph") -> Row:

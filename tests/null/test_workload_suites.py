@@ -39,7 +39,7 @@ def test_every_chain_has_a_spec_at_every_row_count(name: str) -> None:
 
 @pytest.mark.parametrize("name", ids("cascade"))
 def test_other_entries_are_known_but_refused(name: str) -> None:
-    assert not entry(name).lowered
+    assert not entry(name).is_chain
     with pytest.raises(WorkloadRefused, match=f"workload-kind: {name}: found {entry(name).kind}"):
         lookup(name)
 

@@ -24,9 +24,9 @@ TASKS = {
         "crossfuse.relax",
         "crossfuse.torch",
     ),
-    "Writing a schedule": ("crossfuse.schedule", "crossfuse._blocks"),
-    "Using a schedule rule": ("crossfuse.schedule.rules",),
-    "Planning": ("crossfuse.planner",),
+    "Writing a schedule": ("crossfuse.schedule", "crossfuse.blocks.scheduled"),
+    "Using a schedule rule": ("crossfuse.schedule.rules", "crossfuse.blocks.chain"),
+    "Planning": ("crossfuse.planner", "crossfuse.blocks"),
     "Fusing a cascade of reductions": ("crossfuse.cascade",),
     "Compiling": (
         "crossfuse._tvm",

@@ -16,7 +16,7 @@ from crossfuse.workload import cascade_products
 from crossfuse.workload.cascade_spec import CascadeSpec
 
 if TYPE_CHECKING:
-    from crossfuse.runtime.cubin import ResourceUsage
+    from crossfuse.runtime.resources import ResourceUsage
 
 #: Sets of inputs at most, and their bytes at most: a large set flushes the cache by itself.
 _MOST_SETS = 16

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
-from crossfuse.runtime.cubin import ResourceUsage, read_usage
+from crossfuse.runtime.resources import ResourceUsage, read_usage
 
 OURS = "ours"
 #: Of models: our kernels, and torch eager for all else.

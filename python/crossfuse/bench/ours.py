@@ -16,7 +16,7 @@ from crossfuse.workload.spec import WorkloadSpec
 if TYPE_CHECKING:
     from crossfuse.compiler import Compiled
     from crossfuse.runtime import LoadedKernel, Manifest
-    from crossfuse.runtime.cubin import ResourceUsage
+    from crossfuse.runtime.resources import ResourceUsage
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ import numpy as np
 
 from crossfuse.bench.floor import weight_bytes
 from crossfuse.errors import CheckFailed
-from crossfuse.workload.accuracy import Tolerance, judge, tolerance
+from crossfuse.workload.accuracy import judge
 from crossfuse.workload.dtypes import FLOAT_TYPES
 from crossfuse.workload.inputs import random_inputs
 from crossfuse.workload.spec import WorkloadSpec
+from crossfuse.workload.tolerances import Tolerance, tolerance
 
 
 @dataclass(frozen=True)

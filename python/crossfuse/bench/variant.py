@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 
 if TYPE_CHECKING:
-    from crossfuse.runtime.cubin import ResourceUsage
+    from crossfuse.runtime.resources import ResourceUsage
 
 
 @dataclass(frozen=True)

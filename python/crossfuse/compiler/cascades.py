@@ -28,7 +28,7 @@ def is_cascade(source: Source) -> bool:
     if source.func is None or source.spec is not None or source.outlined is not None:
         return False
     from crossfuse import _tvm as ir
-    from crossfuse.schedule.rules.chain import read_chain
+    from crossfuse.blocks.chain import read_chain
 
     try:
         read_chain(ir.Schedule(source.func))

@@ -268,7 +268,7 @@ def _with_fewer_rows(make: Callable[[], Any]) -> Any:
 def _by_rule(func: Any, cluster: int, tiles: Tiles | None, ring: bool, scatter: bool) -> Any:
     """Schedule a canonical function by the rule for its number of products."""
     from crossfuse import _tvm as ir
-    from crossfuse.schedule.rules.chain import read_chain
+    from crossfuse.blocks.chain import read_chain
     from crossfuse.schedule.rules.ffn import schedule_ffn
     from crossfuse.schedule.rules.split_k import schedule_split_k
 

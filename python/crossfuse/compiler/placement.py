@@ -12,8 +12,8 @@ from crossfuse.errors import PlanRefused
 from crossfuse.hardware import Device
 
 if TYPE_CHECKING:
+    from crossfuse.blocks.chain import Chain
     from crossfuse.planner.plan import Plan
-    from crossfuse.schedule.rules.chain import Chain
 
 #: Names that `compile` takes.
 PLACEMENTS = ("auto", "registers", "dsm", "dsm-unordered", "l2", "global")
@@ -81,7 +81,7 @@ def _not_planned(source: Source, cluster: int) -> str:
 
 def _has_windows(sch: Any, chain: Chain) -> bool:
     """Whether the first products read windows of an input."""
-    from crossfuse.schedule.rules.operands import is_view
+    from crossfuse.blocks.operands import is_view
 
     return any(is_view(sch, each) for each in sch.get_producers(chain.first[0]))
 
@@ -146,19 +146,20 @@ def _places(func: Any, target: Device) -> tuple[str, ...]:
     The tiles are the rules' own, and windows of a convolution are counted as rows of a matrix; so
     of the planner's answer no more than the order of places is taken.
     """
+    from crossfuse.planner.kernels.shape import shape_of_blocks
     from crossfuse.planner.nearest import family_times
 
     _, chain = _read(func)
     if chain.second is None:
         return ()
-    times = family_times(chain.shape, target, _PLACES)
+    times = family_times(shape_of_blocks(chain), target, _PLACES)
     return tuple(dict.fromkeys((*(place for place, _ in times), *_PLACES)))
 
 
 def _read(func: Any) -> tuple[Any, Chain]:
     """A schedule of a function, and its blocks."""
     from crossfuse import _tvm as ir
-    from crossfuse.schedule.rules.chain import read_chain
+    from crossfuse.blocks.chain import read_chain
 
     sch = ir.Schedule(func)
     return sch, read_chain(sch)

@@ -6,7 +6,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.extract import only_function
-from crossfuse.schedule.markers import cluster_axis, thread_tag
+from crossfuse.markers import cluster_axis, thread_tag
 
 
 def sketch(schedule: Any) -> str:

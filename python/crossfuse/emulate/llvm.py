@@ -13,122 +13,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
-from crossfuse.emulate.widen import widen
+from crossfuse.emulate.serialise import serialise
 from crossfuse.errors import ArtefactRefused, CheckFailed, refuse
 from crossfuse.lower.extract import buffer_specs, only_function
-from crossfuse.lower.passes import prim_func_pass
-from crossfuse.schedule.markers import MERGE
 
 if TYPE_CHECKING:
     import numpy as np
 
     from crossfuse.lower.image import BufferSpec
 
-#: Annotation of loops whose iterations may run in any order.
-_FREE = "crossfuse.free_order"
 #: Compaction, done already, takes too small a buffer where an index runs backwards.
 _DISABLED = ("s_tir.CompactBufferAllocation",)
 #: Vectorised loops of some bfloat16 products read past their operands from level 2 on: LLVM goes
 #: wrong on what levels 0 and 1 get right.
 _TARGET = {"kind": "llvm", "opt-level": 1}
-_PARALLEL = (int(ir.ForKind.PARALLEL), int(ir.ForKind.THREAD_BINDING))
-
-
-def serialise(func: Any, *, backwards: bool = False) -> Any:
-    """Turn a scheduled function into a sequential one.
-
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc | tvm.s_tir.Schedule | tvm.ir.IRModule
-        A scheduled function.
-    backwards : bool
-        Run loops over CTAs and threads from their last iteration to their first.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        Serial loops without blocks; buffers in global scope, as small as TVM makes them.
-    """
-    function = widen(only_function(func))
-    plain = _global_buffers(function.body)
-
-    def serial(loop: Any, mutator: Any) -> Any:
-        free = int(loop.kind) in _PARALLEL and not _merges(loop)
-        annotations = {_FREE: True} if free else {}
-        loop = mutator.default_mutate(loop)
-        return ir.for_like(
-            loop, loop.body, kind=ir.ForKind.SERIAL, thread_binding=None, annotations=annotations
-        )
-
-    def unmarked(block: Any, mutator: Any) -> Any:
-        return ir.block_like(mutator.default_mutate(block), annotations={})
-
-    body = ir.mutate(function.body, (ir.For, serial), (ir.SBlock, unmarked))
-    body = ir.substitute(body, lambda var: plain.get(var, var))
-    return _without_blocks(ir.with_body(function, body), backwards)
-
-
-def _merges(loop: Any) -> bool:
-    """Whether a loop over threads merges their states, in an order that the lowering gives it."""
-    realize = loop.body
-    return isinstance(realize, ir.SBlockRealize) and MERGE in realize.block.annotations
-
-
-def _without_blocks(function: Any, backwards: bool) -> Any:
-    """Lower blocks; turn free loops round where no pass derives sizes from them any more.
-
-    TVM's compaction takes too small a buffer where an index under a predicate runs backwards.
-    """
-    s = ir.s_tir.transform
-
-    def turn(func: Any) -> Any:
-        return ir.with_body(func, ir.mutate(func.body, (ir.For, _backwards)))
-
-    passes = [
-        s.CanonicalizeLoop(),
-        s.LowerInitBlock(),
-        s.PlanAndUpdateBufferAllocationLocation(),
-        s.ConvertBlocksToOpaque(),
-        s.CompactBufferAllocation(),
-        *([prim_func_pass("RunBackwards", turn)] if backwards else []),
-        s.LowerMatchBuffer(),
-        s.LowerOpaqueBlock(),
-    ]
-    module = ir.tvm.ir.IRModule({"main": function.with_attr("global_symbol", "main")})
-    return ir.tvm.ir.transform.Sequential(passes)(module)["main"]
-
-
-def _backwards(loop: Any, mutator: Any) -> Any:
-    loop = mutator.default_mutate(loop)
-    if _FREE not in loop.annotations or ir.constant(loop.extent) == 1:
-        return loop
-    variable = loop.loop_var
-    last = 2 * loop.min + loop.extent - 1 - variable
-    # TVM does not see through the bits of another type, which spares us what it makes of falling
-    # indices: (31 - i) // 32 becomes i // -32, another number.
-    dtype = ir.tvm.DataType(str(variable.ty))
-    bits = ir.tirx.reinterpret(f"float{dtype.bits}", last)
-    mirrored = ir.tirx.reinterpret(str(dtype), bits)
-    return ir.for_like(
-        loop, ir.substitute(loop.body, lambda var: mirrored if var.same_as(variable) else var)
-    )
-
-
-def _global_buffers(body: Any) -> dict[Any, Any]:
-    """Images in global scope of all buffers that have another scope."""
-    images: dict[Any, Any] = {}
-
-    def visit(block: Any) -> None:
-        matched = [each.buffer for each in block.match_buffers]
-        for buffer in [*block.alloc_buffers, *matched]:
-            if buffer.scope() != "global":
-                kind = buffer.ty
-                images[buffer] = ir.tirx.decl_buffer(
-                    list(kind.shape), kind.dtype, buffer.name, scope="global"
-                )
-
-    ir.walk(body, (ir.SBlock, visit))
-    return images
 
 
 @dataclass(frozen=True)

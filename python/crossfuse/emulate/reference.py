@@ -14,8 +14,8 @@ from math import prod, sqrt
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import WorkloadRefused, refuse
-from crossfuse.workload.accuracy import Tolerance, plain_tolerance
 from crossfuse.workload.dtypes import is_float
+from crossfuse.workload.tolerances import Tolerance, plain_tolerance
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,7 +60,7 @@ def parameters(func: Any) -> tuple[Parameter, ...]:
         If a shape is symbolic, or a parameter is no buffer.
     """
     from crossfuse import _tvm as ir
-    from crossfuse._blocks import is_reduction
+    from crossfuse.blocks.facts import is_reduction
     from crossfuse.lower.extract import buffer_specs, only_function
 
     function = only_function(func)
@@ -189,7 +189,7 @@ def _quick(function: Any) -> Any:
 
 
 def _hasten(sch: Any, handle: Any) -> None:
-    from crossfuse._blocks import is_reduction
+    from crossfuse.blocks.facts import is_reduction
 
     block, loops = sch.get(handle), sch.get_loops(handle)
     if len(loops) != len(block.iter_vars):

@@ -19,7 +19,7 @@ from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan
 from crossfuse.lower.tree import accesses, coordinate
 from crossfuse.lower.verify.grid_stage import check_grid_stage
 from crossfuse.lower.verify.structure import check_structure
-from crossfuse.schedule.markers import ROWS
+from crossfuse.markers import ROWS
 
 ENTRY = "main"
 

@@ -9,7 +9,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.passes import prim_func_pass
 from crossfuse.lower.tree import is_call
-from crossfuse.schedule.markers import FAST
+from crossfuse.markers import FAST
 
 
 @cache

@@ -14,7 +14,7 @@ from crossfuse import _tvm as ir
 from crossfuse.errors import RefusedError
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import Access, accesses, analyzer
-from crossfuse.schedule.markers import AXES, DSM_SCOPE, cluster_axis, thread_tag
+from crossfuse.markers import AXES, DSM_SCOPE, cluster_axis, thread_tag
 
 
 @dataclass(frozen=True)

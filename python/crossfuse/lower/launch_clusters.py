@@ -6,7 +6,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.passes import prim_func_pass
-from crossfuse.schedule.markers import RESIDENT_CTAS
+from crossfuse.markers import RESIDENT_CTAS
 
 #: TVM's name of the second number of ``__launch_bounds__``.
 _LEAST_CTAS = "tirx.launch_bounds_min_blocks_per_sm"

@@ -22,7 +22,7 @@ from crossfuse.lower.rotate_ring import rotate_rings
 from crossfuse.lower.slabs import Slabs
 from crossfuse.lower.tree import coordinate_loop
 from crossfuse.lower.verify import verify_kernel
-from crossfuse.schedule.markers import (
+from crossfuse.markers import (
     AXES,
     CLUSTER_AXIS,
     cluster_axis,

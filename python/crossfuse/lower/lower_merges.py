@@ -13,7 +13,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.merge_block import MergeBlock, is_largest, read_merge
 from crossfuse.lower.passes import prim_func_pass
 from crossfuse.lower.refusal import refuse
-from crossfuse.schedule.markers import MERGE, MERGED, thread_tag
+from crossfuse.markers import MERGE, MERGED, thread_tag
 
 WARP = 32
 _SHUFFLE = "tirx.tvm_warp_shuffle_xor"

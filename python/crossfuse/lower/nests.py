@@ -9,7 +9,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.kernel import ClusterKernel, own_rank
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import Access, children, contains_cluster
-from crossfuse.schedule.markers import cluster_axis, thread_tag
+from crossfuse.markers import cluster_axis, thread_tag
 
 #: What a nest does to a buffer: (is it another CTA's slab, is it a write).
 Touch = tuple[bool, bool]

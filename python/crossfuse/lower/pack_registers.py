@@ -11,7 +11,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.passes import prim_func_pass
-from crossfuse.schedule.markers import FAST
+from crossfuse.markers import FAST
 
 _NARROW, _WORD = "bfloat16", "uint32"
 

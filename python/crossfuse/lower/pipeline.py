@@ -23,7 +23,7 @@ from crossfuse.lower.lower_merges import lower_merges
 from crossfuse.lower.pack_registers import pack_registers
 from crossfuse.lower.place_shared_memory import place_shared_memory
 from crossfuse.lower.verify import verify_ownership, verify_structure, verify_vectors
-from crossfuse.schedule.markers import is_cluster_function
+from crossfuse.markers import is_cluster_function
 
 Pipeline = tuple[Any, Callable[[], Any], Callable[[], Any]]
 

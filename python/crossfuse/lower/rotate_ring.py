@@ -7,7 +7,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import Access, accesses, analyzer
-from crossfuse.schedule.markers import DSM_SCOPE, DSM_SHUFFLE, cluster_axis, thread_tag
+from crossfuse.markers import DSM_SCOPE, DSM_SHUFFLE, cluster_axis, thread_tag
 
 #: Operators whose operands may be taken in any order.
 _COMMUTATIVE = (ir.tirx.Add, ir.tirx.Mul, ir.tirx.Max, ir.tirx.Min)

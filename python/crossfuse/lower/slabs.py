@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.tree import row_major
-from crossfuse.schedule.markers import DSM_SCOPE
+from crossfuse.blocks.access import row_major
+from crossfuse.markers import DSM_SCOPE
 
 #: Scope of the stand-in through which peers' slabs are addressed until loops are vectorised.
 PEERS_SCOPE = "shared.dsm"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.schedule.facts import analyzer as analyzer  # read by those who read trees
-from crossfuse.schedule.markers import cluster_axis, thread_tag
+from crossfuse.blocks.scheduled import analyzer as analyzer  # read by those who read trees
+from crossfuse.markers import cluster_axis, thread_tag
 
 #: Bits of the access mask of ``tvm_access_ptr``.
 _READS, _WRITES = 1, 2
@@ -151,14 +151,6 @@ def coordinate(loop: Any) -> str:
 def bounds(loops: Iterable[Any]) -> dict[Any, tuple[int | None, int | None]]:
     """First value and extent of each loop's variable, None where not constant."""
     return {each.loop_var: (ir.constant(each.min), ir.constant(each.extent)) for each in loops}
-
-
-def row_major(indices: list[Any], shape: Any) -> Any:
-    """Position of an index in a buffer of the given shape."""
-    offset: Any = ir.tirx.IntImm("int32", 0)
-    for index, extent in zip(indices, shape, strict=True):
-        offset = offset * extent + index
-    return offset
 
 
 def contains_cluster(node: Any) -> bool:

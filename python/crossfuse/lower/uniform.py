@@ -8,7 +8,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.kernel import ClusterKernel
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import accesses, children, evaluated
-from crossfuse.schedule.markers import cluster_axis, thread_tag
+from crossfuse.markers import cluster_axis, thread_tag
 
 _PIPELINE = "software_pipeline_"
 _DOUBLE_BUFFER = "double_buffer_scope"

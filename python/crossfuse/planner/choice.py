@@ -147,6 +147,11 @@ class Timed(Protocol):
         """See `Choice`."""
 
 
+def plain_numbers(terms: Mapping[str, Any]) -> dict[str, float]:
+    """Times by term as plain numbers; what takes no time is left out."""
+    return {name: float(each) for name, each in terms.items() if float(each)}
+
+
 def runner_of(other: Timed, best: Timed) -> Runner:
     """Compare a plan with the chosen one: by which terms it takes longer."""
     names = {*other.terms, *best.terms}

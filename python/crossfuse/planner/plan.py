@@ -13,7 +13,7 @@ from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.choice import Choice, runner_of
+from crossfuse.planner.choice import Choice, plain_numbers, runner_of
 from crossfuse.planner.cost.corrected import corrected
 from crossfuse.planner.cost.estimate import eager
 from crossfuse.planner.cost.own import with_own
@@ -194,7 +194,7 @@ def _of_family(
 ) -> list[Plan]:
     if family == EAGER:
         found = with_own(eager(shape, rates, spec.sms), rates.own, None, shape, spec)
-        terms = _numbers(found.terms)
+        terms = plain_numbers(found.terms)
         return [
             replace(
                 frame,
@@ -215,7 +215,7 @@ def _of_family(
 
 def _of_kernel(frame: Plan, kernel: Kernel, shape: Shape, spec: Device, rates: Rates) -> Plan:
     found = corrected(kernel, shape, spec, rates)
-    terms = _numbers(found.terms)
+    terms = plain_numbers(found.terms)
     return replace(
         frame,
         family=kernel.family,
@@ -232,11 +232,6 @@ def _bytes(chain: Chain, moved: Mapping[str, int]) -> dict[str, int]:
     ends = [each for each in chain.tensors if each.role != "intermediate"]
     hbm = sum(chain.elements(each.name) * each.item // each.repeats for each in ends)
     return {"hbm": hbm, **moved}
-
-
-def _numbers(terms: Mapping[str, Any]) -> dict[str, float]:
-    """Plain numbers; terms that there are none of are left out."""
-    return {name: float(each) for name, each in terms.items() if float(each)}
 
 
 def _check(wanted: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ def serial_kernels(mod: Any) -> Any:
     tvm.IRModule
         To be built for LLVM; the given one is as before.
     """
-    from crossfuse.emulate.llvm import serialise
+    from crossfuse.emulate.serialise import serialise
 
     plain = mod.clone()
     for name, func in mod.functions_items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from crossfuse.runtime.artefact import Artefact, KernelObject, build_library, build_object
-from crossfuse.runtime.cubin import Cubin, ResourceUsage, cache_directory, compile_cubin
+from crossfuse.runtime.cubin import Cubin, cache_directory, compile_cubin
 from crossfuse.runtime.dispatch import Dispatch, load_dispatch, write_dispatch
 from crossfuse.runtime.dispatch_table import DispatchTable
 from crossfuse.runtime.host_compiler import find_host_compiler
@@ -12,6 +12,7 @@ from crossfuse.runtime.kernel_table import Kernels, KernelTable, load_kernels, w
 from crossfuse.runtime.load import load
 from crossfuse.runtime.manifest import Manifest
 from crossfuse.runtime.nvcc import NvccInfo, find_nvcc
+from crossfuse.runtime.resources import ResourceUsage
 
 __all__ = [
     "Artefact",

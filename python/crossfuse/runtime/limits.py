@@ -8,7 +8,8 @@ from math import prod
 from crossfuse.errors import LoweringRefused, RefusedError, refuse
 from crossfuse.hardware import Device
 from crossfuse.lower.image import ROW_COUNT, KernelImage, Launch
-from crossfuse.runtime.cubin import Cubin, ResourceUsage
+from crossfuse.runtime.cubin import Cubin
+from crossfuse.runtime.resources import ResourceUsage
 
 # Limits of compute capability 9.0 that every sm_90 device shares.
 _GRID = (2**31 - 1, 65535, 65535)

@@ -9,7 +9,7 @@ from typing import Any
 
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.lower.image import BufferSpec, Launch, PixelBox, TensorMap
-from crossfuse.runtime.cubin import ResourceUsage, read_usage
+from crossfuse.runtime.resources import ResourceUsage, read_usage
 
 FORMAT_VERSION = 2
 """Raised whenever a reader of the older format would misread the newer."""

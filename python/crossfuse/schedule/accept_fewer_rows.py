@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from crossfuse.blocks.scheduled import function
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.schedule.facts import function
-from crossfuse.schedule.markers import ROW_COUNTS, ROWS
+from crossfuse.markers import ROW_COUNTS, ROWS
 
 RULE = "accept_fewer_rows"
 

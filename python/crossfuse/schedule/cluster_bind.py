@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.scheduled import binds, constant_extent, is_reduction, name_of
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.markers import CLUSTER_AXIS, cluster_axis, thread_tag
 from crossfuse.schedule.arguments import check_loop
 from crossfuse.schedule.cluster_extents import (
     check_agreement,
@@ -13,8 +15,6 @@ from crossfuse.schedule.cluster_extents import (
     check_extent,
     check_not_within,
 )
-from crossfuse.schedule.facts import binds, constant_extent, is_reduction, name_of
-from crossfuse.schedule.markers import CLUSTER_AXIS, cluster_axis, thread_tag
 from crossfuse.schedule.rehearsal import refusing
 
 RULE = "cluster_bind"

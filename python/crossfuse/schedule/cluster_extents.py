@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from crossfuse.blocks.scheduled import ClusterLoop, cluster_loops, function
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.schedule.facts import ClusterLoop, cluster_loops, function
-from crossfuse.schedule.markers import AXES, MAX_CLUSTER, cluster_axis
+from crossfuse.markers import AXES, MAX_CLUSTER, cluster_axis
 
 
 def check_axis(rule: str, where: str, axis: Any) -> None:

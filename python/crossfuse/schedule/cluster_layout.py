@@ -6,10 +6,10 @@ from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.scheduled import cluster_loops, function
+from crossfuse.markers import AXES, DSM_REDUCE, DSM_SCOPE, DSM_SHUFFLE
 from crossfuse.schedule.cluster_picture import ClusterLayout, Slabs
 from crossfuse.schedule.compaction import compacted
-from crossfuse.schedule.facts import cluster_loops, function
-from crossfuse.schedule.markers import AXES, DSM_REDUCE, DSM_SCOPE, DSM_SHUFFLE
 from crossfuse.schedule.slabs import SlabUse, slab_axis, slab_uses
 
 

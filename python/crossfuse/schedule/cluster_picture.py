@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from textwrap import wrap
 
-from crossfuse.schedule.facts import ClusterLoop
+from crossfuse.blocks.scheduled import ClusterLoop
 
 WIDTH = 80
 _ELIDED = "..."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.schedule.markers import MERGE
+from crossfuse.markers import MERGE
 
 #: TVM's name of the pass that lowers reductions over threads.
 _REDUCTIONS = "s_tir.LowerCrossThreadReduction"

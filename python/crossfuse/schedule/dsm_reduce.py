@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from crossfuse.blocks.scheduled import bindings, binds, is_reduction
+from crossfuse.markers import DSM_REDUCE, DSM_SCOPE
 from crossfuse.schedule.arguments import check_block, check_loop
 from crossfuse.schedule.cluster_bind import cluster_bind
 from crossfuse.schedule.exchange import (
@@ -12,8 +14,6 @@ from crossfuse.schedule.exchange import (
     exchange_intermediate,
     exchange_output,
 )
-from crossfuse.schedule.facts import bindings, binds, is_reduction
-from crossfuse.schedule.markers import DSM_REDUCE, DSM_SCOPE
 from crossfuse.schedule.reduction import Reduction, read_reduction
 from crossfuse.schedule.rehearsal import refusing, rehearsed
 from crossfuse.schedule.tiles import check_slab

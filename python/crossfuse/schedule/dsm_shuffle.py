@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.scheduled import bindings, binds
+from crossfuse.markers import DSM_SCOPE, DSM_SHUFFLE
 from crossfuse.schedule.arguments import check_block, check_loop
 from crossfuse.schedule.cluster_bind import cluster_bind
-from crossfuse.schedule.facts import bindings, binds
-from crossfuse.schedule.markers import DSM_SCOPE, DSM_SHUFFLE
 from crossfuse.schedule.rehearsal import refusing, rehearsed
 from crossfuse.schedule.slices import Slices, read_slices
 from crossfuse.schedule.tiles import check_slab

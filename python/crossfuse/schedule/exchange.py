@@ -6,10 +6,7 @@ from math import gcd
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.schedule.cluster_bind import cluster_bind
-from crossfuse.schedule.compaction import compacted
-from crossfuse.schedule.facts import (
+from crossfuse.blocks.scheduled import (
     bindings,
     binds,
     function,
@@ -19,7 +16,10 @@ from crossfuse.schedule.facts import (
     realize,
     written_buffer,
 )
-from crossfuse.schedule.markers import MAX_CLUSTER, cluster_axis
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.markers import MAX_CLUSTER, cluster_axis
+from crossfuse.schedule.cluster_bind import cluster_bind
+from crossfuse.schedule.compaction import compacted
 from crossfuse.schedule.reduction import Reduction
 from crossfuse.schedule.regions import declare_read
 from crossfuse.schedule.rehearsal import refusing

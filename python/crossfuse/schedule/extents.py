@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.scheduled import constant_extent, name_of
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.schedule.facts import constant_extent, name_of
 
 
 def symbolic_extent(sch: Any, rule: str, loop: Any) -> Any:

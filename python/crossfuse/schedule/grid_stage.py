@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from crossfuse.blocks.scheduled import function, name_of
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.markers import GRID_STAGE
 from crossfuse.schedule.arguments import check_block
-from crossfuse.schedule.facts import function, name_of
-from crossfuse.schedule.markers import GRID_STAGE
 
 RULE = "grid_stage"
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from crossfuse.blocks.chain import read_chain
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.families import EAGER, FAMILIES
-from crossfuse.planner.kernels.shape import shape_of
+from crossfuse.planner.kernels.shape import shape_of, shape_of_blocks
 from crossfuse.planner.plan import Plan, ranked
 from crossfuse.schedule.families import schedule_family
-from crossfuse.schedule.rules.chain import read_chain
 
 #: What a function must have in common with the chain that was planned.
 _EXTENTS = ("m", "n", "k", "l", "products")
@@ -58,7 +58,7 @@ def _check_chain(func: Any, plan: Plan) -> None:
     """Refuse a plan of other extents: its tiles may fit, but were not chosen for these."""
     from crossfuse import _tvm as ir
 
-    found, wanted = read_chain(ir.Schedule(func)).shape, shape_of(plan.chain)
+    found, wanted = shape_of_blocks(read_chain(ir.Schedule(func))), shape_of(plan.chain)
     differ = [each for each in _EXTENTS if getattr(found, each) != getattr(wanted, each)]
     if differ:
         raise refuse(

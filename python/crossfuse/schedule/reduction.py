@@ -7,10 +7,7 @@ from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.schedule.cluster_extents import check_agreement, check_axis, check_not_within
-from crossfuse.schedule.extents import symbolic_extent
-from crossfuse.schedule.facts import (
+from crossfuse.blocks.scheduled import (
     bindings,
     binds,
     combiner,
@@ -22,7 +19,10 @@ from crossfuse.schedule.facts import (
     realize,
     written_buffer,
 )
-from crossfuse.schedule.markers import MAX_CLUSTER
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.markers import MAX_CLUSTER
+from crossfuse.schedule.cluster_extents import check_agreement, check_axis, check_not_within
+from crossfuse.schedule.extents import symbolic_extent
 from crossfuse.schedule.shares import has_last_share
 from crossfuse.schedule.tiles import check_dtype, is_sampled_tile, tile_extents
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.schedule.facts import binds, function
-from crossfuse.schedule.markers import DSM_SCOPE, cluster_axis
+from crossfuse.blocks.scheduled import binds, function
+from crossfuse.markers import DSM_SCOPE, cluster_axis
 
 
 @dataclass(frozen=True)

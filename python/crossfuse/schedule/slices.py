@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.schedule.extents import symbolic_extent
-from crossfuse.schedule.facts import (
+from crossfuse.blocks.scheduled import (
     analyzer,
     bindings,
     binds,
@@ -20,7 +18,9 @@ from crossfuse.schedule.facts import (
     position,
     written_buffer,
 )
-from crossfuse.schedule.markers import MAX_CLUSTER, cluster_axis
+from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.markers import MAX_CLUSTER, cluster_axis
+from crossfuse.schedule.extents import symbolic_extent
 from crossfuse.schedule.tiles import check_dtype
 
 

@@ -6,11 +6,11 @@ from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.scheduled import binds, in_loops, position, span, written_buffer
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import MAX_SHARED_BYTES
+from crossfuse.markers import DSM_DTYPES
 from crossfuse.schedule.extents import is_sampled
-from crossfuse.schedule.facts import binds, in_loops, position, span, written_buffer
-from crossfuse.schedule.markers import DSM_DTYPES
 
 
 def written_starts(sch: Any, block: Any) -> list[Any]:

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.chain import read_chain
 from crossfuse.hardware import Device, device
-from crossfuse.schedule.rules.chain import read_chain
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.register_tiles import RegisterTiles
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.scheduled import ClusterLoop, cluster_loops, function
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.markers import AXES, NAIVE_TAGS, thread_tag
 from crossfuse.schedule.cluster_extents import (
     check_axis,
     check_cluster,
     check_extent,
     check_same,
 )
-from crossfuse.schedule.facts import ClusterLoop, cluster_loops, function
-from crossfuse.schedule.markers import AXES, NAIVE_TAGS, thread_tag
 from crossfuse.schedule.slabs import slab_axis, slab_uses
 
 RULE = "verify_cluster"

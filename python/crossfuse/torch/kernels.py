@@ -125,7 +125,8 @@ def kernels_of(
 ) -> dict[str, Callable[..., torch.Tensor]]:
     """Build functions, see `offer_kernels`; what makes the output of the inputs, by name."""
     if cpu:
-        from crossfuse.emulate.llvm import SequentialFunction, serialise
+        from crossfuse.emulate.llvm import SequentialFunction
+        from crossfuse.emulate.serialise import serialise
 
         return {
             name: _of_tensors(SequentialFunction(serialise(func), func))

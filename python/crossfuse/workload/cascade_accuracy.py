@@ -8,18 +8,19 @@ import numpy as np
 
 from crossfuse.errors import CheckFailed, refuse
 from crossfuse.workload import cascade_products
-from crossfuse.workload.accuracy import Accuracy, judge, plain_tolerance
+from crossfuse.workload.accuracy import Accuracy, judge
 from crossfuse.workload.cascade_numerics import Arrays, below_maximum, reference, run, unfused
 from crossfuse.workload.cascade_products import QUANTISED
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.dtypes import FLOAT_TYPES
+from crossfuse.workload.tolerances import plain_tolerance
 
 #: How often inputs are moved to see what rounding does.
 _DRAWS = 4
 
 
 def check(spec: CascadeSpec, inputs: Arrays, outputs: Arrays) -> dict[str, Accuracy]:
-    """Hold results against the rule of `crossfuse.workload.accuracy`.
+    """Hold results against the rule of `crossfuse.workload.tolerances`.
 
     What float32 sums may do is what float64 does on inputs that differ by so much: this also covers
     differences that cancel.

@@ -16,12 +16,6 @@ from crossfuse.workload.dtypes import closest
 from crossfuse.workload.spec import DIMS, KINDS, WorkloadSpec
 from crossfuse.workload.spec_text import from_options, parse, split
 
-_NOT_LOWERED = {
-    "cascade": (
-        "a gemm_chain, gated_ffn or conv_chain, because cascades of reductions are not yet lowered",
-        "take one of G1 to G10, S1 to S8 or C1 to C8",
-    ),
-}
 _EXTENTS = {"conv_chain": (*conv_chain.EXTENTS, "k2")}
 
 
@@ -47,7 +41,7 @@ class Entry:
     values: Mapping[str, Any]
 
     @property
-    def lowered(self) -> bool:
+    def is_chain(self) -> bool:
         """Whether `lookup` makes a spec of it."""
         return self.kind in KINDS
 
@@ -74,7 +68,7 @@ def ids(kind: str | None = None) -> tuple[str, ...]:
 
 
 def entry(name: str) -> Entry:
-    """Find a packaged workload, lowered or not.
+    """Find a packaged workload, a chain or a cascade.
 
     Parameters
     ----------
@@ -141,7 +135,7 @@ def lookup(name: str, M: int | None = None, dtype: str = "bfloat16") -> Workload
     Raises
     ------
     WorkloadRefused
-        Unknown ids, and the cascades, which no kernel is made for; rows of a conv_chain.
+        Unknown ids, and the cascades, see `crossfuse.workload.cascades`; rows of a conv_chain.
 
     Examples
     --------
@@ -225,15 +219,15 @@ def take_apart(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _with_options(found: Entry, options: dict[str, str]) -> WorkloadSpec:
-    if not found.lowered:
-        limit, instead = _NOT_LOWERED[found.kind]
+    if not found.is_chain:
         raise refuse(
             WorkloadRefused,
             "workload-kind",
             found.id,
             found=f"{found.kind} ({found.title})",
-            limit=limit,
-            instead=instead,
+            limit="a gemm_chain, gated_ffn or conv_chain",
+            instead="take one of G1 to G10, S1 to S8 or C1 to C8, or read the cascade by "
+            "crossfuse.workload.cascades.resolve",
         )
     names = _EXTENTS.get(found.kind, DIMS)
     extents = {name: str(found.values[name]) for name in names}

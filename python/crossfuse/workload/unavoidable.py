@@ -19,7 +19,7 @@ _FUNCTION_ERROR = 8 * _F32.unit
 def unavoidable(
     spec: WorkloadSpec, inputs: Mapping[str, np.ndarray], exact: Stages
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Work out noise, rounding and scale as `make_tolerance` of `accuracy` takes them.
+    """Work out noise, rounding and scale as `make_tolerance` of `tolerances` takes them.
 
     Parameters
     ----------

@@ -11,7 +11,8 @@ from crossfuse.emulate.float64 import in_float64
 from crossfuse.emulate.reference import draw, limits, parameters
 from crossfuse.errors import CheckFailed, WorkloadRefused
 from crossfuse.workload import prim_func, resolve
-from crossfuse.workload.accuracy import judge, tolerance
+from crossfuse.workload.accuracy import judge
+from crossfuse.workload.tolerances import tolerance
 
 pytest.importorskip("tvm")
 

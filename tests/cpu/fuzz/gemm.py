@@ -10,7 +10,7 @@ from tvm import te
 
 from cpu.fuzz.layouts import Staging, Threads, lay, spread, stage
 from crossfuse import _tvm as ir
-from crossfuse.schedule.facts import bindings, binds
+from crossfuse.blocks.scheduled import bindings, binds
 from crossfuse.workload import WorkloadSpec, parse, prim_func
 
 

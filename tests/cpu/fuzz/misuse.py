@@ -14,7 +14,7 @@ from cpu.fuzz.gemm import GemmPlan, direct_gemm
 from cpu.fuzz.gemm_plans import gemm_plans
 from crossfuse import _tvm as ir
 from crossfuse.errors import ScheduleRefused
-from crossfuse.schedule.markers import CLUSTER_AXIS, DSM_SHUFFLE
+from crossfuse.markers import CLUSTER_AXIS, DSM_SHUFFLE
 from crossfuse.workload import WorkloadSpec, parse, prim_func
 
 _TAGS = ("threadIdx.x", "threadIdx.y", "blockIdx.x", "blockIdx.y", "clusterCtaIdx.x", "vthread")

@@ -9,6 +9,7 @@ from functools import cache
 from cpu.hopper.instructions import (
     FENCE,
 )
+from cpu.hopper.planting import one_changed
 from crossfuse.emulate.cuda import change_argument, drop_call
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
@@ -54,10 +55,7 @@ def right(case: str) -> KernelImage:
 
 def planted(case: str, pattern: str, by: str, index: int = 0) -> KernelImage:
     """One place of the text changed."""
-    image = right(case)
-    found = list(re.finditer(pattern, image.cuda))[index]
-    text = image.cuda[: found.start()] + found.expand(by) + image.cuda[found.end() :]
-    return replace(image, cuda=text)
+    return one_changed(right(case), pattern, by, index)
 
 
 def dropped(case: str, name: str, index: int = 0) -> KernelImage:

@@ -19,8 +19,8 @@ from crossfuse.errors import LoweringRefused, ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
+from crossfuse.markers import ACCUMULATE, staged_blocks
 from crossfuse.runtime import compile_cubin
-from crossfuse.schedule.markers import ACCUMULATE, staged_blocks
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
 from crossfuse.schedule.rules.register_ffn import schedule_register_ffn

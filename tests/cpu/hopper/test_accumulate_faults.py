@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from cpu.hopper.accumulation import right, spec_of
 from cpu.hopper.instructions import FENCE, MEET
 from cpu.hopper.persistent import LANDED, unguarded
+from cpu.hopper.planting import all_changed
 from cpu.hopper.test_accumulate import ADD, twice
 from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.errors import CheckFailed
@@ -29,10 +29,7 @@ READS_DONE = r"tvm_builtin_ptx_cp_async_bulk_wait_group_async_bulk_wait_group_re
 
 def planted(name: str, pattern: str, by: str) -> KernelImage:
     """All places of the text changed."""
-    image = right(name)
-    text, count = re.subn(pattern, by, image.cuda)
-    assert count
-    return replace(image, cuda=text)
+    return all_changed(right(name), pattern, by)
 
 
 #: The case, what is wrong, the kind of finding and a part of its text; no kind: a wrong result of

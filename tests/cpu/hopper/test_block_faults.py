@@ -12,6 +12,7 @@ import pytest
 from cpu.hopper.checkers import caught, emulated
 from cpu.hopper.instructions import MEET, PUSH, WAIT
 from cpu.hopper.persistent import GUARD, LANDED, PRODUCTS, unguarded
+from cpu.hopper.planting import all_changed
 from crossfuse.emulate.cuda import drop_call
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
@@ -53,10 +54,7 @@ def right(name: str) -> KernelImage:
 
 def planted(name: str, pattern: str, by: str) -> KernelImage:
     """Every place of the text that fits changed."""
-    image = right(name)
-    text, count = re.subn(pattern, by, image.cuda)
-    assert count
-    return replace(image, cuda=text)
+    return all_changed(right(name), pattern, by)
 
 
 def spec_of(name: str) -> WorkloadSpec:

@@ -20,6 +20,7 @@ from cpu.hopper.instructions import (
     PUSH,
     RECEIVED,
 )
+from cpu.hopper.planting import one_changed
 from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
@@ -114,10 +115,7 @@ def test_nvcc_compiles_without_spills(name: str) -> None:
 
 def planted(name: str, pattern: str, by: str, index: int = 0) -> KernelImage:
     """One place of the text changed."""
-    image = right(name)
-    found = list(re.finditer(pattern, image.cuda))[index]
-    text = image.cuda[: found.start()] + found.expand(by) + image.cuda[found.end() :]
-    return replace(image, cuda=text)
+    return one_changed(right(name), pattern, by, index)
 
 
 def unguarded(image: KernelImage) -> KernelImage:

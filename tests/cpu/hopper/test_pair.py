@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -24,6 +23,7 @@ from cpu.hopper.instructions import (
     RECEIVED,
 )
 from cpu.hopper.persistent import unguarded, without_fences
+from cpu.hopper.planting import one_changed
 from cpu.schedule.steps import assert_same
 from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.errors import CheckFailed
@@ -141,12 +141,8 @@ def test_nvcc_compiles_without_spills() -> None:
 
 
 def planted(name: str, pattern: str, by: str) -> KernelImage:
-    """The first place of the text that a pattern finds, changed."""
-    image = right(name)
-    start = image.cuda.rindex("__global__")
-    text, count = re.subn(pattern, by, image.cuda[start:], count=1)
-    assert count == 1
-    return replace(image, cuda=image.cuda[:start] + text)
+    """The first place of the kernel that a pattern finds, changed."""
+    return one_changed(right(name), pattern, by, body=True)
 
 
 def first_call(name: str, of: str, position: int, by: str) -> KernelImage:

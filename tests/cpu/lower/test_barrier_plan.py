@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from crossfuse import _tvm as ir
 from crossfuse.lower.barrier_plan import BarrierPlan, plan_barriers
 from crossfuse.lower.kernel import read_kernel
-from crossfuse.schedule.markers import CLUSTER_AXIS
+from crossfuse.markers import CLUSTER_AXIS
 
 RANKS = 4
 SLABS = 3

@@ -8,7 +8,7 @@ from cpu.lower.support import apply, assert_becomes
 from crossfuse.lower.fast_exponentials import fast_exponentials
 from crossfuse.lower.launch_clusters import bound_registers
 from crossfuse.lower.pack_registers import pack_registers
-from crossfuse.schedule.markers import FAST, RESIDENT_CTAS
+from crossfuse.markers import FAST, RESIDENT_CTAS
 
 
 def test_exponentials_of_float32_become_one_instruction() -> None:

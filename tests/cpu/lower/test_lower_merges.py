@@ -18,7 +18,7 @@ from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import LoweringRefused
 from crossfuse.lower.extract import lower
 from crossfuse.lower.lower_merges import lower_merges
-from crossfuse.schedule.markers import MERGE, MERGED, marked_blocks
+from crossfuse.markers import MERGE, MERGED, marked_blocks
 from crossfuse.schedule.rules.stream import schedule_stream
 
 

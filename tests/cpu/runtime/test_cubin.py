@@ -14,7 +14,7 @@ from cpu.runtime.images import cluster_sum, vector_add
 from crossfuse.cache import Entry
 from crossfuse.files import write_atomically
 from crossfuse.runtime import ResourceUsage, cache_directory, compile_cubin, cubin, find_nvcc
-from crossfuse.runtime.cubin import parse_resources, read_usage
+from crossfuse.runtime.resources import parse_resources, read_usage
 
 LOG = """\
 ptxas info    : 0 bytes gmem

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from tvm.s_tir import Schedule
 
+from crossfuse.blocks.scheduled import bindings, binds, is_reduction
 from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.lower.extract import lower
-from crossfuse.schedule.facts import bindings, binds, is_reduction
 from crossfuse.workload import parse, prim_func
 
 THREADS = 2

@@ -11,8 +11,8 @@ from tvm.s_tir.schedule import Trace
 
 from cpu.schedule.kernels import scaled_matmul
 from cpu.schedule.steps import assert_same
+from crossfuse.markers import ROWS, marked_blocks
 from crossfuse.schedule.install import install
-from crossfuse.schedule.markers import ROWS, marked_blocks
 from crossfuse.schedule.trace_json import trace_json
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.chain import read_chain
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.extract.chain import chain_from
-from crossfuse.planner.kernels.shape import shape_of
-from crossfuse.schedule.rules.chain import read_chain
+from crossfuse.planner.kernels.shape import shape_of, shape_of_blocks
 from crossfuse.workload import parse, prim_func
 
 FURTHER = "scale=first+last,bias=first+last"
@@ -28,7 +28,7 @@ FURTHER = "scale=first+last,bias=first+last"
 def test_functions_have_the_shapes_of_their_specs(text: str) -> None:
     spec = parse(text)
     func, stored = prim_func(spec), spec.weights == "nk"
-    found = read_chain(ir.Schedule(func)).shape
+    found = shape_of_blocks(read_chain(ir.Schedule(func)))
     assert found == shape_of(chain_of(spec), k_major=stored)
     assert found == shape_of(chain_from(func), k_major=stored)
     assert bool(found.further) == ("residual" in text)

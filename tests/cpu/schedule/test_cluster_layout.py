@@ -12,8 +12,8 @@ from tvm.s_tir import Schedule
 from cpu.schedule.kernels import matmul, mlp, scaled_matmul
 from cpu.schedule.sampled import CASES, sampled
 from cpu.schedule.steps import cluster_columns, split_reduction
+from crossfuse.blocks.scheduled import ClusterLoop
 from crossfuse.schedule.cluster_picture import ClusterLayout, Slabs
-from crossfuse.schedule.facts import ClusterLoop
 
 
 def shuffled(ranks: int, *, ring: bool = True, rows_on_y: bool = False) -> Any:

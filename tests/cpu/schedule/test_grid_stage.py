@@ -13,7 +13,7 @@ from tvm.script import tirx as T
 from cpu.schedule.kernels import scaled_matmul
 from cpu.schedule.steps import assert_same
 from crossfuse.emulate.llvm import run_sequential
-from crossfuse.schedule.markers import staged_blocks
+from crossfuse.markers import staged_blocks
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.trace_json import trace_json
 from crossfuse.workload import check, parse, prim_func, random_inputs

@@ -18,7 +18,6 @@ from crossfuse.planner.dataflow.exchange import (
     METHODS,
     all_exchange,
     exchanges,
-    inter_cluster_reduce,
     reduce_scatter,
     shuffle,
 )
@@ -143,11 +142,6 @@ def test_exchanges_of_a_run_equal_the_walk(products: int, method: str) -> None:
         leaves = elements_moved(made[-1], chain.output.dims, hold)
         assert found.reduce_scatter * chain.elements(chain.output.name) == stored * leaves
         assert found.total == total + found.reduce_scatter
-
-
-def test_clusters_that_share_an_output_add_in_l2() -> None:
-    assert inter_cluster_reduce(128 * 768, 24) == 24 * 128 * 768 * 4
-    assert inter_cluster_reduce(128 * 768, 1) == 0
 
 
 def test_other_methods_are_refused() -> None:

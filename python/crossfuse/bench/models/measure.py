@@ -15,7 +15,7 @@ from crossfuse.models.widths import Widths
 if TYPE_CHECKING:
     from crossfuse.bench.timing import Step
     from crossfuse.models.zoo import Built
-    from crossfuse.workload.accuracy import Tolerance
+    from crossfuse.workload.tolerances import Tolerance
 
 
 def measure_model(job: Job, spec: ModelSpec, device: str = "cuda", **options: Any) -> Timing:
@@ -80,7 +80,7 @@ def tolerance(built: Built) -> Tolerance:
     import torch
 
     from crossfuse.relax.torch_import import to_numpy
-    from crossfuse.workload.accuracy import plain_tolerance
+    from crossfuse.workload.tolerances import plain_tolerance
 
     with torch.no_grad():
         eager = to_numpy(built.module(*built.inputs))

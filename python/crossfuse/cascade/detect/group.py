@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from crossfuse.blocks import access
+from crossfuse.blocks.read import Block
 from crossfuse.cascade.detect.loads import Load, moved, variables_of
 from crossfuse.cascade.detect.matching import Binding, extended
 from crossfuse.cascade.detect.program import Program, buffers_of
 from crossfuse.cascade.detect.refusal import refused
-from crossfuse.planner.extract import access
-from crossfuse.planner.extract.blocks import Block
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.planner.extract import access
+from crossfuse.blocks import access
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,14 +33,7 @@ class Load:
 
 def loads_of(value: Any) -> list[Load]:
     """All loads in an expression, those inside indices too."""
-    return [Load(each.source, tuple(each.indices)) for each in load_nodes(value)]
-
-
-def load_nodes(value: Any) -> list[Any]:
-    """The same as TVM's nodes."""
-    found: list[Any] = []
-    ir.walk(value, (ir.TensorLoad, found.append))
-    return found
+    return [Load(each.source, tuple(each.indices)) for each in ir.buffer_loads(value)]
 
 
 def variables_of(indices: Iterable[Any]) -> frozenset[Any]:

@@ -7,8 +7,8 @@ from itertools import permutations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks import access
 from crossfuse.cascade.detect.loads import moved, same, variables_of
-from crossfuse.planner.extract import access
 
 #: What each variable of a reader is, in the group's variables.
 Binding = Mapping[Any, Any]

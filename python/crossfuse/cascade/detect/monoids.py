@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sympy
 
+from crossfuse.blocks.read import Block
 from crossfuse.cascade.detect.program import Program
 from crossfuse.cascade.detect.refusal import refused
 from crossfuse.cascade.expressions.to_sympy import number
 from crossfuse.cascade.monoid import Monoid, topk
-from crossfuse.planner.extract.blocks import Block
 
 _NAMES = {"product": "prod"}
 

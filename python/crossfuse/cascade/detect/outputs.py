@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.read import Block
 from crossfuse.cascade.detect.group import Group, elements
 from crossfuse.cascade.detect.loads import Load, loads_of, moved, same, variables_of
 from crossfuse.cascade.detect.program import Program
 from crossfuse.cascade.detect.refusal import SPLIT, refused
-from crossfuse.planner.extract.blocks import Block
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.read import Block, read_blocks
 from crossfuse.cascade.detect.loads import Load, loads_of, same, simplified
 from crossfuse.cascade.detect.ranks import with_selections
 from crossfuse.cascade.detect.refusal import as_cascade, refused
 from crossfuse.cascade.detect.selected import Selection
 from crossfuse.cascade.detect.selection import read_several
-from crossfuse.planner.extract.blocks import Block, read_blocks
 
 #: Attribute of a function: names of parameters that hold no negative number, such as weights of a
 #: mean. What is derived from it needs fewer corrections.
@@ -115,7 +115,7 @@ def read_program(func: Any) -> Program:
     ------
     CascadeRefused
         Scans, statements that are no blocks, buffers that several blocks write or that are read
-        before they are written; see `crossfuse.planner.extract.blocks.read_blocks`.
+        before they are written; see `crossfuse.blocks.read.read_blocks`.
     """
     if not isinstance(func, ir.PrimFunc):
         found = f"a {type(func).__name__}"

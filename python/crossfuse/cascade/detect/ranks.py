@@ -20,11 +20,10 @@ from typing import Any
 import sympy
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.detect.loads import load_nodes
+from crossfuse.blocks.read import Block
 from crossfuse.cascade.detect.selected import Selection
 from crossfuse.cascade.expressions.to_sympy import to_sympy
 from crossfuse.errors import CascadeRefused
-from crossfuse.planner.extract.blocks import Block
 
 _OTHER, _OWN = sympy.symbols("other own", real=True)
 _OTHER_AT, _OWN_AT = sympy.symbols("other_at own_at", integer=True)
@@ -75,7 +74,7 @@ def with_selections(blocks: Sequence[Block]) -> list[Block]:
     ranks = {each.buffer: rank for each in blocks if (rank := _rank(each)) is not None}
     picks: dict[int, list[_Pick]] = {}
     for block in blocks:
-        for buffer in {each.source for each in load_nodes(block.value)} & set(ranks):
+        for buffer in {each.source for each in ir.buffer_loads(block.value)} & set(ranks):
             pick = _pick(block, ranks[buffer])
             if pick is None:
                 # Something else is done with the ranks: they stay what they are.
@@ -145,7 +144,7 @@ def _rank(block: Block) -> _Rank | None:
     if block.combine != "sum" or len(block.summed) != 1:
         return None
     (other,) = block.summed
-    loads = load_nodes(block.value)
+    loads = ir.buffer_loads(block.value)
     if not loads or any(not each.source.same_as(loads[0].source) for each in loads):
         return None
     for position in block.coordinates:
@@ -174,7 +173,9 @@ def _pick(block: Block, rank: _Rank) -> _Pick | None:
     if block.combine != "sum" or len(block.summed) != 1:
         return None
     (at,), place = block.summed, block.coordinates[-1]
-    loads = [each for each in load_nodes(block.value) if each.source.same_as(rank.block.buffer)]
+    loads = [
+        each for each in ir.buffer_loads(block.value) if each.source.same_as(rank.block.buffer)
+    ]
     values = dict(zip(rank.block.coordinates, loads[0].indices, strict=True))
     rows = [index for var, index in values.items() if not var.same_as(rank.position)]
     own = all(any(index.same_as(each) for each in block.coordinates[:-1]) for index in rows)

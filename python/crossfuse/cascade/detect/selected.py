@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from crossfuse.planner.extract.blocks import Block
+from crossfuse.blocks.read import Block
 
 
 @dataclass(frozen=True, eq=False)

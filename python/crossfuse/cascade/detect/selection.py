@@ -13,14 +13,13 @@ import sympy
 from sympy.core.relational import Relational
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.detect.loads import load_nodes
+from crossfuse.blocks import access
+from crossfuse.blocks.placement import placement
+from crossfuse.blocks.read import Block, read_block
 from crossfuse.cascade.detect.refusal import refused
 from crossfuse.cascade.detect.selected import Selection
 from crossfuse.cascade.detect.sorting import read_call
 from crossfuse.cascade.expressions.to_sympy import to_sympy
-from crossfuse.planner.extract import access
-from crossfuse.planner.extract.blocks import Block, read_block
-from crossfuse.planner.extract.placement import placement
 
 _LIMIT = (
     "reductions by themselves, and argmax or argmin: a value and its place, of equals the first"
@@ -63,7 +62,7 @@ def read_several(loops: tuple[Any, ...], realize: Any) -> list[Block]:
             return [_selection(loops, realize, value, place, combine, starts)]
     written = [each.buffer for each in stores]
     for store in stores:
-        others = [each.source for each in load_nodes(store.value)]
+        others = [each.source for each in ir.buffer_loads(store.value)]
         if sum(each.same_as(buffer) for each in others for buffer in written) != 1:
             raise _refused(node, "stores that choose or combine in another way")
     return [_alone(loops, realize, store, starts) for store in stores]

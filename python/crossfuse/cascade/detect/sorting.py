@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.placement import shape_of
 from crossfuse.cascade.detect.refusal import refused
 from crossfuse.cascade.detect.selected import Selection
-from crossfuse.planner.extract.placement import shape_of
 
 _CALLED = "tvm.contrib.sort.topk"
 _LIMIT = f"calls of {_CALLED} along the last axis, in descending order"

@@ -8,13 +8,13 @@ from typing import Any
 import sympy
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks import access
+from crossfuse.blocks.read import Block
 from crossfuse.cascade.detect.group import Member
 from crossfuse.cascade.detect.loads import Load, loads_of, moved, same, variables_of
 from crossfuse.cascade.detect.refusal import refused
 from crossfuse.cascade.detect.symbols import Symbols
 from crossfuse.cascade.expressions.to_sympy import narrows, to_sympy
-from crossfuse.planner.extract import access
-from crossfuse.planner.extract.blocks import Block
 
 #: Results that are rounded below these bits are what they are rounded to.
 _KEPT_BITS = 16

@@ -31,7 +31,7 @@ from crossfuse.cascade.rewrite.segments import Segment
 from crossfuse.cascade.rewrite.streaming import over_parameters
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.site import OutputSite, Site
-from crossfuse.schedule.markers import CHUNKS, FAST, MERGE
+from crossfuse.markers import CHUNKS, FAST, MERGE
 
 #: Threads that share a row: a warp.
 WARP = 32
@@ -208,10 +208,8 @@ class _Writer:
         """What the block of a row reads and writes, stated: it holds other blocks."""
         row, site = self.row, self.chunks.site
         length = int(site.extents[site.axis])
-        loads: list[Any] = []
-        for each in site.reads.values():
-            ir.walk(each, (ir.TensorLoad, lambda load: loads.append(load.source)))
-        ir.script.reads(*[each[row, 0:length] for each in dict.fromkeys(loads)])
+        read = dict.fromkeys(each.source for each in ir.buffer_loads(*site.reads.values()))
+        ir.script.reads(*[each[row, 0:length] for each in read])
         stored = [
             each.buffer[row, 0:length] if len(each.indices) == 2 else each.buffer[row]
             for each in site.outputs

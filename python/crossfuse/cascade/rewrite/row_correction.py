@@ -53,8 +53,7 @@ def corrected_product(parts: RowsFirst, factors: Any, chunk: int) -> Any:
 
 def _operand(block: Any, made: set[Any]) -> Any:
     """The load of what is made before, in a product of it."""
-    loads: list[Any] = []
-    ir.walk(block.body, (ir.TensorLoad, loads.append))
+    loads = ir.buffer_loads(block.body)
     found = [each for each in loads if each.source in made and len(each.indices) == 2]
     return found[0] if found else None
 

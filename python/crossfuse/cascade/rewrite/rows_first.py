@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse._blocks import is_reduction
+from crossfuse.blocks.facts import is_reduction
 from crossfuse.cascade.rewrite.refusal import refused
 
 

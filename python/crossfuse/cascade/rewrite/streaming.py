@@ -16,7 +16,7 @@ from crossfuse.cascade.rewrite.scripting import held, loop, named, spatial, symb
 from crossfuse.cascade.rewrite.segments import Segment
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.site import OutputSite, Site, StageSite
-from crossfuse.schedule.markers import FAST, MERGE, RESIDENT_CTAS
+from crossfuse.markers import FAST, MERGE, RESIDENT_CTAS
 
 
 def streaming(site: Site, derivation: Derivation, tiles: StreamTiles | None = None) -> Any:

@@ -15,8 +15,8 @@ from typing import Any
 import sympy
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.access import row_major
 from crossfuse.cascade.site import Site
-from crossfuse.lower.tree import row_major
 
 #: Bytes of a load.
 BYTES = 16

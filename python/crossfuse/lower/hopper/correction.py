@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from crossfuse import _tvm as ir
-from crossfuse._blocks import corrected, is_reduction
+from crossfuse.blocks.facts import corrected, is_reduction
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program
 from crossfuse.lower.hopper.tile_program import Correction
 

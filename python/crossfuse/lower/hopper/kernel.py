@@ -27,7 +27,7 @@ from crossfuse.lower.hopper.rows.warpgroup import meet_and_make_rows
 from crossfuse.lower.hopper.statements import branches, run, when
 from crossfuse.lower.hopper.timeline import Timeline, timeline_buffer
 from crossfuse.lower.image import ROW_COUNT
-from crossfuse.schedule.markers import FAST
+from crossfuse.markers import FAST
 
 
 def emit_kernel(plan: KernelPlan, name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program
 from crossfuse.lower.hopper.tile_program import TileProgram
-from crossfuse.schedule.markers import ACCUMULATE, ACCUMULATIONS
+from crossfuse.markers import ACCUMULATE, ACCUMULATIONS
 
 #: Of names of buffers that sums are added in.
 _SUMS = "crossfuse_sums_"

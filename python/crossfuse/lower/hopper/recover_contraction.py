@@ -7,14 +7,14 @@ from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse._blocks import corrected
+from crossfuse.blocks.facts import corrected
 from crossfuse.lower.hopper.correction import read_correction
 from crossfuse.lower.hopper.gathered import Element, gathered, side_by_side
 from crossfuse.lower.hopper.recover_window import read_window
 from crossfuse.lower.hopper.tile import Gather, KeptTile, Place, Tile, covers
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program, tile_nest
 from crossfuse.lower.hopper.tile_program import Contraction, Product
-from crossfuse.schedule.markers import CONSTANT, STAGES
+from crossfuse.markers import CONSTANT, STAGES
 
 
 def read_contraction(

@@ -9,7 +9,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.tile import Place, Tile
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program
 from crossfuse.lower.hopper.tile_program import Contraction, Exchange
-from crossfuse.schedule.markers import DSM_SCOPE
+from crossfuse.markers import DSM_SCOPE
 
 
 def read_exchange(

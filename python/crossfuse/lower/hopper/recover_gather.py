@@ -16,7 +16,7 @@ from crossfuse.lower.hopper.recover_sum import is_partial, read_partial
 from crossfuse.lower.hopper.tile import Gather, Place, Store
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program, tile_nest
 from crossfuse.lower.hopper.tile_program import Contraction, TileProgram
-from crossfuse.schedule.markers import DSM_COPIES, DSM_COPY, DSM_SHUFFLE, GRID_STAGE
+from crossfuse.markers import DSM_COPIES, DSM_COPY, DSM_SHUFFLE, GRID_STAGE
 
 _Read = tuple[Contraction, Store, TileNest]
 

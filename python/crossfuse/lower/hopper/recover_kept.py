@@ -14,7 +14,7 @@ from crossfuse.lower.hopper.recover_sum import is_partial, read_partial
 from crossfuse.lower.hopper.tile import KeptTile, Place, Store, Tile
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program
 from crossfuse.lower.hopper.tile_program import Contraction, TileProgram
-from crossfuse.schedule.markers import GRID_STAGE
+from crossfuse.markers import GRID_STAGE
 
 Read = tuple[Contraction, Store, TileNest]
 

@@ -9,7 +9,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.tile import Place, Tile
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program
 from crossfuse.lower.hopper.tile_program import Contraction, Exchange, TileProgram
-from crossfuse.schedule.markers import PAIRED
+from crossfuse.markers import PAIRED
 
 
 def is_paired(nest: TileNest) -> bool:

@@ -8,7 +8,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.tile import Place
 from crossfuse.lower.hopper.tile_nest import check_start, refuse_program
 from crossfuse.lower.tree import coordinate
-from crossfuse.schedule.markers import STAGES
+from crossfuse.markers import STAGES
 
 Loops = tuple[Any, ...]
 

@@ -13,7 +13,7 @@ from crossfuse.lower.hopper.tile import Rows, Store
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import ROW_COUNT
 from crossfuse.lower.refusal import refuse
-from crossfuse.schedule.markers import ROW_COUNTS, ROWS, marked_blocks
+from crossfuse.markers import ROW_COUNTS, ROWS, marked_blocks
 
 _INSTEAD = "leave accept_fewer_rows out, and compile for each number of rows"
 

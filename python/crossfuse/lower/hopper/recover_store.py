@@ -60,8 +60,7 @@ def accumulator_loads(nest: TileNest, accumulators: tuple[Any, ...]) -> list[Any
     LoweringRefused
         If it loads anything else that is not in global memory, or of no type of `READ_TYPES`.
     """
-    loads: list[Any] = []
-    ir.walk(nest.block.body.value, (ir.TensorLoad, loads.append))
+    loads = ir.buffer_loads(nest.block.body.value)
     ours = [each for each in loads if any(each.source.same_as(a) for a in accumulators)]
     for load in loads:
         if any(load.same_as(each) for each in ours):

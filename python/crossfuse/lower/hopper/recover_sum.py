@@ -16,7 +16,7 @@ from crossfuse.lower.hopper.sum_program import UNIT, SumProgram
 from crossfuse.lower.hopper.tile import Place, Store, Tile, covers
 from crossfuse.lower.hopper.tile_nest import TileNest, refuse_program, tile_nest
 from crossfuse.lower.hopper.tile_program import TileProgram
-from crossfuse.schedule.markers import GRID_STAGE
+from crossfuse.markers import GRID_STAGE
 
 
 def is_partial(node: Any) -> bool:

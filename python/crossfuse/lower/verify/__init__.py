@@ -13,7 +13,7 @@ from crossfuse.lower.verify.private_buffers import check_private_buffers
 from crossfuse.lower.verify.structure import check_structure
 from crossfuse.lower.verify.vectors import check_vectors
 from crossfuse.lower.verify.virtual_threads import check_virtual_threads
-from crossfuse.schedule.markers import is_cluster_function
+from crossfuse.markers import is_cluster_function
 
 
 def verify_structure() -> Any:

@@ -14,7 +14,7 @@ from crossfuse.lower.kernel import ClusterKernel
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.stored_elements import stored_elements
 from crossfuse.lower.tree import Access, analyzer, bounds, coordinate
-from crossfuse.schedule.markers import DSM_SCOPE
+from crossfuse.markers import DSM_SCOPE
 
 _TRUE = ir.tirx.IntImm("bool", 1)
 

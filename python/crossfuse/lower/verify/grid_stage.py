@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse.lower.refusal import refuse
-from crossfuse.schedule.markers import staged_blocks
+from crossfuse.markers import staged_blocks
 
 
 def check_grid_stage(function: Any) -> None:

@@ -7,7 +7,7 @@ from math import prod
 from crossfuse.hardware import Device
 from crossfuse.lower.kernel import ClusterKernel
 from crossfuse.lower.refusal import refuse
-from crossfuse.schedule.markers import DSM_DTYPES, MAX_CLUSTER
+from crossfuse.markers import DSM_DTYPES, MAX_CLUSTER
 
 #: CTAs along each axis of a grid (CUDA C++ Programming Guide, technical specifications).
 MAX_GRID = {"x": 2**31 - 1, "y": 65535, "z": 65535}

@@ -7,7 +7,8 @@ from operator import itemgetter
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.tree import Access, analyzer, coordinate, coordinate_loop, row_major
+from crossfuse.blocks.access import row_major
+from crossfuse.lower.tree import Access, analyzer, coordinate, coordinate_loop
 
 #: A number read off an index.
 Projection = Callable[[list[Any]], Any]

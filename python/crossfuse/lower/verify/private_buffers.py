@@ -9,7 +9,7 @@ from crossfuse.lower.kernel import ClusterKernel, Part
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import Access, children, coordinate
 from crossfuse.lower.verify.ownership import extents, stray_access
-from crossfuse.schedule.markers import DSM_SCOPE, MERGED, marked_blocks_in
+from crossfuse.markers import DSM_SCOPE, MERGED, marked_blocks_in
 
 
 def check_private_buffers(kernel: ClusterKernel, part: Part) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import children, coordinate, evaluated
-from crossfuse.schedule.markers import AXES, NAIVE_TAGS, cluster_axis, thread_tag
+from crossfuse.markers import AXES, NAIVE_TAGS, cluster_axis, thread_tag
 
 
 def check_structure(func: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from crossfuse.lower.kernel import ClusterKernel
 from crossfuse.lower.refusal import refuse
-from crossfuse.schedule.markers import thread_tag
+from crossfuse.markers import thread_tag
 
 _TAG = "vthread"
 

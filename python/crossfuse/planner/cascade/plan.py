@@ -22,7 +22,7 @@ from crossfuse.planner.cascade.space import (
     parted,
     tile_fields,
 )
-from crossfuse.planner.choice import Runner, runner_of
+from crossfuse.planner.choice import Runner, plain_numbers, runner_of
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.families import CASCADE_FAMILIES, EAGER, ROWS, TILES
@@ -210,15 +210,10 @@ def _of_passes(shape: CascadeShape, spec: Device, rates: Rates) -> CascadePlan:
 
 def _frame(shape: CascadeShape, spec: Device, found: Estimate) -> CascadePlan:
     """A plan not to fuse, with the times of an estimate."""
-    terms = _numbers(found.terms)
+    terms = plain_numbers(found.terms)
     total = sum(terms.values())
-    alone = _numbers(found.busy)
+    alone = plain_numbers(found.busy)
     return CascadePlan(shape, spec.name, EAGER, {}, total, terms, found.bound, {}, alone, MEMORY)
-
-
-def _numbers(times: Mapping[str, Any]) -> dict[str, float]:
-    """Plain numbers; what takes no time is left out."""
-    return {name: float(each) for name, each in times.items() if float(each)}
 
 
 def _check(wanted: Sequence[str]) -> None:

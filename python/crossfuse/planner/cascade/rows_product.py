@@ -96,6 +96,7 @@ def rows_product_of(func: Any) -> RowsProduct | None:
         None of a function of another form, and of rows that do not stream.
     """
     from crossfuse import _tvm as ir
+    from crossfuse.blocks.chain import read_chain
     from crossfuse.cascade.algebra import derive
     from crossfuse.cascade.detect import detect
     from crossfuse.cascade.rewrite.rows_first import rows_first
@@ -103,7 +104,6 @@ def rows_product_of(func: Any) -> RowsProduct | None:
     from crossfuse.cascade.rewrite.work import work_of
     from crossfuse.errors import CascadeRefused, PlanRefused, ScheduleRefused
     from crossfuse.planner.extract.chain import chain_from
-    from crossfuse.schedule.rules.chain import read_chain
 
     parts = rows_first(func)
     if parts is None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-ROLES = ("input", "intermediate", "output")
-
 
 @dataclass(frozen=True)
 class Dim:
@@ -37,7 +35,7 @@ class Tensor:
     item : int
         Bytes of an element as stored.
     role : str
-        One of `ROLES`.
+        ``"input"``, ``"intermediate"`` or ``"output"``.
     repeats : int
         Times that each stored element stands in the tensor: the windows of a convolution repeat
         every pixel k * k times. Memory has elements / repeats of them.

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.dataflow.cluster import cluster_lanes
-from crossfuse.planner.dataflow.counts import Count, ceil_div, choose, floor_div, most
+from crossfuse.planner.dataflow.counts import Count, ceil_div, floor_div, most
 from crossfuse.planner.dataflow.footprint import ACCUMULATOR, sums_of
 from crossfuse.planner.dataflow.residency import Residency
 from crossfuse.planner.dataflow.volume import Nest, elements_made, elements_moved
@@ -250,25 +250,3 @@ def exchanges(
     size = ACCUMULATOR * sums_of(chain, cluster, len(chain.products) - 1)
     stored = (lanes[-1].split - 1) * elements * size
     return Exchanges(combined, shuffled, stored)
-
-
-def inter_cluster_reduce(
-    elements: Count, clusters: Count, *, accumulator: int = ACCUMULATOR
-) -> Count:
-    """Bytes that clusters add into L2 when each has partial sums of the same output.
-
-    Parameters
-    ----------
-    elements : Count
-        Of the output.
-    clusters : Count
-        That have partial sums of each element; with one the sums are whole and nothing is added.
-    accumulator : int
-        Bytes of a partial sum.
-
-    Returns
-    -------
-    Count
-        Bytes; 0 for one cluster, whose sums are stored and not added.
-    """
-    return choose(clusters > 1, clusters * elements * accumulator, 0)

@@ -19,13 +19,15 @@ Further inputs, such as biases, go from L2 to registers, which the levels betwee
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from crossfuse.planner.chain.check import TERMS
 from crossfuse.planner.chain.spec import Chain, Tensor
-from crossfuse.planner.dataflow.counts import Count, Flag, Share, ceil_div, choose, part
+from crossfuse.planner.dataflow.counts import Count, Share, choose, part
 from crossfuse.planner.dataflow.exchange import Exchanges, exchanges
-from crossfuse.planner.dataflow.footprint import ACCUMULATOR, region_elements
+from crossfuse.planner.dataflow.footprint import ACCUMULATOR
+from crossfuse.planner.dataflow.hbm import through_hbm
+from crossfuse.planner.dataflow.moving import inputs, operands, written_bytes
 from crossfuse.planner.dataflow.residency import Residency
 from crossfuse.planner.dataflow.schedules import LoopSchedule
 from crossfuse.planner.dataflow.tiling import LEVELS, Tiling
@@ -138,7 +140,7 @@ def movement(
             "shared": arrivals(chain, cta, residency, tiling.cluster),
             "dsm": dsm,
             "l2": through_l2(chain, cluster, residency, machine),
-            "hbm": _through_hbm(chain, grid, residency, machine),
+            "hbm": through_hbm(chain, grid, residency, machine.l2_bytes),
         },
         exchanged,
     )
@@ -173,7 +175,7 @@ def arrivals(
     """
     found = {
         tensor.name: _moved(nest, tensor, residency) * tensor.item
-        for nest, tensor in _operands(chain, made)
+        for nest, tensor in operands(chain, made)
     }
     left = chain.products[0].left
     return {**found, left: found[left] * cluster.get(TERMS, 1)}
@@ -193,13 +195,13 @@ def through_l2(
     """
     found = {
         tensor.name: _moved(nest, tensor, residency) * tensor.item
-        for nest, tensor in _inputs(chain, made)
+        for nest, tensor in inputs(chain, made)
     }
     for index in range(len(chain.intermediates)):
         name = chain.products[index].output
         found[name] = _handed_on(chain, made, index, residency, machine)
     hold = residency.position(chain.output, made[-1].schedule)
-    found[chain.output.name] = _written(chain, made[-1], hold, machine.adds)
+    found[chain.output.name] = written_bytes(chain, made[-1], hold, machine.adds)
     return found
 
 
@@ -221,89 +223,6 @@ def _handed_on(
         return whole
     parts = written * ACCUMULATOR * len(chain.products[index].rights)
     return choose(made[index].grains[reduction].tiles > 1, parts + read, whole)
-
-
-def _written(chain: Chain, nest: Nest, hold: int, adds: bool) -> Count:
-    """Bytes of the output: whole sums as stored, partial ones in full and as often as they come."""
-    tensor = chain.output
-    elements = elements_moved(nest, tensor.dims, hold)
-    partial = elements * ACCUMULATOR
-    if not adds:
-        again = elements - elements_moved(nest, tensor.dims, hold, first=True)
-        partial = partial + again * ACCUMULATOR
-    return choose(elements > chain.elements(tensor.name), partial, elements * tensor.item)
-
-
-def _through_hbm(
-    chain: Chain, made: tuple[Nest, ...], residency: Residency, machine: Machine
-) -> dict[str, Count]:
-    """What L2 cannot keep comes again; what fits moves once, and an intermediate not at all."""
-    inner = len(made[0].schedule.order)
-    inputs = _inputs(chain, made)
-    # What a CTA holds for longer than L2 does not come again for that.
-    longest = {each.name: residency.position(each, made[0].schedule) for each in chain.tensors}
-    result: Count = 0
-    found: dict[str, Count] = {}
-    for hold in reversed(range(inner + 1)):
-        fits: Flag = hold == inner
-        if hold < inner:
-            fits = _working_set(chain, made, residency, hold) <= machine.l2_bytes
-        for nest, tensor in inputs:
-            size = _from_hbm(nest, tensor, min(hold, longest[tensor.name]))
-            found[tensor.name] = choose(fits, size, found.get(tensor.name, 0))
-        stays = min(hold, longest[chain.output.name])
-        result = choose(fits, _written(chain, made[-1], stays, adds=False), result)
-    for index, tensor in enumerate(chain.intermediates):
-        if tensor.name in residency.grid_wide:
-            consumer, hold = made[index + 1], residency.position(tensor, made[0].schedule)
-            region = region_elements(consumer, tensor.dims, hold) * tensor.item
-            moved = elements_made(made[index], tensor.dims) * tensor.item
-            moved = moved + _from_hbm(consumer, tensor, inner)
-            streams = _working_set(chain, made, replace(residency, grid_wide=frozenset()), inner)
-            found[tensor.name] = choose(region + streams <= machine.l2_bytes, 0, moved)
-    return {**found, chain.output.name: result}
-
-
-def _working_set(chain: Chain, made: tuple[Nest, ...], residency: Residency, hold: int) -> Count:
-    """Bytes that the loops from a position on touch in L2."""
-    needed: Count = 0
-    moving = (*_operands(chain, made), *_further(chain, made), (made[-1], chain.output))
-    for nest, tensor in moving:
-        if tensor.role != "intermediate" or tensor.name in residency.grid_wide:
-            needed = needed + _in_memory(region_elements(nest, tensor.dims, hold), tensor)
-    return needed
-
-
-def _from_hbm(nest: Nest, tensor: Tensor, hold: int) -> Count:
-    return _in_memory(elements_moved(nest, tensor.dims, hold), tensor)
-
-
-def _in_memory(elements: Count, tensor: Tensor) -> Count:
-    """Bytes that elements take in memory, where those that repeat stand once."""
-    size = elements * tensor.item
-    return ceil_div(size, tensor.repeats) if tensor.repeats > 1 else size
-
-
-def _operands(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:
-    return [
-        (nest, chain.tensor(name))
-        for nest, product in zip(made, chain.products, strict=True)
-        for name in (product.left, *product.rights)
-    ]
-
-
-def _further(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:
-    """Further inputs, with the loops that read them."""
-    return [
-        (replace(nest, own=chain.further_loops(index, name)), chain.tensor(name))
-        for index, (nest, product) in enumerate(zip(made, chain.products, strict=True))
-        for name in product.further
-    ]
-
-
-def _inputs(chain: Chain, made: tuple[Nest, ...]) -> list[tuple[Nest, Tensor]]:
-    operands = [each for each in _operands(chain, made) if each[1].role == "input"]
-    return [*operands, *_further(chain, made)]
 
 
 def _moved(nest: Nest, tensor: Tensor, residency: Residency) -> Count:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crossfuse.planner.extract import access
+from crossfuse.blocks import access
 from crossfuse.planner.extract.refusal import refused
 from crossfuse.planner.extract.stages import Stage
 

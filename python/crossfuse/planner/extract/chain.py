@@ -93,6 +93,6 @@ def _layer(program: Any, part: Parts, reduced: Any) -> Layer:
 
 
 def _extent(variables: Any, domain: Any) -> int:
-    from crossfuse.planner.extract.access import extent_of
+    from crossfuse.blocks.access import extent_of
 
     return extent_of(variables, domain)

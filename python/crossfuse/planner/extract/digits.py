@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.planner.extract import access
-from crossfuse.planner.extract.blocks import Block
+from crossfuse.blocks import access
+from crossfuse.blocks.read import Block
 
 
 def radices(indices: Iterable[Any], domain: access.Domain) -> dict[Any, tuple[int, ...]]:

@@ -7,11 +7,11 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from crossfuse.blocks import access
+from crossfuse.blocks.placement import shape_of
 from crossfuse.planner.chain.layers import PARTS, Further
-from crossfuse.planner.extract import access
 from crossfuse.planner.extract.batch import Parts as RowParts
 from crossfuse.planner.extract.batch import batch_of
-from crossfuse.planner.extract.placement import shape_of
 from crossfuse.planner.extract.reads import Program, Read, distinct, item_of_buffer
 from crossfuse.planner.extract.stages import Stage
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from crossfuse.planner.extract import access
-from crossfuse.planner.extract.blocks import Block
+from crossfuse.blocks import access
+from crossfuse.blocks.read import Block
 from crossfuse.planner.extract.reads import Factor, Program, Read, distinct
 from crossfuse.planner.extract.refusal import OUTLINE, refused
 

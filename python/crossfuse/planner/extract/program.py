@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.planner.extract.blocks import Block, read_blocks
+from crossfuse.blocks.read import Block, read_blocks
 from crossfuse.planner.extract.reads import Program
 from crossfuse.planner.extract.refusal import refused
 
@@ -55,9 +55,7 @@ def read_program(func: Any) -> Program:
 def _check_order(blocks: dict[Any, Block], output: Any) -> None:
     used, written = set(), set()
     for buffer, block in blocks.items():
-        loads: list[Any] = []
-        ir.walk(block.value, (ir.TensorLoad, loads.append))
-        for load in loads:
+        for load in ir.buffer_loads(block.value):
             if load.source in blocks and load.source not in written:
                 where, found = (
                     f"{block.where}, buffer '{load.source.name}'",

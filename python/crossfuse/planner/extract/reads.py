@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.planner.extract import access
-from crossfuse.planner.extract.blocks import Block
+from crossfuse.blocks import access
+from crossfuse.blocks.placement import shape_of
+from crossfuse.blocks.read import Block
 from crossfuse.planner.extract.digits import apart, radices, taken_apart
-from crossfuse.planner.extract.placement import shape_of
 from crossfuse.planner.extract.refusal import refused
 
 #: Operators that hide which elements they touch.
@@ -150,9 +150,8 @@ class Program:
         return None if block is None or block.combine else block
 
     def _read(self, value: Any, block: Block) -> tuple[Read, ...]:
-        loads: list[Any] = []
+        loads = ir.buffer_loads(value)
         calls: list[Any] = []
-        ir.walk(value, (ir.TensorLoad, loads.append))
         ir.walk(value, (ir.Call, calls.append))
         for call in calls:
             if str(getattr(call.op, "name", "")) in _POINTERS:
@@ -223,6 +222,4 @@ def _distinct_factors(factors: Iterable[Factor]) -> tuple[Factor, ...]:
 
 
 def _has_load(expression: Any) -> bool:
-    found: list[Any] = []
-    ir.walk(expression, (ir.TensorLoad, found.append))
-    return bool(found)
+    return bool(ir.buffer_loads(expression))

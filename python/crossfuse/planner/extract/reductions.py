@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from crossfuse.blocks import access
+from crossfuse.blocks.read import Block
 from crossfuse.planner.chain.layers import PARTS, Reduced
-from crossfuse.planner.extract import access
-from crossfuse.planner.extract.blocks import Block
 from crossfuse.planner.extract.parts import Parts
 from crossfuse.planner.extract.product import is_product, products
 from crossfuse.planner.extract.reads import Program, Read

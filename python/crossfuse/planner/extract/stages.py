@@ -8,8 +8,8 @@ from itertools import permutations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.planner.extract import access
-from crossfuse.planner.extract.blocks import Block
+from crossfuse.blocks import access
+from crossfuse.blocks.read import Block
 from crossfuse.planner.extract.product import Split, is_product, products, split
 from crossfuse.planner.extract.reads import Program, Read, distinct, item_of_buffer
 from crossfuse.planner.extract.refusal import refused

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.kernels.boxes import ROW_BYTES
+
+if TYPE_CHECKING:
+    from crossfuse.blocks import chain as blocks
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,13 @@ def shape_of(chain: Chain, *, k_major: bool = True) -> Shape:
         k_major,
         _further_bytes(chain),
     )
+
+
+def shape_of_blocks(chain: blocks.Chain) -> Shape:
+    """Read the extents of a chain of which the blocks are at hand."""
+    products = len(chain.first)
+    kept = (chain.item, chain.out, chain.k_major, chain.further)
+    return Shape(chain.m, chain.n, chain.k, chain.l, products, *kept)
 
 
 def _further_bytes(chain: Chain) -> int:

@@ -10,8 +10,8 @@ from crossfuse.cascade.rewrite.tiled.frame import COLUMNS, DEPTH, PARTS, ROWS, S
 from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.tiled.tiled import MERGE, TILE, tiled
 from crossfuse.cascade.site import Site
+from crossfuse.markers import STAGES, STREAM
 from crossfuse.schedule.install import install
-from crossfuse.schedule.markers import STAGES, STREAM
 
 
 def schedule_cascade_tiles(

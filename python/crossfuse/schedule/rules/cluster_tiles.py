@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from crossfuse.blocks.chain import Chain
 from crossfuse.planner.kernels.clustered import SLICE, ClusteredKernel
-from crossfuse.schedule.rules.chain import Chain
+from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.schedule.rules.parted_tiles import PartedTiles
 
 
@@ -56,7 +57,7 @@ class ClusterTiles(PartedTiles):
 
     def columns(self, chain: Chain) -> int:
         """Columns of a CTA's tile of the output; the last one may reach beyond it."""
-        return int(self.kernel.columns(chain.shape))
+        return int(self.kernel.columns(shape_of_blocks(chain)))
 
     def pads(self, chain: Chain) -> bool:
         """Whether slices reach beyond the intermediate."""

@@ -7,14 +7,14 @@ from math import gcd
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.chain import Chain, read_two_products
+from crossfuse.blocks.operands import is_k_major
+from crossfuse.blocks.scheduled import read_of
 from crossfuse.hardware import Device, device
+from crossfuse.markers import ACCUMULATE, DSM_COPY
 from crossfuse.planner.kernels.clustered import SLICE
-from crossfuse.schedule.facts import read_of
 from crossfuse.schedule.install import install
-from crossfuse.schedule.markers import ACCUMULATE, DSM_COPY
-from crossfuse.schedule.rules.chain import Chain, read_two_products
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
-from crossfuse.schedule.rules.operands import is_k_major
 from crossfuse.schedule.rules.pipelined import (
     depth_beside,
     place_first,

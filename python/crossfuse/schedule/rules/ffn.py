@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.chain import Chain, read_chain
+from crossfuse.blocks.scheduled import position, read_of
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.schedule.facts import position, read_of
 from crossfuse.schedule.install import install
-from crossfuse.schedule.rules.chain import Chain, read_chain
 from crossfuse.schedule.rules.staging import copy_by_threads, stage_operand, tile_columns
 from crossfuse.schedule.rules.tiles import Tiles, choose_tiles, staged_depth
 

@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, replace
 from typing import Any, ClassVar, TypeVar
 
+from crossfuse.blocks.chain import Chain
+from crossfuse.blocks.scheduled import name_of
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.dataflow.counts import Flag
 from crossfuse.planner.kernels.clustered import ClusteredKernel
 from crossfuse.planner.kernels.registers import RegisterKernel
-from crossfuse.schedule.facts import name_of
-from crossfuse.schedule.rules.chain import Chain
+from crossfuse.planner.kernels.shape import shape_of_blocks
 
 Tiles = TypeVar("Tiles", bound="PartedTiles")
 
@@ -85,7 +86,7 @@ class PartedTiles(ABC):
         least = 2 if several and not self.parts else 1
         found = fill_tiles(
             self.family,
-            chain.shape,
+            shape_of_blocks(chain),
             device,
             given,
             lambda kernels: (kernels.parts >= least) & self.leaves_room(chain, kernels),
@@ -106,11 +107,11 @@ class PartedTiles(ABC):
 
     def width(self, chain: Chain) -> int:
         """Columns of the intermediate that a CTA makes; the last ones may reach beyond it."""
-        return int(self.kernel.width(chain.shape))
+        return int(self.kernel.width(shape_of_blocks(chain)))
 
     def rows_of_sum(self, chain: Chain) -> int:
         """Rows of a tile of which each part adds as many elements, through L2.
 
         Rows beyond the output are added by nobody.
         """
-        return int(self.kernel.rows_of_sum(chain.shape))
+        return int(self.kernel.rows_of_sum(shape_of_blocks(chain)))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from crossfuse.blocks.chain import Chain
+from crossfuse.blocks.operands import is_k_major
+from crossfuse.blocks.scheduled import name_of
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.markers import CONSTANT, STAGES
 from crossfuse.planner.kernels.shares import divides_equally
-from crossfuse.schedule.facts import name_of
-from crossfuse.schedule.markers import CONSTANT, STAGES
-from crossfuse.schedule.rules.chain import Chain
-from crossfuse.schedule.rules.operands import is_k_major, stage_at
+from crossfuse.schedule.rules.staging import stage_at
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles, row_bytes_depth
 
 #: Tiles of one column of the output that neighbouring clusters compute at the same time, so that

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.chain import Chain, read_two_products
+from crossfuse.blocks.scheduled import read_of
 from crossfuse.hardware import Device, device
-from crossfuse.schedule.facts import read_of
+from crossfuse.markers import ACCUMULATE
 from crossfuse.schedule.install import install
-from crossfuse.schedule.markers import ACCUMULATE
-from crossfuse.schedule.rules.chain import Chain, read_two_products
 from crossfuse.schedule.rules.pipelined import (
     depth_beside,
     has_uneven_rows,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from crossfuse.blocks.chain import Chain
 from crossfuse.planner.dataflow.counts import Flag
 from crossfuse.planner.kernels.registers import REGISTERS, STEP, RegisterKernel
-from crossfuse.schedule.rules.chain import Chain
 from crossfuse.schedule.rules.parted_tiles import PartedTiles
 
 #: Registers of what is kept and the sums that it is made of, where the rule chooses: a long

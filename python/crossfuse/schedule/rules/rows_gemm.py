@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.chain import read_last_product
 from crossfuse.cascade.rewrite.row_chunks import RowChunks, chunked_rows, row_chunks
 from crossfuse.cascade.rewrite.rows_first import RowsFirst, joined
 from crossfuse.cascade.rewrite.streaming import streaming
@@ -13,8 +14,8 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import work_of
 from crossfuse.hardware import Device, device
 from crossfuse.planner.kernels.read import read_kernel
+from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.schedule.install import install
-from crossfuse.schedule.rules.chain import read_last_product
 from crossfuse.schedule.rules.stream import bind_stream
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_gemm import bind_product
@@ -128,8 +129,8 @@ def _warpgroups(product: Any, tiles: TensorTiles | None, target: str | Device) -
     chain = read_last_product(sch)
     chosen = (tiles or TensorTiles()).complete(sch, chain)
     kernel = read_kernel("gemm", asdict(chosen))
-    (phase,) = kernel.phases(chain.shape)
-    (clusters,) = kernel.clusters(chain.shape, device(target))
+    (phase,) = kernel.phases(shape_of_blocks(chain))
+    (clusters,) = kernel.clusters(shape_of_blocks(chain), device(target))
     return int(clusters * kernel.cluster * phase.warpgroups)
 
 

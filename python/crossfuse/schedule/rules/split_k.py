@@ -6,10 +6,10 @@ from math import gcd
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.chain import Chain, read_product
 from crossfuse.errors import ScheduleRefused, refuse
+from crossfuse.markers import MAX_CLUSTER
 from crossfuse.schedule.install import install
-from crossfuse.schedule.markers import MAX_CLUSTER
-from crossfuse.schedule.rules.chain import Chain, read_product
 from crossfuse.schedule.rules.staging import stage_operand, tile_columns
 from crossfuse.schedule.rules.tiles import Tiles, check_tiles, largest_divisor, staged_depth
 

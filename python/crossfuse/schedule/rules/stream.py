@@ -6,8 +6,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.rewrite.tiles import StreamTiles
+from crossfuse.markers import DSM_SCOPE
 from crossfuse.schedule.install import install
-from crossfuse.schedule.markers import DSM_SCOPE
 
 #: Blocks of a streaming function, in program order; the third one in clusters only.
 BLOCKS = ("segment", "merge", "fold", "outputs")

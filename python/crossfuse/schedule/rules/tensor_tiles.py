@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.chain import Chain
 from crossfuse.hardware import Device
 from crossfuse.planner.kernels.boxes import ROW_BYTES
 from crossfuse.planner.kernels.phase import widest
 from crossfuse.planner.kernels.shares import divides_equally
-from crossfuse.schedule.rules.chain import Chain
 from crossfuse.schedule.rules.stacked_tiles import (
     is_wide,
     row_tiles,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.chain import Chain, read_two_products
+from crossfuse.blocks.scheduled import name_of
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device, device
-from crossfuse.schedule.facts import name_of
+from crossfuse.markers import PAIRED
 from crossfuse.schedule.install import install
-from crossfuse.schedule.markers import PAIRED
-from crossfuse.schedule.rules.chain import Chain, read_two_products
 from crossfuse.schedule.rules.pipelined import bind_rows, bind_split, place_first
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 

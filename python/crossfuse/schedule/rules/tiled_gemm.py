@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.chain import Chain, read_product
+from crossfuse.blocks.scheduled import name_of
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.schedule.facts import name_of
 from crossfuse.schedule.install import install
-from crossfuse.schedule.rules.chain import Chain, read_product
 from crossfuse.schedule.rules.pipelined import bind_epilogue, bind_rows, bind_split
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 

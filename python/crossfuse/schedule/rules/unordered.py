@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from crossfuse.blocks.chain import Chain
+from crossfuse.blocks.scheduled import name_of
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.schedule.facts import name_of
-from crossfuse.schedule.rules.chain import Chain
 
 
 def check_unordered(sch: Any, chain: Chain, parts: int, summing: int) -> None:

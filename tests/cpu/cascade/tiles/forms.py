@@ -9,7 +9,8 @@ from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.site import Site
-from crossfuse.emulate.llvm import run_sequential, run_serial, serialise
+from crossfuse.emulate.llvm import run_sequential, run_serial
+from crossfuse.emulate.serialise import serialise
 from crossfuse.lower.extract import only_function
 from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 
 from cpu.hopper.instructions import WAIT
+from cpu.hopper.planting import one_changed
 from cpu.hopper.rows.products import quantised, scheduled
 from cpu.hopper.rows.test_row_chunks import errors, rows_of
 from crossfuse.emulate.cuda import drop_call, emulate
@@ -33,9 +32,7 @@ def right() -> KernelImage:
 
 def planted(pattern: str, by: str) -> KernelImage:
     """One place of the text changed."""
-    text, count = re.subn(pattern, by, right().cuda, count=1)
-    assert count == 1, pattern
-    return replace(right(), cuda=text)
+    return one_changed(right(), pattern, by)
 
 
 def growing() -> dict[str, np.ndarray]:

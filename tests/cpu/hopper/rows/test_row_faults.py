@@ -11,6 +11,7 @@ import pytest
 
 from cpu.hopper.instructions import RAISE
 from cpu.hopper.persistent import AWAIT, FENCE_OF_AWAIT, FENCE_OF_RAISE
+from cpu.hopper.planting import one_changed
 from cpu.hopper.rows.products import of_spec, quantised, spec
 from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.lower.extract import lower
@@ -33,9 +34,7 @@ def right() -> KernelImage:
 
 def planted(pattern: str, by: str) -> KernelImage:
     """One place of the text changed."""
-    text, count = re.subn(pattern, by, right().cuda, count=1)
-    assert count == 1, pattern
-    return replace(right(), cuda=text)
+    return one_changed(right(), pattern, by)
 
 
 def unfenced() -> KernelImage:

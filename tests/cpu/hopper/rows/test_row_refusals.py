@@ -9,11 +9,11 @@ from tvm import te, tirx
 
 from cpu.hopper.rows.products import of_spec, quantised, scheduled, spec
 from crossfuse import _tvm as ir
+from crossfuse.blocks.chain import read_last_product
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.errors import CascadeRefused, LoweringRefused, ScheduleRefused
 from crossfuse.lower.extract import lower
 from crossfuse.lower.hopper.rows.room import BESIDE_CHUNKS, REGISTERS, REGISTERS_BESIDE_ROWS
-from crossfuse.schedule.rules.chain import read_last_product
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_gemm import bind_product
 from crossfuse.workload.cascade_spec import CascadeSpec

@@ -20,7 +20,7 @@ from crossfuse.cascade.rewrite.tiled.places import Extent
 from crossfuse.cascade.rewrite.tiled.selections import width
 from crossfuse.cascade.rewrite.tiled.state import State
 from crossfuse.cascade.rewrite.tiled.steps import Factor, Guard, Keep
-from crossfuse.schedule.markers import DSM_SCOPE
+from crossfuse.markers import DSM_SCOPE
 
 
 class Slabs:

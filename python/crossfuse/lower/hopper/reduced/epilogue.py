@@ -14,7 +14,7 @@ from crossfuse.lower.hopper.reduced.program import Best, Output, RowReductions
 from crossfuse.lower.hopper.reduced.select import QUAD, Selected
 from crossfuse.lower.hopper.statements import let, when
 from crossfuse.lower.hopper.stream.affine import ranges
-from crossfuse.lower.hopper.stream.program import Kind
+from crossfuse.lower.hopper.stream.parts import Kind
 from crossfuse.lower.hopper.stream.rows import RowState
 from crossfuse.lower.hopper.stream.values import Lanes, Values
 from crossfuse.lower.hopper.warmup import Warmup

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.stream.program import Box, Domain, Step
+from crossfuse.lower.hopper.stream.parts import Box, Domain, Step
 from crossfuse.lower.hopper.tile import Place
 
 

@@ -15,7 +15,7 @@ from crossfuse.lower.hopper.reduced.insertion import (
 )
 from crossfuse.lower.hopper.reduced.program import Best, Output, RowReductions
 from crossfuse.lower.hopper.stream.boxes import copied, read_output
-from crossfuse.lower.hopper.stream.program import Axis, Kind, Step
+from crossfuse.lower.hopper.stream.parts import Axis, Kind, Step
 from crossfuse.lower.hopper.stream.recover import has_stream
 from crossfuse.lower.hopper.stream.statements import Roles, Statement, refuse_stream
 from crossfuse.lower.hopper.stream.steps import Names, read_steps

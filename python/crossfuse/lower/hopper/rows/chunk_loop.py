@@ -7,7 +7,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.rows.program import ChunkLoop
 from crossfuse.lower.refusal import refuse
-from crossfuse.schedule.markers import CHUNKS
+from crossfuse.markers import CHUNKS
 
 #: Threads of a warp.
 _WARP = 32

@@ -13,7 +13,7 @@ from crossfuse.lower.hopper.rows.program import WARP, WARPGROUP, RowProgram
 from crossfuse.lower.pipeline import block_passes
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import coordinate
-from crossfuse.schedule.markers import FAST, GRID_STAGE
+from crossfuse.markers import FAST, GRID_STAGE
 
 _EXTENT = "thread_extent"
 _ALL_REDUCE = "tirx.tvm_thread_allreduce"

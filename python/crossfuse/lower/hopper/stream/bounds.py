@@ -6,10 +6,10 @@ from itertools import product
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.stream.program import Stream
+from crossfuse.lower.hopper.stream.parts import Stream
 from crossfuse.lower.hopper.stream.statements import refuse_stream
 from crossfuse.lower.hopper.tile import Place
-from crossfuse.schedule.markers import STREAM
+from crossfuse.markers import STREAM
 
 
 def stream_of(loop: Any, places: tuple[Place, ...], parted: bool = False) -> tuple[Stream, Any]:

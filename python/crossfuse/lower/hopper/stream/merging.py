@@ -9,7 +9,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.recover_places import is_bound, outer_loops
 from crossfuse.lower.hopper.stream.boxes import read_output
-from crossfuse.lower.hopper.stream.program import Axis, Box, Kind, Split, Step
+from crossfuse.lower.hopper.stream.parts import Axis, Box, Kind, Split, Step
 from crossfuse.lower.hopper.stream.statements import (
     Roles,
     Statement,
@@ -20,7 +20,7 @@ from crossfuse.lower.hopper.stream.statements import (
 from crossfuse.lower.hopper.stream.steps import Names, read_steps
 from crossfuse.lower.hopper.tile import Place
 from crossfuse.lower.tree import analyzer, coordinate
-from crossfuse.schedule.markers import DSM_SCOPE
+from crossfuse.markers import DSM_SCOPE
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse.lower.hopper.recover_contraction import is_zero
-from crossfuse.lower.hopper.stream.program import Axis
+from crossfuse.lower.hopper.stream.parts import Axis
 from crossfuse.lower.hopper.stream.statements import Roles, Statement, refuse_stream
 
 

@@ -17,8 +17,9 @@ from crossfuse.lower.hopper.stream.merging import (
     split_nests,
     stored_nests,
 )
+from crossfuse.lower.hopper.stream.parts import Axis, Box
 from crossfuse.lower.hopper.stream.products import Products, find_products
-from crossfuse.lower.hopper.stream.program import Axis, Box, StreamProgram
+from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.hopper.stream.statements import (
     Roles,
     Statement,
@@ -29,7 +30,7 @@ from crossfuse.lower.hopper.stream.statements import (
 from crossfuse.lower.hopper.stream.steps import Names, check_order, read_steps
 from crossfuse.lower.open_blocks import open_blocks
 from crossfuse.lower.tree import analyzer
-from crossfuse.schedule.markers import STREAM
+from crossfuse.markers import STREAM
 
 
 def has_stream(loop: Any) -> bool:

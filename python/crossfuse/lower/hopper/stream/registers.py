@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
+from crossfuse.lower.hopper.stream.parts import Kind, Step
+from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.hopper.stream.settle import reads
 
 

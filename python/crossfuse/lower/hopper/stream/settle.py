@@ -11,7 +11,8 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.fast_math import fast, fast_tanh
 from crossfuse.lower.hopper.stream.affine import inequality, ranges
 from crossfuse.lower.hopper.stream.boxes import branches_of
-from crossfuse.lower.hopper.stream.program import Kind, Step, StreamProgram
+from crossfuse.lower.hopper.stream.parts import Kind, Step
+from crossfuse.lower.hopper.stream.program import StreamProgram
 
 
 def settle(program: StreamProgram) -> StreamProgram:
@@ -40,9 +41,7 @@ def settle(program: StreamProgram) -> StreamProgram:
 
 def reads(value: Any, buffer: Any) -> bool:
     """Whether an expression reads a buffer."""
-    found: list[Any] = []
-    ir.walk(value, (ir.TensorLoad, lambda load: found.append(load.source)))
-    return any(each.same_as(buffer) for each in found)
+    return any(each.source.same_as(buffer) for each in ir.buffer_loads(value))
 
 
 def _shared_element(program: StreamProgram) -> Any:
@@ -59,8 +58,7 @@ def _elements(value: Any, program: StreamProgram) -> Iterator[Any]:
     """The largest expressions in a value that read scores and nothing else on the chip."""
     if not reads(value, program.scores):
         return
-    loads: list[Any] = []
-    ir.walk(value, (ir.TensorLoad, loads.append))
+    loads = ir.buffer_loads(value)
     local = [each.source for each in loads if str(each.source.scope()) != "global"]
     if all(each.same_as(program.scores) for each in local):
         yield value
@@ -80,8 +78,7 @@ def _operands(value: Any) -> list[Any]:
 def _with_element(program: StreamProgram, element: Any) -> StreamProgram:
     """The same program with the element in the place of each score."""
     masks, inner, factor = _split(element, program)
-    loads: list[Any] = []
-    ir.walk(element, (ir.TensorLoad, loads.append))
+    loads = ir.buffer_loads(element)
     load = next(each for each in loads if each.source.same_as(program.scores))
     made = load if factor is None else load * factor
 

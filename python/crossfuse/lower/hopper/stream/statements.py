@@ -8,7 +8,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.recover_contraction import accumulates, factors, same_indices
-from crossfuse.lower.hopper.stream.program import Axis
+from crossfuse.lower.hopper.stream.parts import Axis
 from crossfuse.lower.hopper.tile_nest import TileNest, tile_nest
 from crossfuse.lower.refusal import refuse
 
@@ -81,9 +81,7 @@ class Statement:
     @property
     def loaded(self) -> tuple[Any, ...]:
         """All loads of its value."""
-        found: list[Any] = []
-        ir.walk(self.body.value, (ir.TensorLoad, found.append))
-        return tuple(found)
+        return tuple(ir.buffer_loads(self.body.value))
 
     @property
     def accumulates(self) -> bool:

@@ -6,8 +6,8 @@ from copy import copy
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.stream.parts import Axis, Kind, Step
 from crossfuse.lower.hopper.stream.products import Products
-from crossfuse.lower.hopper.stream.program import Axis, Kind, Step
 from crossfuse.lower.hopper.stream.statements import Roles, Statement, refuse_stream
 
 #: What a statement does, by the axes of its loops and those of its target.

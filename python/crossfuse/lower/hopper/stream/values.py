@@ -11,7 +11,7 @@ from crossfuse.lower.hopper.coordinates import Coordinates
 from crossfuse.lower.hopper.phase import WARP_ROWS
 from crossfuse.lower.hopper.statements import let
 from crossfuse.lower.hopper.stream.affine import affine, ranges
-from crossfuse.lower.hopper.stream.program import Framed
+from crossfuse.lower.hopper.stream.parts import Framed
 from crossfuse.lower.hopper.stream.settle import reads
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse._blocks import combiner_of, corrected
-from crossfuse._blocks import is_reduction as is_reduction  # read by those who read facts
+from crossfuse.blocks.facts import combiner_of, corrected
+from crossfuse.blocks.facts import is_reduction as is_reduction  # read by those who read facts
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.schedule.markers import cluster_axis
+from crossfuse.markers import cluster_axis
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,14 @@ def reached(indices: Sequence[Any], shape: Sequence[int], domain: Domain) -> int
     return min(box, extent_of(variables(indices), domain))
 
 
+def row_major(indices: Sequence[Any], shape: Any) -> Any:
+    """Position of an index in a buffer of the given shape."""
+    offset: Any = ir.tirx.IntImm("int32", 0)
+    for index, extent in zip(indices, shape, strict=True):
+        offset = offset * extent + index
+    return offset
+
+
 def inverse(
     indices: Sequence[Any], coordinates: Mapping[Any, int], domain: Domain, predicate: Any = None
 ) -> dict[Any, Any] | None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse._blocks import is_reduction
-from crossfuse.planner.extract import access
-from crossfuse.planner.extract.refusal import LOWERED, refused
+from crossfuse.blocks import access
+from crossfuse.blocks.facts import is_reduction
+from crossfuse.blocks.refusal import LOWERED, refused
 
 _WHOLE = "write each buffer by one block, all of it"
 

@@ -8,10 +8,9 @@ from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.blocks.operands import is_k_major, is_view
+from crossfuse.blocks.scheduled import bindings, combiner, function, is_reduction, name_of, reduces
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.planner.kernels.shape import Shape
-from crossfuse.schedule.facts import bindings, combiner, function, is_reduction, name_of, reduces
-from crossfuse.schedule.rules.operands import is_k_major, is_view
 
 
 @dataclass(frozen=True)
@@ -51,21 +50,6 @@ class Chain:
     out: int = 2
     k_major: bool = True
     further: int = 0
-
-    @property
-    def shape(self) -> Shape:
-        """Its extents, for the arithmetic on tiles."""
-        return Shape(
-            self.m,
-            self.n,
-            self.k,
-            self.l,
-            len(self.first),
-            self.item,
-            self.out,
-            self.k_major,
-            self.further,
-        )
 
     @property
     def narrow(self) -> str:

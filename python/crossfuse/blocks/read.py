@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse._blocks import carried, combiner_of, is_reduction
-from crossfuse.planner.extract import access
-from crossfuse.planner.extract.placement import check_plain, placement
-from crossfuse.planner.extract.refusal import LOWERED, refused
+from crossfuse.blocks import access
+from crossfuse.blocks.facts import carried, combiner_of, is_reduction
+from crossfuse.blocks.placement import check_plain, placement
+from crossfuse.blocks.refusal import LOWERED, refused
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,20 +167,14 @@ def _combiner(node: Any, where: str) -> str:
 
 def _starts_neutral(node: Any, combine: str) -> bool:
     init = node.init
-    constant = isinstance(init, ir.BufferStore) and not _loads(init.value)
+    constant = isinstance(init, ir.BufferStore) and not ir.buffer_loads(init.value)
     if combine != "sum":
         return constant
     return constant and float(getattr(init.value, "value", 1)) == 0
 
 
-def _loads(expression: Any) -> list[Any]:
-    found: list[Any] = []
-    ir.walk(expression, (ir.TensorLoad, found.append))
-    return found
-
-
 def _reads(expression: Any, buffer: Any) -> bool:
-    return any(each.source.same_as(buffer) for each in _loads(expression))
+    return any(each.source.same_as(buffer) for each in ir.buffer_loads(expression))
 
 
 def _same(one: Any, other: Any) -> bool:

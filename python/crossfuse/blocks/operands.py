@@ -1,11 +1,11 @@
-"""How operands of a product lie in memory, which are views of an input, how rules stage them."""
+"""How operands of a product lie in memory, and which are views of an input."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.schedule.facts import is_reduction, reduces
+from crossfuse.blocks.scheduled import is_reduction, reduces
 
 
 def is_view(sch: Any, block: Any) -> bool:
@@ -31,20 +31,3 @@ def is_k_major(sch: Any, consumer: Any, index: int) -> bool:
     reduced = [each.var for each in sch.get(consumer).iter_vars if is_reduction(each)]
     inner = list(ir.variables(weights.region[-1].min))
     return any(each.same_as(var) for each in inner for var in reduced)
-
-
-def stage_at(sch: Any, product: Any, index: int, at: Any) -> Any:
-    """Stage an operand of a product in shared memory at a loop; returns the copying block."""
-    source = sch.get(product).reads[index].source
-    views = [
-        each
-        for each in sch.get_producers(product)
-        if is_view(sch, each) and sch.get(each).writes[0].source.same_as(source)
-    ]
-    if views:
-        (stage,) = views
-        sch.set_scope(stage, 0, "shared.dyn")
-    else:
-        stage = sch.cache_read(product, index, "shared.dyn", consumer_blocks=[product])
-    sch.compute_at(stage, at, preserve_unit_loops=True)
-    return stage
