@@ -19,6 +19,7 @@ from crossfuse.relax.fuse_cascades import FuseCascades
 from crossfuse.relax.fuse_chains import FuseChains
 from crossfuse.relax.on_cpu import serial_kernels
 from crossfuse.relax.wide_arithmetic import WideArithmetic
+from crossfuse.runtime.bin_rows import BINS
 
 #: The folder for the modules of all phases, of a pipeline that is not told one.
 DUMP = "CROSSFUSE_DUMP"
@@ -41,7 +42,11 @@ class Phase:
 
 
 def phases(
-    target: str | Device = "nvidia-h100", *, always: bool = False, build: bool = True
+    target: str | Device = "nvidia-h100",
+    *,
+    always: bool = False,
+    bins: Sequence[int] = BINS,
+    build: bool = True,
 ) -> tuple[Phase, ...]:
     """Our phases in order; TVM's pipeline for the device comes after them.
 
@@ -51,6 +56,9 @@ def phases(
         What to compile for.
     always : bool
         Whether chains are fused that are estimated to be slower than not to fuse them.
+    bins : Sequence[int]
+        Rows that kernels of chains of symbolic rows are made for, see
+        `crossfuse.relax.FuseChains`.
     build : bool
         Whether scheduled functions become libraries; else they become loops for the CPU.
 
@@ -63,7 +71,7 @@ def phases(
     spec = device(target)
     return (
         Phase("clean", clean),
-        Phase("fuse_chains", FuseChains(spec, always=always)),
+        Phase("fuse_chains", FuseChains(spec, always=always, bins=bins)),
         Phase("wide_arithmetic", WideArithmetic()),
         Phase("legalize", relax.transform.LegalizeOps(dict(ATTENTION))),
         Phase("fuse_cascades", FuseCascades(spec)),

@@ -1,0 +1,130 @@
+"""Chains of symbolic rows in Relax: the kernel of a bin, picked at each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm.relax import op
+
+from crossfuse.relax import FuseChains
+from crossfuse.relax.chains.outcome import told
+from crossfuse.relax.on_cpu import serial_kernels
+
+pytestmark = pytest.mark.cpu
+D, H = 32, 64
+WEIGHTS = {"gate": (D, H), "up": (D, H), "down": (H, D), "bias": (D,)}
+Rows = Sequence[Any]
+
+
+def symbols(*names: str) -> tuple[Any, ...]:
+    return tuple(tirx.Var(each, "int64") for each in names)
+
+
+def model(
+    build: Callable[..., Any], shapes: dict[str, Rows], most: dict[str, int] | None = None
+) -> Any:
+    """A function over tensors of some shapes; `most` says what symbols stand for at most."""
+    given = [relax.Var(n, relax.TensorType(s, "float16")) for n, s in shapes.items()]
+    builder = relax.BlockBuilder()
+    with builder.function("main", given, attrs={"tir_var_upper_bound": most} if most else None):
+        with builder.dataflow():
+            out = builder.emit_output(build(builder.emit, *given))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def ffn(emit: Any, x: Any, gate: Any, up: Any, down: Any, bias: Any) -> Any:
+    """A gated feed-forward layer with a bias and a residual."""
+    gated = emit(op.multiply(emit(op.nn.silu(emit(op.matmul(x, gate)))), emit(op.matmul(x, up))))
+    return emit(op.add(emit(op.add(emit(op.matmul(gated, down)), bias)), x))
+
+
+def layers(emit: Any, x: Any, *weights: Any) -> Any:
+    """Two equal layers, with a norm between them that no chain takes."""
+    x = ffn(emit, x, *weights)
+    return ffn(emit, emit(op.nn.rms_norm(x, weights[-1], -1)), *weights)
+
+
+def due(x: np.ndarray, gate: Any, up: Any, down: Any, bias: Any) -> np.ndarray:
+    a = x @ gate
+    return a / (1 + np.exp(-a)) * (x @ up) @ down + bias + x
+
+
+def due_layers(x: np.ndarray, *weights: Any) -> np.ndarray:
+    x = due(x, *weights)
+    norm = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * weights[-1]
+    return due(norm, *weights)
+
+
+def weights() -> list[np.ndarray]:
+    draw = np.random.default_rng(0)
+    return [draw.uniform(-0.5, 0.5, each).astype("float16") for each in WEIGHTS.values()]
+
+
+class Machine:
+    """A model on the CPU that knows which of our functions of TensorIR it ran."""
+
+    def __init__(self, mod: Any) -> None:
+        target = tvm.target.Target({"kind": "llvm", "opt-level": 1})
+        built = tvm.compile(serial_kernels(mod), target=target)
+        self.machine = relax.VirtualMachine(built, tvm.cpu())
+        self.machine.set_instrument(self.saw)
+        self.ran: list[str] = []
+
+    def saw(self, _function: Any, name: str, before: bool, *_: Any) -> None:
+        if before and "crossfuse_" in name and "_m" in name and "_call" not in name:
+            self.ran.append(name)
+
+    def __call__(self, *inputs: np.ndarray) -> np.ndarray:
+        self.ran.clear()
+        result: np.ndarray = self.machine["main"](*map(tvm.runtime.tensor, inputs)).numpy()
+        return result.astype("float64")
+
+
+def close(got: np.ndarray, exact: np.ndarray, inside: bool) -> None:
+    # TVM's own products of 16-bit floats add in 16 bits.
+    np.testing.assert_allclose(got, exact, rtol=3e-3 if inside else 3e-2, atol=2e-2)
+
+
+def test_rows_pick_the_kernel_of_their_bin() -> None:
+    (rows,) = symbols("rows")
+    fuse = FuseChains(always=True, bins=(16, 64))
+    run = Machine(fuse(model(ffn, {"x": (rows, D), **WEIGHTS})))
+    (outcome,) = fuse.outcomes
+    assert [(each.rows, each.name) for each in outcome.bins] == [
+        (16, "crossfuse_gated_ffn_m16"),
+        (64, "crossfuse_gated_ffn_m64"),
+    ]
+    assert outcome.name == "crossfuse_gated_ffn_rows" and outcome.text.startswith("of rows rows")
+    assert "\n  up to 64 rows: crossfuse_gated_ffn_m64, about " in told(fuse.outcomes)
+    given, draw = weights(), np.random.default_rng(1)
+    for count, most in {1: 16, 3: 16, 16: 16, 17: 64, 64: 64, 100: None}.items():
+        x = draw.standard_normal((count, D)).astype("float16")
+        got = run(x, *given)
+        exact = due(*(each.astype("float64") for each in (x, *given)))
+        assert run.ran == ([f"crossfuse_gated_ffn_m{most}"] if most else [])
+        close(got, exact, most is not None)
+
+
+def test_batch_times_sequence_of_equal_layers_up_to_a_bound() -> None:
+    batch, length = symbols("batch", "length")
+    shapes = {"x": (batch, length, D), **WEIGHTS}
+    fuse = FuseChains(always=True, bins=(16, 512))
+    made = fuse(model(layers, shapes, {"batch": 4, "length": 10}))
+    taken = [each for each in fuse.outcomes if each.name]
+    assert [each.rows for each in taken[0].bins] == [16, 40]
+    assert len(taken) == 2 and taken[0].bins == taken[1].bins
+    kernels = [each for each in made.functions.values() if isinstance(each, tirx.PrimFunc)]
+    assert len(kernels) == 2
+    run, given = Machine(made), weights()
+    draw = np.random.default_rng(1)
+    for lead, most in {(1, 1): 16, (4, 4): 16, (2, 9): 40, (4, 10): 40}.items():
+        x = draw.standard_normal((*lead, D)).astype("float16")
+        got = run(x, *given)
+        assert run.ran == [f"crossfuse_gated_ffn_m{most}"] * 2
+        close(got, due_layers(*(each.astype("float64") for each in (x, *given))), True)
