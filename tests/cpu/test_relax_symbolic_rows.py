@@ -11,6 +11,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op
 
+from crossfuse import RefusedError
 from crossfuse.relax import FuseChains
 from crossfuse.relax.chains.outcome import told
 from crossfuse.relax.on_cpu import serial_kernels
@@ -128,3 +129,66 @@ def test_batch_times_sequence_of_equal_layers_up_to_a_bound() -> None:
         got = run(x, *given)
         assert run.ran == [f"crossfuse_gated_ffn_m{most}"] * 2
         close(got, due_layers(*(each.astype("float64") for each in (x, *given))), True)
+
+
+def test_rows_that_no_tensor_names_come_as_a_shape() -> None:
+    batch, length = symbols("batch", "length")
+
+    def flat(emit: Any, x: Any, *given: Any) -> Any:
+        rows = emit(op.reshape(x, (batch * length, D)))
+        norm = emit(op.nn.rms_norm(rows, given[-1], -1))
+        return emit(op.reshape(ffn(emit, norm, *given), (batch, length, D)))
+
+    fuse = FuseChains(always=True, bins=(16,))
+    run = Machine(fuse(model(flat, {"x": (batch, length, D), **WEIGHTS})))
+    given = weights()
+    x = np.random.default_rng(1).standard_normal((2, 5, D)).astype("float16")
+    got = run(x, *given)
+    assert run.ran == ["crossfuse_gated_ffn_m16"]
+    exact, *wide = (each.astype("float64") for each in (x, *given))
+    norm = exact / np.sqrt((exact * exact).mean(-1, keepdims=True) + 1e-5) * wide[-1]
+    close(got, due(norm, *wide), True)
+
+
+def refused(build: Callable[..., Any], shapes: dict[str, Rows]) -> str:
+    """Why no chain of a model has a kernel."""
+    fuse = FuseChains(always=True, bins=(16, 32))
+    mod = fuse(model(build, shapes))
+    assert not any(each.name for each in fuse.outcomes)
+    assert not any(isinstance(each, tirx.PrimFunc) for each in mod.functions.values())
+    return " ".join(each.text for each in fuse.outcomes)
+
+
+def test_only_rows_may_be_symbolic() -> None:
+    rows, other = symbols("rows", "other")
+
+    def chain(emit: Any, x: Any, b: Any, d: Any, *scales: Any) -> Any:
+        hidden = emit(op.nn.relu(emit(op.matmul(x, b))))
+        for each in scales:
+            hidden = emit(op.multiply(hidden, each))
+        return emit(op.matmul(hidden, d))
+
+    def products(emit: Any, x: Any, k: Any, v: Any) -> Any:
+        scores = emit(op.matmul(x, emit(op.permute_dims(k))))
+        return emit(op.matmul(emit(op.nn.relu(scores)), v))
+
+    def numbered(emit: Any, x: Any, b: Any, d: Any) -> Any:
+        hidden = emit(op.clip(emit(op.matmul(x, b)), tirx.IntImm("int64", 0), rows))
+        return emit(op.matmul(hidden, d))
+
+    two = {"b": (D, H), "d": (H, D)}
+    text = refused(chain, {"x": (rows, D), "b": (D, other), "d": (other, D)})
+    assert "found the symbolic extent other, which is no part of the rows rows" in text
+    assert "limit: symbolic rows alone. Instead: export the model with the extents it is" in text
+    text = refused(chain, {"x": (16, D), "b": (D, other), "d": (other, D)})
+    assert "found the symbolic extent other, which is no part of the 16 rows" in text
+    text = refused(chain, {"x": (rows, rows), "b": (rows, H), "d": (H, D)})
+    assert "limit: rows rows, and columns that are numbers" in text
+    text = refused(chain, {"x": (rows, other, D), **two, "r": (other, H)})
+    assert "r: found the dynamic shape" in text
+    text = refused(products, {"x": (rows, D), "k": (rows, D), "v": (rows, D)})
+    assert "B: found symbolic extents of an operand without rows; limit: symbolic extents" in text
+    text = refused(numbered, {"x": (rows, D), **two})
+    assert "limit: operators of which symbols are extents alone" in text
+    with pytest.raises(RefusedError, match=r"bins: found \(0, 16\); limit: positive numbers of"):
+        FuseChains(bins=(0, 16))

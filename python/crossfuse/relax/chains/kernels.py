@@ -16,10 +16,10 @@ from crossfuse.cache.answers import answered
 from crossfuse.cache.keys import content_key
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
-from crossfuse.lower.extract import lower
+from crossfuse.lower.extract import buffer_specs, lower
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.noted import noted
-from crossfuse.relax.chains.checks import check_known, check_used_inside
+from crossfuse.relax.chains.checks import check_kernel, check_known, check_used_inside
 from crossfuse.relax.chains.equal import Equal
 from crossfuse.relax.chains.groups import Group
 from crossfuse.relax.chains.outcome import BinOutcome
@@ -27,7 +27,7 @@ from crossfuse.relax.chains.pick import calling, picking, private
 from crossfuse.relax.chains.planned import PlannedChain, PlannedRows
 from crossfuse.relax.chains.replace import FunctionCall, NamedCall, Replacement
 from crossfuse.relax.chains.rows import Bins, plan_rows
-from crossfuse.relax.chains.symbols import extents_of, is_symbolic, symbols_of
+from crossfuse.relax.chains.symbols import extents_of, is_symbolic, symbols_of, with_extents
 from crossfuse.relax.dataflow import Dataflow, subgraph
 from crossfuse.relax.kernel_mark import marked, with_plan
 from crossfuse.relax.outline import Argument, outline
@@ -35,6 +35,7 @@ from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.planned import rank_function, schedule_planned
 
 if TYPE_CHECKING:
+    from crossfuse.lower.image import BufferSpec
     from crossfuse.planner.plan import Plan
 
 #: Plans of a family that are tried, in case one cannot be scheduled.
@@ -78,6 +79,7 @@ class ChainKernels:
         self._bins = tuple(bins)
         self._plans = Equal()
         self._names = Equal()
+        self._rows_images = Equal()
         self._rows_names = Equal()
         self._functions = Equal()
 
@@ -159,7 +161,7 @@ class ChainKernels:
 
     def _picked(self, chain: PlannedRows, always: bool) -> Replacement:
         """The call of a function that picks the kernel by the number of rows."""
-        function = chain.function
+        function, extents = with_extents(chain.function)
         rest = self._function(private(function, function.body), f"{chain.name}_rest")
         kernels: dict[int, GlobalVar] = {}
         outcomes: list[BinOutcome] = []
@@ -168,7 +170,7 @@ class ChainKernels:
             outcome, kernels[each.rows] = each.outcome(always), rest
             if each.chain is not None and not outcome.text:
                 try:
-                    name, kernels[each.rows] = self._calling(chain, each.chain)
+                    name, kernels[each.rows] = self._calling(function, chain.rows, each.chain)
                     outcome = each.outcome(always, name=name)
                 except RefusedError as error:
                     refusals.append(error)
@@ -179,14 +181,17 @@ class ChainKernels:
         name = self._function(picking(function, chain.rows, kernels, rest), f"{chain.name}_rows")
         shapes = tuple(extents_of(each) for each in chain.given)
         output, dtype = extents_of(chain.output), str(chain.output.ty.dtype)
-        return FunctionCall(name, chain.given, shapes, output, dtype, tuple(outcomes))
+        given = (*chain.given, *extents)
+        return FunctionCall(name, given, (*shapes, *extents), output, dtype, tuple(outcomes))
 
-    def _calling(self, rows: PlannedRows, chain: PlannedChain) -> tuple[str, GlobalVar]:
+    def _calling(self, function: Any, rows: Any, chain: PlannedChain) -> tuple[str, GlobalVar]:
         """The kernel of a bin, and a function that calls it."""
         func = chain.outlined.func
-        kernel = self._rows_names.find(func, lambda: self._added_bin(chain))
-        call = _call(NamedCall, kernel, chain, rows.function.params, rows.rows)
-        caller = calling(rows.function, call)
+        image, buffers = self._rows_images.find(func, lambda: self._bin_image(chain))
+        check_kernel(buffers, [_value(each, function.params) for each in chain.outlined.arguments])
+        kernel = self._rows_names.find(func, lambda: self._added_bin(chain, image))
+        call = _call(NamedCall, kernel, chain, function.params, rows)
+        caller = calling(function, call)
         name = str(kernel.name_hint)
         return name, self._function(caller, f"{name}_call")
 
@@ -210,11 +215,14 @@ class ChainKernels:
     def _added(self, chain: PlannedChain) -> GlobalVar:
         return self._builder.add_func(self._kernel(chain, self._fewer_rows), chain.name)
 
-    def _added_bin(self, chain: PlannedChain) -> GlobalVar:
-        kernel = self._kernel(chain, True)
-        name = self._builder.add_func(kernel, f"{chain.name}_m{chain.outlined.M}")
+    def _bin_image(self, chain: PlannedChain) -> tuple[Any, tuple[BufferSpec, ...]]:
+        image = self._kernel(chain, True)
+        return image, buffer_specs(image)
+
+    def _added_bin(self, chain: PlannedChain, image: Any) -> GlobalVar:
+        name = self._builder.add_func(image, f"{chain.name}_m{chain.outlined.M}")
         # Called by its name, which no pass that looks for dead code follows.
-        self._builder.update_func(name, kernel.with_attr("global_symbol", name.name_hint))
+        self._builder.update_func(name, image.with_attr("global_symbol", name.name_hint))
         return name
 
     def _kernel(self, chain: PlannedChain, fewer_rows: bool) -> Any:

@@ -10,6 +10,7 @@ from tvm.ir import Var
 from crossfuse.planner.families import EAGER
 from crossfuse.relax.chains.groups import Group
 from crossfuse.relax.chains.outcome import BinOutcome
+from crossfuse.relax.chains.symbols import text_of
 from crossfuse.relax.outline import Outlined
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class PlannedRows:
     @property
     def summary(self) -> str:
         """What it is, for people."""
-        return f"of {self.rows} rows, as {self.best.summary}"
+        return f"of {text_of(self.rows)} rows, as {self.best.summary}"
 
     def left(self, always: bool) -> str:
         """Why it is not to be fused in any bin; empty if it is."""

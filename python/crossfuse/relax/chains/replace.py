@@ -11,6 +11,7 @@ from tvm.ir import Call, GlobalVar, Var
 
 from crossfuse.relax.chains.outcome import BinOutcome
 from crossfuse.relax.chains.symbols import extents_of, same_extents
+from crossfuse.relax.operators import is_tensor
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Replacement:
     function : GlobalVar
         The function of TensorIR; its last parameter is the output.
     inputs : tuple
-        Its inputs, variables or constants of the model.
+        Its inputs, variables or constants of the model; one may be a shape.
     shapes : tuple[tuple[Any, ...], ...]
         Extents that the function knows them by, of as many elements in the same order; symbolic
         ones may be among them.
@@ -133,7 +134,7 @@ def bindings(variable: Var, found: Replacement) -> list[Any]:
 
 
 def _reshaped(value: Any, shape: Sequence[Any], made: list[Any]) -> Any:
-    if same_extents(extents_of(value), shape):
+    if not is_tensor(value) or same_extents(extents_of(value), shape):
         return value
     dtype = str(value.ty.dtype)
     flat = relax.DataflowVar(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -40,7 +41,7 @@ def extents_of(value: Any) -> tuple[Any, ...]:
     extents = getattr(value.ty.shape, "values", None)
     if extents is None:
         name = getattr(value, "name", "a constant")
-        found = f"the dynamic shape {value.ty.shape}"
+        found = f"the dynamic shape {text_of(value.ty.shape)}"
         raise refused(str(name), found, "extents that follow from those of the inputs", _INSTEAD)
     return tuple(extents)
 
@@ -89,15 +90,10 @@ def check_symbols(function: Any, rows: Any) -> None:
         For symbols that the rows do not depend on, shapes that do not follow from the inputs, and
         operators that compute with symbols.
     """
-    free = relax.analysis.free_symbolic_vars(function)
-    if free:
-        names = ", ".join(str(each.name) for each in free)
-        limit = "symbols that are extents of the layers' inputs"
-        raise refused("main", f"an input whose extents are made of {names}", limit, _INSTEAD)
     inside = set(ir.variables(rows))
     other = next((each for each in symbols_of(function) if each not in inside), None)
     if other is not None:
-        found = f"the symbolic extent {other.name}, which is no part of the {rows} rows"
+        found = f"the symbolic extent {other.name}, which is no part of the {text_of(rows)} rows"
         raise refused("main", found, "symbolic rows alone", _INSTEAD)
     for block in function.body.blocks:
         for binding in block.bindings:
@@ -111,7 +107,10 @@ def _check_numbers(call: Any) -> None:
         return
     for each in call.args:
         if not is_tensor(each) and any(True for _ in ir.variables(each)):
-            found, limit = f"the argument {each}", "operators of which symbols are extents alone"
+            found, limit = (
+                f"the argument {text_of(each)}",
+                "operators of which symbols are extents alone",
+            )
             raise refused(operator(call), found, limit, "pass the number as a tensor")
 
 
@@ -134,9 +133,34 @@ def check_rows(value: Any, shape: Sequence[int], rows: Any) -> None:
     """
     due = product((rows, *shape[1:]) if is_symbolic(value) else shape)
     if not same_extents([product(extents_of(value))], [due]):
-        found = f"the dynamic shape {value.ty.shape}"
-        limit = f"{rows} rows, and columns that are numbers"
+        found = f"the dynamic shape {text_of(value.ty.shape)}"
+        limit = f"{text_of(rows)} rows, and columns that are numbers"
         raise refused(str(getattr(value, "name", "a constant")), found, limit, _INSTEAD)
+
+
+def with_extents(function: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A group as a function that may stand alone, and what it is given besides tensors.
+
+    Of an input of ``[batch * length, K]`` alone nobody knows what batch and length are, so they
+    come as a shape.
+
+    Parameters
+    ----------
+    function : relax.Function
+        The group alone.
+
+    Returns
+    -------
+    tuple[relax.Function, tuple]
+        The function, with a parameter more if there are such symbols, and the argument for it.
+    """
+    free = sorted(relax.analysis.free_symbolic_vars(function), key=lambda each: str(each.name))
+    if not free:
+        return function, ()
+    params = [*function.params, relax.Var("extents", relax.ShapeType(free))]
+    # The type of the result as it is inside: without the parameter, it had no extents outside.
+    made = relax.Function(params, function.body, function.body.body.ty)
+    return made, (relax.ShapeExpr(free),)
 
 
 def most_rows(rows: Any, attributes: Mapping[str, Any] | None) -> int | None:
@@ -173,6 +197,13 @@ def _at(rows: Any, sizes: Mapping[Var, int]) -> int:
 
 def at_sizes(function: Any, sizes: Mapping[Var, int]) -> tvm.IRModule:
     """A group at some values of its symbols, as a module of its own."""
-    bound = function.bind_symbolic_vars(dict(sizes))
-    mod = tvm.IRModule({"main": bound})
+    whole, _ = with_extents(function)
+    bound = whole.bind_symbolic_vars(dict(sizes))
+    params = bound.params[: len(function.params)]
+    mod = tvm.IRModule({"main": relax.Function(params, bound.body, bound.ret_ty)})
     return relax.transform.Normalize()(mod)
+
+
+def text_of(expression: Any) -> str:
+    """An expression of symbols for people."""
+    return re.sub(r"T\.int64\((\d+)\)", r"\1", str(expression))
