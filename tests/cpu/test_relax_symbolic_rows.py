@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op
 
-from crossfuse import RefusedError
-from crossfuse.relax import FuseChains
+from crossfuse import RefusedError, compile_model
+from crossfuse.compiler.model_inputs import check_inputs
+from crossfuse.relax import BuildKernels, FuseChains
 from crossfuse.relax.chains.outcome import told
 from crossfuse.relax.on_cpu import serial_kernels
 
@@ -192,3 +194,61 @@ def test_only_rows_may_be_symbolic() -> None:
     assert "limit: operators of which symbols are extents alone" in text
     with pytest.raises(RefusedError, match=r"bins: found \(0, 16\); limit: positive numbers of"):
         FuseChains(bins=(0, 16))
+
+
+def test_kernels_of_bins_are_linked_and_called_by_name(tmp_path: Path) -> None:
+    batch, length = symbols("batch", "length")
+
+    def chain(emit: Any, x: Any, b: Any, d: Any) -> Any:
+        return emit(op.matmul(emit(op.nn.relu(emit(op.matmul(x, b)))), d))
+
+    shapes = {"x": (batch, length, D), "b": (D, H), "d": (H, D)}
+    fuse, build = FuseChains(always=True, bins=(32,)), BuildKernels(directory=tmp_path)
+    mod = build(fuse(model(chain, shapes)))
+    assert [each.path.name for each in build.kernels] == ["crossfuse_gemm_chain_m32.o"]
+    assert not [each for each in mod.functions.values() if isinstance(each, tirx.PrimFunc)]
+    tvm.compile(mod, target="llvm").export_library(str(tmp_path / "model.so"))
+
+    loaded = tvm.runtime.load_module(str(tmp_path / "model.so"))
+    machine = relax.VirtualMachine(loaded, tvm.cpu())
+    x, b, d = (np.ones(each, "float16") for each in ((4, 8, D), (D, H), (H, D)))
+    more = np.ones((3, 11, D), "float16")  # more rows than the kernel takes: TVM's operators
+    result = machine["main"](*map(tvm.runtime.tensor, (more, b, d)))
+    np.testing.assert_array_equal(result.numpy(), np.full((3, 11, D), D * H))
+    with pytest.raises(ValueError, match="crossfuse_gemm_chain_m32: found cpu:0; limit: a CUDA"):
+        machine["main"](*map(tvm.runtime.tensor, (x, b, d)))
+
+
+def test_programs_of_torch_with_dynamic_shapes() -> None:
+    torch = pytest.importorskip("torch")
+    dim, nn = torch.export.Dim, torch.nn
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(D, H), nn.GELU(), nn.Linear(H, D), nn.Softmax(-1)).half()
+    x = torch.randn(2, 4, D).half()
+    dynamic = ({0: dim("batch", max=4), 1: dim("length", max=24)},)
+    program = torch.export.export(module.eval(), (x,), dynamic_shapes=dynamic)
+    fn = compile_model(program, always=True, bins=(16, 512), runs_on="llvm")
+    assert fn.report.fused[0] == "crossfuse_gemm_chain_rows"
+    assert "\n  up to 96 rows: crossfuse_gemm_chain_m96, about " in fn.report.text()
+    for lead in ((1, 3), (2, 8), (4, 24)):
+        x = torch.randn(*lead, D).half()
+        with torch.no_grad():
+            exact = module.double()(x.double())
+        torch.testing.assert_close(fn(x).double(), exact, rtol=3e-3, atol=3e-4)
+    with pytest.raises(RefusedError, match=r"input: found float16\[5, 8, 32\]; limit: float16\[s"):
+        fn(torch.zeros(5, 8, D).half())
+    with pytest.raises(RefusedError, match=r", 32\] with \w+ at most 4, \w+ at most 24\. Instead"):
+        fn(torch.zeros(4, 25, D).half())
+
+
+def test_inputs_agree_in_what_is_symbolic() -> None:
+    (rows,) = symbols("rows")
+    kinds = [relax.TensorType(each, "float16") for each in ((rows, D), (rows, D), (rows + 1,))]
+    params = [relax.Var(name, kind) for name, kind in zip("xyz", kinds, strict=True)]
+    function = relax.Function(params, params[0], kinds[0])
+    x = np.zeros((3, D), "float16")
+    check_inputs(function, ("x", "y", "z"), (x, x, np.zeros(4, "float16")))
+    with pytest.raises(RefusedError, match=r"y: found float16\[2, 32\]; limit: .*with rows = 3\."):
+        check_inputs(function, ("x", "y", "z"), (x, x[:2], x))
+    with pytest.raises(RefusedError, match=r"x: found float16\[32\]; limit: float16\[rows, 32\]\."):
+        check_inputs(function, ("x", "y", "z"), (x[0], x, x))
