@@ -56,6 +56,11 @@ def check_kernel(buffers: Sequence[BufferSpec], values: Sequence[Any]) -> None:
         Of the kernel, its inputs first.
     values : Sequence[tvm.ir.Expr]
         The inputs.
+
+    Raises
+    ------
+    WorkloadRefused
+        Naming the operand.
     """
     for buffer, value in zip(buffers, values, strict=False):
         if buffer.rows != is_symbolic(value) and not (buffer.rows and buffer.shape[0] == 1):
