@@ -106,7 +106,7 @@ def test_rows_pick_the_kernel_of_their_bin() -> None:
     assert outcome.name == "crossfuse_gated_ffn_rows" and outcome.text.startswith("of rows rows")
     assert "\n  up to 64 rows: crossfuse_gated_ffn_m64, about " in told(fuse.outcomes)
     given, draw = weights(), np.random.default_rng(1)
-    for count, most in {1: 16, 3: 16, 16: 16, 17: 64, 64: 64, 100: None}.items():
+    for count, most in {0: None, 1: 16, 3: 16, 16: 16, 17: 64, 64: 64, 100: None}.items():
         x = draw.standard_normal((count, D)).astype("float16")
         got = run(x, *given)
         exact = due(*(each.astype("float64") for each in (x, *given)))
@@ -239,6 +239,44 @@ def test_programs_of_torch_with_dynamic_shapes() -> None:
         fn(torch.zeros(5, 8, D).half())
     with pytest.raises(RefusedError, match=r", 32\] with \w+ at most 4, \w+ at most 24\. Instead"):
         fn(torch.zeros(4, 25, D).half())
+
+
+@pytest.mark.nightly
+def test_a_transformer_of_symbolic_batch_and_length() -> None:
+    torch = pytest.importorskip("torch")
+    nn, F, heads = torch.nn, torch.nn.functional, 4
+
+    class Layer(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.RMSNorm(D), nn.RMSNorm(D)
+            self.given = nn.ModuleList(nn.Linear(D, D) for _ in range(3))
+            self.out, self.down = nn.Linear(D, D), nn.Linear(H, D)
+            self.gate, self.up = nn.Linear(D, H), nn.Linear(D, H)
+
+        def forward(self, x: Any) -> Any:
+            batch, length, _ = x.shape
+            norm = self.first(x)
+            split = (batch, length, heads, D // heads)
+            every = (each(norm).view(split).transpose(1, 2) for each in self.given)
+            mixed = F.scaled_dot_product_attention(*every, is_causal=True)
+            x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, D))
+            norm = self.second(x)
+            return x + self.down(F.silu(self.gate(norm)) * self.up(norm))
+
+    torch.manual_seed(0)
+    module = nn.Sequential(Layer(), Layer()).half().eval()
+    dynamic = ({0: torch.export.Dim("batch", max=4), 1: torch.export.Dim("length", max=64)},)
+    given = (torch.randn(2, 8, D).half(),)
+    program = torch.export.export(module, given, dynamic_shapes=dynamic)
+    fn = compile_model(program, always=True, bins=(16, 64), runs_on="llvm")
+    assert fn.report.fused[:2] == ("crossfuse_gated_ffn_rows",) * 2
+    for lead in ((1, 1), (1, 5), (2, 8), (3, 11), (4, 64)):
+        x = torch.randn(*lead, D).half()
+        with torch.no_grad():
+            exact = module.double()(x.double())
+            module.half()
+        torch.testing.assert_close(fn(x).double(), exact, rtol=1e-2, atol=1e-2)
 
 
 def test_inputs_agree_in_what_is_symbolic() -> None:
