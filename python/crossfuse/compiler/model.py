@@ -178,7 +178,8 @@ def compile_model(
     ----------
     model : Any
         A torch module or a module of ``tvm.relax.frontend.nn`` with `example_inputs`, an exported
-        program of torch, an ONNX model or its path, or a Relax module.
+        program of torch, an ONNX model or its path, or a Relax module. Exported programs and Relax
+        modules may have symbolic extents, such as batch and sequence.
     example_inputs : Sequence[tensor] | None
         Inputs whose shapes and types are compiled for.
     target : str | Device
