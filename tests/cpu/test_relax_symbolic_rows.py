@@ -11,6 +11,7 @@ import pytest
 import tvm
 from tvm import relax, tirx
 from tvm.relax import op
+from tvm_ffi import structural_equal
 
 from crossfuse import RefusedError, compile_model
 from crossfuse.compiler.model_inputs import check_inputs
@@ -124,6 +125,7 @@ def test_batch_times_sequence_of_equal_layers_up_to_a_bound() -> None:
     assert len(taken) == 2 and taken[0].bins == taken[1].bins
     kernels = [each for each in made.functions.values() if isinstance(each, tirx.PrimFunc)]
     assert len(kernels) == 2
+    assert structural_equal(FuseChains(always=True)(made), made)
     run, given = Machine(made), weights()
     draw = np.random.default_rng(1)
     for lead, most in {(1, 1): 16, (4, 4): 16, (2, 9): 40, (4, 10): 40}.items():

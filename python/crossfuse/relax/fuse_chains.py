@@ -14,6 +14,7 @@ from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.relax.chains.replace import with_replacements
 from crossfuse.relax.dataflow import clean, read_dataflow
+from crossfuse.relax.kernel_mark import is_rest
 from crossfuse.relax.operators import refused
 from crossfuse.runtime.bin_rows import BINS
 
@@ -97,7 +98,7 @@ class FuseChains:
         fused: dict[Any, Any] = {}
         kernels = ChainKernels(made, self.target, self.constant_weights, bins=self.bins)
         for name, function in made.functions_items():
-            if isinstance(function, relax.Function):
+            if isinstance(function, relax.Function) and not is_rest(function):
                 dataflow = read_dataflow(function)
                 chosen = choose_chains(str(name.name_hint), dataflow, kernels, self.always)
                 fused[name] = with_replacements(function, chosen.replacements)

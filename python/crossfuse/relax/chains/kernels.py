@@ -29,7 +29,7 @@ from crossfuse.relax.chains.replace import FunctionCall, NamedCall, Replacement
 from crossfuse.relax.chains.rows import Bins, plan_rows
 from crossfuse.relax.chains.symbols import extents_of, is_symbolic, symbols_of, with_extents
 from crossfuse.relax.dataflow import Dataflow, subgraph
-from crossfuse.relax.kernel_mark import marked, with_plan
+from crossfuse.relax.kernel_mark import REST, marked, with_plan
 from crossfuse.relax.outline import Argument, outline
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.planned import rank_function, schedule_planned
@@ -162,7 +162,8 @@ class ChainKernels:
     def _picked(self, chain: PlannedRows, always: bool) -> Replacement:
         """The call of a function that picks the kernel by the number of rows."""
         function, extents = with_extents(chain.function)
-        rest = self._function(private(function, function.body), f"{chain.name}_rest")
+        unfused = private(function, function.body).with_attr(REST, True)
+        rest = self._function(unfused, f"{chain.name}_rest")
         kernels: dict[int, GlobalVar] = {}
         outcomes: list[BinOutcome] = []
         refusals: list[RefusedError] = []
