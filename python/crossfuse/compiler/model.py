@@ -165,7 +165,7 @@ def compile_model(
     always: bool = False,
     bins: Sequence[int] = BINS,
     runs_on: str = "cuda",
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
     opset: int | None = None,
     dump: str | Path | None = None,
 ) -> CompiledModel:
