@@ -195,7 +195,7 @@ def test_only_rows_may_be_symbolic() -> None:
     text = refused(numbered, {"x": (rows, D), **two})
     assert "limit: operators of which symbols are extents alone" in text
     with pytest.raises(RefusedError, match=r"bins: found \(0, 16\); limit: positive numbers of"):
-        FuseChains(bins=(0, 16))
+        relax.get_pipeline("crossfuse", bins=(0, 16))
 
 
 def test_kernels_of_bins_are_linked_and_called_by_name(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def phases(
 def pipeline(
     target: str | Device = "nvidia-h100",
     *,
+    bins: Sequence[int] = BINS,
     dump: str | Path | None = None,
     steps: Sequence[Phase] | None = None,
 ) -> Any:
@@ -96,12 +97,14 @@ def pipeline(
     ----------
     target : str | Device
         What to compile for.
+    bins : Sequence[int]
+        Of chains of symbolic rows, see `crossfuse.relax.FuseChains`.
     dump : str | Path | None
         A folder that gets the module after each phase, ``01_clean.py`` and so on, and what became
         of chains and cascades beside it, ``02_fuse_chains.txt``; None takes the environment
         variable ``CROSSFUSE_DUMP``, and writes nothing without it.
     steps : Sequence[Phase] | None
-        From `phases`, for who wants to see their outcomes; None makes them.
+        From `phases`, for who wants to see their outcomes; None makes them, with the bins.
 
     Returns
     -------
@@ -115,10 +118,11 @@ def pipeline(
     """
     spec = device(target)
     folder = dump if dump is not None else os.environ.get(DUMP)
+    chosen = phases(spec, bins=bins) if steps is None else tuple(steps)
 
     @tvm.transform.module_pass(opt_level=0, name="crossfuse.pipeline")
     def run(mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
-        for number, phase in enumerate(phases(spec) if steps is None else steps, 1):
+        for number, phase in enumerate(chosen, 1):
             mod = phase.run(mod)
             if folder:
                 _write(Path(folder), f"{number:02}_{phase.name}", mod, phase)
