@@ -14,6 +14,12 @@ nn, F = torch.nn, torch.nn.functional
 
 ROWS, WIDTHS = 16, (32, 64, 96)
 
+
+def in_two(x: Any) -> Any:
+    """What needs an even number of rows."""
+    return x.reshape(2, -1, x.shape[-1]).reshape(x.shape)
+
+
 UNARY: list[Callable[[Any], Any]] = [
     F.relu,
     F.silu,
@@ -26,7 +32,7 @@ UNARY: list[Callable[[Any], Any]] = [
     lambda x: torch.where(x > 0, x, 0.1 * x),
     lambda x: F.softmax(x, -1),
     lambda x: x - x.mean(-1, keepdim=True),
-    lambda x: x.reshape(2, -1, x.shape[-1]).reshape(x.shape),
+    in_two,
     lambda x: x.t().contiguous().t(),
     lambda x: x.flip(-1),
 ]

@@ -142,6 +142,10 @@ def test_onnx_models_and_files(x: np.ndarray, tmp_path: Path) -> None:
         read_model(open_one)
     given = read_model(open_one, shapes={"x": (M, D)}, opset=17)
     assert [int(each) for each in given.mod["main"].params[0].ty.shape.values] == [M, D]
+    fn = compile_model(open_one, shapes={"x": ("rows", D)}, bins=(16,), **CPU)
+    assert fn.report.fused[0] == "crossfuse_gemm_chain_rows"
+    for rows in (1, M, 20):
+        close(fn(x.repeat(3, 0)[:rows]), due(x.repeat(3, 0)[:rows], module))
     with pytest.raises(RefusedError, match="shapes: found y; limit: inputs of the model: x"):
         read_model(open_one, shapes={"x": (M, D), "y": (1,)})
     with pytest.raises(RefusedError, match=r"found FileNotFoundError: .*; limit: an ONNX model"):

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
+import crossfuse  # noqa: E402
 from crossfuse.torch import Backend, replace_mlp, reports  # noqa: E402
 
 D, H, LAYERS = 2048, 5632, 2
@@ -131,3 +132,17 @@ def test_the_virtual_machine_runs_a_model(tmp_path: Path) -> None:
         got = machine["main"](*(tvm.runtime.tensor(each, tvm.cuda()) for each in given)).numpy()
         with torch.inference_mode():
             check(module.cuda(), torch.from_numpy(got.astype("float32")).cuda(), x)
+
+
+def test_a_compiled_model_picks_kernels_by_rows() -> None:
+    module = nn.Sequential(*(Layer() for _ in range(LAYERS))).bfloat16().eval()
+    dims = {0: torch.export.Dim("batch", max=16), 1: torch.export.Dim("length", max=32)}
+    example = torch.randn(2, 8, D).bfloat16()
+    program = torch.export.export(module, (example,), dynamic_shapes=(dims,))
+    fn = crossfuse.compile_model(program, always=True, bins=(16, 128))
+    assert fn.report.fused == ("crossfuse_gated_ffn_rows",) * LAYERS
+    module.cuda()
+    for shape in ((1, 1), (2, 7), (4, 30), (16, 8), (5, 32)):
+        x = torch.randn(*shape, D, device="cuda").bfloat16()
+        with torch.inference_mode():
+            check(module, fn(x), x)

@@ -9,10 +9,10 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.compiler.bin_rows import BINS
 from crossfuse.compiler.compiled import Compiled, compile
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.hardware import Device
+from crossfuse.runtime.bin_rows import BINS
 from crossfuse.workload.spec import WorkloadSpec
 
 if TYPE_CHECKING:

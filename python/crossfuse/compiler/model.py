@@ -8,8 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.compiler.model_inputs import check_inputs
 from crossfuse.errors import EnvironmentRefused, WorkloadRefused, refuse
 from crossfuse.hardware import Device, device, tvm_target
+from crossfuse.runtime.bin_rows import BINS
 
 if TYPE_CHECKING:
     from crossfuse.relax.chains.outcome import ChainOutcome
@@ -106,7 +108,7 @@ class CompiledModel:
         EnvironmentRefused
             If a model for a GPU is run where TVM finds none.
         """
-        self._check(inputs)
+        check_inputs(self.imported.mod["main"], self.imported.inputs, inputs)
         values = [self._given(each) for each in inputs]
         found = self._machine["main"](*values, *self._weights)
         as_torch = _is_torch(inputs[0]) if inputs else False
@@ -154,23 +156,6 @@ class CompiledModel:
             value = to_numpy(value)
         return tvm.runtime.tensor(value, device=self._device)
 
-    def _check(self, inputs: Sequence[Any]) -> None:
-        names = self.imported.inputs
-        due = [each.ty for each in self.imported.mod["main"].params[: len(names)]]
-        if len(inputs) != len(names):
-            limit = f"one for each of {', '.join(names)}"
-            raise _refused("inputs", f"{len(inputs)} of them", limit, "pass all of them in order")
-        for name, each, kind in zip(names, inputs, due, strict=True):
-            found = f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}"
-            limit = f"{kind.dtype}{[int(extent) for extent in kind.shape.values]}"
-            if found != limit:
-                advice = "compile the model for these inputs too, or convert them"
-                raise _refused(name, found, limit, advice)
-            if not _is_row_major(each):
-                found = "an array of other strides"
-                limit = "row-major elements, since a copy would go unnoticed"
-                raise _refused(name, found, limit, f"pass {name}.contiguous() or the like")
-
 
 def compile_model(
     model: Any,
@@ -178,8 +163,9 @@ def compile_model(
     *,
     target: str | Device = "nvidia-h100",
     always: bool = False,
+    bins: Sequence[int] = BINS,
     runs_on: str = "cuda",
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
     opset: int | None = None,
     dump: str | Path | None = None,
 ) -> CompiledModel:
@@ -192,13 +178,17 @@ def compile_model(
     ----------
     model : Any
         A torch module or a module of ``tvm.relax.frontend.nn`` with `example_inputs`, an exported
-        program of torch, an ONNX model or its path, or a Relax module.
+        program of torch, an ONNX model or its path, or a Relax module. Exported programs and Relax
+        modules may have symbolic extents, such as batch and sequence.
     example_inputs : Sequence[tensor] | None
         Inputs whose shapes and types are compiled for.
     target : str | Device
         What to compile for.
     always : bool
         Whether chains are fused that are estimated to be slower than not to fuse them.
+    bins : Sequence[int]
+        Rows that kernels are made for where the model's extents are symbolic, see
+        `crossfuse.relax.FuseChains`.
     runs_on : str
         ``"cuda"``, or ``"llvm"`` to run the scheduled functions one thread after the other on the
         CPU, which says what they compute and nothing of their time.
@@ -237,7 +227,7 @@ def compile_model(
         raise _refused("runs_on", repr(runs_on), limit, "name one of these")
     imported = read_model(model, example_inputs, shapes=shapes, opset=opset)
     spec = device(target)
-    steps = phases(spec, always=always, build=runs_on == "cuda")
+    steps = phases(spec, always=always, bins=bins, build=runs_on == "cuda")
     built = pipeline(spec, dump=dump, steps=steps)
     executable = _build(imported.mod, built, spec, runs_on)
     outcomes = {each.name: getattr(each.run, "outcomes", ()) for each in steps}
@@ -258,10 +248,6 @@ def _build(mod: Any, passes: Any, spec: Device, runs_on: str) -> Any:
 
 def _is_torch(value: Any) -> bool:
     return type(value).__module__.startswith("torch")
-
-
-def _is_row_major(value: Any) -> bool:
-    return bool(value.is_contiguous() if _is_torch(value) else value.flags.c_contiguous)
 
 
 def _taken(value: Any, as_torch: bool) -> Any:

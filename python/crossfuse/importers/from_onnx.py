@@ -15,7 +15,7 @@ _RULE = "onnx-import"
 
 
 def import_onnx(
-    model: Any, shapes: Mapping[str, Sequence[int]] | None = None, opset: int | None = None
+    model: Any, shapes: Mapping[str, Sequence[int | str]] | None = None, opset: int | None = None
 ) -> Imported:
     """Translate an ONNX model.
 
@@ -23,8 +23,9 @@ def import_onnx(
     ----------
     model : onnx.ModelProto | str | Path
         The model, or its file.
-    shapes : Mapping[str, Sequence[int]] | None
-        Extents of inputs, by name; needed where the model leaves some open.
+    shapes : Mapping[str, Sequence[int | str]] | None
+        Extents of inputs, by name; needed where the model leaves some open. A name instead of a
+        number is a symbolic extent, and equal names are one.
     opset : int | None
         Version of ONNX's operators; None takes the model's.
 
@@ -89,23 +90,29 @@ def _proto(model: Any) -> Any:
         raise _refused(str(model), found, "an ONNX model", "check the path") from error
 
 
-def _extents(value: Any, shapes: dict[str, Sequence[int]]) -> list[int]:
+def _extents(value: Any, shapes: Mapping[str, Sequence[int | str]]) -> list[int | str]:
     if value.name in shapes:
-        return [int(each) for each in shapes[value.name]]
+        return [each if isinstance(each, str) else int(each) for each in shapes[value.name]]
     dims = value.type.tensor_type.shape.dim
     open_ones = [each.dim_param or "?" for each in dims if not each.HasField("dim_value")]
     if open_ones:
-        limit = "extents that are numbers: kernels are written for one shape"
-        advice = f"pass shapes={{'{value.name}': (16, 64)}}, say"
+        limit = "extents that are numbers, or symbolic and named by the caller"
+        advice = f"pass shapes={{'{value.name}': (16, 64)}}, say, or ('rows', 64) for any rows"
         raise _refused(value.name, f"extents {', '.join(open_ones)} left open", limit, advice)
     return [each.dim_value for each in dims]
 
 
-def _translated(proto: Any, extents: dict[str, list[int]], opset: int | None) -> Any:
+def _translated(proto: Any, extents: Mapping[str, list[int | str]], opset: int | None) -> Any:
+    from tvm import tirx
     from tvm.relax.frontend.onnx import from_onnx
 
+    every = [each for extent in extents.values() for each in extent]
+    symbols: dict[Any, Any] = {
+        each: tirx.Var(each, "int64") for each in every if isinstance(each, str)
+    }
+    shapes = {name: [symbols.get(each, each) for each in extents[name]] for name in extents}
     try:
-        mod = from_onnx(proto, extents, opset=opset, keep_params_in_input=True)
+        mod = from_onnx(proto, shapes, opset=opset, keep_params_in_input=True)
     except Exception as error:
         found = f"{type(error).__name__}: {_first_line(error)}"
         limit = "operators that TVM's ONNX importer knows"

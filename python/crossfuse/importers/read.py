@@ -18,7 +18,7 @@ def read_model(
     model: Any,
     example_inputs: Sequence[Any] | None = None,
     *,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
     opset: int | None = None,
 ) -> Imported:
     """Import a model.

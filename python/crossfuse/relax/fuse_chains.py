@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import relax
@@ -13,6 +14,9 @@ from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.relax.chains.replace import with_replacements
 from crossfuse.relax.dataflow import clean, read_dataflow
+from crossfuse.relax.kernel_mark import is_rest
+from crossfuse.relax.operators import refused
+from crossfuse.runtime.bin_rows import BINS
 
 
 @ir.tvm.ir.transform.module_pass(opt_level=0, name="crossfuse.FuseChains")
@@ -33,6 +37,17 @@ class FuseChains:
         Whether chains are fused that are estimated to be slower than not to fuse them.
     constant_weights : bool
         Whether no kernel that may still be running writes the weights, see `crossfuse.compile`.
+    bins : Sequence[int]
+        Rows of a call, at most, that kernels are made for where the number of rows is symbolic; a
+        call takes the smallest that holds its rows. More rows, and bins that fusing does not pay
+        in, are computed by the operators of the model. The function's attribute
+        ``tir_var_upper_bound`` leaves out bins that no call needs. Without any bin, chains of
+        symbolic rows stay as they are.
+
+    Raises
+    ------
+    WorkloadRefused
+        For bins that are no positive numbers.
 
     Attributes
     ----------
@@ -57,10 +72,12 @@ class FuseChains:
         *,
         always: bool = False,
         constant_weights: bool = False,
+        bins: Sequence[int] = BINS,
     ) -> None:
         self.target = device(target)
         self.always = always
         self.constant_weights = constant_weights
+        self.bins = _checked(bins)
         self.outcomes: tuple[ChainOutcome, ...] = ()
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
@@ -79,9 +96,9 @@ class FuseChains:
         made = clean(mod)
         outcomes: list[ChainOutcome] = []
         fused: dict[Any, Any] = {}
-        kernels = ChainKernels(made, self.target, self.constant_weights)
+        kernels = ChainKernels(made, self.target, self.constant_weights, bins=self.bins)
         for name, function in made.functions_items():
-            if isinstance(function, relax.Function):
+            if isinstance(function, relax.Function) and not is_rest(function):
                 dataflow = read_dataflow(function)
                 chosen = choose_chains(str(name.name_hint), dataflow, kernels, self.always)
                 fused[name] = with_replacements(function, chosen.replacements)
@@ -91,3 +108,10 @@ class FuseChains:
         for name, function in fused.items():
             made.update_func(name, function)
         return clean(made)
+
+
+def _checked(bins: Sequence[int]) -> tuple[int, ...]:
+    if bins and min(bins) < 1:
+        limit, instead = "positive numbers of rows", f"name some, such as {BINS}"
+        raise refused("bins", repr(tuple(bins)), limit, instead)
+    return tuple(sorted(set(bins)))

@@ -14,6 +14,8 @@ SCHEDULED = "tirx.is_scheduled"
 KERNEL = "crossfuse.kernel"
 #: The plan that it was scheduled by, in JSON.
 PLAN = "crossfuse.plan"
+#: Of functions of Relax that compute a chain where no kernel does, and stay as they are.
+REST = "crossfuse.rest"
 
 
 def marked(func: Any) -> Any:
@@ -24,6 +26,11 @@ def marked(func: Any) -> Any:
 def is_kernel(func: Any) -> bool:
     """Whether `marked` was called on a function."""
     return isinstance(func, ir.PrimFunc) and bool(func.attrs) and KERNEL in func.attrs
+
+
+def is_rest(function: Any) -> bool:
+    """Whether a function of Relax is what is left of a chain that has kernels."""
+    return bool(function.attrs) and REST in function.attrs
 
 
 def with_plan(func: Any, plan: Mapping[str, Any]) -> Any:

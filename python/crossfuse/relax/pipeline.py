@@ -19,6 +19,7 @@ from crossfuse.relax.fuse_cascades import FuseCascades
 from crossfuse.relax.fuse_chains import FuseChains
 from crossfuse.relax.on_cpu import serial_kernels
 from crossfuse.relax.wide_arithmetic import WideArithmetic
+from crossfuse.runtime.bin_rows import BINS
 
 #: The folder for the modules of all phases, of a pipeline that is not told one.
 DUMP = "CROSSFUSE_DUMP"
@@ -41,7 +42,11 @@ class Phase:
 
 
 def phases(
-    target: str | Device = "nvidia-h100", *, always: bool = False, build: bool = True
+    target: str | Device = "nvidia-h100",
+    *,
+    always: bool = False,
+    bins: Sequence[int] = BINS,
+    build: bool = True,
 ) -> tuple[Phase, ...]:
     """Our phases in order; TVM's pipeline for the device comes after them.
 
@@ -51,6 +56,9 @@ def phases(
         What to compile for.
     always : bool
         Whether chains are fused that are estimated to be slower than not to fuse them.
+    bins : Sequence[int]
+        Rows that kernels of chains of symbolic rows are made for, see
+        `crossfuse.relax.FuseChains`.
     build : bool
         Whether scheduled functions become libraries; else they become loops for the CPU.
 
@@ -63,7 +71,7 @@ def phases(
     spec = device(target)
     return (
         Phase("clean", clean),
-        Phase("fuse_chains", FuseChains(spec, always=always)),
+        Phase("fuse_chains", FuseChains(spec, always=always, bins=bins)),
         Phase("wide_arithmetic", WideArithmetic()),
         Phase("legalize", relax.transform.LegalizeOps(dict(ATTENTION))),
         Phase("fuse_cascades", FuseCascades(spec)),
@@ -76,6 +84,7 @@ def phases(
 def pipeline(
     target: str | Device = "nvidia-h100",
     *,
+    bins: Sequence[int] = BINS,
     dump: str | Path | None = None,
     steps: Sequence[Phase] | None = None,
 ) -> Any:
@@ -88,12 +97,14 @@ def pipeline(
     ----------
     target : str | Device
         What to compile for.
+    bins : Sequence[int]
+        Of chains of symbolic rows, see `crossfuse.relax.FuseChains`.
     dump : str | Path | None
         A folder that gets the module after each phase, ``01_clean.py`` and so on, and what became
         of chains and cascades beside it, ``02_fuse_chains.txt``; None takes the environment
         variable ``CROSSFUSE_DUMP``, and writes nothing without it.
     steps : Sequence[Phase] | None
-        From `phases`, for who wants to see their outcomes; None makes them.
+        From `phases`, for who wants to see their outcomes; None makes them, with the bins.
 
     Returns
     -------
@@ -107,10 +118,11 @@ def pipeline(
     """
     spec = device(target)
     folder = dump if dump is not None else os.environ.get(DUMP)
+    chosen = phases(spec, bins=bins) if steps is None else tuple(steps)
 
     @tvm.transform.module_pass(opt_level=0, name="crossfuse.pipeline")
     def run(mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
-        for number, phase in enumerate(phases(spec) if steps is None else steps, 1):
+        for number, phase in enumerate(chosen, 1):
             mod = phase.run(mod)
             if folder:
                 _write(Path(folder), f"{number:02}_{phase.name}", mod, phase)

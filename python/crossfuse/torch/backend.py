@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from crossfuse.compiler.bin_rows import BINS
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.hardware import Device, device
+from crossfuse.runtime.bin_rows import BINS
 from crossfuse.torch.fused import Fused
 from crossfuse.torch.known import Record, graph_key, recall, remember
 from crossfuse.torch.report import Report, keep

@@ -15,6 +15,7 @@ from torch import fx
 from crossfuse.cache.keys import package_hash
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
+from crossfuse.lower.extract import buffer_specs
 from crossfuse.relax.chains.choice import choose_chains
 from crossfuse.relax.chains.groups import Group, find_groups
 from crossfuse.relax.chains.kernels import ChainKernels
@@ -149,27 +150,40 @@ def _planned(
     chosen = choose_chains("main", dataflow, kernels, always, frozenset(translation.nodes))
     count = int(rows.xreplace(dict(sizes)))
     calls = {}
+    made = kernels.module
+    known = {each.function for each in chosen.replacements.values()}
+    by_row = {each: tuple(buffer.rows for buffer in buffer_specs(made[each])) for each in known}
     for variable, call in chosen.replacements.items():
         given = (image.nodes[translation.nodes[each]] for each in call.inputs)
         key = (image.nodes[translation.nodes[variable]], tuple(given))
-        if _fits(key, call, rows, count):
+        if _fits(key, call, rows, count, by_row[call.function]):
             calls[key] = call
-    made = kernels.module
     functions = {str(each.function.name_hint): made[each.function] for each in calls.values()}
     outcomes = tuple(in_torch(each, translation.names) for each in chosen.outcomes)
     return _Bin(count, calls, functions, outcomes)
 
 
 def _fits(
-    key: tuple[fx.Node, tuple[fx.Node, ...]], call: Replacement, rows: sympy.Expr, count: int
+    key: tuple[fx.Node, tuple[fx.Node, ...]],
+    call: Replacement,
+    rows: sympy.Expr,
+    count: int,
+    by_row: Sequence[bool],
 ) -> bool:
-    """Whether all that is symbolic about a chain are its rows, in the first extents."""
+    """Whether all that is symbolic about a chain are its rows, in the first extents.
+
+    `by_row` says which of the kernel's tensors have rows, the output last: the weights may have as
+    many by chance, or because they are made of the input.
+    """
     output, inputs = key
-    pairs = [(output, call.shape), *zip(inputs, call.shapes, strict=True)]
-    for node, shape in pairs:
+    nodes, shapes = (*inputs, output), (*call.shapes, call.shape)
+    for node, shape, has_rows in zip(nodes, shapes, by_row, strict=True):
         elements = sympy.Mul(*map(extent, node.meta["val"].shape))
         due = rows * prod(shape[1:]) if elements.free_symbols else sympy.Integer(prod(shape))
-        if sympy.expand(elements - due) != 0 or (elements.free_symbols and shape[0] != count):
+        symbolic = bool(elements.free_symbols)
+        if sympy.expand(elements - due) != 0 or symbolic != has_rows:
+            return False
+        if symbolic and shape[0] != count:
             return False
     return True
 

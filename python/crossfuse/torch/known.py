@@ -19,7 +19,7 @@ from crossfuse.cache import Entry, shelf
 from crossfuse.cache.keys import content_key
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
-from crossfuse.relax.chains.outcome import ChainOutcome
+from crossfuse.relax.chains.outcome import BinOutcome, ChainOutcome
 from crossfuse.torch.fused import Step
 from crossfuse.torch.kernels import KeptKernel, offer_kept
 from crossfuse.torch.report import Report
@@ -156,4 +156,5 @@ def _step(record: dict[str, Any]) -> Step:
 
 
 def _outcome(record: dict[str, Any]) -> ChainOutcome:
-    return ChainOutcome(**{**record, "products": tuple(record["products"])})
+    bins = tuple(BinOutcome(**each) for each in record["bins"])
+    return ChainOutcome(**{**record, "products": tuple(record["products"]), "bins": bins})

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from crossfuse.compiler.bin_rows import BINS
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
+from crossfuse.runtime.bin_rows import BINS
 from crossfuse.torch.backend import Backend
 from crossfuse.torch.fuse_rows import fuse_rows
 from crossfuse.workload.dtypes import FLOAT_TYPES

@@ -112,3 +112,17 @@ def test_numbers_that_depend_on_the_rows_are_no_constants(rows_run: list[int]) -
 def test_bins_that_are_none_are_refused() -> None:
     with pytest.raises(RefusedError, match=r"found \(0, 16\); limit: positive numbers"):
         Backend(bins=(0, 16))
+
+
+def test_weights_with_as_many_rows_as_the_input_are_left(rows_run: list[int]) -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        k = torch.sin(x)
+        return torch.relu(x @ k.t()) @ torch.sin(k)
+
+    fn = torch.compile(forward, backend=Backend(rest="eager", always=True, cpu="llvm", bins=BINS))
+    for rows in (32, 9):
+        x = torch.randn(rows, D).half()
+        torch._dynamo.mark_dynamic(x, 0)
+        with torch.no_grad():
+            torch.testing.assert_close(fn(x), forward(x))
+    assert rows_run == []

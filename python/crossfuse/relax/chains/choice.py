@@ -11,8 +11,9 @@ from tvm.ir import Var
 from crossfuse.errors import RefusedError
 from crossfuse.planner.families import EAGER
 from crossfuse.relax.chains.groups import Group, find_groups
-from crossfuse.relax.chains.kernels import ChainKernels, PlannedChain
+from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.outcome import ChainOutcome
+from crossfuse.relax.chains.planned import PlannedChain, PlannedRows
 from crossfuse.relax.chains.replace import Replacement
 from crossfuse.relax.dataflow import Dataflow
 
@@ -61,7 +62,7 @@ def choose_chains(
         Of chains that share a product the one that saves most is taken.
     """
     outcomes: dict[Var, ChainOutcome] = {}
-    chains: list[PlannedChain] = []
+    chains: list[PlannedChain | PlannedRows] = []
     for group in find_groups(dataflow):
         blank = _blank(name, group)
         try:
@@ -74,7 +75,7 @@ def choose_chains(
     for chain in sorted(chains, key=lambda each: -each.gain):
         found = _judged(chain, taken, outcomes[chain.group.second], always)
         if not found.text:
-            found = _scheduled(chain, kernels, found, replaced)
+            found = _scheduled(chain, kernels, found, replaced, always)
         if found.name:
             taken |= dict.fromkeys((*chain.group.first, chain.group.second), found.name)
         outcomes[chain.group.second] = found
@@ -82,7 +83,10 @@ def choose_chains(
 
 
 def _judged(
-    chain: PlannedChain, taken: Mapping[Var, str], blank: ChainOutcome, always: bool
+    chain: PlannedChain | PlannedRows,
+    taken: Mapping[Var, str],
+    blank: ChainOutcome,
+    always: bool,
 ) -> ChainOutcome:
     """The outcome of a chain that is left alone; without text if it is to be fused."""
     judged = replace(
@@ -95,24 +99,24 @@ def _judged(
     other = next((taken[each] for each in products if each in taken), "")
     if other:
         return replace(judged, text=f"a product of it is in {other}, which saves more")
-    if chain.gain <= 0 and not always:
-        text = f"not to fuse is estimated to be faster by {-chain.gain:.1f} us"
-        return replace(judged, family=EAGER, text=text)
-    return judged
+    text = chain.left(always)
+    return replace(judged, family=EAGER, text=text) if text else judged
 
 
 def _scheduled(
-    chain: PlannedChain,
+    chain: PlannedChain | PlannedRows,
     kernels: ChainKernels,
     found: ChainOutcome,
     replaced: dict[Var, Replacement],
+    always: bool,
 ) -> ChainOutcome:
     try:
-        call = kernels.kernel(chain)
+        call = kernels.kernel(chain, always)
     except RefusedError as error:
         return replace(found, family="", text=str(error))
     replaced[chain.output] = call
-    return replace(found, name=str(call.function.name_hint), text=chain.outlined.summary)
+    name = str(call.function.name_hint)
+    return replace(found, name=name, text=chain.summary, bins=call.bins)
 
 
 def _blank(name: str, group: Group) -> ChainOutcome:

@@ -3,79 +3,43 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm import relax
 from tvm.ir import GlobalVar, Var
-from tvm_ffi import structural_equal, structural_hash
 
 from crossfuse.cache import shelf
 from crossfuse.cache.answers import answered
 from crossfuse.cache.keys import content_key
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
-from crossfuse.lower.extract import lower
+from crossfuse.lower.extract import buffer_specs, lower
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.noted import noted
+from crossfuse.relax.chains.checks import check_kernel, check_known, check_used_inside
+from crossfuse.relax.chains.equal import Equal
 from crossfuse.relax.chains.groups import Group
-from crossfuse.relax.chains.replace import Replacement
+from crossfuse.relax.chains.outcome import BinOutcome
+from crossfuse.relax.chains.pick import calling, picking, private
+from crossfuse.relax.chains.planned import PlannedChain, PlannedRows
+from crossfuse.relax.chains.replace import FunctionCall, NamedCall, Replacement
+from crossfuse.relax.chains.rows import Bins, plan_rows
+from crossfuse.relax.chains.symbols import extents_of, is_symbolic, symbols_of, with_extents
 from crossfuse.relax.dataflow import Dataflow, subgraph
-from crossfuse.relax.kernel_mark import marked, with_plan
-from crossfuse.relax.operators import refused
-from crossfuse.relax.outline import Argument, Outlined, outline
+from crossfuse.relax.kernel_mark import REST, marked, with_plan
+from crossfuse.relax.outline import Argument, outline
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.planned import rank_function, schedule_planned
 
 if TYPE_CHECKING:
-    from crossfuse.planner.choice import Runner
+    from crossfuse.lower.image import BufferSpec
     from crossfuse.planner.plan import Plan
 
 #: Plans of a family that are tried, in case one cannot be scheduled.
 _TRIED = 3
-
-
-@dataclass(frozen=True)
-class PlannedChain:
-    """A group that is a chain, with its plans.
-
-    Attributes
-    ----------
-    group : Group
-        Its products and what lies between them.
-    output : Var
-        The result.
-    given : tuple[Var, ...]
-        What it reads: the parameters of the function that was outlined.
-    outlined : Outlined
-        The chain as one function.
-    plans : tuple[Plan, ...]
-        The fastest first.
-    """
-
-    group: Group
-    output: Var
-    given: tuple[Var, ...]
-    outlined: Outlined
-    plans: tuple[Plan, ...]
-
-    @property
-    def ours(self) -> Plan:
-        """The best plan of a kernel of ours."""
-        return next(each for each in self.plans if each.family != EAGER)
-
-    @property
-    def eager(self) -> float:
-        """Estimated microseconds of not fusing."""
-        every: list[Plan | Runner] = [*self.plans, *self.plans[0].runners]
-        return next(each.microseconds for each in every if each.family == EAGER)
-
-    @property
-    def gain(self) -> float:
-        """Estimated microseconds that fusing saves."""
-        return self.eager - self.ours.microseconds
 
 
 class ChainKernels:
@@ -93,6 +57,9 @@ class ChainKernels:
         Whether a call may have fewer rows, see `crossfuse.schedule.accept_fewer_rows`.
     named : bool
         See `crossfuse.relax.dataflow.subgraph`.
+    bins : Sequence[int]
+        Rows that kernels of chains of symbolic rows are made for, at most; without any these are
+        refused.
     """
 
     def __init__(
@@ -102,14 +69,19 @@ class ChainKernels:
         constant_weights: bool,
         fewer_rows: bool = False,
         named: bool = True,
+        bins: Sequence[int] = (),
     ) -> None:
         self._builder = relax.BlockBuilder(mod)
         self._target = target
         self._constant = constant_weights
         self._fewer_rows = fewer_rows
         self._named = named
-        self._plans = _Equal()
-        self._names = _Equal()
+        self._bins = tuple(bins)
+        self._plans = Equal()
+        self._names = Equal()
+        self._rows_images = Equal()
+        self._rows_names = Equal()
+        self._functions = Equal()
 
     @property
     def module(self) -> tvm.IRModule:
@@ -118,7 +90,7 @@ class ChainKernels:
 
     def planned(
         self, dataflow: Dataflow, group: Group, known: Container[Any] | None = None
-    ) -> PlannedChain:
+    ) -> PlannedChain | PlannedRows:
         """Plan a group, with as much as possible of what follows it.
 
         Parameters
@@ -132,8 +104,8 @@ class ChainKernels:
 
         Returns
         -------
-        PlannedChain
-            The chain.
+        PlannedChain | PlannedRows
+            The chain; of symbolic rows in each bin.
 
         Raises
         ------
@@ -144,30 +116,92 @@ class ChainKernels:
         for output, after in group.outputs():
             inner = [*group.before, *after]
             try:
-                _check_used_inside(dataflow, inner, output, group)
+                check_used_inside(dataflow, inner, output, group)
                 module, given = subgraph(dataflow, inner, output, self._named)
-                _check_known([output, *given], known)
-                outlined = outline(module)
-                plans = self._ranked(outlined.func)
-                return PlannedChain(group, output, tuple(given), outlined, plans)
+                check_known([output, *given], known)
+                return self._planned(dataflow, group, output, tuple(given), module)
             except RefusedError as error:
                 refusals.append(error)
         raise refusals[0]
 
-    def kernel(self, chain: PlannedChain) -> Replacement:
+    def _planned(
+        self, dataflow: Dataflow, group: Group, output: Var, given: tuple[Var, ...], module: Any
+    ) -> PlannedChain | PlannedRows:
+        """Plan a group that is a module of its own."""
+
+        def plan(static: Any) -> PlannedChain:
+            outlined = outline(static)
+            return PlannedChain(group, output, given, outlined, self._ranked(outlined.func))
+
+        if not self._bins or not symbols_of(module["main"]):
+            return plan(module)
+        bins = Bins(self._bins, dataflow.function.attrs)
+        return plan_rows(group, output, given, module["main"], bins, plan)
+
+    def kernel(self, chain: PlannedChain | PlannedRows, always: bool = False) -> Replacement:
         """Schedule a chain; the call of it.
+
+        Parameters
+        ----------
+        chain : PlannedChain | PlannedRows
+            The chain.
+        always : bool
+            Of symbolic rows whether bins have a kernel that are estimated to be slower with it.
 
         Raises
         ------
         ScheduleRefused, LoweringRefused
-            If no plan has a kernel.
+            If no plan has a kernel; of symbolic rows that of the first bin.
         """
-        outlined = chain.outlined
-        given = tuple(_value(each, chain.given) for each in outlined.arguments)
-        shapes = tuple(each.shape for each in outlined.arguments)
-        output = (outlined.M, outlined.L)
-        name = self._names.find(outlined.func, lambda: self._added(chain))
-        return Replacement(name, given, shapes, output, outlined.output_dtype)
+        if isinstance(chain, PlannedRows):
+            return self._picked(chain, always)
+        func = chain.outlined.func
+        name = self._names.find(func, lambda: self._added(chain))
+        return _call(Replacement, name, chain, chain.given)
+
+    def _picked(self, chain: PlannedRows, always: bool) -> Replacement:
+        """The call of a function that picks the kernel by the number of rows."""
+        function, extents = with_extents(chain.function)
+        unfused = private(function, function.body).with_attr(REST, True)
+        rest = self._function(unfused, f"{chain.name}_rest")
+        kernels: dict[int, GlobalVar] = {}
+        outcomes: list[BinOutcome] = []
+        refusals: list[RefusedError] = []
+        for each in chain.bins:
+            outcome, kernels[each.rows] = each.outcome(always), rest
+            if each.chain is not None and not outcome.text:
+                try:
+                    name, kernels[each.rows] = self._calling(function, chain.rows, each.chain)
+                    outcome = each.outcome(always, name=name)
+                except RefusedError as error:
+                    refusals.append(error)
+                    outcome = each.outcome(always, text=str(error))
+            outcomes.append(outcome)
+        if not any(each.name for each in outcomes):
+            raise refusals[0]
+        name = self._function(picking(function, chain.rows, kernels, rest), f"{chain.name}_rows")
+        shapes = tuple(extents_of(each) for each in chain.given)
+        output, dtype = extents_of(chain.output), str(chain.output.ty.dtype)
+        given = (*chain.given, *extents)
+        return FunctionCall(name, given, (*shapes, *extents), output, dtype, tuple(outcomes))
+
+    def _calling(self, function: Any, rows: Any, chain: PlannedChain) -> tuple[str, GlobalVar]:
+        """The kernel of a bin, and a function that calls it."""
+        func = chain.outlined.func
+        image, buffers = self._rows_images.find(func, lambda: self._bin_image(chain))
+        check_kernel(buffers, [_value(each, function.params) for each in chain.outlined.arguments])
+        kernel = self._rows_names.find(func, lambda: self._added_bin(chain, image))
+        call = _call(NamedCall, kernel, chain, function.params, rows)
+        caller = calling(function, call)
+        name = str(kernel.name_hint)
+        return name, self._function(caller, f"{name}_call")
+
+    def _function(self, function: Any, name: str) -> GlobalVar:
+        """A function of the module; equal ones are one."""
+        found: GlobalVar = self._functions.find(
+            function, lambda: self._builder.add_func(function, name)
+        )
+        return found
 
     def _ranked(self, func: Any) -> tuple[Plan, ...]:
         def rank() -> tuple[Plan, ...]:
@@ -180,19 +214,31 @@ class ChainKernels:
         return plans
 
     def _added(self, chain: PlannedChain) -> GlobalVar:
-        func = chain.outlined.func
-        options = (str(self._constant), str(self._fewer_rows))
-        text = self._answer("schedule", func, lambda: self._scheduled(chain), *options)
-        image = tvm.ir.load_json(text)
-        kind = "gated_ffn" if chain.outlined.gated else "gemm_chain"
-        return self._builder.add_func(marked(image), f"crossfuse_{kind}")
+        return self._builder.add_func(self._kernel(chain, self._fewer_rows), chain.name)
+
+    def _bin_image(self, chain: PlannedChain) -> tuple[Any, tuple[BufferSpec, ...]]:
+        image = self._kernel(chain, True)
+        return image, buffer_specs(image)
+
+    def _added_bin(self, chain: PlannedChain, image: Any) -> GlobalVar:
+        name = self._builder.add_func(image, f"{chain.name}_m{chain.outlined.M}")
+        # Called by its name, which no pass that looks for dead code follows.
+        self._builder.update_func(name, image.with_attr("global_symbol", name.name_hint))
+        return name
+
+    def _kernel(self, chain: PlannedChain, fewer_rows: bool) -> Any:
+        """The scheduled function of a chain."""
+        options = (str(self._constant), str(fewer_rows))
+        make = partial(self._scheduled, chain, fewer_rows)
+        text = self._answer("schedule", chain.outlined.func, make, *options)
+        return marked(tvm.ir.load_json(text))
 
     def _answer(self, kind: str, func: Any, make: Callable[[], str], *options: str) -> str:
         """What is made of a function, from the cache if it is known."""
         key = content_key(self._target, kind, str(_TRIED), *options, tvm.ir.save_json(func))
         return answered(shelf(kind), key, _label(func, self._target), make)
 
-    def _scheduled(self, chain: PlannedChain) -> str:
+    def _scheduled(self, chain: PlannedChain, fewer_rows: bool) -> str:
         """The first plan that has a kernel, as a scheduled function in TVM's JSON."""
         refusals: list[RefusedError] = []
         for plan in (each for each in chain.plans if each.family != EAGER):
@@ -200,7 +246,7 @@ class ChainKernels:
                 schedule = schedule_planned(
                     chain.outlined.func, plan, constant_weights=self._constant
                 )
-                if self._fewer_rows:
+                if fewer_rows:
                     accept_fewer_rows(schedule)
                 lower(schedule, self._target)
                 (image,) = schedule.mod.functions.values()
@@ -208,22 +254,6 @@ class ChainKernels:
             except RefusedError as error:
                 refusals.append(error)
         raise refusals[0]
-
-
-class _Equal:
-    """Values by function; functions that differ in names alone have one value."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, list[tuple[Any, Any]]] = {}
-
-    def find(self, func: Any, make: Callable[[], Any]) -> Any:
-        """The value of a function, made if it is new."""
-        alike = self._known.setdefault(structural_hash(func), [])
-        for other, value in alike:
-            if structural_equal(func, other):
-                return value
-        alike.append((func, make()))
-        return alike[-1][1]
 
 
 def _texts(func: Any, target: Device) -> str:
@@ -237,37 +267,30 @@ def _label(func: Any, target: Device) -> str:
     return f"{' '.join(given)} {func.params[0].ty.dtype} for {target.name}"
 
 
-def _check_used_inside(dataflow: Dataflow, inner: list[Var], output: Var, group: Group) -> None:
-    """Refuse a group of which anything but the result, or a weight's view, is read elsewhere."""
-    for value in inner:
-        for user in dataflow.users.get(value, []):
-            if value.same_as(output) or value in group.views or user in inner:
-                continue
-            where = f"{dataflow.operator(value)} ({value.name})"
-            what = "the model's results"
-            if user is not None and not isinstance(dataflow.values[user], relax.Tuple):
-                what = dataflow.operator(user) or "a call of another function"
-            raise refused(
-                where,
-                f"an intermediate that {what} reads too",
-                "one that nothing else reads",
-                "leave the model unfused, or keep that use out of it",
-            )
+def _call(
+    kind: type[Replacement],
+    function: GlobalVar,
+    chain: PlannedChain,
+    given: Sequence[Any],
+    rows: Any = None,
+) -> Replacement:
+    """The call of a kernel of a chain, with values for what it reads; of symbolic rows if given."""
+    outlined = chain.outlined
+    values, shapes = [], []
+    for each in outlined.arguments:
+        value = _value(each, given)
+        values.append(value)
+        shapes.append(_shape(value, each.shape, rows))
+    output = (outlined.M if rows is None else rows, outlined.L)
+    return kind(function, tuple(values), tuple(shapes), output, outlined.output_dtype)
 
 
-def _check_known(values: list[Var], known: Container[Any] | None) -> None:
-    """Refuse a group that begins or ends inside of what its caller takes for one operator."""
-    for value in values:
-        if known is not None and value not in known:
-            raise refused(
-                str(value.name),
-                "a part of an operator",
-                "values that operators of the model make",
-                "decompose the operator before",
-            )
+def _shape(value: Any, shape: tuple[int, ...], rows: Any) -> tuple[Any, ...]:
+    """The shape that a kernel knows a value by."""
+    return shape if rows is None or not is_symbolic(value) else (rows, *shape[1:])
 
 
-def _value(argument: Argument, given: tuple[Var, ...]) -> Any:
+def _value(argument: Argument, given: Sequence[Any]) -> Any:
     """The value of a model that is an input of a chain."""
     if argument.value is not None:
         return relax.const(argument.value, argument.dtype)

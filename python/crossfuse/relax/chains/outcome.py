@@ -7,6 +7,34 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class BinOutcome:
+    """What became of two layers of symbolic rows, in calls of some rows.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of a call at most; fewer than those of the bin before belong to that.
+    name : str
+        The kernel that computes them; empty where TVM's operators do.
+    family, microseconds, eager_microseconds, text
+        As of `ChainOutcome`, of as many rows; `text` is empty where there is a kernel.
+
+    Examples
+    --------
+    >>> few = BinOutcome(16, "crossfuse_gated_ffn_16", "registers", 3.1, 5.0, "")
+    >>> few.eager_microseconds > few.microseconds
+    True
+    """
+
+    rows: int
+    name: str
+    family: str
+    microseconds: float | None
+    eager_microseconds: float | None
+    text: str
+
+
+@dataclass(frozen=True)
 class ChainOutcome:
     """What became of two layers.
 
@@ -21,9 +49,12 @@ class ChainOutcome:
     family : str
         Its family, see `crossfuse.planner.families`; ``"eager"`` where not to fuse is faster.
     microseconds, eager_microseconds : float | None
-        Estimated times of the kernel and of not fusing; None where nothing was planned.
+        Estimated times of the kernel and of not fusing; None where nothing was planned. Of symbolic
+        rows those of the bin in which fusing saves most.
     text : str
         The chain that was found, or why there is none.
+    bins : tuple[BinOutcome, ...]
+        Of symbolic rows in Relax what became of each bin, few rows first.
 
     Examples
     --------
@@ -39,10 +70,11 @@ class ChainOutcome:
     microseconds: float | None
     eager_microseconds: float | None
     text: str
+    bins: tuple[BinOutcome, ...] = ()
 
 
 def told(outcomes: Sequence[ChainOutcome]) -> str:
-    """What became of chains, one line for each pair of layers.
+    """What became of chains, one line for each pair of layers and one for each of its bins.
 
     Parameters
     ----------
@@ -54,12 +86,21 @@ def told(outcomes: Sequence[ChainOutcome]) -> str:
     str
         With estimated times of kernels, and reasons of the others; never empty.
     """
-    return "\n".join(map(_line, outcomes)) or "no two layers of matrix products"
+    lines = (line for each in outcomes for line in (_line(each), *map(_bin_line, each.bins)))
+    return "\n".join(lines) or "no two layers of matrix products"
 
 
 def _line(outcome: ChainOutcome) -> str:
     products = ", ".join(outcome.products)
     if not outcome.name:
         return f"{products}: left, {outcome.text}"
-    ours, eager = outcome.microseconds, outcome.eager_microseconds
-    return f"{products}: {outcome.name}, about {ours:.1f} of {eager:.1f} us; {outcome.text}"
+    return f"{products}: {outcome.name}, {_times(outcome)}; {outcome.text}"
+
+
+def _bin_line(outcome: BinOutcome) -> str:
+    what = f"{outcome.name}, {_times(outcome)}" if outcome.name else f"left, {outcome.text}"
+    return f"  up to {outcome.rows} rows: {what}"
+
+
+def _times(outcome: ChainOutcome | BinOutcome) -> str:
+    return f"about {outcome.microseconds:.1f} of {outcome.eager_microseconds:.1f} us"

@@ -9,7 +9,9 @@ from typing import Any
 from tvm import relax
 from tvm.ir import Call, GlobalVar, Var
 
-from crossfuse.relax.operators import shape_of
+from crossfuse.relax.chains.outcome import BinOutcome
+from crossfuse.relax.chains.symbols import extents_of, same_extents
+from crossfuse.relax.operators import is_tensor
 
 
 @dataclass(frozen=True)
@@ -21,20 +23,58 @@ class Replacement:
     function : GlobalVar
         The function of TensorIR; its last parameter is the output.
     inputs : tuple
-        Its inputs, variables or constants of the model.
-    shapes : tuple[tuple[int, ...], ...]
-        Extents that the function knows them by, of as many elements in the same order.
-    shape : tuple[int, ...]
+        Its inputs, variables or constants of the model; one may be a shape.
+    shapes : tuple[tuple[Any, ...], ...]
+        Extents that the function knows them by, of as many elements in the same order; symbolic
+        ones may be among them.
+    shape : tuple[Any, ...]
         Extents of the function's output.
     dtype : str
         Element type of the output.
+    bins : tuple[BinOutcome, ...]
+        Of symbolic rows what becomes of them in each bin.
     """
 
     function: GlobalVar
     inputs: tuple[Any, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    shape: tuple[int, ...]
+    shapes: tuple[tuple[Any, ...], ...]
+    shape: tuple[Any, ...]
     dtype: str
+    bins: tuple[BinOutcome, ...] = ()
+
+    @property
+    def result(self) -> Any:
+        """Type of what the function makes."""
+        return relax.TensorType(self.shape, self.dtype)
+
+    def call(self, given: Sequence[Any]) -> Any:
+        """The call, of tensors of the function's extents."""
+        return relax.call_tir(self.function, list(given), out_ty=self.result)
+
+    def reshaped(self, made: Any, extents: Sequence[Any]) -> Any:
+        """What the call made, in the extents that it has in the model."""
+        return relax.op.reshape(made, extents)
+
+
+class NamedCall(Replacement):
+    """A call of an external function of the name, which looks at shapes itself."""
+
+    def call(self, given: Sequence[Any]) -> Any:
+        """See `Replacement.call`."""
+        name = str(self.function.name_hint)
+        return relax.call_dps_packed(name, relax.Tuple(list(given)), out_ty=self.result)
+
+    def reshaped(self, made: Any, extents: Sequence[Any]) -> Any:
+        """See `Replacement.reshaped`. TVM copies a reshape that is a function's result."""
+        return relax.op.memory.view(made, relax.ShapeExpr(extents))
+
+
+class FunctionCall(Replacement):
+    """A call of a function of Relax."""
+
+    def call(self, given: Sequence[Any]) -> Any:
+        """See `Replacement.call`."""
+        return Call(self.function, list(given))
 
 
 def with_replacements(function: Any, replacements: Mapping[Var, Replacement]) -> Any:
@@ -54,35 +94,47 @@ def with_replacements(function: Any, replacements: Mapping[Var, Replacement]) ->
     """
     blocks = []
     for block in function.body.blocks:
-        bindings: list[Any] = []
+        made: list[Any] = []
         for binding in block.bindings:
             found = replacements.get(binding.var)
-            bindings += [binding] if found is None else _bindings(binding.var, found)
-        blocks.append(type(block)(bindings))
+            made += [binding] if found is None else bindings(binding.var, found)
+        blocks.append(type(block)(made))
     body = relax.SeqExpr(blocks, function.body.body)
     return relax.Function(
         function.params, body, function.ret_ty, function.is_pure, function.attrs, function.span
     )
 
 
-def _bindings(variable: Var, found: Replacement) -> list[Any]:
-    """A call, between reshapes where the function knows its tensors by other extents."""
+def bindings(variable: Var, found: Replacement) -> list[Any]:
+    """What makes a variable: a call, between reshapes where tensors have other extents there.
+
+    Parameters
+    ----------
+    variable : Var
+        The variable.
+    found : Replacement
+        The call.
+
+    Returns
+    -------
+    list[relax.Binding]
+        In order.
+    """
     made: list[Any] = []
     given = [
         _reshaped(each, shape, made) for each, shape in zip(found.inputs, found.shapes, strict=True)
     ]
-    result = relax.TensorType(found.shape, found.dtype)
-    call = relax.call_tir(found.function, given, out_ty=result)
-    due = shape_of(variable, variable.name)
-    if due != found.shape:
-        flat = relax.DataflowVar(f"{variable.name}_rows", result)
+    call = found.call(given)
+    due = extents_of(variable)
+    if not same_extents(due, found.shape):
+        flat = relax.DataflowVar(f"{variable.name}_rows", found.result)
         made.append(relax.VarBinding(flat, call))
-        call = relax.op.reshape(flat, due)
+        call = found.reshaped(flat, due)
     return [*made, relax.VarBinding(variable, call)]
 
 
-def _reshaped(value: Any, shape: Sequence[int], made: list[Any]) -> Any:
-    if shape_of(value, "an input") == tuple(shape):
+def _reshaped(value: Any, shape: Sequence[Any], made: list[Any]) -> Any:
+    if not is_tensor(value) or same_extents(extents_of(value), shape):
         return value
     dtype = str(value.ty.dtype)
     flat = relax.DataflowVar(
