@@ -9,7 +9,7 @@ import pytest
 
 from crossfuse import compiler
 from crossfuse.bench import environment, ours, variants, worker
-from crossfuse.bench.job import OURS_EAGER, OWN, Job
+from crossfuse.bench.job import OF_MODELS, OWN, Job
 from crossfuse.errors import LoweringRefused, ScheduleRefused, refuse
 from crossfuse.runtime.resources import ResourceUsage
 from crossfuse.workload import parse
@@ -39,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-@pytest.mark.parametrize("name", [each for each in OWN if each != OURS_EAGER])
+@pytest.mark.parametrize("name", [each for each in OWN if each not in OF_MODELS])
 def test_placement_is_passed_on_where_the_variant_names_one(
     asked: list[dict[str, Any]], name: str
 ) -> None:
