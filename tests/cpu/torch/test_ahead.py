@@ -1,10 +1,12 @@
-"""Programs of whole modules: another process takes them, and none that is of another time."""
+"""Programs of whole modules: none that is of another time is taken.
+
+That another process takes them is tested beside its other starts, in ``test_second_start``.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,10 +19,10 @@ torch = pytest.importorskip("torch")
 
 nn, fx = torch.nn, torch.fx
 
-from crossfuse.cache import clear, kept, keys  # noqa: E402
-from crossfuse.errors import ArtefactRefused, RefusedError  # noqa: E402
+from crossfuse.cache import kept, keys  # noqa: E402
+from crossfuse.errors import ArtefactRefused  # noqa: E402
 from crossfuse.hardware import device  # noqa: E402
-from crossfuse.torch import Ahead, Backend, artefact, compile_ahead, inductor, reports  # noqa: E402
+from crossfuse.torch import Ahead, Backend, artefact, compile_ahead, inductor  # noqa: E402
 from crossfuse.torch.identity import word  # noqa: E402
 from crossfuse.torch.module_key import module_key  # noqa: E402
 from crossfuse.torch.words import Untold  # noqa: E402
@@ -42,45 +44,6 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.compiler.reset()
     yield
     torch.compiler.reset()
-
-
-def mlp() -> Any:
-    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64)).half().eval()
-
-
-def start() -> str:
-    """Compile for an H100, up to the first launch: whether it was found, and the report."""
-    torch.compiler.reset()
-    x = torch.zeros(16, 64).half()
-    with torch.no_grad():
-        fn = compile_ahead(mlp(), (x,), backend=BUILD)
-        assert not fn.reason
-        with pytest.raises(RefusedError, match="argument-device"):
-            fn(x)
-    return f"{fn.found} {reports()[-1].text()}"
-
-
-#: What another process does, told this file's folder.
-SECOND = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import test_ahead as test
-print(test.start(), end="")
-print([name for name in ("tvm", "torch._inductor.compile_fx") if name in sys.modules])
-"""
-
-
-def test_another_process_takes_the_program() -> None:
-    first = start()
-    assert first.startswith("False ") and first.count(": crossfuse_gemm_chain, about") == 1
-    again = f"True {first.removeprefix('False ')}"
-    here = Path(__file__).parent
-    done = subprocess.run(
-        [sys.executable, "-c", SECOND, str(here)], capture_output=True, text=True, timeout=300
-    )
-    assert done.stdout == f"{again}[]\n", done.stderr
-    clear(["library", "graph"])
-    assert start() == again  # the program has its kernels with it
 
 
 #: A model, and what it reads from another file; inductor writes no kernels for these operators.
