@@ -60,9 +60,10 @@ class Ahead:
 
     Examples
     --------
-    >>> ahead = compile_ahead(torch.nn.Softmax(-1), (torch.zeros(4, 8),), backend=Backend())
-    >>> tuple(ahead(torch.zeros(4, 8)).shape), tuple(ahead(torch.zeros(2, 8)).shape)
-    ((4, 8), (2, 8))
+    >>> with torch.inference_mode():
+    ...     fn = compile_ahead(torch.nn.Linear(8, 4), (torch.zeros(2, 8),))
+    ...     [tuple(fn(torch.zeros(rows, 8)).shape) for rows in (2, 3)]  # 3: as by torch.compile
+    [(2, 4), (3, 4)]
     """
 
     module: torch.nn.Module
@@ -119,9 +120,9 @@ def compile_ahead(
     it. The program is kept by the module's classes and tensors, the inputs, the options, the GPU,
     torch's settings, and the releases of all that it was made with. It is taken if the files that
     torch read are what they were, and its guards hold; else the module is compiled again. Guards
-    are tested at each call. What cannot be kept is compiled at its first call, see
-    `Ahead.reason`: modules with graph breaks or hooks, training, ``cpu="llvm"``, and any with a
-    torch that does not write programs, before 2.11.
+    are tested at each call; what they refuse is compiled as by ``torch.compile``. So is what cannot
+    be kept, with a warning that says why: modules with graph breaks or hooks, kernels on the CPU,
+    other parts than inductor for the rest, a torch that does not write programs (2.11 does).
 
     Parameters
     ----------
@@ -150,8 +151,6 @@ def compile_ahead(
     backend, named = backend or Backend(), named or {}
     found, program, reason = False, None, ""
     try:
-        if not hasattr(torch.compiler, "load_compiled_function"):
-            raise Untold(f"torch {torch.__version__} does not write programs; 2.11 does")
         key, whole = _key(module, inputs, named, backend), _Whole(module)
         program = _kept(key, whole, inputs, named)
         found = program is not None
@@ -175,6 +174,8 @@ def _fits(program: Any, whole: _Whole, inputs: Any, named: Any) -> bool:
 
 
 def _key(module: torch.nn.Module, inputs: Any, named: Any, backend: Backend) -> str:
+    if not hasattr(torch.compiler, "load_compiled_function"):
+        raise Untold(f"torch {torch.__version__} does not write programs; 2.11 does")
     places = {each.device for each in (*inputs, *named.values()) if hasattr(each, "device")}
     if len(places) != 1:
         raise Untold(f"its inputs are on {len(places)} devices")
