@@ -14,7 +14,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -191,7 +193,10 @@ def _kept(key: str, whole: _Whole, inputs: Any, named: Any) -> Any:
         about = json.loads(entry.about["stands_on"])
         if sources(tuple(about["sources"])) != about["sources"]:
             return None
-        program = torch.compiler.load_compiled_function(io.BytesIO(entry.data), f_globals=globals())
+        modules = {name: import_module(each) for name, each in about["modules"].items()}
+        program = torch.compiler.load_compiled_function(
+            io.BytesIO(entry.data), f_globals={**globals(), **modules}
+        )
         if not (unchanged(about["seen"], whole) and _fits(program, whole, inputs, named)):
             return None
         program.disable_guard_check()  # `Ahead` tests them
@@ -220,12 +225,18 @@ def _compiled(key: str, whole: _Whole, inputs: Any, named: Any, backend: Backend
     if seen.untold:
         raise Untold(f"no words say what {', '.join(seen.untold)} is")
     read = [each.module for each in program.source_info().inlined_sources]
-    stands_on = {"seen": seen.seen, "sources": sources(read)}
+    stands_on = {"seen": seen.seen, "sources": sources(read), "modules": _modules()}
     about = {"label": f"program of {type(whole.module).__qualname__}"}
     data = _written(program)
     shelf(_KIND).write(key, Entry(data, {**about, "stands_on": json.dumps(stands_on)}))
     program.disable_guard_check()
     return program
+
+
+def _modules() -> dict[str, str]:
+    """Modules that Dynamo gave names among our globals, which its bytecode reads."""
+    found = ((name, each) for name, each in globals().items() if name.startswith("___"))
+    return {name: each.__name__ for name, each in found if isinstance(each, ModuleType)}
 
 
 def _written(program: Any) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import builtins
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -120,40 +120,67 @@ def _word_of(name: str, module: torch.nn.Module) -> str:
     return word(value)
 
 
-def word(value: Any) -> str:
+def word(value: Any, above: tuple[Any, ...] = ()) -> str:
     """A function, class, module or constant in words.
+
+    Parameters
+    ----------
+    value : Any
+        What is told.
+    above : tuple[Any, ...]
+        Functions that hold it, the outermost first.
+
+    Returns
+    -------
+    str
+        What tells it from others, in every process.
 
     Raises
     ------
     Untold
-        For what has none.
+        For what has no words.
     """
     if isinstance(value, ModuleType):
         return f"module {value.__name__}"
     if isinstance(value, FunctionType):
-        return _function_word(value)
+        return _function_word(value, above)
+    if isinstance(value, CodeType):
+        return _hash(_code(value))
     if isinstance(value, _NAMED):
         return f"{type(value).__name__} {value.__module__}.{value.__qualname__}"
     if isinstance(value, enum.Enum):
         return f"{type(value).__qualname__}.{value.name}"
     if isinstance(value, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
         return str(value)
+    if isinstance(value, dict):
+        return word([list(each) for each in value.items()], above)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(word(each, above) for each in value)}]"
     return argument_words(value)
 
 
-def _function_word(value: Callable[..., Any]) -> str:
+def _function_word(value: FunctionType, above: tuple[Any, ...]) -> str:
     name = f"{value.__module__}.{value.__qualname__}"
     if name.startswith("torch."):
         return name
-    held = (each.cell_contents for each in value.__closure__ or ())
+    if value in above:
+        return f"that of place {above.index(value)}"
+    above = (*above, value)
     try:
-        words = [word(each) for each in (*held, value.__defaults__, value.__kwdefaults__)]
-    except (ValueError, RecursionError):  # an empty cell, or a function that holds itself
+        held = [each.cell_contents for each in value.__closure__ or ()]
+    except ValueError:  # a cell that is empty yet
         raise Untold from None
-    return f"{name} {sha256(repr([_code(value.__code__), *words]).encode()).hexdigest()}"
+    words = [word(each, above) for each in (held, value.__defaults__, value.__kwdefaults__)]
+    return f"{name} {_hash([_code(value.__code__), *words])}"
+
+
+def _hash(words: Any) -> str:
+    return sha256(repr(words).encode()).hexdigest()
 
 
 def _code(code: CodeType) -> list[Any]:
     """What a function does, apart from the lines that it stands in."""
     constants = [_code(each) if isinstance(each, CodeType) else each for each in code.co_consts]
-    return [code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants]
+    # A set among them is told in an order that differs from process to process.
+    told = [sorted(map(repr, each)) if isinstance(each, frozenset) else each for each in constants]
+    return [code.co_code, code.co_names, code.co_varnames, code.co_freevars, told]
