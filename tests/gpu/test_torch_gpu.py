@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
-from crossfuse.torch import Backend, replace_mlp, reports  # noqa: E402
+from crossfuse.torch import Backend, compile_ahead, replace_mlp, reports  # noqa: E402
 
 D, H, LAYERS = 2048, 5632, 2
 
@@ -47,6 +47,23 @@ def test_layers(rows: int, rest: str) -> None:
     with torch.inference_mode():
         check(module, fn(x), x)
     assert reports()[-1].fused == ("crossfuse_gated_ffn",) * LAYERS
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.compiler, "load_compiled_function"), reason="torch writes no programs"
+)
+def test_a_program_that_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    module, _, x = compiled(16)
+    for found in (False, True):
+        torch.compiler.reset()
+        before = len(reports())
+        with torch.inference_mode():
+            fn = compile_ahead(module, (x,), backend=Backend(always=True))
+            assert (fn.found, fn.reason) == (found, "")
+            check(module, fn(x), x)
+        assert len(reports()) == before + 1 and "usual" not in vars(fn)
+        assert reports()[-1].fused == ("crossfuse_gated_ffn",) * LAYERS
 
 
 def test_a_graph_captures_the_model_on_a_stream_of_its_own() -> None:
