@@ -90,7 +90,7 @@ def kept(kind: Kind[Built], key: str, path: Path) -> Built | None:
         What was built; None where the cache has none.
     """
     entry = shelf(kind.name).read(key)
-    return None if entry is None else _written(kind, entry, path)
+    return None if entry is None else written(kind, entry, path)
 
 
 def built_once(kind: Kind[Built], key: str, path: Path, build: Callable[[], Built]) -> Built:
@@ -123,13 +123,26 @@ def built_once(kind: Kind[Built], key: str, path: Path, build: Callable[[], Buil
         }
         return Entry(data, about)
 
-    found = _written(kind, shelf(kind.name).made(key, entry), path)
+    found = written(kind, shelf(kind.name).made(key, entry), path)
     # An entry that is whole and no build can only have been put there by hand.
     return build() if found is None else found
 
 
-def _written(kind: Kind[Built], entry: Entry, path: Path) -> Built | None:
-    """The files of an entry; None if it is none of a build."""
+def written(kind: Kind[Built], entry: Entry, path: Path) -> Built | None:
+    """Write the files of an entry.
+
+    Parameters
+    ----------
+    kind, path
+        See `kept`.
+    entry : Entry
+        Of the cache, or a copy of one.
+
+    Returns
+    -------
+    Artefact | KernelObject | None
+        What was built; None if the entry is none of a build.
+    """
     try:
         return kind.write(path, entry.data, str(entry.about.get("manifest", "")))
     except ArtefactRefused:

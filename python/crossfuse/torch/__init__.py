@@ -8,9 +8,11 @@ from __future__ import annotations
 from crossfuse._lazy import lazy_names
 
 _HOME = {
+    "Ahead": "ahead",
     "Backend": "backend",
     "Replaced": "mlps",
     "Report": "report",
+    "compile_ahead": "ahead",
     "crossfuse": "backend",
     "replace_mlp": "mlps",
     "reports": "report",

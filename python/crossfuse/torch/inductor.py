@@ -66,11 +66,14 @@ def compile_with_inductor(
     Returns
     -------
     Callable
-        What torch calls instead of the graph.
+        What torch calls instead of the graph; where torch will write it to a file, a
+        `crossfuse.torch.artefact.SavedProgram`.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     made: list[Record | None] = []
+    called: list[str] = []
+    to_file = _to_file()
 
     def inner(graph: fx.GraphModule, given: Sequence[Any], **known: Any) -> Any:
         if known.get("is_inference"):
@@ -79,14 +82,24 @@ def compile_with_inductor(
             made.append(None)
             if not known.get("is_backward"):
                 warn_of_training()
+        if to_file:
+            from crossfuse.torch import artefact
+
+            called.extend(artefact.called(graph.graph))
         # Inductor's cache of graphs comes after us: `fuse` has offered the kernels that they call,
         # by keys that say what is in them.
         return compile_fx_inner(graph, given, **known)
 
+    patches = _settings(backend.mode)
+    if to_file:
+        from crossfuse.torch.artefact import SavedProgram
+
+        whole = compile_fx(module, inputs, inner_compile=inner, config_patches=patches)
+        return SavedProgram(whole, [each for each in made if each is not None], called)
     known = _program(module, inputs, backend)
     with torch_caches(known):
         compiled: Callable[..., Any] = compile_fx(
-            module, inputs, inner_compile=inner, config_patches=_settings(backend.mode)
+            module, inputs, inner_compile=inner, config_patches=patches
         )
     if known is not None:
         _told(known, made)
@@ -100,12 +113,32 @@ def _settings(mode: str) -> dict[str, Any] | None:
     return list_mode_options(mode) if mode else None
 
 
+def _to_file() -> bool:
+    """Whether ``aot_compile`` of torch asks, which takes no entry of a cache and makes none."""
+    from torch._functorch import config as functorch
+
+    return bool(getattr(functorch, "bypass_autograd_cache_key", False))
+
+
+def _dynamo_keeps() -> bool:
+    """Whether Dynamo keeps what it compiles by the name of a function.
+
+    It then takes programs of a backend without asking it, whatever its options are, so none of ours
+    may be among them: kernels would not be loaded.
+    """
+    from torch._dynamo import config as dynamo
+
+    return bool(getattr(dynamo, "caching_precompile", False))
+
+
 def _program(module: fx.GraphModule, inputs: Sequence[Any], backend: Fuser) -> Program | None:
     """What is known of a captured graph; None if torch is not to keep it whole."""
     places = {each.device for each in inputs if isinstance(each, torch.Tensor)}
     if len(places) != 1 or not hasattr(torch.compiler.config, "cache_key_tag"):
         return None
     (place,) = places
+    if _dynamo_keeps():
+        return None
     if not backend.runs_on(place) or backend.sequential(place):
         return None
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from crossfuse.cache import Entry, shelf
 from crossfuse.cache.keys import package_hash
 from crossfuse.hardware import Device
 from crossfuse.torch.operator import FusedKernel, offer
@@ -87,13 +88,17 @@ def offer_kernels(
     return found
 
 
-def offer_kept(kernels: tuple[KeptKernel, ...]) -> bool:
-    """Make kernels known to ``crossfuse::run`` from their libraries in the cache, without TVM.
+def offer_kept(
+    kernels: tuple[KeptKernel, ...], read: Callable[[str], Entry | None] | None = None
+) -> bool:
+    """Make kernels known to ``crossfuse::run`` from their libraries, without TVM.
 
     Parameters
     ----------
     kernels : tuple[KeptKernel, ...]
         The kernels.
+    read : Callable, optional
+        The library of a key, or None; if not given, that of the cache.
 
     Returns
     -------
@@ -106,12 +111,16 @@ def offer_kept(kernels: tuple[KeptKernel, ...]) -> bool:
         If one does not fit the GPU.
     """
     from crossfuse.runtime import load
-    from crossfuse.runtime.kept import LIBRARIES, kept
+    from crossfuse.runtime.kept import LIBRARIES, written
 
+    read = read or shelf(LIBRARIES.name).read
     runs = []
     with TemporaryDirectory(prefix="crossfuse-") as folder:
         for each in kernels:
-            found = kept(LIBRARIES, each.kept_as, Path(folder) / f"{each.name}.so")
+            entry = read(each.kept_as)
+            if entry is None:
+                return False
+            found = written(LIBRARIES, entry, Path(folder) / f"{each.name}.so")
             if found is None:
                 return False
             runs.append(load(found.shared_object).run)

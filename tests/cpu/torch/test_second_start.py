@@ -18,13 +18,15 @@ nn, F, fx = torch.nn, torch.nn.functional, torch.fx
 from crossfuse.cache import Entry, clear, kept, keys, shelf  # noqa: E402
 from crossfuse.errors import RefusedError  # noqa: E402
 from crossfuse.hardware import device  # noqa: E402
-from crossfuse.torch import Backend, reports  # noqa: E402
+from crossfuse.torch import Backend, compile_ahead, reports  # noqa: E402
 from crossfuse.torch.known import graph_key, recall  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
 D, H = 64, 128
 H100 = device("nvidia-h100")
+#: Whether torch writes programs.
+AHEAD = hasattr(torch.compiler, "load_compiled_function")
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +63,19 @@ def start(rest: str) -> str:
     return reports()[-1].text()
 
 
+def start_ahead() -> str:
+    """Compile ahead, up to the first launch; whether it was found, and the report."""
+    torch.compiler.reset()
+    # Of classes that have one name in each process.
+    module = nn.Sequential(nn.Linear(D, H), nn.GELU(), nn.Linear(H, D)).half().eval()
+    x = torch.zeros(16, D).half()
+    with torch.no_grad():
+        fn = compile_ahead(module, (x,), backend=Backend(always=True, cpu="build"))
+        with pytest.raises(RefusedError, match="argument-device"):
+            fn(x)
+    return f"{fn.found}{fn.reason} {reports()[-1].text()}"
+
+
 def hits() -> int:
     """Programs that torch had whole, in the last start."""
     return int(counters["aot_autograd"]["autograd_cache_hit"])
@@ -72,6 +87,9 @@ SECOND = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import test_second_start as test
+if test.AHEAD:
+    assert test.start_ahead() == sys.argv[3]
+    assert "torch._inductor.compile_fx" not in sys.modules
 print(test.start("inductor") == sys.argv[2])
 print(test.start("inductor") == sys.argv[2], test.hits())
 print([name for name in ("tvm", "crossfuse._tvm") if name in sys.modules])
@@ -83,13 +101,16 @@ def test_a_second_start_imports_no_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first.count(": crossfuse_gemm_chain, about") == 2
     assert [each.kind for each in kept()].count("library") == 1
     assert start("inductor") == first  # its graph of operators may be another one
+    ahead = start_ahead() if AHEAD else "False "
+    assert ahead.startswith("False ") and ahead.count(": crossfuse_gemm_chain, about") == AHEAD
+    ahead = ahead.replace("False", "True", 1)
     worked_out = []
     whole = Backend._worked_out
     monkeypatch.setattr(
         Backend, "_worked_out", lambda *given: worked_out.append(1) or whole(*given)
     )
     again = subprocess.run(
-        [sys.executable, "-c", SECOND, str(Path(__file__).parent), first],
+        [sys.executable, "-c", SECOND, str(Path(__file__).parent), first, ahead],
         capture_output=True,
         text=True,
         timeout=300,
@@ -106,6 +127,8 @@ def test_a_second_start_imports_no_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert start("inductor") == first and len(worked_out) == 1 and hits() == 1
     assert clear(["program", "graph"])
     assert start("inductor") == first and len(worked_out) == 2 and hits() == 0
+    clear(["library", "graph"])
+    assert not AHEAD or start_ahead() == ahead  # it has its kernels with it
 
 
 def traced(function: Callable[..., Any], *given: torch.Tensor) -> Any:
