@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
 import crossfuse  # noqa: E402
-from crossfuse.torch import Backend, compile_ahead, replace_mlp, reports  # noqa: E402
+from crossfuse.torch import Backend, replace_mlp, reports  # noqa: E402
 
 D, H, LAYERS = 2048, 5632, 2
 
@@ -50,8 +50,6 @@ def test_layers(rows: int, rest: str) -> None:
     assert reports()[-1].fused == ("crossfuse_gated_ffn",) * LAYERS
 
 
-import crossfuse  # noqa: E402
-from crossfuse.torch import Backend, compile_ahead, replace_mlp, reports  # noqa: E402
 
 
 def test_a_graph_captures_the_model_on_a_stream_of_its_own() -> None:
