@@ -50,8 +50,6 @@ def test_layers(rows: int, rest: str) -> None:
     assert reports()[-1].fused == ("crossfuse_gated_ffn",) * LAYERS
 
 
-
-
 def test_a_graph_captures_the_model_on_a_stream_of_its_own() -> None:
     module, fn, x = compiled(16, always=True)
     stream = torch.cuda.Stream()

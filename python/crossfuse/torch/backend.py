@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,14 +16,8 @@ from crossfuse.hardware import Device, device
 from crossfuse.runtime.bin_rows import BINS
 from crossfuse.torch.fused import Fused
 from crossfuse.torch.known import Record, graph_key, recall, remember
+from crossfuse.torch.options import check_options, with_options
 from crossfuse.torch.report import Report, keep
-
-#: Who compiles what is left.
-REST = ("inductor", "eager")
-#: How inductor may compile it, in the words of ``torch.compile``.
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-#: For models on the CPU: nothing, sequential functions, or kernels that only a GPU can run.
-CPU = ("", "llvm", "build")
 
 _LOG = logging.getLogger(__name__)
 
@@ -74,18 +68,15 @@ class Backend:
     mode: str = ""
 
     def __post_init__(self) -> None:
-        for name, value, known in (("rest", self.rest, REST), ("cpu", self.cpu, CPU)):
-            if value not in known:
-                raise _refused_option(name, repr(value), " or ".join(map(repr, known)))
-        if not self.bins or min(self.bins) < 1:
-            raise _refused_option("bins", repr(self.bins), f"positive numbers, such as {BINS}")
-        if self.mode and self.mode not in MODES:
-            raise _refused_option("mode", repr(self.mode), " or ".join(map(repr, MODES)))
-        if self.mode and self.rest != "inductor":
-            raise _refused_option("mode", repr(self.mode), "'': nobody compiles the rest")
+        check_options(self)
 
     def __call__(
-        self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> Callable[..., Any]:
         """Compile a graph that torch captured.
 
@@ -95,19 +86,27 @@ class Backend:
             What torch captured.
         inputs : Sequence[Any]
             Its example inputs.
+        mode, options
+            What ``torch.compile`` was told besides, see `crossfuse.torch.crossfuse`.
 
         Returns
         -------
         Callable
             What torch calls instead of the graph.
+
+        Raises
+        ------
+        WorkloadRefused
+            For options that are none.
         """
-        if self.rest == "inductor":
+        chosen = with_options(self, mode, options)
+        if chosen.rest == "inductor":
             from crossfuse.torch.inductor import compile_with_inductor
 
-            return compile_with_inductor(module, inputs, self)
+            return compile_with_inductor(module, inputs, chosen)
         from crossfuse.torch.eager import compile_eager
 
-        return compile_eager(module, inputs, self.fuse)
+        return compile_eager(module, inputs, chosen.fuse)
 
     def fuse(self, module: fx.GraphModule) -> Record | None:
         """Replace the chains of an inference graph of aten operators, in place.
@@ -244,7 +243,7 @@ def crossfuse(
     inputs: Sequence[Any],
     *,
     mode: str | None = None,
-    options: dict[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """The backend that ``torch.compile(model, backend="crossfuse")`` finds.
 
@@ -260,7 +259,7 @@ def crossfuse(
         Its example inputs.
     mode : str | None
         How inductor compiles the rest, such as ``"max-autotune"``; ``torch.compile`` passes it on.
-    options : dict[str, Any] | None
+    options : Mapping[str, Any] | None
         Fields of `Backend`, such as ``{"rest": "eager"}``; ``torch.compile`` passes them on.
 
     Returns
@@ -284,12 +283,7 @@ def crossfuse(
     ...
     crossfuse.errors.WorkloadRefused: torch-backend: options: found 'bin'; limit: rest, always, ...
     """
-    known = [each.name for each in fields(Backend)]
-    chosen = {"mode": mode or "", **(options or {})}
-    for name in chosen:
-        if name not in known:
-            raise _refused_option("options", repr(name), ", ".join(known))
-    return Backend(**chosen)(module, inputs)
+    return Backend()(module, inputs, mode=mode, options=options)
 
 
 def _place(module: fx.GraphModule) -> torch.device:
@@ -307,14 +301,3 @@ def _place(module: fx.GraphModule) -> torch.device:
             instead="compile the parts of each GPU for themselves",
         )
     return next(iter([*gpus, *devices]), torch.device("cpu"))
-
-
-def _refused_option(where: str, found: str, limit: str) -> Exception:
-    return refuse(
-        WorkloadRefused,
-        "torch-backend",
-        where,
-        found=found,
-        limit=limit,
-        instead="name one of these",
-    )
