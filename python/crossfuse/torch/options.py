@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.runtime.bin_rows import BINS
 
 if TYPE_CHECKING:
-    from crossfuse.torch.backend import Backend
+    from _typeshed import DataclassInstance
 
 #: Who compiles what is left.
 REST = ("inductor", "eager")
@@ -19,13 +19,35 @@ MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagrap
 #: For models on the CPU: nothing, sequential functions, or kernels that only a GPU can run.
 CPU = ("", "llvm", "build")
 
+Options = TypeVar("Options", bound="DataclassInstance")
 
-def check_options(backend: Backend) -> None:
+
+class Given(Protocol):
+    """Options that have a few values only: of `crossfuse.torch.Backend`."""
+
+    @property
+    def rest(self) -> str:
+        """One of `REST`."""
+
+    @property
+    def cpu(self) -> str:
+        """One of `CPU`."""
+
+    @property
+    def mode(self) -> str:
+        """One of `MODES`, or empty."""
+
+    @property
+    def bins(self) -> tuple[int, ...]:
+        """At least one positive number."""
+
+
+def check_options(given: Given) -> None:
     """Refuse values that options do not have.
 
     Parameters
     ----------
-    backend : Backend
+    given : Given
         The options.
 
     Raises
@@ -34,38 +56,38 @@ def check_options(backend: Backend) -> None:
         Naming the option and its values.
     """
     for name, known in (("rest", REST), ("cpu", CPU), ("mode", ("", *MODES))):
-        value = getattr(backend, name)
+        value = getattr(given, name)
         if value not in known:
             raise _refused(name, repr(value), " or ".join(map(repr, known)))
-    if not backend.bins or min(backend.bins) < 1:
-        raise _refused("bins", repr(backend.bins), f"positive numbers, such as {BINS}")
-    if backend.mode and backend.rest != "inductor":
-        raise _refused("mode", repr(backend.mode), "'': nobody compiles the rest")
+    if not given.bins or min(given.bins) < 1:
+        raise _refused("bins", repr(given.bins), f"positive numbers, such as {BINS}")
+    if given.mode and given.rest != "inductor":
+        raise _refused("mode", repr(given.mode), "'': nobody compiles the rest")
 
 
-def with_options(backend: Backend, mode: str | None, options: Mapping[str, Any] | None) -> Backend:
-    """A backend with what ``torch.compile`` was told besides.
+def with_options(options: Options, mode: str | None, further: Mapping[str, Any] | None) -> Options:
+    """Options with what ``torch.compile`` was told besides.
 
     Parameters
     ----------
-    backend : Backend
-        Its options stay where nothing else is said.
+    options : Options
+        They stay where nothing else is said.
     mode : str | None
         ``torch.compile(..., mode=...)``.
-    options : Mapping[str, Any] | None
-        ``torch.compile(..., options=...)``: fields of `Backend`.
+    further : Mapping[str, Any] | None
+        ``torch.compile(..., options=...)``, by the names of fields.
 
     Raises
     ------
     WorkloadRefused
         For options that are none.
     """
-    chosen = {**({"mode": mode} if mode else {}), **(options or {})}
-    known = [each.name for each in fields(backend)]
+    chosen = {**({"mode": mode} if mode else {}), **(further or {})}
+    known = [each.name for each in fields(options)]
     for name in chosen:
         if name not in known:
             raise _refused("options", repr(name), ", ".join(known))
-    return replace(backend, **chosen) if chosen else backend
+    return replace(options, **chosen) if chosen else options
 
 
 def _refused(where: str, found: str, limit: str) -> RefusedError:
