@@ -49,6 +49,22 @@ def test_layers(rows: int, rest: str) -> None:
     assert reports()[-1].fused == ("crossfuse_gated_ffn",) * LAYERS
 
 
+def test_a_graph_captures_the_model_on_a_stream_of_its_own() -> None:
+    module, fn, x = compiled(16, always=True)
+    stream = torch.cuda.Stream()
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        fn(x)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            y = fn(x)
+        for _ in range(3):
+            x.copy_(torch.randn_like(x))
+            graph.replay()
+            stream.synchronize()
+            check(module, y, x)
+
+
 @pytest.mark.skipif(
     not hasattr(torch.compiler, "load_compiled_function"), reason="torch writes no programs"
 )
@@ -64,22 +80,6 @@ def test_a_program_that_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             check(module, fn(x), x)
         assert len(reports()) == before + 1 and "usual" not in vars(fn)
         assert reports()[-1].fused == ("crossfuse_gated_ffn",) * LAYERS
-
-
-def test_a_graph_captures_the_model_on_a_stream_of_its_own() -> None:
-    module, fn, x = compiled(16, always=True)
-    stream = torch.cuda.Stream()
-    with torch.inference_mode(), torch.cuda.stream(stream):
-        fn(x)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            y = fn(x)
-        for _ in range(3):
-            x.copy_(torch.randn_like(x))
-            graph.replay()
-            stream.synchronize()
-            check(module, y, x)
 
 
 @pytest.mark.parametrize("rest", ["inductor", "eager"])
