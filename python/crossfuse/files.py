@@ -1,10 +1,12 @@
-"""Content hashes and whole-file writes."""
+"""Content hashes, whole-file writes, and folders that go with the process."""
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,19 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def scratch_folder() -> Path:
+    """A new folder for what this process alone needs; it goes when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="crossfuse-"))
+    atexit.register(_remove, folder, os.getpid())
+    return folder
+
+
+def _remove(folder: Path, maker: int) -> None:
+    """Remove a folder, but not in a process that was forked from its maker."""
+    if os.getpid() == maker:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:

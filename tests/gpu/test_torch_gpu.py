@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
 import crossfuse  # noqa: E402
-from crossfuse.torch import Backend, replace_mlp, reports  # noqa: E402
+from crossfuse.torch import Backend, compile_ahead, replace_mlp, reports  # noqa: E402
 
 D, H, LAYERS = 2048, 5632, 2
 
@@ -50,6 +50,18 @@ def test_layers(rows: int, rest: str) -> None:
     assert reports()[-1].fused == ("crossfuse_gated_ffn",) * LAYERS
 
 
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune-no-cudagraphs"])
+def test_modes_of_inductor(mode: str) -> None:
+    torch.compiler.reset()
+    module = nn.Sequential(*(Layer() for _ in range(LAYERS))).cuda().bfloat16().eval()
+    fn = torch.compile(module, backend="crossfuse", mode=mode)
+    for _ in range(4):  # the third call replays what the second one recorded
+        x = torch.randn(16, D, device="cuda").bfloat16()
+        with torch.inference_mode():
+            check(module, fn(x).clone(), x)
+    assert reports()[-1].fused
+
+
 def test_a_graph_captures_the_model_on_a_stream_of_its_own() -> None:
     module, fn, x = compiled(16, always=True)
     stream = torch.cuda.Stream()
@@ -64,6 +76,23 @@ def test_a_graph_captures_the_model_on_a_stream_of_its_own() -> None:
             graph.replay()
             stream.synchronize()
             check(module, y, x)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.compiler, "load_compiled_function"), reason="torch writes no programs"
+)
+def test_a_program_that_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    module, _, x = compiled(16)
+    for found in (False, True):
+        torch.compiler.reset()
+        before = len(reports())
+        with torch.inference_mode():
+            fn = compile_ahead(module, (x,), backend=Backend(always=True))
+            assert (fn.found, fn.reason) == (found, "")
+            check(module, fn(x), x)
+        assert len(reports()) == before + 1 and "usual" not in vars(fn)
+        assert reports()[-1].fused == ("crossfuse_gated_ffn",) * LAYERS
 
 
 @pytest.mark.parametrize("rest", ["inductor", "eager"])

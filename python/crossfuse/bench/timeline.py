@@ -126,10 +126,9 @@ def measure_timeline(
     WorkloadRefused, ScheduleRefused, LoweringRefused
         If there is no kernel of the Hopper pipeline.
     """
-    from tempfile import mkdtemp
-
     from crossfuse.bench.environment import require_gpu
     from crossfuse.compiler import compile as compile_source
+    from crossfuse.files import scratch_folder
     from crossfuse.hardware import device
     from crossfuse.lower.extract import lower
     from crossfuse.runtime import build_library, load
@@ -138,7 +137,7 @@ def measure_timeline(
     options = {"rule": "tensor", "placement": placement, "constant_weights": True}
     compiled = compile_source(spec, target=target, **options)
     timed = lower(compiled.schedule, target, timeline=True)
-    library = build_library(timed.image, mkdtemp(prefix="crossfuse-"), device=device(target))
+    library = build_library(timed.image, scratch_folder(), device=device(target))
     symbols = [each.symbol for each in timed.image.launches]
     return summarise(symbols, timed.events, _stamps(spec, load(library.shared_object), timed))
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.compiler.compiled import Compiled, compile
 from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.files import scratch_folder
 from crossfuse.hardware import Device
 from crossfuse.runtime.bin_rows import BINS
 from crossfuse.workload.spec import WorkloadSpec
@@ -87,7 +87,8 @@ def compile_bins(
     constant_weights : bool
         See `crossfuse.compile`.
     directory : str | Path | None
-        The folder, see `crossfuse.runtime.write_dispatch`; None makes a temporary one.
+        The folder, see `crossfuse.runtime.write_dispatch`; None makes one that goes with the
+        process.
     name : str
         Libraries are ``<name>_<rows>.so``.
 
@@ -117,7 +118,7 @@ def compile_bins(
     spec = _spec(source)
     rows = _checked(bins)
     places = _placements(placement, rows)
-    folder = Path(directory if directory is not None else mkdtemp(prefix="crossfuse-"))
+    folder = Path(directory if directory is not None else scratch_folder())
     compiled = {}
     for each in rows:
         of_bin = replace(spec, M=each)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.compiler.arguments import check_known, check_no_model, check_plan
@@ -16,6 +15,7 @@ from crossfuse.compiler.placement import PLACEMENTS, tensor_options
 from crossfuse.compiler.recorded import recorded_options
 from crossfuse.compiler.source import Source, read_source
 from crossfuse.errors import LoweringRefused, RefusedError, ScheduleRefused, refuse
+from crossfuse.files import scratch_folder
 from crossfuse.hardware import Device, device
 from crossfuse.schedule.rules.tiles import Tiles
 
@@ -176,7 +176,8 @@ def compile(
         Folder of a tuning session (``crossfuse tune --work-dir``): the fastest kernel that was
         measured there is compiled, whatever rule, placement and tiles say.
     directory : str | Path | None
-        Where ``<name>.so`` and ``<name>.json`` go; None makes a temporary directory.
+        Where ``<name>.so`` and ``<name>.json`` go; None makes a directory that goes with the
+        process.
     name : str
         Name of the function in the library.
 
@@ -229,7 +230,7 @@ def compile(
     size = lowered.image.launches[0].cluster_size
     artefact = build_library(
         lowered.image,
-        directory if directory is not None else mkdtemp(prefix="crossfuse-"),
+        directory if directory is not None else scratch_folder(),
         device=spec,
         metadata={"source": read.summary, "cluster": size, **option.why},
         schedule_trace=_trace(schedule),

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import tvm
@@ -15,6 +14,7 @@ from tvm.ir import Call, GlobalVar
 
 from crossfuse import _tvm as ir
 from crossfuse.cache.keys import content_key
+from crossfuse.files import scratch_folder
 from crossfuse.hardware import Device, device
 from crossfuse.lower.extract import lower
 from crossfuse.relax.dataflow import clean
@@ -43,8 +43,8 @@ class BuildKernels:
     target : str | Device
         What to build for.
     directory : str | Path | None
-        Where what is built goes; None makes a temporary directory. Nothing needs objects after the
-        pass; libraries get a table there that `crossfuse.load_kernels` reads.
+        Where what is built goes; None makes a directory that goes with the process. Nothing needs
+        objects after the pass; libraries get a table there that `crossfuse.load_kernels` reads.
     jobs : int
         Kernels that are built at the same time; 0 takes as many as there are processors.
     link : bool
@@ -151,7 +151,7 @@ def built(
     target : Device
         What to build for.
     directory : str | Path | None
-        Where they go; None makes a temporary directory.
+        Where they go; None makes a directory that goes with the process.
     jobs : int
         Kernels that are built at the same time; 0 takes as many as there are processors.
 
@@ -167,7 +167,7 @@ def built(
     """
     if not functions:
         return ()
-    folder = Path(directory if directory is not None else mkdtemp(prefix="crossfuse-"))
+    folder = Path(directory if directory is not None else scratch_folder())
     paths = {name: folder / f"{name}{kind.suffix}" for name in functions}
     keys = {name: build_key(kind, func, target, name) for name, func in functions.items()}
     known = {name: kept(kind, keys[name], paths[name]) for name in functions}

@@ -169,16 +169,16 @@ def compile_ahead(
 
 def _fits(program: Any, whole: _Whole, inputs: Any, named: Any) -> bool:
     """Whether the guards of a program hold."""
-    try:
-        return bool(program.guard_check(whole, *inputs, **named))
-    except TypeError:  # arguments that the module does not take, which it says itself
-        return False
+    return bool(program.guard_check(whole, *inputs, **named))
 
 
 def _key(module: torch.nn.Module, inputs: Any, named: Any, backend: Backend) -> str:
+    from torch.utils._pytree import tree_leaves
+
     if not hasattr(torch.compiler, "load_compiled_function"):
         raise Untold(f"torch {torch.__version__} does not write programs; 2.11 does")
-    places = {each.device for each in (*inputs, *named.values()) if hasattr(each, "device")}
+    leaves = tree_leaves((tuple(inputs), dict(named)))
+    places = {each.device for each in leaves if isinstance(each, torch.Tensor)}
     if len(places) != 1:
         raise Untold(f"its inputs are on {len(places)} devices")
     return module_key(module, inputs, named, backend.device_of(places.pop()), (backend,))
@@ -191,13 +191,14 @@ def _kept(key: str, whole: _Whole, inputs: Any, named: Any) -> Any:
         return None
     try:
         about = json.loads(entry.about["stands_on"])
-        if sources(tuple(about["sources"])) != about["sources"]:
+        read = about["sources"]
+        if sources(tuple(read)) != read or not unchanged(about["seen"], whole):
             return None
         modules = {name: import_module(each) for name, each in about["modules"].items()}
         program = torch.compiler.load_compiled_function(
             io.BytesIO(entry.data), f_globals={**globals(), **modules}
         )
-        if not (unchanged(about["seen"], whole) and _fits(program, whole, inputs, named)):
+        if not _fits(program, whole, inputs, named):
             return None
         program.disable_guard_check()  # `Ahead` tests them
     except Exception as error:  # a kernel or a file that is lost, or another GPU: compile again

@@ -11,7 +11,6 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch._dynamo.aot_compile_types import (
     BundledAOTAutogradSerializableCallable,
     SerializableCallable,
@@ -102,12 +101,6 @@ class SavedProgram(SerializableCallable):
         for record in records:
             keep(record.report)
         return BundledAOTAutogradSerializableCallable.deserialize_compile_artifacts(made)
-
-
-def called(graph: torch.fx.Graph) -> list[str]:
-    """Keys of the kernels that a graph calls."""
-    ours = (each for each in graph.nodes if getattr(each.target, "namespace", "") == "crossfuse")
-    return [str(each.args[-1]) for each in ours]
 
 
 def _unwritten(found: str) -> RefusedError:

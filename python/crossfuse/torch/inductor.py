@@ -15,6 +15,7 @@ from crossfuse.torch.programs import (
     Program,
     program,
     program_key,
+    to_file,
     torch_caches,
     with_records,
     write_program,
@@ -73,7 +74,6 @@ def compile_with_inductor(
 
     made: list[Record | None] = []
     called: list[str] = []
-    to_file = _to_file()
 
     def inner(graph: fx.GraphModule, given: Sequence[Any], **known: Any) -> Any:
         if known.get("is_inference"):
@@ -82,20 +82,12 @@ def compile_with_inductor(
             made.append(None)
             if not known.get("is_backward"):
                 warn_of_training()
-        if to_file:
-            from crossfuse.torch import artefact
-
-            called.extend(artefact.called(graph.graph))
+        called.extend(_called(graph.graph))
         # Inductor's cache of graphs comes after us: `fuse` has offered the kernels that they call,
         # by keys that say what is in them.
         return compile_fx_inner(graph, given, **known)
 
     patches = _settings(backend.mode)
-    if to_file:
-        from crossfuse.torch.artefact import SavedProgram
-
-        whole = compile_fx(module, inputs, inner_compile=inner, config_patches=patches)
-        return SavedProgram(whole, [each for each in made if each is not None], called)
     known = _program(module, inputs, backend)
     with torch_caches(known):
         compiled: Callable[..., Any] = compile_fx(
@@ -103,6 +95,10 @@ def compile_with_inductor(
         )
     if known is not None:
         _told(known, made)
+    if to_file():
+        from crossfuse.torch.artefact import SavedProgram
+
+        return SavedProgram(compiled, [each for each in made if each is not None], called)
     return compiled
 
 
@@ -113,31 +109,13 @@ def _settings(mode: str) -> dict[str, Any] | None:
     return list_mode_options(mode) if mode else None
 
 
-def _to_file() -> bool:
-    """Whether ``aot_compile`` of torch asks, which takes no entry of a cache and makes none."""
-    from torch._functorch import config as functorch
-
-    return bool(getattr(functorch, "bypass_autograd_cache_key", False))
-
-
-def _dynamo_keeps() -> bool:
-    """Whether Dynamo keeps what it compiles by the name of a function.
-
-    It then takes programs of a backend without asking it, whatever its options are, so none of ours
-    may be among them: kernels would not be loaded.
-    """
-    from torch._dynamo import config as dynamo
-
-    return bool(getattr(dynamo, "caching_precompile", False))
-
-
 def _program(module: fx.GraphModule, inputs: Sequence[Any], backend: Fuser) -> Program | None:
     """What is known of a captured graph; None if torch is not to keep it whole."""
     places = {each.device for each in inputs if isinstance(each, torch.Tensor)}
     if len(places) != 1 or not hasattr(torch.compiler.config, "cache_key_tag"):
         return None
     (place,) = places
-    if _dynamo_keeps():
+    if to_file() or _dynamo_keeps():
         return None
     if not backend.runs_on(place) or backend.sequential(place):
         return None
@@ -157,3 +135,20 @@ def _told(known: Program, made: Sequence[Record | None]) -> None:
     records = [each for each in made if each is not None]
     if len(records) == len(made):
         write_program(with_records(known, records))
+
+
+def _dynamo_keeps() -> bool:
+    """Whether Dynamo keeps what it compiles by the name of a function.
+
+    It then takes programs of a backend without asking it, whatever its options are, so none of ours
+    may be among them: kernels would not be loaded.
+    """
+    from torch._dynamo import config as dynamo
+
+    return bool(getattr(dynamo, "caching_precompile", False))
+
+
+def _called(graph: fx.Graph) -> list[str]:
+    """Keys of the kernels that a graph calls."""
+    ours = (each for each in graph.nodes if getattr(each.target, "namespace", "") == "crossfuse")
+    return [str(each.args[-1]) for each in ours]

@@ -119,11 +119,24 @@ def with_records(made: Program, records: Sequence[Record]) -> Program:
     return replace(made, records=tuple(dict.fromkeys((*made.records, *records))))
 
 
-@contextlib.contextmanager
-def torch_caches(made: Program | None) -> Iterator[None]:
-    """Let torch keep whole programs under a program's number; without one only what follows us."""
+def to_file() -> bool:
+    """Whether ``aot_compile`` of torch asks, which takes no entry of a cache and makes none."""
     from torch._functorch import config as functorch
 
+    return bool(getattr(functorch, "bypass_autograd_cache_key", False))
+
+
+@contextlib.contextmanager
+def torch_caches(made: Program | None) -> Iterator[None]:
+    """Let torch keep whole programs under a program's number; without one only what follows us.
+
+    A program that goes to a file is torch's entry for it, so nothing is set then.
+    """
+    from torch._functorch import config as functorch
+
+    if to_file():
+        yield
+        return
     if made is None:
         with functorch.patch(enable_autograd_cache=False):
             yield

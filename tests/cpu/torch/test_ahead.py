@@ -151,8 +151,14 @@ def test_calls_that_guards_refuse_are_compiled_as_usual(model: Any) -> None:
         with pytest.raises(TypeError):
             made(x, x, x)
     named = {"more": x}
+    assert not _ahead(OfList(), [x, x]).reason
     module = model.Model().eval()
     assert not _ahead(module, x, **named).found and _ahead(module, x, **named).found
+
+
+class OfList(nn.Module):
+    def forward(self, given: list[Any]) -> Any:
+        return given[0] @ given[1]
 
 
 class Breaking(nn.Module):
