@@ -43,10 +43,10 @@ def refused(text: str) -> Iterator[None]:
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    """Text in lines of 96 columns, each behind `indent`; words stay whole."""
+    """Text in lines of 80 columns, each behind `indent`; words stay whole."""
     return textwrap.fill(
         text,
-        96,
+        80,
         initial_indent=indent,
         subsequent_indent=indent,
         break_long_words=False,
