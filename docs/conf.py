@@ -31,7 +31,8 @@ extensions = [
 exclude_patterns = ["_build", "_ext", "conf.py", "**/.ipynb_checkpoints"]
 html_theme = "furo"
 html_title = f"Crossfuse {release}"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 
 # A single backtick in a docstring is a link where the name is documented, and code elsewhere.
 default_role = "py:obj"

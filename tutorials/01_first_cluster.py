@@ -29,7 +29,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import tvm
-from support import hopper, kernel_text, refused, show_owners
+from support import hopper, kernel_text, loops_text, refused, show_owners
 from tvm.script import tirx as T
 
 import crossfuse  # adds cluster primitives to TVM's schedule
@@ -75,7 +75,7 @@ ctas, _ = sch.split(rows, [4, None])
 sch.cluster_bind(ctas)
 
 print(sch.cluster_layout().picture())
-print(sch.mod.script().split("T.func_attr")[1][:420])
+print(loops_text(sch.mod.script()))
 
 # %% [markdown]
 # The loop is now `T.parallel` with an annotation, nothing else. That matters: the function is

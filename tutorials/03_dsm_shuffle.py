@@ -16,7 +16,7 @@
 # %%
 import matplotlib.pyplot as plt
 import tvm
-from support import hopper, kernel_text, measured_here, recorded, refused
+from support import hopper, kernel_text, loops_text, measured_here, recorded, refused
 
 import crossfuse
 from crossfuse.emulate.cuda import remove_cluster_barrier
@@ -28,7 +28,7 @@ from crossfuse.workload.suites import resolve
 spec = resolve("gated_ffn:M=16,K=64,N=64,L=32,dtype=float32")
 function = prim_func(spec)
 blocks = ["gemm0_gate", "gemm0_up", "hidden", "gemm1", "out"]
-print(function.script()[:420])
+print(loops_text(function.script()))
 
 # %% [markdown]
 # The function has five blocks: two products, what is made of both, the third product, and its copy

@@ -192,6 +192,7 @@ with refused("found a tile of 64 x 100; limit: 64 or 128 rows"):
 # %%
 with refused("limit: 2 or more"):
     lower(scheduled(stages=1))
+
 # %% [markdown]
 # ## Exercises
 #

@@ -6,7 +6,7 @@
 # two kernels; or not fused at all. Compiling and timing them all takes hours. The planner counts
 # what each of them moves and multiplies, turns that into microseconds with numbers measured on the
 # GPU, and takes the least. This page reads its reasons, changes what it believes, and holds it
-# against 2000 measured kernels. Nothing here needs a GPU.
+# against measured kernels of one layer. Nothing here needs a GPU.
 
 # %%
 import json

@@ -230,8 +230,9 @@ with refused("which couples x with mean"):
     )
 
 # %% [markdown]
-# The square instead of the magnitude streams (that is the variance), by sums of lower moments. In
-# the first case the cascade is cut: two kernels, or two loops over a row that is kept on chip.
+# With the square instead of the magnitude (that is the variance) it streams, by sums of lower
+# moments. With the magnitude it has to be cut: into two kernels, or into two loops over a row that
+# is kept on chip.
 #
 # ## Exercises
 #

@@ -195,7 +195,7 @@ if find_spec("onnx"):
     graph, weights = mlp("batch")
     path = Path(tempfile.mkdtemp()) / "mlp.onnx"
     onnx.save(graph, path)
-    # The number of rows is open in the file. Kernels are written for one:
+    # The number of rows is open in the file. Here it is 16; ("rows", WIDTH) would leave it open:
     from_file = crossfuse.compile_model(path, runs_on="llvm", shapes={"x": (ROWS, WIDTH)})
     given = np.random.default_rng(1).standard_normal((ROWS, WIDTH)).astype("float16")
     wide = [each.astype("float64") for each in (given, *weights.values())]

@@ -159,7 +159,7 @@ def schedule_shared(func, ctas=4):
 
 shared = schedule_shared(function)
 image = lower(shared).image
-print(kernel_text(image)[:2200])
+print(kernel_text(image))
 
 # %% [markdown]
 # Nothing was said to the lowering: cluster barriers lie where slabs are passed. Both checkers work:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -43,10 +44,10 @@ def refused(text: str) -> Iterator[None]:
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    """Text in lines of 96 columns, each behind `indent`; words stay whole."""
+    """Text in lines of 80 columns, each behind `indent`; words stay whole."""
     return textwrap.fill(
         text,
-        96,
+        80,
         initial_indent=indent,
         subsequent_indent=indent,
         break_long_words=False,
@@ -58,6 +59,12 @@ def show_lines(text: str, most: int | None = None) -> None:
     """Print the first lines of a text, all of them by default; what does not fit is indented."""
     for line in text.splitlines()[:most]:
         print(wrapped(line, "  ").lstrip())
+
+
+def loops_text(script: str) -> str:
+    """Loops, blocks and statements of a function's script, without indices and regions."""
+    shown = re.compile(r"\s*(for |with T\.(sblock|init)\(|\w+\[.*\] = )")
+    return textwrap.dedent("\n".join(each for each in script.splitlines() if shown.match(each)))
 
 
 def hopper() -> str:

@@ -99,7 +99,13 @@ def _losses(records: Iterable[Record]) -> Iterator[str]:
     lost = [(each, found) for each in records for found in each.comparisons if found.speedup < 1]
     total = sum(len(each.comparisons) for each in records)
     yield "## Where ours is slower\n"
-    yield f"{len(lost)} of {total} comparisons, the worst first. Older files stay in the list.\n"
+    yield (
+        f"{len(lost)} of {total} comparisons, the worst first. Older files stay in the list. Files "
+        "of text are not in it: their losses, such as attention without a mask and one token "
+        "beside max-autotune, are in "
+        "[What was measured](../hopper-measured.md#cascaded-reductions) and "
+        "[Models](../models.md#measured).\n"
+    )
     yield "| workload | rows | ours | best other | which | ratio | file |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     for record, each in sorted(lost, key=lambda pair: pair[1].speedup):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from links import page_of, rewrite_links, write_copies, write_if_new
+from source_links import mend_page
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -61,4 +62,5 @@ def setup(app: Any) -> dict[str, Any]:
     """Register with Sphinx."""
     app.connect("builder-inited", _before_reading)
     app.connect("source-read", _read)
+    app.connect("html-page-context", mend_page)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -34,6 +34,8 @@ def texts(node: ast.expr, scope: Scope, deep: int = 0) -> list[str]:
         return [str(node.value)]
     if isinstance(node, ast.IfExp):
         return texts(node.body, scope, deep + 1) + texts(node.orelse, scope, deep + 1)
+    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
+        return [found for each in node.values for found in texts(each, scope, deep + 1)]
     if isinstance(node, ast.Name):
         return _of_name(node, scope, deep)
     if isinstance(node, ast.Attribute) and node.attr == "rule":
@@ -74,9 +76,9 @@ def _of_name(node: ast.Name, scope: Scope, deep: int) -> list[str]:
         values = local_values(scope.function, node)
         if values:
             found = [each for value in values for each in texts(value, scope, deep + 3)]
-            if all(map(tells, found)):
-                return found
             lists = [each for each in found if each.endswith(", ...>")]
+            if all(tells(each) or each in lists[:1] for each in found):
+                return found
             return lists[:1] or [f"<{label(node)}>"]
     held = scope.sources.constant(scope.module, node.id)
     if held is not None and isinstance(held[0], ast.Constant | ast.JoinedStr | ast.BinOp):
@@ -99,7 +101,7 @@ def tells(found: str) -> bool:
 def _of_part(node: ast.expr, scope: Scope, deep: int) -> str:
     if not isinstance(node, ast.FormattedValue):
         return text(node, scope, deep)
-    if isinstance(node.value, ast.Name | ast.JoinedStr | ast.IfExp):
+    if isinstance(node.value, ast.Name | ast.JoinedStr | ast.IfExp | ast.BoolOp):
         return text(node.value, scope, deep)
     return f"<{label(node.value)}>"
 

@@ -247,9 +247,10 @@ def crossfuse(
 ) -> Callable[..., Any]:
     """The backend that ``torch.compile(model, backend="crossfuse")`` finds.
 
-    Two layers of matrix products with what is computed between and after them become one kernel
-    where that is estimated to be faster; see `crossfuse.torch.reports`. Everything else is compiled
-    by inductor, as without us. Graphs with gradients are left to inductor too, with a warning.
+    Two layers of matrix products with what is computed between and after them, and attention that
+    is written as a formula, become one kernel each where that is estimated to be faster; see
+    `crossfuse.torch.reports`. Everything else is compiled by inductor, as without us. Graphs
+    with gradients are left to inductor too, with a warning.
 
     Parameters
     ----------

@@ -30,7 +30,10 @@ def parse(text: str) -> WorkloadSpec:
     Parameters
     ----------
     text : str
-        See the module's examples. Commas inside parentheses belong to the activation.
+        Such as ``"gemm_chain:M=128,K=768,N=3072,L=768,dtype=float16,act=relu,bias=first"``. The
+        kind is ``gemm``, ``gemm_chain``, ``gated_ffn`` or ``conv_chain``; extents count elements,
+        and other keys are fields of `WorkloadSpec`. Commas inside parentheses belong to the
+        activation.
 
     Returns
     -------

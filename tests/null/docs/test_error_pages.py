@@ -83,6 +83,19 @@ def run(block, wide):
     )
 
 
+def test_what_stands_for_nothing_is_written_out(tmp_path: Path) -> None:
+    text = """
+from crossfuse.errors import refuse
+def run(names):
+    found = ", ".join(names) or "no name"
+    limit = f"one of {', '.join(names) or 'none'}"
+    raise refuse(PlanRefused, "tiles", "here", found=found, limit=limit, instead="stop")
+"""
+    (entry,) = package(tmp_path, mine=text)
+    assert entry.found == "<names, ...> | no name"
+    assert entry.limit == "one of <names, ...> | none"
+
+
 def test_functions_that_pass_facts_on_are_followed(tmp_path: Path) -> None:
     helper = """
 from crossfuse.errors import refuse

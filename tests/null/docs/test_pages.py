@@ -10,6 +10,7 @@ from pathlib import Path
 from bench_page import read_records, write_bench_page
 from cli_page import write_cli_page
 from links import page_of, rewrite_links
+from source_links import mend_back_links
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -30,6 +31,18 @@ def test_what_is_no_page_stays() -> None:
     assert page_of("tutorials/support.py") is None
     assert page_of("tutorials/01_first.py") == "tutorials/01_first.py"
     assert rewrite_links("x[i](j)", "README.md", "generated/readme.md", ROOT) == "x[i](j)"
+
+
+def test_sources_link_to_the_path_that_the_reference_has() -> None:
+    back = '<a class="viewcode-back" href="x.html#{}">'
+    documented = {"crossfuse.Verdict": "api/crossfuse", "crossfuse.errors.refuse": "api/errors"}
+    body = "".join(map(back.format, ("crossfuse.Verdict", "crossfuse.refuse", "crossfuse.other")))
+    mended = mend_back_links(body, documented, lambda page: f"../{page}.html")
+    assert re.findall('href="(.*?)"', mended) == [
+        "../api/crossfuse.html#crossfuse.Verdict",
+        "../api/errors.html#crossfuse.errors.refuse",
+        "x.html#crossfuse.other",
+    ]
 
 
 def test_no_page_is_left_out_of_the_site() -> None:

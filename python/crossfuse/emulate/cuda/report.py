@@ -147,6 +147,7 @@ class EmulationReport:
             "emulation",
             self.name,
             found=f"{len(self.findings)} finding(s): {shown}{more}".rstrip("."),
-            limit="none",
-            instead="correct the schedule or the lowering that generated these statements",
+            limit="no finding",
+            instead="correct the schedule, the edit or the lowering that these statements come "
+            "from; docs/troubleshooting.md says what to do about each kind",
         )

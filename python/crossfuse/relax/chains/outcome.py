@@ -49,8 +49,8 @@ class ChainOutcome:
     family : str
         Its family, see `crossfuse.planner.families`; ``"eager"`` where not to fuse is faster.
     microseconds, eager_microseconds : float | None
-        Estimated times of the kernel and of not fusing; None where nothing was planned. Of symbolic
-        rows those of the bin in which fusing saves most.
+        Estimated times of the kernel and of not fusing, in microseconds; None where nothing was
+        planned. Of symbolic rows those of the bin in which fusing saves most.
     text : str
         The chain that was found, or why there is none.
     bins : tuple[BinOutcome, ...]
