@@ -30,6 +30,7 @@ _HOME = {
     "load": "runtime",
     "load_dispatch": "runtime",
     "load_kernels": "runtime",
+    "load_model": "runtime",
     "plan": "planner.plan",
     "run_sequential": "emulate",
 }

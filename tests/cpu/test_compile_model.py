@@ -19,7 +19,7 @@ import crossfuse  # noqa: E402
 from crossfuse import RefusedError, compile_model  # noqa: E402
 from crossfuse.errors import EnvironmentRefused  # noqa: E402
 from crossfuse.importers import read_model  # noqa: E402
-from crossfuse.relax.torch_import import to_numpy  # noqa: E402
+from crossfuse.runtime.tensors import to_numpy  # noqa: E402
 
 pytestmark = [
     pytest.mark.cpu,

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
 from crossfuse.relax import ChainOutcome, FuseChains, import_torch  # noqa: E402
-from crossfuse.relax.torch_import import to_numpy  # noqa: E402
+from crossfuse.runtime.tensors import to_numpy  # noqa: E402
 
 pytestmark = [
     pytest.mark.cpu,

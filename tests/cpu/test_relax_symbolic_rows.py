@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from crossfuse.compiler.model_inputs import check_inputs
 from tvm import relax, tirx
 from tvm.relax import op
 from tvm_ffi import structural_equal
 
 from crossfuse import RefusedError, compile_model
-from crossfuse.compiler.model_inputs import check_inputs
 from crossfuse.relax import BuildKernels, FuseChains
 from crossfuse.relax.chains.outcome import told
 from crossfuse.relax.on_cpu import serial_kernels

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 
 from crossfuse.relax import import_torch  # noqa: E402
-from crossfuse.relax.torch_import import to_numpy  # noqa: E402
+from crossfuse.runtime.tensors import to_numpy  # noqa: E402
 from crossfuse.workload import chain_module, gated_ffn_module  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")

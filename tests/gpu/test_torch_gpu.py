@@ -137,7 +137,7 @@ def test_the_virtual_machine_runs_a_model(tmp_path: Path) -> None:
     from crossfuse.hardware import tvm_target
     from crossfuse.relax import import_torch
     from crossfuse.relax.pipeline import pipeline
-    from crossfuse.relax.torch_import import to_numpy
+    from crossfuse.runtime.tensors import to_numpy
 
     module, _, x = compiled(16)
     imported = import_torch(module.cpu(), [x.cpu()])
@@ -149,6 +149,15 @@ def test_the_virtual_machine_runs_a_model(tmp_path: Path) -> None:
         got = machine["main"](*(tvm.runtime.tensor(each, tvm.cuda()) for each in given)).numpy()
         with torch.inference_mode():
             check(module.cuda(), torch.from_numpy(got.astype("float32")).cuda(), x)
+
+
+def test_a_model_is_loaded_from_a_folder(tmp_path: Path) -> None:
+    module = nn.Sequential(*(Layer() for _ in range(LAYERS))).bfloat16().eval()
+    x = torch.randn(16, D).bfloat16()
+    crossfuse.compile_model(module, (x,), always=True).export(tmp_path)
+    fn, module, x = crossfuse.load_model(tmp_path), module.cuda(), x.cuda()
+    with torch.inference_mode():
+        check(module, fn(x), x)
 
 
 def test_a_compiled_model_picks_kernels_by_rows() -> None:

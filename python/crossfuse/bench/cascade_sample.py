@@ -51,7 +51,7 @@ class Sample:
 
     def take(self, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The rows of tensors, by name, on the host."""
-        from crossfuse.relax.torch_import import to_numpy
+        from crossfuse.runtime.tensors import to_numpy
 
         shapes = {each.name: each.shape for each in (*self.spec.operands, *self.spec.outputs)}
         found = {}

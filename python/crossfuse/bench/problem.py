@@ -66,7 +66,7 @@ class Problem:
             How it is broken; else empty.
         """
         if not isinstance(output, np.ndarray):
-            from crossfuse.relax.torch_import import to_numpy
+            from crossfuse.runtime.tensors import to_numpy
 
             output = to_numpy(output)
         try:

@@ -148,7 +148,7 @@ def _stamps(spec: WorkloadSpec, kernel: LoadedKernel, timed: Lowered) -> list[np
 
     from crossfuse.bench.floor import weight_bytes
     from crossfuse.bench.rotation import copies_needed
-    from crossfuse.compiler.weights import to_torch
+    from crossfuse.runtime.tensors import to_torch
     from crossfuse.workload.inputs import random_inputs
 
     names = list(random_inputs(spec))

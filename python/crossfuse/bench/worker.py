@@ -264,7 +264,7 @@ def place(
     list[tuple[torch.Tensor, ...]]
         The other ones as the variant packs them, so many times.
     """
-    from crossfuse.compiler.weights import to_torch
+    from crossfuse.runtime.tensors import to_torch
 
     a, *weights = (to_torch(array).to(device) for array in inputs.values())
     by_name = dict(zip(list(inputs)[1:], weights, strict=True))

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.compiler.weights import to_torch
 from crossfuse.errors import EnvironmentRefused, refuse
+from crossfuse.runtime.tensors import to_torch
 
 if TYPE_CHECKING:
     from crossfuse.compiler.compiled import Compiled

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.compiler.model_inputs import check_inputs
-from crossfuse.errors import EnvironmentRefused, WorkloadRefused, refuse
+from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.files import sha256
 from crossfuse.hardware import Device, device, tvm_target
 from crossfuse.runtime.bin_rows import BINS
+from crossfuse.runtime.model_inputs import ModelInput, ModelInputs
+from crossfuse.runtime.running_model import RUNS_ON, RunningModel
 
 if TYPE_CHECKING:
     from crossfuse.relax.chains.outcome import ChainOutcome
     from crossfuse.relax.fuse_cascades import Outcome
     from crossfuse.relax.torch_import import Imported
-
-#: Where a model runs, and what its scheduled functions are there.
-RUNS_ON = ("cuda", "llvm")
+    from crossfuse.runtime.model_record import ModelArtefact
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,9 @@ class CompiledModel:
     report : ModelReport
         What was fused, and why the rest was not.
     runs_on : str
-        One of `RUNS_ON`.
+        One of `crossfuse.runtime.running_model.RUNS_ON`.
+    target : str
+        Name of the device that it is compiled for.
 
     Examples
     --------
@@ -86,6 +89,7 @@ class CompiledModel:
     executable: Any
     report: ModelReport
     runs_on: str = "cuda"
+    target: str = "nvidia-h100"
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the model.
@@ -108,53 +112,56 @@ class CompiledModel:
         EnvironmentRefused
             If a model for a GPU is run where TVM finds none.
         """
-        check_inputs(self.imported.mod["main"], self.imported.inputs, inputs)
-        values = [self._given(each) for each in inputs]
-        found = self._machine["main"](*values, *self._weights)
-        as_torch = _is_torch(inputs[0]) if inputs else False
-        if hasattr(found, "numpy"):
-            return _taken(found, as_torch)
-        return tuple(_taken(each, as_torch) for each in found)
+        return self._running(*inputs)
 
-    @cached_property
-    def _machine(self) -> Any:
-        from tvm import relax
+    def export(self, folder: str | os.PathLike[str], *, weights: bool = True) -> ModelArtefact:
+        """Write the model to a folder, for `crossfuse.load_model`.
 
-        return relax.VirtualMachine(self.executable, self._device)
+        Parameters
+        ----------
+        folder : path
+            Gets ``model.so`` with all kernels, ``model.json``, and ``weights.npz``.
+        weights : bool
+            Whether weights are written; without them `crossfuse.load_model` is given them.
 
-    @property
-    def _device(self) -> Any:
+        Returns
+        -------
+        ModelArtefact
+            What was written.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from tempfile import TemporaryDirectory
+        >>> from crossfuse import compile_model, load_model
+        >>> x = torch.zeros(4, 8)
+        >>> fn = compile_model(torch.nn.Softmax(-1).eval(), (x,), runs_on="llvm")
+        >>> with TemporaryDirectory() as folder:
+        ...     written = fn.export(folder)
+        ...     tuple(load_model(folder)(x).shape)
+        (4, 8)
+        """
         import tvm
 
-        if self.runs_on == "llvm":
-            return tvm.cpu()
-        if not tvm.cuda().exist:
-            raise refuse(
-                EnvironmentRefused,
-                "compile-model",
-                "tvm.cuda()",
-                found="no GPU",
-                limit="a Hopper GPU, and a TVM with CUDA",
-                instead="run the model there, or compile it with runs_on='llvm' to see its results",
-            )
-        return tvm.cuda()
+        from crossfuse.runtime.model_artefact import ModelParts, write_model
+
+        parts = ModelParts(
+            self.executable,
+            device(self.target),
+            self.runs_on,
+            self._running.inputs,
+            self.imported.params,
+            source=sha256(tvm.ir.save_json(self.imported.mod).encode()),
+            fused=self.report.fused,
+            report=self.report.text(),
+        )
+        return write_model(folder, parts, weights=weights)
 
     @cached_property
-    def _weights(self) -> list[Any]:
-        """Copied to the device once."""
-        return [self._given(each) for each in self.imported.params.values()]
-
-    def _given(self, value: Any) -> Any:
-        """A tensor of TVM; what lies on the device is not copied."""
-        import tvm
-
-        from crossfuse.relax.torch_import import to_numpy
-
-        if _is_torch(value):
-            if value.is_cuda and self.runs_on == "cuda":
-                return tvm.runtime.from_dlpack(value.detach())
-            value = to_numpy(value)
-        return tvm.runtime.tensor(value, device=self._device)
+    def _running(self) -> RunningModel:
+        inputs = _inputs(self.imported.mod["main"], self.imported.inputs)
+        weights = tuple(self.imported.params.values())
+        return RunningModel(self.executable, inputs, weights, self.runs_on)
 
 
 def compile_model(
@@ -232,7 +239,7 @@ def compile_model(
     executable = _build(imported.mod, built, spec, runs_on)
     outcomes = {each.name: getattr(each.run, "outcomes", ()) for each in steps}
     report = ModelReport(outcomes["fuse_chains"], outcomes["fuse_cascades"])
-    return CompiledModel(imported, executable, report, runs_on)
+    return CompiledModel(imported, executable, report, runs_on, spec.name)
 
 
 def _build(mod: Any, passes: Any, spec: Device, runs_on: str) -> Any:
@@ -246,20 +253,24 @@ def _build(mod: Any, passes: Any, spec: Device, runs_on: str) -> Any:
     return relax.build(mod, target, relax_pipeline=passes)
 
 
-def _is_torch(value: Any) -> bool:
-    return type(value).__module__.startswith("torch")
+def _inputs(function: Any, names: Sequence[str]) -> ModelInputs:
+    """What a Relax function is called with; its first parameters are the inputs."""
+    bounds = (function.attrs or {}).get("tir_var_upper_bound") or {}
+    most = {str(name): int(bound) for name, bound in bounds.items()}
+    found = []
+    for name, parameter in zip(names, function.params, strict=False):
+        kind = parameter.ty
+        extents = tuple(_extent(each) for each in kind.shape.values)
+        found.append(ModelInput(name, str(kind.dtype), extents))
+    return ModelInputs(tuple(found), most)
 
 
-def _taken(value: Any, as_torch: bool) -> Any:
-    from crossfuse.compiler.weights import to_torch
-
-    if not as_torch:
-        return value.numpy()
-    if value.device.dlpack_device_type() == 2:
-        import torch
-
-        return torch.from_dlpack(value)
-    return to_torch(value.numpy())
+def _extent(extent: Any) -> int | str:
+    """A number, or the text of what is symbolic."""
+    try:
+        return int(extent)
+    except TypeError:
+        return str(extent)
 
 
 def _refused(where: str, found: str, limit: str, instead: str) -> Exception:

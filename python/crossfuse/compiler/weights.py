@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.runtime.tensors import to_torch
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -31,26 +33,3 @@ def on_device(
     if device not in copies:
         copies[device] = [to_torch(array).to(device) for array in params.values()]
     return copies[device]
-
-
-def to_torch(array: np.ndarray) -> Any:
-    """View a numpy array as a torch tensor; types numpy lacks travel as bits.
-
-    Parameters
-    ----------
-    array : numpy.ndarray
-        Of any floating type of ml_dtypes or numpy.
-
-    Returns
-    -------
-    torch.Tensor
-        On the CPU.
-    """
-    import numpy as np
-    import torch
-
-    name = str(array.dtype)
-    if name == "bfloat16" or name.startswith("float8"):
-        bits = np.int16 if array.dtype.itemsize == 2 else np.uint8
-        return torch.from_numpy(array.view(bits)).view(getattr(torch, name))
-    return torch.from_numpy(array)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import EnvironmentRefused, RefusedError, WorkloadRefused, refuse
-from crossfuse.workload.dtypes import FLOAT_TYPES
+from crossfuse.runtime.tensors import to_numpy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,30 +105,6 @@ def import_exported(exported: torch.export.ExportedProgram) -> Imported:
     weights = _weights(exported)
     params = {name: to_numpy(weights[name]) for name in parameters[count:]}
     return Imported(mod, tuple(parameters[:count]), params)
-
-
-def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """View a torch tensor as a numpy array, copying only what is not on the CPU or not contiguous.
-
-    Parameters
-    ----------
-    tensor : torch.Tensor
-        Of any type that numpy or ml_dtypes has.
-
-    Returns
-    -------
-    numpy.ndarray
-        Row-major.
-    """
-    import torch
-
-    there = tensor.detach().cpu().contiguous()
-    name = str(there.dtype).removeprefix("torch.")
-    if name == "bfloat16" or name.startswith("float8"):
-        # numpy does not know these types, so the bits travel as integers.
-        bits = there.view(torch.int16 if there.itemsize == 2 else torch.uint8)
-        return bits.numpy().view(FLOAT_TYPES[name].numpy)
-    return there.numpy()
 
 
 def _check(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> None:

@@ -11,6 +11,8 @@ from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.kernel_table import Kernels, KernelTable, load_kernels, write_kernels
 from crossfuse.runtime.load import load
 from crossfuse.runtime.manifest import Manifest
+from crossfuse.runtime.model_artefact import load_model
+from crossfuse.runtime.model_record import ModelArtefact, read_model_artefact
 from crossfuse.runtime.nvcc import NvccInfo, find_nvcc
 from crossfuse.runtime.resources import ResourceUsage
 
@@ -24,6 +26,7 @@ __all__ = [
     "Kernels",
     "LoadedKernel",
     "Manifest",
+    "ModelArtefact",
     "NvccInfo",
     "ResourceUsage",
     "build_library",
@@ -35,6 +38,8 @@ __all__ = [
     "load",
     "load_dispatch",
     "load_kernels",
+    "load_model",
+    "read_model_artefact",
     "write_dispatch",
     "write_kernels",
 ]

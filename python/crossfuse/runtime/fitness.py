@@ -46,7 +46,7 @@ def check_version(manifest: Manifest, where: str) -> None:
 
 
 def check_limits(manifest: Manifest, limits: Mapping[str, int]) -> None:
-    """Refuse a GPU that has less than what the kernels were planned and checked for.
+    """Refuse a GPU that has less than what the kernels of a library were planned and checked for.
 
     Multiprocessors matter to cooperative launches alone, whose CTAs wait for each other and so run
     at the same time.
@@ -64,17 +64,41 @@ def check_limits(manifest: Manifest, limits: Mapping[str, int]) -> None:
         Naming what is too little.
     """
     together = any(each.cooperative for each in manifest.launches)
-    for name, words in _WORDS.items():
-        needed, found = manifest.limits.get(name, 0), limits.get(name)
-        if name == "sms" and not together:
+    check_room(manifest.name, manifest.device, manifest.limits, limits, together=together)
+
+
+def check_room(
+    name: str, device: str, needs: Mapping[str, int], limits: Mapping[str, int], *, together: bool
+) -> None:
+    """Refuse a GPU that has less than some kernels need.
+
+    Parameters
+    ----------
+    name : str
+        Of what has the kernels, for messages.
+    device : str
+        What they were compiled for.
+    needs, limits : Mapping[str, int]
+        Limits of that device, and of the GPU, see `gpu_limits`; what is not there is not checked.
+    together : bool
+        Whether CTAs may wait for each other, so that multiprocessors count.
+
+    Raises
+    ------
+    ArtefactRefused
+        Naming what is too little.
+    """
+    for each, words in _WORDS.items():
+        needed, found = needs.get(each, 0), limits.get(each)
+        if each == "sms" and not together:
             continue
         if found is not None and found < needed:
             raise refuse(
                 ArtefactRefused,
                 "gpu-limits",
-                manifest.name,
+                name,
                 found=f"a GPU of {found} {words}",
-                limit=f"{needed}, those of {manifest.device}",
+                limit=f"{needed}, those of {device}",
                 instead="run it on such a GPU, or compile for this one",
             )
 

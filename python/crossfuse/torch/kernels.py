@@ -164,8 +164,7 @@ def _offer(kernel: KeptKernel, run: Callable[..., torch.Tensor]) -> None:
 
 def _of_tensors(run: Callable[..., dict[str, Any]]) -> Callable[..., torch.Tensor]:
     """A function of numpy arrays as one of torch tensors."""
-    from crossfuse.compiler.weights import to_torch
-    from crossfuse.relax.torch_import import to_numpy
+    from crossfuse.runtime.tensors import to_numpy, to_torch
 
     def apply(*inputs: torch.Tensor) -> torch.Tensor:
         (output,) = run([to_numpy(each) for each in inputs]).values()

@@ -16,10 +16,10 @@ from typing import Any
 import crossfuse.runtime as runtime
 from crossfuse.bench import timing, variants
 from crossfuse.bench.cascade_torch import formula
-from crossfuse.compiler.weights import to_torch
 from crossfuse.meta_schedule import serve
 from crossfuse.meta_schedule.functions import is_function
 from crossfuse.meta_schedule.session import Session
+from crossfuse.runtime.tensors import to_torch
 from crossfuse.workload import parse
 
 

@@ -79,7 +79,7 @@ def tolerance(built: Built) -> Tolerance:
     """
     import torch
 
-    from crossfuse.relax.torch_import import to_numpy
+    from crossfuse.runtime.tensors import to_numpy
     from crossfuse.workload.tolerances import plain_tolerance
 
     with torch.no_grad():
@@ -106,7 +106,7 @@ def judge(limits: Tolerance, output: Any, spec: ModelSpec) -> tuple[float | None
     message : str
         How it is broken; else empty.
     """
-    from crossfuse.relax.torch_import import to_numpy
+    from crossfuse.runtime.tensors import to_numpy
     from crossfuse.workload.accuracy import judge as judge_output
 
     try:

@@ -1,0 +1,224 @@
+"""A compiled model as a folder: written ahead of time, loaded by TVM's runtime without compiling.
+
+::
+
+    model.so      the executable of Relax, with the host code and all kernels inside
+    model.json    what it is for and was made with, what it is called with, what became of it
+    weights.npz   its weights, if they were written
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crossfuse._compat import installed_version
+from crossfuse.files import sha256, write_atomically
+from crossfuse.runtime.fitness import check_room, gpu_limits
+from crossfuse.runtime.model_inputs import ModelInputs
+from crossfuse.runtime.model_record import (
+    LIBRARY,
+    MANIFEST,
+    WEIGHTS,
+    ModelArtefact,
+    model_refused,
+    read_bytes,
+    read_model_artefact,
+)
+from crossfuse.runtime.running_model import RunningModel, check_cuda
+from crossfuse.runtime.tensors import as_bits, from_bits
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from crossfuse.hardware import Device
+
+_RELEASES = {"crossfuse": "crossfuse", "tvm": "apache-tvm", "tvm-ffi": "apache-tvm-ffi"}
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """What is written of a model.
+
+    Attributes
+    ----------
+    executable : Any
+        The ``tvm.relax.VMExecutable``.
+    target : Device
+        What it was compiled for.
+    runs_on : str
+        One of `crossfuse.runtime.running_model.RUNS_ON`.
+    inputs : ModelInputs
+        What it is called with.
+    weights : Mapping[str, numpy.ndarray]
+        Its further parameters, in order.
+    source : str
+        Hash of the Relax module.
+    fused, report
+        See `ModelArtefact`.
+    """
+
+    executable: Any
+    target: Device
+    runs_on: str
+    inputs: ModelInputs
+    weights: Mapping[str, np.ndarray]
+    source: str
+    fused: tuple[str, ...]
+    report: str
+
+
+def write_model(
+    folder: str | os.PathLike[str], parts: ModelParts, *, weights: bool = True
+) -> ModelArtefact:
+    """Write a compiled model to a folder.
+
+    Parameters
+    ----------
+    folder : path
+        Where; it is made.
+    parts : ModelParts
+        The model.
+    weights : bool
+        Whether its weights are written.
+
+    Returns
+    -------
+    ModelArtefact
+        What was written.
+    """
+    home = Path(folder)
+    home.mkdir(parents=True, exist_ok=True)
+    (home / MANIFEST).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=home) as scratch:
+        made = Path(scratch) / LIBRARY
+        parts.executable.export_library(str(made))
+        library = made.read_bytes()
+    write_atomically(home / LIBRARY, library, mode=0o755)
+    dtypes = _write_weights(home / WEIGHTS, parts.weights) if weights else {}
+    target = parts.target
+    limits = {key: value for key, value in asdict(target).items() if isinstance(value, int)}
+    record = ModelArtefact(
+        device=target.name,
+        arch=target.arch,
+        limits=limits,
+        versions={key: installed_version(name) for key, name in _RELEASES.items()},
+        runs_on=parts.runs_on,
+        inputs=parts.inputs.inputs,
+        most=dict(parts.inputs.most),
+        weights=tuple(parts.weights),
+        fused=parts.fused,
+        report=parts.report,
+        source_sha256=parts.source,
+        library_sha256=sha256(library),
+        dtypes=dtypes,
+    )
+    # Last of all: a folder that is not complete has no record.
+    write_atomically(home / MANIFEST, record.to_json().encode())
+    return record
+
+
+def load_model(
+    folder: str | os.PathLike[str],
+    *,
+    weights: Mapping[str, Any] | None = None,
+    check_device: bool = True,
+) -> RunningModel:
+    """Load a model that `crossfuse.compiler.CompiledModel.export` wrote; nothing is compiled.
+
+    Parameters
+    ----------
+    folder : path
+        The folder.
+    weights : Mapping[str, torch.Tensor | numpy.ndarray] | None
+        Weights by the names in the record; those of ``weights.npz`` if not given. What torch has
+        on the GPU is not copied.
+    check_device : bool
+        Whether a GPU that is here must have what the model was compiled for.
+
+    Returns
+    -------
+    RunningModel
+        Called as the model that was compiled.
+
+    Raises
+    ------
+    ArtefactRefused
+        If a file is missing, damaged, or of another release of TVM or tvm-ffi; if the GPU has less
+        than the kernels need; or if weights are missing.
+    EnvironmentRefused
+        If it is for a GPU, and TVM finds none.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from tempfile import TemporaryDirectory
+    >>> from crossfuse import compile_model, load_model
+    >>> x = torch.zeros(4, 8)
+    >>> fn = compile_model(torch.nn.Linear(8, 2).eval(), (x,), runs_on="llvm")
+    >>> with TemporaryDirectory() as folder:
+    ...     written = fn.export(folder)
+    ...     tuple(load_model(folder)(x).shape)  # [rows, columns]
+    (4, 2)
+    """
+    home = Path(folder)
+    record = read_model_artefact(home)
+    _check_releases(record, home)
+    if check_device and record.runs_on == "cuda":
+        check_room(str(home), record.device, record.limits, gpu_limits(), together=True)
+    library = home / LIBRARY
+    found = sha256(read_bytes(library))
+    if found != record.library_sha256:
+        raise model_refused(str(library), f"a file of hash {found}", record.library_sha256)
+    given = _read_weights(home / WEIGHTS, record) if weights is None else weights
+    missing = next((each for each in record.weights if each not in given), None)
+    if missing is not None:
+        raise model_refused(str(home), f"no weight '{missing}'", "all that the record names")
+    if record.runs_on == "cuda":
+        check_cuda()  # TVM has no reader for what is inside then
+    from tvm.runtime import load_module
+
+    inputs = ModelInputs(record.inputs, record.most)
+    values = tuple(given[each] for each in record.weights)
+    return RunningModel(load_module(str(library.resolve())), inputs, values, record.runs_on)
+
+
+def _check_releases(record: ModelArtefact, home: Path) -> None:
+    """The executable is read by TVM, and calls go through tvm-ffi: both as they were."""
+    for name in ("tvm", "tvm-ffi"):
+        built, here = record.versions.get(name), installed_version(_RELEASES[name])
+        if built != here:
+            found, limit = f"a model of {_RELEASES[name]} {built}", f"{here}, which is installed"
+            raise model_refused(str(home), found, limit)
+
+
+def _write_weights(path: Path, weights: Mapping[str, Any]) -> dict[str, str]:
+    """Write weights, types of ml_dtypes as integers; their types by name."""
+    import numpy as np
+
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".npz")
+    with os.fdopen(handle, "wb") as file:
+        np.savez(file, *map(as_bits, weights.values()))  # by number: a name may be any text
+    os.chmod(name, 0o644)
+    os.replace(name, path)
+    return {key: str(each.dtype) for key, each in weights.items()}
+
+
+def _read_weights(path: Path, record: ModelArtefact) -> dict[str, Any]:
+    import numpy as np
+
+    if not record.weights:
+        return {}
+    if not record.dtypes:
+        raise model_refused(str(path), "a model without its weights", "weights=, one for each name")
+    try:
+        with np.load(path) as file:
+            stored = enumerate(record.weights)
+            return {key: from_bits(file[f"arr_{at}"], record.dtypes[key]) for at, key in stored}
+    except (OSError, ValueError, KeyError) as error:
+        found = f"{type(error).__name__}: {error}"
+        raise model_refused(str(path), found, "the weights that the record names") from None

@@ -1,0 +1,108 @@
+"""What a compiled model is called with: as many inputs, of its types, and of its shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.runtime.tensors import is_torch
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """An input of a model.
+
+    Attributes
+    ----------
+    name : str
+        As the model has it.
+    dtype : str
+        Element type.
+    extents : tuple[int | str, ...]
+        Numbers, and names of what is symbolic or expressions of it.
+    """
+
+    name: str
+    dtype: str
+    extents: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """All inputs of a model.
+
+    Attributes
+    ----------
+    inputs : tuple[ModelInput, ...]
+        In order.
+    most : Mapping[str, int]
+        What symbols stand for at most, by name; others are not bounded.
+    """
+
+    inputs: tuple[ModelInput, ...]
+    most: Mapping[str, int]
+
+    def check(self, given: Sequence[Any]) -> None:
+        """Refuse what the model was not compiled for.
+
+        Parameters
+        ----------
+        given : Sequence[torch.Tensor | numpy.ndarray]
+            Of a call.
+
+        Raises
+        ------
+        WorkloadRefused
+            For another number of inputs, other types and strides, and other extents; one that is
+            symbolic has one value in all inputs, and at most its bound.
+        """
+        if len(given) != len(self.inputs):
+            limit = f"one for each of {', '.join(each.name for each in self.inputs)}"
+            raise _refused("inputs", f"{len(given)} of them", limit, "pass all of them in order")
+        known: dict[str, int] = {}
+        for due, each in zip(self.inputs, given, strict=True):
+            dtype, before = str(each.dtype).removeprefix("torch."), dict(known)
+            if dtype != due.dtype or not self._fits(each.shape, due.extents, known):
+                found = f"{dtype}{list(each.shape)}"
+                advice = "compile the model for these inputs too, or convert them"
+                raise _refused(due.name, found, self._limit(due, before), advice)
+            if not _is_row_major(each):
+                found = "an array of other strides"
+                limit = "row-major elements, since a copy would go unnoticed"
+                raise _refused(due.name, found, limit, f"pass {due.name}.contiguous() or the like")
+
+    def _fits(
+        self, shape: Sequence[int], extents: Sequence[int | str], known: dict[str, int]
+    ) -> bool:
+        """Whether a shape has the extents; `known` gets what symbols stand for."""
+        if len(shape) != len(extents):
+            return False
+        for size, extent in zip(shape, extents, strict=True):
+            # What is made of several symbols is looked at by TVM's machine.
+            if isinstance(extent, str) and not extent.isidentifier():
+                continue
+            due = known.setdefault(extent, size) if isinstance(extent, str) else extent
+            if size != due or size > self.most.get(str(extent), size):
+                return False
+        return True
+
+    def _limit(self, due: ModelInput, known: Mapping[str, int]) -> str:
+        """The type and the shape that an input is to have, and what its symbols stand for."""
+        names = [each for each in due.extents if isinstance(each, str)]
+        same = (f"{each} = {known[each]}" for each in names if each in known)
+        bound = (f"{each} at most {self.most[each]}" for each in names if each in self.most)
+        notes = ", ".join([*same, *bound])
+        shape = ", ".join(map(str, due.extents))
+        return f"{due.dtype}[{shape}]" + (f" with {notes}" if notes else "")
+
+
+def _is_row_major(value: Any) -> bool:
+    return bool(value.is_contiguous() if is_torch(value) else value.flags.c_contiguous)
+
+
+def _refused(where: str, found: str, limit: str, instead: str) -> Exception:
+    return refuse(
+        WorkloadRefused, "compile-model", where, found=found, limit=limit, instead=instead
+    )

@@ -1,0 +1,132 @@
+"""What a folder of a compiled model holds and was made with, as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse.runtime.model_inputs import ModelInput
+
+LIBRARY, MANIFEST, WEIGHTS = "model.so", "model.json", "weights.npz"
+"""Files of the folder."""
+
+FORMAT_VERSION = 1
+"""Raised whenever a reader of the older format would misread the newer."""
+
+
+@dataclass(frozen=True)
+class ModelArtefact:
+    """What lies in the folder.
+
+    Attributes
+    ----------
+    device, arch : str
+        What it was compiled for; ``"cpu"`` runs anywhere.
+    limits : Mapping[str, int]
+        Limits of the device that the kernels were checked against.
+    versions : Mapping[str, str | None]
+        What it was made with.
+    runs_on : str
+        One of `crossfuse.runtime.running_model.RUNS_ON`.
+    inputs : tuple[ModelInput, ...]
+        What it is called with.
+    most : Mapping[str, int]
+        What symbolic extents stand for at most, by name.
+    weights : tuple[str, ...]
+        Names of the further parameters, in order.
+    fused : tuple[str, ...]
+        Kernels of ours.
+    report : str
+        What became of each chain and cascade.
+    source_sha256 : str
+        Hash of the Relax module that was compiled.
+    library_sha256 : str
+        Hash of ``model.so``.
+    dtypes : Mapping[str, str]
+        Element types of the weights in ``weights.npz``, by name; empty if they were not written.
+    """
+
+    device: str
+    arch: str
+    limits: Mapping[str, int]
+    versions: Mapping[str, str | None]
+    runs_on: str
+    inputs: tuple[ModelInput, ...]
+    most: Mapping[str, int]
+    weights: tuple[str, ...]
+    fused: tuple[str, ...]
+    report: str
+    source_sha256: str
+    library_sha256: str
+    dtypes: Mapping[str, str]
+
+    def to_json(self) -> str:
+        """Stable, indented JSON."""
+        record = {"format_version": FORMAT_VERSION} | asdict(self)
+        return json.dumps(record, indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> ModelArtefact:
+        """The record that `to_json` wrote.
+
+        Raises
+        ------
+        ArtefactRefused
+            If it is no JSON, of another format version, or incomplete.
+        """
+        try:
+            record = json.loads(text)
+            version = record["format_version"]
+            if version != FORMAT_VERSION:
+                raise model_refused(where, f"format version {version}", f"{FORMAT_VERSION}")
+            values = {each.name: record[each.name] for each in fields(cls)}
+            values["inputs"] = tuple(
+                ModelInput(each["name"], each["dtype"], tuple(each["extents"]))
+                for each in values["inputs"]
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            found = f"{type(error).__name__}: {error}"
+            raise model_refused(where, found, "a record in JSON with all its fields") from None
+        return cls(**values | {each: tuple(values[each]) for each in ("weights", "fused")})
+
+
+def read_model_artefact(folder: str | os.PathLike[str]) -> ModelArtefact:
+    """Read what lies in a folder, without loading it.
+
+    Parameters
+    ----------
+    folder : path
+        The folder.
+
+    Returns
+    -------
+    ModelArtefact
+        The record.
+
+    Raises
+    ------
+    ArtefactRefused
+        If there is none, or it cannot be read.
+    """
+    path = Path(folder) / MANIFEST
+    return ModelArtefact.from_json(read_bytes(path).decode(errors="replace"), str(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file of the folder."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise model_refused(str(path), type(error).__name__, "a file of the model") from None
+
+
+def model_refused(where: str, found: str, limit: str) -> RefusedError:
+    """Refuse a folder that is none of a model, or not a whole one."""
+    instead = "export the model again, or copy the whole folder"
+    return refuse(
+        ArtefactRefused, "model-artefact", where, found=found, limit=limit, instead=instead
+    )

@@ -1,0 +1,108 @@
+"""A model that TVM's virtual machine runs: compiled in this process, or loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from crossfuse.errors import EnvironmentRefused, refuse
+from crossfuse.runtime.model_inputs import ModelInputs
+from crossfuse.runtime.tensors import is_torch, to_numpy, to_torch
+
+#: Where a model runs, and what its scheduled functions are there.
+RUNS_ON = ("cuda", "llvm")
+
+
+@dataclass(frozen=True)
+class RunningModel:
+    """A model on its device.
+
+    Attributes
+    ----------
+    executable : Any
+        The ``tvm.relax.VMExecutable``, or the module that one was exported as.
+    inputs : ModelInputs
+        What it is called with.
+    weights : Sequence[Any]
+        Its further parameters in order, arrays or tensors; copied to the device once, but for
+        torch's that lie there.
+    runs_on : str
+        One of `RUNS_ON`.
+    """
+
+    executable: Any
+    inputs: ModelInputs
+    weights: Sequence[Any]
+    runs_on: str
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the model, see `crossfuse.compiler.CompiledModel`."""
+        self.inputs.check(inputs)
+        values = [self._given(each) for each in inputs]
+        found = self._machine["main"](*values, *self._weights)
+        as_torch = bool(inputs) and is_torch(inputs[0])
+        if hasattr(found, "numpy"):
+            return _taken(found, as_torch)
+        return tuple(_taken(each, as_torch) for each in found)
+
+    @cached_property
+    def _machine(self) -> Any:
+        from tvm import relax
+
+        return relax.VirtualMachine(self.executable, self._device)
+
+    @property
+    def _device(self) -> Any:
+        import tvm
+
+        if self.runs_on == "llvm":
+            return tvm.cpu()
+        check_cuda()
+        return tvm.cuda()
+
+    @cached_property
+    def _weights(self) -> list[Any]:
+        return [self._given(each) for each in self.weights]
+
+    def _given(self, value: Any) -> Any:
+        """A tensor of TVM; what lies on the device is not copied."""
+        import tvm
+
+        if is_torch(value):
+            if value.is_cuda and self.runs_on == "cuda":
+                return tvm.runtime.from_dlpack(value.detach())
+            value = to_numpy(value)
+        return tvm.runtime.tensor(value, device=self._device)
+
+
+def check_cuda() -> None:
+    """Refuse to go on where TVM finds no GPU.
+
+    Raises
+    ------
+    EnvironmentRefused
+        Saying so.
+    """
+    import tvm
+
+    if not tvm.cuda().exist:
+        raise refuse(
+            EnvironmentRefused,
+            "compile-model",
+            "tvm.cuda()",
+            found="no GPU",
+            limit="a Hopper GPU, and a TVM with CUDA",
+            instead="run the model there, or compile it with runs_on='llvm' to see its results",
+        )
+
+
+def _taken(value: Any, as_torch: bool) -> Any:
+    if not as_torch:
+        return value.numpy()
+    if value.device.dlpack_device_type() == 2:
+        import torch
+
+        return torch.from_dlpack(value)
+    return to_torch(value.numpy())
