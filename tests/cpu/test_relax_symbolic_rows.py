@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from crossfuse.compiler.model_inputs import check_inputs
 from tvm import relax, tirx
 from tvm.relax import op
 from tvm_ffi import structural_equal
@@ -18,6 +17,7 @@ from crossfuse import RefusedError, compile_model
 from crossfuse.relax import BuildKernels, FuseChains
 from crossfuse.relax.chains.outcome import told
 from crossfuse.relax.on_cpu import serial_kernels
+from crossfuse.runtime.model_inputs import ModelInput, ModelInputs
 
 pytestmark = pytest.mark.cpu
 D, H = 32, 64
@@ -282,13 +282,12 @@ def test_a_transformer_of_symbolic_batch_and_length() -> None:
 
 
 def test_inputs_agree_in_what_is_symbolic() -> None:
-    (rows,) = symbols("rows")
-    kinds = [relax.TensorType(each, "float16") for each in ((rows, D), (rows, D), (rows + 1,))]
-    params = [relax.Var(name, kind) for name, kind in zip("xyz", kinds, strict=True)]
-    function = relax.Function(params, params[0], kinds[0])
+    extents: tuple[tuple[int | str, ...], ...] = (("rows", D), ("rows", D), ("rows + 1",))
+    named = zip("xyz", extents, strict=True)
+    inputs = ModelInputs(tuple(ModelInput(name, "float16", each) for name, each in named), {})
     x = np.zeros((3, D), "float16")
-    check_inputs(function, ("x", "y", "z"), (x, x, np.zeros(4, "float16")))
+    inputs.check((x, x, np.zeros(4, "float16")))
     with pytest.raises(RefusedError, match=r"y: found float16\[2, 32\]; limit: .*with rows = 3\."):
-        check_inputs(function, ("x", "y", "z"), (x, x[:2], x))
+        inputs.check((x, x[:2], x))
     with pytest.raises(RefusedError, match=r"x: found float16\[32\]; limit: float16\[rows, 32\]\."):
-        check_inputs(function, ("x", "y", "z"), (x[0], x, x))
+        inputs.check((x[0], x, x))

@@ -70,10 +70,10 @@ class CompiledModel:
         The ``tvm.relax.VMExecutable``.
     report : ModelReport
         What was fused, and why the rest was not.
+    target : Device
+        What it is compiled for.
     runs_on : str
         One of `crossfuse.runtime.running_model.RUNS_ON`.
-    target : str
-        Name of the device that it is compiled for.
 
     Examples
     --------
@@ -88,8 +88,8 @@ class CompiledModel:
     imported: Imported
     executable: Any
     report: ModelReport
+    target: Device
     runs_on: str = "cuda"
-    target: str = "nvidia-h100"
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the model.
@@ -147,7 +147,7 @@ class CompiledModel:
 
         parts = ModelParts(
             self.executable,
-            device(self.target),
+            self.target,
             self.runs_on,
             self._running.inputs,
             self.imported.params,
@@ -239,7 +239,7 @@ def compile_model(
     executable = _build(imported.mod, built, spec, runs_on)
     outcomes = {each.name: getattr(each.run, "outcomes", ()) for each in steps}
     report = ModelReport(outcomes["fuse_chains"], outcomes["fuse_cascades"])
-    return CompiledModel(imported, executable, report, runs_on, spec.name)
+    return CompiledModel(imported, executable, report, spec, runs_on)
 
 
 def _build(mod: Any, passes: Any, spec: Device, runs_on: str) -> Any:

@@ -51,7 +51,7 @@ def load(path: str | os.PathLike[str], *, check_device: bool = True) -> LoadedKe
     manifest, record = _read_manifest(library)
     check_version(manifest, str(library))
     try:
-        module = _open(library)
+        module = open_library(library)
         embedded = json.loads(module[f"{manifest.name}_manifest"]())
         cubin = bytes(module[f"{manifest.name}_cubin"]())
     except (RuntimeError, AttributeError, ValueError) as error:
@@ -97,8 +97,8 @@ def _read_manifest(library: Path) -> tuple[Manifest, dict[str, Any]]:
     return manifest, record
 
 
-def _open(library: Path) -> Any:
-    """Open the library as it is now.
+def open_library(library: Path) -> Any:
+    """Open a library as it is now.
 
     The dynamic loader answers a path that it has seen with what it opened then, even where the file
     has been replaced since, so the path is a link of a new name.

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from crossfuse._compat import installed_version
 from crossfuse.files import sha256, write_atomically
 from crossfuse.runtime.fitness import check_room, gpu_limits
-from crossfuse.runtime.model_inputs import ModelInputs
+from crossfuse.runtime.load import open_library
+from crossfuse.runtime.model_inputs import ModelInput, ModelInputs
 from crossfuse.runtime.model_record import (
     LIBRARY,
     MANIFEST,
@@ -99,7 +100,8 @@ def write_model(
         parts.executable.export_library(str(made))
         library = made.read_bytes()
     write_atomically(home / LIBRARY, library, mode=0o755)
-    dtypes = _write_weights(home / WEIGHTS, parts.weights) if weights else {}
+    if weights:
+        _write_weights(home / WEIGHTS, parts.weights)
     target = parts.target
     limits = {key: value for key, value in asdict(target).items() if isinstance(value, int)}
     record = ModelArtefact(
@@ -110,12 +112,15 @@ def write_model(
         runs_on=parts.runs_on,
         inputs=parts.inputs.inputs,
         most=dict(parts.inputs.most),
-        weights=tuple(parts.weights),
+        weights=tuple(
+            ModelInput(name, str(each.dtype), tuple(each.shape))
+            for name, each in parts.weights.items()
+        ),
+        stored=weights,
         fused=parts.fused,
         report=parts.report,
         source_sha256=parts.source,
         library_sha256=sha256(library),
-        dtypes=dtypes,
     )
     # Last of all: a folder that is not complete has no record.
     write_atomically(home / MANIFEST, record.to_json().encode())
@@ -150,6 +155,8 @@ def load_model(
     ArtefactRefused
         If a file is missing, damaged, or of another release of TVM or tvm-ffi; if the GPU has less
         than the kernels need; or if weights are missing.
+    WorkloadRefused
+        For weights of other shapes and types.
     EnvironmentRefused
         If it is for a GPU, and TVM finds none.
 
@@ -175,16 +182,17 @@ def load_model(
     if found != record.library_sha256:
         raise model_refused(str(library), f"a file of hash {found}", record.library_sha256)
     given = _read_weights(home / WEIGHTS, record) if weights is None else weights
-    missing = next((each for each in record.weights if each not in given), None)
+    missing = next((each.name for each in record.weights if each.name not in given), None)
     if missing is not None:
         raise model_refused(str(home), f"no weight '{missing}'", "all that the record names")
+    values = tuple(given[each.name] for each in record.weights)
+    ModelInputs(record.weights, {}).check(values)
     if record.runs_on == "cuda":
         check_cuda()  # TVM has no reader for what is inside then
-    from tvm.runtime import load_module
+    import tvm  # noqa: F401  # which knows executables of Relax
 
     inputs = ModelInputs(record.inputs, record.most)
-    values = tuple(given[each] for each in record.weights)
-    return RunningModel(load_module(str(library.resolve())), inputs, values, record.runs_on)
+    return RunningModel(open_library(library.resolve()), inputs, values, record.runs_on)
 
 
 def _check_releases(record: ModelArtefact, home: Path) -> None:
@@ -196,8 +204,8 @@ def _check_releases(record: ModelArtefact, home: Path) -> None:
             raise model_refused(str(home), found, limit)
 
 
-def _write_weights(path: Path, weights: Mapping[str, Any]) -> dict[str, str]:
-    """Write weights, types of ml_dtypes as integers; their types by name."""
+def _write_weights(path: Path, weights: Mapping[str, Any]) -> None:
+    """Write weights, types of ml_dtypes as integers."""
     import numpy as np
 
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".npz")
@@ -205,7 +213,6 @@ def _write_weights(path: Path, weights: Mapping[str, Any]) -> dict[str, str]:
         np.savez(file, *map(as_bits, weights.values()))  # by number: a name may be any text
     os.chmod(name, 0o644)
     os.replace(name, path)
-    return {key: str(each.dtype) for key, each in weights.items()}
 
 
 def _read_weights(path: Path, record: ModelArtefact) -> dict[str, Any]:
@@ -213,12 +220,14 @@ def _read_weights(path: Path, record: ModelArtefact) -> dict[str, Any]:
 
     if not record.weights:
         return {}
-    if not record.dtypes:
+    if not record.stored:
         raise model_refused(str(path), "a model without its weights", "weights=, one for each name")
     try:
         with np.load(path) as file:
-            stored = enumerate(record.weights)
-            return {key: from_bits(file[f"arr_{at}"], record.dtypes[key]) for at, key in stored}
+            return {
+                each.name: from_bits(file[f"arr_{at}"], each.dtype)
+                for at, each in enumerate(record.weights)
+            }
     except (OSError, ValueError, KeyError) as error:
         found = f"{type(error).__name__}: {error}"
         raise model_refused(str(path), found, "the weights that the record names") from None

@@ -25,7 +25,7 @@ class ModelArtefact:
     Attributes
     ----------
     device, arch : str
-        What it was compiled for; ``"cpu"`` runs anywhere.
+        What its kernels were planned for.
     limits : Mapping[str, int]
         Limits of the device that the kernels were checked against.
     versions : Mapping[str, str | None]
@@ -36,8 +36,10 @@ class ModelArtefact:
         What it is called with.
     most : Mapping[str, int]
         What symbolic extents stand for at most, by name.
-    weights : tuple[str, ...]
-        Names of the further parameters, in order.
+    weights : tuple[ModelInput, ...]
+        The further parameters, in order.
+    stored : bool
+        Whether they are in ``weights.npz``.
     fused : tuple[str, ...]
         Kernels of ours.
     report : str
@@ -46,8 +48,6 @@ class ModelArtefact:
         Hash of the Relax module that was compiled.
     library_sha256 : str
         Hash of ``model.so``.
-    dtypes : Mapping[str, str]
-        Element types of the weights in ``weights.npz``, by name; empty if they were not written.
     """
 
     device: str
@@ -57,12 +57,12 @@ class ModelArtefact:
     runs_on: str
     inputs: tuple[ModelInput, ...]
     most: Mapping[str, int]
-    weights: tuple[str, ...]
+    weights: tuple[ModelInput, ...]
+    stored: bool
     fused: tuple[str, ...]
     report: str
     source_sha256: str
     library_sha256: str
-    dtypes: Mapping[str, str]
 
     def to_json(self) -> str:
         """Stable, indented JSON."""
@@ -84,14 +84,15 @@ class ModelArtefact:
             if version != FORMAT_VERSION:
                 raise model_refused(where, f"format version {version}", f"{FORMAT_VERSION}")
             values = {each.name: record[each.name] for each in fields(cls)}
-            values["inputs"] = tuple(
-                ModelInput(each["name"], each["dtype"], tuple(each["extents"]))
-                for each in values["inputs"]
-            )
+            for name in ("inputs", "weights"):
+                values[name] = tuple(
+                    ModelInput(each["name"], each["dtype"], tuple(each["extents"]))
+                    for each in values[name]
+                )
         except (ValueError, TypeError, KeyError) as error:
             found = f"{type(error).__name__}: {error}"
             raise model_refused(where, found, "a record in JSON with all its fields") from None
-        return cls(**values | {each: tuple(values[each]) for each in ("weights", "fused")})
+        return cls(**values | {"fused": tuple(values["fused"])})
 
 
 def read_model_artefact(folder: str | os.PathLike[str]) -> ModelArtefact:

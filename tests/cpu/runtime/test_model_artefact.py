@@ -86,9 +86,20 @@ def test_weights_may_come_from_elsewhere(tmp_path: Path) -> None:
     assert not torch.equal(load_model(tmp_path / "bare", weights=given)(x), fn(x))
     with pytest.raises(ArtefactRefused, match="found a model without its weights; limit: weights="):
         load_model(tmp_path / "bare")
+    given["p_0_weight"] = given["p_0_weight"].half()
+    with pytest.raises(RefusedError, match=r"p_0_weight: found float16\[64, 32\]; limit: bfloat16"):
+        load_model(tmp_path / "bare", weights=given)
     del given["p_0_weight"]
     with pytest.raises(ArtefactRefused, match="found no weight 'p_0_weight'; limit: all that the"):
         load_model(tmp_path / "bare", weights=given)
+
+
+def test_a_folder_that_is_written_again_is_loaded_anew(tmp_path: Path) -> None:
+    x = torch.randn(ROWS, D)
+    for module in (nn.ReLU(), nn.Tanh()):
+        fn = compile_model(module.eval(), (x,), runs_on="llvm")
+        fn.export(tmp_path)
+        assert torch.equal(load_model(tmp_path)(x), fn(x))
 
 
 def changed(folder: Path, home: Path, **values: Any) -> Path:
