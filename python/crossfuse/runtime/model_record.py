@@ -48,6 +48,27 @@ class ModelArtefact:
         Hash of the Relax module that was compiled.
     library_sha256 : str
         Hash of ``model.so``.
+
+    Examples
+    --------
+    >>> record = ModelArtefact(
+    ...     device="h100-sxm",
+    ...     arch="sm_90a",
+    ...     limits={"shared_memory_per_cta": 232448},
+    ...     versions={"tvm": "0.27.0.post1"},
+    ...     runs_on="cuda",
+    ...     inputs=(ModelInput("x", "float16", ("m", 64)),),
+    ...     most={"m": 128},
+    ...     weights=(ModelInput("w0", "float16", (64, 64)),),
+    ...     stored=True,
+    ...     fused=("crossfuse_gemm_chain",),
+    ...     report="",
+    ...     source_sha256="",
+    ...     library_sha256="",
+    ... )
+    >>> read = ModelArtefact.from_json(record.to_json(), "model.json")
+    >>> read == record, read.inputs[0].extents
+    (True, ('m', 64))
     """
 
     device: str
@@ -72,6 +93,18 @@ class ModelArtefact:
     @classmethod
     def from_json(cls, text: str, where: str) -> ModelArtefact:
         """The record that `to_json` wrote.
+
+        Parameters
+        ----------
+        text : str
+            The JSON.
+        where : str
+            Its path, for what is refused.
+
+        Returns
+        -------
+        ModelArtefact
+            The record.
 
         Raises
         ------
@@ -112,6 +145,13 @@ def read_model_artefact(folder: str | os.PathLike[str]) -> ModelArtefact:
     ------
     ArtefactRefused
         If there is none, or it cannot be read.
+
+    Examples
+    --------
+    >>> read_model_artefact("no-such-folder")
+    Traceback (most recent call last):
+    ...
+    crossfuse.errors.ArtefactRefused: ...
     """
     path = Path(folder) / MANIFEST
     return ModelArtefact.from_json(read_bytes(path).decode(errors="replace"), str(path))
