@@ -160,6 +160,26 @@ def test_a_model_is_loaded_from_a_folder(tmp_path: Path) -> None:
         check(module, fn(x), x)
 
 
+def test_a_compiled_model_waits_for_torchs_stream_and_torch_for_it() -> None:
+    module = nn.Sequential(*(Layer() for _ in range(LAYERS))).bfloat16().eval()
+    given = torch.randn(16, D).bfloat16()
+    fn, module = crossfuse.compile_model(module, (given,), always=True), module.cuda()
+    given, x = given.cuda(), torch.zeros(16, D, device="cuda").bfloat16()
+    fn(x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.inference_mode():
+        for _ in range(5):
+            x.zero_()
+            torch.cuda.synchronize()
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(10_000_000)  # cycles
+                x.copy_(given)
+                y = fn(x) + 0
+            stream.synchronize()
+            check(module, y, given)
+
+
 def test_a_compiled_model_picks_kernels_by_rows() -> None:
     module = nn.Sequential(*(Layer() for _ in range(LAYERS))).bfloat16().eval()
     dims = {0: torch.export.Dim("batch", max=16), 1: torch.export.Dim("length", max=32)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from crossfuse.errors import EnvironmentRefused, refuse
 from crossfuse.runtime.model_inputs import ModelInputs
 from crossfuse.runtime.tensors import is_torch, to_numpy, to_torch
+from crossfuse.runtime.torch_order import after_torch, check_first_gpu
 
 #: Where a model runs, and what its scheduled functions are there.
 RUNS_ON = ("cuda", "llvm")
@@ -41,8 +43,9 @@ class RunningModel:
         """Run the model, see `crossfuse.compiler.CompiledModel`."""
         self.inputs.check(inputs)
         values = [self._given(each) for each in inputs]
-        found = self._machine["main"](*values, *self._weights)
         as_torch = bool(inputs) and is_torch(inputs[0])
+        with after_torch() if as_torch and self.runs_on == "cuda" else nullcontext():
+            found = self._machine["main"](*values, *self._weights)
         if hasattr(found, "numpy"):
             return _taken(found, as_torch)
         return tuple(_taken(each, as_torch) for each in found)
@@ -72,6 +75,7 @@ class RunningModel:
 
         if is_torch(value):
             if value.is_cuda and self.runs_on == "cuda":
+                check_first_gpu(value.get_device())
                 return tvm.runtime.from_dlpack(value.detach())
             value = to_numpy(value)
         return tvm.runtime.tensor(value, device=self._device)
