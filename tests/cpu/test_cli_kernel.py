@@ -35,10 +35,20 @@ def test_emulate_json() -> None:
     assert [each["status"] for each in found["verdicts"]] == ["passed"] * 3
 
 
-def test_emulate_refuses_what_would_take_hours() -> None:
-    code, text = run("emulate", "S3")
+def test_emulate_a_cascade() -> None:
+    code, text = run("emulate", "softmax:rows=3,cols=131", "--json")
+    found = json.loads(text)
+    assert code == 0
+    assert found["workload"] == "softmax:rows=3,cols=131"
+    assert [each["status"] for each in found["verdicts"]] == ["passed"] * 3
+
+
+@pytest.mark.parametrize("workload", ["S3", "R1"])
+def test_emulate_refuses_what_would_take_hours(workload: str) -> None:
+    code, text = run("emulate", workload)
     assert code == 2
-    assert "emulate the same workload with smaller M, K, N and L" in text
+    assert "limit: 1e+09, as much as a CPU emulates in minutes" in text
+    assert "emulate the same workload with smaller extents" in text
 
 
 def test_compile_writes_library_and_manifest(tmp_path: Path) -> None:

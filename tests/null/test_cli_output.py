@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -30,6 +31,10 @@ def refusing_app() -> typer.Typer:
     @made.command()
     def crash(as_json: JsonFlag = False) -> None:
         raise KeyError("lost")
+
+    @made.command()
+    def write(as_json: JsonFlag = False) -> None:
+        Path("/proc/nope").mkdir()
 
     @made.command()
     def answer(as_json: JsonFlag = False) -> None:
@@ -90,6 +95,13 @@ def test_other_exceptions_pass_through_with_exit_code_1(refusing_app: typer.Type
     assert result.exit_code == 1
     assert isinstance(result.exception, KeyError)
     assert result.stdout == ""
+
+
+def test_files_that_cannot_be_written_are_refused(refusing_app: typer.Typer) -> None:
+    result = CliRunner().invoke(refusing_app, ["write", "--json"])
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["refused"]["where"] == "/proc/nope"
+    assert "found No such file or directory; limit: a file that can be read, or w" in result.stderr
 
 
 def test_other_exceptions_show_a_traceback(tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -22,6 +23,17 @@ def combiner_of(block: Any) -> str | None:
         return None
     operator = COMBINERS.get(type(body.value))
     return operator if operator is not None and carried(body) is not None else None
+
+
+def iterations(func: Any) -> int:
+    """How often blocks of an unscheduled function run, all of them together."""
+    counts: list[int] = []
+    ir.walk(func.body, (ir.SBlock, lambda block: counts.append(_runs(block))))
+    return sum(counts)
+
+
+def _runs(block: Any) -> int:
+    return prod(int(each.dom.extent) for each in block.iter_vars)
 
 
 def carried(store: Any) -> Any:

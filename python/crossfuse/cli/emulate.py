@@ -23,8 +23,8 @@ from crossfuse.cli.kernel import (
 from crossfuse.cli.output import JsonFlag, print_json, print_rich
 from crossfuse.errors import WorkloadRefused, refuse
 
-#: Floating-point operations that the CPU checkers do in about two minutes.
-MAX_FLOPS = 2 * 10**9
+#: Runs of a function's blocks, such as multiply-adds, that CPU checkers do in about two minutes.
+MAX_ITERATIONS = 10**9
 
 
 def emulate(
@@ -41,23 +41,24 @@ def emulate(
     as_json: JsonFlag = False,
 ) -> None:
     """Run the schedule on LLVM and the generated CUDA on the CPU; exit code 1 if one is wrong."""
-    from crossfuse.compiler import check
+    from crossfuse.blocks.facts import iterations
+    from crossfuse.compiler import check, read_source
     from crossfuse.compiler import compile as compile_source
-    from crossfuse.workload.suites import resolve
 
-    spec = resolve(workload)
-    if spec.flops > MAX_FLOPS:
+    source = read_source(workload)
+    work = iterations(source.func)
+    if work > MAX_ITERATIONS:
         raise refuse(
             WorkloadRefused,
             "emulate",
-            str(spec),
-            found=f"{spec.flops:.1e} floating-point operations",
-            limit=f"{MAX_FLOPS:.0e}, as much as a CPU emulates in minutes",
-            instead="emulate the same workload with smaller M, K, N and L: the kernel has the "
-            "same structure",
+            source.summary,
+            found=f"{work:.1e} multiply-adds, or what takes their place",
+            limit=f"{MAX_ITERATIONS:.0e}, as much as a CPU emulates in minutes",
+            instead="emulate the same workload with smaller extents: the kernel has the same "
+            "structure",
         )
     shared = options(cluster, rows, ring, scatter, rule, placement, constant_weights)
-    compiled = compile_source(spec, target=target, **shared)
+    compiled = compile_source(workload, target=target, **shared)
     found = check(compiled, seed=seed, gpu=False)
     ok = all(each.status != "failed" for each in found)
     if as_json:
@@ -66,12 +67,12 @@ def emulate(
         print_json(
             {
                 "ok": ok,
-                "workload": str(spec),
+                "workload": source.summary,
                 "launches": launches,
                 "verdicts": [*map(asdict, found)],
             }
         )
     else:
-        print_rich(str(spec), verdicts(found))
+        print_rich(source.summary, verdicts(found))
     if not ok:
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from crossfuse.errors import RefusedError
+from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -40,8 +40,8 @@ class RefusingGroup(TyperGroup):
     """Group of commands in which a refusal is an answer and not a crash.
 
     A `RefusedError` out of any command is printed in red on standard error, and with ``--json``
-    also as ``{"refused": {...}}`` on standard output; the exit code is 2. Any other exception keeps
-    its traceback and Python's exit code 1.
+    also as ``{"refused": {...}}`` on standard output; the exit code is 2. So is a file that cannot
+    be read or written. Any other exception keeps its traceback and Python's exit code 1.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -64,11 +64,26 @@ class RefusingGroup(TyperGroup):
         """
         try:
             return super().invoke(ctx)
-        except RefusedError as error:
+        except (RefusedError, OSError) as raised:
+            error = _of_file(raised) if isinstance(raised, OSError) else raised
             if ctx.meta.get(_JSON, False):
                 print_json({"refused": asdict(error.refusal)})
             print_error(str(error))
-            raise typer.Exit(REFUSED_EXIT_CODE) from error
+            raise typer.Exit(REFUSED_EXIT_CODE) from raised
+
+
+def _of_file(error: OSError) -> RefusedError:
+    """What is wrong with a file, which the caller may have named; other errors are raised."""
+    if error.filename is None or error.strerror is None:
+        raise error
+    return refuse(
+        EnvironmentRefused,
+        "file",
+        str(error.filename),
+        found=error.strerror,
+        limit="a file that can be read, or written",
+        instead="name another path, or change its permissions or the space there",
+    )
 
 
 def print_json(value: Any) -> None:
