@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.tiled.work import TileWork
 from crossfuse.hardware import Device
-from crossfuse.planner.cascade.tile_limits import at_once, step_bytes, value_bytes
+from crossfuse.planner.cascade.tile_limits import at_once, holds_left, step_bytes, value_bytes
 from crossfuse.planner.cascade.tile_step_cost import Step, step_time
 from crossfuse.planner.cascade.tile_steps import Steps, steps_of
 from crossfuse.planner.cost.loop import ingest_speed, overlapped
@@ -112,7 +112,7 @@ def tile_bytes(work: TileWork, tiles: CascadeTiles) -> dict[str, int]:
     pieces = _pieces(work, sizes)
     # What tiles side by side share is read once for all of them.
     brought = found.total * pieces * step_bytes(work, sizes) // max(1, tiles.share)
-    if pieces == 1 and work.depth:
+    if holds_left(work, sizes):
         brought += found.places * min(sizes.rows, work.rows) * work.depth * work.left
     size = max(1, tiles.cluster)
     states = _state_bytes(work, found) * found.places * size
@@ -158,7 +158,7 @@ def _ends(work: TileWork, found: Steps, step: Step, rates: Rates, clusters: int)
     held = min(sizes.rows, work.rows) * work.depth * work.left
     # Keys come before values, and the product with the last values is the last of two.
     late = value_bytes(work, sizes) if work.depth else 0
-    first = step_bytes(work, sizes) - late + (held if sizes.depth == work.depth else 0)
+    first = step_bytes(work, sizes) - late + (held if holds_left(work, sizes) else 0)
     parts = _pieces(work, sizes) * (2 if work.depth and work.columns else 1)
     drain = step.whole() / parts + step.own
     return _Ends(float(start_time(rates, size, ctas)), first / share, drain)

@@ -60,7 +60,7 @@ def steps_together(work: TileWork) -> bool:
 def shared_size(work: TileWork, sizes: CascadeTiles) -> int:
     """Bytes of shared memory of a CTA with as few stages as there can be."""
     boxes = sizes.rows * min(sizes.columns, 64) * work.item
-    held = sizes.rows * sizes.depth * work.left if _holds(work, sizes) else 0
+    held = sizes.rows * sizes.depth * work.left if holds_left(work, sizes) else 0
     return held + boxes + _STAGES * step_bytes(work, sizes) + _REST
 
 
@@ -70,7 +70,7 @@ def step_bytes(work: TileWork, sizes: CascadeTiles) -> int:
     Where a product's depth is cut, a step is one piece of it.
     """
     right = sizes.elements * sizes.depth * work.right
-    loaded = not work.depth or not _holds(work, sizes)
+    loaded = not work.depth or not holds_left(work, sizes)
     left = sizes.rows * (sizes.depth or sizes.elements) * work.left if loaded else 0
     return right + value_bytes(work, sizes) + left
 
@@ -80,6 +80,20 @@ def value_bytes(work: TileWork, sizes: CascadeTiles) -> int:
     return 0 if work.same else sizes.elements * sizes.columns * work.value
 
 
-def _holds(work: TileWork, sizes: CascadeTiles) -> bool:
-    """Whether the left operand of the first product stays in shared memory."""
-    return bool(work.depth) and sizes.depth == work.depth
+def holds_left(work: TileWork, sizes: CascadeTiles) -> bool:
+    """Whether the left operand of the first product stays in shared memory.
+
+    Parameters
+    ----------
+    work : TileWork
+        The cascade.
+    sizes : CascadeTiles
+        Tiles, all chosen.
+
+    Returns
+    -------
+    bool
+        False where one product makes whole rows: both its operands are brought together.
+    """
+    rows = not sizes.columns and sizes.elements >= work.length
+    return bool(work.depth) and sizes.depth == work.depth and not rows

@@ -30,6 +30,8 @@ CASES = {
     "all of 8": (spec(64, 128, 8, 8), {}),
     "two warpgroups": (spec(200, 128, 64, 8), {"rows": 128}),
     "several tiles a CTA": (spec(300, 128, 32, 4), {}),
+    "scores of one step": (spec(9, 64, 16, 2), {}),
+    "scores of less than a step": (spec(70, 40, 24, 3), {}),
     "float16": (spec(64, 128, 64, 8, "float16"), {}),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tvm
 
+import crossfuse
 from cpu.hopper.reduced.routing import schedule, spec
 from crossfuse.errors import LoweringRefused
 from crossfuse.lower.extract import lower
@@ -36,6 +37,17 @@ def test_tiles(name: str) -> None:
     tiles, text = TILES[name]
     with pytest.raises(LoweringRefused) as caught:
         lower(schedule(SMALL, **tiles))
+    assert text in str(caught.value)
+
+
+def test_more_experts_than_a_tile_holds() -> None:
+    text = (
+        "stream: block 'top_init': found a list of a row's best elements; limit: the store of one "
+        "element; lists take rows that one tile holds, at most 256 elements, of a product that "
+        "nothing else is multiplied with. Instead: select the best elements in a kernel of its own."
+    )
+    with pytest.raises(LoweringRefused) as caught:
+        crossfuse.compile("moe_routing:tokens=64,hidden=128,experts=300,top_k=2")
     assert text in str(caught.value)
 
 

@@ -81,6 +81,11 @@ class TileFrame:
         return -(-self.length // self.tiles.elements)
 
     @property
+    def one_product_of_whole_rows(self) -> bool:
+        """Whether a pipelined product makes whole rows, and nothing is multiplied after it."""
+        return not self.tiles.columns and self.tiles.elements >= self.length
+
+    @property
     def row_tiles(self) -> int:
         """Tiles of the rows (of a group)."""
         return -(-self.rows.extent // self.tiles.rows)

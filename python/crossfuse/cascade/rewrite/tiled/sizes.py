@@ -36,7 +36,7 @@ class CascadeTiles:
         Columns of a tile of the result; all of them if there are few.
     depth : int
         What the product that makes the elements sums at a time; all of it if that fits into
-        shared memory.
+        shared memory and other products follow, or the axis has several tiles.
     stages : int
         Stages in shared memory; 0 for as many as fit.
     warpgroups : int
@@ -111,7 +111,8 @@ class CascadeTiles:
         many = rows > WARPGROUP_ROWS and columns <= WIDE and not whole
         groups = self.warpgroups or (2 if many else 1)
         wide = WIDE if columns > 2 * WIDE else columns
-        deep = self.depth or min(depth, DEPTH if whole or depth > RESIDENT else depth)
+        some = DEPTH if depth > RESIDENT else depth
+        deep = self.depth or (DEPTH if whole else some)
         most = 64 if depth == 0 or max(deep, wide) > WIDE else 128
         size = self.rows or groups * WARPGROUP_ROWS
         self._check_share(-(-rows // size))

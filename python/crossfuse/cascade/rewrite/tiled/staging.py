@@ -94,11 +94,13 @@ class Staging:
 
     def depth(self, product: Product) -> int:
         """What a product sums at a time."""
-        return min(self.frame.tiles.depth, product.extents[0])
+        size = self.frame.tiles.depth
+        return size if self.frame.one_product_of_whole_rows else min(size, product.extents[0])
 
     def is_resident(self, product: Product) -> bool:
         """Whether the left operand stays for all steps: all that is summed is there at once."""
-        return self.depth(product) >= product.extents[0]
+        one = self.frame.one_product_of_whole_rows
+        return not one and self.depth(product) >= product.extents[0]
 
     def hold(self, product: Product) -> None:
         """Stage a left operand that stays, before the stream begins."""

@@ -137,6 +137,14 @@ def read_statements(parts: list[Any], around: tuple[Any, ...]) -> tuple[Statemen
     """
     statements = tuple(Statement(tile_nest(each, around)) for each in parts)
     for each in statements:
+        if isinstance(each.body, ir.For):
+            raise refuse_stream(
+                each.where,
+                "a list of a row's best elements",
+                "the store of one element; lists take rows that one tile holds, at most 256 "
+                "elements, of a product that nothing else is multiplied with",
+                "select the best elements in a kernel of its own",
+            )
         if not isinstance(each.body, ir.BufferStore):
             raise refuse_stream(each.where, "a body of another kind", "the store of one element")
         if str(each.buffer.scope()) != "global":
