@@ -119,7 +119,7 @@ def _settings(mode: str) -> dict[str, Any]:
 
 
 def _program(
-    module: fx.GraphModule, inputs: Sequence[Any], backend: Fuser, whole: bool
+    module: fx.GraphModule, inputs: Sequence[Any], backend: Fuser, whole: bool = False
 ) -> Program | None:
     """What is known of a captured graph; None if torch is not to keep it whole."""
     places = {each.device for each in inputs if isinstance(each, torch.Tensor)}
