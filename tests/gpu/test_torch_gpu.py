@@ -62,6 +62,21 @@ def test_modes_of_inductor(mode: str) -> None:
     assert reports()[-1].fused
 
 
+def test_one_row_is_fused_where_inductor_writes_products_as_sums() -> None:
+    torch.compiler.reset()
+    module = nn.Sequential(*(Layer() for _ in range(LAYERS)), nn.Linear(D, D, bias=False))
+    module = module.cuda().bfloat16().eval()
+    backend = Backend(always=True, mode="max-autotune-no-cudagraphs")
+    fn, x = torch.compile(module, backend=backend), torch.randn(1, D, device="cuda").bfloat16()
+    with torch.inference_mode():
+        check(module, fn(x), x)
+        with torch.profiler.profile() as profile:
+            fn(x)
+    assert reports()[-1].fused == ("crossfuse_gated_ffn",) * LAYERS
+    called = [each.name for each in profile.events()]
+    assert called.count("crossfuse::run") == LAYERS and "aten::mm" not in called
+
+
 def test_a_graph_captures_the_model_on_a_stream_of_its_own() -> None:
     module, fn, x = compiled(16, always=True)
     stream = torch.cuda.Stream()

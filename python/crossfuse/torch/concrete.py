@@ -50,6 +50,18 @@ def symbols_of(graph: fx.Graph) -> dict[sympy.Symbol, int]:
     return dict(sorted(found.items(), key=lambda each: str(each[0])))
 
 
+def elsewhere(graph: fx.Graph) -> frozenset[fx.Node]:
+    """Nodes that make a tensor on the CPU in a graph of a GPU, which no kernel reads.
+
+    Operators of torch read it from there if it has no axes.
+    """
+    values = {each: each.meta.get("val") for each in graph.nodes}
+    kinds = {k: v.device.type for k, v in values.items() if isinstance(v, torch.Tensor)}
+    if set(kinds.values()) <= {"cpu"}:
+        return frozenset()
+    return frozenset(each for each, kind in kinds.items() if kind == "cpu")
+
+
 def concrete(graph: fx.Graph, sizes: Mapping[sympy.Symbol, int]) -> Concrete:
     """Give symbols values.
 
@@ -67,6 +79,7 @@ def concrete(graph: fx.Graph, sizes: Mapping[sympy.Symbol, int]) -> Concrete:
     """
     made = fx.Graph()
     images: dict[fx.Node, Any] = {}
+    left = elsewhere(graph)
     for node in graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, _SYMBOLS):
@@ -75,7 +88,9 @@ def concrete(graph: fx.Graph, sizes: Mapping[sympy.Symbol, int]) -> Concrete:
         image = made.node_copy(node, lambda each: images[each])
         if _depends(node):
             image.target = _of_symbols
-        if isinstance(value, torch.Tensor):
+        if node in left:
+            image.meta["val"] = None
+        elif isinstance(value, torch.Tensor):
             image.meta["val"] = _tensor(value, sizes)
         images[node] = image
     return Concrete(made, {v: k for k, v in images.items() if isinstance(v, fx.Node)})

@@ -11,6 +11,7 @@ from torch import fx
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.torch.known import Record
+from crossfuse.torch.products import APART, WHOLE, kept_whole, take_apart
 from crossfuse.torch.programs import (
     Program,
     program,
@@ -70,10 +71,14 @@ def compile_with_inductor(
         What torch calls instead of the graph; where torch will write it to a file, a
         `crossfuse.torch.artefact.SavedProgram`.
     """
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     made: list[Record | None] = []
     called: list[str] = []
+
+    patches = _settings(backend.mode)
+    whole = kept_whole(inputs, patches)
 
     def inner(graph: fx.GraphModule, given: Sequence[Any], **known: Any) -> Any:
         if known.get("is_inference"):
@@ -85,13 +90,17 @@ def compile_with_inductor(
         called.extend(_called(graph.graph))
         # Inductor's cache of graphs comes after us: `fuse` has offered the kernels that they call,
         # by keys that say what is in them.
-        return compile_fx_inner(graph, given, **known)
+        if not whole:
+            return compile_fx_inner(graph, given, **known)
+        with config.patch(APART):
+            return compile_fx_inner(take_apart(graph), given, **known)
 
-    patches = _settings(backend.mode)
-    known = _program(module, inputs, backend)
+    known = _program(module, inputs, backend, whole)
+    if whole:
+        patches |= WHOLE
     with torch_caches(known):
         compiled: Callable[..., Any] = compile_fx(
-            module, inputs, inner_compile=inner, config_patches=patches
+            module, inputs, inner_compile=inner, config_patches=patches or None
         )
     if known is not None:
         _told(known, made)
@@ -102,14 +111,16 @@ def compile_with_inductor(
     return compiled
 
 
-def _settings(mode: str) -> dict[str, Any] | None:
-    """Inductor's settings of a mode; None where they are as they are."""
+def _settings(mode: str) -> dict[str, Any]:
+    """Inductor's settings of a mode, beside those that hold anyway."""
     from torch._inductor import list_mode_options
 
-    return list_mode_options(mode) if mode else None
+    return {**list_mode_options(mode)} if mode else {}
 
 
-def _program(module: fx.GraphModule, inputs: Sequence[Any], backend: Fuser) -> Program | None:
+def _program(
+    module: fx.GraphModule, inputs: Sequence[Any], backend: Fuser, whole: bool = False
+) -> Program | None:
     """What is known of a captured graph; None if torch is not to keep it whole."""
     places = {each.device for each in inputs if isinstance(each, torch.Tensor)}
     if len(places) != 1 or not hasattr(torch.compiler.config, "cache_key_tag"):
@@ -119,8 +130,10 @@ def _program(module: fx.GraphModule, inputs: Sequence[Any], backend: Fuser) -> P
         return None
     if not backend.runs_on(place) or backend.sequential(place):
         return None
+    # Torch's own key has the settings while it traces, so ours tells that another one holds later.
+    options = (*backend.choices, "products whole") if whole else backend.choices
     try:
-        key = program_key(module, inputs, backend.device_of(place), backend.choices)
+        key = program_key(module, inputs, backend.device_of(place), options)
     except RefusedError:  # said when the graph is fused
         return None
     return program(key) if key else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from inspect import signature as signature_of
 from types import MethodType
 from typing import Any
 
@@ -137,6 +138,8 @@ class _Forward:
         Of the input.
     device : torch.device
         Of all tensors.
+    given : str
+        The input's name, by which callers may pass it.
     """
 
     run: fx.GraphModule
@@ -144,6 +147,7 @@ class _Forward:
     width: int
     dtype: torch.dtype
     device: torch.device
+    given: str
 
     @classmethod
     def of(cls, part: nn.Module, options: Backend) -> _Forward:
@@ -172,12 +176,18 @@ class _Forward:
         _check_alone(part, run, outcomes)
         named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         order = [each.name for each in run.graph.nodes if each.op == "placeholder"]
+        _check_named(part, [each for each in order if each not in (*named, given)])
         weights = tuple(_split(named[each]) for each in order if each in named)
-        value = example.meta["val"]
-        return cls(run, weights, value.shape[-1], value.dtype, weight.device)
+        value, name = example.meta["val"], next(iter(signature_of(part.forward).parameters))
+        return cls(run, weights, value.shape[-1], value.dtype, weight.device, name)
 
-    def __call__(self, part: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, part: nn.Module, *inputs: Any, **named: Any) -> torch.Tensor:
         """The output of the MLP for rows of any number in any shape."""
+        if len(inputs) + len(named) != 1 or not named.keys() <= {self.given}:
+            found = f"{len(inputs)} inputs and {', '.join(named) or 'none'} by name"
+            limit = f"{self.given} alone"
+            raise _refused(type(part).__name__, found, limit, "restore() this module")
+        (x,) = (*inputs, *named.values())
         weights = [getattr(part.get_submodule(where), name) for where, name in self.weights]
         self._check(part, x, weights)
         (output,) = self.run(*weights, x.reshape(-1, self.width))
@@ -272,6 +282,17 @@ def _check_alone(part: nn.Module, run: fx.GraphModule, outcomes: Any) -> None:
     reasons = "; ".join(each.text for each in outcomes if each.text and not each.name)
     found = reasons or f"{', '.join(rest[:3])} beside two layers of matrix products"
     raise _refused(type(part).__name__, found, "two layers that a kernel computes", _INSTEAD)
+
+
+def _check_named(part: nn.Module, others: list[str]) -> None:
+    """Refuse tensors that a call could not read anew."""
+    if others:
+        raise _refused(
+            type(part).__name__,
+            f"{', '.join(others)}: a tensor that is the module's own",
+            "parameters and buffers, which calls read anew",
+            "give it to register_buffer",
+        )
 
 
 def _split(name: str) -> tuple[str, str]:

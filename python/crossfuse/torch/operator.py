@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
@@ -89,6 +90,7 @@ class BinnedKernel:
 
 
 _KERNELS: dict[str, FusedKernel | BinnedKernel] = {}
+_DEFINING = Lock()
 
 
 def offer(kernel: FusedKernel | BinnedKernel) -> None:
@@ -97,9 +99,14 @@ def offer(kernel: FusedKernel | BinnedKernel) -> None:
     _KERNELS[kernel.key] = kernel
 
 
-@lru_cache(maxsize=1)
 def define() -> registry.Library:
     """Define the operators, once in a process; they are there as long as what is returned."""
+    with _DEFINING:  # programs may be loaded by several threads
+        return _defined()
+
+
+@lru_cache(maxsize=1)
+def _defined() -> registry.Library:
     made = registry.Library("crossfuse", "DEF")
     made.define("run(Tensor[] inputs, str kernel) -> Tensor")
     made.define("run_rows(Tensor[] inputs, SymInt[] sizes, str kernel) -> Tensor")

@@ -35,6 +35,7 @@ class Call:
 
 RESHAPE = torch.ops.aten.reshape.default
 _CONTIGUOUS = torch.ops.aten.clone.default
+_PERMUTE = torch.ops.aten.permute.default
 
 
 def rewrite(module: fx.GraphModule, calls: Sequence[Call]) -> None:
@@ -58,6 +59,7 @@ def rewrite(module: fx.GraphModule, calls: Sequence[Call]) -> None:
             ]
             result = inserted(graph, torch.ops.crossfuse.run.default, given, call.key)
             result = _reshaped(graph, result, tuple(node.meta["val"].shape))
+            result = laid_out(graph, result, node.meta["val"])
         node.replace_all_uses_with(result)
         # Or what reads it next would keep alive what computed it before.
         nodes[call.output] = result
@@ -84,6 +86,16 @@ def contiguous(graph: fx.Graph, node: fx.Node) -> fx.Node:
     if node.meta["val"].is_contiguous():
         return node
     return inserted(graph, _CONTIGUOUS, node, memory_format=torch.contiguous_format)
+
+
+def laid_out(graph: fx.Graph, result: fx.Node, before: torch.Tensor) -> fx.Node:
+    """A row-major result with the strides that the value had: views of it rely on them."""
+    if before.is_contiguous():
+        return result
+    order = sorted(range(before.dim()), key=before.stride, reverse=True)
+    back = sorted(range(before.dim()), key=order.__getitem__)
+    turned = inserted(graph, _PERMUTE, result, order)
+    return inserted(graph, _PERMUTE, contiguous(graph, turned), back)
 
 
 def _reshaped(graph: fx.Graph, node: fx.Node, shape: tuple[int, ...]) -> fx.Node:

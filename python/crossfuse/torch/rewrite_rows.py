@@ -12,7 +12,7 @@ from torch import fx
 
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.torch.concrete import extent
-from crossfuse.torch.rewrite import RESHAPE, contiguous, finish, inserted
+from crossfuse.torch.rewrite import RESHAPE, contiguous, finish, inserted, laid_out
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ def rewrite_rows(module: fx.GraphModule, calls: Sequence[RowsCall]) -> None:
             run = torch.ops.crossfuse.run_rows.default
             result = inserted(graph, run, given, list(call.sizes), call.key)
             result = _shaped_as(graph, result, node, call.inputs)
+            result = laid_out(graph, result, node.meta["val"])
         node.replace_all_uses_with(result)
     finish(module)
 

@@ -17,6 +17,7 @@ from tvm import relax
 from tvm.ir import Var
 
 from crossfuse.relax.converters import CONVERTERS
+from crossfuse.torch.concrete import elsewhere
 from crossfuse.workload.dtypes import FLOAT_TYPES
 
 #: Element types that the importer is given; what has others is left to torch.
@@ -86,6 +87,7 @@ class _Attempt:
 
         self._graph = graph
         self._refused = refused
+        self._elsewhere = elsewhere(graph)
         self._importer = ExportedProgramImporter()
         self._own = CONVERTERS
         self._known = {**self._importer.convert_map, **self._own}
@@ -99,7 +101,7 @@ class _Attempt:
             At the first node that the importer fails on.
         """
         inside = [each for each in self._graph.nodes if self._is_known(each)]
-        given = [each for each in self._graph.nodes if each not in inside and _type(each)]
+        given = [each for each in self._graph.nodes if each not in inside and self._takes(each)]
         env: dict[fx.Node, Any] = {each: relax.Var(each.name, _type(each)) for each in given}
         builder = self._importer.block_builder = relax.BlockBuilder()
         self._importer.env = env
@@ -118,11 +120,15 @@ class _Attempt:
         return Translation(module, nodes, tuple(names), _names(module["main"], nodes))
 
     def _is_known(self, node: fx.Node) -> bool:
-        if node.op != "call_function" or node.target in self._refused or not _type(node):
+        if node.op != "call_function" or node.target in self._refused or not self._takes(node):
             return False
-        if getattr(node.target, "__name__", "") not in self._known:
+        if getattr(node.target, "__name__", "") not in self._known or _writes(node):
             return False
-        return all(_type(each) is not None for each in node.all_input_nodes)
+        return all(map(self._takes, node.all_input_nodes))
+
+    def _takes(self, node: fx.Node) -> bool:
+        """Whether what a node makes is a tensor that kernels may read or write."""
+        return node not in self._elsewhere and _type(node) is not None
 
     def _convert(self, node: fx.Node) -> Any:
         name = node.target.__name__
@@ -164,6 +170,14 @@ def _left(node: fx.Node) -> str:
     return str(node.target) if _type(node) else ""
 
 
+def _writes(node: fx.Node) -> bool:
+    """Whether an operator changes what it is given, such as inputs at the end of a graph.
+
+    The importer takes what is read of it for what it becomes, also where it was read before.
+    """
+    return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
+
+
 def _dtype(value: Any) -> str:
     return str(value.dtype).removeprefix("torch.")
 
@@ -177,5 +191,7 @@ def _type(node: fx.Node) -> Any:
         return None
     dtype = _dtype(value)
     if dtype not in _TYPES or not all(isinstance(each, int) for each in value.shape):
+        return None
+    if not value.numel():  # nothing to compute
         return None
     return relax.TensorType(tuple(value.shape), dtype)

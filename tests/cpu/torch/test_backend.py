@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -209,6 +212,23 @@ def test_a_mode_reaches_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_that_are_none_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(RefusedError, match=text):
         crossfuse(None, [], options=options)
+
+
+def test_threads_define_the_operators_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.find_spec("crossfuse.torch.operator")
+    fresh = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fresh)
+    made = []
+
+    def library(*given: str) -> Any:
+        time.sleep(0.1)
+        made.append(given)
+        return MagicMock()
+
+    monkeypatch.setattr(fresh, "registry", MagicMock(Library=library))
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(lambda _: fresh.define(), range(4)))
+    assert made == [("crossfuse", "DEF")] and len(found) == 1
 
 
 def test_a_kernel_that_is_not_there() -> None:

@@ -39,6 +39,17 @@ class Transposed(nn.Module):
         return F.gelu(x @ self.first, approximate="tanh") @ self.second + x
 
 
+class Scaled(Gated):
+    """With a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.ones(D).half()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
 class TwoHeads(nn.Module):
     """As many weights as an MLP, in another order."""
 
@@ -58,7 +69,7 @@ class Model(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for part in self.parts:
-            x = part(F.layer_norm(x, (D,)))
+            x = part(x=F.layer_norm(x, (D,)))
         return self.head(x)
 
 
@@ -96,6 +107,10 @@ def test_calls_that_no_kernel_is_for() -> None:
             module(torch.randn(4, H).half())
         with pytest.raises(RefusedError, match=r"found a tensor of torch\.float32 on cpu; limit"):
             module(x.float())
+        with pytest.raises(RefusedError, match="found 2 inputs and none by name; limit: x alone"):
+            module(x, x)
+        with pytest.raises(RefusedError, match="found 0 inputs and y by name; limit: x alone"):
+            module(y=x)
         with pytest.raises(RefusedError, match=r"found an input of strides \[1, 4\]; limit: row-m"):
             module(torch.randn(D, 4).half().t())
         with pytest.raises(RefusedError, match="found a module in training mode"):
@@ -109,6 +124,7 @@ def test_calls_that_no_kernel_is_for() -> None:
         (lambda: Gated().half().eval(), {"cpu": ""}, "found parameters on cpu; limit: a Hopper"),
         (lambda: nn.Linear(D, D).eval(), {}, "found no module with the two or three weights"),
         (lambda: TwoHeads().half().eval(), {}, "beside two layers of matrix products; limit"),
+        (lambda: Scaled().half().eval(), {"always": True}, "a tensor that is the module's own; li"),
         (lambda: Gated().double().eval(), {}, r"found torch\.float64; limit: float"),
     ],
 )

@@ -1,0 +1,132 @@
+"""Products of one row under inductor's tuning: whole for us, then taken apart as inductor does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+from torch._subclasses import FakeTensorMode  # noqa: E402
+
+from crossfuse.torch import Backend, reports  # noqa: E402
+
+pytestmark = pytest.mark.cpu
+
+D, H = 64, 128
+TUNED = "max-autotune-no-cudagraphs"
+
+
+class Stopped(Exception):
+    """Inductor would compile for a GPU now."""
+
+
+@pytest.fixture
+def graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """What inductor is given, in words."""
+    from torch._inductor import compile_fx
+    from torch._inductor.fx_passes import joint_graph
+
+    seen: list[list[str]] = []
+
+    def inner(graph: Any, *_: Any, **known: Any) -> Any:
+        seen.append(words(graph))
+        raise Stopped
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", inner)
+    # It asks this build of torch for random numbers of a GPU, for patterns that are not needed.
+    monkeypatch.setattr(joint_graph, "lazy_init", lambda *_: None)
+    torch.compiler.reset()
+    yield seen
+    torch.compiler.reset()
+
+
+def words(module: Any) -> list[str]:
+    """Nodes by their positions: what a graph and its branches compute, whatever its names are."""
+    nodes = list(module.graph.nodes)
+    at = {node: f"%{position}" for position, node in enumerate(nodes)}
+    found = []
+    for node in nodes:
+        target = node.target if node.op == "call_function" else node.op
+        given = torch.fx.node.map_arg((node.args, node.kwargs), at.__getitem__)
+        made = node.meta.get("val") if node.op != "output" else None
+        strides = made.stride() if isinstance(made, torch.Tensor) else ()
+        found.append(f"{target} {given} {made} {strides}")
+        if node.op == "get_attr":
+            found += words(getattr(module, node.target))
+    return found
+
+
+def theirs(module: Any, inputs: Any) -> Any:
+    """Inductor without us."""
+    from torch._inductor import compile_fx, list_mode_options
+
+    inner, patches = compile_fx.compile_fx_inner, list_mode_options(TUNED)
+    return compile_fx.compile_fx(module, inputs, inner_compile=inner, config_patches=patches)
+
+
+OURS = Backend(cpu="build", target="nvidia-h100", always=True, mode=TUNED)
+
+
+def trace(function: Any, *shapes: tuple[int, ...], backend: Any = OURS, **options: Any) -> None:
+    """Compile for a GPU that is not there, up to what inductor is given."""
+    torch.compiler.reset()
+    with FakeTensorMode(), torch.no_grad():
+        given = [torch.empty(each, device="cuda", dtype=torch.bfloat16) for each in shapes]
+        with pytest.raises(Exception, match="Stopped"):
+            torch.compile(function, backend=backend, **options)(*given)
+
+
+def layer(x: Any, w: Any, gate: Any, up: Any, down: Any, head: Any) -> Any:
+    h = F.rms_norm(x, (D,), w)
+    return (x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)) @ head
+
+
+LAYER = ((1, D), (D,), (H, D), (H, D), (D, H), (D, D))
+
+
+def test_a_gated_ffn_of_one_row_is_fused(
+    graphs: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worked_out, whole = [], Backend._worked_out
+    monkeypatch.setattr(
+        Backend, "_worked_out", lambda *given: worked_out.append(1) or whole(*given)
+    )
+    for _ in range(2):  # the second time from the cache
+        trace(layer, *LAYER)
+        assert reports()[-1].fused == ("crossfuse_gated_ffn",)
+    assert worked_out == [1] and graphs[0] == graphs[1]
+    calls = [each.split()[0] for each in graphs[0]]
+    assert calls.count("crossfuse.run.default") == 1 and "aten.mm.default" not in calls
+    assert calls.count("aten.sum.dim_IntList") == 1  # the head, which is no part of a chain
+
+
+def products(x: Any, w: Any, g: Any, b: Any, s: Any) -> tuple[Any, ...]:
+    y = x + F.linear(F.silu(F.linear(x, g)), g)
+    return (
+        F.rms_norm(y @ g, (D,), w),
+        torch.addmm(w, y, g, beta=0.5),  # inductor leaves it
+        (y @ g).half(),  # casts that its passes merge
+        torch.bmm(y.expand(2, 1, D), b),
+        (x @ g) @ w.unsqueeze(1),
+        y.t() @ x,
+        torch.addmm(w, x.t(), y),
+        torch.cond(s.sum() > 0, lambda z: z @ g, lambda z: z - 1, (y,)),
+        g @ g,
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_is_not_fused_is_taken_apart_as_inductor_does(
+    graphs: list[list[str]], monkeypatch: pytest.MonkeyPatch, dynamic: bool
+) -> None:
+    monkeypatch.setattr(Backend, "fuse", lambda *_: None)
+    shapes = ((1, D), (D,), (D, D), (2, D, D), (7, D))
+    for backend in (theirs, OURS):
+        trace(products, *shapes, backend=backend, dynamic=dynamic)
+    assert graphs[0] == graphs[1]
+    assert sum("aten.sum" in each for each in graphs[0]) > 6
