@@ -237,28 +237,28 @@ print(f"{len(text)} characters; replayed, it gives the same kernel")
 # The planner's terms were fitted to kernels in CUDA graphs. Suppose that yours are not in one: your
 # service records an event behind each kernel, and you measured that this leaves a gap of 3 us. Then
 # a plan of one kernel is worth more to you than the estimate knows. `OwnTerm` adds what you know to
-# every family, and to not fusing, where the kernel is None. (Kernels come as arrays, thousands at a
-# time; whatever you compute of their fields has to work on arrays.)
+# every family of chains and of cascades, and to not fusing, where the kernel is None. (Kernels come
+# as arrays, thousands at a time; whatever you compute of their fields has to work on arrays.)
 
 # %%
 GAP = 3.0  # us, measured on your service
 
 
 def gap(kernel, shape, device):
-    """A gap behind each kernel; a library has one for each product and one for the activation."""
-    return GAP * (3 if kernel is None else len(kernel.kernels(shape)))
+    """A gap behind each kernel; what is not fused has some more of them."""
+    return GAP * (shape.separate if kernel is None else len(kernel.kernels(shape)))
 
 
 h100 = rates_of(device("nvidia-h100"))
 mine = replace(h100, own=(OwnTerm("gap", gap),))
-WORKLOADS = ("G1", "G6:M=128", "G6:M=512")
-figure, ax = plt.subplots(figsize=(6, 2.6))
+WORKLOADS = ("G1", "G6:M=128", "G6:M=512", "R3:batch=1")
+figure, ax = plt.subplots(figsize=(6, 3.2))
 for at, name in enumerate(WORKLOADS):
     for offset, rates, colour in ((-0.2, h100, "C0"), (0.2, mine, "C1")):
         plan = crossfuse.plan(name, rates=rates)
         ax.barh(at + offset, plan.microseconds, 0.38, color=colour)
         ax.text(plan.microseconds, at + offset, f" {plan.family}", va="center", fontsize=8)
-        print(f"{name:9} {plan.microseconds:6.2f} us {plan.family:10} {plan.terms.get('gap', 0)}")
+        print(f"{name:10} {plan.microseconds:6.2f} us {plan.family:10} {plan.terms.get('gap', 0)}")
 ax.set_yticks(range(len(WORKLOADS)), WORKLOADS)
 ax.invert_yaxis()
 ax.set(xlabel="us, estimated", title="in a graph (blue), with gaps of 3 us (orange)")
@@ -267,8 +267,15 @@ plt.show()
 
 # %% [markdown]
 # G6 with 128 rows goes from two kernels to one that keeps the intermediate in L2, and with 512 rows
-# fusing pays where it did not. `plan.explain(...)` lists the term behind the others.
-#
+# fusing pays where it did not. R3 is a cascade, decoding with a long cache: its stream has one gap,
+# the five kernels of not fusing five. `plan.explain()` lists the term behind the others, and what
+# each other plan loses by it:
+
+# %%
+for each in plan.runners:
+    print(f"{each.family:32} {each.microseconds:6.2f} us", each.loses.get("gap", 0.0))
+
+# %% [markdown]
 # A term cannot take the place of another one:
 
 # %%

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tvm import relax
@@ -10,10 +10,12 @@ from tvm import relax
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, device
 from crossfuse.relax.chains.choice import choose_chains
+from crossfuse.relax.chains.groups import Group, find_groups
 from crossfuse.relax.chains.kernels import ChainKernels
+from crossfuse.relax.chains.made_rows import RowsKernels, find_made_rows
 from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.relax.chains.replace import with_replacements
-from crossfuse.relax.dataflow import clean, read_dataflow
+from crossfuse.relax.dataflow import Dataflow, clean, read_dataflow
 from crossfuse.relax.kernel_mark import is_rest
 from crossfuse.relax.operators import refused
 from crossfuse.runtime.bin_rows import BINS
@@ -27,7 +29,9 @@ class FuseChains:
     operand is made, element by element, of one product or of two of the same matrix. Activations
     may be decomposed in any way; casts, reshapes that keep rows, biases, residuals and transposed
     weights belong to the chain. Each chain is planned (`crossfuse.plan`); of chains that overlap
-    the one that saves most is taken. Everything else stays as it is.
+    the one that saves most is taken. Of symbolic rows a product is taken too whose rows a norm, a
+    softmax or a quantiser makes, which nothing else reads; of static rows `FuseCascades` takes
+    these. Everything else stays as it is.
 
     Parameters
     ----------
@@ -52,7 +56,8 @@ class FuseChains:
     Attributes
     ----------
     outcomes : tuple[ChainOutcome, ...]
-        What became of each pair of layers of the last module, in order.
+        What became of each pair of layers of the last module, in order; then of each product of
+        symbolic rows that more than element-wise operators make.
 
     Examples
     --------
@@ -93,21 +98,29 @@ class FuseChains:
         tvm.IRModule
             With calls of the kernels.
         """
-        made = clean(mod)
+        made, self.outcomes = self._fused(clean(mod), ChainKernels, find_groups)
+        if self.bins:
+            made, outcomes = self._fused(made, RowsKernels, find_made_rows)
+            self.outcomes += outcomes
+        return made
+
+    def _fused(
+        self, mod: Any, kind: type[ChainKernels], find: Callable[[Dataflow], Iterable[Group]]
+    ) -> tuple[Any, tuple[ChainOutcome, ...]]:
+        """A module with kernels of one kind."""
         outcomes: list[ChainOutcome] = []
         fused: dict[Any, Any] = {}
-        kernels = ChainKernels(made, self.target, self.constant_weights, bins=self.bins)
-        for name, function in made.functions_items():
+        kernels = kind(mod, self.target, self.constant_weights, bins=self.bins)
+        for name, function in mod.functions_items():
             if isinstance(function, relax.Function) and not is_rest(function):
-                dataflow = read_dataflow(function)
-                chosen = choose_chains(str(name.name_hint), dataflow, kernels, self.always)
+                dataflow, label = read_dataflow(function), str(name.name_hint)
+                chosen = choose_chains(label, dataflow, kernels, self.always, find=find)
                 fused[name] = with_replacements(function, chosen.replacements)
                 outcomes += chosen.outcomes
-        self.outcomes = tuple(outcomes)
         made = kernels.module
         for name, function in fused.items():
             made.update_func(name, function)
-        return clean(made)
+        return clean(made), tuple(outcomes)
 
 
 def _checked(bins: Sequence[int]) -> tuple[int, ...]:

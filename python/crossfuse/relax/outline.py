@@ -111,12 +111,16 @@ class Outlined:
     epilogue: str
 
     @property
+    def kind(self) -> str:
+        """What functions of it are called."""
+        return "gated_ffn" if self.gated else "gemm_chain"
+
+    @property
     def summary(self) -> str:
         """One line: kind, extents, types and layouts."""
-        kind = "gated_ffn" if self.gated else "gemm_chain"
         extents = ",".join(f"{name}={getattr(self, name)}" for name in "MKNL")
         operands = " ".join(f"{a.name}{list(a.shape)}" for a in self.arguments)
-        return f"{kind}:{extents},dtype={self.dtype},out={self.output_dtype} from {operands}"
+        return f"{self.kind}:{extents},dtype={self.dtype},out={self.output_dtype} from {operands}"
 
     def arrange(self, values: Sequence[Any]) -> list[Any]:
         """Order and reshape the model's arguments for the function.

@@ -21,11 +21,12 @@ def accept_fewer_rows(sch: Any) -> None:
         D    [L, N]   ---+-> kernel     D    [L, N]
         out  [512, L] <--+              out  [300, L]     300 rows are read, 300 are written
 
-    Rows are the first extents of the left operand, of the output and of what an epilogue reads row
-    by row; the lowering finds them. The function stays as it is: row i of its output follows from
-    row i of its inputs, so m rows of it are what a function of m rows computes. The kernels go
-    through all tiles as before; loads find zeros beyond the rows that there are, and nothing is
-    stored there. Recorded as ``annotate`` of the root block, so a trace replays it in stock TVM.
+    Rows are the first extents of the left operand, or of what the kernel makes it of, of the output
+    and of what an epilogue reads row by row; the lowering finds them. The function stays as it is:
+    row i of its output follows from row i of its inputs, so m rows of it are what a function of m
+    rows computes. The kernels go through all tiles as before; loads find zeros beyond the rows that
+    there are, and nothing is stored there. Recorded as ``annotate`` of the root block, so a trace
+    replays it in stock TVM.
 
     Parameters
     ----------

@@ -1,4 +1,7 @@
-"""Cost terms that users add: every family has them, not fusing too, and plans follow."""
+"""Cost terms that users add: every family has them, not fusing too, and plans follow.
+
+Of chains and of cascades.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,18 @@ import pytest
 
 from crossfuse.errors import PlanRefused
 from crossfuse.hardware import device
+from crossfuse.planner.cascade.plan import plan_cascade, ranked_cascade
+from crossfuse.planner.cascade.rows_space import RowsTiles
+from crossfuse.planner.cascade.space import estimate
+from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.own import OwnTerm
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.cost.terms import told
+from crossfuse.planner.explain.best import explain_best_cascade
+from crossfuse.planner.families import ROWS
 from crossfuse.planner.plan import ranked
+from crossfuse.workload import parse
+from null.planner.cascades import DECODE, NORM_GEMM, SOFTMAX
 
 H100 = device("nvidia-h100")
 
@@ -45,6 +56,64 @@ def test_terms_of_many_kernels_choose_among_them() -> None:
     narrow = with_term(lambda kernel, shape, spec: 0.0 if kernel is None else kernel.rows)
     (best,) = ranked("G1:M=512", only=("registers",), rates=narrow)
     assert best.tiles["rows"] == best.terms["gap"] == 64
+
+
+def gap(kernel: Any, shape: Any, spec: Any) -> Any:
+    """The same function for chains and cascades."""
+    assert spec == H100
+    return 3.0 * (shape.separate if kernel is None else len(kernel.kernels(shape)))
+
+
+def test_chains_and_cascades_count_launches_alike() -> None:
+    """A merge in a second kernel is a launch; of not fusing each pass is one."""
+    rates = with_term(gap)
+    runners = plan_cascade(DECODE, rates=rates).runners
+    added = {each.family: each.loses.get("gap") for each in runners}
+    assert added["tiles: states in global memory"] == 3.0
+    for shape in (SOFTMAX, NORM_GEMM):
+        every = {each.family: each.terms["gap"] for each in ranked_cascade(shape, rates=rates)}
+        (eager,) = (every.pop("eager"),)
+        assert set(every.values()) == {3.0}
+        assert eager == 3.0 * len(shape.passes)
+    chain = {each.family: each.terms["gap"] for each in ranked("G6:M=128", rates=rates)}
+    assert chain == {"registers": 3.0, "dsm": 3.0, "l2": 3.0, "global": 6.0, "eager": 9.0}
+
+
+def test_terms_choose_among_tiles_of_cascades_and_are_printed() -> None:
+    """Clusters that a user's other work has no room for."""
+
+    def crowded(kernel: Any, shape: Any, spec: Any) -> float:
+        return 10.0 if kernel is None else 2.0 * (kernel.tiles.cluster - 1)
+
+    rates = with_term(crowded)
+    assert plan_cascade(DECODE).tiles["cluster"] == 8
+    found = plan_cascade(DECODE, rates=rates)
+    assert found.tiles["cluster"] == 4
+    assert found.terms["gap"] == 6.0
+    assert found.microseconds == pytest.approx(sum(found.terms.values()))
+    text = explain_best_cascade(DECODE, rates=rates).text()
+    assert " gap             6.00    22 %" in text
+    assert "do not fuse                    38.88   kernels +14.98, gap +4.00," in text
+    assert told(found.terms)[-1] == "gap"
+
+
+def test_rows_before_a_product_have_the_term_once() -> None:
+    """Of arrays and of one; chunks of rows slow the product down, and nothing of the user's."""
+    product = NORM_GEMM.product
+    assert product is not None
+    chain = chain_of(parse("gemm:M=2048,K=4096,N=12288,dtype=bfloat16,weights=nk"))
+    many = replace(product, chain=chain, rows=replace(product.rows, rows=2048), chunk=512)
+    shape = replace(NORM_GEMM, product=many)
+
+    def chunks(kernel: Any, *_: Any) -> Any:
+        return 1000.0 * (kernel.tiles.chunk == 0) + kernel.tiles.rows
+
+    assert plan_cascade(shape, only=(ROWS,)).tiles["chunk"] == 0
+    found = plan_cascade(shape, only=(ROWS,), rates=with_term(chunks))
+    assert found.tiles["chunk"] == 512
+    assert found.terms["gap"] == found.tiles["rows"] == 128
+    plain = estimate(shape, RowsTiles(**found.tiles), H100, rates_of(H100))
+    assert found.microseconds == pytest.approx(float(plain.microseconds) + 128)
 
 
 @pytest.mark.parametrize("name", ["hbm", "learned", "exponentials"])

@@ -8,8 +8,9 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.further import further_of
+from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.sum_program import SumProgram
-from crossfuse.lower.hopper.tile import Rows, Store
+from crossfuse.lower.hopper.tile import Rows
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import ROW_COUNT
 from crossfuse.lower.refusal import refuse
@@ -60,7 +61,7 @@ def with_fewer_rows(func: Any, programs: list[TileProgram]) -> list[TileProgram]
         If a row of the output depends on other rows, or tensors have different numbers of rows.
     """
     parameters = tuple(func.params)
-    _check_made(programs)
+    _check_made(programs, parameters)
     by_row, whole = _tensors(programs)
     by_row, whole = (
         [each for each in parameters if any(each.same_as(other) for other in group)]
@@ -80,17 +81,26 @@ def with_fewer_rows(func: Any, programs: list[TileProgram]) -> list[TileProgram]
     return [_with_rows(each, rows) for each in programs]
 
 
-def _check_made(programs: Sequence[TileProgram]) -> None:
-    """Warps that make the left operand go through all of its rows."""
-    for each in programs:
-        if each.rows is not None:
+def _check_made(programs: Sequence[TileProgram], parameters: Sequence[Any]) -> None:
+    """All rows of a left operand are made; so they are whole ones, and stay in the kernel."""
+    for made in (each.rows for each in programs if each.rows is not None):
+        if made.chunks is not None:
             raise refuse(
                 ROWS,
-                f"tensor '{each.rows.buffer.name}'",
-                found="a left operand that is made in the kernel, row by row",
-                limit="operands that the call passes",
-                instead=_INSTEAD,
+                f"tensor '{made.buffer.name}'",
+                found="a left operand that is made in the kernel, chunk by chunk",
+                limit="operands that the call passes, and rows that are made as a whole",
+                instead=f"take tiles without a chunk, or {_INSTEAD}",
             )
+        for each in (made.buffer, *made.beside):
+            if any(each.same_as(parameter) for parameter in parameters):
+                raise refuse(
+                    ROWS,
+                    f"tensor '{each.name}'",
+                    found="what is made row by row beside the product, as a result of the call",
+                    limit="results that the product stores",
+                    instead=_INSTEAD,
+                )
 
 
 def _tensors(programs: Sequence[TileProgram]) -> tuple[list[Any], list[Any]]:
@@ -108,27 +118,38 @@ def _tensors(programs: Sequence[TileProgram]) -> tuple[list[Any], list[Any]]:
             readers.append(program.summed)
         for reader in readers:
             for further in further_of(reader):
-                rowwise = _is_row_by_row(further.load, reader.store)
+                rowwise = _is_row_by_row(further.load, reader.store.row)
                 (by_row if rowwise else whole).append(further.load.source)
+        if program.rows is not None:
+            for load in _loads_of(program.rows):
+                rowwise = _is_row_by_row(load, program.rows.row)
+                (by_row if rowwise else whole).append(load.source)
     return by_row, whole
 
 
-def _is_row_by_row(load: Any, store: Store) -> bool:
+def _loads_of(rows: RowProgram) -> list[Any]:
+    """What makes a row loads from global memory."""
+    loads: list[Any] = []
+    ir.walk(rows.statement, (ir.TensorLoad, loads.append))
+    return [each for each in loads if str(each.source.scope()) == "global"]
+
+
+def _is_row_by_row(load: Any, row: Any) -> bool:
     """Whether a row of the output reads that row of an operand, and no other one."""
     first, *others = load.indices
 
     def has_row(index: Any) -> bool:
-        return any(each.same_as(store.row) for each in ir.variables(index))
+        return any(each.same_as(row) for each in ir.variables(index))
 
     if not any(map(has_row, load.indices)):
         return False
-    if first.same_as(store.row) and not any(map(has_row, others)):
+    if first.same_as(row) and not any(map(has_row, others)):
         return True
     raise refuse(
         ROWS,
         f"tensor '{load.source.name}'",
-        found=f"a load at {list(load.indices)} for row {store.row}",
-        limit=f"'{load.source.name}[{store.row}, ...]', the same row of an operand",
+        found=f"a load at {list(load.indices)} for row {row}",
+        limit=f"'{load.source.name}[{row}, ...]', the same row of an operand",
         instead=_INSTEAD,
     )
 
@@ -153,4 +174,7 @@ def _with_rows(program: TileProgram, rows: Rows) -> TileProgram:
     summed = program.summed
     if summed is not None:
         summed = replace(summed, store=replace(summed.store, rows=rows))
-    return replace(program, store=replace(program.store, rows=rows), summed=summed)
+    made = program.rows
+    if made is not None:
+        made = made.with_count(rows.count, rows.tensors)
+    return replace(program, store=replace(program.store, rows=rows), summed=summed, rows=made)

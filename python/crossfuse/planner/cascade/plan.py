@@ -23,6 +23,7 @@ from crossfuse.planner.cascade.space import (
     tile_fields,
 )
 from crossfuse.planner.choice import Runner, plain_numbers, runner_of
+from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.families import CASCADE_FAMILIES, EAGER, ROWS, TILES
@@ -204,6 +205,7 @@ def _of_kernel(
 
 def _of_passes(shape: CascadeShape, spec: Device, rates: Rates) -> CascadePlan:
     found = eager_estimate(shape.passes, spec, rates)
+    found = with_own(found, rates.own, None, shape, spec)
     total = sum(each.read + each.written for each in shape.passes)
     return replace(_frame(shape, spec, found), bytes={"hbm": total})
 

@@ -73,9 +73,10 @@ def rows_estimate(
     Returns
     -------
     Estimate
-        That of the product, with the term ``rows``.
+        That of the product, with the term ``rows``; without the user's own terms, which are of the
+        whole kernel.
     """
-    found = corrected(kernel, product.shape, device, rates)
+    found = corrected(kernel, product.shape, device, replace(rates, own=()))
     active = least(kernel.clusters(product.shape, device)[0], resident(device, kernel.cluster))
     ctas = active * kernel.cluster
     rows = product.rows

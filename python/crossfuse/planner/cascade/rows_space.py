@@ -11,6 +11,7 @@ import numpy as np
 
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.rows_product import RowsProduct
+from crossfuse.planner.dataflow.counts import choose
 from crossfuse.planner.kernels.every import count, every, select
 from crossfuse.planner.kernels.phase import (
     SUMS_BESIDE_CHUNKS,
@@ -109,6 +110,19 @@ def rows_kernels(product: RowsProduct, device: Device) -> tuple[tuple[Step, ...]
 def listed(kernels: TiledKernel) -> tuple[RowsTiles, ...]:
     """Kernels of arrays as tiles, one by one."""
     return tuple(RowsTiles(**select(kernels, each).tiles()) for each in range(count(kernels)))
+
+
+def together(kernels: TiledKernel, chunk: int = 0) -> RowsTiles:
+    """Kernels of arrays as tiles of arrays, all with rows in chunks of one size."""
+    split = choose(kernels.split, kernels.size, 1)
+    fields: Any = {
+        "rows": kernels.rows,
+        "columns": kernels.columns,
+        "cluster": kernels.size // split,
+        "split": split,
+        "across": kernels.across,
+    }
+    return RowsTiles(**fields, chunk=chunk)
 
 
 def by_chunks(

@@ -49,6 +49,11 @@ class CascadeShape:
         """All families that it has kernels of: no lowering of tiles makes rows of a product."""
         return (self.family,) if self.product is None else (ROWS,)
 
+    @property
+    def separate(self) -> int:
+        """Kernels that compute it if it is not fused."""
+        return len(self.passes)
+
     def to_json(self) -> dict[str, Any]:
         """As a value that `json` can write."""
         return {"family": self.family, **asdict(self)}

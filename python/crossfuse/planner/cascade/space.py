@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,14 +15,20 @@ from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade import rows_space, stream_space, tile_space
 from crossfuse.planner.cascade.rows_cost import rows_bytes, rows_estimate
-from crossfuse.planner.cascade.rows_product import RowsProduct
-from crossfuse.planner.cascade.rows_space import RowsTiles, by_chunks, listed, rows_kernels
+from crossfuse.planner.cascade.rows_space import (
+    RowsTiles,
+    by_chunks,
+    listed,
+    rows_kernels,
+    together,
+)
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.cascade.stream_cost import stream_bytes, stream_estimate
 from crossfuse.planner.cascade.tile_cost import tile_bytes, tile_estimate
+from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.families import ROWS, STREAM
+from crossfuse.planner.families import ROWS, STREAM, TILES
 from crossfuse.planner.kernels.every import count
 from crossfuse.planner.kernels.tiled import TiledKernel
 from crossfuse.planner.space.count import Step
@@ -30,6 +36,30 @@ from crossfuse.planner.space.count import Step
 Tiles: TypeAlias = "StreamTiles | CascadeTiles | RowsTiles"
 #: Tiles with their estimated microseconds.
 Timed: TypeAlias = "tuple[float, Tiles]"
+
+
+@dataclass(frozen=True)
+class CascadeKernel:
+    """A kernel of a cascade as terms of one's own see it: `crossfuse.planner.cost.own.OwnTerm`.
+
+    Attributes
+    ----------
+    tiles : StreamTiles | CascadeTiles | RowsTiles
+        Of one candidate; those of rows before a product may be of many, with arrays as fields.
+    """
+
+    tiles: Tiles
+
+    @property
+    def family(self) -> str:
+        """``"stream"``, ``"tiles"`` or ``"rows"``."""
+        kinds = {StreamTiles: STREAM, CascadeTiles: TILES, RowsTiles: ROWS}
+        return kinds[type(self.tiles)]
+
+    def kernels(self, shape: CascadeShape) -> tuple[str, ...]:
+        """Name what is launched, as kernels of chains list theirs: see `TiledKernel.kernels`."""
+        stored = isinstance(self.tiles, CascadeTiles) and self.tiles.in_memory
+        return (self.family, "merge") if stored else (self.family,)
 
 
 def candidates(
@@ -57,7 +87,12 @@ def candidates(
 
 
 def estimate(shape: CascadeShape, tiles: Tiles, device: Device, rates: Rates) -> Estimate:
-    """Estimate one kernel of a cascade; its tiles keep the rules."""
+    """Estimate one kernel of a cascade, with a user's own terms; its tiles keep the rules."""
+    found = _estimate(shape, tiles, device, rates)
+    return with_own(found, rates.own, CascadeKernel(tiles), shape, device)
+
+
+def _estimate(shape: CascadeShape, tiles: Tiles, device: Device, rates: Rates) -> Estimate:
     if isinstance(tiles, RowsTiles):
         assert shape.product is not None
         return rows_estimate(shape.product, tiles.kernel, device, rates, bool(tiles.chunk))
@@ -101,7 +136,7 @@ def parted(
     if isinstance(shape.work, Work):
         return ()
     found = tile_space.parted_tiles(shape.work, device, merge)
-    times = [(float(tile_estimate(shape.work, e, device, rates).microseconds), e) for e in found]
+    times: Any = [(float(estimate(shape, e, device, rates).microseconds), e) for e in found]
     return tuple(tiles for _, tiles in tile_space.ordered(times))
 
 
@@ -114,26 +149,24 @@ def _timed_rows(
     tiles = listed(kernels)
     if not tiles:
         return steps, ()
-    times = dict(zip(tiles, _rows_times(shape.product, kernels, device, rates), strict=True))
+    times = dict(zip(tiles, _rows_times(shape, kernels, device, rates), strict=True))
     chunked = by_chunks(shape.product, device, tiles)
     if chunked:
-        every = _rows_times(shape.product, kernels, device, rates, chunked=True)
+        every = _rows_times(shape, kernels, device, rates, chunk=shape.product.chunk)
         of_tiles = dict(zip(tiles, every, strict=True))
         times |= {each: of_tiles[replace(each, chunk=0)] for each in chunked}
     return steps, tuple(rows_space.ordered([(time, each) for each, time in times.items()]))
 
 
 def _rows_times(
-    product: RowsProduct,
-    kernels: TiledKernel,
-    device: Device,
-    rates: Rates,
-    *,
-    chunked: bool = False,
+    shape: CascadeShape, kernels: TiledKernel, device: Device, rates: Rates, *, chunk: int = 0
 ) -> list[float]:
     """Microseconds of kernels of arrays."""
-    found = np.asarray(rows_estimate(product, kernels, device, rates, chunked).microseconds)
-    times: list[float] = np.broadcast_to(found.astype(np.float64), count(kernels)).tolist()
+    assert shape.product is not None
+    found = rows_estimate(shape.product, kernels, device, rates, bool(chunk))
+    every = CascadeKernel(together(kernels, chunk))
+    whole = np.asarray(with_own(found, rates.own, every, shape, device).microseconds)
+    times: list[float] = np.broadcast_to(whole.astype(np.float64), count(kernels)).tolist()
     return times
 
 

@@ -246,9 +246,7 @@ def eager(shape: Shape, rates: Rates, sms: int = 132) -> Estimate:
         tensor = work / peak
         clock.loop(Streams(size / memory, 0.0, 0.0, tensor, (0.0, tensor)), 0.0)
     clock.stream("hbm", shape.further / memory)
-    # A product, an activation (of gate and up: two), and a product.
-    count = np.where(np.asarray(shape.l) > 0, 2 + shape.products, 1)
-    clock.add("kernels", count * fitted.eager_kernel)
+    clock.add("kernels", shape.separate * fitted.eager_kernel)
     return Estimate(clock.terms, clock.busy)
 
 

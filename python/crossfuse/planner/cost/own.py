@@ -12,13 +12,15 @@ from crossfuse.planner.dataflow.counts import Share
 
 if TYPE_CHECKING:
     from crossfuse.hardware import Device
+    from crossfuse.planner.cascade.shape import CascadeShape
+    from crossfuse.planner.cascade.space import CascadeKernel
     from crossfuse.planner.kernels.every import Kernel
     from crossfuse.planner.kernels.shape import Shape
 
 
 @dataclass(frozen=True)
 class OwnTerm:
-    """A term that is added to the time of every kernel of a chain, and of not fusing it.
+    """A term that is added to the time of every kernel of a chain or cascade, and of not fusing.
 
     What was learned from measured kernels knows nothing of it: it says what measurements did not
     have, such as gaps between launches.
@@ -30,7 +32,11 @@ class OwnTerm:
     time : Callable
         Microseconds of (kernel, shape, device): a number, or an array with an entry for each of
         many kernels, whose fields are arrays then. The kernel is None for separate kernels of a
-        library, see `crossfuse.planner.families.EAGER`.
+        library, see `crossfuse.planner.families.EAGER`. Of a cascade kernel and shape are
+        `crossfuse.planner.cascade.space.CascadeKernel` and
+        `crossfuse.planner.cascade.shape.CascadeShape`. Whichever it is, ``kernel.family`` is its
+        family, ``len(kernel.kernels(shape))`` its launches, and ``shape.separate`` those of
+        separate kernels.
 
     Raises
     ------
@@ -44,14 +50,16 @@ class OwnTerm:
     >>> from crossfuse.hardware import device
     >>> from crossfuse.planner.cost.rates import rates_of
     >>> def gap(kernel, shape, device):
-    ...     return 3.0 * (3 if kernel is None else len(kernel.kernels(shape)))
+    ...     return 3.0 * (shape.separate if kernel is None else len(kernel.kernels(shape)))
     >>> rates = replace(rates_of(device("nvidia-h100")), own=(OwnTerm("gap", gap),))
     >>> crossfuse.plan("G1", rates=rates).terms["gap"]
+    3.0
+    >>> crossfuse.plan("R7", rates=rates).terms["gap"]
     3.0
     """
 
     name: str
-    time: Callable[[Any, Shape, Device], Share]
+    time: Callable[[Any, Any, Device], Share]
 
     def __post_init__(self) -> None:
         if self.name in (*TERMS, *CASCADE_TERMS):
@@ -66,7 +74,11 @@ class OwnTerm:
 
 
 def with_own(
-    found: Estimate, own: Sequence[OwnTerm], kernel: Kernel | None, shape: Shape, device: Device
+    found: Estimate,
+    own: Sequence[OwnTerm],
+    kernel: Kernel | CascadeKernel | None,
+    shape: Shape | CascadeShape,
+    device: Device,
 ) -> Estimate:
     """Add a user's terms to an estimate.
 
@@ -76,7 +88,7 @@ def with_own(
         Of these kernels.
     own : Sequence[OwnTerm]
         The terms, see `crossfuse.planner.cost.rates.Rates.own`.
-    kernel : Kernel | None
+    kernel : Kernel | CascadeKernel | None
         Tiles of one candidate, or of many; None for separate kernels.
     shape, device
         See `crossfuse.planner.cost.estimate.estimate`.

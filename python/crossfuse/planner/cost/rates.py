@@ -111,7 +111,7 @@ class Rates:
     trees : Trees | None
         What was learned from measured kernels beyond them, if anything.
     own : tuple[OwnTerm, ...]
-        Terms that a user adds, see `crossfuse.planner.cost.own`; plans of cascades have none.
+        Terms that a user adds, see `crossfuse.planner.cost.own`.
 
     Examples
     --------

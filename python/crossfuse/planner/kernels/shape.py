@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
+from crossfuse.planner.dataflow.counts import Count, choose
 from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 if TYPE_CHECKING:
@@ -51,6 +52,12 @@ class Shape:
     def weight_bytes(self) -> tuple[int, int]:
         """Bytes of the weights of the first products, and of the second."""
         return self.products * self.n * self.k * self.item, self.n * self.l * self.item
+
+    @property
+    def separate(self) -> Count:
+        """Kernels of a library that compute it: one for each product and each activation."""
+        # Of gate and up: one product of both weights, an activation and a multiplication.
+        return choose(self.l > 0, 2 + self.products, 1)
 
 
 def shape_of(chain: Chain, *, k_major: bool = True) -> Shape:

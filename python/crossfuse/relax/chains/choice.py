@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,7 @@ def choose_chains(
     kernels: ChainKernels,
     always: bool = False,
     known: Container[Any] | None = None,
+    find: Callable[[Dataflow], Iterable[Group]] = find_groups,
 ) -> ChosenChains:
     """Plan all chains of a function, and schedule those that pay and do not overlap.
 
@@ -55,6 +56,8 @@ def choose_chains(
         Whether those are taken too that are estimated to be slower than not to fuse them.
     known : Container[Var] | None
         Variables that chains may begin and end with; None allows all.
+    find : Callable
+        What finds groups that may be chains.
 
     Returns
     -------
@@ -63,7 +66,7 @@ def choose_chains(
     """
     outcomes: dict[Var, ChainOutcome] = {}
     chains: list[PlannedChain | PlannedRows] = []
-    for group in find_groups(dataflow):
+    for group in find(dataflow):
         blank = _blank(name, group)
         try:
             chains.append(kernels.planned(dataflow, group, known))

@@ -70,7 +70,7 @@ def find_groups(dataflow: Dataflow) -> Iterator[Group]:
         if first:
             views = frozenset(_views(dataflow, first, variable))
             before = tuple(_before(dataflow, first, variable, views))
-            after = tuple(_after(dataflow, variable, before))
+            after = tuple(after_product(dataflow, variable, before))
             yield Group(first, variable, before, views, after)
 
 
@@ -135,9 +135,14 @@ def _views(dataflow: Dataflow, first: tuple[Var, ...], second: Var) -> Iterator[
     """What lies between stored tensors and the products that read them."""
     for product in (*first, second):
         left, right = dataflow.arguments(product)
-        yield from _way(dataflow, right, _OF_WEIGHTS)
+        yield from views_of_weight(dataflow, right)
         if product is not second:
             yield from _way(dataflow, left, RESHAPES)
+
+
+def views_of_weight(dataflow: Dataflow, right: Any) -> Iterator[Var]:
+    """What lies between a stored weight and its product, the last operator first."""
+    return _way(dataflow, right, _OF_WEIGHTS)
 
 
 def _way(dataflow: Dataflow, value: Any, names: frozenset[str]) -> Iterator[Var]:
@@ -147,7 +152,7 @@ def _way(dataflow: Dataflow, value: Any, names: frozenset[str]) -> Iterator[Var]
         (value, *_) = dataflow.arguments(value)
 
 
-def _after(dataflow: Dataflow, second: Var, before: tuple[Var, ...]) -> Iterator[Var]:
+def after_product(dataflow: Dataflow, second: Var, before: tuple[Var, ...]) -> Iterator[Var]:
     """Element-wise users of a product's result, as long as there is one and nothing else reads."""
     value = second
     while True:

@@ -19,6 +19,7 @@ from crossfuse.hardware import Device
 from crossfuse.lower.extract import buffer_specs, lower
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.noted import noted
+from crossfuse.relax.chains.call import call_of, value_of
 from crossfuse.relax.chains.checks import check_kernel, check_known, check_used_inside
 from crossfuse.relax.chains.equal import Equal
 from crossfuse.relax.chains.groups import Group
@@ -27,15 +28,22 @@ from crossfuse.relax.chains.pick import calling, picking, private
 from crossfuse.relax.chains.planned import PlannedChain, PlannedRows
 from crossfuse.relax.chains.replace import FunctionCall, NamedCall, Replacement
 from crossfuse.relax.chains.rows import Bins, plan_rows
-from crossfuse.relax.chains.symbols import extents_of, is_symbolic, symbols_of, with_extents
+from crossfuse.relax.chains.symbols import (
+    check_symbols,
+    extents_of,
+    rows_of,
+    symbols_of,
+    with_extents,
+)
 from crossfuse.relax.dataflow import Dataflow, subgraph
 from crossfuse.relax.kernel_mark import REST, marked, with_plan
-from crossfuse.relax.outline import Argument, outline
+from crossfuse.relax.outline import Outlined, outline
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.planned import rank_function, schedule_planned
 
 if TYPE_CHECKING:
     from crossfuse.lower.image import BufferSpec
+    from crossfuse.planner.cascade.plan import CascadePlan
     from crossfuse.planner.plan import Plan
 
 #: Plans of a family that are tried, in case one cannot be scheduled.
@@ -72,7 +80,7 @@ class ChainKernels:
         bins: Sequence[int] = (),
     ) -> None:
         self._builder = relax.BlockBuilder(mod)
-        self._target = target
+        self.target = target
         self._constant = constant_weights
         self._fewer_rows = fewer_rows
         self._named = named
@@ -130,11 +138,12 @@ class ChainKernels:
         """Plan a group that is a module of its own."""
 
         def plan(static: Any) -> PlannedChain:
-            outlined = outline(static)
+            outlined = self.outlined(static)
             return PlannedChain(group, output, given, outlined, self._ranked(outlined.func))
 
         if not self._bins or not symbols_of(module["main"]):
             return plan(module)
+        self.check_rows(module["main"], rows_of(output))
         bins = Bins(self._bins, dataflow.function.attrs)
         return plan_rows(group, output, given, module["main"], bins, plan)
 
@@ -157,7 +166,7 @@ class ChainKernels:
             return self._picked(chain, always)
         func = chain.outlined.func
         name = self._names.find(func, lambda: self._added(chain))
-        return _call(Replacement, name, chain, chain.given)
+        return call_of(Replacement, name, chain, chain.given)
 
     def _picked(self, chain: PlannedRows, always: bool) -> Replacement:
         """The call of a function that picks the kernel by the number of rows."""
@@ -189,9 +198,11 @@ class ChainKernels:
         """The kernel of a bin, and a function that calls it."""
         func = chain.outlined.func
         image, buffers = self._rows_images.find(func, lambda: self._bin_image(chain))
-        check_kernel(buffers, [_value(each, function.params) for each in chain.outlined.arguments])
+        check_kernel(
+            buffers, [value_of(each, function.params) for each in chain.outlined.arguments]
+        )
         kernel = self._rows_names.find(func, lambda: self._added_bin(chain, image))
-        call = _call(NamedCall, kernel, chain, function.params, rows)
+        call = call_of(NamedCall, kernel, chain, function.params, rows)
         caller = calling(function, call)
         name = str(kernel.name_hint)
         return name, self._function(caller, f"{name}_call")
@@ -203,14 +214,34 @@ class ChainKernels:
         )
         return found
 
-    def _ranked(self, func: Any) -> tuple[Plan, ...]:
-        def rank() -> tuple[Plan, ...]:
-            from crossfuse.planner.plan import Plan
+    def check_rows(self, function: Any, rows: Any) -> None:
+        """Refuse a group of symbolic rows in which symbols are more than a number of rows."""
+        check_symbols(function, rows)
 
-            text = self._answer("plan", func, lambda: _texts(func, self._target))
-            return tuple(map(Plan.from_json, json.loads(text)))
+    def outlined(self, static: Any) -> Outlined:
+        """A group of static shapes, a module of its own, as one function."""
+        return outline(static)
 
-        plans: tuple[Plan, ...] = self._plans.find(func, rank)
+    def ranked(self, func: Any) -> Sequence[Plan | CascadePlan]:
+        """Plans of a function, the best first; at least one is of a kernel of ours."""
+        return rank_function(func, self.target, keep=_TRIED)
+
+    def read_plan(self, text: str) -> Plan | CascadePlan:
+        """Read a plan of `ranked` from its JSON."""
+        from crossfuse.planner.plan import Plan
+
+        return Plan.from_json(text)
+
+    def scheduled(self, func: Any, plan: Any) -> Any:
+        """The schedule of a function that a plan describes."""
+        return schedule_planned(func, plan, constant_weights=self._constant)
+
+    def _ranked(self, func: Any) -> tuple[Plan | CascadePlan, ...]:
+        def rank() -> tuple[Plan | CascadePlan, ...]:
+            text = self._answer("plan", func, lambda: _texts(self.ranked(func)))
+            return tuple(map(self.read_plan, json.loads(text)))
+
+        plans: tuple[Plan | CascadePlan, ...] = self._plans.find(func, rank)
         return plans
 
     def _added(self, chain: PlannedChain) -> GlobalVar:
@@ -235,20 +266,18 @@ class ChainKernels:
 
     def _answer(self, kind: str, func: Any, make: Callable[[], str], *options: str) -> str:
         """What is made of a function, from the cache if it is known."""
-        key = content_key(self._target, kind, str(_TRIED), *options, tvm.ir.save_json(func))
-        return answered(shelf(kind), key, _label(func, self._target), make)
+        key = content_key(self.target, kind, str(_TRIED), *options, tvm.ir.save_json(func))
+        return answered(shelf(kind), key, _label(func, self.target), make)
 
     def _scheduled(self, chain: PlannedChain, fewer_rows: bool) -> str:
         """The first plan that has a kernel, as a scheduled function in TVM's JSON."""
         refusals: list[RefusedError] = []
         for plan in (each for each in chain.plans if each.family != EAGER):
             try:
-                schedule = schedule_planned(
-                    chain.outlined.func, plan, constant_weights=self._constant
-                )
+                schedule = self.scheduled(chain.outlined.func, plan)
                 if fewer_rows:
                     accept_fewer_rows(schedule)
-                lower(schedule, self._target)
+                lower(schedule, self.target)
                 (image,) = schedule.mod.functions.values()
                 return str(tvm.ir.save_json(with_plan(image, noted(plan, chain.eager))))
             except RefusedError as error:
@@ -256,42 +285,12 @@ class ChainKernels:
         raise refusals[0]
 
 
-def _texts(func: Any, target: Device) -> str:
-    """Plans of a function in JSON."""
-    return json.dumps([each.to_json() for each in rank_function(func, target, keep=_TRIED)])
+def _texts(plans: Sequence[Plan | CascadePlan]) -> str:
+    """Plans in JSON."""
+    return json.dumps([each.to_json() for each in plans])
 
 
 def _label(func: Any, target: Device) -> str:
     """Parameters of a function, for people."""
     given = (f"{each.name}{list(map(int, each.ty.shape))}" for each in func.params)
     return f"{' '.join(given)} {func.params[0].ty.dtype} for {target.name}"
-
-
-def _call(
-    kind: type[Replacement],
-    function: GlobalVar,
-    chain: PlannedChain,
-    given: Sequence[Any],
-    rows: Any = None,
-) -> Replacement:
-    """The call of a kernel of a chain, with values for what it reads; of symbolic rows if given."""
-    outlined = chain.outlined
-    values, shapes = [], []
-    for each in outlined.arguments:
-        value = _value(each, given)
-        values.append(value)
-        shapes.append(_shape(value, each.shape, rows))
-    output = (outlined.M if rows is None else rows, outlined.L)
-    return kind(function, tuple(values), tuple(shapes), output, outlined.output_dtype)
-
-
-def _shape(value: Any, shape: tuple[int, ...], rows: Any) -> tuple[Any, ...]:
-    """The shape that a kernel knows a value by."""
-    return shape if rows is None or not is_symbolic(value) else (rows, *shape[1:])
-
-
-def _value(argument: Argument, given: Sequence[Any]) -> Any:
-    """The value of a model that is an input of a chain."""
-    if argument.value is not None:
-        return relax.const(argument.value, argument.dtype)
-    return given[argument.position]

@@ -36,7 +36,7 @@ class BinOutcome:
 
 @dataclass(frozen=True)
 class ChainOutcome:
-    """What became of two layers.
+    """What became of two layers, or of one product with what makes its rows.
 
     Attributes
     ----------

@@ -14,6 +14,7 @@ from crossfuse.relax.chains.symbols import text_of
 from crossfuse.relax.outline import Outlined
 
 if TYPE_CHECKING:
+    from crossfuse.planner.cascade.plan import CascadePlan
     from crossfuse.planner.choice import Runner
     from crossfuse.planner.plan import Plan
 
@@ -40,22 +41,22 @@ class PlannedChain:
     output: Var
     given: tuple[Var, ...]
     outlined: Outlined
-    plans: tuple[Plan, ...]
+    plans: tuple[Plan | CascadePlan, ...]
 
     @property
     def name(self) -> str:
         """What functions of it are called."""
-        return f"crossfuse_{'gated_ffn' if self.outlined.gated else 'gemm_chain'}"
+        return f"crossfuse_{self.outlined.kind}"
 
     @property
-    def ours(self) -> Plan:
+    def ours(self) -> Plan | CascadePlan:
         """The best plan of a kernel of ours."""
         return next(each for each in self.plans if each.family != EAGER)
 
     @property
     def eager(self) -> float:
         """Estimated microseconds of not fusing."""
-        every: list[Plan | Runner] = [*self.plans, *self.plans[0].runners]
+        every: list[Plan | CascadePlan | Runner] = [*self.plans, *self.plans[0].runners]
         return next(each.microseconds for each in every if each.family == EAGER)
 
     @property
@@ -137,7 +138,7 @@ class PlannedRows:
         return self.best.name
 
     @property
-    def ours(self) -> Plan:
+    def ours(self) -> Plan | CascadePlan:
         """The best plan of a kernel of ours, in the bin in which fusing saves most."""
         return self.best.ours
 

@@ -14,7 +14,6 @@ from crossfuse.relax.chains.planned import PlannedBin, PlannedChain, PlannedRows
 from crossfuse.relax.chains.symbols import (
     at_sizes,
     check_rows,
-    check_symbols,
     cut,
     most_rows,
     rows_of,
@@ -69,12 +68,11 @@ def plan_rows(
     Raises
     ------
     WorkloadRefused
-        If symbols are more than a number of rows.
+        If tensors have symbols beside a number of rows.
     RefusedError
         Of the first bin, if none has a chain.
     """
     rows = rows_of(output)
-    check_symbols(function, rows)
     found: dict[int, PlannedBin] = {}
     refusals: list[RefusedError] = []
     for most in cut(bins.rows, most_rows(rows, bins.attributes)):

@@ -170,7 +170,7 @@ def most_rows(rows: Any, attributes: Mapping[str, Any] | None) -> int | None:
     symbols = dict.fromkeys(ir.variables(rows))
     if any(str(each.name) not in known for each in symbols):
         return None
-    return _at(rows, {each: known[str(each.name)] for each in symbols})
+    return value_at(rows, {each: known[str(each.name)] for each in symbols})
 
 
 def cut(bins: Sequence[int], most: int | None) -> list[int]:
@@ -186,11 +186,12 @@ def sizes_for(rows: Any, most: int) -> dict[Var, int]:
     (*others, last) = sorted(dict.fromkeys(ir.variables(rows)), key=lambda each: str(each.name))
     fixed = dict.fromkeys(others, 1)
     sizes = range(1, most + 1)
-    count = bisect_right(sizes, most, key=lambda size: _at(rows, {**fixed, last: size}))
+    count = bisect_right(sizes, most, key=lambda size: value_at(rows, {**fixed, last: size}))
     return {**fixed, last: count} if count else {}
 
 
-def _at(rows: Any, sizes: Mapping[Var, int]) -> int:
+def value_at(rows: Any, sizes: Mapping[Var, int]) -> int:
+    """An expression of symbols at some values of them."""
     image = ir.substitute(rows, lambda var: _expression(sizes[var]) if var in sizes else var)
     return int(ir.sym.Analyzer().simplify(image))
 

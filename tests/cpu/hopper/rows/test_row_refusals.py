@@ -140,18 +140,6 @@ def test_reductions_of_tvm(threads: int) -> None:
     )
 
 
-def test_fewer_rows() -> None:
-    schedule = of_spec(spec(70, 128, 32), rows=64, columns=16)
-    schedule.accept_fewer_rows()
-    with pytest.raises(LoweringRefused) as caught:
-        lower(schedule)
-    assert str(caught.value) == (
-        "crossfuse.rows: tensor 'normalised': found a left operand that is made in the kernel, row "
-        "by row; limit: operands that the call passes. Instead: leave accept_fewer_rows out, and "
-        "compile for each number of rows."
-    )
-
-
 def scaled_rows(depth: int = 128) -> Any:
     """Rows over the root of their squares, by a factor that is one number in memory."""
     x, weight = (

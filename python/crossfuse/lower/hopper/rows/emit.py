@@ -52,7 +52,7 @@ def fetch_rows(plan: KernelPlan, where: Coordinates) -> None:
         makes = [where.warpgroup > 0]
     with when(ir.conjunction([*makes, row < rows.rows])):
         for each in rows.read:
-            _fetch(each, row, where.thread % rows.threads, rows.threads)
+            _fetch(each, rows.given(row), where.thread % rows.threads, rows.threads)
 
 
 def _fetch(buffer: Any, row: Any, lane: Any, threads: int) -> None:

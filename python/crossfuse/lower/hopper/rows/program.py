@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,6 +65,8 @@ class RowProgram:
         Threads that make a row: a warp, or a warpgroup.
     staged : tuple
         Buffers of four-byte numbers in shared memory, which its warps pass one another.
+    count : tvm.ir.Var | None
+        Rows of a call, of functions that take fewer: see `with_count`.
     """
 
     buffer: Any
@@ -77,6 +79,7 @@ class RowProgram:
     chunks: ChunkLoop | None = None
     threads: int = WARP
     staged: tuple[Any, ...] = ()
+    count: Any = None
 
     @property
     def by_warpgroups(self) -> bool:
@@ -128,7 +131,35 @@ class RowProgram:
             beside=beside,
             read=read,
             chunks=chunks,
+            count=images.get(self.count, self.count),
         )
+
+    def given(self, row: Any) -> Any:
+        """The row of the call that a row is made of."""
+        return row if self.count is None else ir.script.min(row, self.count - 1)
+
+    def with_count(self, count: Any, by_row: Sequence[Any]) -> RowProgram:
+        """Return the program of calls of fewer rows.
+
+        Those that there are not are made of the last one. So all of the matrix is written, and
+        every row is counted at its flag; nothing of them leaves the kernel.
+
+        Parameters
+        ----------
+        count : tvm.ir.Var
+            Rows of a call.
+        by_row : Sequence[Any]
+            What has as many.
+        """
+        made = replace(self, count=count)
+
+        def load(node: Any, mutator: Any) -> Any:
+            node = mutator.default_mutate(node)
+            if not any(node.source.same_as(each) for each in by_row):
+                return node
+            return node.source[(made.given(self.row), *node.indices[1:])]
+
+        return replace(made, statement=ir.mutate(self.statement, (ir.TensorLoad, load)))
 
     def of(self, row: Any, lane: Any) -> Any:
         """The statements of a row."""

@@ -78,8 +78,8 @@ def _stored(nest: Any) -> tuple[Any, tuple[Any, ...], Any]:
     # Of each chunk a row: a matrix of as many rows as there are chunks.
     factors = next((each for each in stored if _is_by_chunk(nest, each)), None)
     stored = [each for each in stored if not each.same_as(factors)]
-    matrices = [each for each in stored if len(each.ty.shape) == 2]
-    beside = tuple(each for each in stored if len(each.ty.shape) == 1)
+    matrices = [each for each in stored if len(each.ty.shape) == 2 and not _is_column(each)]
+    beside = tuple(each for each in stored if len(each.ty.shape) == 1 or _is_column(each))
     if len(matrices) != 1 or len(stored) != 1 + len(beside):
         names = ", ".join(f"'{each.name}'" for each in stored) or "nothing"
         raise _refused(
@@ -88,6 +88,11 @@ def _stored(nest: Any) -> tuple[Any, tuple[Any, ...], Any]:
             "one matrix, and numbers of rows, stored by a block that grid_stage was called for",
         )
     return matrices[0], beside, factors
+
+
+def _is_column(buffer: Any) -> bool:
+    """Whether a matrix has one number of each row, such as a scale that keeps its extents."""
+    return len(buffer.ty.shape) == 2 and int(buffer.ty.shape[1]) == 1
 
 
 def _is_by_chunk(nest: Any, buffer: Any) -> bool:
