@@ -25,6 +25,10 @@ def cubes(d: Any, log_sum: Any, exp: Any) -> Any:
     return exp(d - log_sum) * exp(d - log_sum) * exp(d - log_sum)
 
 
+def entropy(d: Any, log_sum: Any, exp: Any) -> Any:
+    return exp(d - log_sum) * (d - log_sum)
+
+
 def function_of(term: Any, whole: bool) -> Any:
     """Of logits: a sum of terms for each row, or all terms.
 
@@ -46,7 +50,7 @@ def function_of(term: Any, whole: bool) -> Any:
     return te.create_prim_func([x, y])
 
 
-@pytest.mark.parametrize(("term", "whole"), [(log_softmax, True), (cubes, False)])
+@pytest.mark.parametrize(("term", "whole"), [(log_softmax, True), (cubes, False), (entropy, False)])
 def test_far_from_zero(term: Any, whole: bool) -> None:
     (site,) = detect(function_of(term, whole))
     function = streaming(site, derive(site.cascade), StreamTiles(threads=8, unroll=1, cluster=2))
