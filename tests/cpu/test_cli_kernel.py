@@ -41,6 +41,15 @@ def test_emulate_refuses_what_would_take_hours() -> None:
     assert "emulate the same workload with smaller M, K, N and L" in text
 
 
+def test_emulate_takes_cascades() -> None:
+    code, text = run("emulate", "softmax:rows=3,cols=40")
+    assert code == 0
+    assert text.count("passed") == 3
+    code, text = run("emulate", "R7")
+    assert code == 2
+    assert "found 2.7e+08 iterations of reductions" in " ".join(text.split())
+
+
 def test_compile_writes_library_and_manifest(tmp_path: Path) -> None:
     code, text = run("compile", SMALL, "-o", str(tmp_path), "--cluster", "4", "--json")
     found = json.loads(text)

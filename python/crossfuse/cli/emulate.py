@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,8 +23,14 @@ from crossfuse.cli.kernel import (
 from crossfuse.cli.output import JsonFlag, print_json, print_rich
 from crossfuse.errors import WorkloadRefused, refuse
 
-#: Floating-point operations that the CPU checkers do in about two minutes.
+if TYPE_CHECKING:
+    from crossfuse.workload.cascade_spec import CascadeSpec
+    from crossfuse.workload.spec import WorkloadSpec
+
+#: Floating-point operations of a chain that the CPU checkers do in about two minutes.
 MAX_FLOPS = 2 * 10**9
+#: Iterations of a cascade's reductions that they do in as long.
+MAX_ITERATIONS = 4 * 10**7
 
 
 def emulate(
@@ -43,19 +49,10 @@ def emulate(
     """Run the schedule on LLVM and the generated CUDA on the CPU; exit code 1 if one is wrong."""
     from crossfuse.compiler import check
     from crossfuse.compiler import compile as compile_source
-    from crossfuse.workload.suites import resolve
+    from crossfuse.workload.cascades import resolve_any
 
-    spec = resolve(workload)
-    if spec.flops > MAX_FLOPS:
-        raise refuse(
-            WorkloadRefused,
-            "emulate",
-            str(spec),
-            found=f"{spec.flops:.1e} floating-point operations",
-            limit=f"{MAX_FLOPS:.0e}, as much as a CPU emulates in minutes",
-            instead="emulate the same workload with smaller M, K, N and L: the kernel has the "
-            "same structure",
-        )
+    spec = resolve_any(workload)
+    _check_size(spec)
     shared = options(cluster, rows, ring, scatter, rule, placement, constant_weights)
     compiled = compile_source(spec, target=target, **shared)
     found = check(compiled, seed=seed, gpu=False)
@@ -75,3 +72,27 @@ def emulate(
         print_rich(str(spec), verdicts(found))
     if not ok:
         raise typer.Exit(1)
+
+
+def _check_size(spec: WorkloadSpec | CascadeSpec) -> None:
+    """Refuse what would take hours."""
+    from crossfuse.workload.cascade_spec import CascadeSpec
+
+    if isinstance(spec, CascadeSpec):
+        from crossfuse.emulate.reference import iterations
+        from crossfuse.workload.cascade_build import prim_func
+
+        count, most, what = iterations(prim_func(spec)), MAX_ITERATIONS, "iterations of reductions"
+        smaller = "fewer or shorter rows"
+    else:
+        count, most, what = spec.flops, MAX_FLOPS, "floating-point operations"
+        smaller = "smaller M, K, N and L"
+    if count > most:
+        raise refuse(
+            WorkloadRefused,
+            "emulate",
+            str(spec),
+            found=f"{count:.1e} {what}",
+            limit=f"{most:.0e}, as much as a CPU emulates in minutes",
+            instead=f"emulate the same workload with {smaller}: the kernel has the same structure",
+        )

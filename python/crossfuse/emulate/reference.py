@@ -80,6 +80,33 @@ def parameters(func: Any) -> tuple[Parameter, ...]:
     )
 
 
+def iterations(func: Any) -> int:
+    """Iterations of all reductions of a function: how much a CPU has to do.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc | tvm.ir.IRModule
+        Of constant shapes; of a module its only function.
+
+    Returns
+    -------
+    int
+        Their sum; elements that are only computed do not count.
+    """
+    from crossfuse import _tvm as ir
+    from crossfuse.blocks.facts import is_reduction
+    from crossfuse.lower.extract import only_function
+
+    found: list[int] = []
+
+    def visit(block: Any) -> None:
+        if any(map(is_reduction, block.iter_vars)):
+            found.append(prod(ir.constant(each.dom.extent) or 1 for each in block.iter_vars))
+
+    ir.walk(only_function(func).body, (ir.SBlock, visit))
+    return sum(found)
+
+
 def draw(given: Sequence[Parameter], seed: int = 0) -> dict[str, np.ndarray]:
     """Draw inputs.
 
