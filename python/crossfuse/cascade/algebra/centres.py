@@ -192,6 +192,10 @@ class Centres:
         # What is never negative stays so where rounding leaves less than nothing of it.
         even = _is_square(element)
         sides = (value, left, right)
+        if any(each.mass is None for each in centres):
+            moved = [self._scaled(name, lower, centres, gauge, side) for side in sides]
+            carry, *parts = [sympy.Abs(each) if even else each for each in moved]
+            return state.add(name, SUM, brought, carry, sympy.Add(*parts), no_sign=even)
         moved = [self._at(name, lower, centres, side) for side in sides]
         so_far, *parts = [sympy.Abs(each) if even else each for each in moved]
         carry = gauges.carry(gauge, so_far, state)
@@ -238,6 +242,28 @@ class Centres:
         moved = {_move(each): self._moved(each, side) for each in centres}
         parts = [(factor * state.raw(slot, side)).xreplace(moved) for factor, slot in lower]
         return side(name) + sympy.Add(*parts)
+
+    def _scaled(
+        self,
+        name: str,
+        lower: list[Lower],
+        centres: list[Centre],
+        gauge: gauges.Gauge,
+        side: Side,
+    ) -> sympy.Expr:
+        """As `_at`, in the gauge of new values.
+
+        Sums come to be in it before they meet how far an extreme moved: from the least number of
+        a type, which masks, that is too far for any sum but one that is 0 by then.
+        """
+        state = self.progress.state
+        moved = {_move(each): self._moved(each, side) for each in centres}
+        found = gauges.moved(gauge, side(name), state, side)
+        for factor, slot in lower:
+            number, rest = state.raw(slot, side).as_coeff_Mul()
+            kept = gauges.moved(gauge, rest, state, side)
+            found += number * factor.xreplace(moved) * sympy.UnevaluatedExpr(kept)
+        return found
 
     def _moved(self, centre: Centre, side: Side) -> sympy.Expr:
         """How far a centre moves; of nothing to a first element any way will do."""

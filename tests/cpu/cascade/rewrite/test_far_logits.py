@@ -14,7 +14,7 @@ from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.emulate.llvm import run_sequential
 
-ROWS, LENGTH = 4, 77
+ROWS, LENGTH = 5, 77
 
 
 def log_softmax(d: Any, log_sum: Any, exp: Any) -> Any:
@@ -55,7 +55,9 @@ def test_far_from_zero(term: Any, whole: bool) -> None:
     (site,) = detect(function_of(term, whole))
     function = streaming(site, derive(site.cascade), StreamTiles(threads=8, unroll=1, cluster=2))
     x = np.random.default_rng(0).normal(0, 1, (ROWS, LENGTH)) * 2
-    x += np.array([[0], [1000], [-30000], [1e6]])
+    x += np.array([[0], [1000], [-30000], [1e6], [3]])
+    # As some mask: most threads of the row see nothing else.
+    x[4, :70] = np.finfo("float32").min
     arrays = {"X": x.astype("float32")}
     exact = arrays["X"].astype("float64")
     d = exact - exact.max(axis=1, keepdims=True)
