@@ -255,6 +255,23 @@ def test_distances_from_an_extreme_move_with_it() -> None:
     np.testing.assert_allclose(merge_tree(derivation, data, [4, 9])["o"], wanted, rtol=1e-12)
 
 
+def test_logarithms_of_probabilities_are_distances() -> None:
+    """Masked by a number that is no infinity; `exp(-m)` of such logits is 0."""
+    shown = sympy.Piecewise((x, x > -1e4), (-(10**30), True))
+    m, s = sympy.symbols("m s", real=True)
+    p = exp(x - m) / s
+    plain = sympy.Piecewise((p * sympy.log(p), x > -1e4), (0, True))
+    stages = (Stage("m", MAX, shown), total(exp(shown - m), "s"), total(plain))
+    derivation = derive(Cascade(stages, (x,)))
+    data = {"x": 2000 + np.random.default_rng(7).normal(size=(2, 13))}
+    data["x"][:, :5] = -1e5
+    power = np.exp(data["x"][:, 5:] - data["x"].max(axis=1, keepdims=True))
+    power /= power.sum(axis=1, keepdims=True)
+    wanted = (power * np.log(power)).sum(axis=1)
+    np.testing.assert_allclose(stream(derivation, data, 4)["o"], wanted, rtol=1e-10)
+    np.testing.assert_allclose(merge_tree(derivation, data, [4, 9])["o"], wanted, rtol=1e-10)
+
+
 def test_slots_are_shared() -> None:
     m, s, o = named("entropy").slots
     assert (m.name, s.name) == ("m", "s")

@@ -128,15 +128,15 @@ class Centres:
         self.progress.centres.append(centre)
         return centre
 
-    def extreme(self, symbol: sympy.Symbol) -> Centre:
-        """A largest or least element, to take distances from."""
+    def extreme(self, symbol: sympy.Symbol, term: sympy.Expr) -> Centre:
+        """A largest or least element, to take distances from in a term."""
         kept = self.progress.state.of(symbol)
         element = kept.contribution
-        if isinstance(element, sympy.Piecewise) and element.args[-1][0] == kept.monoid.identity:
-            # What is masked there has no distance: it has no weight either.
+        if isinstance(element, sympy.Piecewise) and not term.has(element):
+            # What is masked in the term is not masked a second time within it.
             element = element.args[0][0]
         for each in self.progress.centres:
-            if each.symbol == symbol:
+            if (each.symbol, each.element) == (symbol, element):
                 return each
         return Centre(element, symbol, None, sympy.Dummy(f"{kept.name}_distance", real=True))
 

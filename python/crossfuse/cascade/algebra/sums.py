@@ -70,7 +70,7 @@ class Sums:
     def _below(self, term: sympy.Expr) -> sympy.Expr | None:
         """The term over distances from extremes, exponentials left out, if it has such."""
         progress, state = self.progress, self.progress.state
-        spelt = as_factors(sympy.expand_log(term))
+        spelt = as_factors(term)
         used = {each for each in spelt.free_symbols & state.symbols if state.of(each).extreme}
         held = {
             each: sympy.Dummy(f"power{number}", positive=True)
@@ -80,7 +80,7 @@ class Sums:
         found = spelt.xreplace(held)
         centres = []
         for symbol in sorted(used & found.free_symbols, key=lambda each: str(each.name)):
-            centre = self.centres.extreme(symbol)
+            centre = self.centres.extreme(symbol, found)
             apart = centred(found, {symbol: (centre.element, centre.distance)})
             if apart is not None and is_polynomial(apart, centre.distance):
                 found = apart
