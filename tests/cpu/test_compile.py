@@ -9,7 +9,7 @@ import pytest
 
 import crossfuse
 from crossfuse.compiler.report import make_report
-from crossfuse.errors import ScheduleRefused, WorkloadRefused
+from crossfuse.errors import LoweringRefused, ScheduleRefused, WorkloadRefused
 from crossfuse.runtime import load
 
 FFN = "gated_ffn:M=8,K=32,N=64,L=32,dtype=bfloat16,act=silu"
@@ -99,6 +99,17 @@ def test_cluster_that_does_not_divide_is_refused() -> None:
         ScheduleRefused, match=r"found cluster size 5; .*take one of 1, 2, 4, 8, 16"
     ):
         crossfuse.compile(FFN, cluster=5)
+
+
+def test_one_reason_of_all_ways_is_the_refusal() -> None:
+    """Not that some size of cluster would fit."""
+    with pytest.raises(LoweringRefused) as caught:
+        crossfuse.compile("gemm:M=16,K=64,N=96,dtype=float32", rule="tensor")
+    assert str(caught.value) == (
+        "tile-operand: product of 'gemm0_local': found operands of float32 and float32; limit: two "
+        "of float16, bfloat16, float8_e4m3fn, float8_e5m2 of one width. Instead: convert the "
+        "operands, or leave the stages out for the general lowering."
+    )
 
 
 def test_unknown_target_is_refused() -> None:

@@ -75,7 +75,7 @@ def read_chain(sch: Any) -> Chain:
         raise _refuse(sch, outputs[0], f"{len(outputs)} outputs")
     (epilogue,) = outputs
     last = _producers(sch, epilogue)
-    if len(last) != 1 or combiner(sch, last[0]) is None:
+    if len(last) != 1 or combiner(sch, last[0]) is None or reduces(sch, epilogue):
         raise _refuse(sch, epilogue, "an output that is not an elementwise function of one product")
     before = _producers(sch, last[0])
     if not before:
@@ -176,8 +176,7 @@ def _stored(sch: Any, product: Any, epilogue: Any) -> tuple[int, int, bool]:
     item, out = (
         int(ir.tvm.DataType(str(each.source.ty.dtype)).bits) // 8 for each in (reads[0], written)
     )
-    # What a sum of one tensor multiplies lies in no way.
-    return item, out, len(reads) < 2 or is_k_major(sch, product, 0)
+    return item, out, is_k_major(sch, product, 0)
 
 
 def _further(sch: Any, elementwise: Iterable[Any], products: Iterable[Any]) -> int:
@@ -196,6 +195,9 @@ def _extents(sch: Any, block: Any) -> tuple[int, int, int]:
     reduced = [int(var.dom.extent) for var, _ in pairs if is_reduction(var)]
     if (len(spatial), len(reduced)) != (2, 1):
         raise _refuse(sch, block, f"a product over {len(spatial)} + {len(reduced)} loops")
+    if len(sch.get(block).reads) < 2:
+        names = ", ".join(f"'{each.source.name}'" for each in sch.get(block).reads)
+        raise _refuse(sch, block, f"a reduction of one tensor, {names or 'none'}")
     return spatial[0], spatial[1], reduced[0]
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from crossfuse.compiler.option import Option
 from crossfuse.compiler.source import Source
-from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError
+from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError, ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.noted import not_fusing, noted
@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 def is_cascade(source: Source) -> bool:
     """Whether a source is to be compiled as a cascade.
 
-    Its spec says so, or it is a function that holds a cascade and no chain. What holds neither is
-    left to the rules of chains, which say what they miss.
+    Its spec says so, or it is a function that holds a cascade and no chain.
+
+    Raises
+    ------
+    ScheduleRefused
+        For a function that is neither, with what each is missing.
     """
     if source.cascade is not None:
         return True
@@ -32,18 +36,31 @@ def is_cascade(source: Source) -> bool:
 
     try:
         read_chain(ir.Schedule(source.func))
-    except RefusedError:
-        return _holds_cascade(source.func)
+    except RefusedError as error:
+        _check_cascade(source, error)
+        return True
     return False
 
 
-def _holds_cascade(func: Any) -> bool:
+def _check_cascade(source: Source, no_chain: RefusedError) -> None:
+    """Refuse a function that holds no cascade either."""
     from crossfuse.cascade.detect import detect
 
     try:
-        return bool(detect(func))
-    except RefusedError:
-        return False
+        missing = "" if detect(source.func) else "no reduction"
+    except RefusedError as error:
+        missing = f"{error.refusal.where}: {error.refusal.found}"
+    if not missing:
+        return
+    chain = f"{no_chain.refusal.where}: {no_chain.refusal.found}"
+    raise refuse(
+        ScheduleRefused,
+        "compile",
+        source.summary,
+        found=f"neither a cascade of reductions ({missing}) nor a chain of products ({chain})",
+        limit="reductions over one axis, or one or two products with elementwise blocks",
+        instead="split the function into such parts, or write the schedule with the primitives",
+    )
 
 
 def cascade_options(

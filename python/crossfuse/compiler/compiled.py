@@ -280,9 +280,9 @@ def _by_rule(func: Any, cluster: int, tiles: Tiles | None, ring: bool, scatter: 
 
 def _none_fits(source: Source, refusals: list[RefusedError]) -> RefusedError:
     """The refusal itself, or of several the one that names them all."""
-    if len(dict.fromkeys(map(str, refusals))) == 1:
-        return refusals[0]
     reasons = dict.fromkeys(str(each.refusal.found) for each in refusals)
+    if len(reasons) == 1:
+        return refusals[0]
     return refuse(
         ScheduleRefused,
         "compile",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.emulate.widen import widen
+from crossfuse.emulate.widen import converted, widen
 from crossfuse.lower.extract import only_function
 from crossfuse.lower.passes import prim_func_pass
 from crossfuse.markers import MERGE
@@ -44,9 +44,26 @@ def serialise(func: Any, *, backwards: bool = False) -> Any:
     def unmarked(block: Any, mutator: Any) -> Any:
         return ir.block_like(mutator.default_mutate(block), annotations={})
 
-    body = ir.mutate(function.body, (ir.For, serial), (ir.SBlock, unmarked))
+    body = ir.mutate(function.body, (ir.For, serial), (ir.SBlock, unmarked), (ir.Bind, _bound))
     body = ir.substitute(body, lambda var: plain.get(var, var))
     return _without_blocks(ir.with_body(function, body), backwards)
+
+
+def _bound(node: Any, _: Any) -> Any:
+    """A name for a value, with conversions from bfloat16 as what they do to bits.
+
+    TVM spells them out in stores only: LLVM would take the bits in a named value for an integer.
+    """
+    return ir.Bind(node.var, ir.mutate(node.value, (ir.tirx.Cast, _of_bits)))
+
+
+def _of_bits(node: Any, mutator: Any) -> Any:
+    node = mutator.default_mutate(node)
+    if str(node.value.ty) != "bfloat16":
+        return node
+    t = ir.tirx
+    bits = t.Cast("uint32", t.reinterpret("uint16", node.value)) << t.const(16, "uint32")
+    return converted(t.reinterpret("float32", bits), str(node.ty))
 
 
 def _merges(loop: Any) -> bool:

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 import crossfuse
 from crossfuse.cli import app
-from crossfuse.compiler.cascades import cascade_options
+from crossfuse.compiler.cascades import cascade_options, is_cascade
 from crossfuse.compiler.source import read_source
-from crossfuse.errors import CascadeRefused
+from crossfuse.errors import CascadeRefused, ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.planner.cascade.plan import ranked_cascade
@@ -181,6 +181,37 @@ def test_two_cascades_are_not_one_kernel() -> None:
         "compile: function: found 2 cascades over different axes; limit: one, which becomes one "
         "kernel. Instead: split the function between them, or run crossfuse.relax.FuseCascades on "
         "its model."
+    )
+
+
+def of_one_tensor(row: Any) -> Any:
+    """Products of rows with each other, or sums of exponentials below the maximum of a row."""
+    from tvm import te
+
+    x = te.placeholder((8, 64), "float32", name="X")
+    k, n = te.reduce_axis((0, 64), "k"), te.reduce_axis((0, 64), "n")
+    if row is None:
+        c = te.compute((8, 8), lambda i, j: te.sum(x[i, k] * x[j, k], axis=k), name="c")
+        return te.create_prim_func([x, te.compute((8, 8), lambda i, j: 2 * c[i, j], name="Y")])
+    m = te.compute((8,), lambda i: te.max(x[i, k], axis=k), name="m")
+    y = te.compute((8,), lambda i: te.sum(te.exp(x[i, n] - m[row(i)]), axis=n), name="Y")
+    return te.create_prim_func([x, y])
+
+
+def test_a_tensor_times_itself_is_a_cascade() -> None:
+    """Rules of products keep tiles of two tensors."""
+    assert is_cascade(read_source(of_one_tensor(None)))
+
+
+def test_what_is_neither_chain_nor_cascade_says_why() -> None:
+    with pytest.raises(ScheduleRefused) as caught:
+        crossfuse.compile(of_one_tensor(lambda i: i // 2))
+    assert str(caught.value) == (
+        "compile: a given function: found neither a cascade of reductions (block 'Y', buffer 'm': "
+        "a result read at another row: m[i0 // 2]) nor a chain of products (function 'main', "
+        "block 'Y': an output that is not an elementwise function of one product); limit: "
+        "reductions over one axis, or one or two products with elementwise blocks. Instead: split "
+        "the function into such parts, or write the schedule with the primitives."
     )
 
 

@@ -93,3 +93,19 @@ def test_functions_without_them_are_left_alone() -> None:
                 B[v] = T.Cast("float16", A[v])
 
     assert widen(func).same_as(func)
+
+
+def test_bfloat16_in_a_named_value() -> None:
+    """TVM converts what is stored only; the bits of 1 would be the integer 16256."""
+
+    @T.prim_func(s_tir=True)
+    def func(A: T.Buffer((4,), "bfloat16"), B: T.Buffer((4,), "float32")):
+        for i in range(4):
+            with T.sblock("double"):
+                v = T.axis.spatial(4, i)
+                wide: T.let[T.float32] = T.Cast("float32", A[v])
+                B[v] = wide * T.float32(2)
+
+    values = np.array([1, -0.5, np.inf, 3e-39], ml_dtypes.bfloat16)
+    found = run_sequential(func, {"A": values}).outputs["B"]
+    np.testing.assert_array_equal(found, 2 * values.astype(np.float32))

@@ -239,8 +239,43 @@ def test_a_mean_of_one_stage_is_no_mean_of_another() -> None:
     np.testing.assert_allclose(merge_tree(derivation, data, [6, 7])["o"], wanted, rtol=1e-10)
 
 
+def test_distances_from_an_extreme_move_with_it() -> None:
+    """Of masked elements too, and of a row that begins with them."""
+    lo = sympy.Symbol("lo", real=True)
+    seen = sympy.Piecewise((x, x < 900), (sympy.oo, True))
+    far = sympy.Piecewise(((x - lo) ** 2 * w, x < 900), (0, True))
+    derivation = derive(Cascade((Stage("lo", MIN, seen), total(far)), (x, w)))
+    assert step(derivation, "o").pair == "sum, shift of an extreme"
+    random = np.random.default_rng(6)
+    data = {"x": 500 + random.normal(size=(2, 13)), "w": random.normal(size=(2, 13))}
+    data["x"][:, :5] = 1000
+    apart = np.where(data["x"] < 900, data["x"] - data["x"].min(axis=1, keepdims=True), 0)
+    wanted = (apart**2 * data["w"]).sum(axis=1)
+    np.testing.assert_allclose(stream(derivation, data, 4)["o"], wanted, rtol=1e-12)
+    np.testing.assert_allclose(merge_tree(derivation, data, [4, 9])["o"], wanted, rtol=1e-12)
+
+
+def test_logarithms_of_probabilities_are_distances() -> None:
+    """Masked by a number that is no infinity; `exp(-m)` of such logits is 0."""
+    shown = sympy.Piecewise((x, x > -1e4), (-(10**30), True))
+    m, s = sympy.symbols("m s", real=True)
+    p = exp(x - m) / s
+    plain = sympy.Piecewise((p * sympy.log(p), x > -1e4), (0, True))
+    stages = (Stage("m", MAX, shown), total(exp(shown - m), "s"), total(plain))
+    derivation = derive(Cascade(stages, (x,)))
+    data = {"x": 2000 + np.random.default_rng(7).normal(size=(2, 13))}
+    data["x"][:, :5] = -1e5
+    power = np.exp(data["x"][:, 5:] - data["x"].max(axis=1, keepdims=True))
+    power /= power.sum(axis=1, keepdims=True)
+    wanted = (power * np.log(power)).sum(axis=1)
+    np.testing.assert_allclose(stream(derivation, data, 4)["o"], wanted, rtol=1e-10)
+    np.testing.assert_allclose(merge_tree(derivation, data, [4, 9])["o"], wanted, rtol=1e-10)
+
+
 def test_slots_are_shared() -> None:
-    assert [each.name for each in named("entropy").slots] == ["m", "s", "o_0"]
+    m, s, o = named("entropy").slots
+    assert (m.name, s.name) == ("m", "s")
+    assert o.contribution == exp(x - guarded("m")) * (x - guarded("m"))
     slots = ["n", "S_mean", "S_mean_rest", "M", "o_lower", "o"]
     assert [each.name for each in named("kurtosis").slots] == slots
 

@@ -8,7 +8,7 @@ from crossfuse.cascade.algebra import gauge as gauges
 from crossfuse.cascade.algebra.masks import as_choices, as_factors, quotient
 from crossfuse.cascade.algebra.moments import Centre, Mean
 from crossfuse.cascade.algebra.progress import Progress
-from crossfuse.cascade.algebra.state import Kept, Side
+from crossfuse.cascade.algebra.state import Kept, Side, chosen
 from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
 from crossfuse.cascade.monoid import SUM
 from crossfuse.cascade.spec import Stage
@@ -63,7 +63,9 @@ class Centres:
         found = [
             each
             for each in progress.centres
-            if each.element == mean.element and state.of(each.mass) is state.of(count)
+            if each.mass is not None
+            and each.element == mean.element
+            and state.of(each.mass) is state.of(count)
         ]
         name = f"{stage.name}_reference"
         centre = found[0] if found else self._reference(mean.element, count, state.fresh(name))
@@ -126,6 +128,18 @@ class Centres:
         self.progress.centres.append(centre)
         return centre
 
+    def extreme(self, symbol: sympy.Symbol, term: sympy.Expr) -> Centre:
+        """A largest or least element, to take distances from in a term."""
+        kept = self.progress.state.of(symbol)
+        element = kept.contribution
+        if isinstance(element, sympy.Piecewise) and not term.has(element):
+            # What is masked in the term is not masked a second time within it.
+            element = element.args[0][0]
+        for each in self.progress.centres:
+            if (each.symbol, each.element) == (symbol, element):
+                return each
+        return Centre(element, symbol, None, sympy.Dummy(f"{kept.name}_distance", real=True))
+
     def _mass(self, mean: Mean) -> sympy.Symbol:
         """The slot of weights."""
         if not mean.weight:
@@ -168,7 +182,7 @@ class Centres:
             return sympy.S.Zero
         if own is not None and own[0].rest is not None and own[1].is_number:
             return own[1] * own[0].rest
-        here = {each.distance: each.element - new(self._name(each)) for each in centres}
+        here = {each.distance: each.element - state.within(each.symbol, new) for each in centres}
         brought = as_choices(gauges.contribution(gauge, element.xreplace(here), state))
         same = state.same(SUM, brought)
         if same is not None:
@@ -178,6 +192,10 @@ class Centres:
         # What is never negative stays so where rounding leaves less than nothing of it.
         even = _is_square(element)
         sides = (value, left, right)
+        if any(each.mass is None for each in centres):
+            moved = [self._scaled(name, lower, centres, gauge, side) for side in sides]
+            carry, *parts = [sympy.Abs(each) if even else each for each in moved]
+            return state.add(name, SUM, brought, carry, sympy.Add(*parts), no_sign=even)
         moved = [self._at(name, lower, centres, side) for side in sides]
         so_far, *parts = [sympy.Abs(each) if even else each for each in moved]
         carry = gauges.carry(gauge, so_far, state)
@@ -188,7 +206,7 @@ class Centres:
         self, gauge: gauges.Gauge, element: sympy.Expr, centres: list[Centre]
     ) -> tuple[Centre, sympy.Expr] | None:
         """The mean whose own first moment a sum is a multiple of, and what multiple."""
-        if len(centres) != 1:
+        if len(centres) != 1 or centres[0].mass is None:
             return None
         weight = sympy.cancel(element / centres[0].distance)
         if weight.free_symbols & self.progress.distances:
@@ -221,9 +239,40 @@ class Centres:
     def _at(self, name: str, lower: list[Lower], centres: list[Centre], side: Side) -> sympy.Expr:
         """The moment of a side about the new mean, in the side's own gauge."""
         state = self.progress.state
-        moved = {_move(each): side(self._name(each)) - new(self._name(each)) for each in centres}
+        moved = {_move(each): self._moved(each, side) for each in centres}
         parts = [(factor * state.raw(slot, side)).xreplace(moved) for factor, slot in lower]
         return side(name) + sympy.Add(*parts)
+
+    def _scaled(
+        self,
+        name: str,
+        lower: list[Lower],
+        centres: list[Centre],
+        gauge: gauges.Gauge,
+        side: Side,
+    ) -> sympy.Expr:
+        """As `_at`, in the gauge of new values.
+
+        Sums come to be in it before they meet how far an extreme moved: from the least number of
+        a type, which masks, that is too far for any sum but one that is 0 by then.
+        """
+        state = self.progress.state
+        moved = {_move(each): self._moved(each, side) for each in centres}
+        found = gauges.moved(gauge, side(name), state, side)
+        for factor, slot in lower:
+            number, rest = state.raw(slot, side).as_coeff_Mul()
+            kept = gauges.moved(gauge, rest, state, side)
+            found += number * factor.xreplace(moved) * sympy.UnevaluatedExpr(kept)
+        return found
+
+    def _moved(self, centre: Centre, side: Side) -> sympy.Expr:
+        """How far a centre moves; of nothing to a first element any way will do."""
+        state = self.progress.state
+        kept = state.of(centre.symbol)
+        before = side(kept.name)
+        if kept.infinite:
+            before = chosen(before, kept.monoid.identity, sympy.S.Zero, before)
+        return before - state.within(centre.symbol, new)
 
 
 def _carried(mass: Kept, instead: sympy.Expr) -> sympy.Expr:

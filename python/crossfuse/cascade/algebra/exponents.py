@@ -52,6 +52,28 @@ def natural(expression: sympy.Basic) -> sympy.Basic:
     )
 
 
+def unlogged(expression: sympy.Basic) -> sympy.Basic:
+    """Write logarithms of products as exponents and logarithms of the rest.
+
+    Taken apart otherwise, ``log(exp(x - m) / s)`` is a sum of ``x`` and ``log(exp(-m) / s)``, which
+    leaves the range of numbers.
+    """
+
+    def of_product(each: sympy.Basic) -> bool:
+        return isinstance(each, sympy.log) and bool(_powers(each.args[0]))
+
+    def apart(each: sympy.log) -> sympy.Expr:
+        powers = _powers(each.args[0])
+        rest = [one for one in sympy.Mul.make_args(each.args[0]) if one not in powers]
+        return sympy.Add(*(power.args[0] for power in powers), sympy.log(sympy.Mul(*rest)))
+
+    return expression.replace(of_product, apart)
+
+
+def _powers(product: sympy.Expr) -> list[sympy.Expr]:
+    return [each for each in sympy.Mul.make_args(product) if isinstance(each, sympy.exp)]
+
+
 def ratios(expression: sympy.Basic) -> sympy.Basic:
     """Join equal powers above and below of every product in an expression.
 

@@ -116,13 +116,13 @@ def contribution(gauge: Gauge, element: sympy.Expr, state: State) -> sympy.Expr:
 
 def carry(gauge: Gauge, kept: sympy.Expr, state: State) -> sympy.Expr:
     """A value so far in the gauge of new values."""
-    return _moved(gauge, kept, state, value)
+    return moved(gauge, kept, state, value)
 
 
 def merged(gauge: Gauge, parts: Sequence[sympy.Expr], state: State) -> sympy.Expr:
     """The sum of the values of two sides, `parts`, in the gauge of the merged state."""
     sides = zip(parts, (left, right), strict=True)
-    return sympy.Add(*(_moved(gauge, part, state, side) for part, side in sides))
+    return sympy.Add(*(moved(gauge, part, state, side) for part, side in sides))
 
 
 def correction(gauge: Gauge, state: State, side: object = value) -> sympy.Expr:
@@ -161,12 +161,13 @@ def _others(product: sympy.Mul, one: sympy.Expr) -> list[sympy.Expr]:
     return [each for each in product.args if each != one]
 
 
-def _moved(gauge: Gauge, part: sympy.Expr, state: State, side: object) -> sympy.Expr:
+def moved(gauge: Gauge, part: sympy.Expr, state: State, side: object) -> sympy.Expr:
+    """What a side has in its own gauge, in that of new values."""
     if gauge.free:
         return part
-    moved = part * correction(gauge, state, side)
+    scaled = part * correction(gauge, state, side)
     if gauge.vanishes:
-        return moved
+        return scaled
     # Not proved to be 0 where a maximum is of nothing: stand-ins on both sides, and 0 stays 0.
     assert callable(side)
     slots = [each for each in state.kept if each.infinite]
@@ -177,7 +178,7 @@ def _moved(gauge: Gauge, part: sympy.Expr, state: State, side: object) -> sympy.
         for each in slots
         if state.among(each, gauge.exponents.free_symbols)
     }
-    return chosen(part, sympy.S.Zero, sympy.S.Zero, moved.xreplace(stood))
+    return chosen(part, sympy.S.Zero, sympy.S.Zero, scaled.xreplace(stood))
 
 
 def _added(kept: Kept, exponent: sympy.Expr, state: State) -> bool:
@@ -253,4 +254,4 @@ def _vanishes(element: sympy.Expr, kept: Kept, power: sympy.Expr) -> bool:
     return False
 
 
-__all__ = ["Gauge", "carry", "contribution", "correction", "merged", "split", "times"]
+__all__ = ["Gauge", "carry", "contribution", "correction", "merged", "moved", "split", "times"]

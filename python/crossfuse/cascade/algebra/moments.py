@@ -8,7 +8,9 @@ the binomial formula: with ``d = mean - mean'``
 whose terms are powers of d times sums of lower degree. Those of degree one, with the mean's own
 weight, would be 0 if the mean were not rounded: they are kept (`Centre.rest`), and correct the mean
 at the next step. Those of degree zero are sums of weights. No difference of large numbers is ever
-taken, unlike by ``sum x**2 - n * mean**2``.
+taken, unlike by ``sum x**2 - n * mean**2``. The same holds of distances from a largest or least
+element, such as ``log(p)`` has in the entropy of a softmax: ``sum e**(u - m) * (u - m)`` moves by
+d times the sum of exponentials.
 """
 
 from __future__ import annotations
@@ -46,16 +48,16 @@ class Mean:
 
 @dataclass(frozen=True)
 class Centre:
-    """A mean in the state.
+    """A mean in the state, or a largest or least element.
 
     Attributes
     ----------
     element : sympy.Expr
-        What is averaged.
+        What is averaged or compared.
     symbol : sympy.Symbol
         Its slot.
-    mass : sympy.Symbol
-        The slot of weights.
+    mass : sympy.Symbol | None
+        The slot of weights; None of an element.
     distance : sympy.Dummy
         Stands for an element's distance from the mean.
     rest : sympy.Symbol | None
@@ -65,7 +67,7 @@ class Centre:
 
     element: sympy.Expr
     symbol: sympy.Symbol
-    mass: sympy.Symbol
+    mass: sympy.Symbol | None
     distance: sympy.Dummy
     rest: sympy.Symbol | None = None
 

@@ -8,7 +8,7 @@ import sympy
 
 from crossfuse.cascade.algebra import gauge as gauges
 from crossfuse.cascade.algebra.centres import Centres
-from crossfuse.cascade.algebra.exponents import joined, natural
+from crossfuse.cascade.algebra.exponents import joined, natural, unlogged
 from crossfuse.cascade.algebra.moments import Mean
 from crossfuse.cascade.algebra.ordering import affine
 from crossfuse.cascade.algebra.pairs import pair_of
@@ -50,7 +50,7 @@ class Deriver:
                 limit="results that are one number",
                 instead="compute it from the k numbers after the cascade, as a result",
             )
-        term = natural(joined(stage.term.xreplace(progress.known)))
+        term = unlogged(natural(joined(stage.term.xreplace(progress.known))))
         if stage.monoid.name == "logaddexp":
             self._logaddexp(stage, term)
         elif stage.name in self.means:

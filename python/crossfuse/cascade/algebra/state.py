@@ -54,6 +54,11 @@ class Kept:
         return not self.symbol.is_nonnegative
 
     @property
+    def extreme(self) -> bool:
+        """Whether it is a largest or least element."""
+        return self.monoid.name in ("max", "min")
+
+    @property
     def infinite(self) -> bool:
         """Whether it is an infinity where nothing was taken in."""
         # The largest of no magnitudes is 0, but there is no least one.

@@ -46,19 +46,49 @@ class Sums:
             keep: Keep = self.centres.moment
             self._add(stage, found, keep, "sum, shift of the mean", proof, [note])
             return
+        below = self._below(term)
+        if below is not None:
+            found = progress.separated(stage, below)
+            proof = "depends on it by exponentials and by distances from it, as a polynomial"
+            note = "moves with the extreme by the binomial formula: no large numbers cancel"
+            self._add(stage, found, self.centres.moment, "sum, shift of an extreme", proof, [note])
+            return
         found = progress.separated(stage, term)
         rank = checked(stage, term, found, progress.elements, progress.results(term))
         self._add(stage, found, progress.accumulate, "sum, *", words(rank, len(found)), [])
 
     def _shifted(self, term: sympy.Expr) -> sympy.Expr | None:
         """The term over distances from means, if it is a polynomial in them."""
-        centres = self.progress.centres
+        centres = [each for each in self.progress.centres if each.mass is not None]
         at = {each.symbol: (each.element, each.distance) for each in centres}
         found = centred(as_factors(term), at)
         used = [] if found is None else [e for e in at.values() if e[1] in found.free_symbols]
         if not used or not all(is_polynomial(found, distance) for _, distance in used):
             return None
         return found
+
+    def _below(self, term: sympy.Expr) -> sympy.Expr | None:
+        """The term over distances from extremes, exponentials left out, if it has such."""
+        progress, state = self.progress, self.progress.state
+        spelt = as_factors(term)
+        used = {each for each in spelt.free_symbols & state.symbols if state.of(each).extreme}
+        held = {
+            each: sympy.Dummy(f"power{number}", positive=True)
+            for number, each in enumerate(sorted(spelt.atoms(sympy.exp), key=str))
+            if each.free_symbols & used
+        }
+        found = spelt.xreplace(held)
+        centres = []
+        for symbol in sorted(used & found.free_symbols, key=lambda each: str(each.name)):
+            centre = self.centres.extreme(symbol, found)
+            apart = centred(found, {symbol: (centre.element, centre.distance)})
+            if apart is not None and is_polynomial(apart, centre.distance):
+                found = apart
+                centres.append(centre)
+        if not centres:
+            return None
+        progress.centres += [each for each in centres if each not in progress.centres]
+        return found.xreplace({dummy: each for each, dummy in held.items()})
 
     def _add(
         self,

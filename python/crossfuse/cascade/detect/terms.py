@@ -118,4 +118,15 @@ def with_length(
         number, *rest = each.args
         return sympy.sign(number) * sympy.Mul(*rest) / symbols.of_length(extent)
 
-    return term.replace(is_mean, divided) if extent > 1 else term
+    def is_sum(part: sympy.Basic) -> bool:
+        return part in known or -part in known
+
+    def has_sum(each: sympy.Basic) -> bool:
+        return bool(each.is_Add) and any(map(is_sum, each.args))
+
+    def averaged(each: sympy.Basic) -> sympy.Basic:
+        length = symbols.of_length(extent)
+        return sympy.Add(*(part / length if is_sum(part) else part for part in each.args))
+
+    # The sum of one element is its mean: nothing divides it, but distances from it tell.
+    return term.replace(is_mean, divided) if extent > 1 else term.replace(has_sum, averaged)

@@ -86,3 +86,29 @@ OF_FUNCTION: dict[type, str] = {
     round_away: "round",
     rint: "nearbyint",
 }
+
+
+def factored(expression: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    """A sum as a factor of all addends, and what it is a factor of.
+
+    Multiplied in, as sympy has it, it would be rounded with each of them: of ``3*x - 3*m`` as
+    three times the difference, large numbers that lie close together give an exact one.
+
+    Parameters
+    ----------
+    expression : sympy.Expr
+        Such as an exponent.
+
+    Returns
+    -------
+    factor : sympy.Expr
+        Positive; 1 for what is no sum, and where addends have several.
+    rest : sympy.Expr
+        The sum of what is left.
+    """
+    addends = sympy.Add.make_args(expression)
+    factors = {abs(each.as_coeff_Mul()[0]) for each in addends}
+    if len(addends) == 1 or len(factors) != 1:
+        return sympy.S.One, expression
+    (factor,) = factors
+    return factor, sympy.Add(*(each / factor for each in addends))

@@ -16,7 +16,7 @@ from sympy.core.relational import Relational
 from sympy.logic.boolalg import Boolean, BooleanFalse, BooleanTrue
 
 from crossfuse import _tvm as ir
-from crossfuse.cascade.expressions.functions import OF_FUNCTION, rint, round_away, trunc
+from crossfuse.cascade.expressions.functions import OF_FUNCTION, factored, rint, round_away, trunc
 from crossfuse.cascade.expressions.refusal import refused
 from crossfuse.cascade.expressions.to_sympy import largest
 
@@ -247,6 +247,10 @@ class _Writer:
         return left - ir.tirx.floor(left / right) * right
 
     def function(self, expression: sympy.Function) -> Any:
+        if isinstance(expression, sympy.exp):
+            factor, rest = factored(expression.args[0])
+            power = self.write(rest)
+            return ir.tirx.exp(power if factor == 1 else self.number(factor) * power)
         written = [self.write(each) for each in expression.args]
         return getattr(ir.tirx, OF_FUNCTION[type(expression)])(*written)
 

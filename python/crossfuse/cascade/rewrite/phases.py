@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import sympy
 
 from crossfuse.cascade.derivation import Slot, guarded, new
+from crossfuse.cascade.expressions.functions import factored
 from crossfuse.cascade.expressions.sharing import shared
 
 Definition = tuple[sympy.Symbol, sympy.Expr]
@@ -81,7 +82,8 @@ def share(expressions: Sequence[sympy.Expr], changing: Iterable[sympy.Symbol]) -
     """Compute once what expressions share, and once for all elements what does not change.
 
     Factors and addends that no element changes are gathered, so that a division by a sum becomes
-    one reciprocal and products with it.
+    one reciprocal and products with it. Addends of a row are added to a difference, not to what
+    is subtracted: of ``x - m - log(s)`` the first two are close together, and large.
 
     Parameters
     ----------
@@ -118,7 +120,13 @@ class _Hoist:
             # Conditions stay as they are: sympy takes a real ``m == -oo`` to be false.
             sides = [(self.run(value), test) for value, test in expression.args]
             return sympy.Piecewise(*sides, evaluate=False)
-        if isinstance(expression, sympy.Add | sympy.Mul):
+        if isinstance(expression, sympy.exp):
+            factor, difference = factored(expression.args[0])
+            if factor != 1:
+                return sympy.exp(factor * sympy.UnevaluatedExpr(self.run(difference)))
+        if isinstance(expression, sympy.Add):
+            return self.added(expression)
+        if isinstance(expression, sympy.Mul):
             return self.gathered(expression)
         return expression.func(*(self.run(each) for each in expression.args))
 
@@ -128,6 +136,16 @@ class _Hoist:
         if not still:
             return expression.func(*moving)
         return expression.func(self.run(expression.func(*still)), *moving)
+
+    def added(self, expression: sympy.Add) -> sympy.Expr:
+        """A sum, the differences of elements and slots first."""
+        still = [each for each in expression.args if not self.changes(each)]
+        slots = [each for each in still if each.as_coeff_Mul()[1].is_Symbol]
+        others = [each for each in still if each not in slots and not each.is_number]
+        if not slots or not others:
+            return self.gathered(expression)
+        near = self.gathered(sympy.Add(*(each for each in expression.args if each not in others)))
+        return sympy.UnevaluatedExpr(near) + self.run(sympy.Add(*others))
 
     def changes(self, expression: sympy.Expr) -> bool:
         return bool(expression.free_symbols & self.changing)

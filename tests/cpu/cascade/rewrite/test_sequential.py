@@ -60,6 +60,15 @@ def test_double_precision_stays() -> None:
     np.testing.assert_allclose(got, wanted, rtol=1e-12)
 
 
+def test_the_mean_of_one_element_is_that_element() -> None:
+    """Nothing says that its sum is divided by one; squares of it would cancel."""
+    site = site_of("variance", 4, 1)
+    assert "total_mean" in {each.name for each in derive(site.cascade).slots}
+    arrays = {"X": np.array([[1e15 / 3], [12345.678], [-1 / 3], [0]], np.float32)}
+    function = streaming(site, derive(site.cascade), StreamTiles(threads=8))
+    np.testing.assert_array_equal(run_sequential(function, arrays).outputs["V"], 0)
+
+
 def test_bound_function_stays_sequential() -> None:
     """What the schedule makes is the same program, bit by bit, forwards and backwards."""
     tiles = StreamTiles(threads=32, unroll=1, cluster=4, resident="shared")
