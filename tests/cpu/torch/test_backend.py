@@ -180,6 +180,17 @@ def test_what_goes_wrong_leaves_the_graph_as_it_was(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(got, module(x))
 
 
+def test_chains_stay_when_cascades_go_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr("crossfuse.torch.fuse_cascades.fuse_cascades", broken)
+    with pytest.warns(UserWarning, match="left cascades of a graph to torch: RuntimeError: no s"):
+        report = check(Function(GRAPHS["dropout"]), torch.randn(16, D))
+    assert report.fused == ("crossfuse_gemm_chain",)
+    assert report.text().endswith("cascades: left, RuntimeError: no such thing")
+
+
 def test_torch_finds_it_by_name() -> None:
     assert "crossfuse" in torch.compiler.list_backends(exclude_tags=None)
     module, x = Function(GRAPHS["dropout"]).half().eval(), torch.randn(16, D).half()
