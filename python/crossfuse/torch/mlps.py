@@ -131,6 +131,8 @@ class _Forward:
         Of the weights, then the rows of the input.
     weights : tuple[tuple[str, str], ...]
         Submodules and names of the weights, in order.
+    shapes : tuple[tuple[int, ...], ...]
+        Of the weights.
     width : int
         Of the input.
     dtype : torch.dtype
@@ -141,6 +143,7 @@ class _Forward:
 
     run: fx.GraphModule
     weights: tuple[tuple[str, str], ...]
+    shapes: tuple[tuple[int, ...], ...]
     width: int
     dtype: torch.dtype
     device: torch.device
@@ -174,11 +177,12 @@ class _Forward:
         order = [each.name for each in run.graph.nodes if each.op == "placeholder"]
         weights = tuple(_split(named[each]) for each in order if each in named)
         value = example.meta["val"]
-        return cls(run, weights, value.shape[-1], value.dtype, weight.device)
+        shapes = tuple(tuple(_tensor(part, each).shape) for each in weights)
+        return cls(run, weights, shapes, value.shape[-1], value.dtype, weight.device)
 
     def __call__(self, part: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """The output of the MLP for rows of any number in any shape."""
-        weights = [getattr(part.get_submodule(where), name) for where, name in self.weights]
+        weights = [_tensor(part, each) for each in self.weights]
         self._check(part, x, weights)
         (output,) = self.run(*weights, x.reshape(-1, self.width))
         return output.reshape(*x.shape[:-1], output.shape[-1])
@@ -200,6 +204,10 @@ class _Forward:
             if each.dtype != self.dtype or each.device != self.device:
                 found = f"a tensor of {each.dtype} on {each.device}"
                 raise _refused(where, found, f"{self.dtype} on {self.device}", again)
+        for (_, name), each, due in zip(self.weights, weights, self.shapes, strict=True):
+            if tuple(each.shape) != due:
+                found = f"a {name} of shape {list(each.shape)}"
+                raise _refused(where, found, f"{list(due)}, as it was", again)
         if x.shape[-1] != self.width:
             found = f"an input of shape {list(x.shape)}"
             raise _refused(where, found, f"rows of {self.width} elements", again)
@@ -272,6 +280,13 @@ def _check_alone(part: nn.Module, run: fx.GraphModule, outcomes: Any) -> None:
     reasons = "; ".join(each.text for each in outcomes if each.text and not each.name)
     found = reasons or f"{', '.join(rest[:3])} beside two layers of matrix products"
     raise _refused(type(part).__name__, found, "two layers that a kernel computes", _INSTEAD)
+
+
+def _tensor(part: nn.Module, at: tuple[str, str]) -> torch.Tensor:
+    """The weight that a module has at a place now."""
+    where, name = at
+    found: torch.Tensor = getattr(part.get_submodule(where), name)
+    return found
 
 
 def _split(name: str) -> tuple[str, str]:
