@@ -66,6 +66,8 @@ def test_torch_programs_chains_and_cascades(x: np.ndarray, monkeypatch: pytest.M
     close(got, due(x, module))
     with pytest.raises(RefusedError, match=r"x: found float16\[4, 32\]; limit: float16\[8, 32\]"):
         fn(given[:4])
+    with pytest.raises(RefusedError, match="x: found a list; limit: tensors of torch and arrays"):
+        fn([0.0])
     with pytest.raises(RefusedError, match="inputs: found 2 of them; limit: one for each of x"):
         fn(given, given)
     with pytest.raises(RefusedError, match=r"x: found an array of other strides; limit: row-major"):

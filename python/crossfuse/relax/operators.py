@@ -172,6 +172,8 @@ def _keeps_places(block: SBlock) -> bool:
     if not isinstance(block.body, tirx.BufferStore):
         return False
     axes = [axis.var for axis in block.iter_vars]
+    if len(block.body.indices) != len(axes):
+        return False  # one number, for which TVM makes an axis of extent one
     loads: list[Any] = []
     others: list[Any] = []
 

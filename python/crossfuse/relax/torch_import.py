@@ -160,9 +160,12 @@ def _export(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
 
 def _translate(exported: Any) -> Any:
     from tvm.relax.frontend.torch import from_exported_program
+    from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
     from crossfuse.relax.converters import CONVERTERS
+    from crossfuse.relax.converters.checked import checked
 
+    converters = checked(ExportedProgramImporter().convert_map, CONVERTERS)
     problems = []
     # Undecomposed first: one silu or attention says more than its parts. Some operators exist only
     # decomposed.
@@ -173,7 +176,7 @@ def _translate(exported: Any) -> Any:
                 keep_params_as_input=True,
                 unwrap_unit_return_tuple=True,
                 run_ep_decomposition=decompose,
-                custom_convert_map=dict(CONVERTERS),
+                custom_convert_map=converters,
             )
         except Exception as error:
             problems.append(error)

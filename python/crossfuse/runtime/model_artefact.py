@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import os
 import tempfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 from crossfuse._compat import installed_version
 from crossfuse.files import sha256, write_atomically
@@ -228,6 +230,6 @@ def _read_weights(path: Path, record: ModelArtefact) -> dict[str, Any]:
                 each.name: from_bits(file[f"arr_{at}"], each.dtype)
                 for at, each in enumerate(record.weights)
             }
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
         found = f"{type(error).__name__}: {error}"
         raise model_refused(str(path), found, "the weights that the record names") from None

@@ -63,6 +63,9 @@ class ModelInputs:
             raise _refused("inputs", f"{len(given)} of them", limit, "pass all of them in order")
         known: dict[str, int] = {}
         for due, each in zip(self.inputs, given, strict=True):
+            if not hasattr(each, "dtype"):
+                found, limit = f"a {type(each).__name__}", "tensors of torch and arrays of numpy"
+                raise _refused(due.name, found, limit, "make it one, such as torch.tensor(...)")
             dtype, before = str(each.dtype).removeprefix("torch."), dict(known)
             if dtype != due.dtype or not self._fits(each.shape, due.extents, known):
                 found = f"{dtype}{list(each.shape)}"

@@ -132,6 +132,8 @@ class _Forward:
         Of the weights, then the rows of the input.
     weights : tuple[tuple[str, str], ...]
         Submodules and names of the weights, in order.
+    shapes : tuple[tuple[int, ...], ...]
+        Of the weights.
     width : int
         Of the input.
     dtype : torch.dtype
@@ -144,6 +146,7 @@ class _Forward:
 
     run: fx.GraphModule
     weights: tuple[tuple[str, str], ...]
+    shapes: tuple[tuple[int, ...], ...]
     width: int
     dtype: torch.dtype
     device: torch.device
@@ -179,7 +182,8 @@ class _Forward:
         _check_named(part, [each for each in order if each not in (*named, given)])
         weights = tuple(_split(named[each]) for each in order if each in named)
         value, name = example.meta["val"], next(iter(signature_of(part.forward).parameters))
-        return cls(run, weights, value.shape[-1], value.dtype, weight.device, name)
+        shapes = tuple(tuple(_tensor(part, each).shape) for each in weights)
+        return cls(run, weights, shapes, value.shape[-1], value.dtype, weight.device, name)
 
     def __call__(self, part: nn.Module, *inputs: Any, **named: Any) -> torch.Tensor:
         """The output of the MLP for rows of any number in any shape."""
@@ -188,7 +192,7 @@ class _Forward:
             limit = f"{self.given} alone"
             raise _refused(type(part).__name__, found, limit, "restore() this module")
         (x,) = (*inputs, *named.values())
-        weights = [getattr(part.get_submodule(where), name) for where, name in self.weights]
+        weights = [_tensor(part, each) for each in self.weights]
         self._check(part, x, weights)
         (output,) = self.run(*weights, x.reshape(-1, self.width))
         return output.reshape(*x.shape[:-1], output.shape[-1])
@@ -210,6 +214,10 @@ class _Forward:
             if each.dtype != self.dtype or each.device != self.device:
                 found = f"a tensor of {each.dtype} on {each.device}"
                 raise _refused(where, found, f"{self.dtype} on {self.device}", again)
+        for (_, name), each, due in zip(self.weights, weights, self.shapes, strict=True):
+            if tuple(each.shape) != due:
+                found = f"a {name} of shape {list(each.shape)}"
+                raise _refused(where, found, f"{list(due)}, as it was", again)
         if x.shape[-1] != self.width:
             found = f"an input of shape {list(x.shape)}"
             raise _refused(where, found, f"rows of {self.width} elements", again)
@@ -293,6 +301,13 @@ def _check_named(part: nn.Module, others: list[str]) -> None:
             "parameters and buffers, which calls read anew",
             "give it to register_buffer",
         )
+
+
+def _tensor(part: nn.Module, at: tuple[str, str]) -> torch.Tensor:
+    """The weight that a module has at a place now."""
+    where, name = at
+    found: torch.Tensor = getattr(part.get_submodule(where), name)
+    return found
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -139,9 +139,11 @@ def test_what_is_not_whole_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtefactRefused, match="found FileNotFoundError; limit: a file of the m"):
         load_model(tmp_path)
     home = changed(folder, tmp_path)
-    (home / "weights.npz").write_bytes(b"PK")
-    with pytest.raises(ArtefactRefused, match="limit: the weights that the record names"):
-        load_model(home)
+    whole = (home / "weights.npz").read_bytes()
+    for part in (b"", b"PK", whole[: len(whole) // 2]):
+        (home / "weights.npz").write_bytes(part)
+        with pytest.raises(ArtefactRefused, match="limit: the weights that the record names"):
+            load_model(home)
 
 
 def test_a_smaller_gpu_is_refused(

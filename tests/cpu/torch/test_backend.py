@@ -111,6 +111,7 @@ GRAPHS: dict[str, Callable[..., Any]] = {
     ),
     "dropout": lambda m, x: F.dropout(m.contract(F.relu(m.expand(x))), 0.5, m.training),
     "constants": lambda m, x: m.contract(F.relu(m.expand(x)) * torch.arange(H).to(x.dtype) / H),
+    "a number": lambda m, x: m.contract(F.relu(m.expand(x))) * x[0, 0].exp(),
     "three layers": lambda m, x: m.contract(F.relu(m.expand(m.contract(F.relu(x @ m.kn))))),
 }
 
@@ -118,6 +119,18 @@ GRAPHS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", GRAPHS)
 def test_graphs(name: str) -> None:
     assert check(Function(GRAPHS[name]), torch.randn(16, D)).fused
+
+
+@pytest.mark.parametrize("rest", ["eager", "inductor"])
+def test_activations_with_bounds_and_factors(rest: str) -> None:
+    # Inductor writes most of them as clamp_min, clamp_max, and sums with a factor.
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        h = m.expand(x)
+        bounded = F.hardtanh(h, -0.3, 0.6) + F.relu6(4 * h) - F.hardswish(3 * h)
+        curved = torch.add(F.selu(h), F.celu(h, 2.0), alpha=2).masked_fill(h > 2, float("-inf"))
+        return m.contract(bounded + curved.clamp(min=-3))
+
+    assert len(check(Function(forward), 2 * torch.randn(16, D), rest=rest).fused) == 1
 
 
 def test_an_intermediate_that_torch_needs_is_left() -> None:
@@ -168,6 +181,17 @@ def test_what_goes_wrong_leaves_the_graph_as_it_was(monkeypatch: pytest.MonkeyPa
     with torch.no_grad(), pytest.warns(UserWarning, match="RuntimeError: no such thing"):
         got = torch.compile(module, backend=Backend(rest="eager", always=True, cpu="llvm"))(x)
     torch.testing.assert_close(got, module(x))
+
+
+def test_chains_stay_when_cascades_go_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr("crossfuse.torch.fuse_cascades.fuse_cascades", broken)
+    with pytest.warns(UserWarning, match="left cascades of a graph to torch: RuntimeError: no s"):
+        report = check(Function(GRAPHS["dropout"]), torch.randn(16, D))
+    assert report.fused == ("crossfuse_gemm_chain",)
+    assert report.text().endswith("cascades: left, RuntimeError: no such thing")
 
 
 def test_torch_finds_it_by_name() -> None:

@@ -113,6 +113,12 @@ def test_calls_that_no_kernel_is_for() -> None:
             module(y=x)
         with pytest.raises(RefusedError, match=r"found an input of strides \[1, 4\]; limit: row-m"):
             module(torch.randn(D, 4).half().t())
+        for each in [part for part in module.modules() if isinstance(part, nn.Linear)][:1]:
+            each.weight = nn.Parameter(each.weight.t().contiguous(), requires_grad=False)
+        with pytest.raises(
+            RefusedError, match=r"found a weight of shape \[64, 128\]; limit: \[128"
+        ):
+            module(torch.randn(4, D).half())
         with pytest.raises(RefusedError, match="found a module in training mode"):
             module.train()(x)
 

@@ -11,8 +11,11 @@ from crossfuse.cascade.rewrite.tiled.frame import DEPTH, whole
 from crossfuse.cascade.rewrite.tiled.ground import Ground, Local
 from crossfuse.cascade.rewrite.tiled.operands import Product, mentions
 from crossfuse.cascade.rewrite.tiled.places import Extent
+from crossfuse.cascade.rewrite.tiled.refusal import refused
 
 SHARED = "shared.dyn"
+#: What the analyzer says of an index that is read from a tensor.
+_UNBOUNDED = 2**31
 
 
 class Staging:
@@ -90,7 +93,15 @@ class Staging:
         known = ir.sym.Analyzer()
         for each in used:
             known.bind(each, ir.tvm.ir.Range(0, self.ground.extents[each].domain))
-        return int(known.const_int_bound(index).max_value) + 1
+        last = int(known.const_int_bound(index).max_value)
+        if last >= _UNBOUNDED:
+            raise refused(
+                "an index of a tile",
+                found=str(index),
+                limit="places that follow from the loops, not from elements of a tensor",
+                instead="gather before the product, or leave the cascade to separate kernels",
+            )
+        return last + 1
 
     def depth(self, product: Product) -> int:
         """What a product sums at a time."""

@@ -1,7 +1,7 @@
-"""Converters of aten operators for TVM's importer: what it has otherwise, or not at all.
+"""Products, casts and reshapes.
 
-Its own declare every product float32, so that a bias or a second layer in a 2-byte type no longer
-fits, and the output changes its type. Each is a function of a node and the importer.
+TVM's own declare every product float32, so that a bias or a second layer in a 2-byte type no longer
+fits, and the output changes its type.
 """
 
 from __future__ import annotations
@@ -63,28 +63,9 @@ def _convolution(node: Any, importer: Any) -> Any:
     return importer.block_builder.emit(relax.op.add(result, column))
 
 
-def _batch_norm(node: Any, importer: Any) -> Any:
-    """TVM's own takes the momentum for epsilon, and the flag of training for the momentum."""
-    x, weight, bias, mean, variance, _, momentum, epsilon, *_ = importer.retrieve_args(node)
-    ones, zeros = relax.op.ones_like(mean), relax.op.zeros_like(mean)
-    made = relax.op.nn.batch_norm(
-        x,
-        ones if weight is None else weight,
-        zeros if bias is None else bias,
-        mean,
-        variance,
-        axis=1,
-        epsilon=epsilon,
-        momentum=momentum,
-        training=False,
-    )
-    return importer.block_builder.emit(importer.block_builder.emit(made)[0])
-
-
-#: By the name of the operator, as ``from_exported_program`` takes them.
-CONVERTERS = {
+#: By the name of the operator.
+PRODUCTS = {
     "linear.default": _linear,
-    "batch_norm.default": _batch_norm,
     "conv2d.default": _convolution,
     "addmm.default": _addmm,
     "convert_element_type.default": _cast,

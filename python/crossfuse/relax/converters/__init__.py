@@ -1,0 +1,16 @@
+"""Converters of aten operators for TVM's importer: what it has otherwise, or not at all.
+
+Each is a function of a node and the importer. TVM's own leave out arguments that some operators
+have, such as ``alpha`` of sums and the bound of ``clamp_max``, and compute something else then.
+"""
+
+from __future__ import annotations
+
+from crossfuse.relax.converters.activations import ACTIVATIONS
+from crossfuse.relax.converters.arithmetic import ARITHMETIC
+from crossfuse.relax.converters.layers import LAYERS
+from crossfuse.relax.converters.places import PLACES
+from crossfuse.relax.converters.products import PRODUCTS
+
+#: By the name of the operator, as ``from_exported_program`` takes them.
+CONVERTERS = {**ARITHMETIC, **ACTIVATIONS, **PRODUCTS, **LAYERS, **PLACES}

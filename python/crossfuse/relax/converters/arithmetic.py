@@ -1,0 +1,134 @@
+"""Sums, products, quotients and comparisons of two operands, and of what promotes their types.
+
+TVM's own drop ``alpha``, and give numbers the type of the tensor beside them: ``ids > 0.5`` of
+integers compares with zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+from tvm import relax
+
+from crossfuse.relax.converters.operands import (
+    argument,
+    common_type,
+    filled,
+    operand,
+    result_type,
+)
+
+_Operator = Callable[[Any, Any], Any]
+#: Overloads: of a tensor, and of a number.
+_KINDS = ("Tensor", "Scalar")
+
+
+def _binary(operator: _Operator, *, swapped: bool = False) -> Any:
+    """An operator in the type of its result."""
+
+    def convert(node: fx.Node, importer: Any) -> Any:
+        if any(not _plain(each) for each in node.args[:2]):
+            return importer.create_convert_map()[node.target.__name__](node)
+        dtype = result_type(node)
+        left, right = (operand(each, importer, dtype) for each in node.args[:2])
+        if swapped:
+            left, right = right, left
+        alpha = argument(node, 2, "alpha", 1)
+        if alpha != 1:
+            scaled = relax.op.multiply(right, relax.const(alpha, dtype))
+            right = importer.block_builder.emit(scaled)
+        return importer.block_builder.emit(operator(left, right))
+
+    return convert
+
+
+def _comparison(operator: _Operator) -> Any:
+    """An operator in the type that both operands are brought to."""
+
+    def convert(node: fx.Node, importer: Any) -> Any:
+        dtype = common_type(node)
+        left, right = (operand(each, importer, dtype) for each in node.args[:2])
+        return importer.block_builder.emit(operator(left, right))
+
+    return convert
+
+
+def _plain(given: Any) -> bool:
+    """Whether an operand is a tensor or a number, not a size of the graph."""
+    return not isinstance(given, fx.Node) or hasattr(given.meta.get("val"), "dtype")
+
+
+def _where(node: fx.Node, importer: Any) -> Any:
+    condition, *both = node.args
+    chosen = (operand(each, importer, result_type(node)) for each in both)
+    return importer.block_builder.emit(relax.op.where(importer.env[condition], *chosen))
+
+
+def _masked_fill(node: fx.Node, importer: Any) -> Any:
+    x, mask, value = node.args
+    data = operand(x, importer, result_type(node))
+    given = isinstance(value, fx.Node)
+    chosen = operand(value, importer, result_type(node)) if given else filled(data, value, importer)
+    return importer.block_builder.emit(relax.op.where(importer.env[mask], chosen, data))
+
+
+def _std(node: fx.Node, importer: Any) -> Any:
+    """The root of the variance, which has the correction that ``std`` of TVM's drops."""
+    variance = importer._var_correction(node)
+    return importer.block_builder.emit(relax.op.sqrt(variance))
+
+
+def _largest(operator: Callable[..., Any]) -> Any:
+    """The largest or least element along some axes."""
+
+    def convert(node: fx.Node, importer: Any) -> Any:
+        axes, keep = argument(node, 1, "dim", []), argument(node, 2, "keepdim", False)
+        made = operator(importer.env[node.args[0]], list(axes) or None, keepdims=keep)
+        return importer.block_builder.emit(made)
+
+    return convert
+
+
+def _along(operator: Callable[..., Any]) -> Any:
+    """A softmax or a running sum along an axis, in the type of its result."""
+
+    def convert(node: fx.Node, importer: Any) -> Any:
+        x = operand(node.args[0], importer, result_type(node))
+        return importer.block_builder.emit(operator(x, argument(node, 1, "dim")))
+
+    return convert
+
+
+_BINARY = {
+    "add": relax.op.add,
+    "sub": relax.op.subtract,
+    "mul": relax.op.multiply,
+    "div": relax.op.divide,
+}
+_COMPARISONS = {
+    "eq": relax.op.equal,
+    "ne": relax.op.not_equal,
+    "lt": relax.op.less,
+    "le": relax.op.less_equal,
+    "gt": relax.op.greater,
+    "ge": relax.op.greater_equal,
+}
+#: By the name of the operator.
+ARITHMETIC = {
+    **{f"{name}.{kind}": _binary(op) for name, op in _BINARY.items() for kind in _KINDS},
+    **{f"{name}_.Tensor": _binary(_BINARY[name]) for name in ("add", "mul")},
+    **{f"rsub.{kind}": _binary(relax.op.subtract, swapped=True) for kind in _KINDS},
+    **{f"{name}.{kind}": _comparison(op) for name, op in _COMPARISONS.items() for kind in _KINDS},
+    "maximum.default": _binary(relax.op.maximum),
+    "minimum.default": _binary(relax.op.minimum),
+    "where.self": _where,
+    **dict.fromkeys(("masked_fill.Scalar", "masked_fill.Tensor"), _masked_fill),
+    "std.correction": _std,
+    "amax.default": _largest(relax.op.max),
+    "amin.default": _largest(relax.op.min),
+    **dict.fromkeys(("softmax.int", "_softmax.default"), _along(relax.op.nn.softmax)),
+    **dict.fromkeys(("log_softmax.int", "_log_softmax.default"), _along(relax.op.nn.log_softmax)),
+    "cumsum.default": _along(relax.op.cumsum),
+}

@@ -1,0 +1,136 @@
+"""Norms, attention, pools and resizing, with all of their arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from tvm import relax
+
+from crossfuse.relax.converters.operands import argument, operand, result_type
+
+_INSTANCE_EPSILON = 7
+_DIVISOR = 6
+
+
+def _batch_norm(node: fx.Node, importer: Any) -> Any:
+    """TVM's own takes the momentum for epsilon, and the flag of training for the momentum."""
+    x, weight, bias, mean, variance, _, momentum, epsilon, *_ = importer.retrieve_args(node)
+    ones, zeros = relax.op.ones_like(mean), relax.op.zeros_like(mean)
+    made = relax.op.nn.batch_norm(
+        x,
+        ones if weight is None else weight,
+        zeros if bias is None else bias,
+        mean,
+        variance,
+        axis=1,
+        epsilon=epsilon,
+        momentum=momentum,
+        training=False,
+    )
+    return importer.block_builder.emit(importer.block_builder.emit(made)[0])
+
+
+def _group_norm(node: fx.Node, importer: Any) -> Any:
+    """TVM's own fails without weights."""
+    x = importer.env[node.args[0]]
+    made = relax.op.nn.group_norm(
+        x,
+        *_affine(node, importer, 2),
+        num_groups=node.args[1],
+        channel_axis=1,
+        axes=list(range(2, x.ty.ndim)),
+        epsilon=argument(node, 4, "eps", 1e-5),
+    )
+    return importer.block_builder.emit(made)
+
+
+def _instance_norm(node: fx.Node, importer: Any) -> Any:
+    """TVM's own takes the variance for epsilon."""
+    x = importer.env[node.args[0]]
+    if not node.args[5]:
+        raise NotImplementedError("an instance norm of running statistics")
+    made = relax.op.nn.instance_norm(
+        x,
+        *_affine(node, importer, 1),
+        channel_axis=1,
+        axes=list(range(2, x.ty.ndim)),
+        epsilon=node.args[_INSTANCE_EPSILON],
+    )
+    return importer.block_builder.emit(made)
+
+
+def _affine(node: fx.Node, importer: Any, place: int) -> tuple[Any, Any]:
+    """Weight and bias of the channels, from a place of the arguments on; ones and zeros if none."""
+    shape, dtype = (int(node.meta["val"].shape[1]),), result_type(node)
+    weight, bias = (argument(node, place + i, name) for i, name in enumerate(("weight", "bias")))
+    ones, zeros = (relax.op.full(shape, relax.const(each, dtype), dtype) for each in (1, 0))
+    return (
+        ones if weight is None else importer.env[weight],
+        zeros if bias is None else importer.env[bias],
+    )
+
+
+def _attention(node: fx.Node, importer: Any) -> Any:
+    """Attention with its scale, and with as many heads of keys as of queries.
+
+    What has a mask of flags is left to torch's decomposition, which knows rows without any key.
+    """
+    mask, causal = argument(node, 3, "attn_mask"), argument(node, 5, "is_causal", False)
+    query, value = (each.meta["val"] for each in (node.args[0], node.args[2]))
+    alike = query.dim() == 4 and query.shape[:2] == node.args[1].meta["val"].shape[:2]
+    if not alike or query.shape[:2] != value.shape[:2]:
+        raise NotImplementedError("attention of other than 4 extents, or of fewer heads of keys")
+    if mask is not None and mask.meta["val"].dtype == torch.bool:
+        raise NotImplementedError("attention with a mask of flags")
+    emit = importer.block_builder.emit
+    given = [emit(relax.op.permute_dims(importer.env[x], [0, 2, 1, 3])) for x in node.args[:3]]
+    made = relax.op.nn.attention(
+        *given,
+        bias=None if mask is None else operand(mask, importer, result_type(node)),
+        scale=node.kwargs.get("scale"),
+        causal_mask="TopLeft" if causal else None,
+    )
+    return emit(relax.op.permute_dims(emit(made), [0, 2, 1, 3]))
+
+
+def _average_pool(node: fx.Node, importer: Any) -> Any:
+    """TVM's own drops the divisor."""
+    if argument(node, _DIVISOR, "divisor_override") is not None:
+        raise NotImplementedError("an average pool with a divisor of its own")
+    return importer.create_convert_map()[node.target.__name__](node)
+
+
+def _nearest(node: fx.Node, importer: Any) -> Any:
+    """The pixel at ``floor(place * in / out)``; TVM's own counts from the middle of pixels."""
+    x, factors = node.args[0], argument(node, 2, "scale_factors")
+    (*_, height, width), size = x.meta["val"].shape, tuple(node.meta["val"].shape[2:])
+    for given, made, factor in zip((height, width), size, factors or (), strict=False):
+        if given * factor != made:
+            raise NotImplementedError(f"a resize of {given} by {factor}, which is no integer")
+    made = relax.op.image.resize2d(
+        importer.env[x],
+        size,
+        layout="NCHW",
+        method="nearest_neighbor",
+        coordinate_transformation_mode="asymmetric",
+        rounding_method="floor",
+    )
+    return importer.block_builder.emit(made)
+
+
+def _smooth_resize(node: fx.Node, _importer: Any) -> Any:
+    raise NotImplementedError(f"{node.target}, of which TVM leaves the smoothing out")
+
+
+#: By the name of the operator.
+LAYERS = {
+    "batch_norm.default": _batch_norm,
+    "group_norm.default": _group_norm,
+    "instance_norm.default": _instance_norm,
+    "scaled_dot_product_attention.default": _attention,
+    "avg_pool2d.default": _average_pool,
+    "upsample_nearest2d.vec": _nearest,
+    "_upsample_bilinear2d_aa.default": _smooth_resize,
+}
