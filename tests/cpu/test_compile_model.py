@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
+import copy
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +44,7 @@ class Mlp(nn.Module):
 
 def due(x: np.ndarray, module: nn.Module) -> np.ndarray:
     with torch.no_grad():
-        return deepcopy(module).double()(torch.from_numpy(x).double()).numpy()
+        return copy.deepcopy(module).double()(torch.from_numpy(x).double()).numpy()
 
 
 @pytest.fixture
@@ -53,6 +54,15 @@ def x() -> np.ndarray:
 
 def close(got: Any, exact: np.ndarray) -> None:
     np.testing.assert_allclose(np.asarray(got, "float64"), exact, rtol=3e-3, atol=3e-4)
+
+
+def test_no_rows_and_copies_are_refused() -> None:
+    with pytest.raises(RefusedError, match=r"shape \[0, 8\]; limit: at least one element"):
+        compile_model(nn.Linear(8, 4).eval(), (torch.zeros(0, 8),), **CPU)
+    fn = compile_model(nn.Linear(8, 4).eval(), (torch.zeros(2, 8),), **CPU)
+    for each in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(RefusedError, match=r"a copy of it, or a pickle; .*CompiledModel.exp"):
+            each(fn)
 
 
 def test_torch_programs_chains_and_cascades(x: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:

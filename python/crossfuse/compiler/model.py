@@ -14,7 +14,7 @@ from crossfuse.files import sha256
 from crossfuse.hardware import Device, device, tvm_target
 from crossfuse.runtime.bin_rows import BINS
 from crossfuse.runtime.model_inputs import ModelInput, ModelInputs
-from crossfuse.runtime.running_model import RUNS_ON, RunningModel
+from crossfuse.runtime.running_model import RUNS_ON, RunningModel, Uncopied
 
 if TYPE_CHECKING:
     from crossfuse.relax.chains.outcome import ChainOutcome
@@ -59,7 +59,7 @@ class ModelReport:
 
 
 @dataclass(frozen=True)
-class CompiledModel:
+class CompiledModel(Uncopied):
     """A model as an executable of Relax.
 
     Attributes
@@ -214,6 +214,11 @@ def compile_model(
     WorkloadRefused, EnvironmentRefused, LoweringRefused
         For models that cannot be imported, and kernels that cannot be built.
 
+    Notes
+    -----
+    Weights are not copied before they go to the device, at the first call. Until then a change of
+    them in place counts, later it does not; `CompiledModel.export` writes what they are then.
+
     Examples
     --------
     >>> import torch
@@ -233,6 +238,7 @@ def compile_model(
         limit = " or ".join(map(repr, RUNS_ON))
         raise _refused("runs_on", repr(runs_on), limit, "name one of these")
     imported = read_model(model, example_inputs, shapes=shapes, opset=opset)
+    _check_elements(imported.mod["main"])
     spec = device(target)
     steps = phases(spec, always=always, bins=bins, build=runs_on == "cuda")
     built = pipeline(spec, dump=dump, steps=steps)
@@ -240,6 +246,16 @@ def compile_model(
     outcomes = {each.name: getattr(each.run, "outcomes", ()) for each in steps}
     report = ModelReport(outcomes["fuse_chains"], outcomes["fuse_cascades"])
     return CompiledModel(imported, executable, report, spec, runs_on)
+
+
+def _check_elements(function: Any) -> None:
+    """Refuse inputs of no elements, for which TVM has no schedules."""
+    for each in function.params:
+        extents = [_extent(extent) for extent in getattr(each.ty.shape, "values", None) or ()]
+        if 0 in extents:
+            limit = "at least one element"
+            instead = "compile for more rows, and answer calls without any beside the model"
+            raise _refused(str(each.name), f"a tensor of shape {extents}", limit, instead)
 
 
 def _build(mod: Any, passes: Any, spec: Device, runs_on: str) -> Any:

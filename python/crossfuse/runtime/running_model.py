@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from crossfuse.errors import EnvironmentRefused, refuse
+from crossfuse.errors import ArtefactRefused, EnvironmentRefused, refuse
 from crossfuse.runtime.model_inputs import ModelInputs
 from crossfuse.runtime.tensors import is_torch, to_numpy, to_torch
 from crossfuse.runtime.torch_order import after_torch, check_first_gpu
@@ -17,8 +17,23 @@ from crossfuse.runtime.torch_order import after_torch, check_first_gpu
 RUNS_ON = ("cuda", "llvm")
 
 
+class Uncopied:
+    """A model that TVM runs: its machine code is in this process, and in folders."""
+
+    def __reduce__(self) -> Any:
+        """Refuse `copy`, `copy.deepcopy` and `pickle`."""
+        raise refuse(
+            ArtefactRefused,
+            "compile-model",
+            type(self).__name__,
+            found="a copy of it, or a pickle",
+            limit="one object in one process",
+            instead="call this one, or write it by CompiledModel.export and read it by load_model",
+        )
+
+
 @dataclass(frozen=True)
-class RunningModel:
+class RunningModel(Uncopied):
     """A model on its device.
 
     Attributes
