@@ -106,6 +106,9 @@ GRAPHS: dict[str, Callable[..., Any]] = {
     "up first": lambda m, x: m.down(m.up(x) * F.silu(m.gate(x))),
     "minus": lambda m, x: m.down(torch.tanh(m.gate(x)) - 2 * m.up(x).abs()),
     "leaky where": lambda m, x: m.down(torch.where((h := m.gate(x)) > 0, h, 0.1 * h)),
+    "where not, a number": lambda m, x: m.down(
+        torch.where((h := m.gate(x)) > 0, h, torch.tensor(-0.5, dtype=x.dtype))
+    ),
     "masked": lambda m, x: m.down(m.gate(x).masked_fill(m.gate(x) < 0, 0.0)),
     "truth as number": lambda m, x: m.down((m.gate(x) > 0).to(x.dtype) * m.up(x)),
     "zeros like": lambda m, x: m.down(torch.maximum(h := m.gate(x), torch.zeros_like(h))),

@@ -7,7 +7,7 @@ from typing import Any
 
 import tvm
 from tvm import relax, tirx
-from tvm.ir import Call, Var
+from tvm.ir import Call, GenericConst, Var
 
 from crossfuse.relax.collapse import collapse, same_matrix
 from crossfuse.relax.graph import Graph
@@ -118,11 +118,25 @@ class _Rebuild:
             return self.image[value] if is_tensor(value) else value
         return relax.const(number, "float32" if dtype_of(value) in FLOAT_TYPES else dtype_of(value))
 
+    def held(self, value: Any) -> Any:
+        """A number as a tensor: of constants TVM's ``where`` makes no function.
+
+        It fills with finite numbers only, and multiplies by any.
+        """
+        if not isinstance(value, GenericConst):
+            return value
+        ones = self.builder.emit(
+            relax.op.full((), relax.const(1, dtype_of(value)), dtype_of(value))
+        )
+        return self.builder.emit(relax.op.multiply(ones, value))
+
     def rebuilt(self, value: Var) -> Any:
         """Emit one operator."""
         call = self.graph.calls[value]
         name = operator(call)
         arguments = [self.argument(argument) for argument in call.args]
+        if name == "relax.where":
+            arguments = [self.held(argument) for argument in arguments]
         if name == CAST and dtype_of(value) in FLOAT_TYPES:
             plain = dtype_of(arguments[0]) in FLOAT_TYPES
             cast = relax.op.astype(arguments[0], "float32")
@@ -158,5 +172,10 @@ def _fused(mod: tvm.IRModule, params: list[Var]) -> tirx.PrimFunc:
             result = builder.emit_output(Call(region, outer))
         builder.emit_func_output(result)
     passes = [relax.transform.LegalizeOps(), relax.transform.FuseTIR()]
-    fused = tvm.transform.Sequential(passes)(builder.get())
+    try:
+        fused = tvm.transform.Sequential(passes)(builder.get())
+    except tvm.error.InternalError as error:
+        found = f"operators that TVM does not join: {str(error).splitlines()[-1]}"
+        limit = "element-wise operators of tensors and numbers"
+        raise refused("between products", found, limit, "leave the model unfused") from error
     return next(f for f in fused.functions.values() if isinstance(f, tirx.PrimFunc))
