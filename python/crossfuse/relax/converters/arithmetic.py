@@ -62,8 +62,14 @@ def _plain(given: Any) -> bool:
 
 def _where(node: fx.Node, importer: Any) -> Any:
     condition, *both = node.args
-    chosen = (operand(each, importer, result_type(node)) for each in both)
-    return importer.block_builder.emit(relax.op.where(importer.env[condition], *chosen))
+    mask, dtype = importer.env[condition], result_type(node)
+    like = importer.block_builder.emit(relax.op.astype(mask, dtype))
+    given = [isinstance(each, fx.Node) for each in both]
+    chosen = (
+        operand(each, importer, dtype) if is_tensor else filled(like, each, importer)
+        for each, is_tensor in zip(both, given, strict=True)
+    )
+    return importer.block_builder.emit(relax.op.where(mask, *chosen))
 
 
 def _masked_fill(node: fx.Node, importer: Any) -> Any:
@@ -89,6 +95,23 @@ def _largest(operator: Callable[..., Any]) -> Any:
         return importer.block_builder.emit(made)
 
     return convert
+
+
+def _truth(operator: Callable[..., Any]) -> Any:
+    """Whether any or all elements along some axes are other than zero."""
+
+    def convert(node: fx.Node, importer: Any) -> Any:
+        emit, x = importer.block_builder.emit, importer.env[node.args[0]]
+        axes, keep = argument(node, 1, "dim"), argument(node, 2, "keepdim", False)
+        true = x if str(x.ty.dtype) == "bool" else emit(relax.op.not_equal(x, _zero(x)))
+        ones = emit(relax.op.astype(true, "int32"))
+        return emit(relax.op.astype(emit(operator(ones, axes, keepdims=keep)), "bool"))
+
+    return convert
+
+
+def _zero(x: Any) -> Any:
+    return relax.const(0, str(x.ty.dtype))
 
 
 def _along(operator: Callable[..., Any]) -> Any:
@@ -123,7 +146,9 @@ ARITHMETIC = {
     **{f"{name}.{kind}": _comparison(op) for name, op in _COMPARISONS.items() for kind in _KINDS},
     "maximum.default": _binary(relax.op.maximum),
     "minimum.default": _binary(relax.op.minimum),
-    "where.self": _where,
+    **{f"where.{kind}": _where for kind in ("self", "Scalar", "ScalarSelf", "ScalarOther")},
+    **{f"any.{kind}": _truth(relax.op.max) for kind in ("default", "dim", "dims")},
+    **{f"all.{kind}": _truth(relax.op.min) for kind in ("default", "dim", "dims")},
     **dict.fromkeys(("masked_fill.Scalar", "masked_fill.Tensor"), _masked_fill),
     "std.correction": _std,
     "amax.default": _largest(relax.op.max),
