@@ -7,10 +7,10 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.choice import Taken
+from crossfuse.planner.cascade.kernel import Tiles
 from crossfuse.planner.cascade.rows_cost import rows_memory
 from crossfuse.planner.cascade.rows_space import RowsTiles
 from crossfuse.planner.cascade.shape import CascadeShape
-from crossfuse.planner.cascade.space import Tiles
 from crossfuse.planner.cascade.stream_limits import ctas, registers, shared_bytes
 from crossfuse.planner.cascade.tile_limits import at_once, shared_size, sum_registers
 from crossfuse.planner.cascade.tile_steps import steps_of

@@ -12,10 +12,10 @@ from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.cascade.choice import CascadeChoice
 from crossfuse.planner.cascade.eager import eager_estimate
+from crossfuse.planner.cascade.kernel import Tiles
 from crossfuse.planner.cascade.place import place_of, taken
 from crossfuse.planner.cascade.shape import CascadeShape, shape_of_cascade
 from crossfuse.planner.cascade.space import (
-    Tiles,
     estimate,
     in_order,
     moved,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +14,7 @@ from crossfuse.cascade.rewrite.work import Work
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade import rows_space, stream_space, tile_space
+from crossfuse.planner.cascade.kernel import CascadeKernel, Tiles
 from crossfuse.planner.cascade.rows_cost import rows_bytes, rows_estimate
 from crossfuse.planner.cascade.rows_space import (
     RowsTiles,
@@ -28,38 +29,13 @@ from crossfuse.planner.cascade.tile_cost import tile_bytes, tile_estimate
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.families import ROWS, STREAM, TILES
+from crossfuse.planner.families import ROWS, STREAM
 from crossfuse.planner.kernels.every import count
 from crossfuse.planner.kernels.tiled import TiledKernel
 from crossfuse.planner.space.count import Step
 
-Tiles: TypeAlias = "StreamTiles | CascadeTiles | RowsTiles"
 #: Tiles with their estimated microseconds.
 Timed: TypeAlias = "tuple[float, Tiles]"
-
-
-@dataclass(frozen=True)
-class CascadeKernel:
-    """A kernel of a cascade as terms of one's own see it: `crossfuse.planner.cost.own.OwnTerm`.
-
-    Attributes
-    ----------
-    tiles : StreamTiles | CascadeTiles | RowsTiles
-        Of one candidate; those of rows before a product may be of many, with arrays as fields.
-    """
-
-    tiles: Tiles
-
-    @property
-    def family(self) -> str:
-        """``"stream"``, ``"tiles"`` or ``"rows"``."""
-        kinds = {StreamTiles: STREAM, CascadeTiles: TILES, RowsTiles: ROWS}
-        return kinds[type(self.tiles)]
-
-    def kernels(self, shape: CascadeShape) -> tuple[str, ...]:
-        """Name what is launched, as kernels of chains list theirs: see `TiledKernel.kernels`."""
-        stored = isinstance(self.tiles, CascadeTiles) and self.tiles.in_memory
-        return (self.family, "merge") if stored else (self.family,)
 
 
 def candidates(

@@ -13,8 +13,9 @@ import numpy as np
 from crossfuse.cascade.rewrite.tiles import RESIDENCES
 from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device
+from crossfuse.planner.cascade.kernel import Tiles
 from crossfuse.planner.cascade.shape import CascadeShape
-from crossfuse.planner.cascade.space import Tiles, Timed, read_tiles, tile_fields, timed
+from crossfuse.planner.cascade.space import Timed, read_tiles, tile_fields, timed
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.tune.space import Group, Space
 
