@@ -63,12 +63,14 @@ def _plain(given: Any) -> bool:
 def _where(node: fx.Node, importer: Any) -> Any:
     condition, *both = node.args
     mask, dtype = importer.env[condition], result_type(node)
-    like = importer.block_builder.emit(relax.op.astype(mask, dtype))
-    given = [isinstance(each, fx.Node) for each in both]
-    chosen = (
-        operand(each, importer, dtype) if is_tensor else filled(like, each, importer)
-        for each, is_tensor in zip(both, given, strict=True)
-    )
+
+    def value(given: Any) -> Any:
+        if isinstance(given, fx.Node):
+            return operand(given, importer, dtype)
+        like = importer.block_builder.emit(relax.op.astype(mask, dtype))
+        return filled(like, given, importer)
+
+    chosen = [value(each) for each in both]
     return importer.block_builder.emit(relax.op.where(mask, *chosen))
 
 
