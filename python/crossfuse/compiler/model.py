@@ -13,6 +13,7 @@ from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.files import sha256
 from crossfuse.hardware import Device, device, tvm_target
 from crossfuse.runtime.bin_rows import BINS
+from crossfuse.runtime.exact_cuda import exact_cuda
 from crossfuse.runtime.model_inputs import ModelInput, ModelInputs
 from crossfuse.runtime.running_model import RUNS_ON, RunningModel, Uncopied
 
@@ -263,7 +264,8 @@ def _build(mod: Any, passes: Any, spec: Device, runs_on: str) -> Any:
     from tvm import relax
 
     if runs_on == "cuda":
-        return relax.build(mod, tvm_target(spec), relax_pipeline=passes)
+        with exact_cuda(spec.arch):
+            return relax.build(mod, tvm_target(spec), relax_pipeline=passes)
     # Wider vectors of bfloat16 go wrong in LLVM from level 2 on.
     target = tvm.target.Target({"kind": "llvm", "opt-level": 1})
     return relax.build(mod, target, relax_pipeline=passes)

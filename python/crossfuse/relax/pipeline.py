@@ -18,6 +18,7 @@ from crossfuse.relax.dataflow import clean
 from crossfuse.relax.fuse_cascades import FuseCascades
 from crossfuse.relax.fuse_chains import FuseChains
 from crossfuse.relax.on_cpu import serial_kernels
+from crossfuse.relax.powers import POWERS
 from crossfuse.relax.wide_arithmetic import WideArithmetic
 from crossfuse.runtime.bin_rows import BINS
 
@@ -73,7 +74,7 @@ def phases(
         Phase("clean", clean),
         Phase("fuse_chains", FuseChains(spec, always=always, bins=bins)),
         Phase("wide_arithmetic", WideArithmetic()),
-        Phase("legalize", relax.transform.LegalizeOps(dict(ATTENTION))),
+        Phase("legalize", relax.transform.LegalizeOps({**ATTENTION, **POWERS})),
         Phase("fuse_cascades", FuseCascades(spec)),
         Phase("build_kernels", BuildKernels(spec))
         if build

@@ -22,10 +22,9 @@ from crossfuse.relax.operators import (
     scalar,
     shape_of,
 )
+from crossfuse.relax.powers import HIGHEST
 from crossfuse.workload.dtypes import FLOAT_TYPES
 from crossfuse.workload.operand import Operand
-
-_HIGHEST_POWER = 4
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ class _Rebuild:
         if name in RESHAPES or name == TRANSPOSE:
             return arguments[0]
         exponent = scalar(call.args[1]) if name == "relax.power" else None
-        if exponent is not None and exponent in range(2, _HIGHEST_POWER + 1):
+        if exponent is not None and exponent in range(2, HIGHEST + 1):
             return self.power(arguments[0], int(exponent))
         clone = Call(call.op, arguments, call.attrs, call.ty_args)
         result = self.widened(self.builder.emit(clone))

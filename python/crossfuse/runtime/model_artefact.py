@@ -20,6 +20,7 @@ from zipfile import BadZipFile
 
 from crossfuse._compat import installed_version
 from crossfuse.files import sha256, write_atomically
+from crossfuse.runtime.exact_cuda import compile_marked_text
 from crossfuse.runtime.fitness import check_room, gpu_limits
 from crossfuse.runtime.load import open_library
 from crossfuse.runtime.model_inputs import ModelInput, ModelInputs
@@ -191,6 +192,7 @@ def load_model(
     ModelInputs(record.weights, {}).check(values)
     if record.runs_on == "cuda":
         check_cuda()  # TVM has no reader for what is inside then
+        compile_marked_text()  # which is there where no GPU was when it was built
     import tvm  # noqa: F401  # which knows executables of Relax
 
     inputs = ModelInputs(record.inputs, record.most)
