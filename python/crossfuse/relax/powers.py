@@ -19,10 +19,10 @@ HIGHEST = 4
 
 def _power(builder: Any, call: Any) -> Any:
     """The call of a function that computes ``relax.power``."""
-    base, exponent = call.args
-    if scalar(exponent) not in range(2, HIGHEST + 1):
+    base, exponent = call.args[0], scalar(call.args[1])
+    if exponent is None or exponent not in range(2, HIGHEST + 1):
         return _binary(topi.power)(builder, call)
-    return builder.call_te(_multiplied, base, int(scalar(exponent)), primfunc_name_hint="power")
+    return builder.call_te(_multiplied, base, int(exponent), primfunc_name_hint="power")
 
 
 def _multiplied(base: Any, exponent: int) -> Any:

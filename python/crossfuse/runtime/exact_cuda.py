@@ -3,8 +3,8 @@
 TVM compiles with ``--use_fast_math``: the square of a negative number is NaN, sines of large angles
 are wrong in the first digit, and denormals are zero. NVRTC, which it takes if not told otherwise,
 needs a package of its own besides. The text that a model of ours brings says so in its first line,
-so that it is known wherever TVM compiles it: while a model is built, or where there was no GPU then,
-when it is loaded. Other text is compiled as before.
+so that it is known wherever TVM compiles it: while a model is built, or when it is loaded if there
+was no GPU then. Other text is compiled as before.
 """
 
 from __future__ import annotations

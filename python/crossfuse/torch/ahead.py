@@ -11,8 +11,9 @@ import json
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -214,7 +215,7 @@ def _compiled(key: str, whole: _Whole, inputs: Any, named: Any, backend: Backend
     seen = Identities(whole)
     # Torch 2.11 has it behind this switch.
     switch = {"enable_aot_compile": True} if hasattr(dynamo, "enable_aot_compile") else {}
-    with dynamo.patch(switch):
+    with dynamo.patch(switch), _defaults_that_can_be_read():
         fn: Any = torch.compile(
             whole.forward,
             fullgraph=True,
@@ -232,6 +233,23 @@ def _compiled(key: str, whole: _Whole, inputs: Any, named: Any, backend: Backend
     shelf(_KIND).write(key, Entry(data, {**about, "stands_on": json.dumps(stands_on)}))
     program.disable_guard_check()
     return program
+
+
+@contextmanager
+def _defaults_that_can_be_read() -> Iterator[None]:
+    """Torch 2.11 writes guards of default arguments with more than it makes them of again."""
+    from torch._dynamo.source import DefaultsSource
+
+    def reduced(source: Any) -> tuple[Any, ...]:
+        given = tuple(getattr(source, each.name) for each in fields(source) if each.init)
+        return type(source), given
+
+    before = DefaultsSource.__reduce__
+    DefaultsSource.__reduce__ = reduced
+    try:
+        yield
+    finally:
+        DefaultsSource.__reduce__ = before
 
 
 def _modules() -> dict[str, str]:

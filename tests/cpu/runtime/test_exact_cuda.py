@@ -21,7 +21,7 @@ SINE = 'extern "C" __global__ void sine(float* x) { x[threadIdx.x] = sinf(x[thre
 @pytest.fixture
 def stock() -> Iterator[list[str]]:
     """What TVM compiles by itself."""
-    import tvm.support.nvcc  # noqa: F401
+    import tvm.support.nvcc
 
     seen: list[str] = []
     before = tvm.get_global_func(_COMPILE)
