@@ -51,14 +51,17 @@ def test_some_weights_are_on_their_way_at_once() -> None:
 
 
 def test_rows_wait_behind_few_weights() -> None:
-    """12 KiB the first time round the ring, here less than a stage; then 72."""
+    """12 KiB, here less than a stage, until the rows of a tile are made; then 72."""
     schedule = of_spec(spec(40, 1216, 128), rows=64, columns=128)
     text = kernels_in(lower(schedule).image.cuda)
     (plan,) = map(plan_kernel, recover(only_function(schedule)), [device("nvidia-h100")])
     assert (plan.right.pitch, plan.on_their_way_first, plan.on_their_way) == (16 << 10, 1, 5)
-    stages = plan.right.stages
-    condition = f"((1 <= asked_for_ptr[0]) && (asked_for_ptr[0] < {stages}))"
-    assert f"if ({condition} || ({stages + 4} <= asked_for_ptr[0]))" in text
+    held = "asked_for_ptr[0] == 1"
+    assert text.index("asked_for_ptr[0] = 0") < text.index(held) < text.index("5 <= asked_for_ptr")
+    # Who has seen the flag says so, once, and asks for the tile then.
+    told = text.index("told_ptr[0] = 1")
+    assert text.index("crossfuse_await_flags((", text.index(held)) < told
+    assert told < text.index("cp_async_bulk_tensor", told)
 
 
 def test_tiles_that_others_load_too_are_asked_for_at_once() -> None:

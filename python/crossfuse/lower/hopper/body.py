@@ -45,6 +45,8 @@ class Body:
         If an intermediate stays in the cluster.
     summed : Any
         Address of the barrier that completes when all parts of this CTA's tile are stored.
+    rows_made : Any
+        Address of the barrier that completes when the rows of its first left tile are made.
     flags : Any
         Buffer of flags in global memory; None if no phase follows another.
     timeline : Timeline
@@ -63,6 +65,7 @@ class Body:
     paired: Any
     gather: GatherBarriers | None
     summed: Any
+    rows_made: Any
     flags: Any
     timeline: Timeline
     chunks: ChunkBarriers | None = None

@@ -96,16 +96,18 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) 
     if taken is not None:
         first_gather = plan.arena["gather_barriers"].offset
         gather = GatherBarriers(taken, lambda number: memory.ptr_to([first_gather + number * 8]))
-    summed = None
+    summed = rows_made = None
     if plan.summed is not None:
         summed = memory.ptr_to([plan.arena["sum_barrier"].offset])
+    if plan.holds_weights_back:
+        rows_made = memory.ptr_to([plan.arena["rows_barrier"].offset])
     chunks = None
     if plan.phases[0].chunks is not None:
         first_chunks = plan.arena["row_barriers"].offset
         chunks = ChunkBarriers(
             plan.phases[0].chunks, lambda number: memory.ptr_to([first_chunks + number * 8])
         )
-    barriers = (left, right, exchange, paired, gather, summed)
+    barriers = (left, right, exchange, paired, gather, summed, rows_made)
     body = Body(plan, where, maps, memory, *barriers, flags, timeline, chunks)
     fetch_rows(plan, where)
     with when(ir.script.And(where.warpgroup == 0, where.thread < WARP)):
@@ -138,12 +140,10 @@ def _initialise(body: Body) -> None:
     body.right.initialise(plan.consumers * plan.right.sharers, thread)
     if body.chunks is not None:
         body.chunks.initialise(thread)
-    if body.summed is not None:
-        with when(thread == 0):
-            mbarrier.initialise(body.summed, 1)
-    if body.paired is not None:
-        with when(thread == 0):
-            mbarrier.initialise(body.paired, 1)
+    for barrier in (body.summed, body.paired, body.rows_made):
+        if barrier is not None:
+            with when(thread == 0):
+                mbarrier.initialise(barrier, 1)
     for phase in plan.phases:
         exchange = phase.program.exchange
         if exchange is not None and not exchange.pair and body.exchange is not None:

@@ -150,6 +150,8 @@ def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Ar
     if phases[-1].program.summed is not None:
         arena = arena.with_region("sum_barrier", 8, 8)
     rows = phases[0].program.rows
+    if rows is not None and rows.chunks is None:
+        arena = arena.with_region("rows_barrier", 8, 8)
     if rows is not None and rows.staged:
         states = 4 * rows.state_places * phases[0].consumers
         arena = arena.with_region("row_states", states, 8)

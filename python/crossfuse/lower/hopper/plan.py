@@ -132,7 +132,7 @@ class KernelPlan:
 
     @property
     def on_their_way_first(self) -> int:
-        """The same the first time round the ring.
+        """The same before the rows of the first left tile are made.
 
         Rows that are made meanwhile, their stores and their flags would wait behind all of them;
         of rows that come by chunks the first are waited for less long.
@@ -140,6 +140,11 @@ class KernelPlan:
         if self.rows is None or self.rows.chunks is not None:
             return self.on_their_way
         return min(self.on_their_way, max(1, BEFORE_ROWS // self._asked_for))
+
+    @property
+    def holds_weights_back(self) -> bool:
+        """Whether right tiles are asked for after rows are made, but for the first ones."""
+        return self.on_their_way_first < self.on_their_way
 
     @property
     def _asked_for(self) -> int:

@@ -121,8 +121,9 @@ def _count_launch(body: Body, launch: Any) -> None:
 
 def _emit_rights(body: Body) -> None:
     cursor = Cursor(body.right)
-    throttle = Throttle(body.right, body.plan.on_their_way, body.plan.on_their_way_first)
-    for number, phase in enumerate(body.plan.phases):
+    plan = body.plan
+    throttle = Throttle(body.right, plan.on_their_way, plan.on_their_way_first, body.rows_made)
+    for number, phase in enumerate(plan.phases):
         body.timeline.stamp_here("weights asked for", number)
         with body.each_tile(phase) as places, body.each_step(phase) as (step, _):
             throttle()
@@ -140,12 +141,16 @@ def _emit_lefts(body: Body) -> None:
         if phase.left is None:
             continue
         reader = _reader(body, phase, launch)
+        rows_made = body.rows_made if phase is plan.phases[0] else None
+        told = None if rows_made is None else Variable("told", "int32", 0)
         with body.each_tile(phase) as places:
             if reader is not None:
                 _start(reader, phase, places)
             with body.each_step(phase) as (step, _):
                 if reader is not None:
                     reader.wait(at(_last_column(phase), places, step))
+                if told is not None:
+                    _tell_once(body, told, rows_made)
                 with when(body.where.lane == 0) if plan.is_persistent else nullcontext():
                     _load(body, phase, "left", cursor, phase.lefts, places | step)
                 cursor.advance()
@@ -159,6 +164,14 @@ def _emit_lefts(body: Body) -> None:
                 mbarrier.arrive(body.summed)
     if plan.is_persistent:
         _count_launch(body, launch)
+
+
+def _tell_once(body: Body, told: Variable, barrier: Any) -> None:
+    """Say to who loads right tiles that the rows of the first left tile are there."""
+    with when(told.value == 0):
+        told.set(1)
+        with when(body.where.lane == 0):
+            mbarrier.arrive(barrier)
 
 
 def _load(

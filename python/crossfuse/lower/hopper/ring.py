@@ -105,36 +105,33 @@ class Throttle:
     most : int
         Stages that may be on their way.
     first : int
-        The same the first time round the ring; 0 for as many.
+        Stages that are asked for before `gate`; 0 for as many.
+    gate : Any
+        Address of a barrier that the others are asked for after; None for no such.
     """
 
-    def __init__(self, ring: Ring, most: int, first: int = 0) -> None:
+    def __init__(self, ring: Ring, most: int, first: int = 0, gate: Any = None) -> None:
         self.ring = ring
         self.most = most
-        self.first = min(first or most, most)
-        self.needed = self.first < ring.stages
-        if self.needed:
+        self.first = first
+        self.gate = gate if first < most else None
+        self.limits = most < ring.stages
+        if self.limits:
             self._arrived = Cursor(ring)
+        if self.limits or self.gate is not None:
             self._asked = Variable("asked_for", "int32", 0)
 
     def __call__(self) -> None:
         """Wait until one more stage may be asked for."""
-        if not self.needed:
-            return
-        with when(self._has_to_wait()):
-            self._arrived.wait_full()
-            self._arrived.advance()
-        self._asked.set(self._asked.value + 1)
-
-    def _has_to_wait(self) -> Any:
-        """Each wait but the last one of the first round makes room for one more to be asked for."""
-        asked, stages = self._asked.value, self.ring.stages
-        if self.first == self.most:
-            return asked >= self.most
-        round_one = ir.script.And(asked >= self.first, asked < stages)
-        if self.most >= stages:
-            return round_one
-        return ir.script.Or(round_one, asked >= stages + self.most - self.first)
+        if self.gate is not None:
+            with when(self._asked.value == self.first):
+                mbarrier.wait(self.gate, 0)
+        if self.limits:
+            with when(self._asked.value >= self.most):
+                self._arrived.wait_full()
+                self._arrived.advance()
+        if self.limits or self.gate is not None:
+            self._asked.set(self._asked.value + 1)
 
 
 class Release:

@@ -107,7 +107,7 @@ def _by_chunks(product: RowsProduct, found: Estimate, rates: Rates) -> Estimate:
 def rows_memory(product: RowsProduct, kernel: TiledKernel, device: Device) -> Memory:
     """Shared memory of the kernel: the boxes of a tile lie in left stages, whatever its rows."""
     (phase,) = kernel.phases(product.shape)
-    return memory((replace(phase, boxes=0),), device)
+    return memory((replace(phase, boxes=0),), device, waits=True)
 
 
 def _weights(

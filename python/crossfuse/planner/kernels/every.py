@@ -95,7 +95,7 @@ def memories(kernel: Kernel, shape: Shape, device: Device) -> tuple[Memory, ...]
         summed = (kernel.parts > 1) & (kernel.size == 1)
     elif isinstance(kernel, ClusteredKernel):
         summed = kernel.parts > 1
-    return tuple(memory(each, device, summed=summed) for each in kernel.kernels(shape))
+    return tuple(memory(each, device, waits=summed) for each in kernel.kernels(shape))
 
 
 def count(kernel: Kernel) -> int:

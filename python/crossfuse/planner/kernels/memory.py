@@ -22,9 +22,9 @@ LEAST_STAGES, _MAX_STAGES = 2, 12
 #: Bytes of weights that a CTA has on their way at least: 3 TB/s through 132 SMs for 3 us, the
 #: latency of a busy memory. Measured, see docs/hopper-measured.md.
 ON_THEIR_WAY = 72 << 10
-#: The same at most while rows of the left operand are made, which wait behind it. A norm before
-#: 256 x 4096 by 12288 took 43.4 us on an H100 with 12 KiB, 43.9 with 24, 45.2 with 36 and 44.9 with
-#: all that its rings hold.
+#: The same before the rows of the first left tile are made, which wait behind it; all others are
+#: asked for once these are there. Of a norm before 256 x 4096 by 12288 on an H100 the first tiles came
+#: at 6.7 us where 12 KiB at a time were on their way until the ring was full, and at 4.3 so.
 BEFORE_ROWS = 12 << 10
 #: Stages of left tiles that cover the latency of L2, from which they mostly come.
 _LEFT_STAGES = 4
@@ -59,7 +59,7 @@ class _Needs:
     before: Count
     received: Count
     spread: Flag
-    summed: Flag
+    waits: Flag
     held: Count
 
     def size(self, left: Count, right: Count) -> Count:
@@ -67,7 +67,7 @@ class _Needs:
         tiles = right * self.right
         room = most(tiles, self.received - choose(self.over(right), left * self.left, 0))
         end = self.before + left * self.left + room
-        end = end + choose(self.received > 0, 16, 0) + choose(self.summed, 8, 0)
+        end = end + choose(self.received > 0, 16, 0) + choose(self.waits, 8, 0)
         return end + 16 * (left + right)
 
     def over(self, right: Count) -> Flag:
@@ -75,7 +75,7 @@ class _Needs:
         return self.spread & (self.received > right * self.right)
 
 
-def memory(phases: Sequence[Phase], device: Device, *, summed: Flag = False) -> Memory:
+def memory(phases: Sequence[Phase], device: Device, *, waits: Flag = False) -> Memory:
     """Divide shared memory among the rings of a kernel.
 
     Parameters
@@ -84,15 +84,16 @@ def memory(phases: Sequence[Phase], device: Device, *, summed: Flag = False) -> 
         Of one kernel.
     device : Device
         Its shared memory.
-    summed : Flag
-        Whether CTAs add partial tiles at the end.
+    waits : Flag
+        Whether there is one more barrier: for partial tiles that CTAs add at the end, or for rows
+        that are made before right tiles are asked for.
 
     Returns
     -------
     Memory
         What `divide` finds.
     """
-    needs = _needs(phases, summed)
+    needs = _needs(phases, waits)
     left, right = divide(needs.size, needs.held, device.max_shared_bytes)
     fits = (right >= LEAST_STAGES) & (left >= LEAST_STAGES)
     return Memory(left, right, needs.size(left, right), fits)
@@ -155,7 +156,7 @@ def uses(phases: Sequence[Phase], room: Memory) -> dict[str, int]:
     return {name: size for name, size in found.items() if size}
 
 
-def _needs(phases: Sequence[Phase], summed: Flag) -> _Needs:
+def _needs(phases: Sequence[Phase], waits: Flag) -> _Needs:
     groups = phases[0].warpgroups
     boxes = reduce(most, [each.boxes for each in phases]) * groups
     gathered = reduce(most, [each.gathered for each in phases])
@@ -167,6 +168,6 @@ def _needs(phases: Sequence[Phase], summed: Flag) -> _Needs:
         before,
         reduce(most, [each.received for each in phases]),
         phases[0].blocks > 1,
-        summed,
+        waits,
         reduce(most, [each.pages for each in phases]),
     )

@@ -92,8 +92,8 @@ def test_loads_are_under_way_before_anybody_meets() -> None:
         kernel.index("barrier_cluster_arrive_cluster_arrive_relaxed"),
         kernel.index(f"{WAIT}();"),
         kernel.index("= crossfuse_pinned("),
-        kernel.index("crossfuse_load_in_order((&(gamma_ptr["),  # needed last: ptxas keeps the order
-        kernel.index("crossfuse_load_in_order((&(x_ptr["),
+        kernel.index("crossfuse_load_in_order((&(x_ptr["),  # ptxas keeps the order
+        kernel.index("crossfuse_load_in_order((&(gamma_ptr["),
         kernel.index("__shfl_xor_sync("),
         kernel.index(f"{MEET}("),
         kernel.index("*(uint4*)(normalised_ptr + "),
@@ -133,3 +133,12 @@ def test_faults(name: str) -> None:
     found: list[Any] = [each for each in report.findings if each.kind in kinds]
     assert found, report.findings
     assert any(place in str(each) for each in found), found
+
+
+def test_weights_wait_for_who_has_seen_the_rows() -> None:
+    given = spec(40, 1216, 128)
+    image = lower(of_spec(given, rows=64, columns=128)).image
+    silent = drop_call(image, "tvm_builtin_ptx_mbarrier_arrive_nocount_arrive_shared_b64", 0)
+    first = emulate(silent, random_inputs(given), orders=1).findings[0]
+    assert first.kind == "deadlock" and "thread 0" in str(first)
+    emulate(image, random_inputs(given), orders=2).raise_if_wrong()

@@ -22,9 +22,9 @@ __device__ __forceinline__ uint4 crossfuse_load_in_order(const void* place) {
 def loads_first(statement: Any, known: tuple[Any, ...]) -> Any:
     """Move what copies from global memory to registers in front of what computes.
 
-    nvcc does not, as what merges the states of threads is volatile. What is needed last is loaded
-    first: ptxas would put its loads behind what it computes of the others, but it keeps the order
-    of relaxed loads.
+    nvcc does not, as what merges the states of threads is volatile. ptxas keeps the order of relaxed
+    loads; other ones it would put behind what it computes, so of these what is needed last is
+    loaded first.
 
     Parameters
     ----------
@@ -54,7 +54,14 @@ def loads_first(statement: Any, known: tuple[Any, ...]) -> Any:
             used |= {store.buffer for store in _all(each, ir.BufferStore)}
     declared = [each for each in rest if isinstance(each, ir.AllocBuffer)]
     others = [each for each in rest if not isinstance(each, ir.AllocBuffer)]
-    return ir.SeqStmt([*declared, *map(_in_order, reversed(first)), *others])
+    return ir.SeqStmt([*declared, *_loads(first), *others])
+
+
+def _loads(copies: list[Any]) -> list[Any]:
+    """Copies in the order in which they are asked for."""
+    made = [(each, _in_order(each)) for each in copies]
+    relaxed = [new for old, new in made if not new.same_as(old)]
+    return [*(old for old, new in reversed(made) if new.same_as(old)), *relaxed]
 
 
 def _in_order(node: Any) -> Any:
