@@ -18,19 +18,19 @@ class Values:
 
     Attributes
     ----------
-    of : Mapping[sympy.Symbol, tvm.ir.PrimExpr]
-        Of whatever type.
+    symbols : Mapping[sympy.Symbol, tvm.ir.PrimExpr]
+        What each stands for, of whatever type.
     """
 
-    of: Mapping[sympy.Symbol, Any]
+    symbols: Mapping[sympy.Symbol, Any]
 
     def value(self, symbol: sympy.Symbol) -> Any:
         """What a symbol stands for; refused is one without a value."""
-        if symbol not in self.of:
-            known = ", ".join(sorted(each.name for each in self.of)) or "none"
+        if symbol not in self.symbols:
+            known = ", ".join(sorted(each.name for each in self.symbols)) or "none"
             limit, instead = f"symbols with a value: {known}", "pass its value"
             raise refused(f"symbol {symbol}", "no value", limit, instead)
-        return self.of[symbol]
+        return self.symbols[symbol]
 
     def is_whole(self, expression: sympy.Basic) -> bool:
         """Whether an expression is made of integers only, by operators that keep them so."""
