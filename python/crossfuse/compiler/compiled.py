@@ -14,6 +14,7 @@ from crossfuse.compiler.option import Option
 from crossfuse.compiler.placement import PLACEMENTS, tensor_options
 from crossfuse.compiler.recorded import recorded_options
 from crossfuse.compiler.source import Source, read_source
+from crossfuse.compiler.threads import thread_options
 from crossfuse.errors import LoweringRefused, RefusedError, ScheduleRefused, refuse
 from crossfuse.files import scratch_folder
 from crossfuse.hardware import Device, device
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from crossfuse.planner.plan import Plan
     from crossfuse.runtime import Artefact, LoadedKernel
 
-#: Tried in order where the caller leaves the cluster size open: portable sizes first.
-CLUSTER_SIZES = (8, 4, 16, 2, 7, 6, 5, 3, 1)
 #: Ways of scheduling a canonical function.
 RULES = ("threads", "tensor")
 
@@ -220,9 +219,7 @@ def compile(
             read, placement, spec, plan=wanted, cluster=cluster or 0, constant=constant_weights
         )
     else:
-        sizes = CLUSTER_SIZES if cluster is None else (cluster or 1,)
-        made = [partial(_by_rule, read.func, each, tiles, ring, scatter) for each in sizes]
-        options = [Option(each) for each in made]
+        options = thread_options(read.func, cluster, tiles, ring=ring, scatter=scatter)
     if fewer_rows:
         check_no_model(read)
         options = [replace(each, make=partial(_with_fewer_rows, each.make)) for each in options]
@@ -264,18 +261,6 @@ def _with_fewer_rows(make: Callable[[], Any]) -> Any:
     schedule = make().copy()
     accept_fewer_rows(schedule)
     return schedule
-
-
-def _by_rule(func: Any, cluster: int, tiles: Tiles | None, ring: bool, scatter: bool) -> Any:
-    """Schedule a canonical function by the rule for its number of products."""
-    from crossfuse import _tvm as ir
-    from crossfuse.blocks.chain import read_chain
-    from crossfuse.schedule.rules.ffn import schedule_ffn
-    from crossfuse.schedule.rules.split_k import schedule_split_k
-
-    if read_chain(ir.Schedule(func)).second is None:
-        return schedule_split_k(func, cluster=cluster, tiles=tiles, scatter=scatter)
-    return schedule_ffn(func, cluster=cluster, tiles=tiles, ring=ring)
 
 
 def _none_fits(source: Source, refusals: list[RefusedError]) -> RefusedError:

@@ -12,9 +12,10 @@ from crossfuse.hardware import Device, device
 from crossfuse.relax.chains.choice import choose_chains
 from crossfuse.relax.chains.groups import Group, find_groups
 from crossfuse.relax.chains.kernels import ChainKernels
-from crossfuse.relax.chains.made_rows import RowsKernels, find_made_rows
+from crossfuse.relax.chains.made_rows import find_made_rows
 from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.relax.chains.replace import with_replacements
+from crossfuse.relax.chains.rows_kernels import RowsKernels
 from crossfuse.relax.dataflow import Dataflow, clean, read_dataflow
 from crossfuse.relax.kernel_mark import is_rest
 from crossfuse.relax.operators import refused

@@ -21,63 +21,75 @@ def without_unit_extents(func: Any) -> Any:
         Its tensors have the same elements in the same order. One of one element keeps its last
         extent. Indices are simple: a reshape to what is the same matrix then is a plain copy.
     """
-    buffers = list(func.params)
-    ir.walk(func.body, (ir.SBlock, lambda block: buffers.extend(block.alloc_buffers)))
-    images = {
-        each: ir.tirx.decl_buffer(_kept(each, each.ty.shape), each.ty.dtype, str(each.name))
-        for each in buffers
-    }
-    first, known = _unit_variables(func)
+    return _Rewriter(func).function()
 
-    def simple(indices: Any, buffer: Any) -> list[Any]:
-        return [known.simplify(each) for each in _kept(buffer, indices)]
 
-    def value(var: Any, _mutator: Any) -> Any:
-        return first.get(var, var)
+class _Rewriter:
+    """The tensors of a function as they are without extents of one, and what reads them."""
 
-    def load(node: Any, mutator: Any) -> Any:
+    def __init__(self, func: Any) -> None:
+        self.func = func
+        buffers = list(func.params)
+        ir.walk(func.body, (ir.SBlock, lambda block: buffers.extend(block.alloc_buffers)))
+        self.images = {
+            each: ir.tirx.decl_buffer(_kept(each, each.ty.shape), each.ty.dtype, str(each.name))
+            for each in buffers
+        }
+        self.first, self.known = _unit_variables(func)
+
+    def function(self) -> Any:
+        """The function of the images."""
+        func = self.func
+        body = ir.mutate(
+            func.body,
+            (ir.Var, self._value),
+            (ir.TensorLoad, self._load),
+            (ir.BufferStore, self._store),
+            (ir.For, self._loop),
+            (ir.SBlockRealize, self._realize),
+        )
+        params = [self.images[each] for each in func.params]
+        return ir.PrimFunc(params, body, func.ret_type, func.attrs)
+
+    def _value(self, var: Any, _mutator: Any) -> Any:
+        return self.first.get(var, var)
+
+    def _load(self, node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
-        return images[node.source][tuple(simple(node.indices, node.source))]
+        return self.images[node.source][tuple(self._simple(node.indices, node.source))]
 
-    def store(node: Any, mutator: Any) -> Any:
+    def _store(self, node: Any, mutator: Any) -> Any:
         node = mutator.default_mutate(node)
-        return ir.BufferStore(images[node.buffer], node.value, simple(node.indices, node.buffer))
+        indices = self._simple(node.indices, node.buffer)
+        return ir.BufferStore(self.images[node.buffer], node.value, indices)
 
-    def loop(node: Any, mutator: Any) -> Any:
-        if node.loop_var not in first:
+    def _loop(self, node: Any, mutator: Any) -> Any:
+        if node.loop_var not in self.first:
             return mutator.default_mutate(node)
         return mutator.mutate(node.body)
 
-    def realize(node: Any, mutator: Any) -> Any:
+    def _realize(self, node: Any, mutator: Any) -> Any:
         block = node.block
         pairs = zip(block.iter_vars, node.iter_values, strict=True)
-        kept = [(each, at) for each, at in pairs if each.var not in first]
-
-        def regions(given: Any) -> list[Any]:
-            ranges = [[mutator.mutate(r) for r in _kept(e.source, e.region)] for e in given]
-            pairs = zip(given, ranges, strict=True)
-            return [ir.tirx.BufferRegion(images[each.source], place) for each, place in pairs]
-
+        kept = [(each, at) for each, at in pairs if each.var not in self.first]
         made = ir.block_like(
             block,
             iter_vars=[each for each, _ in kept],
-            reads=regions(block.reads),
-            writes=regions(block.writes),
-            alloc_buffers=[images[each] for each in block.alloc_buffers],
+            reads=self._regions(block.reads, mutator),
+            writes=self._regions(block.writes, mutator),
+            alloc_buffers=[self.images[each] for each in block.alloc_buffers],
             init=None if block.init is None else mutator.mutate(block.init),
             body=mutator.mutate(block.body),
         )
         return ir.SBlockRealize([mutator.mutate(at) for _, at in kept], node.predicate, made)
 
-    body = ir.mutate(
-        func.body,
-        (ir.Var, value),
-        (ir.TensorLoad, load),
-        (ir.BufferStore, store),
-        (ir.For, loop),
-        (ir.SBlockRealize, realize),
-    )
-    return ir.PrimFunc([images[each] for each in func.params], body, func.ret_type, func.attrs)
+    def _regions(self, given: Any, mutator: Any) -> list[Any]:
+        ranges = [[mutator.mutate(r) for r in _kept(e.source, e.region)] for e in given]
+        pairs = zip(given, ranges, strict=True)
+        return [ir.tirx.BufferRegion(self.images[each.source], place) for each, place in pairs]
+
+    def _simple(self, indices: Any, buffer: Any) -> list[Any]:
+        return [self.known.simplify(each) for each in _kept(buffer, indices)]
 
 
 def _kept(buffer: Any, values: Any) -> list[Any]:

@@ -44,6 +44,7 @@ def check_image(image: KernelImage, device: Device) -> None:
     if not image.launches:
         raise _refused("image-launches", image.name, "no launch", "at least 1", "bind its loops")
     for launch in image.launches:
+        _check_arguments(image, launch)
         _check_launch(image, launch, device)
 
 
@@ -77,7 +78,7 @@ def check_resources(image: KernelImage, cubin: Cubin, device: Device) -> None:
         _check_usage(image, launch, usage, device)
 
 
-def _check_launch(image: KernelImage, launch: Launch, device: Device) -> None:
+def _check_arguments(image: KernelImage, launch: Launch) -> None:
     where = f"kernel {launch.symbol!r} of {image.name}"
     known = {each.name for each in image.memory} | {each.name for each in launch.tensor_maps}
     known |= {ROW_COUNT} if image.rows is not None else set()
@@ -89,6 +90,10 @@ def _check_launch(image: KernelImage, launch: Launch, device: Device) -> None:
             "names of buffers and tensor maps: " + ", ".join(sorted(known)),
             "add the missing buffers to the image",
         )
+
+
+def _check_launch(image: KernelImage, launch: Launch, device: Device) -> None:
+    where = f"kernel {launch.symbol!r} of {image.name}"
     extents = (*launch.grid, *launch.block, *launch.cluster)
     if min(extents) < 1 or any(n > top for n, top in zip(launch.grid, _GRID, strict=True)):
         raise _refused(

@@ -13,9 +13,7 @@ from torch import fx
 
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.hardware import Device, device
-from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.runtime.bin_rows import BINS
-from crossfuse.torch.fused import Fused
 from crossfuse.torch.known import Record, graph_key, recall, remember
 from crossfuse.torch.options import check_options, with_options
 from crossfuse.torch.report import Report, keep
@@ -144,49 +142,19 @@ class Backend:
         key = "" if sequential else graph_key(module.graph, target, self.choices)
         record = recall(module, key) if key else None
         if record is None:
-            record, whole = self._worked_out(module, target, sequential)
+            # TVM is loaded with it, which what is kept does without.
+            from crossfuse.torch.fuse_graph import fuse_graph
+
+            record, whole = fuse_graph(module, self, target, sequential)
             key = key if whole else ""
             if key:
                 remember(key, record)
         return record.report, record if key else None
 
-    def _worked_out(
-        self, module: fx.GraphModule, target: Device, sequential: bool
-    ) -> tuple[Record, bool]:
-        """Find, plan and build what no earlier process kept; and whether nothing went wrong.
-
-        Chains are in the graph already when cascades are looked for, so that what goes wrong there
-        leaves these.
-        """
-        from crossfuse.torch.fuse import fuse_chains
-        from crossfuse.torch.fuse_cascades import fuse_cascades
-        from crossfuse.torch.fuse_rows import fuse_rows
-
-        where = (target, self.always, sequential)
-        chains = fuse_chains(module, *where)
-        rows = fuse_rows(module, *where, self.bins, self._apart)
-        failed: tuple[ChainOutcome, ...] = ()
-        cascades = Fused()
-        try:
-            cascades = fuse_cascades(module, *where) if self.cascades else cascades
-        except Exception as error:  # whatever it is, the graph is right without cascades
-            text = f"{type(error).__name__}: {error}"
-            failed = (ChainOutcome("main", ("cascades",), "", "", None, None, text),)
-            warnings.warn(f"crossfuse left cascades of a graph to torch: {text}", stacklevel=2)
-        outcomes = chains.outcomes + rows + cascades.outcomes + failed
-        report = Report(outcomes, chains.untranslated)
-        return Record(report, (chains.step, cascades.step)), not failed
-
     @property
     def choices(self) -> tuple[Any, ...]:
         """Options that decide what becomes of a graph of static shapes."""
         return (self.always, self.cascades, self.mode)
-
-    def _apart(self, module: fx.GraphModule) -> Callable[..., Any]:
-        """What computes a chain of symbolic rows that no kernel is for."""
-        if self.rest != "inductor":
-            return module
-        return torch.compile(module, dynamic=True, mode=self.mode or None)
 
     def runs_on(self, place: torch.device) -> bool:
         """Whether kernels run where tensors are.

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from inspect import signature as signature_of
 from types import MethodType
-from typing import Any
 
-import torch
-from torch import fx, nn
+from torch import nn
 
-from crossfuse.errors import RefusedError, WorkloadRefused, refuse
+from crossfuse.errors import RefusedError
 from crossfuse.runtime.bin_rows import BINS
 from crossfuse.torch.backend import Backend
-from crossfuse.torch.fuse_rows import fuse_rows
-from crossfuse.workload.dtypes import FLOAT_TYPES
+from crossfuse.torch.mlp_forward import INSTEAD, Forward, refused
 
-_RULE = "replace-mlp"
 #: Weights of a plain MLP and of a gated one.
 _WEIGHTS = (2, 3)
-_INSTEAD = "leave it as it is, or use torch.compile(model, backend='crossfuse')"
-#: Rows of the example that a module is traced with; calls may have any number.
-_ROWS = 16
-#: What may stand beside the kernel: views of what it reads and makes.
-_BESIDE = frozenset({"run_rows.default", "reshape.default", "view.default", "sym_size.int"})
 
 
 @dataclass(frozen=True)
@@ -40,6 +30,7 @@ class Replaced:
 
     Examples
     --------
+    >>> import torch
     >>> mlp, other = nn.Linear(8, 8), "a convolution beside two layers of matrix products"
     >>> done = Replaced({"layers.0.mlp": mlp}, {"head": other})
     >>> mlp.forward = lambda x: x  # what `replace_mlp` does, with a kernel
@@ -93,6 +84,7 @@ def replace_mlp(
 
     Examples
     --------
+    >>> import torch
     >>> from crossfuse.workload import chain_module
     >>> model = nn.Sequential(nn.LayerNorm(32, dtype=torch.bfloat16), chain_module(32, 64)).eval()
     >>> replaced = replace_mlp(model, always=True, cpu="llvm", bins=(16,))
@@ -106,137 +98,32 @@ def replace_mlp(
     options = Backend(rest="eager", always=always, target=target, cpu=cpu, bins=tuple(bins))
     _check(module, options)
     parts: dict[str, nn.Module] = {}
-    refused: dict[str, RefusedError] = {}
+    left: dict[str, RefusedError] = {}
     for name, part in _candidates(module):
         if any(name.startswith(f"{each}." if each else "") for each in parts):
             continue
         try:
-            forward = _Forward.of(part, options)
+            forward = Forward.of(part, options)
         except RefusedError as error:
-            refused[name] = error
+            left[name] = error
             continue
         part.forward = MethodType(forward, part)
         parts[name] = part
     if not parts:
-        raise _none(module, refused)
-    return Replaced(parts, {name: str(error) for name, error in refused.items()})
+        raise _none(module, left)
+    return Replaced(parts, {name: str(error) for name, error in left.items()})
 
 
-@dataclass(frozen=True)
-class _Forward:
-    """The ``forward`` of an MLP with a kernel.
-
-    Attributes
-    ----------
-    run : torch.fx.GraphModule
-        Of the weights, then the rows of the input.
-    weights : tuple[tuple[str, str], ...]
-        Submodules and names of the weights, in order.
-    shapes : tuple[tuple[int, ...], ...]
-        Of the weights.
-    width : int
-        Of the input.
-    dtype : torch.dtype
-        Of the input.
-    device : torch.device
-        Of all tensors.
-    given : str
-        The input's name, by which callers may pass it.
-    """
-
-    run: fx.GraphModule
-    weights: tuple[tuple[str, str], ...]
-    shapes: tuple[tuple[int, ...], ...]
-    width: int
-    dtype: torch.dtype
-    device: torch.device
-    given: str
-
-    @classmethod
-    def of(cls, part: nn.Module, options: Backend) -> _Forward:
-        """Build the kernels of a module.
-
-        Raises
-        ------
-        WorkloadRefused
-            If it is no MLP, or no kernel of it pays.
-        """
-        weight = next(each for each in part.parameters() if each.ndim == 2)
-        if str(weight.dtype).removeprefix("torch.") not in FLOAT_TYPES:
-            known = ", ".join(FLOAT_TYPES)
-            raise _refused(type(part).__name__, str(weight.dtype), known, "convert the model")
-        exported = _exported(part, weight)
-        run, signature = exported.graph_module, exported.graph_signature
-        (given,) = (run_input for run_input in signature.user_inputs)
-        example = next(each for each in run.graph.nodes if each.name == given)
-        outcomes = fuse_rows(
-            run,
-            options.device_of(weight.device),
-            options.always,
-            options.sequential(weight.device),
-            options.bins,
-        )
-        _check_alone(part, run, outcomes)
-        named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-        order = [each.name for each in run.graph.nodes if each.op == "placeholder"]
-        _check_named(part, [each for each in order if each not in (*named, given)])
-        weights = tuple(_split(named[each]) for each in order if each in named)
-        value, name = example.meta["val"], next(iter(signature_of(part.forward).parameters))
-        shapes = tuple(tuple(_tensor(part, each).shape) for each in weights)
-        return cls(run, weights, shapes, value.shape[-1], value.dtype, weight.device, name)
-
-    def __call__(self, part: nn.Module, *inputs: Any, **named: Any) -> torch.Tensor:
-        """The output of the MLP for rows of any number in any shape."""
-        if len(inputs) + len(named) != 1 or not named.keys() <= {self.given}:
-            found = f"{len(inputs)} inputs and {', '.join(named) or 'none'} by name"
-            limit = f"{self.given} alone"
-            raise _refused(type(part).__name__, found, limit, "restore() this module")
-        (x,) = (*inputs, *named.values())
-        weights = [_tensor(part, each) for each in self.weights]
-        self._check(part, x, weights)
-        (output,) = self.run(*weights, x.reshape(-1, self.width))
-        return output.reshape(*x.shape[:-1], output.shape[-1])
-
-    def _check(self, part: nn.Module, x: torch.Tensor, weights: list[torch.Tensor]) -> None:
-        where = type(part).__name__
-        again = "call replace_mlp again after the change, or restore() before"
-        if part.training:
-            found = "a module in training mode"
-            raise _refused(where, found, "evaluation mode", "call eval(), or restore() before")
-        if torch.is_grad_enabled() and any(each.requires_grad for each in (x, *weights)):
-            raise _refused(
-                where,
-                "a call that records gradients",
-                "kernels without gradients",
-                "call the model under torch.no_grad() or torch.inference_mode()",
-            )
-        for each in (x, *weights):
-            if each.dtype != self.dtype or each.device != self.device:
-                found = f"a tensor of {each.dtype} on {each.device}"
-                raise _refused(where, found, f"{self.dtype} on {self.device}", again)
-        for (_, name), each, due in zip(self.weights, weights, self.shapes, strict=True):
-            if tuple(each.shape) != due:
-                found = f"a {name} of shape {list(each.shape)}"
-                raise _refused(where, found, f"{list(due)}, as it was", again)
-        if x.shape[-1] != self.width:
-            found = f"an input of shape {list(x.shape)}"
-            raise _refused(where, found, f"rows of {self.width} elements", again)
-        if not x.is_contiguous():
-            found = f"an input of strides {list(x.stride())}"
-            limit = "row-major elements, since a copy would go unnoticed"
-            raise _refused(where, found, limit, "pass x.contiguous(), or restore() this module")
-
-
-def _none(module: nn.Module, refused: Mapping[str, RefusedError]) -> RefusedError:
+def _none(module: nn.Module, left: Mapping[str, RefusedError]) -> RefusedError:
     """The refusal of a model of which no module was replaced."""
-    if len(refused) == 1:
-        return next(iter(refused.values()))
-    found = "; ".join(f"{name or 'the module'}: {error}" for name, error in refused.items())
-    return _refused(
+    if len(left) == 1:
+        return next(iter(left.values()))
+    found = "; ".join(f"{name or 'the module'}: {error}" for name, error in left.items())
+    return refused(
         type(module).__name__,
         found or "no module with the two or three weights of an MLP",
         "modules that are two layers of matrix products",
-        _INSTEAD,
+        INSTEAD,
     )
 
 
@@ -246,12 +133,12 @@ def _check(module: nn.Module, options: Backend) -> None:
     training = [name or "the module" for name, part in module.named_modules() if part.training]
     if training:
         found = f"{training[0]} in training mode"
-        raise _refused(where, found, "modules in evaluation mode", "call eval() first")
+        raise refused(where, found, "modules in evaluation mode", "call eval() first")
     places = dict.fromkeys(each.device for each in module.parameters())
     for place in places:
         if not options.runs_on(place):
             found = f"parameters on {place}"
-            raise _refused(where, found, "a Hopper GPU", "move the model to the GPU first")
+            raise refused(where, found, "a Hopper GPU", "move the model to the GPU first")
 
 
 def _candidates(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -260,60 +147,3 @@ def _candidates(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         dims = [each.ndim for each in part.parameters()]
         if dims.count(2) in _WEIGHTS and max(dims) == 2:
             yield name, part
-
-
-def _exported(part: nn.Module, weight: torch.Tensor) -> Any:
-    """A module traced with rows of the first width that it takes, of any number."""
-    matrices = [each for each in part.parameters() if each.ndim == 2]
-    reason = ""
-    for width in dict.fromkeys(n for each in matrices for n in reversed(each.shape)):
-        example = torch.zeros(_ROWS, width, dtype=weight.dtype, device=weight.device)
-        try:
-            with torch.no_grad():
-                shapes = ({0: torch.export.Dim("rows", min=2)},)
-                return torch.export.export(part, (example,), dynamic_shapes=shapes, strict=False)
-        except Exception as error:  # tracing raises whatever the module does
-            reason = reason or f"{type(error).__name__}: {error}".partition("\n")[0]
-    raise _refused(type(part).__name__, reason, "modules that take one tensor of rows", _INSTEAD)
-
-
-def _check_alone(part: nn.Module, run: fx.GraphModule, outcomes: Any) -> None:
-    """Refuse a module that is more than one kernel: what else it does may not be row by row."""
-    rest = [
-        each.name
-        for each in run.graph.nodes
-        if each.op not in ("placeholder", "output")
-        and getattr(each.target, "__name__", "") not in _BESIDE
-    ]
-    if not rest:
-        return
-    reasons = "; ".join(each.text for each in outcomes if each.text and not each.name)
-    found = reasons or f"{', '.join(rest[:3])} beside two layers of matrix products"
-    raise _refused(type(part).__name__, found, "two layers that a kernel computes", _INSTEAD)
-
-
-def _check_named(part: nn.Module, others: list[str]) -> None:
-    """Refuse tensors that a call could not read anew."""
-    if others:
-        raise _refused(
-            type(part).__name__,
-            f"{', '.join(others)}: a tensor that is the module's own",
-            "parameters and buffers, which calls read anew",
-            "give it to register_buffer",
-        )
-
-
-def _tensor(part: nn.Module, at: tuple[str, str]) -> torch.Tensor:
-    """The weight that a module has at a place now."""
-    where, name = at
-    found: torch.Tensor = getattr(part.get_submodule(where), name)
-    return found
-
-
-def _split(name: str) -> tuple[str, str]:
-    where, _, last = name.rpartition(".")
-    return where, last
-
-
-def _refused(where: str, found: str, limit: str, instead: str) -> RefusedError:
-    return refuse(WorkloadRefused, _RULE, where, found=found, limit=limit, instead=instead)

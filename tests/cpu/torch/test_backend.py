@@ -187,7 +187,7 @@ def test_chains_stay_when_cascades_go_wrong(monkeypatch: pytest.MonkeyPatch) -> 
     def broken(*_: Any) -> None:
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr("crossfuse.torch.fuse_cascades.fuse_cascades", broken)
+    monkeypatch.setattr("crossfuse.torch.fuse_graph.fuse_cascades", broken)
     with pytest.warns(UserWarning, match="left cascades of a graph to torch: RuntimeError: no s"):
         report = check(Function(GRAPHS["dropout"]), torch.randn(16, D))
     assert report.fused == ("crossfuse_gemm_chain",)

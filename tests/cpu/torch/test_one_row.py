@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 from torch._subclasses import FakeTensorMode  # noqa: E402
 
-from crossfuse.torch import Backend, reports  # noqa: E402
+from crossfuse.torch import Backend, fuse_graph, reports  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -92,9 +92,9 @@ LAYER = ((1, D), (D,), (H, D), (H, D), (D, H), (D, D))
 def test_a_gated_ffn_of_one_row_is_fused(
     graphs: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worked_out, whole = [], Backend._worked_out
+    worked_out, whole = [], fuse_graph.fuse_graph
     monkeypatch.setattr(
-        Backend, "_worked_out", lambda *given: worked_out.append(1) or whole(*given)
+        fuse_graph, "fuse_graph", lambda *given: worked_out.append(1) or whole(*given)
     )
     for _ in range(2):  # the second time from the cache
         trace(layer, *LAYER)

@@ -19,6 +19,7 @@ from crossfuse import _tvm as ir
 from crossfuse.cascade.expressions.functions import OF_FUNCTION, factored, rint, round_away, trunc
 from crossfuse.cascade.expressions.refusal import refused
 from crossfuse.cascade.expressions.to_sympy import largest
+from crossfuse.cascade.expressions.values import Values, type_of
 
 #: Functions that give whole numbers of others.
 _CUT = sympy.floor | sympy.ceiling | trunc | rint | round_away
@@ -52,13 +53,13 @@ def to_tir(expression: sympy.Expr, values: Mapping[sympy.Symbol, Any], dtype: st
     CascadeRefused
         For a symbol without a value, and what TVM has no operator for.
     """
-    return _Writer(values, dtype).write(sympy.sympify(expression))
+    return _Writer(Values(values), dtype).write(sympy.sympify(expression))
 
 
 class _Writer:
     """Writes expressions in one type, and whole parts of them as integers."""
 
-    def __init__(self, values: Mapping[sympy.Symbol, Any], dtype: str) -> None:
+    def __init__(self, values: Values, dtype: str) -> None:
         self.values = values
         self.dtype = dtype
         self.float = "float" in dtype
@@ -68,12 +69,12 @@ class _Writer:
             return self.condition(expression)
         if expression.is_number:
             return self.number(expression)
-        if self.float and self.is_whole(expression):
-            whole = _Writer(self.values, self.index_type(expression)).write(expression)
+        if self.float and self.values.is_whole(expression):
+            whole = _Writer(self.values, self.values.index_type(expression)).write(expression)
             return whole.astype(self.dtype)
         if isinstance(expression, sympy.Symbol):
             return self.leaf(expression)
-        if isinstance(expression, _CUT) and not self.float and not self.is_whole(expression):
+        if isinstance(expression, _CUT) and not self.float and not self.values.is_whole(expression):
             return _Writer(self.values, "float32").write(expression).astype(self.dtype)
         for kind, rule in _RULES.items():
             if isinstance(expression, kind):
@@ -83,17 +84,10 @@ class _Writer:
         raise refused(f"function {name}", expression, limit, "spell it out by these")
 
     def leaf(self, symbol: sympy.Symbol) -> Any:
-        value = self.value(symbol)
-        if _type(value) != self.dtype:
+        value = self.values.value(symbol)
+        if type_of(value) != self.dtype:
             value = value.astype(self.dtype)
         return value
-
-    def value(self, symbol: sympy.Symbol) -> Any:
-        if symbol not in self.values:
-            known = ", ".join(sorted(each.name for each in self.values)) or "none"
-            limit, instead = f"symbols with a value: {known}", "pass its value"
-            raise refused(f"symbol {symbol}", "no value", limit, instead)
-        return self.values[symbol]
 
     def number(self, number: sympy.Expr) -> Any:
         if number.is_infinite:
@@ -105,23 +99,6 @@ class _Writer:
             most = largest(self.dtype)
             return ir.tirx.const(min(max(float(number), -most), most), self.dtype)
         return ir.tirx.const(int(number), self.dtype)
-
-    def is_whole(self, expression: sympy.Basic) -> bool:
-        """Whether an expression is made of integers only, by operators that keep them so."""
-        if isinstance(expression, sympy.Symbol):
-            return "int" in _type(self.value(expression)) or _type(self.value(expression)) == "bool"
-        if isinstance(expression, sympy.Integer):
-            return True
-        if isinstance(expression, sympy.floor | trunc):
-            return all(self.is_whole(each) for each in expression.args[0].as_numer_denom())
-        kept = sympy.Add | sympy.Mul | sympy.Mod | sympy.Max | sympy.Min | sympy.Abs
-        return isinstance(expression, kept) and all(self.is_whole(each) for each in expression.args)
-
-    def index_type(self, *expressions: sympy.Basic) -> str:
-        """The integer type that holds all integers of expressions."""
-        symbols = {each for one in expressions for each in one.free_symbols}
-        wide = any(_type(self.value(each)) in ("int64", "uint64", "uint32") for each in symbols)
-        return "int64" if wide else "int32"
 
     def condition(self, condition: sympy.Basic) -> Any:
         if isinstance(condition, BooleanTrue | BooleanFalse):
@@ -149,8 +126,8 @@ class _Writer:
         if flag is not None and isinstance(condition, sympy.Eq):
             return ir.tirx.Not(flag)
         writer = self
-        if self.is_whole(left) and self.is_whole(right):
-            writer = _Writer(self.values, self.index_type(left, right))
+        if self.values.is_whole(left) and self.values.is_whole(right):
+            writer = _Writer(self.values, self.values.index_type(left, right))
         elif not self.float:
             writer = _Writer(self.values, "float32")
         return _COMPARED[type(condition)](writer.write(left), writer.write(right))
@@ -159,8 +136,8 @@ class _Writer:
         """The value of a symbol that stands for a condition, or None."""
         if not isinstance(expression, sympy.Symbol):
             return None
-        value = self.value(expression)
-        return value if _type(value) == "bool" else None
+        value = self.values.value(expression)
+        return value if type_of(value) == "bool" else None
 
     def product(self, expression: sympy.Mul) -> Any:
         above: list[sympy.Expr] = []
@@ -253,10 +230,6 @@ class _Writer:
             return ir.tirx.exp(power if factor == 1 else self.number(factor) * power)
         written = [self.write(each) for each in expression.args]
         return getattr(ir.tirx, OF_FUNCTION[type(expression)])(*written)
-
-
-def _type(value: Any) -> str:
-    return str(value.ty)
 
 
 def _chosen(test: Any, one: Any, other: Any) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.consumer import emit_multiplying
-from crossfuse.lower.hopper.coordinates import declare_coordinates
+from crossfuse.lower.hopper.coordinates import Coordinates, declare_coordinates
 from crossfuse.lower.hopper.exchange import ExchangeBarriers
 from crossfuse.lower.hopper.gather import GatherBarriers
 from crossfuse.lower.hopper.kernel_parts import (
@@ -78,37 +79,7 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) 
     where = declare_coordinates(plan)
     timeline = Timeline(plan, where, stamps)
     timeline.begin()
-    memory = ir.script.alloc_buffer((plan.arena.size,), "uint8", scope="shared.dyn", align=1024)
-    ir.IRBuilder.name("memory", memory)
-    left = ring_barriers(plan.arena, memory, "left_barriers", plan.left.stages, 0)
-    right = ring_barriers(
-        plan.arena, memory, "right_barriers", plan.right.stages, 16 * plan.left.stages
-    )
-    exchange = None
-    if "received" in plan.arena:
-        first = plan.arena["exchange_barriers"].offset
-        exchange = ExchangeBarriers(memory.ptr_to([first]), memory.ptr_to([first + 8]))
-    paired = None
-    if "paired" in plan.arena:
-        paired = memory.ptr_to([plan.arena["pair_barrier"].offset])
-    gather = None
-    taken = next((each.program.takes for each in plan.phases if each.program.takes), None)
-    if taken is not None:
-        first_gather = plan.arena["gather_barriers"].offset
-        gather = GatherBarriers(taken, lambda number: memory.ptr_to([first_gather + number * 8]))
-    summed = rows_made = None
-    if plan.summed is not None:
-        summed = memory.ptr_to([plan.arena["sum_barrier"].offset])
-    if plan.holds_weights_back:
-        rows_made = memory.ptr_to([plan.arena["rows_barrier"].offset])
-    chunks = None
-    if plan.phases[0].chunks is not None:
-        first_chunks = plan.arena["row_barriers"].offset
-        chunks = ChunkBarriers(
-            plan.phases[0].chunks, lambda number: memory.ptr_to([first_chunks + number * 8])
-        )
-    barriers = (left, right, exchange, paired, gather, summed, rows_made)
-    body = Body(plan, where, maps, memory, *barriers, flags, timeline, chunks)
+    body = _declared(plan, where, maps, flags, timeline)
     fetch_rows(plan, where)
     with when(ir.script.And(where.warpgroup == 0, where.thread < WARP)):
         _initialise(body)
@@ -131,6 +102,37 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) 
         # Peers may still write this CTA's stages and arrive at its barriers.
         mbarrier.await_left()
     timeline.stamp("end")
+
+
+def _declared(
+    plan: KernelPlan, where: Coordinates, maps: dict[str, Any], flags: Any, timeline: Timeline
+) -> Body:
+    """The memory of a kernel, and its barriers in there."""
+    arena = plan.arena
+    memory = ir.script.alloc_buffer((arena.size,), "uint8", scope="shared.dyn", align=1024)
+    ir.IRBuilder.name("memory", memory)
+
+    def barrier(name: str, number: Any = 0) -> Any:
+        return memory.ptr_to([arena[name].offset + number * 8])
+
+    stages = plan.left.stages
+    left = ring_barriers(arena, memory, "left_barriers", stages, 0)
+    right = ring_barriers(arena, memory, "right_barriers", plan.right.stages, 16 * stages)
+    exchange = None
+    if "received" in arena:
+        exchange = ExchangeBarriers(*(barrier("exchange_barriers", each) for each in range(2)))
+    paired = barrier("pair_barrier") if "paired" in arena else None
+    gather = None
+    taken = next((each.program.takes for each in plan.phases if each.program.takes), None)
+    if taken is not None:
+        gather = GatherBarriers(taken, partial(barrier, "gather_barriers"))
+    summed = None if plan.summed is None else barrier("sum_barrier")
+    rows_made = barrier("rows_barrier") if plan.holds_weights_back else None
+    chunks = None
+    if plan.phases[0].chunks is not None:
+        chunks = ChunkBarriers(plan.phases[0].chunks, partial(barrier, "row_barriers"))
+    barriers = (left, right, exchange, paired, gather, summed, rows_made)
+    return Body(plan, where, maps, memory, *barriers, flags, timeline, chunks)
 
 
 def _initialise(body: Body) -> None:

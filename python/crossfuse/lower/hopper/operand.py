@@ -94,20 +94,7 @@ def make_operand(
     item = item_bytes(tile.dtype)
     width = ROW_BYTES // item
     rows, columns = tile.shape
-    if k_major and columns != width:
-        raise _refuse(
-            tile,
-            f"{columns} elements of the reduction in a step",
-            f"{width} elements ({ROW_BYTES} bytes)",
-            f"split the reduction by {width}",
-        )
-    if not k_major and item != 2:
-        raise _refuse(
-            tile,
-            f"a {tile.dtype} operand stored as [k, n]",
-            "operands of 8 bits stored as [n, k]",
-            "transpose the weight once, or use a 16-bit type",
-        )
+    _check_stored(tile, k_major)
     shared_by = tuple(each for each in _sharing(program, tile) if each is not apart)
     sharers = prod(each.extent for each in shared_by)
     if not k_major:
@@ -136,6 +123,26 @@ def make_operand(
         shared_by,
         streamed,
     )
+
+
+def _check_stored(tile: Tile, k_major: bool) -> None:
+    """Refuse what wgmma cannot multiply as it is stored."""
+    item, columns = item_bytes(tile.dtype), tile.shape[1]
+    width = ROW_BYTES // item
+    if k_major and columns != width:
+        raise _refuse(
+            tile,
+            f"{columns} elements of the reduction in a step",
+            f"{width} elements ({ROW_BYTES} bytes)",
+            f"split the reduction by {width}",
+        )
+    if not k_major and item != 2:
+        raise _refuse(
+            tile,
+            f"a {tile.dtype} operand stored as [k, n]",
+            "operands of 8 bits stored as [n, k]",
+            "transpose the weight once, or use a 16-bit type",
+        )
 
 
 def tensor_map(tile: Tile, box: tuple[int, int], swizzle: int, fetch: int = ROW_BYTES) -> TensorMap:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.errors import RefusedError
 from crossfuse.lower.hopper.further import further_of
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.sum_program import SumProgram
@@ -69,13 +70,8 @@ def with_fewer_rows(func: Any, programs: list[TileProgram]) -> list[TileProgram]
     )
     for each in by_row:
         if any(each.same_as(other) for other in whole):
-            raise refuse(
-                ROWS,
-                f"tensor '{each.name}'",
-                found="rows that several rows of the output need",
-                limit="tensors that are read row by row, or as a whole",
-                instead=_INSTEAD,
-            )
+            found = "rows that several rows of the output need"
+            raise _refused(each, found, "tensors that are read row by row, or as a whole")
     _check_extents(by_row)
     rows = Rows(ir.Var(ROW_COUNT, "int32"), tuple(by_row))
     return [_with_rows(each, rows) for each in programs]
@@ -85,22 +81,14 @@ def _check_made(programs: Sequence[TileProgram], parameters: Sequence[Any]) -> N
     """All rows of a left operand are made; so they are whole ones, and stay in the kernel."""
     for made in (each.rows for each in programs if each.rows is not None):
         if made.chunks is not None:
-            raise refuse(
-                ROWS,
-                f"tensor '{made.buffer.name}'",
-                found="a left operand that is made in the kernel, chunk by chunk",
-                limit="operands that the call passes, and rows that are made as a whole",
-                instead=f"take tiles without a chunk, or {_INSTEAD}",
-            )
+            found = "a left operand that is made in the kernel, chunk by chunk"
+            limit = "operands that the call passes, and rows that are made as a whole"
+            instead = f"take tiles without a chunk, or {_INSTEAD}"
+            raise _refused(made.buffer, found, limit, instead)
         for each in (made.buffer, *made.beside):
             if any(each.same_as(parameter) for parameter in parameters):
-                raise refuse(
-                    ROWS,
-                    f"tensor '{each.name}'",
-                    found="what is made row by row beside the product, as a result of the call",
-                    limit="results that the product stores",
-                    instead=_INSTEAD,
-                )
+                found = "what is made row by row beside the product, as a result of the call"
+                raise _refused(each, found, "results that the product stores")
 
 
 def _tensors(programs: Sequence[TileProgram]) -> tuple[list[Any], list[Any]]:
@@ -145,13 +133,9 @@ def _is_row_by_row(load: Any, row: Any) -> bool:
         return False
     if first.same_as(row) and not any(map(has_row, others)):
         return True
-    raise refuse(
-        ROWS,
-        f"tensor '{load.source.name}'",
-        found=f"a load at {list(load.indices)} for row {row}",
-        limit=f"'{load.source.name}[{row}, ...]', the same row of an operand",
-        instead=_INSTEAD,
-    )
+    found = f"a load at {list(load.indices)} for row {row}"
+    limit = f"'{load.source.name}[{row}, ...]', the same row of an operand"
+    raise _refused(load.source, found, limit)
 
 
 def _check_extents(tensors: Sequence[Any]) -> None:
@@ -165,9 +149,7 @@ def _check_extents(tensors: Sequence[Any]) -> None:
             limit = f"{count} rows, as of '{tensors[0].name}'"
         else:
             continue
-        raise refuse(
-            ROWS, f"tensor '{each.name}'", found=f"shape {shape}", limit=limit, instead=_INSTEAD
-        )
+        raise _refused(each, f"shape {shape}", limit)
 
 
 def _with_rows(program: TileProgram, rows: Rows) -> TileProgram:
@@ -178,3 +160,7 @@ def _with_rows(program: TileProgram, rows: Rows) -> TileProgram:
     if made is not None:
         made = made.with_count(rows.count, rows.tensors)
     return replace(program, store=replace(program.store, rows=rows), summed=summed, rows=made)
+
+
+def _refused(tensor: Any, found: str, limit: str, instead: str = _INSTEAD) -> RefusedError:
+    return refuse(ROWS, f"tensor '{tensor.name}'", found=found, limit=limit, instead=instead)

@@ -95,5 +95,5 @@ def holds_left(work: TileWork, sizes: CascadeTiles) -> bool:
     bool
         False where one product makes whole rows: both its operands are brought together.
     """
-    rows = not sizes.columns and sizes.elements >= work.length
-    return bool(work.depth) and sizes.depth == work.depth and not rows
+    all_depth = bool(work.depth) and sizes.depth == work.depth
+    return all_depth and not sizes.makes_whole_rows(work.length)

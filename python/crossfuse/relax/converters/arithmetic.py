@@ -18,6 +18,7 @@ from crossfuse.relax.converters.operands import (
     filled,
     operand,
     result_type,
+    tvm_own,
 )
 
 _Operator = Callable[[Any, Any], Any]
@@ -30,7 +31,7 @@ def _binary(operator: _Operator, *, swapped: bool = False) -> Any:
 
     def convert(node: fx.Node, importer: Any) -> Any:
         if any(not _plain(each) for each in node.args[:2]):
-            return importer.create_convert_map()[node.target.__name__](node)
+            return tvm_own(node, importer)
         dtype = result_type(node)
         left, right = (operand(each, importer, dtype) for each in node.args[:2])
         if swapped:

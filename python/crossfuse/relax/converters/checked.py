@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from tvm import relax, tirx
 
-from crossfuse.relax.converters.operands import name_of
+from crossfuse.relax.converters.operands import name_of, tvm_own
 
 
 def checked(known: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
@@ -30,12 +30,12 @@ def checked(known: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Calla
     dict[str, Callable]
         Of a node and the importer. They raise ``NotImplementedError`` where the two differ.
     """
-    return {name: _checked(name, own.get(name)) for name in (*known, *own)}
+    return {name: _checked(own.get(name, tvm_own)) for name in (*known, *own)}
 
 
-def _checked(name: str, own: Callable[..., Any] | None) -> Callable[..., Any]:
+def _checked(converter: Callable[..., Any]) -> Callable[..., Any]:
     def convert(node: fx.Node, importer: Any) -> Any:
-        value = own(node, importer) if own else importer.create_convert_map()[name](node)
+        value = converter(node, importer)
         expected = node.meta.get("val")
         if isinstance(expected, torch.Tensor) and not _is(value, expected):
             text = f"{node.target} as {value.ty}"

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from tvm import relax
 
-from crossfuse.relax.converters.operands import argument, operand, result_type
+from crossfuse.relax.converters.operands import argument, operand, result_type, tvm_own
 
 _INSTANCE_EPSILON = 7
 _DIVISOR = 6
@@ -99,7 +99,7 @@ def _average_pool(node: fx.Node, importer: Any) -> Any:
     """TVM's own drops the divisor."""
     if argument(node, _DIVISOR, "divisor_override") is not None:
         raise NotImplementedError("an average pool with a divisor of its own")
-    return importer.create_convert_map()[node.target.__name__](node)
+    return tvm_own(node, importer)
 
 
 def _nearest(node: fx.Node, importer: Any) -> Any:

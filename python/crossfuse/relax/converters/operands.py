@@ -62,6 +62,11 @@ def operand(given: Any, importer: Any, dtype: str) -> Any:
     return importer.block_builder.emit(relax.op.astype(value, dtype))
 
 
+def tvm_own(node: fx.Node, importer: Any) -> Any:
+    """What TVM's own converter makes of a node, where ours does no better."""
+    return importer.create_convert_map()[node.target.__name__](node)
+
+
 def filled(like: Any, value: Any, importer: Any) -> Any:
     """A tensor of one number, in the shape and type of another.
 

@@ -12,14 +12,14 @@ from typing import Any
 from torch import fx
 from tvm import relax, tirx
 
-from crossfuse.relax.converters.operands import filled, operand, result_type
+from crossfuse.relax.converters.operands import filled, operand, result_type, tvm_own
 
 
 def _select(node: fx.Node, importer: Any) -> Any:
     x, axis, index = node.args
     value, emit = importer.env[x], importer.block_builder.emit
     if not isinstance(index, int):
-        return _own(node, importer)
+        return tvm_own(node, importer)
     size = value.ty.shape.values[axis]
     if index >= 0 or isinstance(size, tirx.IntImm):
         place = index % int(size) if index < 0 else index
@@ -45,7 +45,7 @@ def _index(node: fx.Node, importer: Any) -> Any:
         counted[place] = emit(relax.op.where(negative, moved, index))
     importer.env = ChainMap(counted, known)
     try:
-        return _own(node, importer)
+        return tvm_own(node, importer)
     finally:
         importer.env = known
 
@@ -54,7 +54,7 @@ def _full(node: fx.Node, importer: Any) -> Any:
     """A constant; TVM's own fail at infinities, which masks are made of."""
     value = node.args[1]
     if not isinstance(value, float) or math.isfinite(value):
-        return _own(node, importer)
+        return tvm_own(node, importer)
     dtype, shape = result_type(node), list(importer.retrieve_args(node)[0])
     one = importer.block_builder.emit(relax.op.full(shape, relax.const(1, dtype), dtype))
     return importer.block_builder.emit(relax.op.multiply(one, relax.const(value, dtype)))
@@ -63,7 +63,7 @@ def _full(node: fx.Node, importer: Any) -> Any:
 def _full_like(node: fx.Node, importer: Any) -> Any:
     like, value = node.args[:2]
     if not isinstance(value, (bool, int, float)):
-        return _own(node, importer)
+        return tvm_own(node, importer)
     return filled(operand(like, importer, result_type(node)), value, importer)
 
 
@@ -83,10 +83,6 @@ def _pixel_shuffle(node: fx.Node, importer: Any) -> Any:
     axes = [*range(first), *(first + each for each in (0, 3, 1, 4, 2))]
     moved = emit(relax.op.permute_dims(parted, axes))
     return emit(relax.op.reshape(moved, (*front, channels // (r * r), height * r, width * r)))
-
-
-def _own(node: fx.Node, importer: Any) -> Any:
-    return importer.create_convert_map()[node.target.__name__](node)
 
 
 #: By the name of the operator.

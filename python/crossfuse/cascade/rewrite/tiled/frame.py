@@ -83,7 +83,7 @@ class TileFrame:
     @property
     def one_product_of_whole_rows(self) -> bool:
         """Whether a pipelined product makes whole rows, and nothing is multiplied after it."""
-        return not self.tiles.columns and self.tiles.elements >= self.length
+        return self.tiles.makes_whole_rows(self.length)
 
     @property
     def row_tiles(self) -> int:

@@ -125,6 +125,21 @@ class CascadeTiles:
             warpgroups=groups,
         )
 
+    def makes_whole_rows(self, length: int) -> bool:
+        """Whether one pipelined product makes whole rows, and nothing is multiplied after it.
+
+        Parameters
+        ----------
+        length : int
+            Elements of the axis.
+
+        Returns
+        -------
+        bool
+            Of tiles that are complete.
+        """
+        return not self.columns and self.elements >= length
+
     def slice_of(self, columns: int) -> int:
         """Columns that a CTA of a cluster merges; the last CTAs may have fewer, or none.
 

@@ -22,9 +22,9 @@ __device__ __forceinline__ uint4 crossfuse_load_in_order(const void* place) {
 def loads_first(statement: Any, known: tuple[Any, ...]) -> Any:
     """Move what copies from global memory to registers in front of what computes.
 
-    nvcc does not, as what merges the states of threads is volatile. ptxas keeps the order of relaxed
-    loads; other ones it would put behind what it computes, so of these what is needed last is
-    loaded first.
+    nvcc does not, as what merges the states of threads is volatile. ptxas keeps the order of
+    relaxed loads; other ones it would put behind what it computes, so of these what is needed last
+    is loaded first.
 
     Parameters
     ----------
