@@ -23,8 +23,8 @@ LEAST_STAGES, _MAX_STAGES = 2, 12
 #: latency of a busy memory. Measured, see docs/hopper-measured.md.
 ON_THEIR_WAY = 72 << 10
 #: The same before the rows of the first left tile are made, which wait behind it; all others are
-#: asked for once these are there. Of a norm before 256 x 4096 by 12288 on an H100 the first tiles came
-#: at 6.7 us where 12 KiB at a time were on their way until the ring was full, and at 4.3 so.
+#: asked for once these are there. Of a norm before 256 x 4096 by 12288 on an H100 the first tiles
+#: came at 6.7 us where 12 KiB at a time were on their way until the ring was full, and at 4.3 so.
 BEFORE_ROWS = 12 << 10
 #: Stages of left tiles that cover the latency of L2, from which they mostly come.
 _LEFT_STAGES = 4
