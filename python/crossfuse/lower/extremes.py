@@ -65,7 +65,10 @@ def on_llvm(call: Any) -> Any:
 
 
 def elsewhere(call: Any) -> Any:
-    """A call of `MAXIMUM` or `MINIMUM` by comparisons, which do not hold for NaN."""
+    """A call of `MAXIMUM` or `MINIMUM` by comparisons, which do not hold for NaN.
+
+    Simplified, it would lose NaN: what equals itself is true to TVM. Nothing is at that stage.
+    """
     one, other = call.args
     further = ir.tirx.LT if str(call.op.name) == MAXIMUM else ir.tirx.GT
     number = ir.tirx.Select(ir.tirx.EQ(other, other), one, other)

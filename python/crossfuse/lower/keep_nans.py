@@ -73,14 +73,8 @@ class _Rewriter:
     def _extreme(self, node: Any, mutator: Any) -> Any:
         if not is_float(str(node.ty)):
             return mutator.default_mutate(node)
-        if self._kinds.reduces(node, self._buffer):
-            return type(node)(*(self._operand(each, mutator) for each in (node.a, node.b)))
-        if min(self._kinds.of(node.a), self._kinds.of(node.b)) >= Kind.NUMBER:
+        kinds = self._kinds
+        if kinds.reduces(node, self._buffer) or kinds.of(node) >= Kind.NUMBER:
+            # What a step chooses among is the same as where else it is made, to be made once.
             return mutator.default_mutate(node)
         return extreme(_NAMES[type(node)], mutator.mutate(node.a), mutator.mutate(node.b))
-
-    def _operand(self, node: Any, mutator: Any) -> Any:
-        """An operand of a reduction's step; what it chooses among stays as it is."""
-        if type(node) in _NAMES:
-            return type(node)(*(self._operand(each, mutator) for each in (node.a, node.b)))
-        return mutator.mutate(node)
