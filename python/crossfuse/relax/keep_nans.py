@@ -14,7 +14,17 @@ class KeepNans:
 
     A pass over modules behind ``LegalizeOps`` and `FuseCascades`, which reads cascades with TVM's
     own maxima. It changes functions of TensorIR, see `crossfuse.lower.keep_nans`; kernels that
-    others schedule are changed when they are lowered.
+    we schedule are changed when they are lowered.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import tvm
+    >>> from crossfuse.relax import KeepNans, import_torch
+    >>> mod = import_torch(torch.nn.ReLU().eval(), (torch.zeros(64, 16),)).mod
+    >>> mod = tvm.ir.transform.Sequential([tvm.relax.transform.LegalizeOps(), KeepNans()])(mod)
+    >>> "T.crossfuse_maximum" in str(mod)
+    True
     """
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
