@@ -182,7 +182,12 @@ def make_pipeline(stock: Callable[[], Pipeline]) -> Pipeline:
         if not any(is_cluster_function(each) for each in funcs):
             return stock_pass(mod)
         config = ir.tvm.transform.PassContext.current().config
-        kept = prim_func_pass("KeepNans", keep_nans)
+        kept = prim_func_pass("KeepNans", _with_nans)
         return ir.tvm.ir.transform.Sequential([kept, *cluster_passes(config), *host_passes()])(mod)
 
     return run, finalize_host, finalize_device
+
+
+def _with_nans(func: Any) -> Any:
+    """Stock functions beside ours keep what TVM makes of them."""
+    return keep_nans(func) if is_cluster_function(func) else func
