@@ -1,18 +1,19 @@
 """Entry point of group ``tvm.backends``: TVM calls `register` at the end of ``import tvm``.
 
-So every process that imports TVM, workers of a tuner too, has the primitives, the pipeline
-and wgmma as a dispatch of TIRx's `gemm_async`.
+So every process that imports TVM, workers of a tuner too, has the primitives, the pipeline, the
+operators of `crossfuse.lower.extremes`, and wgmma as a dispatch of TIRx's `gemm_async`.
 All are stand-ins that load the project when they are first used: ``import tvm`` stays as fast as
 it was, and may happen inside an import of ours.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
 def register() -> None:
-    """Install the schedule primitives, the pipeline and the dispatch of products; idempotent.
+    """Install primitives, pipeline, operators and the dispatch of products; idempotent.
 
     A runtime-only TVM has neither schedules nor pipelines, and nothing is done.
     """
@@ -24,6 +25,7 @@ def register() -> None:
 
     install()
     _install_pipeline()
+    _install_extremes()
     _install_gemm_async()
 
 
@@ -45,6 +47,41 @@ def _install_pipeline() -> None:
     factory.crossfuse_wraps = stock  # type: ignore[attr-defined]
     compilation_pipeline.register_tir_pipeline("crossfuse", factory)
     registered["s_tir"] = factory
+
+
+def _install_extremes() -> None:
+    """Register maxima and minima that keep NaN, and what they become on a target."""
+    from tvm.ir import Op, register_op_attr
+    from tvm.tirx import CallEffectKind
+    from tvm.tirx.op import register_intrin_lowering
+
+    for name in ("crossfuse_maximum", "crossfuse_minimum"):
+        full = f"tirx.{name}"
+        if full in Op.list_op_names():
+            continue
+        register_op_attr(full, "TCallEffectKind", int(CallEffectKind.Pure.value))
+        register_op_attr(full, "TVectorizable", True)
+        register_op_attr(full, "TScriptPrinterName", name)
+        for target, rule in _EXTREMES.items():
+            register_intrin_lowering(full, target=target, f=rule)
+
+
+def _extreme(rule: str) -> Callable[[Any], Any]:
+    """A function of `crossfuse.lower.extremes` that is loaded when it is first called."""
+
+    def lower(call: Any) -> Any:
+        from crossfuse.lower import extremes
+
+        return getattr(extremes, rule)(call)
+
+    return lower
+
+
+#: What lowers maxima and minima, by target.
+_EXTREMES = {
+    name: _extreme(rule)
+    for name, rule in (("cuda", "on_cuda"), ("llvm", "on_llvm"), ("default", "elsewhere"))
+}
 
 
 def _install_gemm_async() -> None:

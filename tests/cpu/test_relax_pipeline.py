@@ -158,6 +158,7 @@ def test_the_pipeline_is_known_by_name_and_writes_its_phases(tmp_path: Path) -> 
         "04_legalize.py",
         "05_fuse_cascades.py",
         "06_build_kernels.py",
+        "07_keep_nans.py",
     ]
     assert "family=" in (tmp_path / "02_fuse_chains.txt").read_text()
     assert "softmax" in (tmp_path / "05_fuse_cascades.txt").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import crossfuse
@@ -94,3 +95,15 @@ def test_the_residual_may_be_what_the_kernel_before_writes(
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(ends[0], due[0])
+
+
+@pytest.mark.parametrize("rule", ["threads", "tensor"])
+@pytest.mark.parametrize("act", ["relu", "min(max(x,0),6)"])
+def test_bounds_keep_nan(act: str, rule: str, tmp_path: Path) -> None:
+    spec = workload.parse(f"gemm_chain:M=64,K=256,N=512,L=256,dtype=bfloat16,act={act}")
+    inputs = workload.random_inputs(spec, 1)
+    inputs["A"][1, 3], inputs["A"][2, 5], inputs["A"][3, 7] = np.nan, np.inf, -np.inf
+    found = crossfuse.compile(spec, rule=rule, directory=tmp_path).kernel.run(*inputs.values())
+    workload.check(spec, inputs, found)
+    assert np.isnan(found[1].astype("float32")).all()
+    assert not np.isnan(found[0].astype("float32")).any()

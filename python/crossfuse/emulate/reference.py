@@ -179,8 +179,9 @@ def _quick(function: Any) -> Any:
     """
     from crossfuse import _tvm as ir
     from crossfuse.emulate.widen import widen
+    from crossfuse.lower.keep_nans import keep_nans
 
-    sch = ir.Schedule(widen(function))
+    sch = ir.Schedule(widen(keep_nans(function)))
     for handle in sch.get_child_blocks(sch.get_sblock("root")):
         # What is no plain nest runs as it stands.
         with suppress(ir.ScheduleError):

@@ -7,6 +7,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.emulate.widen import converted, widen
 from crossfuse.lower.extract import only_function
+from crossfuse.lower.keep_nans import keep_nans
 from crossfuse.lower.passes import prim_func_pass
 from crossfuse.markers import MERGE
 
@@ -30,7 +31,7 @@ def serialise(func: Any, *, backwards: bool = False) -> Any:
     tvm.tirx.PrimFunc
         Serial loops without blocks; buffers in global scope, as small as TVM makes them.
     """
-    function = widen(only_function(func))
+    function = widen(keep_nans(only_function(func)))
     plain = _global_buffers(function.body)
 
     def serial(loop: Any, mutator: Any) -> Any:

@@ -11,6 +11,7 @@ from crossfuse.hardware import Device, device, tvm_target
 from crossfuse.lower.check_image import check_device, check_image
 from crossfuse.lower.hopper import generate, is_tile_program, row_tensors, takes_fewer_rows
 from crossfuse.lower.image import BufferSpec, KernelImage
+from crossfuse.lower.keep_nans import keep_nans
 from crossfuse.lower.launches import check_host, is_kernel, kernels_of, launch_of
 from crossfuse.lower.pipeline import cluster_passes, host_passes
 from crossfuse.lower.place_shared_memory import SHARED_MEMORY
@@ -75,7 +76,7 @@ def lower(
     """
     register()
     spec = device(target)
-    function = only_function(func)
+    function = keep_nans(only_function(func))
     buffers = buffer_specs(function)
     _check_bound(function, name)
     with refusals(f"function '{name}'"):

@@ -15,12 +15,14 @@ from crossfuse.lower.distrust_equal_indices import distrust_equal_indices
 from crossfuse.lower.drop_markers import drop_markers
 from crossfuse.lower.fast_exponentials import fast_exponentials
 from crossfuse.lower.flatten_buffers import flatten_buffers
+from crossfuse.lower.keep_nans import keep_nans
 from crossfuse.lower.keep_slabs import storage_rewrite_elsewhere
 from crossfuse.lower.launch_clusters import bound_registers, launch_clusters
 from crossfuse.lower.lower_cluster import lower_cluster
 from crossfuse.lower.lower_dsm_access import lower_dsm_access
 from crossfuse.lower.lower_merges import lower_merges
 from crossfuse.lower.pack_registers import pack_registers
+from crossfuse.lower.passes import prim_func_pass
 from crossfuse.lower.place_shared_memory import place_shared_memory
 from crossfuse.lower.verify import verify_ownership, verify_structure, verify_vectors
 from crossfuse.markers import is_cluster_function
@@ -180,6 +182,12 @@ def make_pipeline(stock: Callable[[], Pipeline]) -> Pipeline:
         if not any(is_cluster_function(each) for each in funcs):
             return stock_pass(mod)
         config = ir.tvm.transform.PassContext.current().config
-        return ir.tvm.ir.transform.Sequential([*cluster_passes(config), *host_passes()])(mod)
+        kept = prim_func_pass("KeepNans", _with_nans)
+        return ir.tvm.ir.transform.Sequential([kept, *cluster_passes(config), *host_passes()])(mod)
 
     return run, finalize_host, finalize_device
+
+
+def _with_nans(func: Any) -> Any:
+    """Stock functions beside ours keep what TVM makes of them."""
+    return keep_nans(func) if is_cluster_function(func) else func

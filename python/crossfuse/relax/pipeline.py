@@ -17,6 +17,7 @@ from crossfuse.relax.build_kernels import BuildKernels
 from crossfuse.relax.dataflow import clean
 from crossfuse.relax.fuse_cascades import FuseCascades
 from crossfuse.relax.fuse_chains import FuseChains
+from crossfuse.relax.keep_nans import KeepNans
 from crossfuse.relax.on_cpu import serial_kernels
 from crossfuse.relax.powers import POWERS
 from crossfuse.relax.wide_arithmetic import WideArithmetic
@@ -67,7 +68,8 @@ def phases(
     -------
     tuple[Phase, ...]
         ``clean``, ``fuse_chains``, ``wide_arithmetic``, ``legalize``, ``fuse_cascades``,
-        ``build_kernels``; the last is ``serial_kernels`` if nothing is built.
+        ``build_kernels``, ``keep_nans``; that before the last is ``serial_kernels`` if nothing is
+        built.
     """
     spec = device(target)
     return (
@@ -79,6 +81,7 @@ def phases(
         Phase("build_kernels", BuildKernels(spec))
         if build
         else Phase("serial_kernels", serial_kernels),
+        Phase("keep_nans", KeepNans()),
     )
 
 

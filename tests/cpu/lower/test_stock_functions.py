@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tvm
-from tvm import relax, te
+from tvm import relax, te, tirx
 from tvm.s_tir import dlight
 from tvm.tirx.build import codegen_build, split_host_device_mods
 from tvm.tirx.compilation_pipeline import PIPELINE_MAP
@@ -259,6 +259,27 @@ def test_function_beside_a_marked_one_lowers_as_alone() -> None:
     assert kernels_in(sources(alone)) in sources(both)
     text = kernels_in(lower(marked).image.cuda).replace("main_kernel", "marked_kernel")
     assert text in sources(both)
+
+
+def test_maxima_of_marked_functions_keep_nan() -> None:
+    """Those of functions beside them are TVM's own."""
+    x = te.placeholder((64,), "float32", "X")
+    bound_of = te.compute((64,), lambda i: tirx.max(x[i], tirx.const(0.0, "float32")), "Y")
+    sch = ir.Schedule(te.create_prim_func([x, bound_of]))
+    (loop,) = sch.get_loops(sch.get_sblock("Y"))
+    sch.bind(loop, "threadIdx.x")
+    spec = parse("gemm:M=16,K=64,N=32,dtype=float16,act=relu")
+    marked = schedule_split_k(prim_func(spec), cluster=4).mod["main"]
+    module = ir.IRModule(
+        {
+            "main": sch.mod["main"].with_attr("global_symbol", "main"),
+            "marked": marked.with_attr("global_symbol", "marked"),
+        }
+    )
+    both = make_pipeline(stock())[0](ir.tirx.transform.BindTarget(CUDA)(module))
+    assert "T.crossfuse_maximum" in str(both["marked_kernel"])
+    assert "T.crossfuse_maximum" not in str(both["main_kernel"])
+    assert "crossfuse_maximum(" in sources(both)
 
 
 def test_lower_takes_functions_without_clusters() -> None:

@@ -144,6 +144,12 @@ def _flag_add(match: re.Match[str], operands: list[str]) -> str:
     return f"{target[0]} = {call}" if target else call
 
 
+def _extreme(match: re.Match[str], operands: list[str]) -> str:
+    target, one, other = operands
+    further = "<" if match["which"] == "max" else ">"
+    return f"{target} = {one} {further} {other} || {other} != {other} ? {other} : {one}"
+
+
 _WORD = r"(?:u32|s32|b32)"
 #: Patterns of whole instructions, and what becomes of them.
 INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
@@ -157,6 +163,7 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         ),
         (r"griddepcontrol\.wait;", _call("grid_wait")),
         (r"ex2\.approx\.ftz\.f32 %0, %1;", lambda _, each: f"{each[0]} = exp2f({each[1]})"),
+        (r"(?P<which>max|min)\.NaN\.f32 %0, %1, %2;", _extreme),
         (r"fence\.proxy\.async(?:\.(?P<space>shared|global)(?:::(?:cta|cluster))?)?;", _fence),
         (r"(?:fence\.(?:acq_rel|sc)\.(?:gpu|sys)|membar\.(?:gl|sys));", _call("fence_memory")),
         (r"bar\.sync %0, %1;", _call("named_barrier")),
@@ -213,7 +220,6 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         ),
         (r"ld\.shared\.v[24]\.f32 \{[%\d, ]*\}, \[%\d\];", _fetch),
         (r"cvt\.rn\.(bf16x2|f16x2)\.f32 %0, %1, %2;", _pack),
-        (r"ex2\.approx\.ftz\.f32 %0, %1;", lambda _, each: f"{each[0]} = exp2f({each[1]})"),
         (
             r"\.reg \.pred p; setp\.lt\.f32 p, %0, 0f00000000; @p st\.shared\.f32 \[%1\], %0;",
             _store_negative,
