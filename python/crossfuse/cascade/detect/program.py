@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,7 @@ class Program:
     outputs: tuple[Any, ...]
     nonnegative: frozenset[Any] = frozenset()
     _values: dict[Any, Any] = field(default_factory=dict)
+    _loads: dict[Block, list[Load]] = field(default_factory=dict)
 
     @property
     def reductions(self) -> list[Block]:
@@ -58,15 +59,25 @@ class Program:
 
     def loads(self, block: Block) -> list[Load]:
         """All loads of a block, those inside indices too."""
-        return loads_of(self.value(block))
+        if block not in self._loads:
+            self._loads[block] = loads_of(self.value(block))
+        return self._loads[block]
 
     def reduction(self, buffer: Any) -> Block | None:
         """The reduction that makes a buffer, or None for an input."""
         return self.made.get(buffer)
 
     def _inlined(self, value: Any, block: Block) -> Any:
+        known: dict[Hashable, Any] = {}
+
         def visit(load: Any, mutator: Any) -> Any:
             load = mutator.default_mutate(load)
+            key = Load(load.source, tuple(load.indices)).key
+            if key not in known:
+                known[key] = image(load)
+            return known[key]
+
+        def image(load: Any) -> Any:
             source = self.made.get(load.source)
             if source is None and load.source not in self.inputs:
                 where = f"{block.where}, buffer '{load.source.name}'"
@@ -87,7 +98,10 @@ def _simplified(value: Any, block: Block) -> Any:
 
     def visit(load: Any, mutator: Any) -> Any:
         load = mutator.default_mutate(load)
-        return ir.tirx.BufferLoad(load.source, list(simplified(load.indices, block.domain)))
+        before = tuple(load.indices)
+        after = simplified(before, block.domain)
+        unchanged = all(a is b for a, b in zip(before, after, strict=True))
+        return load if unchanged else ir.tirx.BufferLoad(load.source, list(after))
 
     return ir.mutate(value, (ir.TensorLoad, visit))
 
