@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -134,6 +135,11 @@ def read_program(func: Any) -> Program:
     if not isinstance(func, ir.PrimFunc):
         found = f"a {type(func).__name__}"
         raise refused("function", found, "a PrimFunc in s_tir form", "pass one function of it")
+    return _read(func)
+
+
+@lru_cache(maxsize=8)  # who writes a cascade reads its function again, and inlines the same blocks
+def _read(func: Any) -> Program:
     _check_scans(func)
     with as_cascade():
         blocks = with_selections(read_blocks(func, read_several))
