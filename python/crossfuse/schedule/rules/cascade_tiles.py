@@ -79,6 +79,18 @@ def schedule_tiled(func: Any, tiles: CascadeTiles) -> Any:
     -------
     tvm.s_tir.Schedule
         The schedule, with its trace.
+
+    Examples
+    --------
+    >>> from crossfuse.cascade.algebra import derive
+    >>> from crossfuse.cascade.detect import detect
+    >>> from crossfuse.workload import cascade_build, cascades
+    >>> spec = cascades.parse("attention:batch=1,heads=2,q_len=64,kv_len=128,head_dim=64")
+    >>> (site,) = detect(cascade_build.prim_func(spec))
+    >>> sizes = CascadeTiles()
+    >>> sch = schedule_tiled(tiled(site, derive(site.cascade), sizes), sizes)
+    >>> len(sch.get_loops(sch.get_sblock("tile")))
+    2
     """
     install()
     sch = ir.Schedule(func)
