@@ -6,7 +6,9 @@ constants. TVM's iterator maps (``detect_iter_map``) say whether one is a biject
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -16,6 +18,8 @@ from crossfuse import _tvm as ir
 Domain = Mapping[Any, int]
 _BIJECTIVE = 3
 _PASSES = 4
+#: Indices whose simplest form is remembered.
+_KEPT_FORMS = 8192
 
 
 def is_affine(expression: Any) -> bool:
@@ -48,12 +52,64 @@ def analyzer(domain: Domain) -> Any:
 
 def simplified(indices: Iterable[Any], domain: Domain) -> tuple[Any, ...]:
     """Indices in their simplest form; variables of one iteration become 0."""
-    known = analyzer(domain)
-    return tuple(_settled(known, each) for each in indices)
+    return tuple(_simplest(each, domain) for each in indices)
 
 
-def _settled(known: Any, index: Any) -> Any:
+def _simplest(index: Any, domain: Domain) -> Any:
+    """An index in its simplest form: of one that is equal but for names only once.
+
+    Functions that are made of the same calls have the same indices of other variables.
+    """
+    if _is_settled(index, domain):
+        return index
+    used = tuple(dict.fromkeys(ir.variables(index)))
+    form = _Form(index, used, tuple(domain.get(var) for var in used))
+    names, found = _settled_once(form)
+    if names is used:
+        return found
+    own = dict(zip(names, used, strict=True))
+    return ir.substitute(found, lambda var: own.get(var, var))
+
+
+def _is_settled(index: Any, domain: Domain) -> bool:
+    """Whether nothing is simpler, as of most indices."""
+    if isinstance(index, ir.Var):
+        return domain.get(index, 0) != 1
+    return isinstance(index, ir.tirx.IntImm)
+
+
+@dataclass(frozen=True, eq=False)
+class _Form:
+    """An index, its variables in order of their use, and how far they count, if that is known.
+
+    Forms are equal that differ in nothing but the variables.
+    """
+
+    index: Any
+    variables: tuple[Any, ...]
+    extents: tuple[int | None, ...]
+
+    def __hash__(self) -> int:
+        return hash((self.extents, ir.tvm_ffi.structural_hash(self.index, map_free_vars=True)))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Form)
+            and self.extents == other.extents
+            and ir.tvm_ffi.structural_equal(self.index, other.index, map_free_vars=True)
+        )
+
+
+@functools.lru_cache(maxsize=_KEPT_FORMS)
+def _settled_once(form: _Form) -> tuple[tuple[Any, ...], Any]:
+    """The simplest form of an index, after the variables that it has."""
+    return form.variables, _settled(form)
+
+
+def _settled(form: _Form) -> Any:
     """An index simplified until nothing changes: one pass leaves some quotients as they are."""
+    each = zip(form.variables, form.extents, strict=True)
+    known, index = analyzer({var: extent for var, extent in each if extent is not None}), form.index
     for _ in range(_PASSES):
         before, index = index, _digit(known, known.simplify(index))
         if ir.tvm_ffi.structural_equal(before, index):

@@ -31,7 +31,7 @@ def function(symbols: Sequence[sympy.Symbol], expression: sympy.Expr) -> Callabl
 def _made(symbols: tuple[sympy.Symbol, ...], expression: sympy.Expr) -> Callable[..., Any]:
     # Plain names: symbols may be spelt like "m'", or alike with other assumptions. They may be
     # infinite too, so that sympy decides nothing about comparisons with infinities.
-    names = [sympy.Dummy(f"v{i}", extended_real=True) for i, _ in enumerate(symbols)]
+    names = [sympy.Symbol(f"argument_{i}", extended_real=True) for i, _ in enumerate(symbols)]
     renamed = expression.xreplace(dict(zip(symbols, names, strict=True)))
     unknown = renamed.free_symbols - set(names)
     if unknown:

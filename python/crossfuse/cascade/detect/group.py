@@ -57,6 +57,7 @@ class Group:
     axes: tuple[Any, ...]
     extents: dict[Any, int]
     members: list[Member] = field(default_factory=list)
+    _read: dict[Member, list[Load]] = field(default_factory=dict)
 
     def member(self, buffer: Any) -> Member | None:
         """The member that makes a buffer."""
@@ -125,17 +126,30 @@ class Group:
     ) -> tuple[Binding, bool]:
         """Bind more of a reader's variables by elements that members read too, if there are any."""
         any_shared = False
-        for member in self.members:
-            for theirs in elements(program, member.block):
-                there = moved(theirs.indices, member.binding, self.extents)
-                for load in loads:
-                    if not load.buffer.same_as(theirs.buffer):
-                        continue
-                    pairs = zip(there, load.indices, strict=True)
-                    found = extended(binding, pairs, reader.domain, self.extents)
-                    if found is not None and self._keeps_axes(reader, found):
-                        binding, any_shared = found, True
+        # What is read twice, as in x * x, says something new only if more is bound by then.
+        tried: set[tuple[Any, Any]] = set()
+        for theirs in (each for member in self.members for each in self._elements(program, member)):
+            for load in loads:
+                pair = (theirs.key, load.key)
+                if pair in tried or not load.buffer.same_as(theirs.buffer):
+                    continue
+                pairs = zip(theirs.indices, load.indices, strict=True)
+                found = extended(binding, pairs, reader.domain, self.extents)
+                if found is not None and self._keeps_axes(reader, found):
+                    if not _alike(found, binding):
+                        tried.clear()
+                    binding, any_shared = found, True
+                tried.add(pair)
         return binding, any_shared
+
+    def _elements(self, program: Program, member: Member) -> list[Load]:
+        """Elements that a member reads, in the group's variables."""
+        if member not in self._read:
+            self._read[member] = [
+                Load(each.buffer, moved(each.indices, member.binding, self.extents))
+                for each in elements(program, member.block)
+            ]
+        return self._read[member]
 
     def _keeps_axes(self, reader: Block, binding: Binding) -> bool:
         """Reduced loops are reduced loops; those of outputs may be anything."""
@@ -159,10 +173,15 @@ class Group:
         return access.inverse([binding[each] for each in summed], summed, axes) is not None
 
 
+def _alike(one: Binding, other: Binding) -> bool:
+    """Whether one binding, made of another one, says nothing else."""
+    return len(one) == len(other) and all(one[var] is other[var] for var in other)
+
+
 def elements(program: Program, block: Block) -> list[Load]:
     """Loads of a reduction that change along what it reduces."""
     summed = frozenset(block.summed)
-    return [each for each in program.loads(block) if variables_of(each.indices) & summed]
+    return [each for each in program.loads(block) if each.variables & summed]
 
 
 def results(program: Program, block: Block) -> list[Load]:
@@ -171,7 +190,7 @@ def results(program: Program, block: Block) -> list[Load]:
     return [
         each
         for each in program.loads(block)
-        if program.reduction(each.buffer) and not variables_of(each.indices) & summed
+        if program.reduction(each.buffer) and not each.variables & summed
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -29,6 +30,16 @@ class Load:
     def text(self) -> str:
         """How messages show it."""
         return f"{self.buffer.name}[{', '.join(str(each) for each in self.indices)}]"
+
+    @cached_property
+    def variables(self) -> frozenset[Any]:
+        """Loop variables of the indices."""
+        return variables_of(self.indices)
+
+    @cached_property
+    def key(self) -> tuple[Any, ...]:
+        """Equal of loads of the same elements."""
+        return (self.buffer, *map(ir.tvm_ffi.StructuralKey, self.indices))
 
 
 def loads_of(value: Any) -> list[Load]:

@@ -56,7 +56,8 @@ def is_bijection(binding: Binding, own: Extents, group: Extents) -> bool:
     """Whether bound variables of a reader count each iteration of the group's once."""
     bound = {var: own[var] for var in binding if own.get(var, 1) > 1}
     values = [binding[var] for var in bound]
-    domain = {var: group[var] for var in group if var in variables_of(values)}
+    used = variables_of(values)
+    domain = {var: extent for var, extent in group.items() if var in used}
     known = access.analyzer(domain)
     for value, extent in zip(values, bound.values(), strict=True):
         reach = known.const_int_bound(value)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -43,6 +44,7 @@ class Program:
     outputs: tuple[Any, ...]
     nonnegative: frozenset[Any] = frozenset()
     _values: dict[Any, Any] = field(default_factory=dict)
+    _loads: dict[Block, list[Load]] = field(default_factory=dict)
 
     @property
     def reductions(self) -> list[Block]:
@@ -58,15 +60,25 @@ class Program:
 
     def loads(self, block: Block) -> list[Load]:
         """All loads of a block, those inside indices too."""
-        return loads_of(self.value(block))
+        if block not in self._loads:
+            self._loads[block] = loads_of(self.value(block))
+        return self._loads[block]
 
     def reduction(self, buffer: Any) -> Block | None:
         """The reduction that makes a buffer, or None for an input."""
         return self.made.get(buffer)
 
     def _inlined(self, value: Any, block: Block) -> Any:
+        known: dict[Hashable, Any] = {}
+
         def visit(load: Any, mutator: Any) -> Any:
             load = mutator.default_mutate(load)
+            key = Load(load.source, tuple(load.indices)).key
+            if key not in known:
+                known[key] = image(load)
+            return known[key]
+
+        def image(load: Any) -> Any:
             source = self.made.get(load.source)
             if source is None and load.source not in self.inputs:
                 where = f"{block.where}, buffer '{load.source.name}'"
@@ -87,7 +99,10 @@ def _simplified(value: Any, block: Block) -> Any:
 
     def visit(load: Any, mutator: Any) -> Any:
         load = mutator.default_mutate(load)
-        return ir.tirx.BufferLoad(load.source, list(simplified(load.indices, block.domain)))
+        before = tuple(load.indices)
+        after = simplified(before, block.domain)
+        unchanged = all(a is b for a, b in zip(before, after, strict=True))
+        return load if unchanged else ir.tirx.BufferLoad(load.source, list(after))
 
     return ir.mutate(value, (ir.TensorLoad, visit))
 
@@ -120,6 +135,11 @@ def read_program(func: Any) -> Program:
     if not isinstance(func, ir.PrimFunc):
         found = f"a {type(func).__name__}"
         raise refused("function", found, "a PrimFunc in s_tir form", "pass one function of it")
+    return _read(func)
+
+
+@lru_cache(maxsize=8)  # who writes a cascade reads its function again, and inlines the same blocks
+def _read(func: Any) -> Program:
     _check_scans(func)
     with as_cascade():
         blocks = with_selections(read_blocks(func, read_several))

@@ -136,7 +136,7 @@ class _Reader:
         test = self.condition(condition)
         if _is_condition(chosen):
             return _either(test, self.condition(chosen), self.condition(otherwise))
-        return sympy.Piecewise((self.number(chosen), test), (self.number(otherwise), True))
+        return _choice(self.number(chosen), test, self.number(otherwise))
 
     def call(self, node: Any) -> sympy.Basic:
         full = str(getattr(node.op, "name", node.op))
@@ -195,6 +195,12 @@ def _digits_and_range(dtype: str) -> tuple[int, float]:
     known = getattr(ml_dtypes, dtype, dtype)
     found = ml_dtypes.finfo(known)
     return int(found.nmant), float(found.max)
+
+
+@functools.lru_cache(maxsize=4096, typed=True)
+def _choice(chosen: sympy.Expr, test: sympy.Basic, otherwise: sympy.Expr) -> sympy.Expr:
+    """A value where a condition holds, else another one; sympy solves the condition for it."""
+    return sympy.Piecewise((chosen, test), (otherwise, True))
 
 
 def _either(test: sympy.Basic, chosen: sympy.Basic, otherwise: sympy.Basic) -> sympy.Basic:

@@ -38,7 +38,7 @@ from crossfuse.relax.cascades.found import (
 from crossfuse.relax.cascades.traffic import once
 from crossfuse.relax.kernel_mark import with_plan
 from crossfuse.schedule.cascades import schedule_cascade
-from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
+from crossfuse.schedule.rules.cascade_tiles import schedule_tiled
 from crossfuse.schedule.rules.stream import schedule_stream
 
 
@@ -64,7 +64,7 @@ class Forms:
         self._refusals: dict[Found, str] = {}
         self._kernels: dict[Found, Kernel | str] = {}
         self._sizes: dict[Found, tuple[Any, ...]] = {}
-        self._reasons: dict[tuple[Found, Any], str] = {}
+        self._texts: dict[tuple[Found, Any], Any] = {}
         self._whys: dict[Site, str] = {}
 
     def found(self, func: Any) -> Found:
@@ -128,28 +128,33 @@ class Forms:
         reason = ""
         try:
             for sizes in self.sizes(found):
-                reason = self._written(found, sizes)
-                if not reason:
+                text = self._written(found, sizes)
+                if not isinstance(text, str):
                     return ""
+                reason = text
         except RefusedError as error:
             return str(error)
         return reason
 
-    def _written(self, found: Found, sizes: Any) -> str:
-        """Why a cascade cannot be written with some sizes; empty if it can."""
-        if (found, sizes) not in self._reasons:
-            self._reasons[found, sizes] = _why_not(*_known(found), sizes)
-        return self._reasons[found, sizes]
+    def _written(self, found: Found, sizes: Any) -> Any:
+        """A cascade as a stream with some sizes, or why it cannot be written so.
+
+        Of rows in their product's kernel nothing is written yet.
+        """
+        if (found, sizes) not in self._texts:
+            self._texts[found, sizes] = _stream(*_known(found), sizes)
+        return self._texts[found, sizes]
 
     def _made(self, found: Found) -> Kernel | str:
         site, derivation = _known(found)
         reason = ""
         for sizes in self.sizes(found):
-            reason = self._written(found, sizes)
-            if reason:
+            text = self._written(found, sizes)
+            if isinstance(text, str):
+                reason = text
                 continue
             try:
-                form, schedule = _scheduled(site, derivation, sizes)
+                form, schedule = _scheduled(site, derivation, sizes, text)
                 self._check_lowers(schedule, form)
             except RefusedError as error:
                 reason = str(error)
@@ -217,20 +222,16 @@ def recomputed(site: Site, derivation: Derivation, tiles: CascadeTiles) -> str:
     return ""
 
 
-def _why_not(site: Site, derivation: Derivation, sizes: Any) -> str:
-    """Why a cascade cannot be written with some sizes; empty if it can."""
+def _stream(site: Site, derivation: Derivation, sizes: Any) -> Any:
+    """A cascade as a stream, or why it cannot be written so; None of rows before a product."""
     if isinstance(sizes, RowsTiles):
-        return ""  # the planner offers them for functions of that form alone
+        return None  # the planner offers them for functions of that form alone
     try:
         if has_products(site):
-            again = recomputed(site, derivation, sizes)
-            if not again:
-                tiled(site, derivation, sizes)
-            return again
-        streaming(site, derivation, sizes)
+            return recomputed(site, derivation, sizes) or tiled(site, derivation, sizes)
+        return streaming(site, derivation, sizes)
     except RefusedError as error:
         return str(error)
-    return ""
 
 
 def _find(func: Any) -> Found:
@@ -249,12 +250,13 @@ def _known(found: Found) -> tuple[Site, Derivation]:
     return found.site, found.derivation
 
 
-def _scheduled(site: Site, derivation: Derivation, sizes: Any) -> tuple[str, Any]:
+def _scheduled(site: Site, derivation: Derivation, sizes: Any, text: Any) -> tuple[str, Any]:
+    """The form of a cascade with some sizes, and the schedule of what was written of it."""
     if isinstance(sizes, RowsTiles):
         return ROWS_FIRST, schedule_cascade(site, derivation, ROWS, asdict(sizes))
     if has_products(site):
-        return TILES, schedule_cascade_tiles(site, derivation, sizes)
-    return THREADS, schedule_stream(streaming(site, derivation, sizes), sizes)
+        return TILES, schedule_tiled(text, sizes)
+    return THREADS, schedule_stream(text, sizes)
 
 
 def _moved(found: Found, sizes: Any) -> int:

@@ -61,10 +61,40 @@ def schedule_cascade_tiles(
     >>> [int(sch.get(each).extent) for each in sch.get_loops(sch.get_sblock("tile"))]
     [2, 1]
     """
-    install()
     given = tiles or CascadeTiles()
-    sch = ir.Schedule(tiled(site, derivation, given))
-    bind_tiles(sch, given)
+    return schedule_tiled(tiled(site, derivation, given), given)
+
+
+def schedule_tiled(func: Any, tiles: CascadeTiles) -> Any:
+    """Schedule what `crossfuse.cascade.rewrite.tiled.tiled` wrote; see `schedule_cascade_tiles`.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        In tile form.
+    tiles : CascadeTiles
+        Its sizes.
+
+    Returns
+    -------
+    tvm.s_tir.Schedule
+        The schedule, with its trace.
+
+    Examples
+    --------
+    >>> from crossfuse.cascade.algebra import derive
+    >>> from crossfuse.cascade.detect import detect
+    >>> from crossfuse.workload import cascade_build, cascades
+    >>> spec = cascades.parse("attention:batch=1,heads=2,q_len=64,kv_len=128,head_dim=64")
+    >>> (site,) = detect(cascade_build.prim_func(spec))
+    >>> sizes = CascadeTiles()
+    >>> sch = schedule_tiled(tiled(site, derive(site.cascade), sizes), sizes)
+    >>> len(sch.get_loops(sch.get_sblock("tile")))
+    2
+    """
+    install()
+    sch = ir.Schedule(func)
+    bind_tiles(sch, tiles)
     return sch
 
 
