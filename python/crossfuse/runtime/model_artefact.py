@@ -1,8 +1,9 @@
-"""A compiled model as a folder: written ahead of time, loaded by TVM's runtime without compiling.
+"""A compiled model as a folder: written ahead of time, loaded by TVM's runtime.
 
 ::
 
-    model.so      the executable of Relax, with the host code and all kernels inside
+    model.so      the executable of Relax, with the host code and all kernels inside; TVM's own are
+                  CUDA text where there was no GPU when they were built
     model.json    what it is for and was made with, what it is called with, what became of it
     weights.npz   its weights, if they were written
 """
