@@ -92,3 +92,31 @@ def test_operators_are_torchs(functions: list[Callable[..., Any]]) -> None:
 def test_what_has_no_converter_is_refused(function: Callable[..., Any], text: str) -> None:
     with pytest.raises(RefusedError, match=text):
         compile_model(Every([function]).eval(), (torch.zeros(1, 8, 4, 4),), runs_on="llvm")
+
+
+NEAR_ZERO: list[Callable[..., Any]] = [
+    torch.log1p,
+    torch.expm1,
+    lambda x: F.softplus(16 * x),
+    lambda x: F.softplus(x, beta=3, threshold=1),
+    lambda x: F.logsigmoid(16 * x),
+    lambda x: F.elu(-x, 0.5),
+    F.celu,
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_small_numbers_keep_their_digits(dtype: torch.dtype) -> None:
+    size = 10.0 ** torch.linspace(-30, 0.3, 60)
+    x = torch.cat([size, -size.clamp(max=0.9)]).to(dtype)
+
+    class Small(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            # elu and celu of 2 bytes stay as kernels have them
+            kept = NEAR_ZERO[: -2 if dtype == torch.bfloat16 else None]
+            return tuple(each(x) for each in kept)
+
+    module = Small().eval()
+    found, allowed = compile_model(module, (x,), runs_on="llvm")(x), 3 * torch.finfo(dtype).eps
+    for got, due in zip(found, module(x.double()), strict=True):
+        assert ((got.double() - due).abs() <= allowed * due.abs()).all()

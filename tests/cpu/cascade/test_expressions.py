@@ -83,7 +83,7 @@ PLAIN = [
     2**X,
     sympy.log(X) - sympy.log(2),
     sympy.tanh(X) + sympy.erf(Y) + sympy.sin(X) * sympy.cos(Y),
-    sympy.sinh(X) + sympy.cosh(Y),
+    sympy.sinh(X) + sympy.cosh(Y) + sympy.asinh(X),
     sympy.Max(X, Y, 1) + sympy.Min(X, Y),
     sympy.Abs(X - Y),
     rint(8 * X) + round_away(8 * Y) + sympy.floor(X) + sympy.ceiling(Y),

@@ -9,8 +9,9 @@ from __future__ import annotations
 from crossfuse.relax.converters.activations import ACTIVATIONS
 from crossfuse.relax.converters.arithmetic import ARITHMETIC
 from crossfuse.relax.converters.layers import LAYERS
+from crossfuse.relax.converters.near_zero import NEAR_ZERO
 from crossfuse.relax.converters.places import PLACES
 from crossfuse.relax.converters.products import PRODUCTS
 
 #: By the name of the operator, as ``from_exported_program`` takes them.
-CONVERTERS = {**ARITHMETIC, **ACTIVATIONS, **PRODUCTS, **LAYERS, **PLACES}
+CONVERTERS = {**ARITHMETIC, **ACTIVATIONS, **PRODUCTS, **LAYERS, **PLACES, **NEAR_ZERO}

@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx
 from tvm import relax
 
+from crossfuse.relax.converters.near_zero import WIDE, Floats
 from crossfuse.relax.converters.operands import argument, operand, result_type
 
 
@@ -83,7 +84,10 @@ def _exponential(node: fx.Node, importer: Any, below: float, above: float, inner
         return emit(relax.op.multiply(value, relax.const(factor, dtype)))
 
     one, zero = relax.const(1, dtype), relax.const(0, dtype)
-    curved = emit(relax.op.subtract(emit(relax.op.exp(scaled(x, inner))), one))
+    if dtype in WIDE:
+        curved = Floats(importer, dtype).expm1(scaled(x, inner))
+    else:  # behind products, where kernels have exponentials
+        curved = emit(relax.op.subtract(emit(relax.op.exp(scaled(x, inner))), one))
     positive = emit(relax.op.greater(x, zero))
     return emit(relax.op.where(positive, scaled(x, above), scaled(curved, below)))
 
