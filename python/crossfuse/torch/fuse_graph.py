@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
@@ -17,14 +17,12 @@ from crossfuse.torch.fuse_cascades import fuse_cascades
 from crossfuse.torch.fuse_rows import fuse_rows
 from crossfuse.torch.fused import Fused
 from crossfuse.torch.known import Record
+from crossfuse.torch.options import Given
 from crossfuse.torch.report import Report
-
-if TYPE_CHECKING:
-    from crossfuse.torch.backend import Backend
 
 
 def fuse_graph(
-    module: fx.GraphModule, options: Backend, target: Device, sequential: bool
+    module: fx.GraphModule, options: Given, target: Device, sequential: bool
 ) -> tuple[Record, bool]:
     """Find, plan and build what no earlier process kept, and replace it in place.
 
@@ -35,7 +33,7 @@ def fuse_graph(
     ----------
     module : torch.fx.GraphModule
         The graph, with the values of its nodes in their ``meta``.
-    options : Backend
+    options : Given
         What is fused, and who computes rows that no kernel is for.
     target : Device
         What to build for.
@@ -63,7 +61,7 @@ def fuse_graph(
     return Record(report, (chains.step, cascades.step)), not failed
 
 
-def _apart(options: Backend, module: fx.GraphModule) -> Callable[..., Any]:
+def _apart(options: Given, module: fx.GraphModule) -> Callable[..., Any]:
     """What computes a chain of symbolic rows that no kernel is for."""
     if options.rest != "inductor":
         return module

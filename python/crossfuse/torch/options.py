@@ -23,7 +23,15 @@ Options = TypeVar("Options", bound="DataclassInstance")
 
 
 class Given(Protocol):
-    """Options that have a few values only: of `crossfuse.torch.Backend`."""
+    """Options of `crossfuse.torch.Backend`."""
+
+    @property
+    def always(self) -> bool:
+        """Whether chains are fused that are estimated to be slower than not to fuse them."""
+
+    @property
+    def cascades(self) -> bool:
+        """Whether cascades are fused."""
 
     @property
     def rest(self) -> str:
