@@ -22,7 +22,7 @@ from crossfuse.relax.operators import (
     scalar,
     shape_of,
 )
-from crossfuse.relax.powers import HIGHEST
+from crossfuse.relax.powers import HIGHEST, multiplied_out
 from crossfuse.workload.dtypes import FLOAT_TYPES
 from crossfuse.workload.operand import Operand
 
@@ -127,7 +127,11 @@ class _Rebuild:
         ones = self.builder.emit(
             relax.op.full((), relax.const(1, dtype_of(value)), dtype_of(value))
         )
-        return self.builder.emit(relax.op.multiply(ones, value))
+        return self.product(ones, value)
+
+    def product(self, one: Any, other: Any) -> Any:
+        """Emit a product."""
+        return self.builder.emit(relax.op.multiply(one, other))
 
     def rebuilt(self, value: Var) -> Any:
         """Emit one operator."""
@@ -144,20 +148,13 @@ class _Rebuild:
             return arguments[0]
         exponent = scalar(call.args[1]) if name == "relax.power" else None
         if exponent is not None and exponent in range(2, HIGHEST + 1):
-            return self.power(arguments[0], int(exponent))
+            return multiplied_out(arguments[0], int(exponent), self.product)
         clone = Call(call.op, arguments, call.attrs, call.ty_args)
         result = self.widened(self.builder.emit(clone))
         due = collapse(shape_of(value, name), self.rows, name)
         if not same_matrix(shape_of(result, name), due):
             found = f"the shape {list(shape_of(value, name))} from collapsed rows"
             raise refused(name, found, "operators that keep rows", "reshape outside the graph")
-        return result
-
-    def power(self, base: Any, exponent: int) -> Any:
-        """Multiply out: a GPU computes a general power by a logarithm and an exponential."""
-        result = base
-        for _ in range(1, exponent):
-            result = self.builder.emit(relax.op.multiply(result, base))
         return result
 
 

@@ -1,4 +1,4 @@
-"""``log1p``, ``expm1`` and ``softplus``, which are named for what they are near zero.
+"""``log1p``, ``expm1`` and ``softplus``, exact near zero too.
 
 TVM's importer writes them as ``log(1 + x)`` and ``exp(x) - 1``, which are 0 for all small numbers.
 """
