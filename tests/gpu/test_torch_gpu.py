@@ -220,3 +220,16 @@ def test_what_tvm_compiles_has_no_fast_math() -> None:
     powers = (1e-6, 1e-5)
     for got, due, bound in zip(fn(x.cuda()), Functions()(x), (*powers, 1e-6, 0), strict=True):
         assert (got.cpu() - due).abs().max() <= bound * due.abs().max()
+
+
+def test_what_is_left_to_tvm_keeps_nan_and_small_numbers() -> None:
+    class Functions(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            bounded = torch.relu(x), x.clamp(-1, 1), torch.maximum(x, x.flip(0))
+            return *bounded, torch.log1p(x), torch.expm1(x), F.softplus(16 * x)
+
+    x = 10.0 ** torch.linspace(-30, 0.3, 4096)
+    x[100] = float("nan")
+    fn = crossfuse.compile_model(Functions().eval(), (x,))
+    for got, due in zip(fn(x.cuda()), Functions()(x.double()), strict=True):
+        torch.testing.assert_close(got.cpu().double(), due, rtol=1e-6, atol=0, equal_nan=True)
