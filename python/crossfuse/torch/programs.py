@@ -120,7 +120,7 @@ def with_records(made: Program, records: Sequence[Record]) -> Program:
 
 
 def to_file() -> bool:
-    """Whether ``aot_compile`` of torch asks, which takes no entry of a cache and makes none."""
+    """Whether ``aot_compile`` of torch asks, which writes what is compiled to a file."""
     from torch._functorch import config as functorch
 
     return bool(getattr(functorch, "bypass_autograd_cache_key", False))
@@ -130,20 +130,18 @@ def to_file() -> bool:
 def torch_caches(made: Program | None) -> Iterator[None]:
     """Let torch keep whole programs under a program's number; without one only what follows us.
 
-    A program that goes to a file is torch's entry for it, so nothing is set then.
+    A program that goes to a file is torch's entry for it, which is not to be one of another time,
+    whose kernels are not offered: it has a number of its own.
     """
     from torch._functorch import config as functorch
 
-    if to_file():
-        yield
-        return
-    if made is None:
+    if made is None and not to_file():
         with functorch.patch(enable_autograd_cache=False):
             yield
         return
     settings = torch.compiler.config
-    tag = f"{settings.cache_key_tag}crossfuse-{made.number}"
-    with settings.patch(cache_key_tag=tag):
+    number = uuid4().hex if made is None else made.number
+    with settings.patch(cache_key_tag=f"{settings.cache_key_tag}crossfuse-{number}"):
         yield
 
 
