@@ -6,6 +6,7 @@ compiling needs. Torch can write the whole program, with its guards; here it is 
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import logging
@@ -154,8 +155,9 @@ def compile_ahead(
     backend, named = backend or Backend(), named or {}
     found, program, reason = False, None, ""
     try:
-        key, whole = _key(module, inputs, named, backend), _Whole(module)
-        program = _kept(key, whole, inputs, named)
+        with _collecting_later():
+            key, whole = _key(module, inputs, named, backend), _Whole(module)
+            program = _kept(key, whole, inputs, named)
         found = program is not None
         if not found:
             program = _compiled(key, whole, inputs, named, backend)
@@ -166,6 +168,18 @@ def compile_ahead(
     if reason:
         warnings.warn(f"crossfuse compiles a module at its first call: {reason}", stacklevel=2)
     return Ahead(module, found, reason, program, backend)
+
+
+@contextmanager
+def _collecting_later() -> Iterator[None]:
+    """Do without Python's search for cycles while all is loaded that stays: it takes a third."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _fits(program: Any, whole: _Whole, inputs: Any, named: Any) -> bool:

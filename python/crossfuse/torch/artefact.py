@@ -65,7 +65,7 @@ class SavedProgram(SerializableCallable):
             libraries[kernels[key].kept_as] = (entry.data, dict(entry.about))
         if getattr(fn.compiled, "serialize", None) is None:
             raise _unwritten("a graph that torch's cache of AOTAutograd does not take")
-        rest = BundledAOTAutogradSerializableCallable(fn.compiled)
+        rest = BundledAOTAutogradSerializableCallable(_Kept(fn.compiled))
         made = BundledAOTAutogradSerializableCallable.serialize_compile_artifacts(rest)
         records = [each.to_dict() for each in fn.records]
         return pickle.dumps((package_hash(), records, libraries, made))
@@ -101,6 +101,18 @@ class SavedProgram(SerializableCallable):
         for record in records:
             keep(record.report)
         return BundledAOTAutogradSerializableCallable.deserialize_compile_artifacts(made)
+
+
+class _Kept:
+    """What inductor made, of which torch writes what `loading_itself` says."""
+
+    def __init__(self, compiled: Any) -> None:
+        self._compiled = compiled
+
+    def serialize(self) -> Any:
+        from crossfuse.torch.kept_graph import loading_itself
+
+        return loading_itself(self._compiled.serialize())
 
 
 def _unwritten(found: str) -> RefusedError:

@@ -90,6 +90,7 @@ import test_second_start as test
 if test.AHEAD:
     assert test.start_ahead() == sys.argv[3]
     assert "torch._inductor.compile_fx" not in sys.modules
+    assert "torch._inductor.lowering" not in sys.modules
 print(test.start("inductor") == sys.argv[2])
 print(test.start("inductor") == sys.argv[2], test.hits())
 print([name for name in ("tvm", "crossfuse._tvm") if name in sys.modules])
