@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,43 @@ def test_a_program_that_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             check(module, fn(x), x)
         assert len(reports()) == before + 1 and "usual" not in vars(fn)
         assert reports()[-1].fused == ("crossfuse_gated_ffn",) * LAYERS
+
+
+#: Compiles or loads a module with kernels of Triton; says what became of it.
+START = """
+import sys
+import torch
+from crossfuse.torch import compile_ahead
+
+torch.manual_seed(0)
+nn = torch.nn
+layers = nn.Linear(256, 512), nn.GELU(), nn.RMSNorm(512), nn.Linear(512, 64, bias=False)
+module, x = nn.Sequential(*layers).cuda().half().eval(), torch.randn(16, 256).cuda().half()
+with torch.inference_mode():
+    fn = compile_ahead(module, (x,))
+    y = fn(x)
+    assert (y - module(x)).abs().max() < 1e-2 * y.abs().max() and not fn.reason
+    hits = torch._dynamo.utils.counters["inductor"]["async_compile_cache_hit"]
+    print(fn.found, hits > 0, "torch._inductor.lowering" in sys.modules)
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.compiler, "load_compiled_function"), reason="torch writes no programs"
+)
+def test_another_process_finds_kernels_of_triton(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", START], capture_output=True, text=True, timeout=200, check=False
+        )
+        for _ in range(2)
+    ]
+    assert said[0].stdout.split()[::2] == ["False", "True"], said[0].stderr
+    assert said[1].stdout.split() == ["True", "True", "False"], said[1].stderr
 
 
 @pytest.mark.parametrize("rest", ["inductor", "eager"])

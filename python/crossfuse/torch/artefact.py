@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch._dynamo.aot_compile_types import (
     BundledAOTAutogradSerializableCallable,
     SerializableCallable,
@@ -23,6 +24,9 @@ from crossfuse.runtime.kept import LIBRARIES
 from crossfuse.torch.kernels import offer_kept
 from crossfuse.torch.known import Record
 from crossfuse.torch.report import keep
+
+#: Releases of torch of which it is known what they do to load a compiled graph.
+RELEASES = ("2.11", "2.13")
 
 
 class SavedProgram(SerializableCallable):
@@ -104,15 +108,18 @@ class SavedProgram(SerializableCallable):
 
 
 class _Kept:
-    """What inductor made, of which torch writes what `loading_itself` says."""
+    """What inductor made, of which torch writes what `loading_itself` says, where it is known."""
 
     def __init__(self, compiled: Any) -> None:
         self._compiled = compiled
 
     def serialize(self) -> Any:
+        entry = self._compiled.serialize()
+        if ".".join(torch.__version__.split(".")[:2]) not in RELEASES:
+            return entry
         from crossfuse.torch.kept_graph import loading_itself
 
-        return loading_itself(self._compiled.serialize())
+        return loading_itself(entry)
 
 
 def _unwritten(found: str) -> RefusedError:

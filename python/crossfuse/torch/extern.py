@@ -61,7 +61,7 @@ def written_extern(names: Iterable[str]) -> tuple[str, str]:
 
     calls, functions = [], []
     for name in sorted(set(names)):
-        value = getattr(extern_kernels, name)
+        value: Any = getattr(extern_kernels, name, None)
         path = _path(value)
         if path:
             calls.append(f"{name}={path}")
@@ -96,5 +96,9 @@ def _stands_alone(value: Any) -> bool:
     given = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
     if value.__annotations__ or not all(isinstance(each, _CONSTANT) for each in given):
         return False
-    around = {each for each in code.co_names if each in value.__globals__}
-    return around <= {"torch"} and getsource(value).startswith(f"def {value.__name__}(")
+    if not {each for each in code.co_names if each in value.__globals__} <= {"torch"}:
+        return False
+    try:
+        return getsource(value).startswith(f"def {value.__name__}(")
+    except OSError:  # there is no text
+        return False

@@ -29,8 +29,6 @@ from torch._inductor.triton_bundler import TritonBundler
 
 from crossfuse.torch.extern import OPERATORS, written_extern
 
-#: Releases of torch of which it is known what their loaders do.
-RELEASES = ("2.11", "2.13")
 _ALIGN = "from torch._inductor.codegen.memory_planning import _align as align"
 _EXTERN = "from torch._inductor.select_algorithm import extern_kernels"
 
@@ -85,9 +83,9 @@ def loading_itself(entry: Any) -> Any:
         A changed copy; the same where anything is not as it is known to be.
     """
     forward = entry.compiled_fw
-    if ".".join(torch.__version__.split(".")[:2]) not in RELEASES or entry.compiled_bw is not None:
+    if entry.compiled_bw is not None or type(forward) is not BundledCompiledForward:
         return entry
-    if type(forward) is not BundledCompiledForward or type(forward.result) is not CompiledFxGraph:
+    if type(forward.result) is not CompiledFxGraph:
         return entry
     code = without_lowerings(forward.result.source_code)
     if code is None:
