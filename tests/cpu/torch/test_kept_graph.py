@@ -121,6 +121,7 @@ def test_torch_loads_what_it_is_to_say_more_of(monkeypatch: pytest.MonkeyPatch) 
             torch.compiler.reset()
             again, found = start()
         assert again.found and torch.equal(found, want) and len(loaded) == more
+        assert ahead._written(again.program)  # what was loaded is written again
 
 
 HEADER = f"import torch\n{kept_graph._ALIGN}\n{kept_graph._EXTERN}\n"
