@@ -8,9 +8,9 @@ what is kept says where else the names are, and is of a class that loads itself.
 
 from __future__ import annotations
 
+import ast
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -120,11 +120,21 @@ def without_lowerings(code: str) -> str | None:
         return None
     if memory_planning._align is not utils._align:
         return None
-    if not OPERATORS.issuperset(re.findall(r"\btorch\.ops\.(\w+)", code)):
+    tree = ast.parse(code)  # comments name operators too, of the graph that inductor was given
+    if not OPERATORS.issuperset(_names_of("torch.ops", tree)):
         return None
-    made, functions = written_extern(re.findall(r"\bextern_kernels\.(\w+)", code))
+    made, functions = written_extern(_names_of("extern_kernels", tree))
     code = code.replace(_ALIGN, "from torch._inductor.utils import _align as align")
     return code.replace(_EXTERN, made) + functions
+
+
+def _names_of(owner: str, tree: ast.AST) -> set[str]:
+    """What code asks a name for."""
+    return {
+        each.attr
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Attribute) and ast.unparse(each.value) == owner
+    }
 
 
 def _more_is_asked() -> bool:

@@ -143,9 +143,10 @@ def test_code_that_is_not_as_known_stays(code: str) -> None:
 
 def test_code_calls_what_it_called() -> None:
     names = ("mm", "bias_addmm", "_linear_pointwise.binary")
-    code = (
-        HEADER + "torch.ops.aten.mm\n" + "".join(f"# extern_kernels.{each}()\n" for each in names)
-    )
+    calls = "".join(f"    extern_kernels.{each}()\n" for each in names)
+    # As in code for a GPU, whose comments name operators that are lowered, and not called.
+    graph = "#   %y = call_function[target=torch.ops.prims.convert_element_type.default]\n"
+    code = f"{HEADER}torch.ops.aten.mm\n{graph}def call():\n{calls}"
     scope: dict[str, Any] = {}
     changed = without_lowerings(code)
     assert changed is not None and changed.startswith("import torch\nfrom torch._inductor.utils ")
