@@ -121,6 +121,9 @@ class Launch:
     cooperative : bool
         Whether all CTAs of the grid run at the same time: they wait for each other through global
         memory. The driver refuses a launch of more than fit.
+    helps : bool
+        Whether a CTA that has waited for others for long does their part itself: then clusters may
+        run at the same time, or some after others are over.
     """
 
     symbol: str
@@ -132,6 +135,7 @@ class Launch:
     tensor_maps: tuple[TensorMap, ...] = ()
     early: bool = False
     cooperative: bool = False
+    helps: bool = False
 
     @property
     def cluster_size(self) -> int:

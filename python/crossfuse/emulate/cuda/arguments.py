@@ -91,7 +91,7 @@ def _check_launch(image: KernelImage, launch: Launch, names: list[str]) -> None:
         raise _contradiction(image, f"{where} with {threads} threads", f"{_MAX_THREADS} in a CTA")
     ctas = int(np.prod(launch.grid))
     at_once = ctas > _MAX_CTAS_AT_ONCE or ctas * threads > _MAX_THREADS_AT_ONCE
-    if launch.cooperative and at_once:
+    if (launch.cooperative or launch.helps) and at_once:
         limit = f"{_MAX_CTAS_AT_ONCE} CTAs and {_MAX_THREADS_AT_ONCE} threads at the same time"
         raise _contradiction(image, f"{where} with {ctas} CTAs of {threads} threads", limit)
     if launch.cluster_size > _MAX_CLUSTER:

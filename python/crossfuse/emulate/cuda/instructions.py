@@ -36,6 +36,12 @@ def _expect(_: re.Match[str], operands: list[str]) -> str:
     return f"crossfuse_emulate_mbarrier_arrive({operands[0]}, 1, {operands[1]})"
 
 
+def _look(match: re.Match[str], operands: list[str]) -> str:
+    """Whether the first phase of a barrier is complete: at once, or a while later."""
+    target, barrier, *_ = operands
+    return f"{target} = crossfuse_emulate_mbarrier_{match['way']}({barrier})"
+
+
 def _store_negative(_: re.Match[str], operands: list[str]) -> str:
     value, address = operands
     return f"if ({value} < 0) {{ {_store_values('shared', [address, value])} }}"
@@ -175,6 +181,15 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         (r"mbarrier\.init\.shared\.b64 \[%0\], %1;", _call("mbarrier_init")),
         (r"mbarrier\.arrive\.expect_tx\.shared\.b64 _, \[%0\], %1;", _expect),
         (r"mbarrier\.arrive\.shared(?:::cluster)?\.b64 _, \[%0\](?:, %1)?;", _arrive),
+        (
+            r"\.reg \.pred p; mbarrier\.(?P<way>try|test)_wait\.parity\.acquire\.cta\.shared::cta"
+            r"\.b64 p, \[%1\], 0(?:, %2)?; selp\.u32 %0, 1, 0, p;",
+            _look,
+        ),
+        (
+            r"\.reg \.pred f, c; mov\.u32 %0, 0; .*mbarrier\.try_wait\.parity.*test_wait\.parity.*",
+            lambda _, each: f"{each[0]} = crossfuse_emulate_mbarrier_either({each[1]}, {each[2]})",
+        ),
         (
             r"\.reg \.pred P1; .*mbarrier\.try_wait\.parity.*",
             lambda _, each: f"crossfuse_emulate_mbarrier_wait({each[0]}, {each[1]})",

@@ -58,7 +58,8 @@ def emulate(
     """Run generated CUDA on the CPU and report what is wrong with it.
 
     Every CUDA thread is a fiber; clusters run one after another, in random order, and those of a
-    cooperative launch at the same time. Each access to shared or global memory is checked for
+    cooperative launch at the same time; those of a launch that helps both ways, in every other
+    order. Each access to shared or global memory is checked for
     bounds, alignment, initialisation and races. Whether two accesses race follows from the barriers
     between them and not from the order in which they ran; clusters of a cooperative launch are
     ordered by the releases and acquires of flags in global memory. Copies by TMA read and write
@@ -149,7 +150,8 @@ def _write_job(
             inputs[buffer.name].tofile(directory / f"input_{index}.bin")
     for launch in image.launches:
         kernel = translation.symbols.index(launch.symbol)
-        numbers = [kernel, int(launch.cooperative), int(launch.early), image.rows or 0]
+        numbers = [kernel, *map(int, (launch.cooperative, launch.helps, launch.early))]
+        numbers.append(image.rows or 0)
         numbers += [*launch.grid, *launch.block, *launch.cluster]
         numbers += [launch.dynamic_shared_bytes, len(launch.arguments)]
         maps = [each.name for each in launch.tensor_maps]

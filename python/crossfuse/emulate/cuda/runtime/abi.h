@@ -80,6 +80,10 @@ void crossfuse_emulate_remote_store(unsigned address, unsigned bytes, CrossfuseW
 void crossfuse_emulate_mbarrier_init(unsigned address, unsigned count);
 void crossfuse_emulate_mbarrier_arrive(unsigned address, unsigned count, unsigned bytes);
 void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity);
+// Whether a first phase is complete: now; or after a wait that may end before; or which of two is.
+unsigned crossfuse_emulate_mbarrier_test(unsigned address);
+unsigned crossfuse_emulate_mbarrier_try(unsigned address);
+unsigned crossfuse_emulate_mbarrier_either(unsigned address, unsigned other);
 // `ranks` are the receiving CTAs as bits, or -1 for this CTA alone.
 // `place` are `rank` coordinates, innermost first.
 void crossfuse_emulate_tma_load(unsigned destination, const void* map, const int* place,

@@ -32,6 +32,8 @@ void complete_bytes(unsigned window, size_t offset, long bytes, Site site, const
                     uint32_t number);
 // What a thread waits for, for reports.
 std::string standing_at_barrier(const Thread& thread);
+// Whether the phase that a thread waits for is complete.
+bool is_past_barrier(const Thread& thread);
 void clear_barriers();
 // Bytes that were announced or arrived in vain.
 void check_barriers_at_end(const Cluster& cluster);

@@ -97,7 +97,8 @@ std::string standing(const Thread& thread) {
     case Wait::kFinished: return "has finished";
     case Wait::kCta: return format("waits at __syncthreads number %u", thread.cta_epoch + 1);
     case Wait::kCluster: return format("waits at cluster barrier number %u", thread.waited + 1);
-    case Wait::kPhase: return standing_at_barrier(thread);
+    case Wait::kPhase:
+    case Wait::kLook: return standing_at_barrier(thread);
     case Wait::kNamed: return "waits at a named barrier";
     case Wait::kCopies: return "waits for its copies";
     case Wait::kProducts: return "waits for its warpgroup to issue a product";

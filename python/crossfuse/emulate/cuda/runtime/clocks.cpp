@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "shadow.h"
 #include "state.h"
 
 namespace emu {
@@ -117,6 +118,7 @@ void Clock::join(const Clock& other) {
 }
 
 void release_to(Clock& clock) {
+  settle();
   Thread& self = *device.current;
   clock.launches |= self.clock.launches;
   if (!device.launch.cooperative) return;
@@ -131,6 +133,7 @@ void acquire_from(const Clock& clock) {
 }
 
 void meet_clocks(const std::vector<Thread*>& threads) {
+  settle();
   bool launches = std::any_of(threads.begin(), threads.end(),
                               [](const Thread* thread) { return thread->clock.launches; });
   for (Thread* thread : threads) thread->clock.launches = launches;
@@ -152,6 +155,7 @@ void complete_to(Clock& clock, const Thread& issuer, Agent agent, uint32_t numbe
 }
 
 void fence_clock() {
+  settle();
   if (!device.launch.cooperative) return;
   Thread& self = *device.current;
   Known now = raised(self.clock.known, self, Agent::kThread, self.time++);

@@ -13,6 +13,7 @@ namespace {
 constexpr unsigned kPatience = 4;
 
 bool has_changed(const Thread& thread) {
+  if (thread.wait == Wait::kLook) return is_past_barrier(thread);
   return *static_cast<const volatile uint32_t*>(thread.flag) != thread.flag_value;
 }
 

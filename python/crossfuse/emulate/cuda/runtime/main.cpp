@@ -50,11 +50,13 @@ void read_map(FILE* file, CUtensorMap& map) {
 Launch read_launch(FILE* file) {
   Launch launch;
   unsigned count = 0;
-  int cooperative = 0, early = 0;
-  if (fscanf(file, "%d %d %d %d", &launch.kernel, &cooperative, &early, &launch.rows) != 4) {
+  int cooperative = 0, helps = 0, early = 0;
+  if (fscanf(file, "%d %d %d %d %d", &launch.kernel, &cooperative, &helps, &early,
+             &launch.rows) != 5) {
     fail("bad job: launch");
   }
-  launch.cooperative = cooperative != 0;
+  launch.cooperative = cooperative || helps;
+  launch.helps = helps != 0;
   launch.early = early != 0;
   read_index(file, launch.grid);
   read_index(file, launch.block);
@@ -143,7 +145,9 @@ void run_once(const Job& job, unsigned order) {
   }
   for (const Launch& launch : job.launches) {
     start_launch_dependences(&launch == &job.launches.front());
-    run_launch(launch, crossfuse_kernels[launch.kernel]);
+    Launch now = launch;
+    now.alone = launch.helps && order % 2 != 0;
+    run_launch(now, crossfuse_kernels[launch.kernel]);
   }
 }
 

@@ -32,7 +32,8 @@ Mbarrier* find(unsigned window, size_t offset, Site site) {
 
 void wake_waiting(const Key& key, const Mbarrier& barrier) {
   for (Thread* thread : device.ctas[key.first].threads) {
-    bool waits = thread->wait == Wait::kPhase && thread->barrier == key.second;
+    bool waits = thread->wait == Wait::kPhase &&
+                 (thread->barrier == key.second || thread->other == key.second);
     if (waits && (barrier.phase & 1) != thread->parity) wake(*thread);
   }
 }
@@ -101,6 +102,11 @@ void check_pushes_at_end(const Cluster& cluster) {
   }
 }
 
+bool is_past_barrier(const Thread& thread) {
+  auto found = mbarriers.find({thread.cta->window, thread.barrier});
+  return found != mbarriers.end() && (found->second.phase & 1) != thread.parity;
+}
+
 std::string standing_at_barrier(const Thread& thread) {
   const Mbarrier& barrier = mbarriers[{thread.cta->window, thread.barrier}];
   return format("waits for phase %u of the mbarrier at byte %zu, which lacks %ld arrivals and %ld "
@@ -121,6 +127,20 @@ void check_barriers_at_end(const Cluster& cluster) {
 }
 
 void clear_barriers() { mbarriers.clear(); }
+
+namespace {
+// Whether the first phase of a barrier is complete; if so, what was published by then is known.
+bool passes(unsigned address, Site site, size_t& offset) {
+  unsigned window = 0;
+  if (!locate(address, window, offset)) return true;
+  Mbarrier* barrier = find(window, offset, site);
+  if (!barrier) return true;
+  if ((barrier->phase & 1) == 0) return false;
+  barrier->awaited = barrier->phase;
+  acquire_from(barrier->released);
+  return true;
+}
+}  // namespace
 
 }  // namespace emu
 
@@ -150,10 +170,39 @@ void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity) {
   if ((barrier->phase & 1) == (parity & 1)) {
     Thread& self = *device.current;
     self.barrier = offset;
+    self.other = kNoBarrier;
     self.parity = parity & 1;
     block(Wait::kPhase, site);
   }
   barrier->awaited = barrier->phase;
   acquire_from(barrier->released);
+}
+
+unsigned crossfuse_emulate_mbarrier_test(unsigned address) {
+  size_t offset = 0;
+  return emu::passes(address, CROSSFUSE_SITE, offset);
+}
+
+unsigned crossfuse_emulate_mbarrier_try(unsigned address) {
+  using namespace emu;
+  Site site = CROSSFUSE_SITE;
+  Thread& self = *device.current;
+  if (passes(address, site, self.barrier)) return 1;
+  self.parity = 0;
+  device.polling.push_back(&self);
+  block(Wait::kLook, site);
+  return passes(address, site, self.barrier);
+}
+
+unsigned crossfuse_emulate_mbarrier_either(unsigned address, unsigned other) {
+  using namespace emu;
+  Site site = CROSSFUSE_SITE;
+  Thread& self = *device.current;
+  while (true) {
+    if (passes(address, site, self.barrier)) return 0;
+    if (passes(other, site, self.other)) return 1;
+    self.parity = 0;
+    block(Wait::kPhase, site);
+  }
 }
 }

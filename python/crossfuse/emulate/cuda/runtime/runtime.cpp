@@ -16,6 +16,8 @@
 #include "pixels.cpp"
 #include "products.cpp"
 #include "proxies.cpp"
+#include "races.cpp"
+#include "repeats.cpp"
 #include "schedule.cpp"
 #include "shadow.cpp"
 #include "warps.cpp"

@@ -8,6 +8,8 @@
 #include "additions.h"
 #include "async.h"
 #include "memory.h"
+#include "repeats.h"
+#include "shadow.h"
 
 namespace emu {
 
@@ -23,6 +25,7 @@ unsigned retries = 0;  // of pollers, since anything else happened
 
 void fiber_main() {
   kernel->call(pointers.data());
+  settle();
   Thread& thread = *device.current;
   thread.wait = Wait::kFinished;
   Cluster& cluster = *thread.cta->cluster;
@@ -144,8 +147,11 @@ void check_ended() {
 void stir() {
   // A poller may have read again what it need not wait for; one that waits comes back soon.
   constexpr unsigned kMostRetries = 16;
+  // Whoever helps looks at a flag until patience ends, and then goes on.
+  constexpr unsigned kMostWithHelp = 4096;
+  const unsigned most = device.launch.helps ? kMostWithHelp : kMostRetries;
   if (advance_copies(true) || answer_active_masks()) return;
-  if (++retries > kMostRetries || !wake_pollers(true)) explain_standstill();
+  if (++retries > most || !wake_pollers(true)) explain_standstill();
 }
 
 // Runs clusters until all have ended; `order` are their places in the grid.
@@ -157,6 +163,7 @@ void run_clusters(const uint32_t* order) {
   clear_named_barriers();
   clear_flags();
   clear_sums();
+  clear_repeats();
   poison_windows();
   for (Cluster& cluster : device.clusters) start_cluster(cluster, *order++);
   std::vector<Thread*> round;
@@ -171,7 +178,8 @@ void run_clusters(const uint32_t* order) {
     for (Thread* thread : round) {
       resume(*thread);
       // The lanes of a warp may vote on what each has read: that alone gets nobody further.
-      moved |= thread->wait != Wait::kFlag && thread->wait != Wait::kWarp;
+      moved |= thread->wait != Wait::kFlag && thread->wait != Wait::kWarp &&
+               thread->wait != Wait::kLook;
     }
     round.clear();
     if (moved) {
@@ -185,6 +193,7 @@ void run_clusters(const uint32_t* order) {
 }  // namespace
 
 void block(Wait wait, Site site) {
+  settle();
   Thread& thread = *device.current;
   bool polls_on = wait == Wait::kNone || wait == Wait::kFlag || wait == Wait::kWarp;
   if (!polls_on) thread.polls = 0;
@@ -242,6 +251,13 @@ void make_clusters(size_t count, std::vector<Thread>& threads) {
 }
 }  // namespace
 
+// The clusters before are over, as if they were of another launch: whoever makes what a late one
+// makes, too, stores the same bits, which is no race here. Together nobody makes it twice.
+void begin_alone() {
+  device.first_cluster = device.last_cluster + 1;
+  device.linear_cluster.clear();
+}
+
 void run_launch(const Launch& launch, const CrossfuseKernel& which) {
   kernel = &which;
   device.launch = launch;
@@ -253,13 +269,16 @@ void run_launch(const Launch& launch, const CrossfuseKernel& which) {
   bind_arguments();
 
   const size_t clusters = size_t(launch.grid.x) * launch.grid.y * launch.grid.z / launch.ctas();
-  const size_t together = launch.cooperative ? clusters : 1;
+  const size_t together = launch.cooperative && !launch.alone ? clusters : 1;
   std::vector<Thread> threads;
   make_clusters(together, threads);
   std::vector<uint32_t> order(clusters);
   for (size_t i = 0; i < clusters; ++i) order[i] = static_cast<uint32_t>(i);
   std::shuffle(order.begin(), order.end(), random_source);
-  for (size_t i = 0; i < clusters; i += together) run_clusters(&order[i]);
+  for (size_t i = 0; i < clusters; i += together) {
+    if (launch.alone) begin_alone();
+    run_clusters(&order[i]);
+  }
   for (Cta& cta : device.ctas) {
     for (Warp& warp : cta.warps) free_meetings(warp);
   }

@@ -1,8 +1,12 @@
 #include "additions.h"
 #include "copies.h"
+#include "races.h"
+#include "repeats.h"
 #include "schedule.h"
 #include "shadow.h"
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 extern "C" char __executable_start, end;  // of the linker: the image of this program
@@ -10,71 +14,6 @@ extern "C" char __executable_start, end;  // of the linker: the image of this pr
 namespace emu {
 
 namespace {
-
-// Whether everything the current thread does now comes after `e`. Barriers decide, not luck:
-// a CTA barrier orders threads of one CTA, a cluster barrier those who waited after the arrival,
-// a warp-wide operation the lanes that met, a named barrier the threads that did. In global memory of a cooperative launch, clocks do.
-inline bool ordered(const Access& e, const Thread& now, bool shared) {
-  if (e.cluster < device.first_cluster) return true;
-  // What TMA has brought to shared memory: while it is on its way, reads are refused.
-  if (shared && e.agent == static_cast<unsigned>(Agent::kLoads)) return true;
-  if (device.launch.cooperative && !shared) return is_known(e, now);
-  if (e.cluster != now.cta->cluster->id) return false;
-  if (e.thread == now.id || now.acquired > e.arrived) return true;
-  if (e.rank() != now.cta->rank) return false;
-  if (now.cta_epoch > e.cta_epoch) return true;
-  if (now.met && (*now.met)[e.index()] > e.warp_epoch) return true;
-  if (e.index() / kWarp != now.index() / kWarp) return false;
-  return now.seen[e.index() % kWarp] > e.warp_epoch;
-}
-
-inline bool is_empty(const Access& e, const Thread& now, bool shared) {
-  // Shared memory lives as long as its cluster: older records are of another life.
-  return shared ? e.cluster != now.cta->cluster->id : e.cluster == 0;
-}
-
-bool is_atomic(Mode mode) { return mode >= Mode::kAtomic; }
-bool reads(Mode mode) { return mode != Mode::kWrite && mode != Mode::kAtomicWrite; }
-bool writes(Mode mode) { return mode != Mode::kRead && mode != Mode::kAtomicRead; }
-
-Place place_of(const Region& region, size_t offset) {
-  if (region.argument < 0) return shared_place(offset);
-  return {region.argument, "", static_cast<long>(offset)};
-}
-
-const char* verb(Mode mode) {
-  return mode == Mode::kAtomic ? "updates" : reads(mode) ? "reads" : "writes";
-}
-
-bool is_same_cta(const Access& a, const Access& b) {
-  return a.cluster == b.cluster && a.rank() == b.rank();
-}
-
-// What would have ordered two accesses.
-const char* missing_between(const Access& before, const Access& now, bool shared) {
-  if (device.launch.cooperative && !shared) {
-    if (before.agent == static_cast<unsigned>(Agent::kStores)) {
-      return "the copy is not waited for, or no release and acquire of a flag follow";
-    }
-    if (before.agent == static_cast<unsigned>(Agent::kLoads)) {
-      return "nothing that follows the end of the copy lies between";
-    }
-    if (!is_same_cta(before, now)) return "no release and acquire of a flag lie between";
-  }
-  if (before.cluster != now.cluster) return "clusters of one launch are never ordered";
-  if (before.rank() != now.rank()) return "no cluster barrier lies between";
-  bool same_warp = before.index() / kWarp == now.index() / kWarp;
-  return same_warp ? "no CTA barrier or __syncwarp lies between" : "no CTA barrier lies between";
-}
-
-void race(const Region& region, size_t offset, const Access& before, bool before_wrote,
-          const Access& now, Mode mode) {
-  if (!is_news("race", before.site, now.site)) return;
-  const char* done = !before_wrote ? "reads" : before.site & kAtomic ? "updates" : "writes";
-  report({"race", place_of(region, offset), before.site, now.site, current_cta(), current_thread(),
-          format("%s %s and %s %s it, and %s", who(before).c_str(), done, who(now).c_str(),
-                 verb(mode), missing_between(before, now, region.argument < 0))});
-}
 
 unsigned kinship(const Access& a, const Access& b) {
   if (!is_same_cta(a, b)) return 0;
@@ -126,6 +65,17 @@ void check_proxy(const Region& region, size_t offset, const Access& write, const
                  who(now).c_str(), who(write).c_str(), where)});
 }
 
+// Who wrote a cell: of several who stored the same bits, one that the thread comes after.
+const Access& writer_of(const Region& region, const Cell& cell, size_t offset,
+                        const Thread& thread) {
+  const std::vector<Access>* repeats = find_repeats(region.base + offset);
+  if (!repeats || ordered(cell.write, thread, false)) return cell.write;
+  for (const Access& each : *repeats) {
+    if (ordered(each, thread, false)) return each;
+  }
+  return cell.write;
+}
+
 void check_cell(Region& region, Cell& cell, size_t offset, const Access& now, const Thread& thread,
                 Mode mode) {
   bool shared = region.argument < 0;
@@ -136,12 +86,13 @@ void check_cell(Region& region, Cell& cell, size_t offset, const Access& now, co
             current_thread(), format("%s %s it before anything wrote it", who(now).c_str(),
                                      verb(mode))});
   }
-  bool both_atomic = now.site & cell.write.site & kAtomic;
-  if (written && !both_atomic && !ordered(cell.write, thread, shared)) {
-    race(region, offset, cell.write, true, now, mode);
+  const Access write = shared ? cell.write : writer_of(region, cell, offset, thread);
+  bool both_atomic = now.site & write.site & kAtomic;
+  if (written && !both_atomic && !ordered(write, thread, shared)) {
+    race(region, offset, write, true, now, mode);
   }
   bool by_copy = now.agent == static_cast<unsigned>(Agent::kLoads);
-  if (by_copy && device.launch.cooperative) check_proxy(region, offset, cell.write, now, thread);
+  if (by_copy && device.launch.cooperative) check_proxy(region, offset, write, now, thread);
   if (!writes(mode)) return keep_read(cell, now, thread, shared);
   for (Access& read : cell.reads) {
     if (is_empty(read, thread, shared)) continue;
@@ -152,6 +103,7 @@ void check_cell(Region& region, Cell& cell, size_t offset, const Access& now, co
     read.cluster = 0;
   }
   cell.write = now;
+  if (!shared && device.launch.helps) forget_repeats(region.base + offset);
 }
 
 // A copy adds to the words of a cell: in any order with others, but after whatever wrote them first.
@@ -182,13 +134,8 @@ void check_sums(const Region& region, size_t offset, const Access& now, const Th
   }
 }
 
-void check_cells(Region& region, size_t offset, size_t bytes, Mode mode, Site site,
-                 Doer doer = {}) {
+Access access_now(Mode mode, Site site, Doer doer) {
   const Thread& thread = *device.current;
-  size_t grid = (size_t(1) << region.granule) - 1;
-  if ((offset | bytes) & grid) {
-    refine(region, __builtin_ctzl(offset | bytes));
-  }
   Access now;
   now.site = is_atomic(mode) ? site | kAtomic : site;
   now.cluster = thread.cta->cluster->id;
@@ -198,6 +145,19 @@ void check_cells(Region& region, size_t offset, size_t bytes, Mode mode, Site si
   now.thread = thread.id;
   now.agent = static_cast<unsigned>(doer.agent);
   now.time = doer.agent == Agent::kThread ? thread.time : doer.number;
+  return now;
+}
+
+void refine_to(Region& region, size_t places) {
+  size_t grid = (size_t(1) << region.granule) - 1;
+  if (places & grid) refine(region, __builtin_ctzl(places));
+}
+
+void check_cells(Region& region, size_t offset, size_t bytes, Mode mode, Site site,
+                 Doer doer = {}) {
+  const Thread& thread = *device.current;
+  refine_to(region, offset | bytes);
+  const Access now = access_now(mode, site, doer);
   Cell* cell = region.cells + (offset >> region.granule);
   bool adds = mode == Mode::kAtomic && doer.agent == Agent::kStores;
   bool sums = device.launch.cooperative && region.argument >= 0;
@@ -206,6 +166,20 @@ void check_cells(Region& region, size_t offset, size_t bytes, Mode mode, Site si
     if (sums && !adds) check_sums(region, at, now, thread, mode);
     check_cell(region, *cell++, at, now, thread, mode);
   }
+}
+
+// Whether others touched these bytes in this launch, and nothing orders them before the thread.
+bool is_contested(Region& region, size_t offset, size_t bytes) {
+  const Thread& thread = *device.current;
+  refine_to(region, offset | bytes);
+  auto contests = [&](const Access& e) { return e.cluster != 0 && !ordered(e, thread, false); };
+  const Cell* cell = region.cells + (offset >> region.granule);
+  for (size_t at = 0; at < bytes; at += size_t(1) << region.granule, ++cell) {
+    if (contests(cell->write) || contests(cell->reads[0]) || contests(cell->reads[1])) return true;
+    const std::vector<Access>* repeats = find_repeats(region.base + offset + at);
+    if (repeats && std::any_of(repeats->begin(), repeats->end(), contests)) return true;
+  }
+  return false;
 }
 
 void outside(const Place& place, size_t bytes, Mode mode, Site site, const std::string& why) {
@@ -231,6 +205,11 @@ void access_argument(unsigned index, const uint8_t* pointer, size_t bytes, Mode 
   }
   if (!region.cells) return;
   check_dependence(region, place_of(region, offset), writes(mode), site);
+  const bool stores = mode == Mode::kWrite && doer.agent == Agent::kThread;
+  if (device.launch.helps && stores && is_contested(region, offset, bytes)) {
+    unsettled = {&region, static_cast<size_t>(offset), {pointer, pointer + bytes}, site};
+    return;
+  }
   check_cells(region, offset, bytes, mode, site, doer);
 }
 
@@ -258,7 +237,20 @@ void access_shared(size_t at, size_t bytes, Mode mode, Site site) {
 
 }  // namespace
 
+void settle() {
+  if (!unsettled.region) return;
+  const Unsettled store = std::exchange(unsettled, Unsettled());
+  Region& region = *store.region;
+  const size_t bytes = store.before.size();
+  const uint8_t* place = region.base + store.offset;
+  if (memcmp(place, store.before.data(), bytes) == 0) {
+    return add_repeat(place, bytes, access_now(Mode::kWrite, store.site, {}));
+  }
+  check_cells(region, store.offset, bytes, Mode::kWrite, store.site);
+}
+
 void access(const void* pointer, size_t bytes, Mode mode, Site site, Doer doer) {
+  settle();
   size_t at = static_cast<const uint8_t*>(pointer) - arena.base;
   unsigned slot = at >> kSlotBits;
   if (slot == kStackSlot || !device.current) return;

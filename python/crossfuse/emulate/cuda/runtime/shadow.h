@@ -16,6 +16,8 @@ struct Doer {
 };
 // An access by generated code to an ordinary address.
 void access(const void* pointer, size_t bytes, Mode mode, Site site, Doer doer = {});
+// Looks at what the thread has stored since, where that depends on what it has changed.
+void settle();
 // An access through the cluster window. False: the address is bad and must not be followed.
 bool remote_access(Cta& target, size_t offset, size_t bytes, Mode mode, Site site);
 // Notes that a copy has filled a part of a CTA's shared memory.

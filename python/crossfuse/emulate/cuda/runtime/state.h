@@ -62,13 +62,15 @@ struct SharedArray {
 };
 
 enum class Wait : uint8_t {
-  kNone, kCta, kCluster, kWarp, kActiveMask, kPhase, kNamed, kCopies, kProducts, kFlag,
+  kNone, kCta, kCluster, kWarp, kActiveMask, kPhase, kNamed, kCopies, kProducts, kFlag, kLook,
   kFinished
 };
 
 struct Cluster;
 struct Cta;
 struct Warp;
+
+constexpr size_t kNoBarrier = ~size_t(0);
 
 struct Thread {
   unsigned index() const { return id & ((1u << kThreadBits) - 1); }
@@ -90,6 +92,7 @@ struct Thread {
   Warp* warp = nullptr;
   // Of what runs beside the threads (async.h).
   size_t barrier = 0;       // offset of the mbarrier it waits at
+  size_t other = kNoBarrier;  // of one that it waits at as well
   unsigned parity = 0;      // of the phase it waits for
   unsigned bulk_groups = 0;  // committed groups of copies
   size_t products = 0;      // issued products
@@ -157,7 +160,9 @@ constexpr int kRowCount = -1000000;  // the argument that is the number of rows
 
 struct Launch {
   int kernel = 0;
-  bool cooperative = false;  // all clusters run at the same time
+  // Clusters pass flags to one another, and clocks say what is ordered. All of them run at the same
+  // time; of a launch that helps none needs another, and so they may run one after another, alone.
+  bool cooperative = false, helps = false, alone = false;
   bool early = false;        // may start before the launch before it is over
   CrossfuseIndex grid{}, block{}, cluster{};
   size_t dynamic_bytes = 0;

@@ -1,0 +1,43 @@
+// What orders two accesses of one place, and reports of those that nothing does.
+#pragma once
+#include "shadow.h"
+
+namespace emu {
+
+// Whether everything the current thread does now comes after `e`. Barriers decide, not luck:
+// a CTA barrier orders threads of one CTA, a cluster barrier those who waited after the arrival,
+// a warp-wide operation the lanes that met, a named barrier the threads that did. In global memory
+// of a cooperative launch, clocks do.
+inline bool ordered(const Access& e, const Thread& now, bool shared) {
+  if (e.cluster < device.first_cluster) return true;
+  // What TMA has brought to shared memory: while it is on its way, reads are refused.
+  if (shared && e.agent == static_cast<unsigned>(Agent::kLoads)) return true;
+  if (device.launch.cooperative && !shared) return is_known(e, now);
+  if (e.cluster != now.cta->cluster->id) return false;
+  if (e.thread == now.id || now.acquired > e.arrived) return true;
+  if (e.rank() != now.cta->rank) return false;
+  if (now.cta_epoch > e.cta_epoch) return true;
+  if (now.met && (*now.met)[e.index()] > e.warp_epoch) return true;
+  if (e.index() / kWarp != now.index() / kWarp) return false;
+  return now.seen[e.index() % kWarp] > e.warp_epoch;
+}
+
+inline bool is_empty(const Access& e, const Thread& now, bool shared) {
+  // Shared memory lives as long as its cluster: older records are of another life.
+  return shared ? e.cluster != now.cta->cluster->id : e.cluster == 0;
+}
+
+inline bool is_same_cta(const Access& a, const Access& b) {
+  return a.cluster == b.cluster && a.rank() == b.rank();
+}
+
+inline bool is_atomic(Mode mode) { return mode >= Mode::kAtomic; }
+inline bool reads(Mode mode) { return mode != Mode::kWrite && mode != Mode::kAtomicWrite; }
+inline bool writes(Mode mode) { return mode != Mode::kRead && mode != Mode::kAtomicRead; }
+
+Place place_of(const Region& region, size_t offset);
+const char* verb(Mode mode);
+void race(const Region& region, size_t offset, const Access& before, bool before_wrote,
+          const Access& now, Mode mode);
+
+}  // namespace emu
