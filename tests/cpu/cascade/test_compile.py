@@ -67,10 +67,10 @@ def test_a_norm_and_its_product_are_one_kernel() -> None:
     assert (option.plan.tiles["rows"], option.plan.tiles["columns"]) == (128, 192)
     assert option.why["plan"]["family"] == "rows"
     (launch,) = lower(option.make()).image.launches
-    assert launch.cooperative and launch.early
+    assert launch.helps and launch.early and not launch.cooperative
     assert option.plan.tiles["chunk"] == 0
     (late,) = lower(cascade_options(source, H100, option.plan)[0].make()).image.launches
-    assert late.cooperative and not late.early
+    assert late.helps and not late.early
     assert {each.why["plan"]["family"] for each in others} == {"rows"}
     attention = cascade_options(read_source("R1"), H100)
     assert {each.why["plan"]["family"] for each in attention} == {"tiles"}

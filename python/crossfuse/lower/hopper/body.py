@@ -16,6 +16,7 @@ from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.plan import KernelPlan
 from crossfuse.lower.hopper.ring import Ring
 from crossfuse.lower.hopper.rows.chunk_barriers import ChunkBarriers
+from crossfuse.lower.hopper.rows.helping import Help
 from crossfuse.lower.hopper.statements import Variable, let, when
 from crossfuse.lower.hopper.sum_program import SumProgram
 from crossfuse.lower.hopper.timeline import Timeline
@@ -53,6 +54,8 @@ class Body:
         Notes when it did what.
     chunks : ChunkBarriers | None
         If rows of the left operand are made chunk by chunk.
+    help : Help | None
+        If a CTA makes rows that others are late with.
     """
 
     plan: KernelPlan
@@ -69,6 +72,7 @@ class Body:
     flags: Any
     timeline: Timeline
     chunks: ChunkBarriers | None = None
+    help: Help | None = None
 
     def region(self, name: str) -> Callable[[Any], Any]:
         """A function from an offset in a region to an address."""

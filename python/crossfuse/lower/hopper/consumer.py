@@ -23,6 +23,7 @@ from crossfuse.lower.hopper.phase import PhasePlan
 from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.ring import Cursor, Release
 from crossfuse.lower.hopper.rows.chunk_correct import correct_sums
+from crossfuse.lower.hopper.rows.warpgroup import RowsWithHelp
 from crossfuse.lower.hopper.statements import registers, run, when
 from crossfuse.lower.hopper.sums import Sum
 from crossfuse.lower.hopper.tile_end import TileEnd
@@ -40,7 +41,13 @@ def emit_multiplying(body: Body) -> None:
     _expect_slices(body, warpgroup)
     # With several tiles a CTA the first one warms up for the others.
     once = all(plan.clusters >= each.program.tiles for each in plan.phases)
+    made, flags = plan.rows, plan.phases[0].awaits
+    rows = None
+    if body.help is not None and made is not None and flags is not None:
+        rows = RowsWithHelp(body, made, flags)
     with warmed_up(once) as warmup:
+        if rows is not None:
+            rows.make(warmup)
         if plan.is_awaited_by_all:
             with warmup.skipped():
                 run(ir.script.ptx.griddepcontrol.wait())

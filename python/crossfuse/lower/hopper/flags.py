@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from string import Template
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -180,6 +181,44 @@ class FlagWriter:
             )
 
 
+@dataclass(frozen=True)
+class Ending:
+    """What else than flags ends a wait for them: then all that they tell of is there.
+
+    Attributes
+    ----------
+    kind : str
+        End of the name of the function that waits.
+    functions, parameters : str
+        Text in front of that function, and at the end of its parameters.
+    given : tuple
+        Their values.
+    unless : str
+        Condition of a further look at the flags, the same for all lanes.
+    over : str
+        Statements where the wait is over without flags.
+    """
+
+    kind: str = ""
+    functions: str = ""
+    parameters: str = ""
+    given: tuple[Any, ...] = ()
+    unless: str = ""
+    over: str = ""
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What the text of the function takes."""
+        over = "    if (known <= last) {\n" + self.over + "      known = last + 1;\n    }\n"
+        return {
+            "functions": self.functions,
+            "kind": self.kind,
+            "parameters": self.parameters,
+            "unless": self.unless and f" &&\n             !{self.unless}",
+            "over": self.over and over,
+        }
+
+
 class FlagReader:
     """Waits for the tiles of a row, in the order of its columns. A whole warp calls it.
 
@@ -189,10 +228,13 @@ class FlagReader:
         Of the tensor.
     launch : Any
         Number of launches before this one.
+    ending : Ending | None
+        What ends the wait besides.
     """
 
-    def __init__(self, placed: PlacedFlags, launch: Any) -> None:
+    def __init__(self, placed: PlacedFlags, launch: Any, ending: Ending | None = None) -> None:
         self.placed = placed
+        self.ending = ending or Ending()
         raised = ir.script.uint32(placed.flags.raisers)
         self.target = let("flag_target", (launch + ir.script.uint32(1)) * raised)
         self.ready = Variable("ready", "int32")
@@ -210,13 +252,14 @@ class FlagReader:
         with when(self.ready.value <= last):
             self.ready.set(
                 ir.cuda_func_call(
-                    "crossfuse_await_flags",
+                    f"crossfuse_await_flags{self.ending.kind}",
                     self.placed.address(self._row),
                     self.ready.value,
                     last,
                     ir.script.int32(flags.across),
                     self.target,
-                    source_code=_AWAIT,
+                    *self.ending.given,
+                    source_code=_AWAIT.substitute(self.ending.words),
                     return_type="int32",
                 )
             )
@@ -232,10 +275,26 @@ __device__ __forceinline__ void crossfuse_raise_flag(void* flag) {
 }
 """
 
+_FENCE = """\
+__device__ __forceinline__ void crossfuse_fence_copies() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+"""
+
+
+def fence_copies() -> None:
+    """Order what threads store to global memory before copies by TMA that read it.
+
+    On either side of what tells of the stores.
+    """
+    run(ir.cuda_func_call("crossfuse_fence_copies", source_code=_FENCE))
+
+
 # Lanes look at neighbouring flags, so that one round trip to L2 tells of many tiles.
-_AWAIT = """\
-__device__ __forceinline__ int crossfuse_await_flags(const void* flags, int ready, int last,
-                                                     int count, unsigned target) {
+_AWAIT = Template("""\
+${functions}__device__ __forceinline__ int crossfuse_await_flags$kind(\
+const void* flags, int ready, int last,
+                                                     int count, unsigned target$parameters) {
   while (ready <= last) {
     const int mine = ready + (threadIdx.x & 31);
     const unsigned* flag = (const unsigned*)flags + mine;
@@ -250,11 +309,11 @@ __device__ __forceinline__ int crossfuse_await_flags(const void* flags, int read
       }
       missing = __ballot_sync(0xffffffffu, !raised);
       known = ready + (missing ? __ffs(missing) - 1 : 32);
-    } while (missing && known <= last);
-    ready = known;
+    } while (missing && known <= last$unless);
+$over    ready = known;
   }
   __syncwarp();
   asm volatile("fence.proxy.async.global;" ::: "memory");
   return ready < count ? ready : count;
 }
-"""
+""")

@@ -178,5 +178,6 @@ def _launch(plan: _Plan, symbol: str, kernel: Any) -> Launch:
         tuple(str(each.name).removesuffix("_ptr") for each in kernel.params),
         plan.tensor_maps,
         plan.early,
-        plan.is_persistent,
+        plan.is_persistent and not plan.helps,
+        plan.helps,
     )

@@ -24,6 +24,7 @@ from crossfuse.lower.hopper.plan import WARP, KernelPlan
 from crossfuse.lower.hopper.producer import emit_loading
 from crossfuse.lower.hopper.rows.chunk_barriers import ChunkBarriers
 from crossfuse.lower.hopper.rows.emit import fetch_rows
+from crossfuse.lower.hopper.rows.helping import Help
 from crossfuse.lower.hopper.rows.warpgroup import meet_and_make_rows
 from crossfuse.lower.hopper.statements import branches, run, when
 from crossfuse.lower.hopper.timeline import Timeline, timeline_buffer
@@ -81,27 +82,65 @@ def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) 
     timeline.begin()
     body = _declared(plan, where, maps, flags, timeline)
     fetch_rows(plan, where)
-    with when(ir.script.And(where.warpgroup == 0, where.thread < WARP)):
-        _initialise(body)
-        mbarrier.publish_initialised()
-    with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * WARP)):
-        fetch_descriptors(plan.tensor_maps, where.lane, maps)
+    if plan.helps:
+        _emit_roles_at_once(body)
+    else:
+        _emit_roles(body)
+    if plan.cluster_size > 1:
+        # Peers may still write this CTA's stages and arrive at its barriers.
+        mbarrier.await_left()
+    timeline.stamp("end")
+
+
+def _emit_roles(body: Body) -> None:
+    """All warps prepare the kernel, then each does its part."""
+    _prepare(body)
     meet_and_make_rows(body)
-    timeline.stamp("cluster met")
-    # The next kernel may be launched; it waits for the end of this one where it needs it.
-    run(ir.script.ptx.griddepcontrol.launch_dependents())
-    fewer, more = plan.registers
-    with branches(where.warpgroup == 0) as (loading, multiplying):
+    _let_next_begin(body)
+    fewer, more = body.plan.registers
+    with branches(body.where.warpgroup == 0) as (loading, multiplying):
         with loading:
             set_registers("dec", fewer)
             emit_loading(body)
         with multiplying:
             set_registers("inc", more)
             emit_multiplying(body)
-    if plan.cluster_size > 1:
-        # Peers may still write this CTA's stages and arrive at its barriers.
-        mbarrier.await_left()
-    timeline.stamp("end")
+
+
+def _emit_roles_at_once(body: Body) -> None:
+    """The loading warps prepare the kernel while the others begin with rows; in a cluster."""
+    fewer, more = body.plan.registers
+    if body.plan.cluster_size == 1:
+        _prepare(body)
+        mbarrier.meet_started(1)
+    with branches(body.where.warpgroup == 0) as (loading, multiplying):
+        with loading:
+            set_registers("dec", fewer)
+            if body.plan.cluster_size > 1:
+                _prepare(body)
+                mbarrier.meet_started(body.plan.cluster_size)
+            _let_next_begin(body)
+            emit_loading(body)
+        with multiplying:
+            set_registers("inc", more)
+            if body.plan.cluster_size > 1:
+                mbarrier.say_started()
+            emit_multiplying(body)
+
+
+def _prepare(body: Body) -> None:
+    where = body.where
+    with when(ir.script.And(where.warpgroup == 0, where.thread < WARP)):
+        _initialise(body)
+        mbarrier.publish_initialised()
+    with when(ir.script.And(where.warpgroup == 0, where.thread >= 3 * WARP)):
+        fetch_descriptors(body.plan.tensor_maps, where.lane, body.maps)
+
+
+def _let_next_begin(body: Body) -> None:
+    body.timeline.stamp("cluster met")
+    # The next kernel may be launched; it waits for the end of this one where it needs it.
+    run(ir.script.ptx.griddepcontrol.launch_dependents())
 
 
 def _declared(
@@ -127,12 +166,17 @@ def _declared(
     if taken is not None:
         gather = GatherBarriers(taken, partial(barrier, "gather_barriers"))
     summed = None if plan.summed is None else barrier("sum_barrier")
-    rows_made = barrier("rows_barrier") if plan.holds_weights_back else None
+    rows_made = None
+    if plan.holds_weights_back or plan.helps:
+        rows_made = barrier("rows_barrier")
     chunks = None
     if plan.phases[0].chunks is not None:
         chunks = ChunkBarriers(plan.phases[0].chunks, partial(barrier, "row_barriers"))
     barriers = (left, right, exchange, paired, gather, summed, rows_made)
-    return Body(plan, where, maps, memory, *barriers, flags, timeline, chunks)
+    body = Body(plan, where, maps, memory, *barriers, flags, timeline, chunks)
+    if not plan.helps:
+        return body
+    return replace(body, help=Help(rows_made, *(barrier("help", each) for each in range(3))))
 
 
 def _initialise(body: Body) -> None:
@@ -146,6 +190,9 @@ def _initialise(body: Body) -> None:
         if barrier is not None:
             with when(thread == 0):
                 mbarrier.initialise(barrier, 1)
+    if body.help is not None:
+        with when(thread == 0):
+            body.help.initialise(plan.consumers)
     for phase in plan.phases:
         exchange = phase.program.exchange
         if exchange is not None and not exchange.pair and body.exchange is not None:

@@ -120,8 +120,21 @@ class KernelPlan:
 
     @property
     def is_persistent(self) -> bool:
-        """Whether CTAs wait for one another, so that all have to run at the same time."""
+        """Whether CTAs wait for one another."""
         return bool(self.flags)
+
+    @property
+    def helps(self) -> bool:
+        """Whether a CTA that has waited for long makes the rows of its tile itself, see `helping`.
+
+        The warpgroups that make rows have nothing else to do before their first tile; a second one
+        they would not wait for with their hands free.
+        """
+        phase, rows = self.phases[0], self.rows
+        alone = len(self.phases) == 1 and phase.raises is None and self.summed is None
+        if rows is None or not rows.by_warpgroups or not alone:
+            return False
+        return self.clusters >= phase.program.tiles
 
     @property
     def on_their_way(self) -> int:

@@ -45,6 +45,9 @@ def emit_loading(body: Body) -> None:
     if rows is not None and flags is not None and not rows.by_warpgroups:
         with when(body.where.warp >= FIRST_WARP):
             emit_rows(body, rows, flags)
+    if body.help is not None:
+        with when(thread == FIRST_WARP * WARP):
+            body.help.watch()
     if body.plan.cluster_size > 1:
         mbarrier.leave_cluster()
 
@@ -141,8 +144,9 @@ def _emit_lefts(body: Body) -> None:
         if phase.left is None:
             continue
         reader = _reader(body, phase, launch)
-        rows_made = body.rows_made if phase is plan.phases[0] else None
-        told = None if rows_made is None else Variable("told", "int32", 0)
+        told = None
+        if phase is plan.phases[0] and body.rows_made is not None:
+            told = Variable("told", "int32", 0)
         with body.each_tile(phase) as places:
             if reader is not None:
                 _start(reader, phase, places)
@@ -150,7 +154,7 @@ def _emit_lefts(body: Body) -> None:
                 if reader is not None:
                     reader.wait(at(_last_column(phase), places, step))
                 if told is not None:
-                    _tell_once(body, told, rows_made)
+                    _tell_once(body, told)
                 with when(body.where.lane == 0) if plan.is_persistent else nullcontext():
                     _load(body, phase, "left", cursor, phase.lefts, places | step)
                 cursor.advance()
@@ -166,12 +170,12 @@ def _emit_lefts(body: Body) -> None:
         _count_launch(body, launch)
 
 
-def _tell_once(body: Body, told: Variable, barrier: Any) -> None:
+def _tell_once(body: Body, told: Variable) -> None:
     """Say to who loads right tiles that the rows of the first left tile are there."""
     with when(told.value == 0):
         told.set(1)
         with when(body.where.lane == 0):
-            mbarrier.arrive(barrier)
+            mbarrier.arrive(body.rows_made)
 
 
 def _load(
@@ -250,4 +254,5 @@ def _reader(body: Body, phase: PhasePlan, launch: Any) -> FlagReader | None:
     flags = phase.awaits
     if flags is None:
         return None
-    return FlagReader(body.placed(flags), launch)
+    ending = None if body.help is None else body.help.ending
+    return FlagReader(body.placed(flags), launch, ending)

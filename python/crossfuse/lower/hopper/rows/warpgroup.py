@@ -12,12 +12,14 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body
+from crossfuse.lower.hopper.coordinates import at, grid_places
 from crossfuse.lower.hopper.flags import Flags, FlagWriter
 from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.rows.emit import after_kernel_before, first_row
 from crossfuse.lower.hopper.rows.program import RowProgram, size_of
-from crossfuse.lower.hopper.statements import Variable, let, when
+from crossfuse.lower.hopper.statements import Variable, branches, let, when
 from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
+from crossfuse.lower.hopper.warmup import Warmup, hidden
 
 
 def meet_and_make_rows(body: Body) -> None:
@@ -46,24 +48,91 @@ def meet_and_make_rows(body: Body) -> None:
         mbarrier.await_started()
 
 
+class RowsWithHelp:
+    """Rows that a warpgroup makes twice: its own, and if others are late, those of its tile.
+
+    One loop makes either, in the warm-up and after it: so there is one copy of its statements, and
+    the code of the first products is warmed up while the rows of others are on their way.
+
+    Parameters
+    ----------
+    body : Body
+        Of a kernel with help.
+    rows : RowProgram
+        What to make.
+    flags : Flags
+        Of the tiles that a product loads.
+    """
+
+    def __init__(self, body: Body, rows: RowProgram, flags: Flags) -> None:
+        self.body, self.rows, self.flags = body, rows, flags
+        plan, where = body.plan, body.where
+        first, self._thread = after_kernel_before(plan, first_row(plan, where, rows), where.thread)
+        body.timeline.stamp_rows(ROWS_BEGUN)
+        self._row = Variable("row", "int32", first)
+        self._last = Variable("last_row", "int32", flags.down * flags.rows)
+        step = plan.consumers * plan.clusters * plan.cluster_size
+        self._step = Variable("row_step", "int32", step)
+        self._writer = FlagWriter(body.placed(flags))
+
+    def _first_of_tile(self) -> Any:
+        """The first row of the CTA's one tile."""
+        program = self.body.plan.phases[0].program
+        places = self.body.where.places | grid_places(program, self.body.where.cluster)
+        row = at(program.contraction.left.origin[0], places)
+        return let("late_row", row // self.flags.rows * self.flags.rows)
+
+    def make(self, warmup: Warmup) -> None:
+        """Make rows: in the warm-up its own, then those that are late."""
+        body, help_ = self.body, self.body.help
+        assert help_ is not None
+        counts = hidden(warmup.turn)
+        late = Variable("rows_are_late", "int32", 0)
+        with when(counts > 0):
+            late.set(help_.await_tile(body.left.full(0)))
+            first = self._first_of_tile()
+            self._row.set(first + (body.where.warpgroup - 1))
+            self._last.set(ir.script.Select(late.value > 0, first + self.flags.rows, 0))
+            self._step.set(body.plan.consumers)
+        with ir.script.While(self._row.value < self._last.value):
+            _make(body, self.rows, self._row.value, self._thread)
+            with when(ir.script.And(body.where.thread == 0, counts == 0)):
+                row = ir.script.min(self._row.value, self.rows.rows - 1)
+                self._writer.raise_flag(row, 0)
+            self._row.set(self._row.value + self._step.value)
+        with branches(counts > 0) as (helped, made):
+            with helped, when(ir.script.And(body.where.thread == 0, late.value > 0)):
+                help_.say_done()
+            with made:
+                body.timeline.stamp_rows(ROWS_MADE)
+                if body.plan.cluster_size > 1:
+                    mbarrier.await_started()
+
+
 def _emit(body: Body, rows: RowProgram, flags: Flags) -> None:
     """Each warpgroup makes rows; rows that the last tile does not have are counted, too."""
     plan, where = body.plan, body.where
-    number = where.warpgroup - 1
     first, thread = after_kernel_before(plan, first_row(plan, where, rows), where.thread)
     body.timeline.stamp_rows(ROWS_BEGUN)
     row = Variable("row", "int32", first)
     writer = FlagWriter(body.placed(flags))
     with ir.script.While(row.value < flags.down * flags.rows):
-        with when(row.value < rows.rows):
-            made = rows.of(let("own_row", row.value), let("own_thread", thread))
-            ir.script.add_to_parent(_passed_on(made, _staged(body, rows), number))
-        # All threads have stored their elements, and read one another's states.
-        mbarrier.meet_warpgroup(number)
+        _make(body, rows, row.value, thread)
         with when(where.thread == 0):
             writer.raise_flag(ir.script.min(row.value, rows.rows - 1), 0)
         row.set(row.value + plan.consumers * plan.clusters * plan.cluster_size)
     body.timeline.stamp_rows(ROWS_MADE)
+
+
+def _make(body: Body, rows: RowProgram, row: Any, thread: Any) -> None:
+    """A warpgroup makes a row, if there is one of that number, and meets behind its stores."""
+    number = body.where.warpgroup - 1
+    with when(row < rows.rows):
+        made = rows.of(let("own_row", row), let("own_thread", thread))
+        # The kernel may have these statements twice, and defines each variable once.
+        ir.script.add_to_parent(ir.renewed(_passed_on(made, _staged(body, rows), number)))
+    # All threads have stored their elements, and read one another's states.
+    mbarrier.meet_warpgroup(number)
 
 
 @dataclass(frozen=True, eq=False)

@@ -59,7 +59,7 @@ class StreamPlan:
         weights; 0 if each warpgroup does all for its own rows.
     passed : Passed | None
         What passes between these.
-    phases, state, early, is_persistent
+    phases, state, early, is_persistent, helps
         As a plan of chains has them, for parts that both share; always as here.
     """
 
@@ -80,6 +80,7 @@ class StreamPlan:
     state: tuple[BufferSpec, ...] = ()
     early: bool = False
     is_persistent: bool = False
+    helps: bool = False
 
     @property
     def cluster_size(self) -> int:

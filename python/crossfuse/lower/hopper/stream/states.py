@@ -54,6 +54,7 @@ class MergePlan:
     tensor_maps: tuple[TensorMap, ...] = ()
     early: bool = True
     is_persistent: bool = False
+    helps: bool = False
 
     @property
     def program(self) -> StreamProgram:

@@ -1,0 +1,148 @@
+"""Rows that a CTA makes for others that are late, so that nobody waits forever.
+
+CTAs that wait for one another have to run at the same time. A cooperative launch sees to that, and
+begins when the launch before has ended: none of its CTAs takes the place of one that is done. Here
+nobody needs the others. If the rows of its tile do not come, the warpgroups of a CTA, which have
+made their own rows and wait too, make all of them. Who is late makes its rows once more later: the
+same bits at the same places, and counts them; helpers count nothing, so that flags count on as
+ever.
+
+    loads left tiles        watches                 make rows, then multiply
+    ----------------        -------                 ------------------------
+    looks at the flag       waits for `made`,       make own rows, raise their flags
+    until it is raised,     not for long: then      wait for the first tile,
+    or help `asked` for <-- arrives at `asked`      or for `called`
+    then: arrives at `called` --------------------> make the tile's rows,
+    waits for `done` <----------------------------- arrive at `done`
+    arrives at `made`, loads                        multiply
+
+Who loads says alone whether rows are late: once it has called, no tile comes before all have
+helped, so that all threads of a warpgroup see the same. A CTA that has started makes its own rows
+before it waits, and then waits only for its own threads and its cluster's, which start together.
+What comes after the flag is short: such code runs once, and is fetched while all wait for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper import mbarrier
+from crossfuse.lower.hopper.flags import Ending, fence_copies
+from crossfuse.lower.hopper.statements import run
+
+#: Shared memory for help: three barriers.
+BYTES = 24
+#: Looks at a barrier before help is called for, of a microsecond at most and 40 ns at least. Rows
+#: come in 3 us, unless CTAs of another launch keep some from starting.
+PATIENCE = 2048
+
+_WATCH = """\
+__device__ __forceinline__ void crossfuse_watch(void* made, void* asked, int looks) {
+  unsigned in_time = 0;
+  for (int look = 0; look < looks && !in_time; ++look) {
+    asm volatile("{ .reg .pred p; "
+                 "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], 0, %2; "
+                 "selp.u32 %0, 1, 0, p; }"
+                 : "=r"(in_time) : "r"((unsigned)__cvta_generic_to_shared(made)), "r"(1000u)
+                 : "memory");
+  }
+  if (!in_time) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];"
+                 :: "r"((unsigned)__cvta_generic_to_shared(asked)) : "memory");
+  }
+}
+"""
+_UNLESS = "__any_sync(0xffffffffu, crossfuse_is_complete(asked))"
+_FUNCTIONS = """\
+__device__ __forceinline__ bool crossfuse_is_complete(void* barrier) {
+  unsigned complete;
+  asm volatile("{ .reg .pred p; "
+               "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 p, [%1], 0; "
+               "selp.u32 %0, 1, 0, p; }"
+               : "=r"(complete) : "r"((unsigned)__cvta_generic_to_shared(barrier)) : "memory");
+  return complete;
+}
+__device__ __forceinline__ void crossfuse_await_help(void* called, void* done) {
+  if ((threadIdx.x & 31) == 0) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];"
+                 :: "r"((unsigned)__cvta_generic_to_shared(called)) : "memory");
+  }
+  asm volatile("{ .reg .pred P1; "
+               "AGAIN: mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 P1, [%0], %1; "
+               "@!P1 bra AGAIN; }"
+               :: "r"((unsigned)__cvta_generic_to_shared(done)), "r"(0) : "memory");
+}
+"""
+_AWAIT_EITHER = """\
+__device__ __forceinline__ int crossfuse_await_either(void* full, void* called) {
+  unsigned late;
+  asm volatile("{ .reg .pred f, c; mov.u32 %0, 0; "
+               "AGAIN: mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 f, [%1], 0, %3; "
+               "@f bra THERE; "
+               "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 c, [%2], 0; "
+               "@!c bra AGAIN; mov.u32 %0, 1; THERE: }"
+               : "=&r"(late) : "r"((unsigned)__cvta_generic_to_shared(full)),
+               "r"((unsigned)__cvta_generic_to_shared(called)), "r"(20000u) : "memory");
+  return (int)late;
+}
+"""
+
+
+@dataclass(frozen=True)
+class Help:
+    """Barriers by which the roles of a CTA tell one another of rows that are late.
+
+    Attributes
+    ----------
+    made : Any
+        Address of the one that completes when the rows of the tile are there.
+    asked, called : Any
+        Of those that complete when help is asked for, and when there is to be some.
+    done : Any
+        Of the one that completes when warpgroups have made the rows.
+    """
+
+    made: Any
+    asked: Any
+    called: Any
+    done: Any
+
+    def initialise(self, warpgroups: int) -> None:
+        """Set up all but the first; one thread calls it."""
+        mbarrier.initialise(self.asked, 1)
+        mbarrier.initialise(self.called, 1)
+        mbarrier.initialise(self.done, warpgroups)
+
+    def watch(self) -> None:
+        """Ask for help if rows do not come; a thread that does nothing else."""
+        looks = ir.script.int32(PATIENCE)
+        run(ir.cuda_func_call("crossfuse_watch", self.made, self.asked, looks, source_code=_WATCH))
+
+    @property
+    def ending(self) -> Ending:
+        """How a wait for flags ends if help was asked for before they came: others help first."""
+        return Ending(
+            "_or_help",
+            _FUNCTIONS,
+            ",\n                            void* asked, void* called, void* done",
+            (self.asked, self.called, self.done),
+            _UNLESS,
+            "      crossfuse_await_help(called, done);\n",
+        )
+
+    def await_tile(self, full: Any) -> Any:
+        """Wait for the first tile, or for the call: 1 then, else 0."""
+        return ir.cuda_func_call(
+            "crossfuse_await_either",
+            full,
+            self.called,
+            source_code=_AWAIT_EITHER,
+            return_type="int32",
+        )
+
+    def say_done(self) -> None:
+        """One thread of a warpgroup calls it, which met the others after their stores."""
+        fence_copies()
+        mbarrier.arrive(self.done)
