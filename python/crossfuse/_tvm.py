@@ -143,11 +143,6 @@ def variables(node: Any) -> Iterator[Any]:
     return iter(found)
 
 
-def renewed(statement: Any) -> Any:
-    """Return statements with variables and buffers of their own for all that they define."""
-    return s_tir.renew_defs(PrimFunc([], statement)).body
-
-
 def with_body(func: PrimFunc, body: Any) -> PrimFunc:
     """Return `func` with another body and everything else as it was."""
     return func.with_body(body)

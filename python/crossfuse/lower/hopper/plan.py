@@ -134,7 +134,7 @@ class KernelPlan:
         alone = len(self.phases) == 1 and phase.raises is None and self.summed is None
         if rows is None or not rows.by_warpgroups or not alone:
             return False
-        return self.clusters >= phase.program.tiles
+        return self.clusters == phase.program.tiles
 
     @property
     def on_their_way(self) -> int:

@@ -15,7 +15,7 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.coordinates import at, grid_places
-from crossfuse.lower.hopper.flags import FlagReader
+from crossfuse.lower.hopper.flag_reader import FlagReader
 from crossfuse.lower.hopper.load import load_tile
 from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.phase import PhasePlan

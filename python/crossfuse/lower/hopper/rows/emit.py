@@ -80,7 +80,7 @@ def after_kernel_before(plan: KernelPlan, *places: Any) -> tuple[Any, ...]:
         return places
     run(ir.script.ptx.griddepcontrol.wait())
     names = ("row_then", "lane_then")
-    return tuple(let(name, pinned(each)) for name, each in zip(names, places, strict=True))
+    return tuple(let(name, _pinned(each)) for name, each in zip(names, places, strict=True))
 
 
 def emit_rows(body: Body, rows: RowProgram, flags: Flags) -> None:
@@ -115,6 +115,5 @@ def emit_rows(body: Body, rows: RowProgram, flags: Flags) -> None:
     body.timeline.stamp_rows(ROWS_MADE)
 
 
-def pinned(place: Any) -> Any:
-    """A place of which the compiler knows nothing before here: what is loaded from there waits."""
+def _pinned(place: Any) -> Any:
     return ir.cuda_func_call("crossfuse_pinned", place, source_code=_PINNED, return_type="int32")

@@ -29,7 +29,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.flags import Ending, fence_copies
+from crossfuse.lower.hopper.flag_reader import Ending
+from crossfuse.lower.hopper.flags import fence_copies
 from crossfuse.lower.hopper.statements import run
 
 #: Shared memory for help: three barriers.

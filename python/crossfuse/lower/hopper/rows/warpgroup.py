@@ -129,8 +129,7 @@ def _make(body: Body, rows: RowProgram, row: Any, thread: Any) -> None:
     number = body.where.warpgroup - 1
     with when(row < rows.rows):
         made = rows.of(let("own_row", row), let("own_thread", thread))
-        # The kernel may have these statements twice, and defines each variable once.
-        ir.script.add_to_parent(ir.renewed(_passed_on(made, _staged(body, rows), number)))
+        ir.script.add_to_parent(_passed_on(made, _staged(body, rows), number))
     # All threads have stored their elements, and read one another's states.
     mbarrier.meet_warpgroup(number)
 
