@@ -96,7 +96,8 @@ def _emit_roles(body: Body) -> None:
     """All warps prepare the kernel, then each does its part."""
     _prepare(body)
     meet_and_make_rows(body)
-    _let_next_begin(body)
+    body.timeline.stamp("cluster met")
+    _let_next_begin()
     fewer, more = body.plan.registers
     with branches(body.where.warpgroup == 0) as (loading, multiplying):
         with loading:
@@ -119,7 +120,7 @@ def _emit_roles_at_once(body: Body) -> None:
             if body.plan.cluster_size > 1:
                 _prepare(body)
                 mbarrier.meet_started(body.plan.cluster_size)
-            _let_next_begin(body)
+            _let_next_begin()
             emit_loading(body)
         with multiplying:
             set_registers("inc", more)
@@ -137,8 +138,7 @@ def _prepare(body: Body) -> None:
         fetch_descriptors(body.plan.tensor_maps, where.lane, body.maps)
 
 
-def _let_next_begin(body: Body) -> None:
-    body.timeline.stamp("cluster met")
+def _let_next_begin() -> None:
     # The next kernel may be launched; it waits for the end of this one where it needs it.
     run(ir.script.ptx.griddepcontrol.launch_dependents())
 

@@ -107,6 +107,7 @@ class RowsWithHelp:
                 body.timeline.stamp_rows(ROWS_MADE)
                 if body.plan.cluster_size > 1:
                     mbarrier.await_started()
+                body.timeline.stamp("cluster met")
 
 
 def _emit(body: Body, rows: RowProgram, flags: Flags) -> None:
