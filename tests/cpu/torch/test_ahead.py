@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,21 +29,13 @@ from crossfuse.torch.words import Untold  # noqa: E402
 
 pytestmark = [
     pytest.mark.cpu,
+    pytest.mark.usefixtures("fresh_caches"),
     pytest.mark.skipif(
         not hasattr(torch.compiler, "load_compiled_function"), reason="torch writes no programs"
     ),
 ]
 H100 = device("nvidia-h100")
 BUILD = Backend(always=True, cpu="build")
-
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 #: A model, and what it reads from another file; inductor writes no kernels for these operators.

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
@@ -20,16 +20,9 @@ nn, F = torch.nn, torch.nn.functional
 from crossfuse.errors import RefusedError  # noqa: E402
 from crossfuse.torch import Backend, Report, crossfuse, reports  # noqa: E402
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_dynamo")]
 
 D, H = 64, 128
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 class Layer(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,17 +14,10 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from crossfuse.torch import Backend, reports  # noqa: E402
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_dynamo")]
 
 M, D, H = 16, 32, 64
 HERE = Backend(rest="eager", always=True, cpu="llvm")
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def ffn(x: Any, up: Any, down: Any) -> Any:

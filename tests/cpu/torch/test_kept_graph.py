@@ -29,17 +29,8 @@ from crossfuse.torch import Ahead, ahead, artefact, compile_ahead, kept_graph  #
 from crossfuse.torch.extern import Extern, written_extern  # noqa: E402
 from crossfuse.torch.kept_graph import without_lowerings  # noqa: E402
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_caches")]
 nn = torch.nn
-
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def start() -> tuple[Ahead, Any]:

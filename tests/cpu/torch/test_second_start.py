@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,12 @@ from crossfuse.hardware import device  # noqa: E402
 from crossfuse.torch import Backend, compile_ahead, reports  # noqa: E402
 from crossfuse.torch.known import graph_key, recall  # noqa: E402
 
-pytestmark = pytest.mark.cpu
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("fresh_caches")]
 
 D, H = 64, 128
 H100 = device("nvidia-h100")
 #: Whether torch writes programs.
 AHEAD = hasattr(torch.compiler, "load_compiled_function")
-
-
-@pytest.fixture(autouse=True)
-def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 class Beside(nn.Module):
