@@ -41,6 +41,7 @@ def test_late_rows_are_made_by_others(left: int, tmp_path: Path) -> None:
     image = KernelImage("blocker", BLOCKER, (BufferSpec("out", (ctas,), "int32", True),), (launch,))
     blocker = load(build_library(image, tmp_path).shared_object)
     out = torch.zeros(ctas, dtype=torch.int32, device="cuda")
+    torch.cuda._sleep(1)  # a kernel that is first launched beside the blocker waits for it
     streams, ends = [torch.cuda.Stream() for _ in range(2)], [torch.cuda.Event() for _ in range(2)]
     torch.cuda.synchronize()
     with torch.cuda.stream(streams[0]):

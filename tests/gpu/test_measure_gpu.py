@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cpu.meta_schedule.loggers import drop_nameless_handlers
 from crossfuse.bench.job import Job, Timing
 from crossfuse.meta_schedule.bundle import make_bundle, measure_bundle, open_bundle
 from crossfuse.meta_schedule.candidate import Candidate
@@ -58,6 +59,7 @@ def test_a_search_runs_unchanged(tmp_path: Path, named: bool) -> None:
         tiles = [RegisterTiles(parts=parts) for parts in (4, 8)]
         return [schedule_register_ffn(func, tiles=each, constant_weights=True) for each in tiles]
 
+    drop_nameless_handlers()
     seen: list[Timing] = []
     func = prim_func(parse(SPEC))
     runner = GpuRunner(HOW, lambda path, spec, timing: seen.append(timing))
