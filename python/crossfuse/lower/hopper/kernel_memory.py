@@ -11,13 +11,14 @@ from crossfuse.lower.hopper.fillers import Fillers, count, fillers_of
 from crossfuse.lower.hopper.gathered import barrier_count, gathered_bytes
 from crossfuse.lower.hopper.operand import Operand
 from crossfuse.lower.hopper.phase import PhasePlan
-from crossfuse.lower.hopper.rows.helping import BYTES as HELP_BYTES
 from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.memory import ALIGNMENT, LEAST_STAGES, divide
 
 #: Alignment of what TMA copies to shared memory without a swizzle.
 _COPY = 128
+#: Three barriers, see `crossfuse.lower.hopper.rows.helping`.
+_HELP = 24
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Ar
     if rows is not None and rows.chunks is None:
         arena = arena.with_region("rows_barrier", 8, 8)
         if rows.by_warpgroups:
-            arena = arena.with_region("help", HELP_BYTES, 8)
+            arena = arena.with_region("help", _HELP, 8)
     if rows is not None and rows.staged:
         states = 4 * rows.state_places * phases[0].consumers
         arena = arena.with_region("row_states", states, 8)

@@ -33,8 +33,6 @@ from crossfuse.lower.hopper.flag_reader import Ending
 from crossfuse.lower.hopper.flags import fence_copies
 from crossfuse.lower.hopper.statements import run
 
-#: Shared memory for help: three barriers.
-BYTES = 24
 #: Looks at a barrier before help is called for, of a microsecond at most and 40 ns at least. Rows
 #: come in 3 us, unless CTAs of another launch keep some from starting.
 PATIENCE = 2048
