@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 #: Shared memory that one CTA can own on compute capability 9.0, in bytes (227 KiB).
 MAX_SHARED_BYTES = 232448
 
+#: Threads of a warp, and of a warpgroup: the four warps that issue wgmma together.
+WARP, WARPGROUP = 32, 128
+
 #: CTAs of a cluster, and clusters at once on an H100 SXM (`scripts/calibrate.py`), where groups of
 #: SMs hold fewer than all SMs would.
 _CLUSTERS = (

@@ -15,8 +15,8 @@ from cpu.schedule.steps import refusal
 from crossfuse.errors import LoweringRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
-from crossfuse.lower.hopper.plan import plan_kernel
-from crossfuse.lower.hopper.recover import recover
+from crossfuse.lower.hopper.plan.kernel import plan_kernel
+from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.markers import GRID_STAGE
 from crossfuse.schedule.rules.ffn import schedule_ffn
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles

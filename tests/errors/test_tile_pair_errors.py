@@ -9,8 +9,8 @@ import pytest
 from crossfuse.errors import LoweringRefused, ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import only_function
-from crossfuse.lower.hopper.plan import plan_kernel
-from crossfuse.lower.hopper.recover import recover
+from crossfuse.lower.hopper.plan.kernel import plan_kernel
+from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.markers import PAIRED
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn

@@ -11,8 +11,8 @@ from crossfuse import _tvm as ir
 from crossfuse.errors import LoweringRefused, Refusal
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
-from crossfuse.lower.hopper.plan import plan_kernel
-from crossfuse.lower.hopper.recover import recover
+from crossfuse.lower.hopper.plan.kernel import plan_kernel
+from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 from crossfuse.workload import parse, prim_func

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import WARP
 from crossfuse.lower.merge_block import MergeBlock, is_largest, read_merge
 from crossfuse.lower.passes import prim_func_pass
 from crossfuse.lower.refusal import refuse
 from crossfuse.markers import MERGE, MERGED, thread_tag
 
-WARP = 32
 _SHUFFLE = "tirx.tvm_warp_shuffle_xor"
 
 

@@ -11,9 +11,9 @@ import pytest
 from cpu.lower.support import kernels_in
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
-from crossfuse.lower.hopper.plan import KernelPlan, plan_kernel
-from crossfuse.lower.hopper.recover import recover
-from crossfuse.lower.hopper.warpgroups import Warpgroups
+from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
+from crossfuse.lower.hopper.plan.warpgroups import Warpgroups
+from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.runtime import compile_cubin
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn

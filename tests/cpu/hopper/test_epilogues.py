@@ -14,9 +14,9 @@ from cpu.lower.support import kernels_in
 from crossfuse.emulate.cuda import drop_call, emulate
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
-from crossfuse.lower.hopper.further import further_of
-from crossfuse.lower.hopper.plan import plan_kernel
-from crossfuse.lower.hopper.recover import recover
+from crossfuse.lower.hopper.finish.further import further_of
+from crossfuse.lower.hopper.plan.kernel import plan_kernel
+from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.lower.image import BufferSpec, KernelImage, TensorMap
 from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
 from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn

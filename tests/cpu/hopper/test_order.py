@@ -12,8 +12,8 @@ from cpu.hopper.rows.products import of_spec, spec
 from cpu.lower.support import kernels_in
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
-from crossfuse.lower.hopper.plan import KernelPlan, plan_kernel
-from crossfuse.lower.hopper.recover import recover
+from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
+from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm

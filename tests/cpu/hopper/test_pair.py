@@ -29,8 +29,8 @@ from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.errors import CheckFailed
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower, only_function
-from crossfuse.lower.hopper.plan import plan_kernel
-from crossfuse.lower.hopper.recover import recover
+from crossfuse.lower.hopper.plan.kernel import plan_kernel
+from crossfuse.lower.hopper.recover.function import recover
 from crossfuse.lower.image import KernelImage
 from crossfuse.runtime import compile_cubin
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles

@@ -10,8 +10,8 @@ import tvm
 from crossfuse import _tvm as ir
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.lower.extract import only_function
-from crossfuse.lower.hopper.recover import is_tile_program, recover
-from crossfuse.lower.hopper.tile_program import TileProgram
+from crossfuse.lower.hopper.program.tile_program import TileProgram
+from crossfuse.lower.hopper.recover.function import is_tile_program, recover
 from crossfuse.schedule.rules.split_k import schedule_split_k
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm

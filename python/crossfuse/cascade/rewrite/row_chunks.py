@@ -31,10 +31,9 @@ from crossfuse.cascade.rewrite.segments import Segment
 from crossfuse.cascade.rewrite.streaming import over_parameters
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.site import OutputSite, Site
+from crossfuse.hardware import WARP
 from crossfuse.markers import CHUNKS, FAST, MERGE
 
-#: Threads that share a row: a warp.
-WARP = 32
 #: By how much a bound exceeds what it was raised for: half of the smallest steps of an 8-bit float
 #: are lost, and of rows whose values are alike few need a second bound.
 HEAD_ROOM = 2.0

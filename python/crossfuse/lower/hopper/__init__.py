@@ -1,12 +1,15 @@
 """The Hopper pipeline: scheduled tile programs become warp-specialised kernels.
 
-The data's way: `recover` reads a `TileProgram` off the scheduled function, `plan` decides
-everything that the kernel needs to know, `kernel` composes the parts (ring, loads, wgmma,
-epilogue), `generate` prints CUDA.
+The data's way: `recover/` reads a `TileProgram` (`program/`) off the scheduled function, `plan/`
+decides everything that the kernel needs to know, and `kernel` composes the parts: loads by the
+`producer`, products by the `consumer` (`multiply/`), what becomes of their sums (`exchange/`,
+`finish/`), and who waits for whom (`sync/`). `generate` prints CUDA. Kernels of other forms bring
+folders of their own: rows made before a product (`rows/`), streams of tiles (`stream/`), products
+that are reduced as they come (`reduced/`).
 """
 
 from crossfuse.lower.hopper.generate import generate
-from crossfuse.lower.hopper.recover import is_tile_program, row_tensors
-from crossfuse.lower.hopper.recover_rows import takes_fewer_rows
+from crossfuse.lower.hopper.recover.function import is_tile_program, row_tensors
+from crossfuse.lower.hopper.recover.rows import takes_fewer_rows
 
 __all__ = ["generate", "is_tile_program", "row_tensors", "takes_fewer_rows"]

@@ -9,16 +9,16 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates, grid_places, unravel
-from crossfuse.lower.hopper.exchange import ExchangeBarriers
-from crossfuse.lower.hopper.flags import Flags, PlacedFlags
-from crossfuse.lower.hopper.gather import GatherBarriers
-from crossfuse.lower.hopper.phase import PhasePlan
-from crossfuse.lower.hopper.plan import KernelPlan
-from crossfuse.lower.hopper.ring import Ring
+from crossfuse.lower.hopper.exchange.gather import GatherBarriers
+from crossfuse.lower.hopper.exchange.reduction import ExchangeBarriers
+from crossfuse.lower.hopper.plan.kernel import KernelPlan
+from crossfuse.lower.hopper.plan.phase import PhasePlan
+from crossfuse.lower.hopper.program.sum_program import SumProgram
 from crossfuse.lower.hopper.rows.chunk_barriers import ChunkBarriers
 from crossfuse.lower.hopper.rows.helping import Help
 from crossfuse.lower.hopper.statements import Variable, let, when
-from crossfuse.lower.hopper.sum_program import SumProgram
+from crossfuse.lower.hopper.sync.flags import Flags, PlacedFlags
+from crossfuse.lower.hopper.sync.ring import Ring
 from crossfuse.lower.hopper.timeline import Timeline
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.phase import PhasePlan
-from crossfuse.lower.hopper.plan import WARPGROUP
+from crossfuse.hardware import WARPGROUP
+from crossfuse.lower.hopper.plan.phase import PhasePlan
+from crossfuse.lower.hopper.program.tile import Place
+from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.statements import let
-from crossfuse.lower.hopper.tile import Place
-from crossfuse.lower.hopper.tile_program import TileProgram
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import WARP
 from crossfuse.lower.passes import prim_func_pass
 
-_WARP = 32
 _SHUFFLE, _REGISTER = "tirx.tvm_warp_shuffle", "tirx.cuda.mov_sreg"
 _ROUNDED = {ir.tirx.FloorDiv: ir.tirx.Div, ir.tirx.FloorMod: ir.tirx.Mod}
 
@@ -99,7 +99,7 @@ class _Numbers:
         """What a call is equal to; None of other calls."""
         if call.op.same_as(ir.Op.get(_SHUFFLE)):
             # All threads of a warp have the number that one of them tells.
-            warp = ir.tirx.floordiv(self.thread, _WARP)
+            warp = ir.tirx.floordiv(self.thread, WARP)
             return warp if ir.tvm_ffi.structural_equal(call.args[1], warp) else None
         if call.op.same_as(ir.Op.get(_REGISTER)) and str(call.args[1].value) == "clusterid.x":
             ctas = self.extents.get("clusterCtaIdx.x", 1)

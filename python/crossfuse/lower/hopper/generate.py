@@ -11,8 +11,8 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import Device, tvm_target
 from crossfuse.lower.hopper.kernel import emit_kernel
 from crossfuse.lower.hopper.pipeline import kernel_pipeline
-from crossfuse.lower.hopper.plan import KernelPlan, plan_kernel
-from crossfuse.lower.hopper.recover import identifier, recover, workspaces
+from crossfuse.lower.hopper.plan.kernel import KernelPlan, plan_kernel
+from crossfuse.lower.hopper.recover.function import identifier, recover, workspaces
 from crossfuse.lower.hopper.reduced.recover import is_reduced, recover_reduced
 from crossfuse.lower.hopper.stream import (
     emit_merge,

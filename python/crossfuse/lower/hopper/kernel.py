@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper import mbarrier
+from crossfuse.hardware import WARP
 from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.consumer import emit_multiplying
 from crossfuse.lower.hopper.coordinates import Coordinates, declare_coordinates
-from crossfuse.lower.hopper.exchange import ExchangeBarriers
-from crossfuse.lower.hopper.gather import GatherBarriers
+from crossfuse.lower.hopper.exchange.gather import GatherBarriers
+from crossfuse.lower.hopper.exchange.reduction import ExchangeBarriers
 from crossfuse.lower.hopper.kernel_parts import (
     ONE_CTA,
     fetch_descriptors,
@@ -20,13 +20,14 @@ from crossfuse.lower.hopper.kernel_parts import (
     ring_barriers,
     set_registers,
 )
-from crossfuse.lower.hopper.plan import WARP, KernelPlan
+from crossfuse.lower.hopper.plan.kernel import KernelPlan
 from crossfuse.lower.hopper.producer import emit_loading
 from crossfuse.lower.hopper.rows.chunk_barriers import ChunkBarriers
 from crossfuse.lower.hopper.rows.emit import fetch_rows
 from crossfuse.lower.hopper.rows.helping import Help
 from crossfuse.lower.hopper.rows.warpgroup import meet_and_make_rows
 from crossfuse.lower.hopper.statements import branches, run, when
+from crossfuse.lower.hopper.sync import mbarrier
 from crossfuse.lower.hopper.timeline import Timeline, timeline_buffer
 from crossfuse.lower.image import ROW_COUNT
 from crossfuse.markers import FAST

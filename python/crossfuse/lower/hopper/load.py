@@ -8,12 +8,12 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates, at, strides
-from crossfuse.lower.hopper.operand import Operand
+from crossfuse.lower.hopper.plan.operand import Operand
+from crossfuse.lower.hopper.program.tile import Place, Tile
+from crossfuse.lower.hopper.program.tile_program import TileProgram
+from crossfuse.lower.hopper.program.window_tile import WindowTile
 from crossfuse.lower.hopper.statements import run
-from crossfuse.lower.hopper.tile import Place, Tile
-from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.hopper.tma import load_name
-from crossfuse.lower.hopper.window_tile import WindowTile
 
 #: Cache policy of lines that nobody loads again: what `createpolicy.fractional.L2::evict_first`
 #: makes, as CUTLASS spells it (include/cute/arch/copy_sm90_desc.hpp, TMA::CacheHintSm90).

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from crossfuse.lower.hopper.accumulate import Accumulation
 from crossfuse.lower.hopper.body import Body
-from crossfuse.lower.hopper.box_place import BoxPlace
-from crossfuse.lower.hopper.epilogue import Epilogue
-from crossfuse.lower.hopper.exchange import SplitReduction
-from crossfuse.lower.hopper.flags import FlagWriter
-from crossfuse.lower.hopper.gather import Giver
-from crossfuse.lower.hopper.keep import Keeper
-from crossfuse.lower.hopper.pairing import Pairing
+from crossfuse.lower.hopper.exchange.gather import Giver
+from crossfuse.lower.hopper.exchange.pairing import Pairing
+from crossfuse.lower.hopper.exchange.reduction import SplitReduction
+from crossfuse.lower.hopper.finish.accumulate import Accumulation
+from crossfuse.lower.hopper.finish.box_place import BoxPlace
+from crossfuse.lower.hopper.finish.epilogue import Epilogue
+from crossfuse.lower.hopper.finish.keep import Keeper
 from crossfuse.lower.hopper.reduced.epilogue import RowEpilogue
+from crossfuse.lower.hopper.sync.flags import FlagWriter
 from crossfuse.lower.hopper.warmup import Warmup
 
 

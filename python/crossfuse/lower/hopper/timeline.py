@@ -14,8 +14,8 @@ from crossfuse.lower.image import BufferSpec
 
 if TYPE_CHECKING:
     from crossfuse.lower.hopper.coordinates import Coordinates
-    from crossfuse.lower.hopper.phase import PhasePlan
-    from crossfuse.lower.hopper.plan import KernelPlan
+    from crossfuse.lower.hopper.plan.kernel import KernelPlan
+    from crossfuse.lower.hopper.plan.phase import PhasePlan
 
 #: Name of the output, before the kernel's number.
 TIMELINE = "crossfuse_timeline"

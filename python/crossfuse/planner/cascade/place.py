@@ -5,7 +5,7 @@ from __future__ import annotations
 from crossfuse.cascade.rewrite.tiled.sizes import WARPGROUP_ROWS, CascadeTiles
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work
-from crossfuse.hardware import Device
+from crossfuse.hardware import WARP, WARPGROUP, Device
 from crossfuse.planner.cascade.choice import Taken
 from crossfuse.planner.cascade.kernel import Tiles
 from crossfuse.planner.cascade.rows_cost import rows_memory
@@ -18,7 +18,6 @@ from crossfuse.planner.kernels.resources import resources
 
 #: Places of elements that outputs need again, by `StreamTiles.resident`.
 _RESIDENT = {"registers": "registers", "shared": "shared memory", "none": "L2"}
-_WARP, _WARPGROUP = 32, 128
 
 
 def place_of(shape: CascadeShape, tiles: Tiles) -> str:
@@ -47,7 +46,7 @@ def taken(shape: CascadeShape, tiles: Tiles, device: Device) -> Taken:
         assert isinstance(shape.work, Work)
         groups, side = -(-shape.work.rows // tiles.rows), ctas(shape.work, tiles, device)
         room = side * device.resident_clusters(size)
-        threads = max(_WARP, tiles.threads * tiles.rows)
+        threads = max(WARP, tiles.threads * tiles.rows)
         return Taken(
             groups * size,
             size,
@@ -63,7 +62,7 @@ def taken(shape: CascadeShape, tiles: Tiles, device: Device) -> Taken:
         found.places * size,
         tiles.ctas_of_cluster,
         # One warpgroup more loads.
-        _WARPGROUP * (found.sizes.rows // WARPGROUP_ROWS + 1),
+        WARPGROUP * (found.sizes.rows // WARPGROUP_ROWS + 1),
         1,
         sum_registers(shape.work, found.sizes),
         shared_size(shape.work, found.sizes),

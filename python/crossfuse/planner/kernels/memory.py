@@ -1,7 +1,7 @@
 """Shared memory of a CTA: as many stages as fit beside what else it keeps.
 
 The lowering divides it by the same `divide`. What else a CTA keeps, it places region by region, see
-`crossfuse.lower.hopper.kernel_memory`; here are the sums of that, over arrays. Tests hold the two
+`crossfuse.lower.hopper.plan.memory`; here are the sums of that, over arrays. Tests hold the two
 together.
 """
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crossfuse.hardware import Device
+from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.planner.kernels.every import Kernel, memories
 from crossfuse.planner.kernels.resident import resident
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.kernels.tiled import TiledKernel
-
-#: Threads of a warpgroup.
-_WARPGROUP = 128
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ def resources(kernel: Kernel, shape: Shape, device: Device) -> tuple[Resources, 
             Resources(
                 int(clusters) * size,
                 size,
-                _WARPGROUP * (int(phases[0].warpgroups) + 1),
+                WARPGROUP * (int(phases[0].warpgroups) + 1),
                 int(room.size),
                 int(room.left),
                 int(room.right),

@@ -12,7 +12,7 @@ from crossfuse.cascade.rewrite.rows_first import RowsFirst, joined
 from crossfuse.cascade.rewrite.streaming import streaming
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import work_of
-from crossfuse.hardware import Device, device
+from crossfuse.hardware import WARP, WARPGROUP, Device, device
 from crossfuse.planner.kernels.read import read_kernel
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.schedule.install import install
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from crossfuse.cascade.derivation import Derivation
     from crossfuse.cascade.site import Site
 
-#: Threads that share a row: a warp, which needs no barrier, or a warpgroup that will multiply.
-WARP, WARPGROUP = 32, 128
 #: Registers of a thread for loads on their way: of what the state takes in, and of what outputs
-#: need. More spill beside those of `crossfuse.lower.hopper.plan`.
+#: need. More spill beside those of `crossfuse.lower.hopper.plan.kernel`.
 _AHEAD, _WANTED = 32, 64
 #: Vectors of a thread that it may keep.
 _WHOLE = 4

@@ -9,7 +9,6 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates, at
 from crossfuse.lower.hopper.fast_math import fast, fast_tanh
-from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.reduced.program import Best, Output, RowReductions
 from crossfuse.lower.hopper.reduced.select import QUAD, Selected
 from crossfuse.lower.hopper.statements import let, when
@@ -17,6 +16,7 @@ from crossfuse.lower.hopper.stream.affine import ranges
 from crossfuse.lower.hopper.stream.parts import Kind
 from crossfuse.lower.hopper.stream.rows import RowState
 from crossfuse.lower.hopper.stream.values import Lanes, Values
+from crossfuse.lower.hopper.sync.flags import FlagWriter
 from crossfuse.lower.hopper.warmup import Warmup
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.recover_contraction import check_reduction, read_contraction
-from crossfuse.lower.hopper.recover_places import Loops, has_stages, outer_loops, places_of
+from crossfuse.lower.hopper.program.tile import Place, Store, Tile
+from crossfuse.lower.hopper.program.tile_nest import tile_nest
+from crossfuse.lower.hopper.program.tile_program import Contraction, TileProgram
+from crossfuse.lower.hopper.recover.contraction import check_reduction, read_contraction
+from crossfuse.lower.hopper.recover.places import Loops, has_stages, outer_loops, places_of
 from crossfuse.lower.hopper.reduced.insertion import (
     Beginning,
     Insertion,
@@ -19,9 +22,6 @@ from crossfuse.lower.hopper.stream.parts import Axis, Kind, Step
 from crossfuse.lower.hopper.stream.recover import has_stream
 from crossfuse.lower.hopper.stream.statements import Roles, Statement, refuse_stream
 from crossfuse.lower.hopper.stream.steps import Names, read_steps
-from crossfuse.lower.hopper.tile import Place, Store, Tile
-from crossfuse.lower.hopper.tile_nest import tile_nest
-from crossfuse.lower.hopper.tile_program import Contraction, TileProgram
 from crossfuse.lower.open_blocks import open_blocks
 from crossfuse.lower.tree import analyzer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crossfuse.lower.hopper.warpgroups import Warpgroups
+from crossfuse.lower.hopper.plan.warpgroups import Warpgroups
 from crossfuse.lower.refusal import refuse
 
 if TYPE_CHECKING:

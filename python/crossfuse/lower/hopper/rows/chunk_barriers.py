@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.rows.chunk_plan import ROW_WARPS, ChunkPlan
 from crossfuse.lower.hopper.statements import when
+from crossfuse.lower.hopper.sync import mbarrier
 
 
 @dataclass(frozen=True, eq=False)

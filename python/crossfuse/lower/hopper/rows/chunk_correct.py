@@ -6,10 +6,10 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.body import Body
-from crossfuse.lower.hopper.phase import PhasePlan
+from crossfuse.lower.hopper.multiply.wgmma import Multiplier
+from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.rows.chunk_load import steps_of_chunk
 from crossfuse.lower.hopper.statements import let, run, when
-from crossfuse.lower.hopper.wgmma import Multiplier
 
 _ANY = """\
 __device__ __forceinline__ int crossfuse_any_lane(int found) {

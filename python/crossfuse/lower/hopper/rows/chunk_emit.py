@@ -7,12 +7,10 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper import mbarrier
 from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.coordinates import at, grid_places
-from crossfuse.lower.hopper.flags import FlagWriter
 from crossfuse.lower.hopper.load import EVICT_FIRST
-from crossfuse.lower.hopper.phase import PhasePlan
+from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.rows.chunk_barriers import ChunkBarriers
 from crossfuse.lower.hopper.rows.chunk_batch import RowStatements
 from crossfuse.lower.hopper.rows.chunk_loop import known_in
@@ -21,6 +19,8 @@ from crossfuse.lower.hopper.rows.chunk_statements import quick
 from crossfuse.lower.hopper.rows.chunk_stores import number_of, without_stores
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
+from crossfuse.lower.hopper.sync import mbarrier
+from crossfuse.lower.hopper.sync.flags import FlagWriter
 from crossfuse.lower.hopper.tma import load_name
 
 

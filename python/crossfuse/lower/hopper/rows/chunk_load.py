@@ -7,7 +7,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.coordinates import at
-from crossfuse.lower.hopper.phase import PhasePlan
+from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.statements import run, when
 from crossfuse.lower.hopper.tma import load_name
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import WARP
 from crossfuse.lower.hopper.rows.program import ChunkLoop
 from crossfuse.lower.refusal import refuse
 from crossfuse.markers import CHUNKS
-
-#: Threads of a warp.
-_WARP = 32
 
 
 def is_chunk_loop(loop: Any) -> bool:
@@ -80,7 +78,7 @@ def _source(loop: Any, row: Any, lane: Any, size: int) -> Any:
 def known_in(body: Any, lane: Any) -> Any:
     """An analyzer that knows the ranges of all loops of some statements, and of lanes."""
     known = ir.sym.Analyzer()
-    known.bind(lane, ir.tvm.ir.Range(0, _WARP))
+    known.bind(lane, ir.tvm.ir.Range(0, WARP))
 
     def visit(loop: Any) -> None:
         known.bind(loop.loop_var, ir.tvm.ir.Range.from_min_extent(loop.min, loop.extent))

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.operand import item_bytes
+from crossfuse.lower.hopper.plan.operand import item_bytes
+from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.rows.program import ChunkLoop
-from crossfuse.lower.hopper.tile_program import TileProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import ROW_BYTES

@@ -6,12 +6,13 @@ from contextlib import nullcontext
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import WARP
 from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.coordinates import Coordinates
-from crossfuse.lower.hopper.flags import Flags, FlagWriter
-from crossfuse.lower.hopper.plan import WARP, KernelPlan
+from crossfuse.lower.hopper.plan.kernel import KernelPlan
 from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.hopper.statements import Variable, let, run, when
+from crossfuse.lower.hopper.sync.flags import Flags, FlagWriter
 from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
 
 #: Warps of the loading warpgroup that make rows, and the first of them: those before it load.

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-
-#: Threads of a warp, and of a warpgroup.
-WARP, WARPGROUP = 32, 128
+from crossfuse.hardware import WARP
 
 
 @dataclass(frozen=True, eq=False)

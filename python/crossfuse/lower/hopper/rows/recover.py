@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import WARP, WARPGROUP
 from crossfuse.lower.fast_exponentials import fast_exponentials
-from crossfuse.lower.hopper.recover_places import has_stages
+from crossfuse.lower.hopper.recover.places import has_stages
 from crossfuse.lower.hopper.rows.chunk_loop import is_chunk_loop, read_chunks
 from crossfuse.lower.hopper.rows.loads_first import loads_first
-from crossfuse.lower.hopper.rows.program import WARP, WARPGROUP, RowProgram
+from crossfuse.lower.hopper.rows.program import RowProgram
 from crossfuse.lower.pipeline import block_passes
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import coordinate

@@ -8,7 +8,7 @@ from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.phase import SUMS_BESIDE_CHUNKS, SUMS_BESIDE_ROWS
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.phase import PhasePlan
+    from crossfuse.lower.hopper.plan.phase import PhasePlan
     from crossfuse.lower.hopper.rows.program import RowProgram
 
 #: Registers a thread by the number of multiplying warpgroups: of the loading one, and of the

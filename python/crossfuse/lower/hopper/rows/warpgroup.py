@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper import mbarrier
+from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.coordinates import at, grid_places
-from crossfuse.lower.hopper.flags import Flags, FlagWriter
-from crossfuse.lower.hopper.plan import WARPGROUP
 from crossfuse.lower.hopper.rows.emit import after_kernel_before, first_row
 from crossfuse.lower.hopper.rows.program import RowProgram, size_of
 from crossfuse.lower.hopper.statements import Variable, branches, let, when
+from crossfuse.lower.hopper.sync import mbarrier
+from crossfuse.lower.hopper.sync.flags import Flags, FlagWriter
 from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
 from crossfuse.lower.hopper.warmup import Warmup, hidden
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse.lower.hopper.coordinates import Coordinates
-from crossfuse.lower.hopper.ring import Release, Ring
 from crossfuse.lower.hopper.stream.plan import StreamPlan
 from crossfuse.lower.hopper.stream.tiles import Tiles
+from crossfuse.lower.hopper.sync.ring import Release, Ring
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from itertools import product
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.program.tile import Place
 from crossfuse.lower.hopper.stream.parts import Stream
 from crossfuse.lower.hopper.stream.statements import refuse_stream
-from crossfuse.lower.hopper.tile import Place
 from crossfuse.markers import STREAM
 
 

@@ -11,7 +11,6 @@ from functools import reduce
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.ring import Cursor
 from crossfuse.lower.hopper.statements import Variable, let, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.elements import Elements
@@ -21,6 +20,7 @@ from crossfuse.lower.hopper.stream.pin import pin_sums
 from crossfuse.lower.hopper.stream.rows import RowState
 from crossfuse.lower.hopper.stream.store import ColumnStore
 from crossfuse.lower.hopper.stream.values import Lanes, Values
+from crossfuse.lower.hopper.sync.ring import Cursor
 
 _ANY = """\
 __device__ __forceinline__ bool crossfuse_any(bool found) {

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.ring import Cursor
 from crossfuse.lower.hopper.statements import Variable, branches, let, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.elements import Elements
@@ -19,6 +18,7 @@ from crossfuse.lower.hopper.stream.rows import RowState
 from crossfuse.lower.hopper.stream.store import ResultStore
 from crossfuse.lower.hopper.stream.turns import Turns
 from crossfuse.lower.hopper.stream.values import Lanes, Values
+from crossfuse.lower.hopper.sync.ring import Cursor
 
 
 class Consumer:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.plan.store import PACKED_TYPES
 from crossfuse.lower.hopper.statements import let, registers, run, when
-from crossfuse.lower.hopper.store_plan import PACKED_TYPES
 from crossfuse.lower.hopper.stream.affine import Affine, inequality
 from crossfuse.lower.hopper.stream.parts import Kind, Step
 from crossfuse.lower.hopper.stream.plan import StreamPlan

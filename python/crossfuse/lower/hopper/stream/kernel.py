@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper import mbarrier
+from crossfuse.hardware import WARP
 from crossfuse.lower.hopper.coordinates import declare_coordinates
 from crossfuse.lower.hopper.kernel_parts import (
     ONE_CTA,
@@ -15,7 +15,6 @@ from crossfuse.lower.hopper.kernel_parts import (
     ring_barriers,
     set_registers,
 )
-from crossfuse.lower.hopper.plan import WARP
 from crossfuse.lower.hopper.statements import branches, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.budget import REGISTERS, SHARED_REGISTERS, launched_registers
@@ -25,6 +24,7 @@ from crossfuse.lower.hopper.stream.plan import StreamPlan
 from crossfuse.lower.hopper.stream.producer import emit_loading
 from crossfuse.lower.hopper.stream.split import SplitConsumer
 from crossfuse.lower.hopper.stream.states import state_parameter
+from crossfuse.lower.hopper.sync import mbarrier
 
 
 def emit_stream(plan: StreamPlan, name: str) -> Any:

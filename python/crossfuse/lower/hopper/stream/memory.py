@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from crossfuse.hardware import Device
-from crossfuse.lower.hopper.arena import Arena
+from crossfuse.lower.hopper.plan.arena import Arena
 from crossfuse.lower.hopper.stream.inbox import Inbox
 from crossfuse.lower.hopper.stream.operands import Operands
 from crossfuse.lower.hopper.stream.passed import Passed

@@ -1,8 +1,8 @@
 """Partial states of a cluster merge: each CTA receives a slice of all of them, and merges that.
 
 Values leave registers for the inboxes of their owners, whose barriers count the bytes. As in
-`crossfuse.lower.hopper.exchange`, a CTA sends to itself, too, and states merge in the order of
-ranks, so that results are the same in every run.
+`crossfuse.lower.hopper.exchange.reduction`, a CTA sends to itself, too, and states merge in the
+order of ranks, so that results are the same in every run.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from contextlib import nullcontext
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.plan import WARPGROUP
+from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper.statements import Variable, let, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.handing import Handing
 from crossfuse.lower.hopper.stream.rows import RowState
 from crossfuse.lower.hopper.stream.unit import Unit, with_row
 from crossfuse.lower.hopper.stream.values import Lanes, Values, column_of, half_of
+from crossfuse.lower.hopper.sync import mbarrier
 
 #: Columns of a block of registers.
 _BLOCK = 8

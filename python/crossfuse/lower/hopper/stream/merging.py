@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.recover_places import is_bound, outer_loops
+from crossfuse.lower.hopper.program.tile import Place
+from crossfuse.lower.hopper.recover.places import is_bound, outer_loops
 from crossfuse.lower.hopper.stream.boxes import read_output
 from crossfuse.lower.hopper.stream.parts import Axis, Box, Kind, Split, Step
 from crossfuse.lower.hopper.stream.statements import (
@@ -18,7 +19,6 @@ from crossfuse.lower.hopper.stream.statements import (
     refuse_stream,
 )
 from crossfuse.lower.hopper.stream.steps import Names, read_steps
-from crossfuse.lower.hopper.tile import Place
 from crossfuse.lower.tree import analyzer, coordinate
 from crossfuse.markers import DSM_SCOPE
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.hold import clear, hold
-from crossfuse.lower.hopper.instruction import K_BYTES, multiply, swizzled, words
-from crossfuse.lower.hopper.kept import GROUP, GROUP_REGISTERS
+from crossfuse.lower.hopper.multiply.hold import clear, hold
+from crossfuse.lower.hopper.multiply.instruction import K_BYTES, multiply, swizzled, words
+from crossfuse.lower.hopper.plan.kept import GROUP, GROUP_REGISTERS
 from crossfuse.lower.hopper.statements import Variable, let, registers, run
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.budget import instruction_sums

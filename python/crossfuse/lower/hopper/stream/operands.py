@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd
 
-from crossfuse.lower.hopper.operand import PITCH, item_bytes
-from crossfuse.lower.hopper.recover import identifier
+from crossfuse.lower.hopper.plan.operand import PITCH, item_bytes
+from crossfuse.lower.hopper.recover.function import identifier
 from crossfuse.lower.hopper.stream.parts import Box
 from crossfuse.lower.hopper.stream.program import StreamProgram
 from crossfuse.lower.image import TensorMap

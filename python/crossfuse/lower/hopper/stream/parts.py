@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from crossfuse.lower.hopper.tile import Place
+from crossfuse.lower.hopper.program.tile import Place
 
 
 class Axis(Enum):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.kept import GROUP, GROUP_REGISTERS
-from crossfuse.lower.hopper.matrices import scatter
-from crossfuse.lower.hopper.plan import WARPGROUP
+from crossfuse.hardware import WARPGROUP
+from crossfuse.lower.hopper.multiply.matrices import scatter
+from crossfuse.lower.hopper.plan.kept import GROUP, GROUP_REGISTERS
 from crossfuse.lower.hopper.statements import registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.passed import BOX, BOX_KEYS

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from crossfuse.hardware import Device
-from crossfuse.lower.hopper.arena import Arena
-from crossfuse.lower.hopper.operand import MAX_BOX
-from crossfuse.lower.hopper.plan import WARPGROUP
-from crossfuse.lower.hopper.recover import identifier
+from crossfuse.hardware import WARPGROUP, Device
+from crossfuse.lower.hopper.plan.arena import Arena
+from crossfuse.lower.hopper.plan.operand import MAX_BOX
+from crossfuse.lower.hopper.recover.function import identifier
 from crossfuse.lower.hopper.stream.budget import (
     MAX_COLUMNS,
     REGISTERS,

@@ -6,13 +6,13 @@ from contextlib import nullcontext
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper import mbarrier
+from crossfuse.hardware import WARP
 from crossfuse.lower.hopper.coordinates import at
-from crossfuse.lower.hopper.plan import WARP
-from crossfuse.lower.hopper.ring import Cursor
 from crossfuse.lower.hopper.statements import run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.operands import Operand, dimensions
+from crossfuse.lower.hopper.sync import mbarrier
+from crossfuse.lower.hopper.sync.ring import Cursor
 from crossfuse.lower.hopper.tma import load_name
 
 

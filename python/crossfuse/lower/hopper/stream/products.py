@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from crossfuse.lower.hopper.recover_contraction import is_zero
+from crossfuse.lower.hopper.recover.contraction import is_zero
 from crossfuse.lower.hopper.stream.parts import Axis
 from crossfuse.lower.hopper.stream.statements import Roles, Statement, refuse_stream
 

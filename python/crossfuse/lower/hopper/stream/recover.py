@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.recover_contraction import is_zero
-from crossfuse.lower.hopper.recover_places import outer_loops, places_of
+from crossfuse.lower.hopper.recover.contraction import is_zero
+from crossfuse.lower.hopper.recover.places import outer_loops, places_of
 from crossfuse.lower.hopper.stream.bounds import stream_of
 from crossfuse.lower.hopper.stream.boxes import read_load, read_output
 from crossfuse.lower.hopper.stream.merging import (

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.arena import Arena
+from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper.coordinates import declare_coordinates, strides, unravel
 from crossfuse.lower.hopper.kernel_parts import parameter
-from crossfuse.lower.hopper.plan import WARPGROUP
+from crossfuse.lower.hopper.plan.arena import Arena
 from crossfuse.lower.hopper.statements import let, run, when
 from crossfuse.lower.hopper.stream.handing import Handing
 from crossfuse.lower.hopper.stream.inbox import Inbox

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper import mbarrier
-from crossfuse.lower.hopper.matrices import scatter
+from crossfuse.lower.hopper.multiply.matrices import scatter
+from crossfuse.lower.hopper.plan.store import PACKED_TYPES
 from crossfuse.lower.hopper.statements import registers, run, when
-from crossfuse.lower.hopper.store_plan import PACKED_TYPES
 from crossfuse.lower.hopper.stream.body import StreamBody
 from crossfuse.lower.hopper.stream.producer import coordinates
 from crossfuse.lower.hopper.stream.rows import RowState
 from crossfuse.lower.hopper.stream.values import Lanes, Values
+from crossfuse.lower.hopper.sync import mbarrier
 from crossfuse.lower.hopper.tma import store_name
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.plan import WARPGROUP
+from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper.statements import run, when
 
 #: First of the named barriers, one for each warpgroup; those before it are for meetings.

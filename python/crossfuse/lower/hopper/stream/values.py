@@ -8,7 +8,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates
-from crossfuse.lower.hopper.phase import WARP_ROWS
+from crossfuse.lower.hopper.plan.phase import WARP_ROWS
 from crossfuse.lower.hopper.statements import let
 from crossfuse.lower.hopper.stream.affine import affine, ranges
 from crossfuse.lower.hopper.stream.parts import Framed

@@ -1,0 +1,1 @@
+"""What CTAs of a cluster send one another through distributed shared memory."""

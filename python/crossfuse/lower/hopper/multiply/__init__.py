@@ -1,0 +1,1 @@
+"""Tiles multiplied by wgmma, from shared memory or registers."""

@@ -1,0 +1,272 @@
+"""Decides everything that a kernel needs to know, before any of it is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from crossfuse.hardware import WARPGROUP, Device
+from crossfuse.lower.hopper.finish.further import further_of
+from crossfuse.lower.hopper.plan.arena import Arena
+from crossfuse.lower.hopper.plan.memory import RingPlan, box_bytes, plan_memory
+from crossfuse.lower.hopper.plan.phase import PhasePlan
+from crossfuse.lower.hopper.plan.phases import plan_phases
+from crossfuse.lower.hopper.program.sum_program import SumProgram
+from crossfuse.lower.hopper.program.tile_program import TileProgram
+from crossfuse.lower.hopper.rows.program import RowProgram
+from crossfuse.lower.hopper.rows.room import registers_beside
+from crossfuse.lower.hopper.sync.flags import Flags, state
+from crossfuse.lower.image import BufferSpec, TensorMap
+from crossfuse.lower.refusal import refuse
+from crossfuse.planner.kernels.memory import BEFORE_ROWS, ON_THEIR_WAY
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """A kernel's decisions.
+
+    Attributes
+    ----------
+    phases : tuple[PhasePlan, ...]
+        What it computes, one after another. Phases after the first wait for flags of earlier ones.
+    left, right : RingPlan
+        Rings of left tiles, and of the right tiles of all products.
+    arena : Arena
+        Shared memory: ``left``, ``right``, ``boxes`` (if stored by TMA), ``gathered`` (if an
+        intermediate stays in the cluster), ``paired`` (if two CTAs make a product each),
+        ``received`` (if a reduction is split), ``row_states`` (if warps that make a row pass one
+        another states), ``barriers``.
+        What is received lies where right tiles were; where left tiles were too, if it needs more.
+    clusters : int
+        Clusters launched; each goes through tiles ``c, c + clusters, ...`` of a phase.
+    early : bool
+        Whether it starts before the kernel before it is over: right tiles are loaded meanwhile.
+    number : int
+        Of the kernel in its function.
+    timed : bool
+        Whether it notes when it did what, see `timeline`.
+    """
+
+    phases: tuple[PhasePlan, ...]
+    left: RingPlan
+    right: RingPlan
+    arena: Arena
+    clusters: int
+    early: bool = False
+    number: int = 0
+    timed: bool = False
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that multiply; one more loads."""
+        return self.phases[0].consumers
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 64 rows that each of them multiplies."""
+        return self.phases[0].blocks
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return WARPGROUP * (self.consumers + 1)
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return self.phases[0].program.cluster_size
+
+    @property
+    def rows(self) -> RowProgram | None:
+        """What makes the left operand of the first phase, row by row."""
+        return self.phases[0].program.rows
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a thread that loads, and of one that multiplies; 0 as launched."""
+        return registers_beside(self.rows)[self.consumers]
+
+    @property
+    def accumulators(self) -> int:
+        """Float32 registers that the widest phase sums in."""
+        return max(each.sums for each in self.phases)
+
+    @property
+    def kept(self) -> int:
+        """Registers of a thread that hold an intermediate; 0 if there is none."""
+        return max(each.kept for each in self.phases)
+
+    @property
+    def box_pitch(self) -> int:
+        """Bytes from the boxes of a warpgroup to the next one's: the most of all phases.
+
+        0 if they lie in left stages.
+
+        The place is the same in all phases, since another warpgroup's boxes of the phase before may
+        not have left yet.
+        """
+        return box_bytes(self.phases)
+
+    @property
+    def flags(self) -> tuple[Flags, ...]:
+        """Flags of all phases, in the order in which they lie in memory."""
+        raised = [each.raises for each in self.phases]
+        if self.rows is not None:
+            raised.insert(0, self.phases[0].awaits)
+        return tuple(each for each in raised if each is not None)
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether CTAs wait for one another."""
+        return bool(self.flags)
+
+    @property
+    def helps(self) -> bool:
+        """Whether a CTA that has waited for long makes the rows of its tile itself, see `helping`.
+
+        The warpgroups that make rows have nothing else to do before their first tile; a second one
+        they would not wait for with their hands free.
+        """
+        phase, rows = self.phases[0], self.rows
+        alone = len(self.phases) == 1 and phase.raises is None and self.summed is None
+        if rows is None or not rows.by_warpgroups or not alone:
+            return False
+        return self.clusters == phase.program.tiles
+
+    @property
+    def on_their_way(self) -> int:
+        """Stages of right tiles that are asked for before the first of them has arrived."""
+        if not all(operand.streamed for each in self.phases for operand in each.rights):
+            return self.right.stages  # what L2 has comes soon enough
+        return min(self.right.stages, max(2, -(-ON_THEIR_WAY // self._asked_for)))
+
+    @property
+    def on_their_way_first(self) -> int:
+        """The same before the rows of the first left tile are made.
+
+        Rows that are made meanwhile, their stores and their flags would wait behind all of them;
+        of rows that come by chunks the first are waited for less long.
+        """
+        if self.rows is None or self.rows.chunks is not None:
+            return self.on_their_way
+        return min(self.on_their_way, max(1, BEFORE_ROWS // self._asked_for))
+
+    @property
+    def holds_weights_back(self) -> bool:
+        """Whether right tiles are asked for after rows are made, but for the first ones."""
+        return self.on_their_way_first < self.on_their_way
+
+    @property
+    def _asked_for(self) -> int:
+        """Bytes of a stage of right tiles without what peers ask for, which comes by itself."""
+        return max(sum(x.size // x.sharers for x in each.rights) for each in self.phases)
+
+    @property
+    def is_awaited_by_all(self) -> bool:
+        """Whether those who multiply wait for the kernel before, too.
+
+        It may still be writing what epilogues read besides the sums: nothing says that these are
+        constant, and they are read before the first left tile has come.
+        """
+        programs: list[TileProgram | SumProgram] = [each.program for each in self.phases]
+        programs += [] if self.summed is None else [self.summed]
+        reduced = any(each.program.reduced is not None for each in self.phases)
+        return self.early and (reduced or any(map(further_of, programs)))
+
+    @property
+    def leaves_early(self) -> bool:
+        """Whether what CTAs send one another ends before the last tile is stored."""
+        return self.cluster_size > 1 and self.clusters == self.phases[-1].program.tiles
+
+    @property
+    def summed(self) -> SumProgram | None:
+        """What adds the partial tiles of the last phase."""
+        return self.phases[-1].program.summed
+
+    @property
+    def sums(self) -> tuple[Any, ...]:
+        """Buffers that TMA adds partial tiles in: zero before the first launch, and after each."""
+        return () if self.summed is None or not self.summed.accumulated else (self.summed.partial,)
+
+    @property
+    def flag_count(self) -> int:
+        """Flags of all phases."""
+        return sum(each.count for each in self.flags)
+
+    def first_flag(self, flags: Flags) -> int:
+        """Where the flags of a phase begin."""
+        return sum(each.count for each in self.flags[: self.flags.index(flags)])
+
+    @property
+    def state(self) -> tuple[BufferSpec, ...]:
+        """What the kernel keeps from launch to launch."""
+        ctas = self.clusters * self.cluster_size
+        return (state(self.number, self.flag_count, ctas),) if self.is_persistent else ()
+
+    @property
+    def tensor_maps(self) -> tuple[TensorMap, ...]:
+        """Descriptors that the kernel takes, each once."""
+        return tuple(dict.fromkeys(map_ for each in self.phases for map_ in each.tensor_maps))
+
+
+def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int = 0) -> KernelPlan:
+    """Plan a kernel.
+
+    Parameters
+    ----------
+    programs : tuple[TileProgram, ...]
+        Its phases, from `recover`.
+    device : Device
+        Its shared memory and SMs.
+    number : int
+        Of the kernel in its function.
+
+    Returns
+    -------
+    KernelPlan
+        For `kernel`.
+
+    Raises
+    ------
+    LoweringRefused
+        If tensor cores or TMA cannot take the tiles, or phases do not fit together.
+    """
+    phases = plan_phases(programs)
+    clusters = _clusters(phases, device)
+    follows = len(phases) == 1 and phases[0].program.follows
+    rows = phases[0].program.rows
+    # What makes rows reads them after the kernel before, if nvcc cannot move these loads.
+    placed = rows is None or rows.is_placed
+    constant = placed and all(each.program.contraction.constant for each in phases)
+    return KernelPlan(phases, *plan_memory(phases, device), clusters, follows or constant, number)
+
+
+def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:
+    """Clusters that find room; as many as tiles where a cluster has to compute just one."""
+    room = device.resident_clusters(phases[0].program.cluster_size)
+    if any(each.program.gives or each.program.keeps for each in phases):
+        # A cluster has room for what it gathers or keeps once; others take their turn on the GPU.
+        clusters = max(each.program.tiles for each in phases)
+        if clusters > room and phases[-1].raises is not None:
+            raise refuse(
+                "grid-stage",
+                f"clusters of {phases[0].program.cluster_size} on {device.name}",
+                found=f"{clusters} clusters that wait for one another's sums",
+                limit=f"{room} clusters that run at the same time",
+                instead="take fewer parts or larger tiles",
+            )
+        return clusters
+    clusters = min(room, max(each.program.tiles for each in phases))
+    split = [each.program for each in phases if each.program.exchange is not None]
+    # What peers send has one place: a cluster computes one tile.
+    needed = max((each.tiles for each in split), default=clusters)
+    if len(phases) > 1 and needed > room:
+        what = "paired CTAs" if any(each.others for each in phases) else "a split reduction"
+        raise refuse(
+            "grid-stage",
+            f"clusters of {phases[0].program.cluster_size} on {device.name}",
+            found=f"{needed} tiles of {what}",
+            limit=f"{room} clusters that run at the same time, each with one tile",
+            instead="take wider tiles, or leave grid_stage out",
+        )
+    return max(clusters, needed)

@@ -1,0 +1,188 @@
+"""Divides a CTA's shared memory among the rings of a kernel and what else it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from crossfuse.hardware import Device
+from crossfuse.lower.hopper.plan.arena import Arena
+from crossfuse.lower.hopper.plan.fillers import Fillers, count, fillers_of
+from crossfuse.lower.hopper.plan.gathered import barrier_count, gathered_bytes
+from crossfuse.lower.hopper.plan.operand import Operand
+from crossfuse.lower.hopper.plan.phase import PhasePlan
+from crossfuse.lower.hopper.program.tile_program import TileProgram
+from crossfuse.lower.refusal import refuse
+from crossfuse.planner.kernels.memory import ALIGNMENT, LEAST_STAGES, divide
+
+#: Alignment of what TMA copies to shared memory without a swizzle.
+_COPY = 128
+#: Three barriers, see `crossfuse.lower.hopper.rows.helping`.
+_HELP = 24
+
+
+@dataclass(frozen=True)
+class RingPlan:
+    """A ring of stages that all phases go round.
+
+    Attributes
+    ----------
+    stages : int
+        Number of stages.
+    pitch : int
+        Bytes from one to the next: the most that any phase loads in a step.
+    fillers : tuple[tuple[Place, ...], ...]
+        For each phase, the CTAs that hear of an empty stage.
+    """
+
+    stages: int
+    pitch: int
+    fillers: tuple[Fillers, ...]
+
+    @property
+    def sharers(self) -> int:
+        """CTAs that fill stages of one another, in the phase where most do."""
+        return max(map(count, self.fillers))
+
+    @property
+    def size(self) -> int:
+        """Bytes of all stages."""
+        return self.stages * self.pitch
+
+
+def plan_memory(phases: tuple[PhasePlan, ...], device: Device) -> tuple[RingPlan, RingPlan, Arena]:
+    """Divide shared memory: as many stages as fit, or as many as were asked for.
+
+    Parameters
+    ----------
+    phases : tuple[PhasePlan, ...]
+        Of the kernel.
+    device : Device
+        Its shared memory.
+
+    Returns
+    -------
+    tuple[RingPlan, RingPlan, Arena]
+        Rings of left and of right tiles, and where everything lies.
+
+    Raises
+    ------
+    LoweringRefused
+        If two stages do not fit, or fewer are asked for than can work.
+    """
+    wanted = _wanted_stages(phases)
+    left = _ring([(each.program, each.lefts) for each in phases])
+    right = _ring([(each.program, each.rights) for each in phases])
+    limit = device.max_shared_bytes
+
+    def with_stages(lefts: int, rights: int) -> tuple[RingPlan, RingPlan, Arena]:
+        rings = replace(left, stages=lefts), replace(right, stages=rights)
+        return (*rings, _arena(phases, *rings))
+
+    def size(lefts: Any, rights: Any) -> int:
+        return with_stages(lefts, rights)[-1].size
+
+    held = max(each.store.pages for each in phases)
+    fewest = wanted or max(held, LEAST_STAGES)
+    chosen: Any = (wanted, wanted) if wanted else divide(size, held, limit)
+    if 0 not in chosen and size(*chosen) <= limit:
+        return with_stages(*chosen)
+    raise refuse(
+        "shared-memory",
+        "kernel",
+        found=f"{size(fewest, fewest)} bytes for {fewest} stages of {left.pitch + right.pitch} "
+        "bytes",
+        limit=f"{limit} bytes on {device.name}",
+        instead="use fewer stages or smaller tiles",
+    )
+
+
+def _wanted_stages(phases: tuple[PhasePlan, ...]) -> int:
+    """Stages that the schedule asks for; 0 leaves them open."""
+    wanted = max(each.program.contraction.stages for each in phases)
+    steps = max(each.program.contraction.steps for each in phases)
+    if not 0 < wanted < min(LEAST_STAGES, steps):
+        return wanted
+    # A stage is handed back once the products of the step after it have begun.
+    raise refuse(
+        "stages",
+        f"loop '{phases[0].program.contraction.step.name}'",
+        found=f"{wanted} stage for {steps} steps",
+        limit=f"{LEAST_STAGES} or more: a tile is held until the one after it is multiplied",
+        instead=f"annotate the loop with {LEAST_STAGES} stages, or 0 for as many as fit",
+    )
+
+
+def _ring(loaded: list[tuple[TileProgram, tuple[Operand, ...]]]) -> RingPlan:
+    """The ring of some operands of each phase, without its stages."""
+    pitch = max(sum(operand.size for operand in each) for _, each in loaded)
+    return RingPlan(0, pitch, fillers_of(loaded))
+
+
+def _arena(phases: tuple[PhasePlan, ...], left: RingPlan, right: RingPlan) -> Arena:
+    """Where everything lies; what peers send takes the place of tiles that are used up.
+
+    That of right tiles if it is enough; with several blocks of rows, that of left tiles too.
+    """
+    received = max((_received_bytes(each) for each in phases), default=0)
+    arena = Arena()
+    boxes = box_bytes(phases) * phases[0].consumers
+    if boxes:
+        arena = arena.with_region("boxes", boxes, ALIGNMENT)
+    gathered = max(gathered_bytes(each.program.takes, each.consumers) for each in phases)
+    if gathered:
+        arena = arena.with_region("gathered", gathered, ALIGNMENT)
+        barriers = max(
+            barrier_count(each.program.takes, each.consumers)
+            for each in phases
+            if each.program.takes is not None
+        )
+        arena = arena.with_region("gather_barriers", 8 * barriers, 8)
+    arena = arena.with_region("left", left.size, ALIGNMENT)
+    spread = received > right.size and phases[0].blocks > 1
+    most = max(right.size, received - spread * left.size)
+    arena = arena.with_region("right", most, ALIGNMENT)
+    paired = max(map(_paired_bytes, phases))
+    if paired:
+        arena = arena.with_region("paired", paired, ALIGNMENT)
+        arena = arena.with_region("pair_barrier", 8, 8)
+    if received:
+        arena = arena.with_alias("received", "left" if spread else "right", received)
+        arena = arena.with_region("exchange_barriers", 16, 8)
+    if phases[-1].program.summed is not None:
+        arena = arena.with_region("sum_barrier", 8, 8)
+    rows = phases[0].program.rows
+    if rows is not None and rows.chunks is None:
+        arena = arena.with_region("rows_barrier", 8, 8)
+        if rows.by_warpgroups:
+            arena = arena.with_region("help", _HELP, 8)
+    if rows is not None and rows.staged:
+        states = 4 * rows.state_places * phases[0].consumers
+        arena = arena.with_region("row_states", states, 8)
+    chunks = phases[0].chunks
+    if chunks is not None:
+        arena = arena.with_region("row_ring", chunks.ring_bytes, _COPY)
+        arena = arena.with_region("factors", left.stages * 4 * chunks.tile, _COPY)
+        arena = arena.with_region("row_barriers", 8 * chunks.barriers, 8)
+    return arena.with_region("barriers", 16 * (left.stages + right.stages), 8)
+
+
+def box_bytes(phases: tuple[PhasePlan, ...]) -> int:
+    """What a warpgroup stages of its tiles in a place for that alone, in any phase."""
+    return max(each.store.own_bytes for each in phases)
+
+
+def _received_bytes(phase: PhasePlan) -> int:
+    """What the CTAs of the cluster send to one of partial sums."""
+    exchange = phase.program.exchange
+    if exchange is None or exchange.pair:
+        return 0
+    return exchange.place.extent * phase.slice_bytes
+
+
+def _paired_bytes(phase: PhasePlan) -> int:
+    """What two CTAs send to each of them, while right tiles of the next phase are loaded."""
+    exchange = phase.program.exchange
+    if exchange is None or not exchange.pair:
+        return 0
+    return exchange.place.extent * phase.slice_bytes

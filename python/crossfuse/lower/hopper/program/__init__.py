@@ -1,0 +1,1 @@
+"""What a scheduled function does tile by tile, as plain values."""

@@ -1,0 +1,279 @@
+"""Reads a pipelined loop: the tiles it loads and the product it accumulates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.blocks.facts import corrected
+from crossfuse.lower.hopper.multiply.correction import read_correction
+from crossfuse.lower.hopper.plan.gathered import Element, gathered, side_by_side
+from crossfuse.lower.hopper.program.tile import Gather, KeptTile, Place, Tile, covers
+from crossfuse.lower.hopper.program.tile_nest import TileNest, refuse_program, tile_nest
+from crossfuse.lower.hopper.program.tile_program import Contraction, Product
+from crossfuse.lower.hopper.recover.window import read_window
+from crossfuse.markers import CONSTANT, STAGES
+
+
+def read_contraction(
+    loop: Any, outer: tuple[Any, ...], takes: Gather | KeptTile | None = None
+) -> Contraction:
+    """Read one pipelined loop.
+
+    Parameters
+    ----------
+    loop : tvm.tirx.For
+        The loop with stages.
+    outer : tuple
+        Loops around it.
+    takes : Gather | KeptTile | None
+        What the left operand is a part of, if it is in shared memory or in registers before the
+        loop.
+
+    Returns
+    -------
+    Contraction
+        With one product.
+
+    Raises
+    ------
+    LoweringRefused
+        If its body is not a load of each operand and a product of what they load.
+    """
+    body = loop.body
+    parts = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+    nests = [tile_nest(each, (*outer, loop)) for each in parts]
+    steps, stages = ir.constant(loop.extent), ir.constant(loop.annotations[STAGES])
+    loaded = 2 if takes is None else 1
+    if len(nests) != loaded + 1 or steps is None or stages is None or ir.constant(loop.min) != 0:
+        raise refuse_program(
+            f"loop '{loop.loop_var.name}'",
+            f"{len(nests)} nests in {loop.extent} steps",
+            f"{loaded} loads and a product in a constant number of steps",
+        )
+    *copies, product = nests
+    loads = dict(_load(each) for each in copies)
+    left, right, transposed = _operands(product, takes)
+    if takes is not None:
+        loads[left.buffer] = left
+    for operand in (left, right):
+        tile = loads.get(operand.buffer)
+        if tile is None or not covers(tile, operand, product.known):
+            raise refuse_program(
+                product.where, f"operand '{operand.buffer.name}'", "tiles that the same step loads"
+            )
+        loads[operand.buffer] = replace(tile, shape=operand.shape)
+    made = Product(loads[right.buffer], transposed, product.block.body.buffer)
+    constant = CONSTANT in loop.annotations
+    contraction = Contraction(loop.loop_var, steps, stages, loads[left.buffer], (made,), constant)
+    contraction = replace(contraction, correction=read_correction(product))
+    if isinstance(takes, Gather):
+        contraction = replace(contraction, offset=_offset(contraction))
+    _check_accumulator(product, contraction)
+    _check_steps(product, contraction)
+    return contraction
+
+
+def _check_accumulator(nest: TileNest, contraction: Contraction) -> None:
+    """Sums are float32 in registers, each at the place of its row and column, and start at zero."""
+    body, init = nest.block.body, nest.block.init
+    kind = (str(body.buffer.scope()), str(body.buffer.ty.dtype))
+    if kind != ("local", "float32"):
+        raise refuse_program(
+            nest.where, f"sums of {kind[1]} in scope {kind[0]}", "float32 in scope local"
+        )
+    tile = nest.tile(body.buffer, body.indices[-2:])
+    wanted = contraction.result(body.buffer)
+    same = all(
+        nest.known.can_prove_equal(a, b) for a, b in zip(tile.origin, wanted.origin, strict=True)
+    )
+    if not same or not same_indices(init.indices, body.indices):
+        raise refuse_program(
+            nest.where,
+            f"sums at {[nest.placed(each) for each in body.indices]}",
+            "sums at the row of A and the column of B, from zero at the same place",
+        )
+
+
+def _check_steps(nest: TileNest, contraction: Contraction) -> None:
+    """Step s multiplies elements s * depth and on of both operands."""
+    product = contraction.products[0]
+    left = contraction.left.origin[1]
+    right = product.right.origin[0 if product.is_transposed else 1]
+    first = first_of_reduction(contraction)
+    known, depth = nest.known, contraction.depth
+    regular = known.can_prove_equal(left, first + contraction.step * depth)
+    if not regular or not known.can_prove_equal(left + contraction.offset, right):
+        raise refuse_program(
+            nest.where,
+            f"elements {left} of A and {right} of B in step '{contraction.step.name}'",
+            f"the {depth} elements of that step, of both",
+        )
+
+
+def _offset(contraction: Contraction) -> Any:
+    """How far behind the columns of the left tensor the rows of the right one are, in step 0."""
+    product = contraction.products[0]
+    right = product.right.origin[0 if product.is_transposed else 1]
+    difference = right - contraction.left.origin[1]
+    zero = ir.tirx.IntImm(str(contraction.step.ty), 0)
+    known = ir.sym.Analyzer()
+    return known.simplify(
+        ir.substitute(difference, lambda var: zero if var.same_as(contraction.step) else var)
+    )
+
+
+def first_of_reduction(contraction: Contraction) -> Any:
+    """Where the reduction of a contraction begins."""
+    step = contraction.step
+    index = contraction.left.origin[1]
+    zero = ir.tirx.IntImm(str(step.ty), 0)
+    return ir.substitute(index, lambda var: zero if var.same_as(step) else var)
+
+
+def check_reduction(contraction: Contraction, place: Place | None) -> None:
+    """Refuse a loop that sums anything but its share of the reduction.
+
+    Parameters
+    ----------
+    contraction : Contraction
+        The loop.
+    place : Place | None
+        The cluster axis whose CTAs each sum a part; None if each sums all.
+
+    Raises
+    ------
+    LoweringRefused
+        If it sums other elements than its share.
+    """
+    known = ir.sym.Analyzer()
+    share, parts = (0, 1) if place is None else (place.var, place.extent)
+    if place is not None:
+        known.bind(place.var, ir.tvm.ir.Range(0, place.extent))
+    elements = contraction.steps * contraction.depth
+    first, extent = first_of_reduction(contraction), contraction.left.extents[1]
+    if not known.can_prove_equal(first, share * elements) or elements * parts < extent:
+        raise refuse_program(
+            f"loop '{contraction.step.name}'",
+            f"{elements} elements of the reduction from {first}",
+            f"all {extent}" if parts == 1 else f"part {share} of {parts} of all {extent}",
+        )
+
+
+def _load(nest: TileNest) -> tuple[Any, Tile]:
+    """The staging buffer and what it holds."""
+    body = nest.block.body
+    staged = isinstance(body, ir.BufferStore) and str(body.buffer.scope()).startswith("shared")
+    window = read_window(nest) if staged else None
+    if window is not None:
+        return body.buffer, window
+    plain = (
+        staged
+        and isinstance(body.value, ir.TensorLoad)
+        and str(body.value.source.scope()) == "global"
+        and len(body.indices) == len(body.value.indices)
+        and all(a.same_as(b) for a, b in zip(body.indices, body.value.indices, strict=True))
+    )
+    if not plain:
+        raise refuse_program(
+            nest.where, "a statement that is no plain copy", "copies from global to shared memory"
+        )
+    return body.buffer, nest.tile(body.value.source, body.value.indices)
+
+
+def _operands(nest: TileNest, takes: Gather | KeptTile | None) -> tuple[Tile, Tile, bool]:
+    """Left and right operand of a product block, and whether the right one is [k, n]."""
+    body, block = nest.block.body, nest.block
+    if len(nest.loops) != 3 or not isinstance(body, ir.BufferStore) or len(body.indices) < 2:
+        raise refuse_program(nest.where, "no product of matrices", "three loops over a tile")
+    row, column = (nest.moved(each) for each in body.indices[-2:])
+    layouts = {}
+    gather = takes if isinstance(takes, Gather) else None
+    for factor in map(partial(_viewed, gather), factors(body)):
+        layouts[_layout(nest, factor, row, column)] = factor
+    left, plain, transposed = (layouts.get(each) for each in ("left", "right", "transposed"))
+    right = plain if plain is not None else transposed
+    zero = block.init is not None and is_zero(block.init.value)
+    if left is None or right is None or not zero or not accumulates(body):
+        raise refuse_program(
+            nest.where, f"the statement {body.value}", "C[i, j] + A[i, k] * B[j, k], from zero"
+        )
+    nest.check_predicate(body.buffer)
+    first = nest.tile(left.source, left.indices)
+    if takes is not None:
+        first = _at_hand(nest, first, takes)
+    return (
+        first,
+        nest.tile(right.source, right.indices),
+        plain is None,
+    )
+
+
+def _at_hand(nest: TileNest, tile: Tile, takes: Gather | KeptTile) -> Tile:
+    """A left tile that nobody has to load."""
+    source = takes.whole if isinstance(takes, Gather) else takes.buffer
+    if not tile.buffer.same_as(source):
+        raise refuse_program(nest.where, f"left operand '{tile.buffer.name}'", f"'{source.name}'")
+    if isinstance(takes, Gather):
+        return gathered(tile, takes)
+    return KeptTile(tile.buffer, tile.origin, tile.shape)
+
+
+def _viewed(gather: Gather | None, load: Any) -> Element:
+    """A load as an element of a matrix, of slices side by side too."""
+    if gather is not None and load.source.same_as(gather.whole):
+        return Element(load.source, side_by_side(gather, load.indices))
+    return Element(load.source, tuple(load.indices))
+
+
+def _layout(nest: TileNest, factor: Element, row: Any, column: Any) -> str:
+    """Which operand a factor is, by the loops that its indices follow."""
+    if len(factor.indices) != 2 or row is None or column is None:
+        return ""
+    loops = [nest.moved(each) for each in factor.indices]
+
+    def is_reduction(loop: Any) -> bool:
+        return loop is not None and not loop.same_as(row) and not loop.same_as(column)
+
+    if loops[0] is not None and loops[0].same_as(row) and is_reduction(loops[1]):
+        return "left"
+    if loops[0] is not None and loops[0].same_as(column) and is_reduction(loops[1]):
+        return "right"
+    if loops[1] is not None and loops[1].same_as(column) and is_reduction(loops[0]):
+        return "transposed"
+    return ""
+
+
+def factors(body: Any) -> list[Any]:
+    """The two loads that ``C + cast(A) * cast(B)`` multiplies."""
+    value = body.value
+    term = value.b if isinstance(value, ir.tirx.Add) else None
+    if not isinstance(term, ir.tirx.Mul):
+        return []
+    factors = [each.value if isinstance(each, ir.tirx.Cast) else each for each in (term.a, term.b)]
+    return [each for each in factors if isinstance(each, ir.TensorLoad)]
+
+
+def accumulates(body: Any) -> bool:
+    """Whether the statement adds to the element that it stores, corrected or as it is."""
+    first = body.value.a if isinstance(body.value, ir.tirx.Add) else None
+    found = corrected(body)
+    first = first if found is None else found[0]
+    return (
+        isinstance(first, ir.TensorLoad)
+        and first.source.same_as(body.buffer)
+        and same_indices(first.indices, body.indices)
+    )
+
+
+def same_indices(one: Any, other: Any) -> bool:
+    """Whether two accesses have the same expressions as indices."""
+    same = ir.tvm_ffi.structural_equal  # as of two loops that are one dimension
+    return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+
+
+def is_zero(value: Any) -> bool:
+    """Whether a value is the floating-point number 0."""
+    return isinstance(value, ir.tirx.FloatImm) and float(value.value) == 0

@@ -1,0 +1,172 @@
+"""Reads a reduction that is split over a cluster: partial tiles in slabs, combined in slices."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.program.tile import Place, Tile
+from crossfuse.lower.hopper.program.tile_nest import TileNest, refuse_program
+from crossfuse.lower.hopper.program.tile_program import Contraction, Exchange
+from crossfuse.markers import DSM_SCOPE
+
+
+def read_exchange(
+    copy: TileNest, combine: TileNest, contraction: Contraction, place: Place, slice_var: Any
+) -> Exchange:
+    """Read the two nests of `dsm_reduce`.
+
+    Parameters
+    ----------
+    copy : TileNest
+        From registers to the CTA's slab.
+    combine : TileNest
+        The sum of all slabs, over a slice of the tile.
+    contraction : Contraction
+        What made the partial sums.
+    place : Place
+        The cluster axis that the reduction is split over.
+    slice_var : tvm.ir.Var
+        Variable of the loop over slices, bound to the same axis.
+
+    Returns
+    -------
+    Exchange
+        Which rows each CTA combines, and into which buffer.
+
+    Raises
+    ------
+    LoweringRefused
+        If a nest is not as `dsm_reduce` writes it.
+    """
+    (product,) = contraction.products
+    rank = copy.placed(copy.block.body.indices[0])
+    if not copy.known.can_prove_equal(rank, place.var):
+        raise refuse_program(copy.where, f"slab {rank}", f"the slab of CTA {place.var}")
+    slab, width = _slab(copy, product.accumulator, contraction)
+    elements = _slice(combine, slab, contraction, place, slice_var, width)
+    return Exchange(place, elements, width, combine.block.body.buffer)
+
+
+def slice_tile(exchange: Exchange, whole: Tile, slice_var: Any) -> Tile:
+    """A CTA's slice, as a tile of the output: whole rows, or a part of one.
+
+    Raises
+    ------
+    LoweringRefused
+        If it is neither.
+    """
+    row, column = whole.origin
+    if exchange.rows:
+        origin = (row + slice_var * exchange.rows, column)
+        return Tile(whole.buffer, origin, (exchange.rows, whole.shape[1]))
+    if exchange.width % exchange.elements:
+        raise refuse_program(
+            f"axis {exchange.place.tag}",
+            f"slices of {exchange.elements} elements of rows of {exchange.width}",
+            "whole rows, or equal parts of a row",
+        )
+    first = slice_var * exchange.elements
+    origin = (
+        row + ir.tirx.floordiv(first, exchange.width),
+        column + ir.tirx.floormod(first, exchange.width),
+    )
+    return Tile(whole.buffer, origin, (1, exchange.elements))
+
+
+def _slab(nest: TileNest, accumulator: Any, contraction: Contraction) -> tuple[Any, int]:
+    """The slabs that a copy of the whole tile fills, and the width of the tile in them."""
+    body = nest.block.body
+    plain = (
+        isinstance(body, ir.BufferStore)
+        and isinstance(body.value, ir.TensorLoad)
+        and body.value.source.same_as(accumulator)
+        and str(body.buffer.scope()) == DSM_SCOPE
+        and all(a.same_as(b) for a, b in zip(body.indices, body.value.indices, strict=True))
+    )
+    shape, wanted = [0, 0], (contraction.rows, contraction.columns)
+    if plain:
+        loops = [nest.moved(each) for each in body.indices[-2:]]
+        shape = [1 if each is None else int(each.extent) for each in loops]
+        limits = [int(each) for each in list(body.buffer.ty.shape)[-2:]]
+        plain = all(
+            has in (size, limit) for has, size, limit in zip(shape, wanted, limits, strict=True)
+        )
+    if not plain:
+        raise refuse_program(
+            nest.where,
+            "no copy of the partial tile to a slab",
+            "the partial tile in scope shared.dsm",
+        )
+    return body.buffer, shape[1]
+
+
+def _slice(
+    nest: TileNest,
+    slab: Any,
+    contraction: Contraction,
+    place: Place,
+    slice_var: Any,
+    width: int,
+) -> int:
+    """Elements of a slice; checks that slices follow each other, row by row."""
+    body = nest.block.body
+    elements, ranks = _combined(nest, slab, place)
+    count = prod(int(each.extent) for each in elements)
+    row, column = _in_slice(elements, slice_var, count, width)
+    origin = contraction.result(slab).origin
+    wanted = (origin[0] + row, origin[1] + column)
+    here = all(
+        nest.known.can_prove_equal(nest.placed(index), value)
+        for index, value in zip(body.indices, wanted, strict=True)
+    )
+    whole = len(elements) < 2 or int(elements[1].extent) == width
+    if not here or not whole or int(ranks.extent) != place.extent:
+        raise refuse_program(
+            nest.where,
+            f"slices of {count} elements, at {nest.placed(body.indices[0])}",
+            f"slices that follow each other in rows of {width} elements",
+        )
+    if count * place.extent > contraction.rows * width:
+        raise refuse_program(
+            nest.where,
+            f"{place.extent} slices of {count} elements",
+            f"slices of the {contraction.rows * width} elements of a tile",
+        )
+    nest.check_predicate(body.buffer)
+    return count
+
+
+def _in_slice(elements: list[Any], slice_var: Any, count: int, width: int) -> tuple[Any, Any]:
+    """Row and column in the tile of an element of a slice: of whole rows, or counted row by row."""
+    if len(elements) == 2:
+        row, column = elements
+        return slice_var * int(row.extent) + row.loop_var, column.loop_var
+    position = slice_var * count + (elements[0].loop_var if elements else 0)
+    return ir.tirx.floordiv(position, width), ir.tirx.floormod(position, width)
+
+
+def _combined(nest: TileNest, slab: Any, place: Place) -> tuple[list[Any], Any]:
+    """Loops over the elements of a slice, or its rows and columns, and the loop over the ranks."""
+    body = nest.block.body
+    value = body.value if isinstance(body, ir.BufferStore) else None
+    loads = [value.a, value.b] if isinstance(value, ir.tirx.Add) else []
+    sums = (
+        len(loads) == 2
+        and all(isinstance(each, ir.TensorLoad) for each in loads)
+        and loads[0].source.same_as(body.buffer)
+        and loads[1].source.same_as(slab)
+        and all(a.same_as(b) for a, b in zip(loads[1].indices[1:], body.indices, strict=True))
+    )
+    if not sums or len(nest.loops) > 3:
+        raise refuse_program(
+            nest.where, f"the statement {value}", "C[i, j] + slab[rank, i, j] over ranks"
+        )
+    ranks = nest.moved(loads[1].indices[0])
+    elements = [each for each in nest.loops if ranks is None or not each.same_as(ranks)]
+    if ranks is None or len(elements) > 2:
+        raise refuse_program(
+            nest.where, "no loop over ranks", f"a sum over the {place.extent} slabs"
+        )
+    return elements, ranks

@@ -1,0 +1,200 @@
+"""Reads a tile program off a scheduled function."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.program.tile_nest import refuse_program, tile_nest
+from crossfuse.lower.hopper.program.tile_program import TileProgram
+from crossfuse.lower.hopper.recover.contraction import check_reduction, read_contraction
+from crossfuse.lower.hopper.recover.exchange import read_exchange, slice_tile
+from crossfuse.lower.hopper.recover.gather import is_gathered, recover_gathered
+from crossfuse.lower.hopper.recover.kept import (
+    check_taken,
+    is_kept,
+    kept_program,
+    read_kept,
+    recover_kept,
+)
+from crossfuse.lower.hopper.recover.pair import is_paired, paired
+from crossfuse.lower.hopper.recover.phases import follows, kernels_of, with_rows
+from crossfuse.lower.hopper.recover.places import (
+    Loops,
+    has_stages,
+    is_bound,
+    outer_loops,
+    places_of,
+)
+from crossfuse.lower.hopper.recover.products import pipelined, read_products
+from crossfuse.lower.hopper.recover.rows import takes_fewer_rows, with_fewer_rows
+from crossfuse.lower.hopper.recover.store import read_store
+from crossfuse.lower.hopper.recover.sum import is_sum, read_sum, with_sums
+from crossfuse.lower.hopper.rows.recover import is_rows, read_rows
+from crossfuse.markers import (
+    ACCUMULATE,
+    GRID_STAGE,
+    PAIRED,
+    STREAM,
+    marked_blocks,
+    staged_blocks,
+)
+
+
+def is_tile_program(func: Any) -> bool:
+    """Whether a schedule asks for the Hopper pipeline: a loop has stages, or streams tiles."""
+    found: list[Any] = []
+    ir.walk(func.body, (ir.For, lambda loop: found.append(loop) if _is_marked(loop) else None))
+    return bool(found)
+
+
+def _is_marked(loop: Any) -> bool:
+    return has_stages(loop) or STREAM in loop.annotations
+
+
+def recover(func: Any) -> tuple[tuple[TileProgram, ...], ...]:
+    """Read the tile programs of a scheduled function, kernel by kernel.
+
+    Parameters
+    ----------
+    func : tvm.tirx.PrimFunc
+        Nests one after another, each of loops over places, inside them loops with stages (two
+        loads and a product of tiles each) and the store of the products; between them, if the
+        reduction is split over the cluster, the two nests of `dsm_reduce`, or those of
+        `dsm_shuffle` if an intermediate stays in the cluster. Between loops with stages, an
+        elementwise block may store to scope ``local``: its tile stays in registers. A nest without
+        stages adds partial tiles that the one before it stores. Each block has one loop for each of
+        its dimensions.
+
+    Returns
+    -------
+    tuple[tuple[TileProgram, ...], ...]
+        Phases of each kernel, in program order: nests that are joined by `grid_stage` are phases of
+        one kernel, every other nest is a kernel.
+
+    Raises
+    ------
+    LoweringRefused
+        Naming the block or loop that has another form.
+    """
+    body = func.body.block.body
+    nests = list(body.seq) if isinstance(body, ir.SeqStmt) else [body]
+    made = workspaces(func)
+    memory = (*func.params, *made)
+    rows = [read_rows(func, each) for each in nests if is_rows(each)]
+    sums = [read_sum(each, memory) for each in nests if is_sum(each) and not is_rows(each)]
+    multiplying = [each for each in nests if not is_sum(each)]
+    programs = [program for each in multiplying for program in _recover_nest(each, memory)]
+    _check_marks(func, programs, len(rows))
+    programs = with_sums(programs, sums)
+    programs = [replace(each, follows=follows(each, made)) for each in programs]
+    programs = with_rows(programs, rows)
+    if takes_fewer_rows(func):
+        programs = with_fewer_rows(func, programs)
+    return tuple(map(tuple, kernels_of(programs)))
+
+
+def _check_marks(func: Any, programs: list[TileProgram], rows: int) -> None:
+    """Every block with a mark is one that its lowering has found."""
+    pairs = [each for each in programs if each.exchange is not None and each.exchange.pair]
+    for what, marked, found in (
+        ("grid_stage", staged_blocks(func), rows + sum(each.staged for each in programs)),
+        (PAIRED, marked_blocks(func, PAIRED), len(pairs)),
+        (ACCUMULATE, marked_blocks(func, ACCUMULATE), sum(map(_is_added, programs))),
+    ):
+        if len(marked) != found:
+            names = ", ".join(f"'{each.name_hint}'" for each in marked)
+            raise refuse_program(
+                f"blocks {names}",
+                f"{what} of a block inside a nest",
+                f"{what} of blocks that store what a nest computes",
+            )
+
+
+def _is_added(program: TileProgram) -> bool:
+    return program.store.adds > 0
+
+
+def row_tensors(func: Any) -> tuple[Any, ...]:
+    """Parameters of which a call may have fewer rows; none if `accept_fewer_rows` was not called.
+
+    Raises
+    ------
+    LoweringRefused
+        As `recover`.
+    """
+    if not takes_fewer_rows(func):
+        return ()
+    rows = recover(func)[0][0].store.rows
+    assert rows is not None
+    return rows.tensors
+
+
+def workspaces(func: Any) -> tuple[Any, ...]:
+    """Intermediates in global memory, which one kernel stores and a later one loads."""
+    buffers = func.body.block.alloc_buffers
+    return tuple(each for each in buffers if str(each.scope()) == "global")
+
+
+def identifier(buffer: Any) -> str:
+    """Name of a buffer as C has it: TVM calls partial sums ``gemm.rf``."""
+    return re.sub(r"\W", "_", str(buffer.name))
+
+
+def _recover_nest(node: Any, memory: tuple[Any, ...]) -> tuple[TileProgram, ...]:
+    """The program of a nest; two if an intermediate stays in the cluster."""
+    outer, parts = outer_loops(node)
+    if len(parts) == 2 and all(is_bound(each) for each in parts):
+        if is_gathered(parts[1]):
+            return recover_gathered(memory, outer, parts)
+        return _recover_split(memory, outer, parts)
+    if is_kept(parts):
+        return recover_kept(memory, outer, parts)
+    loops, store_nest = pipelined(parts)
+    contraction, store, nest = read_products(loops, store_nest, outer)
+    staged = GRID_STAGE in nest.block.annotations
+    program = TileProgram(places_of(outer), contraction, None, store, memory, staged=staged)
+    return (paired(program, nest) if is_paired(nest) else program,)
+
+
+def _recover_split(
+    memory: tuple[Any, ...], outer: Loops, parts: list[Any]
+) -> tuple[TileProgram, ...]:
+    """A nest over the ranks that makes partial sums, and one that combines and stores slices.
+
+    The partial sums may be those of a chain whose intermediate stays in registers.
+    """
+    (making, made), (taking, taken) = (outer_loops(each) for each in parts)
+    first = kept = None
+    if is_kept(made):
+        first, kept, made = read_kept((*outer, *making), made)
+    loops = [each for each in made if isinstance(each, ir.For) and has_stages(each)]
+    if len(made) != 2 or len(loops) != 1 or len(taken) != 2 or len(making) != len(taking) != 1:
+        raise refuse_program(
+            "function",
+            f"nests of {len(made)} and {len(taken)} parts for each rank",
+            "a pipelined loop and the copy to the slab, then the sum of slabs and its store",
+        )
+    contraction = read_contraction(loops[0], (*outer, *making), kept)
+    place, slice_var = places_of(making)[0], taking[0].loop_var
+    if kept is None:
+        check_reduction(contraction, place)
+    else:
+        check_taken(kept, contraction)
+    copy = tile_nest(made[1], (*outer, *making))
+    combine = tile_nest(taken[0], (*outer, *taking))
+    exchange = read_exchange(copy, combine, contraction, place, slice_var)
+    whole = contraction.result(contraction.left.buffer)
+    part = slice_tile(exchange, whole, slice_var)
+    nest = tile_nest(taken[1], (*outer, *taking))
+    store = read_store(nest, (exchange.combined,), part)
+    places = places_of((*outer, *making))
+    # The epilogue counts rows from the tile's first one.
+    store = replace(store, tile=replace(store.tile, origin=whole.origin, shape=whole.shape))
+    staged = GRID_STAGE in nest.block.annotations
+    second = TileProgram(places, contraction, exchange, store, memory, staged=staged)
+    if first is None:
+        return (second,)
+    return (kept_program(memory, places, first, contraction.rows), second)

@@ -1,0 +1,91 @@
+"""Reads the epilogue of a tile program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.finish.further import READ_TYPES
+from crossfuse.lower.hopper.program.tile import Store, Tile, covers
+from crossfuse.lower.hopper.program.tile_nest import TileNest, refuse_program
+
+
+def read_store(nest: TileNest, accumulators: tuple[Any, ...], wanted: Tile) -> Store:
+    """Read an elementwise store of accumulators.
+
+    Parameters
+    ----------
+    nest : TileNest
+        The nest.
+    accumulators : tuple
+        Buffers in registers that it may read.
+    wanted : Tile
+        What they hold, on any buffer.
+
+    Returns
+    -------
+    Store
+        The store of the same tile.
+
+    Raises
+    ------
+    LoweringRefused
+        If it is no elementwise store of a matrix, or of another tile.
+    """
+    body = nest.block.body
+    plain = isinstance(body, ir.BufferStore) and len(body.indices) == 2
+    if not plain or nest.block.init is not None:
+        raise refuse_program(
+            nest.where, "no elementwise store of a matrix", "out[i, j] = f(C[i, j], ...)"
+        )
+    row, column = body.indices
+    check_loads(nest, accumulators)
+    tile = nest.tile(body.buffer, body.indices)
+    if not covers(tile, replace(wanted, buffer=tile.buffer), nest.known):
+        raise refuse_program(
+            f"store of '{tile.buffer.name}'",
+            f"a tile of {tile.shape} from {list(tile.origin)}",
+            f"the product's, {wanted.shape} from {list(wanted.origin)}",
+        )
+    shape = (max(tile.shape[0], wanted.shape[0]), wanted.shape[1])
+    return Store(replace(tile, shape=shape), row, column, body.value)
+
+
+def accumulator_loads(nest: TileNest, accumulators: tuple[Any, ...]) -> list[Any]:
+    """Loads of accumulators in the value that a nest stores.
+
+    Raises
+    ------
+    LoweringRefused
+        If it loads anything else that is not in global memory, or of no type of `READ_TYPES`.
+    """
+    loads = ir.buffer_loads(nest.block.body.value)
+    ours = [each for each in loads if any(each.source.same_as(a) for a in accumulators)]
+    for load in loads:
+        if any(load.same_as(each) for each in ours):
+            continue
+        if str(load.source.scope()) != "global":
+            raise refuse_program(
+                nest.where, f"a load of '{load.source.name}'", "the accumulator and parameters"
+            )
+        if str(load.source.ty.dtype) not in READ_TYPES:
+            raise refuse_program(
+                nest.where,
+                f"a load of '{load.source.name}' of {load.source.ty.dtype}",
+                f"further operands of {', '.join(READ_TYPES)}",
+            )
+    return ours
+
+
+def check_loads(nest: TileNest, accumulators: tuple[Any, ...]) -> None:
+    """Refuse a store of anything but the accumulators of the element that is stored."""
+    row, column = nest.block.body.indices
+    for load in accumulator_loads(nest, accumulators):
+        here = len(load.indices) == 2 and all(
+            a.same_as(b) for a, b in zip(load.indices, (row, column), strict=True)
+        )
+        if not here:
+            raise refuse_program(
+                nest.where, f"the accumulator at {list(load.indices)}", "the element that is stored"
+            )

@@ -1,0 +1,1 @@
+"""Who waits for whom: barriers in shared memory, rings of stages, flags in global memory."""
