@@ -22,8 +22,8 @@ from crossfuse.lower.hopper.stream import (
     plan_stream,
     recover_streams,
 )
-from crossfuse.lower.hopper.stream.plan import StreamPlan
-from crossfuse.lower.hopper.stream.states import MergePlan
+from crossfuse.lower.hopper.stream.merge.states import MergePlan
+from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.hopper.timeline import events, timeline_buffer
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch
 from crossfuse.lower.refusal import refuse

@@ -1,7 +1,7 @@
 """What a stream of tiles takes of a multiprocessor.
 
-The lowering (`crossfuse.lower.hopper.stream.plan`) has the last word: it knows how many arrays of
-scores an expression needs, where here one is assumed.
+The lowering (`crossfuse.lower.hopper.stream.plan.kernel`) has the last word: it knows how many
+arrays of scores an expression needs, where here one is assumed.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from crossfuse.errors import LoweringRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
 from crossfuse.lower.hopper.stream import plan_stream, recover_streams
-from crossfuse.lower.hopper.stream.plan import StreamPlan
+from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.image import KernelImage
 from crossfuse.runtime import compile_cubin
 from crossfuse.workload.cascade_accuracy import check

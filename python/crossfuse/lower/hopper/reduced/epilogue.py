@@ -12,8 +12,8 @@ from crossfuse.lower.hopper.fast_math import fast, fast_tanh
 from crossfuse.lower.hopper.reduced.program import Best, Output, RowReductions
 from crossfuse.lower.hopper.reduced.select import QUAD, Selected
 from crossfuse.lower.hopper.statements import let, when
-from crossfuse.lower.hopper.stream.affine import ranges
-from crossfuse.lower.hopper.stream.parts import Kind
+from crossfuse.lower.hopper.stream.program.affine import ranges
+from crossfuse.lower.hopper.stream.program.parts import Kind
 from crossfuse.lower.hopper.stream.rows import RowState
 from crossfuse.lower.hopper.stream.values import Lanes, Values
 from crossfuse.lower.hopper.sync.flags import FlagWriter

@@ -8,7 +8,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.program.tile_nest import TileNest
-from crossfuse.lower.hopper.stream.statements import Statement, refuse_stream
+from crossfuse.lower.hopper.stream.recover.statements import Statement, refuse_stream
 
 #: Where places stand that no element has taken: behind all elements.
 NOWHERE = 2**31 - 1

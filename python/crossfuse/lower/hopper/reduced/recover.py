@@ -17,11 +17,11 @@ from crossfuse.lower.hopper.reduced.insertion import (
     read_insertion,
 )
 from crossfuse.lower.hopper.reduced.program import Best, Output, RowReductions
-from crossfuse.lower.hopper.stream.boxes import copied, read_output
-from crossfuse.lower.hopper.stream.parts import Axis, Kind, Step
-from crossfuse.lower.hopper.stream.recover import has_stream
-from crossfuse.lower.hopper.stream.statements import Roles, Statement, refuse_stream
-from crossfuse.lower.hopper.stream.steps import Names, read_steps
+from crossfuse.lower.hopper.stream.program.parts import Axis, Kind, Step
+from crossfuse.lower.hopper.stream.recover.boxes import copied, read_output
+from crossfuse.lower.hopper.stream.recover.function import has_stream
+from crossfuse.lower.hopper.stream.recover.statements import Roles, Statement, refuse_stream
+from crossfuse.lower.hopper.stream.recover.steps import Names, read_steps
 from crossfuse.lower.open_blocks import open_blocks
 from crossfuse.lower.tree import analyzer
 

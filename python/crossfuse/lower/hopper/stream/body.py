@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse.lower.hopper.coordinates import Coordinates
-from crossfuse.lower.hopper.stream.plan import StreamPlan
+from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.hopper.stream.tiles import Tiles
 from crossfuse.lower.hopper.sync.ring import Release, Ring
 

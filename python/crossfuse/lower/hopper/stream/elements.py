@@ -7,9 +7,9 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.plan.store import PACKED_TYPES
 from crossfuse.lower.hopper.statements import let, registers, run, when
-from crossfuse.lower.hopper.stream.affine import Affine, inequality
-from crossfuse.lower.hopper.stream.parts import Kind, Step
-from crossfuse.lower.hopper.stream.plan import StreamPlan
+from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
+from crossfuse.lower.hopper.stream.program.affine import Affine, inequality
+from crossfuse.lower.hopper.stream.program.parts import Kind, Step
 from crossfuse.lower.hopper.stream.rows import RowState
 from crossfuse.lower.hopper.stream.values import Values, column_of, half_of
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS

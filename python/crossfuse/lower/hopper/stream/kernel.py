@@ -17,13 +17,17 @@ from crossfuse.lower.hopper.kernel_parts import (
 )
 from crossfuse.lower.hopper.statements import branches, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
-from crossfuse.lower.hopper.stream.budget import REGISTERS, SHARED_REGISTERS, launched_registers
 from crossfuse.lower.hopper.stream.columns import Adder, Scorer
 from crossfuse.lower.hopper.stream.consumer import Consumer
-from crossfuse.lower.hopper.stream.plan import StreamPlan
+from crossfuse.lower.hopper.stream.merge.split import SplitConsumer
+from crossfuse.lower.hopper.stream.merge.states import state_parameter
+from crossfuse.lower.hopper.stream.plan.budget import (
+    REGISTERS,
+    SHARED_REGISTERS,
+    launched_registers,
+)
+from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.hopper.stream.producer import emit_loading
-from crossfuse.lower.hopper.stream.split import SplitConsumer
-from crossfuse.lower.hopper.stream.states import state_parameter
 from crossfuse.lower.hopper.sync import mbarrier
 
 

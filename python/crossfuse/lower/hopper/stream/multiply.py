@@ -10,9 +10,9 @@ from crossfuse.lower.hopper.multiply.instruction import K_BYTES, multiply, swizz
 from crossfuse.lower.hopper.plan.kept import GROUP, GROUP_REGISTERS
 from crossfuse.lower.hopper.statements import Variable, let, registers, run
 from crossfuse.lower.hopper.stream.body import StreamBody
-from crossfuse.lower.hopper.stream.budget import instruction_sums
 from crossfuse.lower.hopper.stream.elements import Elements
-from crossfuse.lower.hopper.stream.passed import BOX
+from crossfuse.lower.hopper.stream.plan.budget import instruction_sums
+from crossfuse.lower.hopper.stream.plan.passed import BOX
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
 #: Rows of values that one wgmma multiplies, in bytes of a box.

@@ -14,7 +14,7 @@ from crossfuse.lower.hopper.multiply.matrices import scatter
 from crossfuse.lower.hopper.plan.kept import GROUP, GROUP_REGISTERS
 from crossfuse.lower.hopper.statements import registers, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
-from crossfuse.lower.hopper.stream.passed import BOX, BOX_KEYS
+from crossfuse.lower.hopper.stream.plan.passed import BOX, BOX_KEYS
 from crossfuse.lower.hopper.stream.rows import RowState
 from crossfuse.lower.hopper.stream.values import Lanes
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.statements import run
 from crossfuse.lower.hopper.stream.body import StreamBody
-from crossfuse.lower.hopper.stream.parts import Kind
+from crossfuse.lower.hopper.stream.program.parts import Kind
 from crossfuse.lower.hopper.stream.rows import RowState
 
 # ptxas puts arithmetic off until a wait is over, unless an access to memory in between wants it.

@@ -10,7 +10,7 @@ from crossfuse.hardware import WARP
 from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.statements import run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
-from crossfuse.lower.hopper.stream.operands import Operand, dimensions
+from crossfuse.lower.hopper.stream.plan.operands import Operand, dimensions
 from crossfuse.lower.hopper.sync import mbarrier
 from crossfuse.lower.hopper.sync.ring import Cursor
 from crossfuse.lower.hopper.tma import load_name

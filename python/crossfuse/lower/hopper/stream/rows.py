@@ -6,8 +6,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.statements import Variable, registers
-from crossfuse.lower.hopper.stream.parts import Kind, Step
-from crossfuse.lower.hopper.stream.settle import positive_factor
+from crossfuse.lower.hopper.stream.program.parts import Kind, Step
+from crossfuse.lower.hopper.stream.recover.settle import positive_factor
 from crossfuse.lower.hopper.stream.values import Values
 
 _WARP = 0xFFFFFFFF

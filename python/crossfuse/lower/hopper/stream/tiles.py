@@ -7,8 +7,8 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import at, strides
 from crossfuse.lower.hopper.statements import Variable, let, when
-from crossfuse.lower.hopper.stream.order import TileOrder
-from crossfuse.lower.hopper.stream.parts import Stream
+from crossfuse.lower.hopper.stream.plan.order import TileOrder
+from crossfuse.lower.hopper.stream.program.parts import Stream
 
 
 class Tiles:

@@ -10,9 +10,9 @@ from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import Coordinates
 from crossfuse.lower.hopper.plan.phase import WARP_ROWS
 from crossfuse.lower.hopper.statements import let
-from crossfuse.lower.hopper.stream.affine import affine, ranges
-from crossfuse.lower.hopper.stream.parts import Framed
-from crossfuse.lower.hopper.stream.settle import reads
+from crossfuse.lower.hopper.stream.program.affine import affine, ranges
+from crossfuse.lower.hopper.stream.program.parts import Framed
+from crossfuse.lower.hopper.stream.recover.settle import reads
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS
 
 #: Integers below this are float32 numbers, and so are their sums.

@@ -10,20 +10,20 @@ from crossfuse.hardware import WARPGROUP, Device
 from crossfuse.lower.hopper.plan.arena import Arena
 from crossfuse.lower.hopper.plan.operand import MAX_BOX
 from crossfuse.lower.hopper.recover.function import identifier
-from crossfuse.lower.hopper.stream.budget import (
+from crossfuse.lower.hopper.stream.plan.budget import (
     MAX_COLUMNS,
     REGISTERS,
     SHARED_REGISTERS,
     plan_adders,
 )
-from crossfuse.lower.hopper.stream.inbox import Inbox, plan_inbox
-from crossfuse.lower.hopper.stream.memory import divide_memory
-from crossfuse.lower.hopper.stream.operands import Operand, plan_operands
-from crossfuse.lower.hopper.stream.order import TileOrder, order_tiles
-from crossfuse.lower.hopper.stream.passed import Passed, plan_passed
-from crossfuse.lower.hopper.stream.program import StreamProgram
-from crossfuse.lower.hopper.stream.registers import RegisterPlan, plan_registers
-from crossfuse.lower.hopper.stream.settle import settle
+from crossfuse.lower.hopper.stream.plan.inbox import Inbox, plan_inbox
+from crossfuse.lower.hopper.stream.plan.memory import divide_memory
+from crossfuse.lower.hopper.stream.plan.operands import Operand, plan_operands
+from crossfuse.lower.hopper.stream.plan.order import TileOrder, order_tiles
+from crossfuse.lower.hopper.stream.plan.passed import Passed, plan_passed
+from crossfuse.lower.hopper.stream.plan.registers import RegisterPlan, plan_registers
+from crossfuse.lower.hopper.stream.program.stream import StreamProgram
+from crossfuse.lower.hopper.stream.recover.settle import settle
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import WARPGROUP_ROWS

@@ -7,8 +7,8 @@ from math import gcd
 
 from crossfuse.lower.hopper.plan.operand import PITCH, item_bytes
 from crossfuse.lower.hopper.recover.function import identifier
-from crossfuse.lower.hopper.stream.parts import Box
-from crossfuse.lower.hopper.stream.program import StreamProgram
+from crossfuse.lower.hopper.stream.program.parts import Box
+from crossfuse.lower.hopper.stream.program.stream import StreamProgram
 from crossfuse.lower.image import TensorMap
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS

@@ -7,9 +7,11 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.recover.contraction import is_zero
 from crossfuse.lower.hopper.recover.places import outer_loops, places_of
-from crossfuse.lower.hopper.stream.bounds import stream_of
-from crossfuse.lower.hopper.stream.boxes import read_load, read_output
-from crossfuse.lower.hopper.stream.merging import (
+from crossfuse.lower.hopper.stream.program.parts import Axis, Box
+from crossfuse.lower.hopper.stream.program.stream import StreamProgram
+from crossfuse.lower.hopper.stream.recover.bounds import stream_of
+from crossfuse.lower.hopper.stream.recover.boxes import read_load, read_output
+from crossfuse.lower.hopper.stream.recover.merging import (
     End,
     Handed,
     is_split,
@@ -17,17 +19,15 @@ from crossfuse.lower.hopper.stream.merging import (
     split_nests,
     stored_nests,
 )
-from crossfuse.lower.hopper.stream.parts import Axis, Box
-from crossfuse.lower.hopper.stream.products import Products, find_products
-from crossfuse.lower.hopper.stream.program import StreamProgram
-from crossfuse.lower.hopper.stream.statements import (
+from crossfuse.lower.hopper.stream.recover.products import Products, find_products
+from crossfuse.lower.hopper.stream.recover.statements import (
     Roles,
     Statement,
     only_store,
     read_statements,
     refuse_stream,
 )
-from crossfuse.lower.hopper.stream.steps import Names, check_order, read_steps
+from crossfuse.lower.hopper.stream.recover.steps import Names, check_order, read_steps
 from crossfuse.lower.open_blocks import open_blocks
 from crossfuse.lower.tree import analyzer
 from crossfuse.markers import STREAM

@@ -7,8 +7,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.program.tile import Place
-from crossfuse.lower.hopper.stream.parts import Stream
-from crossfuse.lower.hopper.stream.statements import refuse_stream
+from crossfuse.lower.hopper.stream.program.parts import Stream
+from crossfuse.lower.hopper.stream.recover.statements import refuse_stream
 from crossfuse.markers import STREAM
 
 

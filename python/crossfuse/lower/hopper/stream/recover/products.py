@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse.lower.hopper.recover.contraction import is_zero
-from crossfuse.lower.hopper.stream.parts import Axis
-from crossfuse.lower.hopper.stream.statements import Roles, Statement, refuse_stream
+from crossfuse.lower.hopper.stream.program.parts import Axis
+from crossfuse.lower.hopper.stream.recover.statements import Roles, Statement, refuse_stream
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.coordinates import at
 from crossfuse.lower.hopper.statements import registers
-from crossfuse.lower.hopper.stream.inbox import Inbox
-from crossfuse.lower.hopper.stream.parts import Kind, Step
-from crossfuse.lower.hopper.stream.program import StreamProgram
+from crossfuse.lower.hopper.stream.plan.inbox import Inbox
+from crossfuse.lower.hopper.stream.program.parts import Kind, Step
+from crossfuse.lower.hopper.stream.program.stream import StreamProgram
 from crossfuse.lower.hopper.stream.values import Lanes, Values
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.recover.contraction import is_zero
-from crossfuse.lower.hopper.stream.parts import Axis, Box
-from crossfuse.lower.hopper.stream.statements import Access, Roles, Statement, refuse_stream
+from crossfuse.lower.hopper.stream.program.parts import Axis, Box
+from crossfuse.lower.hopper.stream.recover.statements import Access, Roles, Statement, refuse_stream
 from crossfuse.lower.stored_elements import implies
 from crossfuse.lower.tree import bounds
 

@@ -9,16 +9,16 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.program.tile import Place
 from crossfuse.lower.hopper.recover.places import is_bound, outer_loops
-from crossfuse.lower.hopper.stream.boxes import read_output
-from crossfuse.lower.hopper.stream.parts import Axis, Box, Kind, Split, Step
-from crossfuse.lower.hopper.stream.statements import (
+from crossfuse.lower.hopper.stream.program.parts import Axis, Box, Kind, Split, Step
+from crossfuse.lower.hopper.stream.recover.boxes import read_output
+from crossfuse.lower.hopper.stream.recover.statements import (
     Roles,
     Statement,
     only_store,
     read_statements,
     refuse_stream,
 )
-from crossfuse.lower.hopper.stream.steps import Names, read_steps
+from crossfuse.lower.hopper.stream.recover.steps import Names, read_steps
 from crossfuse.lower.tree import analyzer, coordinate
 from crossfuse.markers import DSM_SCOPE
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from crossfuse.hardware import Device
 from crossfuse.lower.hopper.plan.arena import Arena
-from crossfuse.lower.hopper.stream.inbox import Inbox
-from crossfuse.lower.hopper.stream.operands import Operands
-from crossfuse.lower.hopper.stream.passed import Passed
-from crossfuse.lower.hopper.stream.program import StreamProgram
+from crossfuse.lower.hopper.stream.plan.inbox import Inbox
+from crossfuse.lower.hopper.stream.plan.operands import Operands
+from crossfuse.lower.hopper.stream.plan.passed import Passed
+from crossfuse.lower.hopper.stream.program.stream import StreamProgram
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 

@@ -9,7 +9,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.program.tile_nest import TileNest, tile_nest
 from crossfuse.lower.hopper.recover.contraction import accumulates, factors, same_indices
-from crossfuse.lower.hopper.stream.parts import Axis
+from crossfuse.lower.hopper.stream.program.parts import Axis
 from crossfuse.lower.refusal import refuse
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from crossfuse.lower.hopper.stream.program import StreamProgram
-from crossfuse.lower.hopper.stream.registers import RegisterPlan
-from crossfuse.lower.hopper.stream.settle import reads
+from crossfuse.lower.hopper.stream.plan.registers import RegisterPlan
+from crossfuse.lower.hopper.stream.program.stream import StreamProgram
+from crossfuse.lower.hopper.stream.recover.settle import reads
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 
 _FLOAT = 4

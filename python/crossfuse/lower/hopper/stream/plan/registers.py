@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from crossfuse.lower.hopper.stream.parts import Kind, Step
-from crossfuse.lower.hopper.stream.program import StreamProgram
-from crossfuse.lower.hopper.stream.settle import reads
+from crossfuse.lower.hopper.stream.program.parts import Kind, Step
+from crossfuse.lower.hopper.stream.program.stream import StreamProgram
+from crossfuse.lower.hopper.stream.recover.settle import reads
 
 
 @dataclass(frozen=True)

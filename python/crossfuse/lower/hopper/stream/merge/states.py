@@ -16,12 +16,12 @@ from crossfuse.lower.hopper.coordinates import declare_coordinates, strides, unr
 from crossfuse.lower.hopper.kernel_parts import parameter
 from crossfuse.lower.hopper.plan.arena import Arena
 from crossfuse.lower.hopper.statements import let, run, when
-from crossfuse.lower.hopper.stream.handing import Handing
-from crossfuse.lower.hopper.stream.inbox import Inbox
-from crossfuse.lower.hopper.stream.plan import StreamPlan
-from crossfuse.lower.hopper.stream.program import StreamProgram
+from crossfuse.lower.hopper.stream.merge.handing import Handing
+from crossfuse.lower.hopper.stream.merge.unit import Unit, with_row
+from crossfuse.lower.hopper.stream.plan.inbox import Inbox
+from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
+from crossfuse.lower.hopper.stream.program.stream import StreamProgram
 from crossfuse.lower.hopper.stream.rows import RowState
-from crossfuse.lower.hopper.stream.unit import Unit, with_row
 from crossfuse.lower.hopper.stream.values import Values, column_of, half_of
 from crossfuse.lower.image import BufferSpec, TensorMap
 

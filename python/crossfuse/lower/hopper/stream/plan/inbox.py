@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from crossfuse.lower.hopper.stream.parts import Kind
-from crossfuse.lower.hopper.stream.program import StreamProgram
+from crossfuse.lower.hopper.stream.program.parts import Kind
+from crossfuse.lower.hopper.stream.program.stream import StreamProgram
 from crossfuse.lower.refusal import refuse
 
 _FLOAT = 4

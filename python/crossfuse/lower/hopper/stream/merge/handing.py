@@ -7,7 +7,7 @@ from typing import Any
 
 from crossfuse.lower.hopper.statements import when
 from crossfuse.lower.hopper.stream.body import StreamBody
-from crossfuse.lower.hopper.stream.parts import Kind, Step
+from crossfuse.lower.hopper.stream.program.parts import Kind, Step
 from crossfuse.lower.hopper.stream.rows import RowState
 from crossfuse.lower.hopper.stream.values import Lanes, Values
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.stream.parts import Framed
+from crossfuse.lower.hopper.stream.program.parts import Framed
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from math import prod
 from crossfuse import _tvm as ir
 from crossfuse.hardware import Device
 from crossfuse.lower.hopper.program.tile import Place
-from crossfuse.lower.hopper.stream.program import StreamProgram
+from crossfuse.lower.hopper.stream.program.stream import StreamProgram
 
 
 @dataclass(frozen=True)

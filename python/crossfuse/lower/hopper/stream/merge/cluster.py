@@ -14,9 +14,9 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper.statements import Variable, let, run, when
 from crossfuse.lower.hopper.stream.body import StreamBody
-from crossfuse.lower.hopper.stream.handing import Handing
+from crossfuse.lower.hopper.stream.merge.handing import Handing
+from crossfuse.lower.hopper.stream.merge.unit import Unit, with_row
 from crossfuse.lower.hopper.stream.rows import RowState
-from crossfuse.lower.hopper.stream.unit import Unit, with_row
 from crossfuse.lower.hopper.stream.values import Lanes, Values, column_of, half_of
 from crossfuse.lower.hopper.sync import mbarrier
 

@@ -6,9 +6,9 @@ from copy import copy
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.stream.parts import Axis, Kind, Step
-from crossfuse.lower.hopper.stream.products import Products
-from crossfuse.lower.hopper.stream.statements import Roles, Statement, refuse_stream
+from crossfuse.lower.hopper.stream.program.parts import Axis, Kind, Step
+from crossfuse.lower.hopper.stream.recover.products import Products
+from crossfuse.lower.hopper.stream.recover.statements import Roles, Statement, refuse_stream
 
 #: What a statement does, by the axes of its loops and those of its target.
 _ROWS, _TILE, _SUMS = {Axis.ROW}, {Axis.ROW, Axis.KEY}, {Axis.ROW, Axis.COLUMN}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from crossfuse import _tvm as ir
 from crossfuse.lower.hopper.statements import when
 from crossfuse.lower.hopper.stream.consumer import Consumer
-from crossfuse.lower.hopper.stream.merge import Merger
-from crossfuse.lower.hopper.stream.states import StateWriter
+from crossfuse.lower.hopper.stream.merge.cluster import Merger
+from crossfuse.lower.hopper.stream.merge.states import StateWriter
 
 
 class SplitConsumer(Consumer):

@@ -7,8 +7,8 @@ weights of 64 rows, and others add to the sums, each to its own columns.
 from __future__ import annotations
 
 from crossfuse.lower.hopper.plan.operand import MAX_BOX
-from crossfuse.lower.hopper.stream.program import StreamProgram
-from crossfuse.lower.hopper.stream.registers import RegisterPlan
+from crossfuse.lower.hopper.stream.plan.registers import RegisterPlan
+from crossfuse.lower.hopper.stream.program.stream import StreamProgram
 from crossfuse.lower.refusal import refuse
 from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
 

@@ -1,0 +1,1 @@
+"""What a stream of tiles computes, as plain values."""
