@@ -13,6 +13,7 @@ from cpu.hopper.planting import one_changed
 from cpu.hopper.rows.products import quantised, scheduled
 from cpu.hopper.rows.test_row_chunks import errors, rows_of
 from crossfuse.emulate.cuda import drop_call, emulate
+from crossfuse.hardware import Device
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
 from crossfuse.workload.cascade_build import prim_func
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.cpu
 
 GIVEN = quantised(64, 768, 32)
 SYNC = "tvm_builtin_cuda_warp_sync"
+FENCE = "tvm_builtin_ptx_fence_proxy_proxy_async_shared__cta"
 
 
 @cache
@@ -53,6 +55,11 @@ FAULTS: dict[str, tuple[Callable[[], KernelImage], str, str]] = {
         "async-race",
         "reads what is still being stored",
     ),
+    "elements come where loads may be on their way": (
+        lambda: planted(rf"{FENCE}\(\);(\s+{SYNC}\(\);)", r"\1"),
+        "async-race",
+        "read by an ordinary load that no fence.proxy.async follows",
+    ),
     "elements that have not come": (
         lambda: planted(rf"{WAIT}\([^\n]*threadIdx[^\n]*, 0\);\n", "\n"),
         "uninitialised-read",
@@ -75,6 +82,17 @@ def test_faults(name: str) -> None:
     found = [each for each in report.findings if each.kind == kind]
     assert found, report.findings
     assert any(text in str(each) for each in found), found
+
+
+def test_factors_come_where_loads_may_be_on_their_way() -> None:
+    """In stages of factors that later tiles of the same CTA use again."""
+    given = quantised(256, 768, 64)
+    schedule = scheduled(prim_func(given), chunk=256, rows=64, columns=16, cluster=1)
+    image = lower(schedule, Device("nvidia-h100", sms=4)).image
+    wrong = one_changed(image, rf"(float factor_1 [^\n]*\n\s*){FENCE}\(\);", r"\1")
+    found = emulate(wrong, random_inputs(given, 1), orders=1).findings
+    assert {each.kind for each in found} == {"async-race"}
+    assert all("that no fence.proxy.async follows" in str(each) for each in found)
 
 
 @pytest.mark.parametrize(

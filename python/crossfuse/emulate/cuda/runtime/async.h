@@ -70,6 +70,10 @@ void note_generic_store(size_t offset, size_t bytes);
 void publish_stores(const std::vector<Thread*>& threads);
 enum class Reader : uint8_t { kCopy, kProduct };
 void check_visible(const Span& span, Reader kind, Site site);
+// An ordinary load, and a copy about to overwrite what was loaded: the load may still be on its way
+// unless its thread has passed a proxy fence since.
+void note_generic_load(unsigned window, size_t offset, size_t bytes, Site site);
+void check_loaded(const Span& span, Site site);
 // Other than ordinary stores have filled these bytes.
 void note_filled(const Span& span);
 void clear_visibility();

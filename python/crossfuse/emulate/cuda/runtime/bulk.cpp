@@ -98,6 +98,7 @@ void load(Copy copy, unsigned destination, unsigned barrier, int ranks) {
     conflict(copy, copy_into(copy.shared), "two copies write these bytes at once");
     conflict(copy, copy_out_of(copy.shared), "a copy writes what another still reads");
     conflict(copy, product_reads(copy.shared), "a copy writes a tile that is still being multiplied");
+    check_loaded(copy.shared, copy.site);
     launch(copy);
   }
 }
@@ -185,6 +186,7 @@ void crossfuse_emulate_bulk_pass(unsigned address, unsigned source, unsigned byt
   }
   conflict(copy, copy_into(copy.source), "a copy reads what another still writes");
   check_visible(copy.source, Reader::kCopy, copy.site);
+  check_loaded(copy.shared, copy.site);
   launch(copy);
 }
 
@@ -200,6 +202,7 @@ void crossfuse_emulate_load_shared(unsigned address, void* values, unsigned byte
             "reads what is still being stored"});
   }
   memcpy(values, window_of(window) + offset, bytes);
+  note_generic_load(window, offset, bytes, site);
 }
 
 void crossfuse_emulate_bulk_commit() { ++emu::device.current->bulk_groups; }

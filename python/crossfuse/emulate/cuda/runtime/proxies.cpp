@@ -1,6 +1,8 @@
-// Named barriers, matrices stored by a warp, and what of ordinary stores TMA can see.
+// Named barriers, matrices stored by a warp, and what passes between ordinary accesses and those of
+// TMA and wgmma: stores that these can see, and loads that are over before a copy comes.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "async.h"
 #include "schedule.h"
@@ -17,6 +19,21 @@ std::map<unsigned, std::vector<uint8_t>> visibility;  // by window
 std::vector<uint8_t>& words_of(unsigned window) {
   std::vector<uint8_t>& words = visibility[window];
   words.resize(device.shared_end / 4 + 1, kUntouched);
+  return words;
+}
+
+// Of each word of shared memory: who read it last by an ordinary load, and how many proxy fences
+// that thread had behind it then.
+struct LastLoad {
+  const Thread* thread = nullptr;
+  uint32_t fences = 0;
+  Site site = kNoSite;
+};
+std::map<unsigned, std::vector<LastLoad>> loads;  // by window
+
+std::vector<LastLoad>& loads_of(unsigned window) {
+  std::vector<LastLoad>& words = loads[window];
+  words.resize(device.shared_end / 4 + 1);
   return words;
 }
 
@@ -132,6 +149,26 @@ void note_generic_store(size_t offset, size_t bytes) {
   self.stored.push_back({offset, offset + bytes});
 }
 
+void note_generic_load(unsigned window, size_t offset, size_t bytes, Site site) {
+  const Thread& self = *device.current;
+  std::vector<LastLoad>& words = loads_of(window);
+  for (size_t word = offset / 4; word < (offset + bytes + 3) / 4; ++word) {
+    words[word] = {&self, self.proxy_fences, site};
+  }
+}
+
+void check_loaded(const Span& span, Site site) {
+  std::vector<LastLoad>& words = loads_of(span.window);
+  for (size_t word = span.begin / 4; word < span.end / 4; ++word) {
+    const LastLoad last = std::exchange(words[word], LastLoad());
+    if (!last.thread || last.thread->proxy_fences != last.fences) continue;
+    if (!is_news("async-race", last.site, site)) continue;
+    report({"async-race", shared_place(word * 4), last.site, site, current_cta(), current_thread(),
+            format("a copy overwrites what thread %u read by an ordinary load that no "
+                   "fence.proxy.async follows", last.thread->index())});
+  }
+}
+
 void publish_stores(const std::vector<Thread*>& threads) {
   for (Thread* thread : threads) {
     raise(*thread, thread->fenced, kFenced, kVisible);
@@ -164,7 +201,10 @@ void note_filled(const Span& span) {
   for (size_t word = span.begin / 4; word < span.end / 4; ++word) words[word] = kUntouched;
 }
 
-void clear_visibility() { visibility.clear(); }
+void clear_visibility() {
+  visibility.clear();
+  loads.clear();
+}
 void clear_named_barriers() { named.clear(); }
 
 }  // namespace emu
@@ -174,6 +214,7 @@ void crossfuse_emulate_fence_async(int space) {
   if (space != CROSSFUSE_SHARED) emu::fence_clock();
   if (space == CROSSFUSE_GLOBAL) return;
   emu::Thread& self = *emu::device.current;
+  ++self.proxy_fences;
   emu::raise(self, self.stored, emu::kStored, emu::kFenced);
   self.fenced.insert(self.fenced.end(), self.stored.begin(), self.stored.end());
   self.stored.clear();

@@ -1,4 +1,5 @@
 #include "additions.h"
+#include "async.h"
 #include "copies.h"
 #include "races.h"
 #include "repeats.h"
@@ -232,6 +233,7 @@ void access_shared(size_t at, size_t bytes, Mode mode, Site site) {
     report({"async-race", shared_place(offset), writer, site, current_cta(), current_thread(),
             "reads what is still being stored"});
   }
+  if (reads(mode)) note_generic_load(window, offset, bytes, site);
   check_cells(own.shared, offset, bytes, mode, site);
 }
 
@@ -278,6 +280,7 @@ bool remote_access(Cta& target, size_t offset, size_t bytes, Mode mode, Site sit
             format("outside every shared array of CTA rank %u", target.rank));
     return false;
   }
+  if (reads(mode)) note_generic_load(target.window, offset, bytes, site);
   check_cells(target.shared, offset, bytes, mode, site);
   return true;
 }

@@ -98,6 +98,7 @@ struct Thread {
   size_t products = 0;      // issued products
   std::vector<size_t> product_groups;  // products issued before each commit
   std::vector<std::pair<size_t, size_t>> stored, fenced;  // ordinary stores not yet published
+  uint32_t proxy_fences = 0;  // of shared memory, between ordinary accesses and asynchronous ones
   // Of the flag in global memory that it read last, and how often in a row without any change.
   const uint32_t* flag = nullptr;
   uint32_t flag_value = 0;

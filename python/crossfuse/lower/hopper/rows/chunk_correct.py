@@ -48,6 +48,7 @@ def correct_sums(
         row = stage * chunks.tile + warp + where.lane // 4
         factors = body.elements("factors", "float32")
         halves = [let("factor", factors[row + 8 * half]) for half in range(2)]
+        run(ir.script.ptx.fence.proxy.async_.shared__cta())  # TMA will overwrite them
         changed = ir.script.Or(halves[0] != 1, halves[1] != 1)
         found = ir.cuda_func_call(
             "crossfuse_any_lane",

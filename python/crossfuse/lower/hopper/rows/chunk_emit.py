@@ -190,6 +190,8 @@ class _Rows:
             for each in own.loads:
                 ir.script.add_to_parent(self._of(self._in_ring(each, slot, inside), values))
             rows.append(tuple(self._of(self._own(e, number, inside), values) for e in own.rest))
+        # Loads may still be on their way while wgmma has shared memory busy, and TMA does not wait.
+        run(ir.script.ptx.fence.proxy.async_.shared__cta())
         run(ir.script.cuda.warp_sync())  # all lanes have read it
         return rows
 
