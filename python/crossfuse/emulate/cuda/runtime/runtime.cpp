@@ -13,6 +13,7 @@
 #include "mbarriers.cpp"
 #include "memory.cpp"
 #include "operands.cpp"
+#include "outputs.cpp"
 #include "pixels.cpp"
 #include "products.cpp"
 #include "proxies.cpp"
