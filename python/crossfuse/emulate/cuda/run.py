@@ -59,13 +59,14 @@ def emulate(
 
     Every CUDA thread is a fiber; clusters run one after another, in random order, and those of a
     cooperative launch at the same time; those of a launch that helps both ways, in every other
-    order. Each access to shared or global memory is checked for
-    bounds, alignment, initialisation and races. Whether two accesses race follows from the barriers
-    between them and not from the order in which they ran; clusters of a cooperative launch are
-    ordered by the releases and acquires of flags in global memory. Copies by TMA read and write
-    until they are waited for, and need a proxy fence after what others wrote. State is zero before
-    the first order and kept for the next one, which is a second call of the function. Outputs of
-    all orders are equal bit by bit, unless the image says that it adds in no order.
+    order. Each access to shared or global memory is checked for bounds, alignment, initialisation
+    and races. Whether two accesses race follows from the barriers between them and not from the
+    order in which they ran; clusters of a cooperative launch are ordered by the releases and
+    acquires of flags in global memory. Copies by TMA read and write until they are waited for, and
+    need a proxy fence after what others wrote, and after the last load of what they overwrite.
+    State is zero before the first order and kept for the next one, which is a second call of the
+    function. Outputs of all orders are equal bit by bit, unless the image says that it adds in no
+    order.
 
     Parameters
     ----------

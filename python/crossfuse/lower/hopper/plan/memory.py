@@ -17,8 +17,8 @@ from crossfuse.planner.kernels.memory import ALIGNMENT, LEAST_STAGES, divide
 
 #: Alignment of what TMA copies to shared memory without a swizzle.
 _COPY = 128
-#: Three barriers, see `crossfuse.lower.hopper.rows.helping`.
-_HELP = 24
+#: Bytes of three barriers, see `crossfuse.lower.hopper.rows.helping`.
+_HELP = 3 * 8
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.facts import corrected
-from crossfuse.lower.hopper.multiply.correction import read_correction
 from crossfuse.lower.hopper.plan.gathered import Element, gathered, side_by_side
 from crossfuse.lower.hopper.program.tile import Gather, KeptTile, Place, Tile, covers
 from crossfuse.lower.hopper.program.tile_nest import TileNest, refuse_program, tile_nest
 from crossfuse.lower.hopper.program.tile_program import Contraction, Product
+from crossfuse.lower.hopper.recover.correction import read_correction
 from crossfuse.lower.hopper.recover.window import read_window
 from crossfuse.markers import CONSTANT, STAGES
 

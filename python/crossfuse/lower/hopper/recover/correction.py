@@ -1,4 +1,4 @@
-"""Sums that are multiplied by a factor of their row where a chunk of the reduction begins."""
+"""Reads what a product multiplies its sums by where a chunk of the reduction begins."""
 
 from __future__ import annotations
 
