@@ -97,6 +97,20 @@ def test_a_missing_fence_is_caught() -> None:
     assert "register-race" in {each.kind for each in report.findings}
 
 
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (r"tvm_builtin_ptx_fence_proxy\w+", "wgmma reads bytes whose store no fence.proxy.async"),
+        (r"tvm_builtin_cuda_cta_sync", "wgmma reads bytes whose store no barrier orders before it"),
+    ],
+    ids=["fence", "barrier"],
+)
+def test_ordinary_stores_of_tiles_are_ordered_with_wgmma(call: str, reason: str) -> None:
+    tiles = CASES["shared memory"]
+    report = emulate(drop_call(image(tiles), call, 0), inputs_of(tiles), orders=3)
+    assert any(reason in str(each) for each in report.findings), report.findings
+
+
 def test_a_wrong_register_is_caught() -> None:
     tiles = CASES["registers"]
     inputs = inputs_of(tiles)

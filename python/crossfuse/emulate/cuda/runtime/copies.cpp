@@ -71,8 +71,7 @@ void for_elements(const Copy& copy, Each each) {
 
 void fill_shared(const Copy& copy) {
   note_filled(copy.shared);
-  // Tiles with a swizzle are for tensor cores: no ordinary load reads them.
-  if (copy.flight == Flight::kLoad && !copy.map.swizzle) note_loaded(copy.shared);
+  if (copy.flight == Flight::kLoad) note_loaded(copy.shared);
   uint8_t* window = window_of(copy.shared.window);
   if (copy.flight == Flight::kPush) {
     memcpy(window + copy.shared.begin, copy.values.data(), copy.values.size());

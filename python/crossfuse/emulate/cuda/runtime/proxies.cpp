@@ -49,15 +49,7 @@ void raise(Thread& thread, std::vector<std::pair<size_t, size_t>>& stores, Visib
 
 // An ordinary store to a place that a shared address means.
 void store_words(unsigned window, size_t offset, const void* values, size_t bytes, Site site) {
-  Span written{window, offset, offset + bytes};
-  std::pair<Site, const char*> readers[] = {
-      {copy_out_of(written), "a store overwrites what a copy still reads"},
-      {product_reads(written), "a store overwrites a tile that is still being multiplied"}};
-  for (const auto& [reader, what] : readers) {
-    if (reader == kNoSite || !is_news("async-race", reader, site)) continue;
-    report({"async-race", shared_place(offset), reader, site, current_cta(), current_thread(),
-            what});
-  }
+  check_store(window, offset, bytes, site);
   if (!remote_access(device.ctas[window], offset, bytes, Mode::kWrite, site)) return;
   memcpy(window_of(window) + offset, values, bytes);
   note_generic_store(offset, bytes);
@@ -142,10 +134,26 @@ void note_peer(unsigned window, size_t offset, Site site) {
   note_remote(target, offset, site, target.touched);
 }
 
+void check_store(unsigned window, size_t offset, size_t bytes, Site site) {
+  Span written{window, offset, offset + bytes};
+  std::pair<Site, const char*> readers[] = {
+      {copy_out_of(written), "a store overwrites what a copy still reads"},
+      {product_reads(written), "a store overwrites a tile that is still being multiplied"}};
+  for (const auto& [reader, what] : readers) {
+    if (reader == kNoSite || !is_news("async-race", reader, site)) continue;
+    report({"async-race", shared_place(offset), reader, site, current_cta(), current_thread(),
+            what});
+  }
+}
+
 void note_generic_store(size_t offset, size_t bytes) {
   Thread& self = *device.current;
   std::vector<uint8_t>& words = words_of(self.cta->window);
   for (size_t word = offset / 4; word < (offset + bytes + 3) / 4; ++word) words[word] = kStored;
+  if (self.stored.size() == self.stored.capacity()) {  // a loop stores to few places many times
+    std::sort(self.stored.begin(), self.stored.end());
+    self.stored.erase(std::unique(self.stored.begin(), self.stored.end()), self.stored.end());
+  }
   self.stored.push_back({offset, offset + bytes});
 }
 

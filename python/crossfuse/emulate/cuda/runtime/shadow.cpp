@@ -234,6 +234,10 @@ void access_shared(size_t at, size_t bytes, Mode mode, Site site) {
             "reads what is still being stored"});
   }
   if (reads(mode)) note_generic_load(window, offset, bytes, site);
+  if (writes(mode)) {
+    check_store(window, offset, bytes, site);
+    note_generic_store(offset, bytes);
+  }
   check_cells(own.shared, offset, bytes, mode, site);
 }
 

@@ -1,0 +1,123 @@
+"""Tiles that TMA loads or stores, in which threads read and write by ordinary accesses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cpu.emulate.kernels import clean
+from crossfuse.emulate.cuda import emulate
+from crossfuse.lower.image import BufferSpec, KernelImage, Launch, TensorMap
+
+pytestmark = pytest.mark.cpu
+
+HELPERS = """
+#include <cstdint>
+#include <cuda_fp16.h>
+__forceinline__ __device__ void initialise(unsigned barrier) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(barrier), "r"(1) : "memory");
+}
+__forceinline__ __device__ void expect(unsigned barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;"
+               :: "r"(barrier), "r"(bytes) : "memory");
+}
+__forceinline__ __device__ void wait(unsigned barrier) {
+  asm volatile("{ .reg .pred P1; "
+               "AGAIN: mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 P1, [%0], %1; "
+               "@P1 bra THERE; bra AGAIN; THERE: }" :: "r"(barrier), "r"(0) : "memory");
+}
+__forceinline__ __device__ void load_box(unsigned to, const void* map, int x, int y, unsigned bar) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+               "[%0], [%1, {%2, %3}], [%4];"
+               :: "r"(to), "l"(map), "r"(x), "r"(y), "r"(bar) : "memory");
+}
+__forceinline__ __device__ void store_box(const void* map, int x, int y, unsigned from) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
+               :: "l"(map), "r"(x), "r"(y), "r"(from) : "memory");
+}
+__forceinline__ __device__ void commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__forceinline__ __device__ void await_reads() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__forceinline__ __device__ void fence_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+#define AT(pointer) (unsigned)__cvta_generic_to_shared(pointer)
+"""
+# 8 rows of 128 bytes, swizzled; a thread has two groups of 16 bytes and doubles what is in them.
+BODY = """
+  __shared__ alignas(1024) half tile[8 * 64];
+  __shared__ alignas(8) uint64_t full[1];
+  int lane = threadIdx.x;
+  if (lane == 0) initialise(AT(full));
+  __syncthreads();
+  if (lane == 0) {
+    expect(AT(full), 1024);
+    load_box(AT(tile), &a_map, 0, 0, AT(full));
+  }
+  wait(AT(full));
+  for (int row = lane / 8; row < 8; row += 4) {
+    for (int each = 0; each < 8; ++each) {
+      half* place = tile + row * 64 + (lane % 8 ^ row) * 8 + each;
+      *place = __float2half(2.0f * __half2float(*place) + lane % 8);
+    }
+  }
+  fence_shared();
+  __syncthreads();
+  if (lane == 0) {
+    store_box(&c_map, 0, 0, AT(tile));
+    commit();
+    await_reads();
+  }
+"""
+A = np.arange(8 * 64, dtype="float32").reshape(8, 64).astype("float16")
+
+
+def doubled(body: str = BODY) -> KernelImage:
+    a, c = (BufferSpec(name, (8, 64), "float16", name == "C") for name in "AC")
+    text = (
+        f'{HELPERS}\nextern "C" __global__ void __launch_bounds__(32) k('
+        "const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap c_map) "
+        f"{{{body}}}\n"
+    )
+    maps = tuple(
+        TensorMap(f"{name.lower()}_map", name, (64, 8), (128,), (64, 8), 128) for name in "AC"
+    )
+    launch = Launch("k", (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, ("a_map", "c_map"), maps)
+    return KernelImage("k", text, (a, c), (launch,))
+
+
+def test_a_swizzled_tile_is_changed_where_it_lies() -> None:
+    due = 2 * A.astype("float32") + np.arange(64) // 8
+    np.testing.assert_array_equal(clean(doubled(), A)["C"], due.astype("float16"))
+
+
+def found(body: str) -> list[str]:
+    return [str(each) for each in emulate(doubled(body), (A,), orders=4).findings]
+
+
+FAULTS = {
+    "no fence": (
+        BODY.replace("  fence_shared();\n", ""),
+        "a copy by TMA reads bytes whose store no fence.proxy.async follows",
+    ),
+    "no barrier": (
+        BODY.replace("  fence_shared();\n  __syncthreads();\n", "  fence_shared();\n"),
+        "a copy by TMA reads bytes whose store no barrier orders before it",
+    ),
+    "a store while the copy reads": (
+        BODY.replace("    await_reads();\n", "    tile[0] = __float2half(1.0f);\n"),
+        "a store overwrites what a copy still reads",
+    ),
+    "a load before the tile has come": (BODY.replace("  wait(AT(full));\n", ""), "reads"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_found(name: str) -> None:
+    body, reason = FAULTS[name]
+    assert body != BODY
+    messages = found(body)
+    assert any("async-race" in each and reason in each for each in messages), messages
