@@ -7,12 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cpu.emulate.copies import BARRIERS, STORES
 from cpu.emulate.kernels import clean, image, only, ramp, statement
 from crossfuse.emulate.cuda import emulate
 from crossfuse.errors import CheckFailed
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch, TensorMap
 
-HELPERS = """
+HELPERS = (
+    BARRIERS
+    + STORES
+    + """
 #include <cuda_fp16.h>
 __forceinline__ __device__ void put(unsigned address, unsigned high, unsigned low) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};"
@@ -24,21 +28,8 @@ __forceinline__ __device__ void meet(unsigned id, unsigned threads) {
 __forceinline__ __device__ void pass_by(unsigned id, unsigned threads) {
   asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
-__forceinline__ __device__ void fence_shared() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-__forceinline__ __device__ void store_box(const void* map, int x, int y, unsigned from) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
-               :: "l"(map), "r"(x), "r"(y), "r"(from) : "memory");
-}
-__forceinline__ __device__ void commit() {
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-__forceinline__ __device__ void await_reads() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-#define AT(pointer) __cvta_generic_to_shared(pointer)
 """
+)
 
 # A thread holds two elements of a row in the upper half of 16 rows, and two in the lower one. Only
 # the first 16 lanes name a row.

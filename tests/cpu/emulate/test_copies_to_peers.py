@@ -5,26 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cpu.emulate.copies import BARRIERS, FENCE
 from cpu.emulate.kernels import clean, image, only, ramp, statement
 from crossfuse.emulate.cuda import emulate
 from crossfuse.lower.image import KernelImage
 
 pytestmark = pytest.mark.cpu
 
-HELPERS = """
-#include <cstdint>
-__forceinline__ __device__ void initialise(unsigned barrier) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(barrier), "r"(1) : "memory");
-}
-__forceinline__ __device__ void expect(unsigned barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;"
-               :: "r"(barrier), "r"(bytes) : "memory");
-}
-__forceinline__ __device__ void wait(unsigned barrier) {
-  asm volatile("{ .reg .pred P1; "
-               "AGAIN: mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 P1, [%0], %1; "
-               "@P1 bra THERE; bra AGAIN; THERE: }" :: "r"(barrier), "r"(0) : "memory");
-}
+HELPERS = (
+    BARRIERS
+    + FENCE
+    + """
 __forceinline__ __device__ unsigned of_peer(unsigned address, unsigned rank) {
   unsigned there;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
@@ -39,17 +30,14 @@ __forceinline__ __device__ void put(unsigned address, float first, float second)
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};"
                :: "r"(address), "f"(first), "f"(second) : "memory");
 }
-__forceinline__ __device__ void fence_shared() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-#define AT(pointer) (unsigned)__cvta_generic_to_shared(pointer)
 """
+)
 FENCED = """
   __shared__ alignas(128) float inbox[32];
   __shared__ alignas(128) float outbox[32];
   __shared__ alignas(8) uint64_t full[1];
   int lane = threadIdx.x, rank = blockIdx.x;
-  if (lane == 0) initialise(AT(full));
+  if (lane == 0) init(AT(full));
   inbox[lane] = 1.0f;
   const float* own = A + rank * 32 + lane / 2 * 2;
   if (lane % 2 == 0) put(AT(&outbox[lane]), own[0], own[1]);
@@ -61,7 +49,7 @@ FENCED = """
   fence_shared();  // of the load
   crossfuse_cluster_sync();
   if (lane == 0) pass(of_peer(AT(inbox), 1 - rank), AT(outbox), 128, of_peer(AT(full), 1 - rank));
-  wait(AT(full));
+  wait(AT(full), 0);
   C[rank * 32 + lane] = before + inbox[lane];
   crossfuse_cluster_sync();
 """

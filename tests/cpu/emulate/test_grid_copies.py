@@ -8,54 +8,28 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cpu.emulate.copies import BARRIERS, LOADS, STORES
 from cpu.emulate.kernels import clean, ramp, statement
 from cpu.emulate.test_whole_grid import HELPERS as FLAGS
 from crossfuse.emulate.cuda import emulate
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch, TensorMap
 
-# One statement each, so that a fault drops one instruction.
 HELPERS = (
     FLAGS
+    + BARRIERS
+    + LOADS
+    + STORES
     + """
 __forceinline__ __device__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
-__forceinline__ __device__ void fence_shared() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
 __forceinline__ __device__ void put(unsigned address, unsigned bits) {
   asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" :: "r"(address), "r"(bits));
 }
 __forceinline__ __device__ void get(float& x, float& y, unsigned address) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(address));
 }
-__forceinline__ __device__ void store_box(const void* map, int x, int y, unsigned from) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
-               :: "l"(map), "r"(x), "r"(y), "r"(from) : "memory");
-}
-__forceinline__ __device__ void commit() {
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
 __forceinline__ __device__ void await_stores() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
-__forceinline__ __device__ void await_reads() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-__forceinline__ __device__ void load_box(unsigned to, const void* map, int x, int y, unsigned bar) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-               "[%0], [%1, {%2, %3}], [%4];"
-               :: "r"(to), "l"(map), "r"(x), "r"(y), "r"(bar) : "memory");
-}
-__forceinline__ __device__ void init(unsigned bar) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(bar), "r"(1) : "memory");
-}
-__forceinline__ __device__ void expect(unsigned bar, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" :: "r"(bar), "r"(bytes));
-}
-__forceinline__ __device__ void wait(unsigned bar, int phase) {
-  asm volatile("{\\n.reg .pred P1;\\nL:\\nmbarrier.try_wait.parity.shared.b64 P1, [%0], %1;\\n}"
-               :: "r"(bar), "r"(phase) : "memory");
-}
-#define AT(pointer) __cvta_generic_to_shared(pointer)
 """
 )
 

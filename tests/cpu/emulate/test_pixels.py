@@ -7,36 +7,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cpu.emulate.copies import BARRIERS, LOADS
 from cpu.emulate.kernels import clean, only, statement
 from crossfuse.emulate.cuda import emulate
 from crossfuse.errors import CheckFailed
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch, PixelBox, TensorMap
 
-HELPERS = """
+HELPERS = (
+    BARRIERS
+    + LOADS
+    + """
 #include <cuda_fp16.h>
-__forceinline__ __device__ void init(unsigned barrier) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(barrier), "r"(1) : "memory");
-}
-__forceinline__ __device__ void expect(unsigned barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;"
-               :: "r"(barrier), "r"(bytes) : "memory");
-}
-__forceinline__ __device__ void await(unsigned barrier, unsigned parity) {
-  asm volatile("{ .reg .pred P1; WAIT: mbarrier.try_wait.parity.shared.b64 P1, [%0], %1; "
-               "@P1 bra DONE; bra WAIT; DONE: }" :: "r"(barrier), "r"(parity) : "memory");
-}
 __forceinline__ __device__ void load(unsigned to, const void* map, int c, int x, int y, int n,
                                      unsigned barrier, unsigned short across, unsigned short down) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
                "[%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8};"
                :: "r"(to), "l"(map), "r"(c), "r"(x), "r"(y), "r"(n), "r"(barrier), "h"(across),
                   "h"(down) : "memory");
-}
-__forceinline__ __device__ void load_tile(unsigned to, const void* map, int x, int y,
-                                          unsigned barrier) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-               "[%0], [%1, {%2, %3}], [%4];"
-               :: "r"(to), "l"(map), "r"(x), "r"(y), "r"(barrier) : "memory");
 }
 __forceinline__ __device__ float4 fetch(unsigned address) {
   float4 found;
@@ -45,8 +32,8 @@ __forceinline__ __device__ float4 fetch(unsigned address) {
                : "memory");
   return found;
 }
-#define AT(pointer) __cvta_generic_to_shared(pointer)
 """
+)
 BODY = """
   __shared__ alignas(128) half tile[PIXELS * 8];
   __shared__ alignas(8) uint64_t full[1];
@@ -56,7 +43,7 @@ BODY = """
     expect(AT(full), BYTES);
     load(AT(tile), &x_map, CHANNEL, X, Y, IMAGE, AT(full), ACROSS, DOWN);
   }
-  await(AT(full), 0);
+  wait(AT(full), 0);
   if (threadIdx.x < PIXELS) {
     float4 row = fetch(AT(tile + threadIdx.x * 8));
     for (int i = 0; i < 8; ++i) C[threadIdx.x * 8 + i] = ((half*)&row)[i];
@@ -154,7 +141,7 @@ def test_maps_of_a_matrix_and_of_pixels_are_told_apart() -> None:
     assert "a copy of pixels takes a map of a matrix" in finding.detail
     text = image.cuda.replace(
         "load(AT(tile), &x_map, CHANNEL, X, Y, IMAGE, AT(full), ACROSS, DOWN)",
-        "load_tile(AT(tile), &x_map, 0, 0, AT(full))",
+        "load_box(AT(tile), &x_map, 0, 0, AT(full))",
     )
     finding = only(emulate(replace(image, cuda=text), [IMAGES]), "tensor-map")
     assert "a copy of a tile takes a map of pixels" in finding.detail

@@ -5,59 +5,26 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cpu.emulate.copies import BARRIERS, LOADS, STORES
 from cpu.emulate.kernels import clean
 from crossfuse.emulate.cuda import emulate
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch, TensorMap
 
 pytestmark = pytest.mark.cpu
 
-HELPERS = """
-#include <cstdint>
-#include <cuda_fp16.h>
-__forceinline__ __device__ void initialise(unsigned barrier) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(barrier), "r"(1) : "memory");
-}
-__forceinline__ __device__ void expect(unsigned barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;"
-               :: "r"(barrier), "r"(bytes) : "memory");
-}
-__forceinline__ __device__ void wait(unsigned barrier) {
-  asm volatile("{ .reg .pred P1; "
-               "AGAIN: mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 P1, [%0], %1; "
-               "@P1 bra THERE; bra AGAIN; THERE: }" :: "r"(barrier), "r"(0) : "memory");
-}
-__forceinline__ __device__ void load_box(unsigned to, const void* map, int x, int y, unsigned bar) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
-               "[%0], [%1, {%2, %3}], [%4];"
-               :: "r"(to), "l"(map), "r"(x), "r"(y), "r"(bar) : "memory");
-}
-__forceinline__ __device__ void store_box(const void* map, int x, int y, unsigned from) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];"
-               :: "l"(map), "r"(x), "r"(y), "r"(from) : "memory");
-}
-__forceinline__ __device__ void commit() {
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-__forceinline__ __device__ void await_reads() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-__forceinline__ __device__ void fence_shared() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-#define AT(pointer) (unsigned)__cvta_generic_to_shared(pointer)
-"""
+HELPERS = BARRIERS + LOADS + STORES + "#include <cuda_fp16.h>"
 # 8 rows of 128 bytes, swizzled; a thread has two groups of 16 bytes and doubles what is in them.
 BODY = """
   __shared__ alignas(1024) half tile[8 * 64];
   __shared__ alignas(8) uint64_t full[1];
   int lane = threadIdx.x;
-  if (lane == 0) initialise(AT(full));
+  if (lane == 0) init(AT(full));
   __syncthreads();
   if (lane == 0) {
     expect(AT(full), 1024);
     load_box(AT(tile), &a_map, 0, 0, AT(full));
   }
-  wait(AT(full));
+  wait(AT(full), 0);
   for (int row = lane / 8; row < 8; row += 4) {
     for (int each = 0; each < 8; ++each) {
       half* place = tile + row * 64 + (lane % 8 ^ row) * 8 + each;
@@ -111,7 +78,7 @@ FAULTS = {
         BODY.replace("    await_reads();\n", "    tile[0] = __float2half(1.0f);\n"),
         "a store overwrites what a copy still reads",
     ),
-    "a load before the tile has come": (BODY.replace("  wait(AT(full));\n", ""), "reads"),
+    "a load before the tile has come": (BODY.replace("  wait(AT(full), 0);\n", ""), "reads"),
 }
 
 
