@@ -65,6 +65,7 @@ Site product_reads(const Span& span);
 void clear_products();
 
 // ---- ordinary stores that TMA or wgmma will read
+// One about to be made, where a copy or a product still reads.
 void check_store(unsigned window, size_t offset, size_t bytes, Site site);
 void note_generic_store(size_t offset, size_t bytes);
 // All threads of a barrier have met: what they fenced is visible to the async proxy.
