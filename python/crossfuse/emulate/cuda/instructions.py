@@ -163,7 +163,7 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
     for pattern, translator in (
         *TILE_INSTRUCTIONS,
         (
-            r"|setmaxnreg\..*|prefetch\.(?:tensormap|global).*|fence\.mbarrier_init\..*"
+            r"|setmaxnreg\..*|prefetch\.(?:tensormap|global).*"
             r"|griddepcontrol\.launch_dependents;|nanosleep\..*",
             lambda *_: _NOTHING,
         ),
@@ -178,6 +178,7 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             r"mapa\.shared::cluster\.u32 %0, %1, %2;",
             lambda _, each: f"{each[0]} = crossfuse_emulate_map_rank({each[1]}, {each[2]})",
         ),
+        (r"fence\.mbarrier_init\.release\.cluster;", _call("fence_initialised")),
         (r"mbarrier\.init\.shared\.b64 \[%0\], %1;", _call("mbarrier_init")),
         (r"mbarrier\.arrive\.expect_tx\.shared\.b64 _, \[%0\], %1;", _expect),
         (r"mbarrier\.arrive\.shared(?:::cluster)?\.b64 _, \[%0\](?:, %1)?;", _arrive),

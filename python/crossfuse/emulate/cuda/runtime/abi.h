@@ -78,6 +78,8 @@ CrossfuseWide crossfuse_emulate_remote_load(unsigned address, unsigned bytes);
 void crossfuse_emulate_remote_store(unsigned address, unsigned bytes, CrossfuseWide value);
 
 void crossfuse_emulate_mbarrier_init(unsigned address, unsigned count);
+// What the thread has initialised is known behind the cluster barriers that follow.
+void crossfuse_emulate_fence_initialised();
 void crossfuse_emulate_mbarrier_arrive(unsigned address, unsigned count, unsigned bytes);
 void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity);
 // Whether a first phase is complete: now; or after a wait that may end before; or which of two is.

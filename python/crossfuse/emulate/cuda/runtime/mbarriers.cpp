@@ -2,8 +2,8 @@
 #include <map>
 
 #include "async.h"
+#include "races.h"
 #include "schedule.h"
-#include "shadow.h"
 
 namespace emu {
 
@@ -16,6 +16,8 @@ struct Mbarrier {
   LastTouch push;           // of values from other CTAs
   uint64_t filled = 0;      // phases until the last such values had arrived
   uint64_t awaited = 0;     // phases that a thread of the CTA knows to be complete
+  Access made;              // its initialisation
+  int published = -1;       // cluster barriers its maker had arrived at before a fence behind that
 };
 using Key = std::pair<unsigned, size_t>;  // window and offset
 std::map<Key, Mbarrier> mbarriers;
@@ -28,6 +30,28 @@ Mbarrier* find(unsigned window, size_t offset, Site site) {
             "no barrier was initialised here"});
   }
   return nullptr;
+}
+
+// Whether the running thread comes after the initialisation. A fence makes it known through cluster
+// barriers that order nothing else, too.
+bool is_ready(const Mbarrier& barrier) {
+  const Thread& self = *device.current;
+  if (ordered(barrier.made, self, true)) return true;
+  return barrier.published >= 0 && self.waited > barrier.published;
+}
+
+// The barrier at an address that the running thread uses; null if there is none.
+Mbarrier* used(unsigned window, size_t offset, Site site) {
+  Mbarrier* barrier = find(window, offset, site);
+  if (!barrier || is_ready(*barrier) || !is_news("mbarrier", barrier->made.site, site)) {
+    return barrier;
+  }
+  report({"mbarrier", shared_place(offset), barrier->made.site, site, current_cta(),
+          current_thread(),
+          format("%s initialises it, and nothing orders that before this use: no barrier lies "
+                 "between, or a relaxed one without fence.mbarrier_init before it",
+                 who(barrier->made).c_str())});
+  return barrier;
 }
 
 void wake_waiting(const Key& key, const Mbarrier& barrier) {
@@ -51,7 +75,7 @@ void arrive(unsigned address, unsigned count, unsigned bytes, Site site) {
   size_t offset = 0;
   if (!locate(address, window, offset)) return;
   note_peer(window, offset, site);
-  Mbarrier* barrier = find(window, offset, site);
+  Mbarrier* barrier = used(window, offset, site);
   if (!barrier) return;
   barrier->site = site;
   release_to(barrier->arrived);
@@ -133,7 +157,7 @@ namespace {
 bool passes(unsigned address, Site site, size_t& offset) {
   unsigned window = 0;
   if (!locate(address, window, offset)) return true;
-  Mbarrier* barrier = find(window, offset, site);
+  Mbarrier* barrier = used(window, offset, site);
   if (!barrier) return true;
   if ((barrier->phase & 1) == 0) return false;
   barrier->awaited = barrier->phase;
@@ -152,6 +176,16 @@ void crossfuse_emulate_mbarrier_init(unsigned address, unsigned count) {
   emu::Mbarrier& barrier = emu::mbarriers[{window, offset}];
   barrier = emu::Mbarrier();
   barrier.expected = barrier.pending = count;
+  barrier.made = emu::access_now(emu::Mode::kWrite, CROSSFUSE_SITE);
+}
+
+void crossfuse_emulate_fence_initialised() {
+  using namespace emu;
+  const Thread& self = *device.current;
+  for (auto& [key, barrier] : mbarriers) {
+    bool own = key.first == self.cta->window && barrier.made.thread == self.id;
+    if (own && barrier.published < 0) barrier.published = self.arrived;
+  }
 }
 
 void crossfuse_emulate_mbarrier_arrive(unsigned address, unsigned count, unsigned bytes) {
@@ -165,7 +199,7 @@ void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity) {
   unsigned window = 0;
   size_t offset = 0;
   if (!locate(address, window, offset)) return;
-  Mbarrier* barrier = find(window, offset, site);
+  Mbarrier* barrier = used(window, offset, site);
   if (!barrier) return;
   if ((barrier->phase & 1) == (parity & 1)) {
     Thread& self = *device.current;

@@ -135,20 +135,6 @@ void check_sums(const Region& region, size_t offset, const Access& now, const Th
   }
 }
 
-Access access_now(Mode mode, Site site, Doer doer) {
-  const Thread& thread = *device.current;
-  Access now;
-  now.site = is_atomic(mode) ? site | kAtomic : site;
-  now.cluster = thread.cta->cluster->id;
-  now.cta_epoch = thread.cta_epoch;
-  now.warp_epoch = thread.warp_epoch;
-  now.arrived = thread.arrived;
-  now.thread = thread.id;
-  now.agent = static_cast<unsigned>(doer.agent);
-  now.time = doer.agent == Agent::kThread ? thread.time : doer.number;
-  return now;
-}
-
 void refine_to(Region& region, size_t places) {
   size_t grid = (size_t(1) << region.granule) - 1;
   if (places & grid) refine(region, __builtin_ctzl(places));
@@ -242,6 +228,20 @@ void access_shared(size_t at, size_t bytes, Mode mode, Site site) {
 }
 
 }  // namespace
+
+Access access_now(Mode mode, Site site, Doer doer) {
+  const Thread& thread = *device.current;
+  Access now;
+  now.site = is_atomic(mode) ? site | kAtomic : site;
+  now.cluster = thread.cta->cluster->id;
+  now.cta_epoch = thread.cta_epoch;
+  now.warp_epoch = thread.warp_epoch;
+  now.arrived = thread.arrived;
+  now.thread = thread.id;
+  now.agent = static_cast<unsigned>(doer.agent);
+  now.time = doer.agent == Agent::kThread ? thread.time : doer.number;
+  return now;
+}
 
 void settle() {
   if (!unsettled.region) return;

@@ -14,6 +14,8 @@ struct Doer {
   Agent agent = Agent::kThread;
   uint32_t number = 0;  // of the copy
 };
+// The record of an access that is made now.
+Access access_now(Mode mode, Site site, Doer doer = {});
 // An access by generated code to an ordinary address.
 void access(const void* pointer, size_t bytes, Mode mode, Site site, Doer doer = {});
 // Looks at what the thread has stored since, where that depends on what it has changed.
