@@ -56,6 +56,10 @@ class Body:
         If rows of the left operand are made chunk by chunk.
     help : Help | None
         If a CTA makes rows that others are late with.
+    factors : Any
+        Buffer of the factors of all rows in global memory, if the product has a head.
+    own_made : Any
+        Address of the barrier that completes when this CTA has made its own rows, if it has.
     """
 
     plan: KernelPlan
@@ -73,6 +77,8 @@ class Body:
     timeline: Timeline
     chunks: ChunkBarriers | None = None
     help: Help | None = None
+    factors: Any = None
+    own_made: Any = None
 
     def region(self, name: str) -> Callable[[Any], Any]:
         """A function from an offset in a region to an address."""
@@ -118,16 +124,17 @@ class Body:
 
     @contextmanager
     def each_step(
-        self, phase: PhasePlan, *, unrolled: bool = False
+        self, phase: PhasePlan, first: int = 0, last: Any = None, *, unrolled: bool = False
     ) -> Iterator[tuple[dict[Any, Any], Any]]:
         """Statements for each step of the reduction; yields the step variable's value, and number.
 
-        They differ where the CTAs of a cluster begin with their own slices.
+        They differ where the CTAs of a cluster begin with their own slices. From a `first` one on,
+        and to one before `last`, if they are given.
         """
         contraction, gather = phase.program.contraction, phase.program.takes
         steps = contraction.steps
         loop = ir.script.unroll if unrolled else ir.script.serial
-        with loop(0, steps) as number:
+        with loop(first, steps if last is None else last) as number:
             ir.IRBuilder.name("step", number)
             step = number
             if gather is not None and gather.ring and gather.place.extent > 1:

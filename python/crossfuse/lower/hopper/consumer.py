@@ -23,12 +23,13 @@ from crossfuse.lower.hopper.multiply.wgmma import Multiplier
 from crossfuse.lower.hopper.plan.fillers import count
 from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.rows.chunk_correct import correct_sums
+from crossfuse.lower.hopper.rows.head import Head
 from crossfuse.lower.hopper.rows.warpgroup import RowsWithHelp
 from crossfuse.lower.hopper.statements import registers, run, when
 from crossfuse.lower.hopper.sync import mbarrier
 from crossfuse.lower.hopper.sync.ring import Cursor, Release
 from crossfuse.lower.hopper.tile_end import TileEnd
-from crossfuse.lower.hopper.warmup import warmed_up
+from crossfuse.lower.hopper.warmup import Warmup, hidden, warmed_up
 
 
 def emit_multiplying(body: Body) -> None:
@@ -43,11 +44,15 @@ def emit_multiplying(body: Body) -> None:
     once = all(plan.clusters >= each.program.tiles for each in plan.phases)
     made, flags = plan.rows, plan.phases[0].awaits
     rows = None
-    if body.help is not None and made is not None and flags is not None:
+    helps = body.help is not None and plan.head is None
+    if helps and made is not None and flags is not None:
         rows = RowsWithHelp(body, made, flags)
+    head = None if plan.head is None else Head(body, plan.phases[0], plan.head)
     with warmed_up(once) as warmup:
         if rows is not None:
             rows.make(warmup)
+        elif plan.head is not None:
+            _meet_started(body, warmup)
         if plan.is_awaited_by_all:
             with warmup.skipped():
                 run(ir.script.ptx.griddepcontrol.wait())
@@ -61,7 +66,7 @@ def emit_multiplying(body: Body) -> None:
             )
             boxes = _boxes(body, number, warpgroup, rings[0])
             end = TileEnd(body, number, warpgroup, accumulators, kept, boxes, warmup)
-            _emit_tiles(body, number, multiplier, rings, end)
+            _emit_tiles(body, number, multiplier, rings, end, head)
         if plan.summed is not None:
             threads = WARPGROUP * plan.consumers
             total = Sum(plan.summed, where, threads, warmup)
@@ -69,6 +74,14 @@ def emit_multiplying(body: Body) -> None:
             body.timeline.stamp("summed")
     if plan.cluster_size > 1 and not plan.leaves_early:
         mbarrier.leave_cluster()
+
+
+def _meet_started(body: Body, warmup: Warmup) -> None:
+    """Wait for the cluster, in the warm-up: nothing has been sent or received before."""
+    if body.plan.cluster_size > 1:
+        with when(hidden(warmup.turn) == 0):
+            mbarrier.await_started()
+    body.timeline.stamp("cluster met")
 
 
 def _expect_slices(body: Body, warpgroup: Any) -> None:
@@ -80,7 +93,12 @@ def _expect_slices(body: Body, warpgroup: Any) -> None:
 
 
 def _emit_tiles(
-    body: Body, number: int, multiplier: Multiplier, rings: list[_Side], end: TileEnd
+    body: Body,
+    number: int,
+    multiplier: Multiplier,
+    rings: list[_Side],
+    end: TileEnd,
+    head: Head | None,
 ) -> None:
     """All tiles of a phase."""
     plan, phase = body.plan, body.plan.phases[number]
@@ -96,7 +114,9 @@ def _emit_tiles(
             gather = phase.program.takes
             if gather is not None and not gather.ring and body.gather is not None:
                 await_slices(body.gather, body.where.warpgroup - 1, 0)
-            _multiply(body, number, multiplier, rings)
+            if head is not None:
+                head.prepare(places)
+            _multiply(body, number, multiplier, rings, head)
         body.timeline.stamp("multiplied", number)
         leaves = plan.leaves_early and phase is plan.phases[-1]
         end.tile(places, mbarrier.leave_cluster if leaves else None)
@@ -134,44 +154,68 @@ class _Side:
         return Release(self.ring, where.thread, (found, rank), self.plan.sharers // found)
 
 
-def _multiply(body: Body, phase_number: int, multiplier: Multiplier, rings: list[_Side]) -> None:
-    """All steps of a tile; a stage is handed back when the next one's products are under way.
+def _multiply(
+    body: Body, number: int, multiplier: Multiplier, rings: list[_Side], head: Head | None
+) -> None:
+    """All steps of a tile: of raw rows first, if there is a head."""
+    steps = _Steps(body, number, multiplier, rings)
+    first, last = 0, body.plan.phases[number].program.contraction.steps
+    if head is not None:
+        first = head.steps
+        # Code that runs once is fetched from L2. Of a number of steps that it knew, the compiler
+        # would make as many copies.
+        steps.emit(0, hidden(ir.script.int32(first)))
+        multiplier.wait(pending=0)
+        rings[0].cursor.wait_full()  # the next rows have been made
+        head.scale(multiplier)
+    steps.emit(first, last)
+    multiplier.wait(pending=0)
+    steps.hand_back()
+
+
+class _Steps:
+    """Steps of a tile; a stage is handed back when the next one's products are under way.
 
     The last left stages are not, if boxes will take their place.
     """
-    phase = body.plan.phases[phase_number]
-    left, right = rings
-    rings = rings if phase.left is not None else [right]
-    releases = [ring.release(phase_number) for ring in rings]
-    kept_from = phase.program.contraction.steps - phase.store.pages
 
-    def hand_back(number: Any = None) -> None:
-        for ring, release in zip(rings, releases, strict=True):
-            keeps = phase.store.pages and ring is left
+    def __init__(self, body: Body, number: int, multiplier: Multiplier, rings: list[_Side]) -> None:
+        self.body, self.number, self.phase = body, number, body.plan.phases[number]
+        self.multiplier, (self.left, self.right) = multiplier, rings
+        self.rings = rings if self.phase.left is not None else [self.right]
+        self.releases = [ring.release(number) for ring in self.rings]
+        self.kept_from = self.phase.program.contraction.steps - self.phase.store.pages
+
+    def hand_back(self, number: Any = None) -> None:
+        """Hand back the stages before those of a step, or the last ones."""
+        for ring, release in zip(self.rings, self.releases, strict=True):
+            keeps = self.phase.store.pages and ring is self.left
             if keeps and number is None:
                 continue  # boxes come into the last ones
-            with when(number <= kept_from) if keeps else nullcontext():
+            with when(number <= self.kept_from) if keeps else nullcontext():
                 release(ring.cursor.previous)
 
-    # Registers have no addresses: each step names its own.
-    with body.each_step(phase, unrolled=phase.program.reuses) as (values, number):
-        for ring in rings:
-            ring.cursor.wait_full()
-        if body.plan.timed:
-            with when(number == 0):
-                body.timeline.stamp("first tiles", phase_number)
-        step = values[phase.program.contraction.step]
-        _await_slice(body, phase, number, step)
-        place = left.cursor.stage if phase.left is not None else step
-        correct_sums(body, phase, multiplier, place, number)
-        multiplier.start(place, right.cursor.stage, number == 0)
-        multiplier.wait(pending=1)
-        with when(number > 0):
-            hand_back(number)
-        for ring in rings:
-            ring.cursor.advance()
-    multiplier.wait(pending=0)
-    hand_back()
+    def emit(self, first: int, last: Any) -> None:
+        """Write steps, from one on to one before another."""
+        body, phase, multiplier = self.body, self.phase, self.multiplier
+        # Registers have no addresses: each step names its own.
+        unrolled = phase.program.reuses
+        with body.each_step(phase, first, last, unrolled=unrolled) as (values, number):
+            for ring in self.rings:
+                ring.cursor.wait_full()
+            if body.plan.timed:
+                with when(number == 0):
+                    body.timeline.stamp("first tiles", self.number)
+            step = values[phase.program.contraction.step]
+            _await_slice(body, phase, number, step)
+            place = self.left.cursor.stage if phase.left is not None else step
+            correct_sums(body, phase, multiplier, place, number)
+            multiplier.start(place, self.right.cursor.stage, number == 0)
+            multiplier.wait(pending=1)
+            with when(number > 0):
+                self.hand_back(number)
+            for ring in self.rings:
+                ring.cursor.advance()
 
 
 def _await_slice(body: Body, phase: PhasePlan, number: Any, step: Any) -> None:

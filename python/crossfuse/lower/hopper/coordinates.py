@@ -58,8 +58,8 @@ class Launched(Protocol):
         """Clusters."""
 
     @property
-    def consumers(self) -> int:
-        """Warpgroups that multiply; one more loads."""
+    def threads(self) -> int:
+        """Threads of a CTA."""
 
     @property
     def phases(self) -> tuple[PhasePlan, ...]:
@@ -70,7 +70,7 @@ def declare_coordinates(plan: Launched) -> Coordinates:
     """Declare the launch and name its coordinates."""
     rank = ir.script.cta_id_in_cluster([plan.cluster_size])
     cluster = ir.script.cluster_id([plan.clusters])
-    warpgroup = ir.script.warpgroup_id([plan.consumers + 1])
+    warpgroup = ir.script.warpgroup_id([plan.threads // WARPGROUP])
     thread = ir.script.thread_id_in_wg([WARPGROUP])
     names = {"rank": rank, "cluster": cluster, "warpgroup": warpgroup, "thread": thread}
     for name, variable in names.items():

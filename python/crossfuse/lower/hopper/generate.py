@@ -77,7 +77,8 @@ def generate(
     kernels = _kernels([partial(emit_kernel, each) for each in plans], device, name)
     launches = _launches(plans, kernels)
     taken = {each for plan in plans for phase in plan.phases for each in phase.program.parameters}
-    spaces = tuple(_spec(each) for each in workspaces(func) if each in taken)
+    own = (each for plan in plans for each in plan.workspaces)
+    spaces = (*(_spec(each) for each in workspaces(func) if each in taken), *own)
     sums = tuple(_spec(each) for plan in plans for each in plan.sums)
     kept = (*(each for plan in plans for each in plan.state), *sums)
     image = KernelImage(name, _cuda(kernels), buffers, launches, spaces, kept, bool(sums))

@@ -22,9 +22,11 @@ from crossfuse.lower.hopper.kernel_parts import (
 )
 from crossfuse.lower.hopper.plan.kernel import KernelPlan
 from crossfuse.lower.hopper.producer import emit_loading
+from crossfuse.lower.hopper.rows.apart import RowsApart
 from crossfuse.lower.hopper.rows.chunk_barriers import ChunkBarriers
 from crossfuse.lower.hopper.rows.emit import fetch_rows
 from crossfuse.lower.hopper.rows.helping import Help
+from crossfuse.lower.hopper.rows.room import BESIDE_HEAD
 from crossfuse.lower.hopper.rows.warpgroup import meet_and_make_rows
 from crossfuse.lower.hopper.statements import branches, run, when
 from crossfuse.lower.hopper.sync import mbarrier
@@ -57,12 +59,16 @@ def emit_kernel(plan: KernelPlan, name: str) -> Any:
         rows = plan.phases[0].program.store.rows
         if rows is not None:
             images[rows.count] = ir.script.arg(ROW_COUNT, ir.script.int32())
-        flags, stamps = (
+        flags, stamps, factors = (
             [
                 ir.script.arg(each.name, ir.script.Buffer(list(each.shape), each.dtype))
                 for each in group
             ]
-            for group in (plan.state, (timeline_buffer(plan),) if plan.timed else ())
+            for group in (
+                plan.state,
+                (timeline_buffer(plan),) if plan.timed else (),
+                plan.workspaces,
+            )
         )
         maps = {
             each.name: ir.script.arg(each.name, ir.script.TensorMap()) for each in plan.tensor_maps
@@ -72,16 +78,18 @@ def emit_kernel(plan: KernelPlan, name: str) -> Any:
             phases = tuple(
                 replace(each, program=each.program.with_parameters(images)) for each in plan.phases
             )
-            kept = [each[0] if each else None for each in (flags, stamps)]
+            kept = [each[0] if each else None for each in (flags, stamps, factors)]
             _emit_body(replace(plan, phases=phases), maps, *kept)
     return builder.get()
 
 
-def _emit_body(plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any) -> None:
+def _emit_body(
+    plan: KernelPlan, maps: dict[str, Any], flags: Any, stamps: Any, factors: Any
+) -> None:
     where = declare_coordinates(plan)
     timeline = Timeline(plan, where, stamps)
     timeline.begin()
-    body = _declared(plan, where, maps, flags, timeline)
+    body = replace(_declared(plan, where, maps, flags, timeline), factors=factors)
     fetch_rows(plan, where)
     if plan.helps:
         _emit_roles_at_once(body)
@@ -124,10 +132,31 @@ def _emit_roles_at_once(body: Body) -> None:
             _let_next_begin()
             emit_loading(body)
         with multiplying:
-            set_registers("inc", more)
-            if body.plan.cluster_size > 1:
-                mbarrier.say_started()
+            if body.plan.head is not None:
+                _emit_beside_rows(body)
+            else:
+                set_registers("inc", more)
+                _begin(body)
+                emit_multiplying(body)
+
+
+def _emit_beside_rows(body: Body) -> None:
+    """A warpgroup makes rows, the others multiply."""
+    with branches(body.where.warpgroup > body.plan.consumers) as (making, multiplying):
+        with making:
+            set_registers("dec", BESIDE_HEAD[2])
+            _begin(body)
+            RowsApart(body).emit()
+        with multiplying:
+            set_registers("inc", body.plan.registers[1])
+            _begin(body)
             emit_multiplying(body)
+
+
+def _begin(body: Body) -> None:
+    """Tell the cluster that these threads run; they wait for the others later."""
+    if body.plan.cluster_size > 1:
+        mbarrier.say_started()
 
 
 def _prepare(body: Body) -> None:
@@ -174,7 +203,8 @@ def _declared(
     if plan.phases[0].chunks is not None:
         chunks = ChunkBarriers(plan.phases[0].chunks, partial(barrier, "row_barriers"))
     barriers = (left, right, exchange, paired, gather, summed, rows_made)
-    body = Body(plan, where, maps, memory, *barriers, flags, timeline, chunks)
+    own_made = barrier("own_rows_barrier") if plan.head is not None else None
+    body = Body(plan, where, maps, memory, *barriers, flags, timeline, chunks, own_made=own_made)
     if not plan.helps:
         return body
     return replace(body, help=Help(rows_made, *(barrier("help", each) for each in range(3))))
@@ -187,13 +217,13 @@ def _initialise(body: Body) -> None:
     body.right.initialise(plan.consumers * plan.right.sharers, thread)
     if body.chunks is not None:
         body.chunks.initialise(thread)
-    for barrier in (body.summed, body.paired, body.rows_made):
+    for barrier in (body.summed, body.paired, body.rows_made, body.own_made):
         if barrier is not None:
             with when(thread == 0):
                 mbarrier.initialise(barrier, 1)
     if body.help is not None:
         with when(thread == 0):
-            body.help.initialise(plan.consumers)
+            body.help.initialise(plan.consumers if plan.head is None else 1)
     for phase in plan.phases:
         exchange = phase.program.exchange
         if exchange is not None and not exchange.pair and body.exchange is not None:

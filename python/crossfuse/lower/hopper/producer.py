@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,10 +25,12 @@ from crossfuse.lower.hopper.rows.chunk_emit import emit_chunks, emit_flags
 from crossfuse.lower.hopper.rows.chunk_load import factor_bytes, load_factors
 from crossfuse.lower.hopper.rows.chunk_plan import FLAG_WARP
 from crossfuse.lower.hopper.rows.emit import FIRST_WARP, emit_rows
+from crossfuse.lower.hopper.rows.head_plan import ON_THEIR_WAY
 from crossfuse.lower.hopper.statements import Variable, branches, let, run, when
 from crossfuse.lower.hopper.sync import mbarrier
 from crossfuse.lower.hopper.sync.flag_reader import FlagReader
 from crossfuse.lower.hopper.sync.ring import Cursor, Throttle
+from crossfuse.lower.hopper.warmup import hidden
 
 
 def emit_loading(body: Body) -> None:
@@ -126,12 +129,21 @@ def _emit_rights(body: Body) -> None:
     cursor = Cursor(body.right)
     plan = body.plan
     throttle = Throttle(body.right, plan.on_their_way, plan.on_their_way_first, body.rows_made)
+    if plan.head is not None:
+        begin = ON_THEIR_WAY, 2 * plan.head.steps
+        throttle = Throttle(body.right, plan.on_their_way, begin=begin)
     for number, phase in enumerate(plan.phases):
         body.timeline.stamp_here("weights asked for", number)
-        with body.each_tile(phase) as places, body.each_step(phase) as (step, _):
+        # In front of a head this loop is waited for: it is short, and not unrolled.
+        last = None if plan.head is None else hidden(_steps(phase))
+        with body.each_tile(phase) as places, body.each_step(phase, 0, last) as (step, _):
             throttle()
             _load(body, phase, "right", cursor, phase.rights, places | step)
             cursor.advance()
+
+
+def _steps(phase: PhasePlan) -> Any:
+    return ir.script.int32(phase.program.contraction.steps)
 
 
 def _emit_lefts(body: Body) -> None:
@@ -150,7 +162,8 @@ def _emit_lefts(body: Body) -> None:
         with body.each_tile(phase) as places:
             if reader is not None:
                 _start(reader, phase, places)
-            with body.each_step(phase) as (step, _):
+            first = 0 if phase is not plan.phases[0] else _emit_raw(body, phase, cursor, places)
+            with body.each_step(phase, first) as (step, _):
                 if reader is not None:
                     reader.wait(at(_last_column(phase), places, step))
                 if told is not None:
@@ -168,6 +181,26 @@ def _emit_lefts(body: Body) -> None:
                 mbarrier.arrive(body.summed)
     if plan.is_persistent:
         _count_launch(body, launch)
+
+
+def _emit_raw(body: Body, phase: PhasePlan, cursor: Cursor, places: dict[Any, Any]) -> int:
+    """Load the raw tiles of a head; returns how many.
+
+    They wait for no other CTA, but for the rows of this one: who makes these needs the same
+    elements first, which are in L2 then.
+    """
+    head = body.plan.head
+    if head is None or phase.left is None:
+        return 0
+    mbarrier.wait(body.own_made, 0)
+    # Code that runs once is fetched from L2: of a number that it knew, the compiler would make as
+    # many copies.
+    raw = replace(phase.left, map=head.raw)
+    with body.each_step(phase, 0, hidden(ir.script.int32(head.steps))) as (step, _):
+        with when(body.where.lane == 0):
+            _load(body, phase, "left", cursor, (raw,), places | step)
+        cursor.advance()
+    return head.steps
 
 
 def _tell_once(body: Body, told: Variable) -> None:

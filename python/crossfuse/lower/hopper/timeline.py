@@ -94,6 +94,8 @@ class Timeline:
         self.buffer = buffer
         self.cta = where.cluster * plan.cluster_size + where.rank
         self.by_warpgroups = plan.rows is not None and plan.rows.by_warpgroups
+        # Beside a head the last warpgroup makes rows, else all that multiply.
+        self.maker = 1 if plan.head is None else plan.consumers + 1
 
     def begin(self) -> None:
         """Clear the row of this CTA, each event by the thread that notes it; stamp the first."""
@@ -133,9 +135,8 @@ class Timeline:
         return self._loading if event.startswith(_ASKED) else self._multiplying
 
     def _making(self) -> Any:
-        if self.by_warpgroups:
-            return self._multiplying()
-        return when(ir.script.And(self.where.warpgroup == 0, self.where.thread == _MAKING))
+        maker, thread = (self.maker, 0) if self.by_warpgroups else (0, _MAKING)
+        return when(ir.script.And(self.where.warpgroup == maker, self.where.thread == thread))
 
     def _loading(self) -> Any:
         return when(ir.script.And(self.where.warpgroup == 0, self.where.thread == 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,54 @@ def quantised(tokens: int, depth: int, columns: int) -> CascadeSpec:
 def of_spec(given: CascadeSpec, constant: bool = False, **tiles: int) -> Any:
     """A packaged one."""
     return scheduled(prim_func(given), constant=constant, **tiles)
+
+
+#: Two warpgroups multiply these, with sums that leave room for one that makes rows.
+TILES = {"rows": 128, "columns": 192}
+#: Norms whose products begin with raw rows, and their tiles: CTAs alone and in pairs, with one row
+#: each, with two, and with none.
+HEADS: dict[str, tuple[CascadeSpec, dict[str, int]]] = {
+    "a tile without rows": (spec(16, 2048, 768), TILES | {"cluster": 2}),
+    "one CTA a cluster": (spec(3, 1024, 576), TILES | {"cluster": 1}),
+    "whole tiles": (spec(128, 768, 4096), {"rows": 128, "columns": 64, "cluster": 1}),
+    "odd rows and columns": (spec(7, 520, 800), {"rows": 128, "columns": 160, "cluster": 2}),
+}
+
+
+#: An element of a norm, of that of x, the row's factor, and the gain of its column.
+Element = Callable[[Any, Any, Any], Any]
+
+
+def norm_gemm(
+    tokens: int, depth: int, columns: int, element: Element, dtype: str = "bfloat16"
+) -> Any:
+    """A norm by the root of the mean square, whose elements `element` makes, and a product."""
+    x, weight = (
+        te.placeholder(shape, dtype, name)
+        for name, shape in (("x", (tokens, depth)), ("weight", (columns, depth)))
+    )
+    gain = te.placeholder((depth,), dtype, "gain")
+    j, k = (te.reduce_axis((0, depth), name) for name in ("j", "k"))
+    squares = te.compute(
+        (tokens,),
+        lambda i: te.sum(x[i, j].astype("float32") * x[i, j].astype("float32"), axis=j),
+        "squares",
+    )
+
+    def normal(i: Any, j: Any) -> Any:
+        factor = tirx.rsqrt(squares[i] / float(depth) + tirx.const(EPSILON, "float32"))
+        return element(x[i, j].astype("float32"), factor, gain[j].astype("float32")).astype(dtype)
+
+    normalised = te.compute(x.shape, normal, "normalised")
+    product = te.compute(
+        (tokens, columns),
+        lambda i, n: te.sum(
+            normalised[i, k].astype("float32") * weight[n, k].astype("float32"), axis=k
+        ),
+        "product",
+    )
+    out = te.compute(product.shape, lambda i, n: product[i, n].astype(dtype), "out")
+    return te.create_prim_func([x, gain, weight, out])
 
 
 def layernorm_gemm(tokens: int, depth: int, columns: int, dtype: str = "bfloat16") -> Any:

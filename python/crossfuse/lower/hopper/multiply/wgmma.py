@@ -16,6 +16,7 @@ from crossfuse.lower.hopper.multiply.instruction import (
     words,
 )
 from crossfuse.lower.hopper.multiply.left_tiles import LeftOperand
+from crossfuse.lower.hopper.multiply.scale import scale
 from crossfuse.lower.hopper.plan.memory import RingPlan
 from crossfuse.lower.hopper.plan.operand import Operand
 from crossfuse.lower.hopper.plan.phase import PhasePlan
@@ -95,6 +96,11 @@ class Multiplier:
         if pending == 0:
             self.hold()
             self.left.hold()
+
+    def scale(self, above: Any, below: Any) -> None:
+        """Multiply the sums of either row of a thread, of which none are under way, by a factor."""
+        scale(self.accumulators, self.plan.sums, above, below)
+        self.hold()
 
     def hold(self) -> None:
         """Keep the compiler from moving the accumulators across this place."""

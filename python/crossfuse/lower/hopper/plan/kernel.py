@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse.hardware import WARPGROUP, Device
@@ -13,8 +13,9 @@ from crossfuse.lower.hopper.plan.phase import PhasePlan
 from crossfuse.lower.hopper.plan.phases import plan_phases
 from crossfuse.lower.hopper.program.sum_program import SumProgram
 from crossfuse.lower.hopper.program.tile_program import TileProgram
+from crossfuse.lower.hopper.rows.head_plan import HeadPlan, plan_head
 from crossfuse.lower.hopper.rows.program import RowProgram
-from crossfuse.lower.hopper.rows.room import registers_beside
+from crossfuse.lower.hopper.rows.room import BESIDE_HEAD, registers_beside
 from crossfuse.lower.hopper.sync.flags import Flags, state
 from crossfuse.lower.image import BufferSpec, TensorMap
 from crossfuse.lower.refusal import refuse
@@ -45,6 +46,8 @@ class KernelPlan:
         Of the kernel in its function.
     timed : bool
         Whether it notes when it did what, see `timeline`.
+    head : HeadPlan | None
+        If its product begins with raw rows, and a warpgroup of its own makes the others.
     """
 
     phases: tuple[PhasePlan, ...]
@@ -55,10 +58,11 @@ class KernelPlan:
     early: bool = False
     number: int = 0
     timed: bool = False
+    head: HeadPlan | None = None
 
     @property
     def consumers(self) -> int:
-        """Warpgroups that multiply; one more loads."""
+        """Warpgroups that multiply; one more loads, and beside a head one makes rows."""
         return self.phases[0].consumers
 
     @property
@@ -69,7 +73,7 @@ class KernelPlan:
     @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return WARPGROUP * (self.consumers + 1)
+        return WARPGROUP * (self.consumers + 1 + (self.head is not None))
 
     @property
     def cluster_size(self) -> int:
@@ -84,6 +88,8 @@ class KernelPlan:
     @property
     def registers(self) -> tuple[int, int]:
         """Registers of a thread that loads, and of one that multiplies; 0 as launched."""
+        if self.head is not None:
+            return BESIDE_HEAD[0], BESIDE_HEAD[1]
         return registers_beside(self.rows)[self.consumers]
 
     @property
@@ -206,7 +212,14 @@ class KernelPlan:
     @property
     def tensor_maps(self) -> tuple[TensorMap, ...]:
         """Descriptors that the kernel takes, each once."""
-        return tuple(dict.fromkeys(map_ for each in self.phases for map_ in each.tensor_maps))
+        raw = () if self.head is None else (self.head.raw,)
+        maps = (map_ for each in self.phases for map_ in each.tensor_maps)
+        return tuple(dict.fromkeys((*maps, *raw)))
+
+    @property
+    def workspaces(self) -> tuple[BufferSpec, ...]:
+        """What the kernel keeps in global memory for itself, for one launch."""
+        return () if self.head is None else (self.head.factors,)
 
 
 def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int = 0) -> KernelPlan:
@@ -238,7 +251,11 @@ def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int =
     # What makes rows reads them after the kernel before, if nvcc cannot move these loads.
     placed = rows is None or rows.is_placed
     constant = placed and all(each.program.contraction.constant for each in phases)
-    return KernelPlan(phases, *plan_memory(phases, device), clusters, follows or constant, number)
+    early = follows or constant
+    plan = KernelPlan(phases, *plan_memory(phases, device), clusters, early, number)
+    head = plan_head(plan)
+    arena = plan.arena if head is None else plan.arena.with_region("own_rows_barrier", 8, 8)
+    return replace(plan, head=head, arena=arena) if arena.size <= device.max_shared_bytes else plan
 
 
 def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.lower.hopper.rows.fresh import flat, fresh
 from crossfuse.lower.refusal import refuse
 
 
@@ -48,7 +49,7 @@ class RowStatements:
         copies: list[tuple[Any, Any]] = []  # registers, and the loop that fills them
         same: dict[Any, Any] = {}
         rest: list[Any] = []
-        for each in _flat(statement):
+        for each in flat(statement):
             into = _copy_of(each, source)
             if isinstance(each, ir.AllocBuffer):
                 held.append(each)
@@ -68,29 +69,9 @@ class RowStatements:
 
     def fresh(self) -> RowStatements:
         """The same statements, with registers and loop variables of their own."""
-        images: dict[Any, Any] = {}
-
-        def allocate(node: Any) -> None:
-            kind = node.buffer.ty
-            images[node.buffer] = ir.tirx.decl_buffer(
-                kind.shape, kind.dtype, node.buffer.name, scope=node.buffer.scope(), layout=None
-            )
-
-        def count(loop: Any) -> None:
-            images[loop.loop_var] = ir.Var(loop.loop_var.name, str(loop.loop_var.ty))
-
-        def renamed(node: Any) -> Any:
-            return ir.substitute(node, lambda var: images.get(var, var))
-
-        for each in (*self.loads, *self.rest):
-            ir.walk(each, (ir.AllocBuffer, allocate), (ir.For, count))
-        return RowStatements(tuple(map(renamed, self.loads)), tuple(map(renamed, self.rest)))
-
-
-def _flat(statement: Any) -> list[Any]:
-    if not isinstance(statement, ir.SeqStmt):
-        return [statement]
-    return [each for part in statement.seq for each in _flat(part)]
+        made = fresh((*self.loads, *self.rest))
+        count = len(self.loads)
+        return RowStatements(made[:count], made[count:])
 
 
 def _copy_of(statement: Any, source: Any) -> Any:

@@ -42,7 +42,7 @@ def correct_sums(
     chunks = phase.chunks
     if chunks is None:
         return
-    where, sums = body.where, phase.sums
+    where = body.where
     with when(ir.script.And(number > 0, number % steps_of_chunk(phase) == 0)):
         warp = (where.warpgroup - 1) * phase.warpgroups.share + where.warp * 16
         row = stage * chunks.tile + warp + where.lane // 4
@@ -58,16 +58,4 @@ def correct_sums(
         )
         with when(found != 0):
             multiplier.wait(pending=0)
-            name = f"crossfuse_correct_{sums}"
-            data = multiplier.accumulators.data
-            run(ir.cuda_func_call(name, data, *halves, source_code=_correct(name, sums)))
-            multiplier.hold()
-
-
-def _correct(name: str, sums: int) -> str:
-    """Sums 4 j + 2 h + q of a thread are of row h of its two."""
-    return (
-        f"__device__ __forceinline__ void {name}(float* sums, float above, float below) {{\n"
-        f"#pragma unroll\n  for (int i = 0; i < {sums}; ++i) "
-        "sums[i] *= i / 2 % 2 ? below : above;\n}\n"
-    )
+            multiplier.scale(*halves)

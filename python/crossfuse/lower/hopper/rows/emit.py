@@ -47,6 +47,14 @@ def fetch_rows(plan: KernelPlan, where: Coordinates) -> None:
     rows = plan.rows
     if rows is None or rows.chunks is not None:
         return
+    if plan.head is not None:
+        with when(where.warpgroup > plan.consumers):
+            for number in range(plan.head.at_once):
+                row = let("row_ahead", first_row(plan, where, rows, number))
+                with when(row < rows.rows):
+                    for each in rows.read if number == 0 else rows.matrices:
+                        _fetch(each, row, where.thread, rows.threads)
+        return
     row = let("row_ahead", first_row(plan, where, rows))
     makes = [where.warpgroup == 0, where.thread >= FIRST_WARP * WARP]
     if rows.by_warpgroups:
@@ -68,20 +76,23 @@ def _fetch(buffer: Any, row: Any, lane: Any, threads: int) -> None:
             run(ir.cuda_func_call("crossfuse_fetch_line", place, source_code=_FETCH_LINE))
 
 
-def first_row(plan: KernelPlan, where: Coordinates, rows: RowProgram) -> Any:
-    """The first row of a warp or a warpgroup: those of all CTAs are under way together."""
+def first_row(plan: KernelPlan, where: Coordinates, rows: RowProgram, number: Any = None) -> Any:
+    """The first row of a warp or a warpgroup: those of all CTAs are under way together.
+
+    With a `number`, that of those that a warpgroup makes side by side.
+    """
     cta = where.cluster * plan.cluster_size + where.rank
-    number = where.warpgroup - 1 if rows.by_warpgroups else where.warp - FIRST_WARP
+    if number is None:
+        number = where.warpgroup - 1 if rows.by_warpgroups else where.warp - FIRST_WARP
     return number * (plan.clusters * plan.cluster_size) + cta
 
 
-def after_kernel_before(plan: KernelPlan, *places: Any) -> tuple[Any, ...]:
+def after_kernel_before(plan: KernelPlan, **places: Any) -> tuple[Any, ...]:
     """Wait for the kernel before, if this one starts early: what loads come from, known then."""
     if not plan.early:
-        return places
+        return tuple(places.values())
     run(ir.script.ptx.griddepcontrol.wait())
-    names = ("row_then", "lane_then")
-    return tuple(let(name, _pinned(each)) for name, each in zip(names, places, strict=True))
+    return tuple(let(name, _pinned(each)) for name, each in places.items())
 
 
 def emit_rows(body: Body, rows: RowProgram, flags: Flags) -> None:
@@ -101,7 +112,9 @@ def emit_rows(body: Body, rows: RowProgram, flags: Flags) -> None:
         Of the tiles that a product loads.
     """
     where, ctas = body.where, body.plan.clusters * body.plan.cluster_size
-    first, lane = after_kernel_before(body.plan, first_row(body.plan, where, rows), where.lane)
+    first, lane = after_kernel_before(
+        body.plan, row_then=first_row(body.plan, where, rows), lane_then=where.lane
+    )
     body.timeline.stamp_rows(ROWS_BEGUN)
     row = Variable("row", "int32", first)
     writer = FlagWriter(body.placed(flags))

@@ -141,6 +141,10 @@ class Help:
             return_type="int32",
         )
 
+    def await_rows(self) -> Any:
+        """The same where the rows of the tile are waited for, and not the tile itself."""
+        return self.await_tile(self.made)
+
     def say_done(self) -> None:
         """One thread of a warpgroup calls it, which met the others after their stores."""
         fence_copies()

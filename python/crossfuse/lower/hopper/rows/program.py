@@ -8,6 +8,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARP
+from crossfuse.lower.hopper.rows.scaled import ScaledRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +66,8 @@ class RowProgram:
         Buffers of four-byte numbers in shared memory, which its warps pass one another.
     count : tvm.ir.Var | None
         Rows of a call, of functions that take fewer: see `with_count`.
+    scaled : ScaledRows | None
+        What of an element is known before its row has been read, if all else is a factor.
     """
 
     buffer: Any
@@ -78,6 +81,7 @@ class RowProgram:
     threads: int = WARP
     staged: tuple[Any, ...] = ()
     count: Any = None
+    scaled: ScaledRows | None = None
 
     @property
     def by_warpgroups(self) -> bool:
@@ -100,6 +104,11 @@ class RowProgram:
         return int(self.buffer.ty.shape[1])
 
     @property
+    def matrices(self) -> tuple[Any, ...]:
+        """What it loads that has elements of its own for each row."""
+        return tuple(each for each in self.read if len(each.ty.shape) > 1)
+
+    @property
     def is_placed(self) -> bool:
         """Whether the address of all that a thread loads comes from its row or its lane.
 
@@ -117,6 +126,9 @@ class RowProgram:
     def with_parameters(self, images: Mapping[Any, Any]) -> RowProgram:
         """Return the program on other buffers than the function's parameters."""
         statement = ir.substitute(self.statement, lambda var: images.get(var, var))
+        scaled = self.scaled
+        if scaled is not None:
+            scaled = scaled.renamed(lambda var: images.get(var, var))
         beside, read = (tuple(images[e] for e in group) for group in (self.beside, self.read))
         chunks = self.chunks
         if chunks is not None:
@@ -130,6 +142,7 @@ class RowProgram:
             read=read,
             chunks=chunks,
             count=images.get(self.count, self.count),
+            scaled=scaled,
         )
 
     def given(self, row: Any) -> Any:
@@ -149,7 +162,7 @@ class RowProgram:
         by_row : Sequence[Any]
             What has as many.
         """
-        made = replace(self, count=count)
+        made = replace(self, count=count, scaled=None)
 
         def load(node: Any, mutator: Any) -> Any:
             node = mutator.default_mutate(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -11,6 +12,7 @@ from crossfuse.lower.hopper.recover.places import has_stages
 from crossfuse.lower.hopper.rows.chunk_loop import is_chunk_loop, read_chunks
 from crossfuse.lower.hopper.rows.loads_first import loads_first
 from crossfuse.lower.hopper.rows.program import RowProgram
+from crossfuse.lower.hopper.rows.scaled import scaled_rows
 from crossfuse.lower.pipeline import block_passes
 from crossfuse.lower.refusal import refuse
 from crossfuse.lower.tree import coordinate
@@ -59,12 +61,12 @@ def read_rows(func: Any, nest: Any) -> RowProgram:
     fast = func.attrs is not None and FAST in func.attrs
     if factors is None:
         staged = _check_memory(body, (buffer, *beside), row, threads)
+        scaled = None
         if threads == WARPGROUP:
+            scaled = scaled_rows(body, buffer, row)
             body = loads_first(body, (row, lane))
-        read = _read(body, row)
-        return RowProgram(
-            buffer, row, lane, body, fast, beside, read, threads=threads, staged=staged
-        )
+        made = RowProgram(buffer, row, lane, body, fast, beside, _read(body, row))
+        return replace(made, threads=threads, staged=staged, scaled=scaled)
     loop, chunks = read_chunks(body, row, lane, factors)
     _check_memory(body, (buffer, *beside), row, threads, (factors, loop.loop_var))
     read = _read(loop.body, row)

@@ -20,6 +20,8 @@ REGISTERS = {1: (0, 0), 2: (40, 232), 3: (32, 160)}
 REGISTERS_BESIDE_ROWS = {1: (0, 0), 2: (72, 216), 3: (80, 144)}
 #: The same where rows are made chunk by chunk, several at a time.
 BESIDE_CHUNKS = {1: (0, 0), 2: (120, 192), 3: (80, 144)}
+#: The same where two warpgroups multiply, and a fourth one makes rows; that has the third number.
+BESIDE_HEAD = (40, 184, 104)
 
 
 def registers_beside(rows: RowProgram | None) -> dict[int, tuple[int, int]]:

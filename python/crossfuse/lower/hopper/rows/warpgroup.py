@@ -67,20 +67,15 @@ class RowsWithHelp:
     def __init__(self, body: Body, rows: RowProgram, flags: Flags) -> None:
         self.body, self.rows, self.flags = body, rows, flags
         plan, where = body.plan, body.where
-        first, self._thread = after_kernel_before(plan, first_row(plan, where, rows), where.thread)
+        first, self._thread = after_kernel_before(
+            plan, row_then=first_row(plan, where, rows), lane_then=where.thread
+        )
         body.timeline.stamp_rows(ROWS_BEGUN)
         self._row = Variable("row", "int32", first)
         self._last = Variable("last_row", "int32", flags.down * flags.rows)
         step = plan.consumers * plan.clusters * plan.cluster_size
         self._step = Variable("row_step", "int32", step)
         self._writer = FlagWriter(body.placed(flags))
-
-    def _first_of_tile(self) -> Any:
-        """The first row of the CTA's one tile."""
-        program = self.body.plan.phases[0].program
-        places = self.body.where.places | grid_places(program, self.body.where.cluster)
-        row = at(program.contraction.left.origin[0], places)
-        return let("late_row", row // self.flags.rows * self.flags.rows)
 
     def make(self, warmup: Warmup) -> None:
         """Make rows: in the warm-up its own, then those that are late."""
@@ -90,7 +85,7 @@ class RowsWithHelp:
         late = Variable("rows_are_late", "int32", 0)
         with when(counts > 0):
             late.set(help_.await_tile(body.left.full(0)))
-            first = self._first_of_tile()
+            first = first_of_tile(body, self.flags)
             self._row.set(first + (body.where.warpgroup - 1))
             self._last.set(ir.script.Select(late.value > 0, first + self.flags.rows, 0))
             self._step.set(body.plan.consumers)
@@ -110,10 +105,20 @@ class RowsWithHelp:
                 body.timeline.stamp("cluster met")
 
 
+def first_of_tile(body: Body, flags: Flags) -> Any:
+    """The first row of the one tile that a CTA has."""
+    program = body.plan.phases[0].program
+    places = body.where.places | grid_places(program, body.where.cluster)
+    row = at(program.contraction.left.origin[0], places)
+    return let("late_row", row // flags.rows * flags.rows)
+
+
 def _emit(body: Body, rows: RowProgram, flags: Flags) -> None:
     """Each warpgroup makes rows; rows that the last tile does not have are counted, too."""
     plan, where = body.plan, body.where
-    first, thread = after_kernel_before(plan, first_row(plan, where, rows), where.thread)
+    first, thread = after_kernel_before(
+        plan, row_then=first_row(plan, where, rows), lane_then=where.thread
+    )
     body.timeline.stamp_rows(ROWS_BEGUN)
     row = Variable("row", "int32", first)
     writer = FlagWriter(body.placed(flags))
@@ -130,13 +135,13 @@ def _make(body: Body, rows: RowProgram, row: Any, thread: Any) -> None:
     number = body.where.warpgroup - 1
     with when(row < rows.rows):
         made = rows.of(let("own_row", row), let("own_thread", thread))
-        ir.script.add_to_parent(_passed_on(made, _staged(body, rows), number))
+        ir.script.add_to_parent(passed_on(made, staged(body, rows, number), number))
     # All threads have stored their elements, and read one another's states.
     mbarrier.meet_warpgroup(number)
 
 
 @dataclass(frozen=True, eq=False)
-class _Staged:
+class Staged:
     """A buffer that warps pass one another, and where it is: elements of the arena from one on."""
 
     buffer: Any
@@ -151,21 +156,22 @@ class _Staged:
         return self.first + place
 
 
-def _staged(body: Body, rows: RowProgram) -> list[_Staged]:
-    found: list[_Staged] = []
-    place = (body.where.warpgroup - 1) * rows.state_places
+def staged(body: Body, rows: RowProgram, number: Any) -> list[Staged]:
+    """Where the warps of a row pass one another states: row `number` of those under way."""
+    found: list[Staged] = []
+    place = number * rows.state_places
     for each in rows.staged:
-        found.append(_Staged(each, body.elements("row_states", str(each.ty.dtype)), place))
+        found.append(Staged(each, body.elements("row_states", str(each.ty.dtype)), place))
         place = place + size_of(each)
     return found
 
 
-def _passed_on(made: Any, staged: list[_Staged], warpgroup: Any) -> Any:
+def passed_on(made: Any, staged: list[Staged], warpgroup: Any) -> Any:
     """Statements with what is passed on in the arena; a warpgroup meets behind what stores it."""
     barrier = ir.script.Cast("uint32", 1 + warpgroup)
     meeting = ir.tirx.Evaluate(ir.script.ptx.bar.sync(barrier, ir.script.uint32(WARPGROUP)))
 
-    def find(buffer: Any) -> _Staged | None:
+    def find(buffer: Any) -> Staged | None:
         return next((each for each in staged if each.buffer.same_as(buffer)), None)
 
     def load(node: Any, mutator: Any) -> Any:

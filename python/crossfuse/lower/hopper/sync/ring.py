@@ -108,17 +108,31 @@ class Throttle:
         Stages that are asked for before `gate`; 0 for as many.
     gate : Any
         Address of a barrier that the others are asked for after; None for no such.
+    begin : tuple[int, int]
+        Stages that may be on their way at first, and until how many are asked for.
     """
 
-    def __init__(self, ring: Ring, most: int, first: int = 0, gate: Any = None) -> None:
+    def __init__(
+        self,
+        ring: Ring,
+        most: int,
+        first: int = 0,
+        gate: Any = None,
+        begin: tuple[int, int] = (0, 0),
+    ) -> None:
         self.ring = ring
-        self.most = most
         self.first = first
         self.gate = gate if first < most else None
-        self.limits = most < ring.stages
-        if self.limits:
+        # Stages are waited for, one more each time: between two numbers of those asked for, and
+        # from a third on.
+        few, end = begin
+        self._waits: list[tuple[int, int | None]] = [(few, end)] if end else []
+        if most < ring.stages:
+            self._waits.append((end - few + most, None))
+        if self._waits:
             self._arrived = Cursor(ring)
-        if self.limits or self.gate is not None:
+        self._counts = bool(self._waits) or self.gate is not None
+        if self._counts:
             self._asked = Variable("asked_for", "int32", 0)
 
     def __call__(self) -> None:
@@ -126,11 +140,13 @@ class Throttle:
         if self.gate is not None:
             with when(self._asked.value == self.first):
                 mbarrier.wait(self.gate, 0)
-        if self.limits:
-            with when(self._asked.value >= self.most):
+        for start, end in self._waits:
+            begun = self._asked.value >= start
+            within = begun if end is None else ir.script.And(begun, self._asked.value < end)
+            with when(within):
                 self._arrived.wait_full()
                 self._arrived.advance()
-        if self.limits or self.gate is not None:
+        if self._counts:
             self._asked.set(self._asked.value + 1)
 
 

@@ -1,0 +1,151 @@
+"""The first steps of a product, which multiply raw rows: see `head_plan`.
+
+A warpgroup multiplies its rows of each raw tile by what is known of their elements, where the tile
+lies, and waits for no one else. A thread has one group of 16 bytes of every 16th row, so that it
+needs the same columns of all its rows::
+
+    thread    0     1    ...   7        8     9    ...
+    row       0     0          0        1     1           then 16, 17, ... 32, ... 48, ...
+    group     0     1          7        0     1           of 8 columns, swizzled by 128 bytes
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.hardware import WARPGROUP
+from crossfuse.lower.hopper.body import Body
+from crossfuse.lower.hopper.coordinates import at, grid_places
+from crossfuse.lower.hopper.multiply.wgmma import Multiplier
+from crossfuse.lower.hopper.plan.phase import PhasePlan
+from crossfuse.lower.hopper.rows.emit import after_kernel_before
+from crossfuse.lower.hopper.rows.head_plan import HeadPlan
+from crossfuse.lower.hopper.statements import Variable, let, registers, run, when
+from crossfuse.lower.hopper.sync import mbarrier
+from crossfuse.planner.kernels.boxes import ROW_BYTES, WARPGROUP_ROWS
+
+#: Elements of 16 bytes, and groups of so many in a row of a stage.
+_GROUP, _GROUPS = 8, ROW_BYTES // 16
+#: Rows that a warpgroup has at once.
+_ROWS = WARPGROUP // _GROUPS
+
+
+class Head:
+    """The head of a product, in a warpgroup that multiplies.
+
+    Parameters
+    ----------
+    body : Body
+        Of the kernel.
+    phase : PhasePlan
+        The product.
+    head : HeadPlan
+        Its head.
+    """
+
+    def __init__(self, body: Body, phase: PhasePlan, head: HeadPlan) -> None:
+        assert body.plan.rows is not None and body.plan.rows.scaled is not None
+        self.body, self.phase, self.head = body, phase, head
+        self.rows, self.scaled = body.plan.rows, body.plan.rows.scaled
+        self.dtype = phase.program.contraction.left.dtype
+        (self.thread,) = after_kernel_before(body.plan, lane_then=body.where.thread)
+
+    def prepare(self, places: dict[Any, Any]) -> None:
+        """Multiply all raw tiles by what is known of their elements.
+
+        Parameters
+        ----------
+        places : dict
+            Values of all variables of the tile's origin, but for the step.
+        """
+        where, thread = self.body.where, self.thread
+        group = thread % _GROUPS * _GROUP
+        known = [self._vectors(places, step, group) for step in range(self.head.steps)]
+        tiles = self.body.elements("left", self.dtype)
+        row = let("raw_row", thread // _GROUPS)
+        first = (where.warpgroup - 1) * WARPGROUP_ROWS + row
+        # Rows that a thread has are multiples of 8 apart: the swizzle is the same for all of them.
+        place = let(
+            "raw_place",
+            first * (_GROUPS * _GROUP) + ir.tirx.bitwise_xor(thread % _GROUPS, row % 8) * _GROUP,
+        )
+        for step in range(self.head.steps):
+            mbarrier.wait(self.body.left.full(step), 0)
+            stage = step * self.body.plan.left.pitch * _GROUP // 16
+            below = range(0, WARPGROUP_ROWS, _ROWS)
+            mine = [place + (stage + each * _GROUPS * _GROUP) for each in below]
+            # All loads before any store: the compiler would keep them behind it.
+            raw = [self._raw(tiles, each) for each in mine]
+            for each, elements in zip(mine, raw, strict=True):
+                self._finish(tiles, each, elements, known[step])
+        run(ir.script.ptx.fence.proxy.async_.shared__cta())  # wgmma reads them, TMA overwrites them
+        mbarrier.meet_warpgroup(where.warpgroup - 1)
+
+    def _vectors(self, places: dict[Any, Any], step: int, group: Any) -> dict[Any, Any]:
+        """Eight elements of each vector, in registers."""
+        contraction = self.phase.program.contraction
+        column = (
+            at(contraction.left.origin[1], places | {contraction.step: ir.script.int32(step)})
+            + group
+        )
+        found: dict[Any, Any] = {}
+        for each in self.scaled.vectors:
+            kept = registers(f"{each.name}_of_{step}", _GROUP, str(each.ty.dtype))
+            _copied(kept, 0, each, column)
+            found[each] = kept
+        return found
+
+    def _raw(self, tiles: Any, place: Any) -> Any:
+        """Eight elements of a raw tile, in registers."""
+        raw = registers("raw", _GROUP, self.dtype)
+        _copied(raw, 0, tiles, place)
+        return raw
+
+    def _finish(self, tiles: Any, place: Any, raw: Any, known: dict[Any, Any]) -> None:
+        """Multiply eight elements by what is known of them."""
+        made = registers("known", _GROUP, self.dtype)
+        with ir.script.unroll(0, _GROUP) as lane:
+            value = ir.script.Cast(self.dtype, self._element(raw, known, lane))
+            ir.script.buffer_store(made, value, [lane])
+        _copied(tiles, place, made, 0)
+
+    def _element(self, raw: Any, known: dict[Any, Any], lane: Any) -> Any:
+        def load(node: Any, _: Any) -> Any:
+            return (
+                raw[lane] if node.source.same_as(self.scaled.source) else known[node.source][lane]
+            )
+
+        return ir.mutate(self.scaled.element, (ir.TensorLoad, load))
+
+    @property
+    def steps(self) -> int:
+        """Steps of raw rows."""
+        return self.head.steps
+
+    def scale(self, multiplier: Multiplier) -> None:
+        """Multiply the sums of raw rows by the factors of these, which have been made.
+
+        Parameters
+        ----------
+        multiplier : Multiplier
+            Has the sums, of which none are under way.
+        """
+        where, left = self.body.where, self.phase.program.contraction.left
+        inside = (where.warpgroup - 1) * WARPGROUP_ROWS + where.warp * 16 + where.lane // 4
+        places = where.places | grid_places(self.phase.program, where.cluster)
+        row = let("row_of_factor", at(left.origin[0], places) + inside)
+        factors = [Variable("factor", "float32", 1.0) for _ in range(2)]
+        for half, factor in enumerate(factors):
+            below = row + 8 * half
+            # Rows that there are not are counted at the flags of their own tiles, and have none.
+            with when(below < self.rows.rows) if self.phase.tails[0] else nullcontext():
+                factor.set(self.body.factors[below])
+        multiplier.scale(*(each.value for each in factors))
+
+
+def _copied(to: Any, first: Any, source: Any, place: Any) -> None:
+    """Copy 16 bytes."""
+    with ir.script.vectorized(0, _GROUP) as lane:
+        ir.script.buffer_store(to, source[place + lane], [first + lane])
