@@ -9,8 +9,8 @@ but one: those have all come when weights have, and the one left takes the first
     make rows     | rows of this CTA, their factors, flags
     multiply      |   gains, x 4 | x w x w x w x w | times factors | made w made w ...
 
-On an H100 a norm before 256 x 4096 by 12288 takes 41.4 us so, and 42.4 if its first step waits; the
-product alone takes 39.2 (docs/hopper-measured.md).
+On an H100 a norm before 256 x 4096 by 12288 takes 41.8 us so, and 42.6 if its first step waits; the
+product alone takes 39.4 (docs/hopper-measured.md).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 #: Name, before the kernel's number, of the factors of all rows.
 FACTORS = "crossfuse_factors"
 #: Stages of right tiles on their way at first, until twice as many as the head has steps are asked
-#: for: rows, flags and raw tiles wait behind them. An H100 is as fast with one to three; with all
-#: six at once it takes 0.8 us more.
+#: for: rows, flags and raw tiles wait behind them. On an H100 that norm is as fast with one or
+#: three, others are slower with one; with all six at once it takes 0.8 us more.
 ON_THEIR_WAY = 2
 #: Sums of a thread that leave room in the 128 registers of four warpgroups.
 _MOST_SUMS = 96
