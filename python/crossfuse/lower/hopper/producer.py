@@ -128,8 +128,9 @@ def _count_launch(body: Body, launch: Any) -> None:
 def _emit_rights(body: Body) -> None:
     cursor = Cursor(body.right)
     plan = body.plan
-    throttle = Throttle(body.right, plan.on_their_way, plan.on_their_way_first, body.rows_made)
-    if plan.head is not None:
+    if plan.head is None:
+        throttle = Throttle(body.right, plan.on_their_way, plan.on_their_way_first, body.rows_made)
+    else:
         begin = ON_THEIR_WAY, 2 * plan.head.steps
         throttle = Throttle(body.right, plan.on_their_way, begin=begin)
     for number, phase in enumerate(plan.phases):
