@@ -253,9 +253,19 @@ def plan_kernel(programs: tuple[TileProgram, ...], device: Device, number: int =
     constant = placed and all(each.program.contraction.constant for each in phases)
     early = follows or constant
     plan = KernelPlan(phases, *plan_memory(phases, device), clusters, early, number)
-    head = plan_head(plan)
-    arena = plan.arena if head is None else plan.arena.with_region("own_rows_barrier", 8, 8)
-    return replace(plan, head=head, arena=arena) if arena.size <= device.max_shared_bytes else plan
+    return _with_head(plan, device)
+
+
+def _with_head(plan: KernelPlan, device: Device) -> KernelPlan:
+    """The plan, with a head if rows would be waited for and help one another."""
+    if not plan.helps or not plan.holds_weights_back or plan.is_awaited_by_all:
+        return plan
+    ctas = plan.clusters * plan.cluster_size
+    head = plan_head(plan.phases[0], ctas, plan.left.stages, plan.number)
+    arena = plan.arena.with_region("own_rows_barrier", 8, 8)
+    if head is None or arena.size > device.max_shared_bytes:
+        return plan
+    return replace(plan, head=head, arena=arena)
 
 
 def _clusters(phases: tuple[PhasePlan, ...], device: Device) -> int:

@@ -22,7 +22,7 @@ from crossfuse.lower.hopper.plan.operand import item_bytes
 from crossfuse.lower.image import BufferSpec, TensorMap
 
 if TYPE_CHECKING:
-    from crossfuse.lower.hopper.plan.kernel import KernelPlan
+    from crossfuse.lower.hopper.plan.phase import PhasePlan
     from crossfuse.lower.hopper.rows.program import RowProgram
 
 #: Name, before the kernel's number, of the factors of all rows.
@@ -61,39 +61,41 @@ class HeadPlan:
     factors: BufferSpec
 
 
-def plan_head(plan: KernelPlan) -> HeadPlan | None:
-    """Plan a head, if a kernel is one that gains by it.
+def plan_head(phase: PhasePlan, ctas: int, stages: int, number: int) -> HeadPlan | None:
+    """Plan a head, if a product has rows and tiles that allow it.
 
     Parameters
     ----------
-    plan : KernelPlan
-        All else of the kernel.
+    phase : PhasePlan
+        The product.
+    ctas : int
+        Of the kernel, which share all rows.
+    stages : int
+        Of left tiles.
+    number : int
+        Of the kernel in its function.
 
     Returns
     -------
     HeadPlan | None
         None if rows are no raw elements times a factor, their type has fewer exponents than the
-        factor needs, registers are few, or rows come as soon as weights do.
+        factor needs, or registers are few.
     """
-    (phase, *_), rows = plan.phases, plan.rows
-    if rows is None or not plan.helps or not plan.holds_weights_back or rows.scaled is None:
+    rows, left = phase.program.rows, phase.left
+    if rows is None or rows.scaled is None or left is None:
         return None
-    scaled, left, flags = rows.scaled, phase.left, phase.awaits
-    if left is None or flags is None or plan.is_awaited_by_all:
+    source = rows.scaled.source
+    if {left.tile.dtype, str(source.ty.dtype)} != {"bfloat16"}:
         return None
-    if {left.tile.dtype, str(scaled.source.ty.dtype)} != {"bfloat16"}:
+    if list(map(int, source.ty.shape)) != list(map(int, rows.buffer.ty.shape)):
         return None
-    if list(map(int, scaled.source.ty.shape)) != list(map(int, rows.buffer.ty.shape)):
-        return None
-    at_once = -(-rows.rows // (plan.clusters * plan.cluster_size))
-    steps = plan.left.stages - 1
-    fits = phase.blocks == 1 and phase.sums <= _MOST_SUMS and plan.consumers == _MULTIPLYING
+    at_once, steps = -(-rows.rows // ctas), stages - 1
+    fits = phase.blocks == 1 and phase.sums <= _MOST_SUMS and phase.consumers == _MULTIPLYING
     fits = fits and at_once <= _AT_ONCE and _words(rows, at_once) <= _MOST_WORDS
     if not fits or steps >= phase.program.contraction.steps:
         return None
-    name = str(scaled.source.name)
-    raw = replace(left.map, name=f"{name}_raw_map", buffer=name)
-    factors = BufferSpec(f"{FACTORS}_{plan.number}", (rows.rows,), "float32", True)
+    raw = replace(left.map, name=f"{source.name}_raw_map", buffer=str(source.name))
+    factors = BufferSpec(f"{FACTORS}_{number}", (rows.rows,), "float32", True)
     return HeadPlan(steps, raw, at_once, factors)
 
 
