@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cpu.hopper.rows.products import of_spec, spec
+from cpu.hopper.rows.products import HEADS, of_spec, spec
 from crossfuse.emulate.cuda import emulate
 from crossfuse.errors import LoweringRefused
 from crossfuse.lower.extract import lower
@@ -57,6 +57,15 @@ def test_what_makes_rows_notes_when(tokens: int, cluster: int) -> None:
     assert report.findings == ()
     (table,) = (value for name, value in report.outputs.items() if name.startswith("crossfuse_"))
     assert table.all()
+
+
+def test_a_warpgroup_beside_a_head_notes_when_its_rows_are_made() -> None:
+    given, tiles = HEADS["a tile without rows"]
+    timed = lower(of_spec(given, constant=True, **tiles), timeline=True)
+    assert timed.image.launches[0].block == (512, 1, 1)
+    report = emulate(timed.image, cascade_inputs.random_inputs(given), orders=1)
+    assert report.findings == ()
+    assert report.outputs["crossfuse_timeline_0"].all()
 
 
 def test_general_kernels_have_no_timeline() -> None:
