@@ -121,6 +121,13 @@ def buffer_loads(*expressions: Any) -> list[Any]:
     return found
 
 
+def buffer_stores(node: Any) -> list[Any]:
+    """Stores to buffers in statements."""
+    found: list[Any] = []
+    walk(node, (BufferStore, found.append))
+    return found
+
+
 def substitute(node: Any, replace: Callable[[Any], Any]) -> Any:
     """Replace variables (buffers too) below `node`; `replace` returns the variable or its image."""
     return tvm_ffi.structural_map(node, (Var, replace))

@@ -22,9 +22,9 @@ from crossfuse.lower.hopper.kernel_parts import (
 )
 from crossfuse.lower.hopper.plan.kernel import KernelPlan
 from crossfuse.lower.hopper.producer import emit_loading
-from crossfuse.lower.hopper.rows.apart import RowsApart
 from crossfuse.lower.hopper.rows.chunk_barriers import ChunkBarriers
 from crossfuse.lower.hopper.rows.emit import fetch_rows
+from crossfuse.lower.hopper.rows.head_rows import HeadRows
 from crossfuse.lower.hopper.rows.helping import Help
 from crossfuse.lower.hopper.rows.room import BESIDE_HEAD
 from crossfuse.lower.hopper.rows.warpgroup import meet_and_make_rows
@@ -146,7 +146,7 @@ def _emit_beside_rows(body: Body) -> None:
         with making:
             set_registers("dec", BESIDE_HEAD[2])
             _begin(body)
-            RowsApart(body).emit()
+            HeadRows(body).emit()
         with multiplying:
             set_registers("inc", body.plan.registers[1])
             _begin(body)
@@ -223,7 +223,7 @@ def _initialise(body: Body) -> None:
                 mbarrier.initialise(barrier, 1)
     if body.help is not None:
         with when(thread == 0):
-            body.help.initialise(plan.consumers if plan.head is None else 1)
+            body.help.initialise(len(plan.makers))
     for phase in plan.phases:
         exchange = phase.program.exchange
         if exchange is not None and not exchange.pair and body.exchange is not None:

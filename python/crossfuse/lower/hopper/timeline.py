@@ -94,8 +94,7 @@ class Timeline:
         self.buffer = buffer
         self.cta = where.cluster * plan.cluster_size + where.rank
         self.by_warpgroups = plan.rows is not None and plan.rows.by_warpgroups
-        # Beside a head the last warpgroup makes rows, else all that multiply.
-        self.maker = 1 if plan.head is None else plan.consumers + 1
+        self.maker = plan.makers.start
 
     def begin(self) -> None:
         """Clear the row of this CTA, each event by the thread that notes it; stamp the first."""

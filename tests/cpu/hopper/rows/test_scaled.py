@@ -31,7 +31,7 @@ SCALED: dict[str, Element] = {
 
 @pytest.mark.parametrize("name", SCALED)
 def test_a_factor_is_found(name: str) -> None:
-    scaled = found(norm_gemm(3, 128, 16, SCALED[name]))
+    scaled = found(norm_gemm(3, 256, 16, SCALED[name]))
     assert scaled is not None
     assert str(scaled.source.name) == "x"
     assert [str(each.name) for each in scaled.vectors] == ["gain"]
@@ -41,7 +41,7 @@ def test_a_factor_is_found(name: str) -> None:
 
 
 def test_no_gain_is_needed() -> None:
-    scaled = found(norm_gemm(3, 128, 16, lambda x, factor, gain: x * factor))
+    scaled = found(norm_gemm(3, 256, 16, lambda x, factor, gain: x * factor))
     assert scaled is not None and scaled.vectors == ()
 
 
@@ -54,8 +54,13 @@ OTHERS: dict[str, Element] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_others_have_none(name: str) -> None:
-    assert found(norm_gemm(3, 128, 16, OTHERS[name])) is None
+    assert found(norm_gemm(3, 256, 16, OTHERS[name])) is None
 
 
 def test_a_mean_that_is_taken_off_is_no_factor() -> None:
     assert found(layernorm_gemm(4, 136, 64)) is None
+
+
+def test_one_element_a_thread_is_no_number_of_the_row() -> None:
+    """What a thread has of the only element that it makes is as local as a factor would be."""
+    assert found(norm_gemm(3, 128, 16, SCALED["a gain"])) is None

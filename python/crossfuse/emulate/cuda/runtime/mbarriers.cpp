@@ -182,8 +182,11 @@ void crossfuse_emulate_mbarrier_init(unsigned address, unsigned count) {
 void crossfuse_emulate_fence_initialised() {
   using namespace emu;
   const Thread& self = *device.current;
-  for (auto& [key, barrier] : mbarriers) {
-    bool own = key.first == self.cta->window && barrier.made.thread == self.id;
+  const unsigned window = self.cta->window;
+  auto last = mbarriers.lower_bound({window + 1, 0});
+  for (auto each = mbarriers.lower_bound({window, 0}); each != last; ++each) {
+    Mbarrier& barrier = each->second;
+    bool own = barrier.made.thread == self.id;
     if (own && barrier.published < 0) barrier.published = self.arrived;
   }
 }

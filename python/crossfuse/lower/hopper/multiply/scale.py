@@ -20,7 +20,7 @@ def scale(registers: Any, count: int, above: Any, below: Any) -> None:
     above, below : Any
         The factors of its first row, and of that 8 rows further down.
     """
-    name = f"crossfuse_correct_{count}"
+    name = f"crossfuse_scale_{count}"
     source = (
         f"__device__ __forceinline__ void {name}(float* sums, float above, float below) {{\n"
         f"#pragma unroll\n  for (int i = 0; i < {count}; ++i) "

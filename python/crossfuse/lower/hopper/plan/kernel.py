@@ -71,6 +71,11 @@ class KernelPlan:
         return self.phases[0].blocks
 
     @property
+    def makers(self) -> range:
+        """Numbers of the warpgroups that make rows, where warpgroups do."""
+        return range(1 if self.head is None else self.consumers + 1, self.threads // WARPGROUP)
+
+    @property
     def threads(self) -> int:
         """Threads of a CTA."""
         return WARPGROUP * (self.consumers + 1 + (self.head is not None))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse import _tvm as ir
-from crossfuse.lower.hopper.rows.fresh import flat, fresh
+from crossfuse.lower.hopper.rows.statement_copies import flat, fresh
 from crossfuse.lower.refusal import refuse
 
 

@@ -85,7 +85,8 @@ def plan_head(phase: PhasePlan, ctas: int, stages: int, number: int) -> HeadPlan
     if rows is None or rows.scaled is None or left is None:
         return None
     source = rows.scaled.source
-    if {left.tile.dtype, str(source.ty.dtype)} != {"bfloat16"}:
+    loaded = {str(each.ty.dtype) for each in (source, *rows.scaled.vectors)}
+    if {left.tile.dtype, *loaded} != {"bfloat16"}:
         return None
     if list(map(int, source.ty.shape)) != list(map(int, rows.buffer.ty.shape)):
         return None

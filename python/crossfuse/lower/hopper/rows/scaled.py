@@ -23,6 +23,8 @@ from functools import reduce
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import WARPGROUP
+from crossfuse.lower.hopper.rows.statement_copies import flat
 
 #: Of the smallest bfloat16, 2^-133, it makes a number that is rounded as any other, and so are its
 #: products with weights.
@@ -84,11 +86,13 @@ def scaled_rows(statement: Any, buffer: Any, row: Any) -> ScaledRows | None:
         None if an element is no product of a factor of the row and of what is known before the
         state is, or the row's state is of no squares.
     """
-    stores = _stores(statement)
+    stores = ir.buffer_stores(statement)
     written = [each for each in stores if each.buffer.same_as(buffer)]
     if len(written) != 1 or not any(_is_square(each.value) for each in stores):
         return None
-    found = _Found(stores, row, written[0].indices[1])
+    if int(buffer.ty.shape[1]) <= WARPGROUP:
+        return None  # what a thread has of its one element would look like a number of the row
+    found = _Found(statement, row, written[0].indices[1])
     value = found.inlined(written[0].value)
     if not isinstance(value, ir.tirx.Cast) or str(value.value.ty) != "float32":
         return None
@@ -121,17 +125,14 @@ def _is_square(value: Any) -> bool:
     return any(ir.alike(each.a, each.b) for each in found)
 
 
-def _stores(statement: Any) -> list[Any]:
-    found: list[Any] = []
-    ir.walk(statement, (ir.BufferStore, found.append))
-    return found
-
-
 class _Found:
     """What an element is made of."""
 
-    def __init__(self, stores: list[Any], row: Any, column: Any) -> None:
-        self.stores, self.row, self.column = stores, row, column
+    def __init__(self, statement: Any, row: Any, column: Any) -> None:
+        self.stores, self.row, self.column = ir.buffer_stores(statement), row, column
+        # What a loop stores is of one element, or not yet of all.
+        in_loops = [each for each in flat(statement) if not isinstance(each, ir.BufferStore)]
+        self.changing = {store.buffer for each in in_loops for store in ir.buffer_stores(each)}
         self.known = ir.sym.Analyzer()
         self.variable = ir.Var("column", "int32")
         self.matrices: dict[Any, None] = {}
@@ -156,15 +157,17 @@ class _Found:
         return ir.mutate(value, (ir.TensorLoad, load))
 
     def is_of_row(self, factor: Any) -> bool:
-        """Whether all that a factor loads are single numbers in registers."""
-        loads = ir.buffer_loads(factor)
-        return bool(loads) and all(
-            str(each.source.scope()) == "local" and _is_number(each.source) for each in loads
+        """Whether all that a factor is of are single numbers in registers, the same for a row."""
+        sources = [each.source for each in ir.buffer_loads(factor)]
+        numbers = (
+            str(each.scope()) == "local" and _is_number(each) and each not in self.changing
+            for each in sources
         )
+        return bool(sources) and all(numbers) and not _outside_loads(factor)
 
     def canonical(self, factor: Any) -> Any:
-        """A factor over loads at the element's row and column; None if it needs others."""
-        misplaced = False
+        """A factor over loads at the element's row and column; None if it needs something else."""
+        misplaced = bool(_outside_loads(factor))
 
         def load(node: Any, mutator: Any) -> Any:
             nonlocal misplaced
@@ -181,6 +184,15 @@ class _Found:
         rows = not above or (len(above) == 1 and above[0].same_as(self.row))
         here = self.known.can_prove_equal(column, self.column)
         return str(source.scope()) == "global" and rows and bool(here)
+
+
+def _outside_loads(value: Any) -> list[Any]:
+    """Variables that a value is of beside what it loads, such as the column in a mask."""
+
+    def load(node: Any, _: Any) -> Any:
+        return ir.tirx.const(0, str(node.ty))
+
+    return list(ir.variables(ir.mutate(value, (ir.TensorLoad, load))))
 
 
 def _is_number(buffer: Any) -> bool:

@@ -12,9 +12,9 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper.body import Body
-from crossfuse.lower.hopper.coordinates import at, grid_places
 from crossfuse.lower.hopper.rows.emit import after_kernel_before, first_row
 from crossfuse.lower.hopper.rows.program import RowProgram, size_of
+from crossfuse.lower.hopper.rows.row_loop import RowLoop
 from crossfuse.lower.hopper.statements import Variable, branches, let, when
 from crossfuse.lower.hopper.sync import mbarrier
 from crossfuse.lower.hopper.sync.flags import Flags, FlagWriter
@@ -65,17 +65,14 @@ class RowsWithHelp:
     """
 
     def __init__(self, body: Body, rows: RowProgram, flags: Flags) -> None:
-        self.body, self.rows, self.flags = body, rows, flags
+        self.body, self.rows = body, rows
         plan, where = body.plan, body.where
         first, self._thread = after_kernel_before(
             plan, row_then=first_row(plan, where, rows), lane_then=where.thread
         )
         body.timeline.stamp_rows(ROWS_BEGUN)
-        self._row = Variable("row", "int32", first)
-        self._last = Variable("last_row", "int32", flags.down * flags.rows)
         step = plan.consumers * plan.clusters * plan.cluster_size
-        self._step = Variable("row_step", "int32", step)
-        self._writer = FlagWriter(body.placed(flags))
+        self._loop = RowLoop(body, flags, first, step)
 
     def make(self, warmup: Warmup) -> None:
         """Make rows: in the warm-up its own, then those that are late."""
@@ -85,16 +82,11 @@ class RowsWithHelp:
         late = Variable("rows_are_late", "int32", 0)
         with when(counts > 0):
             late.set(help_.await_tile(body.left.full(0)))
-            first = first_of_tile(body, self.flags)
-            self._row.set(first + (body.where.warpgroup - 1))
-            self._last.set(ir.script.Select(late.value > 0, first + self.flags.rows, 0))
-            self._step.set(body.plan.consumers)
-        with ir.script.While(self._row.value < self._last.value):
-            _make(body, self.rows, self._row.value, self._thread)
+            self._loop.turn_to_late(late, body.where.warpgroup - 1, body.plan.consumers)
+        with self._loop.each() as row:
+            _make(body, self.rows, row, self._thread)
             with when(ir.script.And(body.where.thread == 0, counts == 0)):
-                row = ir.script.min(self._row.value, self.rows.rows - 1)
-                self._writer.raise_flag(row, 0)
-            self._row.set(self._row.value + self._step.value)
+                self._loop.writer.raise_flag(ir.script.min(row, self.rows.rows - 1), 0)
         with branches(counts > 0) as (helped, made):
             with helped, when(ir.script.And(body.where.thread == 0, late.value > 0)):
                 help_.say_done()
@@ -103,14 +95,6 @@ class RowsWithHelp:
                 if body.plan.cluster_size > 1:
                     mbarrier.await_started()
                 body.timeline.stamp("cluster met")
-
-
-def first_of_tile(body: Body, flags: Flags) -> Any:
-    """The first row of the one tile that a CTA has."""
-    program = body.plan.phases[0].program
-    places = body.where.places | grid_places(program, body.where.cluster)
-    row = at(program.contraction.left.origin[0], places)
-    return let("late_row", row // flags.rows * flags.rows)
 
 
 def _emit(body: Body, rows: RowProgram, flags: Flags) -> None:

@@ -13,8 +13,9 @@ from crossfuse import _tvm as ir
 from crossfuse.hardware import WARPGROUP
 from crossfuse.lower.hopper.body import Body
 from crossfuse.lower.hopper.rows.emit import after_kernel_before, first_row
-from crossfuse.lower.hopper.rows.fresh import flat, fresh, independent_of
-from crossfuse.lower.hopper.rows.warpgroup import first_of_tile, passed_on, staged
+from crossfuse.lower.hopper.rows.row_loop import RowLoop
+from crossfuse.lower.hopper.rows.statement_copies import flat, fresh, independent_of
+from crossfuse.lower.hopper.rows.warpgroup import passed_on, staged
 from crossfuse.lower.hopper.statements import Variable, let, when
 from crossfuse.lower.hopper.sync import mbarrier
 from crossfuse.lower.hopper.sync.flags import FlagWriter
@@ -22,7 +23,7 @@ from crossfuse.lower.hopper.timeline import ROWS_BEGUN, ROWS_MADE
 from crossfuse.lower.hopper.warmup import hidden
 
 
-class RowsApart:
+class HeadRows:
     """The warpgroup that makes rows.
 
     Parameters
@@ -39,32 +40,25 @@ class RowsApart:
         self.flags, self.help = flags, body.help
 
     def emit(self) -> None:
-        """Write it. One loop makes either rows: there is one copy of its statements."""
+        """Write it."""
         body, where = self.body, self.body.where
         ctas = body.plan.clusters * body.plan.cluster_size
         own = first_row(body.plan, where, self.rows, 0)
         first, self._thread = after_kernel_before(body.plan, row_then=own, lane_then=where.thread)
         body.timeline.stamp_rows(ROWS_BEGUN)
-        row = Variable("row", "int32", first)
-        last = Variable("last_row", "int32", self.flags.down * self.flags.rows)
-        pitch = Variable("row_pitch", "int32", ctas)
+        loop = RowLoop(body, self.flags, first, ctas, self.head.at_once)
         late = Variable("rows_are_late", "int32", 0)
-        writer = FlagWriter(body.placed(self.flags))
         with ir.script.serial(0, hidden(ir.script.int32(2))) as turn:
             ir.IRBuilder.name("turn", turn)
             helps = hidden(turn)
             with when(helps > 0):
                 late.set(self.help.await_rows())
-                start = first_of_tile(body, self.flags)
-                row.set(start)
-                last.set(ir.script.Select(late.value > 0, start + self.flags.rows, 0))
-                pitch.set(1)
-            with ir.script.While(row.value < last.value):
-                self._make(row.value, pitch.value)
-                counted = let("row_counted", row.value + where.thread * pitch.value)
+                loop.turn_to_late(late, 0, 1)
+            with loop.each() as row:
+                self._make(row, loop.step)
+                counted = let("row_counted", row + where.thread * loop.step)
                 with when(ir.script.And(where.thread < self.head.at_once, helps == 0)):
-                    self._count(writer, counted)
-                row.set(row.value + self.head.at_once * pitch.value)
+                    self._count(loop.writer, counted)
             with when(helps == 0):
                 if body.plan.cluster_size > 1:
                     mbarrier.await_started()  # who loads has set barriers up

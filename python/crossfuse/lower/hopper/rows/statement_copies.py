@@ -58,7 +58,7 @@ def independent_of(row: Any, statements: Sequence[Any]) -> dict[Any, Any]:
     statements : Sequence[tvm.tirx.Stmt]
         Of a row.
     """
-    stores = [_stores(each) for each in statements]
+    stores = [ir.buffer_stores(each) for each in statements]
     filled = [each.buffer for group in stores for each in group]
     found: dict[Any, Any] = {}
     for statement, group in zip(statements, stores, strict=True):
@@ -72,15 +72,9 @@ def independent_of(row: Any, statements: Sequence[Any]) -> dict[Any, Any]:
 
 def _only_loads(statement: Any) -> bool:
     """Whether a statement does nothing but load from global memory to registers."""
-    loads, stores = ir.buffer_loads(statement), _stores(statement)
+    loads, stores = ir.buffer_loads(statement), ir.buffer_stores(statement)
     return (
         bool(loads)
         and all(str(each.source.scope()) == "global" for each in loads)
         and all(str(each.buffer.scope()) == "local" for each in stores)
     )
-
-
-def _stores(statement: Any) -> list[Any]:
-    found: list[Any] = []
-    ir.walk(statement, (ir.BufferStore, found.append))
-    return found
