@@ -6,7 +6,13 @@ a command line, a tuner and a test read the same five facts.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+#: Characters of a fault that a refusal repeats.
+_LONGEST_FAULT = 300
 
 
 @dataclass(frozen=True)
@@ -184,6 +190,49 @@ class CheckFailed(RefusedError):
     ...     print(error.refusal.rule)
     output-type
     """
+
+
+class FaultWarning(RuntimeWarning):
+    """A fault inside Crossfuse left one group of a model to separate kernels."""
+
+
+@contextmanager
+def contained(error: type[RefusedError], rule: str, where: str) -> Iterator[None]:
+    """Make any fault of ours a refusal, so that it leaves one group and not the whole model.
+
+    Parameters
+    ----------
+    error : type[RefusedError]
+        Which family the refusal belongs to.
+    rule, where : str
+        See `Refusal`.
+
+    Raises
+    ------
+    RefusedError
+        For whatever is raised below and is none yet; a `FaultWarning` says so too.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
+    ...     try:
+    ...         with contained(PlanRefused, "plan", "group 'ffn'"):
+    ...             {}["tile"]
+    ...     except PlanRefused as refusal:
+    ...         print(refusal.refusal.found)
+    a fault of Crossfuse, KeyError: 'tile'
+    """
+    try:
+        yield
+    except RefusedError:
+        raise
+    except Exception as fault:
+        found = f"a fault of Crossfuse, {type(fault).__name__}: {str(fault)[:_LONGEST_FAULT]}"
+        warnings.warn(f"{where}: {found}", FaultWarning, stacklevel=3)
+        limit, instead = "no fault", "nothing need be done, separate kernels run; please report it"
+        raise refuse(error, rule, where, found=found, limit=limit, instead=instead) from fault
 
 
 def refuse(

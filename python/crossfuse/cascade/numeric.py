@@ -55,7 +55,7 @@ def _printer() -> Any:
     from sympy.printing.numpy import NumPyPrinter
 
     class Printer(NumPyPrinter):
-        """Maxima of arrays of any shape, one pair at a time, and numbers of any size."""
+        """Maxima and conditions of arrays of any shapes, in pairs, and numbers of any size."""
 
         def _pairs(self, name: str, expr: Any) -> str:
             *rest, last = expr.args
@@ -70,6 +70,12 @@ def _printer() -> Any:
 
         def _print_erf(self, expr: Any) -> str:
             return f"error_function({self._print(expr.args[0])})"
+
+        def _print_And(self, expr: Any) -> str:
+            return self._pairs("logical_and", expr)
+
+        def _print_Or(self, expr: Any) -> str:
+            return self._pairs("logical_or", expr)
 
         def _print_Max(self, expr: Any) -> str:
             return self._pairs("maximum", expr)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import sympy
 
 from crossfuse.cascade.algebra import gauge as gauges
@@ -10,13 +12,14 @@ from crossfuse.cascade.algebra.moments import Centre, Mean
 from crossfuse.cascade.algebra.progress import Progress
 from crossfuse.cascade.algebra.state import Kept, Side, chosen
 from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
+from crossfuse.cascade.expressions.fence import Fence, opened, settled
 from crossfuse.cascade.monoid import SUM
 from crossfuse.cascade.spec import Stage
 
 _PAIR = "sum, shift of the mean"
 _PROOF = "later stages use it by distances from the mean"
-#: What a lower moment is times: powers of how far the mean moved.
-Lower = tuple[sympy.Expr, sympy.Expr]
+#: Multiples of lower moments, by the powers of how far each centre moved that they are times.
+Lower = dict[tuple[int, ...], list[tuple[sympy.Expr, sympy.Expr]]]
 
 
 class Centres:
@@ -57,24 +60,26 @@ class Centres:
         progress.done(stage, scale * centre.symbol, step)
 
     def _take_signed(self, stage: Stage, mean: Mean) -> None:
-        """Keep distances from the mean of all elements: of signed weights, sums may cross 0."""
+        """Keep distances from the mean by weights' magnitudes: sums of signed ones may cross 0."""
         progress, state = self.progress, self.progress.state
-        count = progress.count()
+        weights = progress.cascade.stage(mean.weight)
+        size = progress.keep(state.fresh(f"{weights.name}_size"), SUM, sympy.Abs(weights.term))
         found = [
             each
             for each in progress.centres
             if each.mass is not None
             and each.element == mean.element
-            and state.of(each.mass) is state.of(count)
+            and state.of(each.mass) is state.of(size)
         ]
         name = f"{stage.name}_reference"
-        centre = found[0] if found else self._reference(mean.element, count, state.fresh(name))
-        weights = progress.cascade.stage(mean.weight)
+        centre = found[0] if found else self._reference(mean.element, size, state.fresh(name))
         weight = progress.known[weights.symbol]
         first = self.moment(stage.name, gauges.Gauge(), weights.term * centre.distance)
         kept = state.of(centre.symbol).name
         factor = Factor(progress.spelt(weights.term * centre.distance), sympy.S.One, stage.name)
-        note = f"weights may be negative, so distances are from {kept}, the mean of all elements"
+        note = (
+            f"weights may be negative, so distances are from {kept}, the mean by their magnitudes"
+        )
         step = Step(stage.name, _PAIR, (factor,), (kept,), (), None, _PROOF, (note,))
         result = mean.scale.xreplace(progress.known) * weight * (centre.symbol + first / weight)
         progress.done(stage, result, step)
@@ -182,8 +187,9 @@ class Centres:
             return sympy.S.Zero
         if own is not None and own[0].rest is not None and own[1].is_number:
             return own[1] * own[0].rest
-        here = {each.distance: each.element - state.within(each.symbol, new) for each in centres}
-        brought = as_choices(gauges.contribution(gauge, element.xreplace(here), state))
+        here = {each.distance: self._spelt(each) for each in centres}
+        brought = gauges.contribution(gauge, element.xreplace(here), state)
+        brought = settled(as_choices(brought))
         same = state.same(SUM, brought)
         if same is not None:
             return same
@@ -195,12 +201,19 @@ class Centres:
         if any(each.mass is None for each in centres):
             moved = [self._scaled(name, lower, centres, gauge, side) for side in sides]
             carry, *parts = [sympy.Abs(each) if even else each for each in moved]
-            return state.add(name, SUM, brought, carry, sympy.Add(*parts), no_sign=even)
+            merge = sympy.Add(*parts)
+            return self.progress.note_moment(
+                state.add(name, SUM, brought, carry, merge, no_sign=even)
+            )
         moved = [self._at(name, lower, centres, side) for side in sides]
         so_far, *parts = [sympy.Abs(each) if even else each for each in moved]
         carry = gauges.carry(gauge, so_far, state)
         merge = gauges.merged(gauge, parts, state)
-        return state.add(name, SUM, brought, carry, merge, no_sign=even)
+        return self.progress.note_moment(state.add(name, SUM, brought, carry, merge, no_sign=even))
+
+    def _spelt(self, centre: Centre) -> sympy.Expr:
+        """The distance of an element: taken before anything is added to it."""
+        return Fence(centre.element - self.progress.state.within(centre.symbol, new))
 
     def _own(
         self, gauge: gauges.Gauge, element: sympy.Expr, centres: list[Centre]
@@ -219,37 +232,35 @@ class Centres:
 
     def _lower(
         self, name: str, gauge: gauges.Gauge, element: sympy.Expr, centres: list[Centre]
-    ) -> list[Lower]:
-        """Lower moments, with what each is times when the mean moves."""
-        moves = {each.distance: _move(each) for each in centres}
-        shifted = element.xreplace({each: each + moves[each] for each in moves})
+    ) -> Lower:
+        """Lower moments, by the powers of each centre's move that they are times."""
+        moves = {each.distance: each.move for each in centres}
+        flat = opened(element, moves)
+        shifted = flat.xreplace({each: each + moves[each] for each in moves})
         powers = sympy.Poly(sympy.expand(shifted), *moves.values()).terms()
-        found: list[Lower] = []
+        found: Lower = {}
         for exponents, coefficient in powers:
             if not any(exponents):
                 continue
-            moved = sympy.Mul(*(m**e for m, e in zip(moves.values(), exponents, strict=True)))
             for part in sympy.Add.make_args(sympy.expand(coefficient)):
                 number, rest = part.as_coeff_Mul()
                 slot = self.moment(f"{name}_lower", gauge, rest, fresh=True)
                 if slot != 0:
-                    found.append((number * moved, slot))
+                    found.setdefault(exponents, []).append((number, slot))
         return found
 
-    def _at(self, name: str, lower: list[Lower], centres: list[Centre], side: Side) -> sympy.Expr:
+    def _at(self, name: str, lower: Lower, centres: list[Centre], side: Side) -> sympy.Expr:
         """The moment of a side about the new mean, in the side's own gauge."""
         state = self.progress.state
-        moved = {_move(each): self._moved(each, side) for each in centres}
-        parts = [(factor * state.raw(slot, side)).xreplace(moved) for factor, slot in lower]
-        return side(name) + sympy.Add(*parts)
+        powers = {
+            exponents: sympy.Add(*(number * state.raw(slot, side) for number, slot in parts))
+            for exponents, parts in lower.items()
+        }
+        moves = [self._moved(each, side) for each in centres]
+        return side(name) + _horner(powers, moves, self._may_be_infinite(lower))
 
     def _scaled(
-        self,
-        name: str,
-        lower: list[Lower],
-        centres: list[Centre],
-        gauge: gauges.Gauge,
-        side: Side,
+        self, name: str, lower: Lower, centres: list[Centre], gauge: gauges.Gauge, side: Side
     ) -> sympy.Expr:
         """As `_at`, in the gauge of new values.
 
@@ -257,13 +268,31 @@ class Centres:
         a type, which masks, that is too far for any sum but one that is 0 by then.
         """
         state = self.progress.state
-        moved = {_move(each): self._moved(each, side) for each in centres}
-        found = gauges.moved(gauge, side(name), state, side)
-        for factor, slot in lower:
-            number, rest = state.raw(slot, side).as_coeff_Mul()
-            kept = gauges.moved(gauge, rest, state, side)
-            found += number * factor.xreplace(moved) * sympy.UnevaluatedExpr(kept)
-        return found
+
+        def kept(number: sympy.Expr, slot: sympy.Expr) -> sympy.Expr:
+            more, rest = state.raw(slot, side).as_coeff_Mul()
+            return number * more * sympy.UnevaluatedExpr(gauges.moved(gauge, rest, state, side))
+
+        powers = {
+            exponents: sympy.Add(*(kept(*each) for each in parts))
+            for exponents, parts in lower.items()
+        }
+        own = gauges.moved(gauge, side(name), state, side)
+        moves = [self._moved(each, side) for each in centres]
+        return own + _horner(powers, moves, self._may_be_infinite(lower))
+
+    def _may_be_infinite(self, lower: Lower) -> bool:
+        """Whether a lower moment may be infinite where the mean is not, as no count or rest is."""
+        state = self.progress.state
+        rests = [state.of(each.rest) for each in self.progress.centres if each.rest is not None]
+        slots = [
+            each for parts in lower.values() for _, slot in parts for each in slot.free_symbols
+        ]
+        used = [state.of(each) for each in slots if each in state.symbols]
+        return any(
+            each not in rests and bool(each.contribution.free_symbols & self.progress.elements)
+            for each in used
+        )
 
     def _moved(self, centre: Centre, side: Side) -> sympy.Expr:
         """How far a centre moves; of nothing to a first element any way will do."""
@@ -286,9 +315,26 @@ def _merged(mass: Kept, one: sympy.Expr, other: sympy.Expr) -> sympy.Expr:
     return mass.merge.xreplace({left(mass.name): one, right(mass.name): other})
 
 
-def _move(centre: Centre) -> sympy.Symbol:
-    """Stands for how far a mean moves."""
-    return sympy.Symbol(f"{centre.symbol.name} moves", real=True)
+def _horner(
+    powers: Mapping[tuple[int, ...], sympy.Expr], moves: Sequence[sympy.Expr], guarded: bool
+) -> sympy.Expr:
+    """A polynomial in moves, no power of which is computed alone: it may be out of range.
+
+    Where nothing moved nothing is added if it is `guarded`: infinite moments times 0 are NaN.
+    """
+    if not moves:
+        return sympy.Add(*powers.values())
+    move, *others = moves
+    by_degree: dict[int, dict[tuple[int, ...], sympy.Expr]] = {}
+    for (degree, *rest), factor in powers.items():
+        by_degree.setdefault(degree, {})[tuple(rest)] = factor
+    found = sympy.S.Zero
+    for degree in range(max(by_degree, default=0), 0, -1):
+        found = move * (found + _horner(by_degree.get(degree, {}), others, guarded))
+    added = found
+    if guarded and found != 0:
+        added = chosen(move, sympy.S.Zero, sympy.S.Zero, found)
+    return added + _horner(by_degree.get(0, {}), others, guarded)
 
 
 def _is_square(element: sympy.Expr) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import sympy
 
+from crossfuse.cascade.algebra import cancellation
 from crossfuse.cascade.algebra.exponents import joined
 from crossfuse.cascade.algebra.means import means, ordered
 from crossfuse.cascade.algebra.stages import Deriver
@@ -74,4 +75,6 @@ def _derive(cascade: Cascade) -> Derivation:
         for each in rounded
     )
     slots = tuple(each.slot() for each in state.kept)
-    return Derivation(cascade, slots, stages, results, rows, tuple(steps), not rounded, reason)
+    made = Derivation(cascade, slots, stages, results, rows, tuple(steps), not rounded, reason)
+    cancellation.check(made, progress.split)
+    return made

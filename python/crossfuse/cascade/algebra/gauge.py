@@ -19,6 +19,7 @@ from crossfuse.cascade.algebra.masks import as_choices
 from crossfuse.cascade.algebra.signs import positive
 from crossfuse.cascade.algebra.state import Kept, State, chosen
 from crossfuse.cascade.derivation import left, new, right, value
+from crossfuse.cascade.expressions.fence import Fence, opened
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,10 @@ def split(
         base, power = factor.as_base_exp()
         slots = [state.of(each) for each in factor.free_symbols & state.symbols]
         if isinstance(factor, sympy.exp) and grown and slots:
-            exponents.append(factor.args[0])
+            exponent = opened(factor.args[0])
+            exponents.append(exponent)
             vanishes &= all(
-                _added(e, factor.args[0], state) and _bounded(e, element, elements)
+                _added(e, exponent, state) and _bounded(e, element, elements)
                 for e in slots
                 if e.infinite
             )
@@ -143,11 +145,13 @@ def times(element: sympy.Expr, factor: sympy.Expr) -> sympy.Expr:
     if isinstance(element, sympy.Piecewise):
         sides = [(times(each, factor) if each != 0 else each, test) for each, test in element.args]
         return sympy.Piecewise(*sides)
+    if isinstance(element, Fence):
+        return times(element.args[0], factor)
     if isinstance(element, sympy.Add):
         return sympy.Add(*(times(each, factor) for each in element.args))
     if isinstance(element, sympy.Mul):
         for each in element.args:
-            inside = isinstance(each, sympy.Piecewise | sympy.Add)
+            inside = isinstance(each, sympy.Piecewise | sympy.Add | Fence)
             if (
                 inside
                 and each.has(sympy.exp)

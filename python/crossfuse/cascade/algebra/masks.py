@@ -10,11 +10,12 @@ from __future__ import annotations
 import sympy
 
 from crossfuse.cascade.algebra.exponents import joined
+from crossfuse.cascade.expressions.fence import Fence
 
 
 def as_factors(term: sympy.Basic) -> sympy.Basic:
     """Write ``v if condition else 0`` as ``v * (1 if condition else 0)``, outside of functions."""
-    if isinstance(term, sympy.Add | sympy.Mul):
+    if isinstance(term, sympy.Add | sympy.Mul | Fence):
         return term.func(*(as_factors(each) for each in term.args))
     if isinstance(term, sympy.Piecewise) and len(term.args) == 2 and term.args[1][0] == 0:
         shown, condition = term.args[0]
@@ -25,7 +26,7 @@ def as_factors(term: sympy.Basic) -> sympy.Basic:
 
 def as_choices(term: sympy.Basic) -> sympy.Basic:
     """Undo `as_factors`."""
-    if isinstance(term, sympy.Add):
+    if isinstance(term, sympy.Add | Fence):
         return term.func(*(as_choices(each) for each in term.args))
     if not isinstance(term, sympy.Mul):
         return term

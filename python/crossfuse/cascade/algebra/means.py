@@ -82,7 +82,7 @@ def _is_used(cascade: Cascade, later: Stage, stage: Stage, mean: Mean) -> bool:
         return False
     symbol, distance = sympy.Dummy("mean", real=True), sympy.Dummy("distance", real=True)
     term = later.term.xreplace({stage.symbol: mean_value(cascade, mean, symbol)})
-    found = centred(as_factors(term), {symbol: (mean.element, distance)})
+    found = centred(as_factors(term), symbol, mean.element, distance)
     return found is not None and is_polynomial(found, distance)
 
 

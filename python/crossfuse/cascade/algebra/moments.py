@@ -15,10 +15,11 @@ d times the sum of exponentials.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sympy
+
+from crossfuse.cascade.expressions.fence import Fence, opened
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Centre:
     rest : sympy.Symbol | None
         The slot of the first moment about it, which only rounding keeps from being 0; None where
         distances are from the mean, but no moments are taken about it.
+    move : sympy.Dummy
+        Stands for how far the mean moves.
     """
 
     element: sympy.Expr
@@ -70,61 +73,92 @@ class Centre:
     mass: sympy.Symbol | None
     distance: sympy.Dummy
     rest: sympy.Symbol | None = None
+    move: sympy.Dummy = field(default_factory=lambda: sympy.Dummy("move", real=True))
+
+    @property
+    def kind(self) -> str:
+        """What distances are from, in words."""
+        return "an extreme" if self.mass is None else "the mean"
 
 
 def centred(
-    term: sympy.Expr, centres: Mapping[sympy.Symbol, tuple[sympy.Expr, sympy.Symbol]]
+    term: sympy.Expr, reference: sympy.Symbol, element: sympy.Expr, distance: sympy.Symbol
 ) -> sympy.Expr | None:
-    """Write a term over distances from means.
+    """Write a term over distances from a mean or an extreme.
 
     Parameters
     ----------
     term : sympy.Expr
-        Over elements and symbols of means.
-    centres : Mapping
-        For the symbol of a mean what is averaged, and what stands for the distance from it.
+        Over elements and results.
+    reference : sympy.Symbol
+        The mean, or the extreme.
+    element : sympy.Expr
+        What it is one of.
+    distance : sympy.Symbol
+        What stands for the element's distance from it.
 
     Returns
     -------
     sympy.Expr | None
-        Without means; None if it depends on them otherwise.
+        The reference may be left as a factor; None if distances do not take its place anywhere, or
+        it is still added to elements.
     """
-    found = term
-    for mean, (element, distance) in centres.items():
-        if mean not in found.free_symbols:
-            continue
-        joined = _joined(found, mean, element, distance)
-        if mean in joined.free_symbols:
-            joined = _shifted(joined, mean, element, distance)
-        if mean in joined.free_symbols:
-            return None
-        found = joined
-    return found
+    joined = _joined(term, reference, element, distance)
+    if _mixed(joined, reference, element):
+        joined = _joined(_flat(joined, reference, element), reference, element, distance)
+    if _mixed(joined, reference, element):
+        shifted = _shifted(joined, reference, element, distance)
+        parts = [each for each in sympy.Add.make_args(shifted) if reference in each.free_symbols]
+        if all(distance in each.free_symbols for each in parts):
+            joined = shifted
+    return joined if distance in joined.free_symbols else None
+
+
+def _mixed(part: sympy.Basic, reference: sympy.Symbol, element: sympy.Expr) -> bool:
+    """Whether the reference is added to elements anywhere."""
+    if not _has_both(part, reference, element):
+        return False
+    return part.is_Add or any(_mixed(each, reference, element) for each in part.args)
+
+
+def _flat(part: sympy.Basic, reference: sympy.Symbol, element: sympy.Expr) -> sympy.Basic:
+    """Sums of elements and the reference without the fences between the two."""
+    if not _has_both(part, reference, element):
+        return part
+    if isinstance(part, sympy.Add):
+        return sympy.Add(*(sympy.expand_mul(opened(each)) for each in part.args))
+    return part.func(*(_flat(each, reference, element) for each in part.args))
+
+
+def _has_both(part: sympy.Basic, reference: sympy.Symbol, element: sympy.Expr) -> bool:
+    free = part.free_symbols
+    return reference in free and bool(free & element.free_symbols)
 
 
 def _joined(
-    part: sympy.Basic, mean: sympy.Symbol, element: sympy.Expr, distance: sympy.Symbol
+    part: sympy.Basic, reference: sympy.Symbol, element: sympy.Expr, distance: sympy.Symbol
 ) -> sympy.Basic:
-    """Differences of an element and the mean as distances, wherever they are spelt out."""
-    if mean not in part.free_symbols or part.is_Atom:
+    """Differences of an element and the reference as distances, wherever they are spelt out."""
+    if reference not in part.free_symbols or part.is_Atom:
         return part
     if isinstance(part, sympy.Add):
-        slope = part.coeff(mean)
-        apart = part - slope * (mean - element)
-        if slope != 0 and mean not in slope.free_symbols | apart.free_symbols:
-            fewer = len(sympy.Add.make_args(apart)) < len(part.args)
-            if fewer and not slope.free_symbols & element.free_symbols:
-                return apart - slope * distance
-    return part.func(*(_joined(each, mean, element, distance) for each in part.args))
+        slope = part.coeff(reference)
+        if slope != 0 and not slope.free_symbols & (element.free_symbols | {reference}):
+            for whole in (Fence(element), opened(element)):
+                apart = part - slope * (reference - whole)
+                fewer = len(sympy.Add.make_args(apart)) < len(part.args)
+                if fewer and reference not in apart.free_symbols:
+                    return apart - slope * distance
+    return part.func(*(_joined(each, reference, element, distance) for each in part.args))
 
 
 def _shifted(
-    term: sympy.Expr, mean: sympy.Symbol, element: sympy.Expr, distance: sympy.Symbol
+    term: sympy.Expr, reference: sympy.Symbol, element: sympy.Expr, distance: sympy.Symbol
 ) -> sympy.Expr:
-    """The term at the mean plus a distance, multiplied out: polynomials that were expanded."""
+    """The term at the reference plus a distance, multiplied out: polynomials that were expanded."""
     if not element.is_Symbol or sympy.count_ops(term) > 200:
         return term
-    return sympy.expand(term.xreplace({element: mean + distance}))
+    return sympy.expand(opened(term).xreplace({element: reference + distance}))
 
 
 def is_polynomial(term: sympy.Expr, distance: sympy.Symbol) -> bool:
@@ -134,7 +168,7 @@ def is_polynomial(term: sympy.Expr, distance: sympy.Symbol) -> bool:
     if isinstance(term, sympy.Piecewise):
         tests = set().union(*(test.free_symbols for _, test in term.args))
         return distance not in tests and all(is_polynomial(v, distance) for v, _ in term.args)
-    if isinstance(term, sympy.Add | sympy.Mul):
+    if isinstance(term, sympy.Add | sympy.Mul | Fence):
         return all(is_polynomial(each, distance) for each in term.args)
     if isinstance(term, sympy.Pow):
         base, power = term.args

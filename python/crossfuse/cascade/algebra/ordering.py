@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -30,6 +30,8 @@ class Affine:
         In words.
     notes : tuple[str, ...]
         What else to know.
+    term : sympy.Expr | None
+        The whole, if the element stands in it as it is and nothing else changes along the axis.
     """
 
     element: sympy.Expr
@@ -38,9 +40,12 @@ class Affine:
     exponential: bool
     proof: str
     notes: tuple[str, ...] = ()
+    term: sympy.Expr | None = None
 
     def result(self, chosen: sympy.Expr) -> sympy.Expr:
-        """The stage's result, from the chosen element."""
+        """The stage's result: the term of the chosen element, added up in its order."""
+        if self.term is not None:
+            return self.term.xreplace({self.element: chosen})
         return self.factor * (sympy.exp(chosen) if self.exponential else chosen) + self.addend
 
 
@@ -82,7 +87,10 @@ def affine(progress: Progress, stage: Stage, term: sympy.Expr) -> Affine:
     addend = sympy.Add(*(g * h for g, h in parts if not g.free_symbols & progress.elements))
     if len(moving) != 1:
         raise progress.coupled(stage, term, sympy.Add(*(g * h for g, h in moving)))
-    return _signed(stage, moving[0], addend, progress)
+    found = _signed(stage, moving[0], addend, progress)
+    one = sympy.Dummy(real=True)
+    alone = not term.xreplace({found.element: one}).free_symbols & progress.elements
+    return replace(found, term=term) if alone and term.has(found.element) else found
 
 
 def _signed(stage: Stage, product: Product, addend: sympy.Expr, progress: Progress) -> Affine:

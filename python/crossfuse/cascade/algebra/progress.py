@@ -38,6 +38,8 @@ class Progress:
         Results of choices as they are, -oo of nothing too.
     steps : list[Step]
         How stages were derived.
+    split : list[str]
+        Sums that became several, whose parts may cancel.
     """
 
     def __init__(self, cascade: Cascade) -> None:
@@ -51,6 +53,8 @@ class Progress:
         self.direct: dict[sympy.Symbol, sympy.Expr] = {}
         self.places = {each.index_symbol for each in cascade.stages} - {None}
         self.steps: list[Step] = []
+        self.split: list[str] = []
+        self._moments: set[sympy.Symbol] = set()
 
     def results(self, term: sympy.Expr) -> list[sympy.Symbol]:
         """What a term uses of earlier stages."""
@@ -61,7 +65,7 @@ class Progress:
         """A term as products; refuses."""
         results = self.results(term)
         try:
-            return products(term, self.moving(), results)
+            return products(term, self.moving(), results, near=self.distances | self.moments)
         except Coupled as found:
             raise self.coupled(stage, term, found.part) from None
 
@@ -74,6 +78,16 @@ class Progress:
     def distances(self) -> frozenset[sympy.Symbol]:
         """What stands for distances from means."""
         return frozenset(each.distance for each in self.centres)
+
+    @property
+    def moments(self) -> frozenset[sympy.Symbol]:
+        """Slots that are moments about a mean or an extreme."""
+        return frozenset(self._moments)
+
+    def note_moment(self, symbol: sympy.Symbol) -> sympy.Symbol:
+        """Note that a slot is a moment; gives its symbol."""
+        self._moments.add(symbol)
+        return symbol
 
     def moving(self) -> frozenset[sympy.Symbol]:
         """Elements, and distances of elements from means."""

@@ -6,7 +6,7 @@ Every rule is an identity of real numbers, so that what comes out is proved to e
 * ``(u * v)**p = u**p * v**p`` for integer ``p``, or where ``v`` is proved not to be negative;
 * ``|u * v| = |u| * |v|``, ``log(u * v) = log(u) + log(v)`` for positive factors;
 * ``max(u * v, w * v) = v * max(u, w)`` for ``v`` proved not to be negative;
-* products and powers of sums are multiplied out;
+* products and powers of sums of one sign are multiplied out;
 * choices by conditions over elements are taken apart side by side.
 """
 
@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 
 import sympy
 
-from crossfuse.cascade.algebra.signs import nonnegative
+from crossfuse.cascade.algebra.signs import has_one_sign, nonnegative
+from crossfuse.cascade.expressions.fence import Fence
 
 #: One ``G(x) * H(d)``.
 Product = tuple[sympy.Expr, sympy.Expr]
@@ -40,7 +41,11 @@ class Coupled(Exception):
 
 
 def products(
-    term: sympy.Expr, elements: Iterable[sympy.Symbol], results: Iterable[sympy.Symbol]
+    term: sympy.Expr,
+    elements: Iterable[sympy.Symbol],
+    results: Iterable[sympy.Symbol],
+    *,
+    near: Iterable[sympy.Symbol] | None = None,
 ) -> list[Product]:
     """Take a term apart into as few products as grouping gives.
 
@@ -50,6 +55,10 @@ def products(
         What a stage reduces.
     elements, results : Iterable[sympy.Symbol]
         Symbols that change along the axis, and those of earlier stages. Others are invariant.
+    near : Iterable[sympy.Symbol], optional
+        Elements that are distances, and results that are moments of them. If given, sums that may
+        be of either sign are multiplied by each other only if they are of distances: of others
+        large numbers may cancel, of which the sums were small.
 
     Returns
     -------
@@ -61,7 +70,9 @@ def products(
     Coupled
         If no rule applies.
     """
-    parts = _Parts(frozenset(elements), frozenset(results))
+    parts = _Parts(
+        frozenset(elements), frozenset(results), None if near is None else frozenset(near)
+    )
     return parts.grouped(parts.take(term))
 
 
@@ -91,9 +102,15 @@ def grouped(
 
 
 class _Parts:
-    def __init__(self, elements: frozenset[sympy.Symbol], results: frozenset[sympy.Symbol]) -> None:
+    def __init__(
+        self,
+        elements: frozenset[sympy.Symbol],
+        results: frozenset[sympy.Symbol],
+        near: frozenset[sympy.Symbol] | None,
+    ) -> None:
         self.elements = elements
         self.results = results
+        self.near = near
 
     def grouped(self, parts: Sequence[Product]) -> list[Product]:
         return grouped(parts, self.elements, self.results)
@@ -121,6 +138,9 @@ class _Parts:
     def total(self, term: sympy.Expr) -> list[Product]:
         return self.grouped([part for each in term.args for part in self.take(each)])
 
+    def inner(self, term: Fence) -> list[Product]:
+        return self.take(term.args[0])
+
     def product(self, term: sympy.Expr) -> list[Product]:
         found: list[Product] = [(sympy.S.One, sympy.S.One)]
         for each in term.args:
@@ -128,9 +148,23 @@ class _Parts:
         return found
 
     def times(self, left: list[Product], right: list[Product]) -> list[Product]:
-        if len(left) * len(right) > _MOST_PRODUCTS:
-            raise Coupled(sympy.Mul(*(g * h for g, h in right)))
+        sums = min(len(left), len(right)) > 1
+        if len(left) * len(right) > _MOST_PRODUCTS or (sums and self.cancels(left + right)):
+            raise Coupled(sympy.Add(*(g * h for g, h in right)))
         return self.grouped([(g * k, h * m) for g, h in left for k, m in right])
+
+    def cancels(self, parts: list[Product]) -> bool:
+        """Whether sums of these may be small beside what they are sums of.
+
+        Distances are not, nor what is a moment of them.
+        """
+        if self.near is None or has_one_sign(g * h for g, h in parts):
+            return False
+        moving = [g.free_symbols & self.elements for g, _ in parts]
+        fixed = [h for (_, h), each in zip(parts, moving, strict=True) if not each]
+        return any(each - self.near for each in moving) or any(
+            h.free_symbols & self.results and not h.free_symbols & self.near for h in fixed
+        )
 
     def power(self, term: sympy.Expr) -> list[Product]:
         base, exponent = term.args
@@ -210,6 +244,7 @@ class _Parts:
 
 _RULES = (
     (sympy.Add, _Parts.total),
+    (Fence, _Parts.inner),
     (sympy.Mul, _Parts.product),
     (sympy.exp, _Parts.exp),
     (sympy.Pow, _Parts.power),

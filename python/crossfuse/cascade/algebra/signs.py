@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import sympy
+
+from crossfuse.cascade.expressions.fence import Fence
 
 
 def nonnegative(expression: sympy.Expr) -> bool:
@@ -18,6 +22,8 @@ def nonnegative(expression: sympy.Expr) -> bool:
     bool
         False where nothing is proved.
     """
+    if isinstance(expression, Fence):
+        return nonnegative(expression.args[0])
     if isinstance(expression, sympy.Piecewise):
         return all(nonnegative(value) for value, _ in expression.args)
     if isinstance(expression, sympy.Max):
@@ -39,6 +45,8 @@ def positive(expression: sympy.Expr) -> bool:
     """Whether an expression is proved to be above 0; see `nonnegative`."""
     if expression.is_positive:
         return True
+    if isinstance(expression, Fence):
+        return positive(expression.args[0])
     if isinstance(expression, sympy.Add):
         parts = expression.args
         return all(nonnegative(each) for each in parts) and any(positive(each) for each in parts)
@@ -49,3 +57,9 @@ def positive(expression: sympy.Expr) -> bool:
     if isinstance(expression, sympy.Pow):
         return positive(expression.args[0])
     return False
+
+
+def has_one_sign(parts: Iterable[sympy.Expr]) -> bool:
+    """Whether all parts of a sum are proved to be of one sign, so that they cannot cancel."""
+    found = list(parts)
+    return all(map(nonnegative, found)) or all(nonnegative(-each) for each in found)

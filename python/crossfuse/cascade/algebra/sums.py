@@ -9,15 +9,22 @@ import sympy
 from crossfuse.cascade.algebra import gauge as gauges
 from crossfuse.cascade.algebra.centres import Centres
 from crossfuse.cascade.algebra.masks import as_factors
-from crossfuse.cascade.algebra.moments import centred, is_polynomial
+from crossfuse.cascade.algebra.moments import Centre, centred, is_polynomial
 from crossfuse.cascade.algebra.progress import Progress
 from crossfuse.cascade.algebra.proof import checked, words
 from crossfuse.cascade.algebra.separation import Product
+from crossfuse.cascade.algebra.signs import has_one_sign
 from crossfuse.cascade.derivation import Factor, Step
+from crossfuse.cascade.expressions.fence import Fence
 from crossfuse.cascade.spec import Stage
 
 #: Keeps a sum under a name and in a gauge, and gives it over slots.
 Keep = Callable[[str, gauges.Gauge, sympy.Expr], sympy.Expr]
+#: Of sums over distances: from means alone, and from extremes.
+_PROOFS = (
+    "depends on the mean by distances from it only, as a polynomial",
+    "depends on it by exponentials and by distances from it, as a polynomial",
+)
 
 
 class Sums:
@@ -38,57 +45,56 @@ class Sums:
     def take(self, stage: Stage, term: sympy.Expr) -> None:
         """Derive a sum."""
         progress = self.progress
-        shifted = self._shifted(term)
-        if shifted is not None:
-            found = progress.separated(stage, shifted)
-            proof = "depends on the mean by distances from it only, as a polynomial"
-            note = "moves with the mean by the binomial formula: no large numbers cancel"
-            keep: Keep = self.centres.moment
-            self._add(stage, found, keep, "sum, shift of the mean", proof, [note])
+        near = self._near(term)
+        if near is None:
+            found = progress.separated(stage, term)
+            rank = checked(stage, term, found, progress.elements, progress.results(term))
+            self._add(stage, found, progress.accumulate, "sum, *", words(rank, len(found)), [])
             return
-        below = self._below(term)
-        if below is not None:
-            found = progress.separated(stage, below)
-            proof = "depends on it by exponentials and by distances from it, as a polynomial"
-            note = "moves with the extreme by the binomial formula: no large numbers cancel"
-            self._add(stage, found, self.centres.moment, "sum, shift of an extreme", proof, [note])
-            return
-        found = progress.separated(stage, term)
-        rank = checked(stage, term, found, progress.elements, progress.results(term))
-        self._add(stage, found, progress.accumulate, "sum, *", words(rank, len(found)), [])
+        kinds = {each.kind for each in progress.centres_in(near)}
+        what = " and ".join(kind for kind in ("the mean", "an extreme") if kind in kinds)
+        self._add(
+            stage,
+            progress.separated(stage, near),
+            self.centres.moment,
+            f"sum, shift of {what}",
+            _PROOFS[len(kinds) > 1 or "the mean" not in kinds],
+            [f"moves with {what} by the binomial formula: no large numbers cancel"],
+        )
 
-    def _shifted(self, term: sympy.Expr) -> sympy.Expr | None:
-        """The term over distances from means, if it is a polynomial in them."""
-        centres = [each for each in self.progress.centres if each.mass is not None]
-        at = {each.symbol: (each.element, each.distance) for each in centres}
-        found = centred(as_factors(term), at)
-        used = [] if found is None else [e for e in at.values() if e[1] in found.free_symbols]
-        if not used or not all(is_polynomial(found, distance) for _, distance in used):
-            return None
-        return found
+    def _near(self, term: sympy.Expr) -> sympy.Expr | None:
+        """The term over distances from means and extremes; None if it has none.
 
-    def _below(self, term: sympy.Expr) -> sympy.Expr | None:
-        """The term over distances from extremes, exponentials left out, if it has such."""
+        Any number of references may stand in it, each with distances of its own. Exponentials are
+        left out: a gauge keeps them in range.
+        """
         progress, state = self.progress, self.progress.state
         spelt = as_factors(term)
-        used = {each for each in spelt.free_symbols & state.symbols if state.of(each).extreme}
         held = {
             each: sympy.Dummy(f"power{number}", positive=True)
             for number, each in enumerate(sorted(spelt.atoms(sympy.exp), key=str))
-            if each.free_symbols & used
+            if any(state.of(symbol).extreme for symbol in each.free_symbols & state.symbols)
         }
         found = spelt.xreplace(held)
-        centres = []
-        for symbol in sorted(used & found.free_symbols, key=lambda each: str(each.name)):
-            centre = self.centres.extreme(symbol, found)
-            apart = centred(found, {symbol: (centre.element, centre.distance)})
+        kept = []
+        for centre in self._references(found):
+            apart = centred(found, centre.symbol, centre.element, centre.distance)
             if apart is not None and is_polynomial(apart, centre.distance):
                 found = apart
-                centres.append(centre)
-        if not centres:
+                kept.append(centre)
+        if not kept:
             return None
-        progress.centres += [each for each in centres if each not in progress.centres]
+        progress.centres += [each for each in kept if each not in progress.centres]
         return found.xreplace({dummy: each for each, dummy in held.items()})
+
+    def _references(self, term: sympy.Expr) -> list[Centre]:
+        """What a term may take distances from: means, then extremes."""
+        state, free = self.progress.state, term.free_symbols
+        means = [each for each in self.progress.centres if each.mass is not None]
+        extremes = [each for each in free & state.symbols if state.of(each).extreme]
+        extremes.sort(key=lambda each: str(each.name))
+        found = [each for each in means if each.symbol in free]
+        return found + [self.centres.extreme(each, term) for each in extremes]
 
     def _add(
         self,
@@ -102,6 +108,8 @@ class Sums:
         """Keep a sum for each product; the stage is what they come to with their H."""
         progress, state = self.progress, self.progress.state
         total, correction = sympy.S.Zero, None
+        if len(found) > 1 and not has_one_sign([self._signed(g * h) for g, h in found]):
+            progress.split.append(stage.name)
         factors: list[Factor] = []
         gauged: list[sympy.Expr] = []
         hoisted: list[sympy.Expr] = []
@@ -119,7 +127,18 @@ class Sums:
                 notes.append("carries use stand-ins: the sum may not be 0 where a maximum is -oo")
         names = (progress.names(gauged), progress.names(hoisted))
         step = Step(stage.name, pair, tuple(factors), *names, correction, proof, tuple(notes))
-        progress.done(stage, total, step)
+        progress.done(stage, Fence(total), step)
+
+    def _signed(self, product: sympy.Expr) -> sympy.Expr:
+        """A product, over distances from extremes as what is never negative."""
+        state = self.progress.state
+        images = {}
+        for each in self.progress.centres:
+            if each.mass is None:
+                below = sympy.Dummy("distance", nonnegative=True)
+                least = state.of(each.symbol).monoid.name == "min"
+                images[each.distance] = below if least else -below
+        return product.xreplace(images)
 
     def _placed(self, stage: Stage, found: Iterable[Product]) -> list[Product]:
         """Products whose constant factors stand with H, so that sums of equal G are one.

@@ -8,6 +8,8 @@ import sympy
 from sympy.printing.precedence import PRECEDENCE, precedence
 from sympy.printing.str import StrPrinter
 
+from crossfuse.cascade.expressions.fence import Fence
+
 #: Fractions with a larger denominator are written as decimals.
 _LONGEST = 1000
 
@@ -28,6 +30,15 @@ def written(expression: sympy.Basic) -> str:
     return str(_Printer().doprint(expression))
 
 
+def _unguarded(choice: sympy.Piecewise) -> sympy.Expr | None:
+    """What a choice gives in real arithmetic in any case: ``0 if d = 0 else d·(...)``."""
+    (first, test), (other, _) = choice.args[0], choice.args[-1]
+    if first != 0 or not isinstance(test, sympy.Eq) or test.args[1] != 0:
+        return None
+    inside = sympy.Mul.make_args(other)
+    return other if len(choice.args) == 2 and test.args[0] in inside else None
+
+
 class _Printer(StrPrinter):
     """Positive addends first; multiplication by dots."""
 
@@ -36,12 +47,20 @@ class _Printer(StrPrinter):
         text = ""
         for each in parts:
             minus = each.could_extract_minus_sign() and not each.is_Add
-            part = self.parenthesize(-each if minus else each, PRECEDENCE["Add"])
+            shown = -each if minus else each
+            inner = minus and isinstance(shown, Fence)
+            part = f"({self._print(shown)})" if inner else self._print_addend(shown)
             if not text:
                 text = f"-{part}" if minus else part
             else:
                 text += f" - {part}" if minus else f" + {part}"
         return text
+
+    def _print_addend(self, expr: Any) -> str:
+        return str(self.parenthesize(expr, PRECEDENCE["Add"]))
+
+    def _print_Fence(self, expr: Any) -> str:
+        return str(self._print(expr.args[0]))
 
     def _print_Mul(self, expr: Any) -> str:
         number = expr.as_coeff_Mul()[0]
@@ -95,6 +114,9 @@ class _Printer(StrPrinter):
         return ", ".join(sorted(self._print(each) for each in expr.args))
 
     def _print_Piecewise(self, expr: Any) -> str:
+        inner = _unguarded(expr)
+        if inner is not None:
+            return str(self._print(inner))
         text = ""
         for value, test in expr.args:
             shown = self._print(value)

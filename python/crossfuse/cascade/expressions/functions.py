@@ -37,6 +37,23 @@ class round_away(_Whole):
         return f"(numpy.sign({x})*numpy.floor(numpy.abs({x}) + 0.5))"
 
 
+class log1p(sympy.Function):  # named as in numpy and TVM
+    """The logarithm of 1 + x, with all digits where x is near 0."""
+
+    nargs = 1
+
+    @classmethod
+    def eval(cls, x: sympy.Expr) -> sympy.Expr | None:
+        """That of 0 is 0."""
+        return sympy.S.Zero if x.is_zero else None
+
+    def _eval_is_real(self) -> bool | None:
+        return True if self.args[0].is_nonnegative else None
+
+    def _eval_is_nonnegative(self) -> bool | None:
+        return True if self.args[0].is_nonnegative else None
+
+
 def sigmoid(x: sympy.Expr) -> sympy.Expr:
     """The logistic function, spelt out so that its algebra is seen."""
     return 1 / (1 + sympy.exp(-x))
@@ -50,7 +67,7 @@ OF_OPERATOR: dict[str, Callable[..., sympy.Expr]] = {
     "log": sympy.log,
     "log2": lambda x: sympy.log(x) / sympy.log(2),
     "log10": lambda x: sympy.log(x) / sympy.log(10),
-    "log1p": lambda x: sympy.log(1 + x),
+    "log1p": log1p,
     "sqrt": sympy.sqrt,
     "rsqrt": lambda x: 1 / sympy.sqrt(x),
     "pow": sympy.Pow,
@@ -75,6 +92,7 @@ OF_OPERATOR: dict[str, Callable[..., sympy.Expr]] = {
 OF_FUNCTION: dict[type, str] = {
     sympy.exp: "exp",
     sympy.log: "log",
+    log1p: "log1p",
     sympy.tanh: "tanh",
     sympy.sinh: "sinh",
     sympy.cosh: "cosh",

@@ -10,6 +10,7 @@ import numpy as np
 import sympy
 
 from crossfuse import _tvm as ir
+from crossfuse.cascade.expressions.fence import fenced_product, fenced_sum, settled
 from crossfuse.cascade.expressions.functions import OF_OPERATOR, trunc
 from crossfuse.cascade.expressions.refusal import refused
 
@@ -27,6 +28,7 @@ def to_sympy(
     """Read an expression as mathematics.
 
     Conversions between types are dropped, but that of a number to an integer, which cuts it off.
+    Additions stay in their order; see `crossfuse.cascade.expressions.fence`.
     A condition that is used as a number is 1 or 0.
 
     Parameters
@@ -51,7 +53,7 @@ def to_sympy(
     CascadeRefused
         For operators that have no counterpart, and NaN.
     """
-    return _Reader(leaf, rounded, whole).read(expression)
+    return settled(_Reader(leaf, rounded, whole).read(expression))
 
 
 def number(immediate: Any) -> sympy.Expr:
@@ -152,7 +154,7 @@ class _Reader:
     def division(self, node: Any) -> sympy.Expr:
         left, right = self.number(node.a), self.number(node.b)
         if "int" not in str(node.ty):
-            return left / right
+            return fenced_product(left, 1 / right)
         whole = left.is_nonnegative and right.is_positive
         return sympy.floor(left / right) if whole else trunc(left / right)
 
@@ -218,9 +220,9 @@ def _unknown(name: str, node: Any) -> Exception:
 
 
 _NUMBERS: dict[type, Callable[..., sympy.Expr]] = {
-    ir.tirx.Add: sympy.Add,
-    ir.tirx.Sub: lambda a, b: a - b,
-    ir.tirx.Mul: sympy.Mul,
+    ir.tirx.Add: fenced_sum,
+    ir.tirx.Sub: lambda a, b: fenced_sum(a, fenced_product(sympy.S.NegativeOne, b)),
+    ir.tirx.Mul: fenced_product,
     ir.tirx.Max: sympy.Max,
     ir.tirx.Min: sympy.Min,
     ir.tirx.FloorDiv: lambda a, b: sympy.floor(a / b),

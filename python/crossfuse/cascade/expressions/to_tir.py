@@ -16,6 +16,7 @@ from sympy.core.relational import Relational
 from sympy.logic.boolalg import Boolean, BooleanFalse, BooleanTrue
 
 from crossfuse import _tvm as ir
+from crossfuse.cascade.expressions.fence import Fence
 from crossfuse.cascade.expressions.functions import OF_FUNCTION, factored, rint, round_away, trunc
 from crossfuse.cascade.expressions.refusal import refused
 from crossfuse.cascade.expressions.to_sympy import largest
@@ -147,10 +148,13 @@ class _Writer:
             divides = isinstance(each, sympy.Pow) and exponent.is_Integer and exponent < 0
             (below if divides else above).append(base**-exponent if divides else each)
         coefficient, above = _leading_number(above)
-        result = self._multiplied(above) if above or not below else self.number(sympy.S.One)
-        if coefficient is not None:
-            result = self._scaled(coefficient, result)
-        return result / self._multiplied(below) if below else result
+        first, *others = map(self.write, above or [sympy.S.One])
+        result = first if coefficient is None else self._scaled(coefficient, first)
+        # In turns: a product of factors or of divisors may be out of range where the whole is not.
+        for number in range(max(len(others), len(below))):
+            result = result / self.write(below[number]) if number < len(below) else result
+            result = result * others[number] if number < len(others) else result
+        return result
 
     def _scaled(self, coefficient: sympy.Expr, result: Any) -> Any:
         if coefficient == -1:
@@ -278,6 +282,7 @@ _RULES: dict[type, Callable[[_Writer, Any], Any]] = {
     sympy.floor: _Writer.quotient,
     trunc: _Writer.quotient,
     sympy.Mod: _Writer.remainder,
+    Fence: lambda writer, each: writer.write(each.args[0]),
     # Keeps a quotient together where its parts would leave the range of numbers.
     sympy.UnevaluatedExpr: lambda writer, each: writer.write(each.args[0]),
 } | dict.fromkeys(OF_FUNCTION.keys() - {sympy.floor, trunc}, _Writer.function)

@@ -57,8 +57,9 @@ class Outputs:
                 for output in self.results:
                     self.result(output)
         if self.along:
-            rows = [self.frame.derivation.rows[each.name] for each in self.along]
-            parts = share(rows, self.frame.site.cascade.elements)
+            derived = self.frame.derivation
+            rows = [derived.rows[each.name] for each in self.along]
+            parts = share(rows, self.frame.site.cascade.elements, derived.slots)
             self.values.define(parts.fixed)
             for number, tiling in enumerate(self.frame.cover.tilings):
                 kind = "unroll" if self.residence.where == "registers" else "serial"

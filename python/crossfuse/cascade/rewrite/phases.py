@@ -15,6 +15,7 @@ import sympy
 from crossfuse.cascade.derivation import Slot, guarded, new
 from crossfuse.cascade.expressions.functions import factored
 from crossfuse.cascade.expressions.sharing import shared
+from crossfuse.cascade.rewrite.reciprocals import divisor, is_risky, moderate, scale
 
 Definition = tuple[sympy.Symbol, sympy.Expr]
 
@@ -78,12 +79,17 @@ def phases(slots: Sequence[Slot]) -> tuple[Phase, ...]:
     return tuple(Phase(tuple(s for s in slots if level[s.name] == i)) for i in range(count))
 
 
-def share(expressions: Sequence[sympy.Expr], changing: Iterable[sympy.Symbol]) -> Shared:
+def share(
+    expressions: Sequence[sympy.Expr],
+    changing: Iterable[sympy.Symbol],
+    slots: Sequence[Slot] = (),
+) -> Shared:
     """Compute once what expressions share, and once for all elements what does not change.
 
     Factors and addends that no element changes are gathered, so that a division by a sum becomes
-    one reciprocal and products with it. Addends of a row are added to a difference, not to what
-    is subtracted: of ``x - m - log(s)`` the first two are close together, and large.
+    one reciprocal and products with it, see `crossfuse.cascade.rewrite.reciprocals`. Addends of a
+    row are added to a difference, not to what is subtracted: of ``x - m - log(s)`` the first two
+    are close together, and large.
 
     Parameters
     ----------
@@ -91,13 +97,15 @@ def share(expressions: Sequence[sympy.Expr], changing: Iterable[sympy.Symbol]) -
         Of each element.
     changing : Iterable[sympy.Symbol]
         Elements.
+    slots : Sequence[Slot]
+        The state, of which it is known what may be divided by without care.
 
     Returns
     -------
     Shared
         The same expressions in parts.
     """
-    hoist = _Hoist(frozenset(changing))
+    hoist = _Hoist(frozenset(changing), moderate(slots))
     inside = [hoist.run(each) for each in expressions]
     fixed = tuple((symbol, each) for each, symbol in hoist.found.items())
     definitions, left = shared(inside)
@@ -107,8 +115,11 @@ def share(expressions: Sequence[sympy.Expr], changing: Iterable[sympy.Symbol]) -
 class _Hoist:
     """Replaces what does not change by symbols."""
 
-    def __init__(self, changing: frozenset[sympy.Symbol]) -> None:
+    def __init__(
+        self, changing: frozenset[sympy.Symbol], moderate: frozenset[sympy.Symbol]
+    ) -> None:
         self.changing = changing
+        self.moderate = moderate
         self.found: dict[sympy.Expr, sympy.Symbol] = {}
 
     def run(self, expression: sympy.Expr) -> sympy.Expr:
@@ -135,7 +146,24 @@ class _Hoist:
         moving = [self.run(each) for each in expression.args if self.changes(each)]
         if not still:
             return expression.func(*moving)
+        risky = [each for each in still if is_risky(each, self.moderate)]
+        if isinstance(expression, sympy.Mul) and risky:
+            return self.divided(sympy.Mul(*moving), still, risky)
         return expression.func(self.run(expression.func(*still)), *moving)
+
+    def divided(
+        self, moving: sympy.Expr, still: list[sympy.Expr], risky: list[sympy.Expr]
+    ) -> sympy.Expr:
+        """A product with reciprocals that may be out of range, one after another."""
+        above = sympy.Mul(*(each for each in still if each not in risky))
+        for each in risky:
+            below, times = divisor(each)
+            factor = self.symbol(scale(below))
+            for _ in range(times):
+                reciprocal = self.symbol(above / sympy.UnevaluatedExpr(factor * below))
+                moving = sympy.UnevaluatedExpr(factor * moving) * reciprocal
+                above = sympy.S.One
+        return moving
 
     def added(self, expression: sympy.Add) -> sympy.Expr:
         """A sum, the differences of elements and slots first."""

@@ -167,7 +167,7 @@ class _Tile:
             and each.monoid.name in ("sum", "max", "min")
         ]
         moving = [each.contribution for each in phase.slots if each not in plain]
-        return share(moving, elements), plain
+        return share(moving, elements, self.frame.derivation.slots), plain
 
     def lane(
         self,

@@ -19,7 +19,7 @@ from crossfuse.cascade.rewrite.tiled.tiled import tiled
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import work_of
 from crossfuse.cascade.site import Site
-from crossfuse.errors import PlanRefused, RefusedError, refuse
+from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError, contained, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.plan import ranked_cascade, tried
 from crossfuse.planner.cascade.rows_space import RowsTiles
@@ -40,6 +40,9 @@ from crossfuse.relax.kernel_mark import with_plan
 from crossfuse.schedule.cascades import schedule_cascade
 from crossfuse.schedule.rules.cascade_tiles import schedule_tiled
 from crossfuse.schedule.rules.stream import schedule_stream
+
+#: What refusals of a group are about; the report names the operators beside it.
+_WHERE = "a group of reductions"
 
 
 class Forms:
@@ -127,11 +130,12 @@ class Forms:
     def _tried(self, found: Found) -> str:
         reason = ""
         try:
-            for sizes in self.sizes(found):
-                text = self._written(found, sizes)
-                if not isinstance(text, str):
-                    return ""
-                reason = text
+            with contained(CascadeRefused, "fuse-cascades", _WHERE):
+                for sizes in self.sizes(found):
+                    text = self._written(found, sizes)
+                    if not isinstance(text, str):
+                        return ""
+                    reason = text
         except RefusedError as error:
             return str(error)
         return reason
@@ -154,13 +158,10 @@ class Forms:
                 reason = text
                 continue
             try:
-                form, schedule = _scheduled(site, derivation, sizes, text)
-                self._check_lowers(schedule, form)
+                with contained(CascadeRefused, "fuse-cascades", _WHERE):
+                    form, schedule = self._lowered(site, derivation, sizes, text)
             except RefusedError as error:
                 reason = str(error)
-                continue
-            except ir.tvm.error.InternalError as error:  # TVM's own checks of what was written
-                reason = f"TVM does not take its stream: {str(error).splitlines()[0]}"
                 continue
             (image,) = schedule.mod.functions.values()
             plan = {"family": form, "tiles": asdict(sizes)}
@@ -169,12 +170,29 @@ class Forms:
             )
         return reason
 
-    def _check_lowers(self, schedule: Any, form: str) -> None:
-        """Sizes that were chosen must lower; the caller answers for those that were given."""
+    def _lowered(
+        self, site: Site, derivation: Derivation, sizes: Any, text: Any
+    ) -> tuple[str, Any]:
+        """The form and the schedule of a kernel.
+
+        Sizes that were chosen must lower; the caller answers for those that were given.
+        """
         from crossfuse.lower.extract import lower
 
-        if (self.tiles if form == TILES else self.stream) is None:
-            lower(schedule, self.target)
+        try:
+            form, schedule = _scheduled(site, derivation, sizes, text)
+            if (self.tiles if form == TILES else self.stream) is None:
+                lower(schedule, self.target)
+        except ir.tvm.error.InternalError as error:  # TVM's own checks of what was written
+            raise refuse(
+                CascadeRefused,
+                "fuse-cascades",
+                _WHERE,
+                found=f"a stream that TVM does not take: {str(error).splitlines()[0]}",
+                limit="what TVM compiles",
+                instead="leave it to separate kernels",
+            ) from error
+        return form, schedule
 
 
 def _against_eager(ours: float, eager: float) -> str:
@@ -236,11 +254,12 @@ def _stream(site: Site, derivation: Derivation, sizes: Any) -> Any:
 
 def _find(func: Any) -> Found:
     try:
-        sites = detect(ir.narrow(func))
-        if len(sites) > 1:
-            reason = f"its reductions are {len(sites)} sets that share no axis"
-            return Found(func, reason=reason)
-        return Found(func, sites[0], derive(sites[0].cascade))
+        with contained(CascadeRefused, "fuse-cascades", _WHERE):
+            sites = detect(ir.narrow(func))
+            if len(sites) > 1:
+                reason = f"its reductions are {len(sites)} sets that share no axis"
+                return Found(func, reason=reason)
+            return Found(func, sites[0], derive(sites[0].cascade))
     except RefusedError as error:
         return Found(func, reason=str(error))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm.ir import Var
 
-from crossfuse.errors import RefusedError
+from crossfuse.errors import PlanRefused, RefusedError, contained
 from crossfuse.planner.families import EAGER
 from crossfuse.relax.chains.groups import Group, find_groups
 from crossfuse.relax.chains.kernels import ChainKernels
@@ -69,7 +69,8 @@ def choose_chains(
     for group in find(dataflow):
         blank = _blank(name, group)
         try:
-            chains.append(kernels.planned(dataflow, group, known))
+            with contained(PlanRefused, "fuse-chains", "a chain of products"):
+                chains.append(kernels.planned(dataflow, group, known))
         except RefusedError as error:
             blank = replace(blank, text=str(error))
         outcomes[group.second] = blank
@@ -114,7 +115,8 @@ def _scheduled(
     always: bool,
 ) -> ChainOutcome:
     try:
-        call = kernels.kernel(chain, always)
+        with contained(PlanRefused, "fuse-chains", "a chain of products"):
+            call = kernels.kernel(chain, always)
     except RefusedError as error:
         return replace(found, family="", text=str(error))
     replaced[chain.output] = call

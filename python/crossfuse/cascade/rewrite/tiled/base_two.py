@@ -14,6 +14,7 @@ import sympy
 from sympy.core.relational import Relational
 
 from crossfuse.cascade.derivation import Derivation, Slot, guarded, left, new, right, value
+from crossfuse.cascade.expressions.fence import Fence
 
 #: As a fraction: sympy would turn ``2**(x/log(2))`` back into ``exp(x)``.
 LOG2E = sympy.Rational(1 / math.log(2))
@@ -50,7 +51,7 @@ def times(expression: sympy.Expr, factor: sympy.Rational) -> sympy.Expr:
     if isinstance(expression, sympy.Piecewise):
         sides = [(times(each, factor), test) for each, test in expression.args]
         return sympy.Piecewise(*sides, evaluate=False)
-    if isinstance(expression, sympy.Add | sympy.Max | sympy.Min):
+    if isinstance(expression, sympy.Add | Fence | sympy.Max | sympy.Min):
         return expression.func(*(times(each, factor) for each in expression.args))
     if isinstance(expression, sympy.Mul):
         number, rest = expression.as_coeff_Mul()

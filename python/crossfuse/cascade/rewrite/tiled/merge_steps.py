@@ -52,7 +52,7 @@ def merge_steps(slots: Sequence[Slot]) -> tuple[Keep | Guard | Factor | Combine,
             found.append(Combine(slot, None))
         else:
             merge = _put(slot.merge, known)
-            found.append(Combine(slot, _once(merge, slot, factors, found)))
+            found.append(Combine(slot, _once(merge, slot, slots, factors, found)))
         known[left(slot.name)] = kept(slot.name)
         if slot.guard is not None and any(
             guarded(slot.name) in each.free_symbols for each in after
@@ -64,18 +64,22 @@ def merge_steps(slots: Sequence[Slot]) -> tuple[Keep | Guard | Factor | Combine,
 def _once(
     merge: sympy.Expr,
     slot: Slot,
+    slots: Sequence[Slot],
     factors: dict[sympy.Expr, sympy.Symbol],
     found: list[Keep | Guard | Factor | Combine],
 ) -> sympy.Expr:
     """The merge over numbers that are computed before."""
-    parts = share([merge], [left(slot.name), right(slot.name)])
+    parts = share([merge], [left(slot.name), right(slot.name)], slots)
     (expression,) = parts.expressions
     for symbol, each in reversed(parts.definitions):
         expression = expression.xreplace({symbol: each})
-    for symbol, each in parts.fixed:
+    named: dict[sympy.Symbol, sympy.Symbol] = {}
+    for symbol, fixed in parts.fixed:
+        each = fixed.xreplace(named)
         if each not in factors:
             factors[each] = sympy.Symbol(f"merge{len(factors)}", real=True)
             found.append(Factor(factors[each], each))
+        named[symbol] = factors[each]
         expression = expression.xreplace({symbol: factors[each]})
     return expression
 

@@ -10,6 +10,7 @@ import sympy
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import guarded, new, value
 from crossfuse.cascade.rewrite.phases import share
+from crossfuse.cascade.rewrite.reciprocals import is_risky, moderate
 from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
 from crossfuse.cascade.rewrite.tiled.frame import COLUMNS, PARTS, whole
 from crossfuse.cascade.rewrite.tiled.ground import Local
@@ -118,16 +119,18 @@ class Results:
 
     def _scaled(self, expression: sympy.Expr, name: str) -> sympy.Expr:
         """An output with what is the same for a row computed once for the row."""
-        slots = [each for each in self.frame.slots if self.frame.columns_of(each)]
-        changing = {value(each.name) for each in slots} | self.frame.columned
-        own = [value(e.name) for e in slots if value(e.name) in expression.free_symbols]
+        columned = [each for each in self.frame.slots if self.frame.columns_of(each)]
+        changing = {value(each.name) for each in columned} | self.frame.columned
+        own = [value(e.name) for e in columned if value(e.name) in expression.free_symbols]
         if not own:
             return expression
+        slots = self.frame.derivation.slots
         factor = expression
-        linear = len(own) == 1 and is_linear(expression, own[0])
+        risky = any(is_risky(each, moderate(slots)) for each in expression.atoms(sympy.Pow))
+        linear = len(own) == 1 and is_linear(expression, own[0]) and not risky
         if linear:
             factor = rebuilt(expression, lambda each: sympy.S.One if each == own[0] else None)
-        parts = share([factor], changing)
+        parts = share([factor], changing, slots)
         (left,) = parts.expressions
         for symbol, each in reversed(parts.definitions):
             left = left.xreplace({symbol: each})

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import sympy
 
 from crossfuse.cascade.derivation import Slot, guarded, new, value
+from crossfuse.cascade.expressions.fence import Fence
 from crossfuse.cascade.rewrite.tiled.base_two import rebuilt
 from crossfuse.cascade.rewrite.tiled.refusal import refused
 
@@ -141,7 +142,7 @@ def is_linear(expression: sympy.Expr, symbol: sympy.Symbol) -> bool:
     if isinstance(expression, sympy.Piecewise):
         plain = not any(test.free_symbols & {symbol} for _, test in expression.args)
         return plain and all(is_linear(each, symbol) for each, _ in expression.args)
-    if isinstance(expression, sympy.Add):
+    if isinstance(expression, sympy.Add | Fence):
         return all(is_linear(each, symbol) for each in expression.args)
     if isinstance(expression, sympy.Mul):
         having = [each for each in expression.args if symbol in each.free_symbols]

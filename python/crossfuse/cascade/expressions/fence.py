@@ -1,0 +1,139 @@
+"""Sums that are added up before what they are added to: the order of additions of the source.
+
+sympy joins ``(a - b) + c`` into one sum of three addends, in an order of its own. In floating point
+that is another number: ``(max - min) + 1e-6`` of a constant row is 1e-6, ``(max + 1e-6) - min`` may
+be 0. An arithmetic fence keeps the inner sum one addend (compare ``__arithmetic_fence`` of clang);
+what a number multiplies is kept so too, which sympy would multiply out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import sympy
+from sympy.printing.precedence import PRECEDENCE
+
+
+class Fence(sympy.Expr):
+    """A sum inside of a sum, or behind a number, that sympy leaves where it is.
+
+    Parameters
+    ----------
+    inner : sympy.Expr
+        Its value. What is no sum, or a number, needs no fence, and gets none.
+    """
+
+    is_commutative = True
+    precedence = PRECEDENCE["Add"]
+
+    def __new__(cls, inner: Any) -> Any:
+        """Give the fence, or what needs none."""
+        inner = sympy.sympify(inner)
+        needed = inner.is_Add and not inner.is_number
+        return sympy.Expr.__new__(cls, inner) if needed else inner
+
+    def _numpycode(self, printer: Any) -> str:
+        return f"({printer._print(self.args[0])})"
+
+    def _sympystr(self, printer: Any) -> str:
+        return str(printer._print(self.args[0]))
+
+
+def _same_as_inner(assumption: str) -> Any:
+    return lambda fence: getattr(fence.args[0], f"is_{assumption}")
+
+
+_SIGNS = ("zero", "nonnegative", "nonpositive", "positive", "negative")
+for _assumption in (
+    *("real", "extended_real", "finite", "infinite", "integer", *_SIGNS),
+    *(f"extended_{sign}" for sign in _SIGNS[1:]),
+):
+    setattr(Fence, f"_eval_is_{_assumption}", _same_as_inner(_assumption))
+
+
+def fenced_sum(*addends: sympy.Expr) -> sympy.Expr:
+    """A sum of what is each added up first.
+
+    Parameters
+    ----------
+    *addends : sympy.Expr
+        Sums among them get a fence; of whole numbers none, which are exact in any order.
+
+    Returns
+    -------
+    sympy.Expr
+        The sum.
+    """
+    return sympy.Add(*(each if each.is_integer else Fence(each) for each in addends))
+
+
+def fenced_product(left: sympy.Expr, right: sympy.Expr) -> sympy.Expr:
+    """A product in which no number is multiplied into a sum."""
+    if right.is_number:
+        left, right = right, left
+    if left.is_number and not right.is_integer:
+        return left * Fence(right)
+    return left * right
+
+
+def opened(expression: sympy.Basic, symbols: Iterable[sympy.Symbol] | None = None) -> sympy.Basic:
+    """An expression without fences, or without those around any of some symbols.
+
+    Parameters
+    ----------
+    expression : sympy.Basic
+        Any.
+    symbols : Iterable[sympy.Symbol], optional
+        Which fences to open: those that one of these stands behind.
+
+    Returns
+    -------
+    sympy.Basic
+        Equal to it as a real number.
+    """
+    if not expression.has(Fence):
+        return expression
+    wanted = None if symbols is None else frozenset(symbols)
+
+    def opens(part: sympy.Basic) -> bool:
+        if not isinstance(part, Fence):
+            return False
+        return wanted is None or bool(part.free_symbols & wanted)
+
+    return rebuilt_without(expression, opens)
+
+
+def rebuilt_without(expression: sympy.Basic, opens: Any) -> sympy.Basic:
+    """An expression without the fences that a test says are to go; conditions stay as they are."""
+    if not expression.has(Fence):
+        return expression
+    if isinstance(expression, sympy.Piecewise):
+        sides = [(rebuilt_without(value, opens), test) for value, test in expression.args]
+        return sympy.Piecewise(*sides, evaluate=False)
+    args = [rebuilt_without(each, opens) for each in expression.args]
+    return args[0] if opens(expression) else expression.func(*args)
+
+
+def settled(expression: sympy.Basic) -> sympy.Basic:
+    """An expression with fences only where they say something.
+
+    That is around an addend of a sum, and behind a number: as a factor among others, or inside of
+    a function, a sum is added up first anyway.
+    """
+    if not expression.has(Fence):
+        return expression
+    if isinstance(expression, Fence):
+        return settled(expression.args[0])
+    if isinstance(expression, sympy.Piecewise):
+        sides = [(settled(value), test) for value, test in expression.args]
+        return sympy.Piecewise(*sides, evaluate=False)
+    if isinstance(expression, sympy.Add):
+        return fenced_sum(*(settled(each) for each in expression.args))
+    if isinstance(expression, sympy.Mul):
+        number, rest = expression.as_coeff_Mul()
+        inside = [settled(each) for each in sympy.Mul.make_args(rest)]
+        if number != 1 and len(inside) == 1:
+            return fenced_product(number, inside[0])
+        return number * sympy.Mul(*inside)
+    return expression.func(*(settled(each) for each in expression.args))
