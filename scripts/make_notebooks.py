@@ -7,8 +7,9 @@
 `tutorials/NN_name.py` is the source of `NN_name.ipynb`. Notebooks are executed without a GPU, also
 where there is one, so that every machine makes the same; what was measured comes from
 ``benchmarks/results``. A notebook is stale if its cells are not those of the source, or if what the
-page reads from the repository, ``support.py`` and records, has changed since it was executed.
-Changes of the package are not seen: make the notebooks again after those that pages show.
+page reads beside the package (``support.py``, ``matplotlibrc``, records) has changed since it was
+executed. Changes of the package show when pages print something else: that is looked at by
+``tests/cpu/test_tutorials.py``, which runs them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80", "NO_COLOR": "1"}
 #: Links to other pages lead from notebook to notebook.
 _LINK = re.compile(r"\]\((\d\d_\w+)\.py\)")
 _RECORD = re.compile(r"[\w-]+\.(?:jsonl?|txt)")
-_ADDRESS = re.compile(r"\b0x[0-9a-f]{8,}\b")
+#: Paths of users and of temporary files, and addresses of objects.
+_OF_MACHINE = re.compile(r"(?:/tmp|/home|/root|/Users|/var/folders)/\S*|\b0x[0-9a-f]{8,}\b")
 
 
 def pages() -> list[Path]:
@@ -60,11 +62,12 @@ def cells_of(page: Path) -> Any:
 
 
 def inputs_of(page: Path) -> str:
-    """Hash of what a page reads beside its own text: ``support.py`` and the records it names."""
+    """Hash of what a page reads beside its own text: what pages share, and records it names."""
     named = sorted(set(_RECORD.findall(page.read_text(encoding="utf-8"))))
     results = page.parent.parent / "benchmarks" / "results"
     digest = hashlib.sha256()
-    for path in (page.parent / "support.py", *(results / each for each in named)):
+    shared = [page.parent / each for each in ("support.py", "matplotlibrc")]
+    for path in (*shared, *(results / each for each in named)):
         digest.update(path.read_bytes() if path.is_file() else b"")
     return digest.hexdigest()
 
@@ -116,15 +119,12 @@ def execute(page: Path) -> Any:
 
 
 def machine_texts(cell: Any) -> Iterator[str]:
-    """Paths and addresses in the outputs of a cell, which would differ by machine or run."""
+    """What is in the outputs of a cell that would differ by machine or run: paths, addresses."""
     for output in cell.get("outputs", ()):
-        shown = [output.get("text", ""), *output.get("data", {}).values()]
-        texts = [each for each in shown if isinstance(each, str)]
-        for text in (each for each in texts if "PNG" not in each[:8]):
-            for place in (str(ROOT), tempfile.gettempdir(), str(Path.home())):
-                if place in text:
-                    yield place
-            yield from _ADDRESS.findall(text)
+        data = output.get("data", {})
+        for text in (output.get("text", ""), *(data[key] for key in data if "text/" in key)):
+            yield from (each for each in (str(ROOT), tempfile.gettempdir()) if each in text)
+            yield from _OF_MACHINE.findall(text)
 
 
 def main() -> int:

@@ -14,7 +14,8 @@ from null.script import load
 ROOT = Path(__file__).parents[3]
 PAGES = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 MAKER, SPEED = load("make_notebooks"), load("plot_speed")
-#: What page 4 reads.
+#: What all pages read, and page 4.
+SHARED = ("support.py", "matplotlibrc")
 RECORD = "benchmarks/results/candidates-h100.jsonl"
 #: Pages whose point is a plot, and how many plots they have at least.
 PLOTS = {"01": 2, "04": 4, "06": 2, "07": 1, "08": 2}
@@ -52,7 +53,7 @@ def copied(tmp_path: Path) -> Path:
     page = next(each for each in PAGES if each.name.startswith("04"))
     folder = tmp_path / "tutorials"
     folder.mkdir()
-    for path in (page, page.with_suffix(".ipynb"), page.parent / "support.py"):
+    for path in (page, page.with_suffix(".ipynb"), *(page.parent / each for each in SHARED)):
         shutil.copy(path, folder)
     shutil.copytree(ROOT / "benchmarks" / "results", tmp_path / "benchmarks" / "results")
     assert MAKER.stale(folder / page.name) == ""
@@ -66,7 +67,7 @@ def test_a_changed_page_makes_its_notebook_stale(copied: Path) -> None:
     assert MAKER.stale(copied) == "is missing"
 
 
-@pytest.mark.parametrize("name", ["tutorials/support.py", RECORD])
+@pytest.mark.parametrize("name", [*(f"tutorials/{each}" for each in SHARED), RECORD])
 def test_what_a_page_reads_makes_its_notebook_stale(copied: Path, name: str) -> None:
     read = copied.parent.parent / name
     read.write_text(read.read_text() + "\n")
@@ -79,7 +80,7 @@ def test_what_no_page_reads_does_not(copied: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [f"in {ROOT}/docs", str(Path.home() / "x"), "<object at 0x7f33a8c0d1f0>"]
+    "text", [f"in {ROOT}/docs", "at /home/ann/x.py", "/tmp/tuned-1/a", "<f at 0x7f33a8c0d1f0>"]
 )
 def test_paths_and_addresses_in_outputs_are_found(text: str) -> None:
     stream = nbformat.v4.new_output("stream", text=text)
