@@ -111,12 +111,18 @@ def best_so_far(strategy, seed):
     return np.minimum.accumulate(seen)
 
 
-COLOURS = {"evolution": "C0", "annealing": "C1", "model": "C2", "random": "C3"}
+# Lines of the same course lie on each other: the first is the widest.
+STYLES = {
+    "evolution": {"color": "C0", "linewidth": 5, "alpha": 0.5},
+    "annealing": {"color": "C1", "linewidth": 3},
+    "model": {"color": "C2", "linewidth": 1.5},
+    "random": {"color": "C3", "linewidth": 1.5},
+}
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.2))
-for strategy, colour in COLOURS.items():
+for strategy, style in STYLES.items():
     runs = np.array([best_so_far(strategy, seed) for seed in range(10)])
     trials = range(1, TRIALS + 1)
-    axes[0].step(trials, runs.mean(0), where="post", color=colour, label=strategy)
+    axes[0].step(trials, runs.mean(0), where="post", label=strategy, **style)
     print(f"{strategy:10}", " ".join(f"{each:5.1f}" for each in runs.mean(0)[[0, 3, 7, 15, 23]]))
 axes[0].axhline(cublas, color="k", linewidth=0.8, linestyle="--", label="cuBLAS")
 axes[0].set(xlabel="trials", ylabel="us of the best, mean of 10 seeds", xscale="log")
@@ -127,7 +133,7 @@ axes[0].legend(fontsize=8)
 study = json.loads((RESULTS / "search-study-h100.json").read_text())
 for strategy, after in study["mean"].items():
     trials = [int(each) for each in after]
-    axes[1].plot(trials, after.values(), "o-", color=COLOURS[strategy], label=strategy)
+    axes[1].plot(trials, after.values(), "o-", label=strategy, **STYLES[strategy])
 axes[1].set(xlabel="trials", ylabel="share of the best known speed", xscale="log")
 axes[1].set_title(
     "three workloads, recorded on NVIDIA H100 80GB HBM3,\n2026-11-22 (search-study-h100.json)",
