@@ -49,8 +49,8 @@ docs: $(DOCS) ## Build the documentation as HTML, without warnings, tutorials ex
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-# Also after changes of the package that tutorials show; nothing but text and plots is in them, so
-# that the same sources make the same files.
+# After changes of a tutorial, of records that it reads, and of what the package prints there. The
+# same sources make the same files.
 notebooks: $(LAB) ## Execute the tutorials into notebooks; draw the plot of the README.
 	$(BIN)/python scripts/make_notebooks.py
 	$(BIN)/python scripts/plot_speed.py
