@@ -6,10 +6,10 @@
 
 `tutorials/NN_name.py` is the source of `NN_name.ipynb`. Notebooks are executed without a GPU, also
 where there is one, so that every machine makes the same; what was measured comes from
-``benchmarks/results``. A notebook is stale if its cells are not those of the source, or if what the
-page reads beside the package (``support.py``, ``matplotlibrc``, records) has changed since it was
-executed. Changes of the package show when pages print something else: that is looked at by
-``tests/cpu/test_tutorials.py``, which runs them.
+``benchmarks/results``. A notebook is stale if its cells are not those of the source, or if data
+that the page reads have changed since it was executed: ``support.py``, ``matplotlibrc``, records,
+the planner's rates and trees. Other changes of the package show when pages print something else:
+``tests/cpu/test_tutorials.py`` looks at that, which runs them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ import jupytext
 import nbformat
 
 ROOT = Path(__file__).resolve().parent.parent
+#: Its numbers are in the estimates that pages print: rates of devices, and trees.
+PLANNER = ROOT / "python" / "crossfuse" / "planner"
 #: Seconds that a cell may take.
 TIMEOUT = 600
 #: Kernels see these: no GPU, and lines as wide everywhere.
@@ -62,12 +64,13 @@ def cells_of(page: Path) -> Any:
 
 
 def inputs_of(page: Path) -> str:
-    """Hash of what a page reads beside its own text: what pages share, and records it names."""
+    """Hash of what a page reads: what pages share, the records it names, the planner's data."""
     named = sorted(set(_RECORD.findall(page.read_text(encoding="utf-8"))))
     results = page.parent.parent / "benchmarks" / "results"
     digest = hashlib.sha256()
     shared = [page.parent / each for each in ("support.py", "matplotlibrc")]
-    for path in (*shared, *(results / each for each in named)):
+    learned = sorted(PLANNER.rglob("*.json"))
+    for path in (*shared, *(results / each for each in named), *learned):
         digest.update(path.read_bytes() if path.is_file() else b"")
     return digest.hexdigest()
 
@@ -81,7 +84,7 @@ def stale(page: Path) -> str:
     if _sources(held) != _sources(due):
         return f"does not have the cells of {page.name}"
     if held.metadata.get("crossfuse") != due.metadata["crossfuse"]:
-        return "was executed with another support.py or other records"
+        return "was executed with another support.py, other records or other rates"
     return ""
 
 

@@ -74,6 +74,16 @@ def test_what_a_page_reads_makes_its_notebook_stale(copied: Path, name: str) -> 
     assert "other records" in MAKER.stale(copied)
 
 
+def test_other_rates_make_notebooks_stale(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = copied.parent / "planner"
+    shutil.copytree(MAKER.PLANNER, planner, ignore=shutil.ignore_patterns("*.py"))
+    monkeypatch.setattr(MAKER, "PLANNER", planner)
+    assert MAKER.stale(copied) == ""
+    rates = planner / "devices" / "nvidia-h100.json"
+    rates.write_text(rates.read_text().replace("0.105203129", "0.2"))
+    assert "other rates" in MAKER.stale(copied)
+
+
 def test_what_no_page_reads_does_not(copied: Path) -> None:
     (copied.parent.parent / "benchmarks" / "results" / "fp8-h100.json").unlink()
     assert MAKER.stale(copied) == ""
