@@ -9,6 +9,7 @@ WORKERS ?= 2
 
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+LAB    := $(VENV)/.installed-notebooks
 DOCS   := $(VENV)/.installed-docs
 PYTEST := $(BIN)/python -m pytest
 # Each process begins with whole files, whose tests share kernels, and takes some of another's in
@@ -19,7 +20,7 @@ HAS_TORCH := $(BIN)/python -c "import sys; from importlib.util import find_spec;
 HAS_NVCC  := $(BIN)/python -c "from crossfuse.runtime.nvcc import find_nvcc; find_nvcc()" 2>/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-null test-cpu test-gpu nightly docs linkcheck lint install clean
+.PHONY: help demo test test-null test-cpu test-gpu nightly docs notebooks linkcheck lint install clean
 
 help: ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -48,6 +49,12 @@ docs: $(DOCS) ## Build the documentation as HTML, without warnings, tutorials ex
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
+# After changes of a tutorial, of records that it reads, and of what the package prints there. The
+# same sources make the same files.
+notebooks: $(LAB) ## Execute the tutorials into notebooks; draw the plot of the README.
+	$(BIN)/python scripts/make_notebooks.py
+	$(BIN)/python scripts/plot_speed.py
+
 # Not among the tests: a site that is down, or no network, is no fault of a change.
 linkcheck: $(DOCS) ## Ask other sites whether links of the documentation lead anywhere; needs a network.
 	$(BIN)/sphinx-build -q -D nb_execution_mode=off -D suppress_warnings=myst-nb.lexer \
@@ -59,7 +66,7 @@ lint: $(STAMP) ## Check style, formatting and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-install: $(STAMP) ## Create the virtual environment and install the package editable.
+install: $(STAMP) $(LAB) ## Create the virtual environment and install the package editable.
 
 $(STAMP): pyproject.toml setup.py
 	@echo "Installing into $(VENV)"
@@ -67,6 +74,10 @@ $(STAMP): pyproject.toml setup.py
 	@$(HAS_TORCH) || $(BIN)/python -m pip install --quiet "$(TORCH)"
 	@$(BIN)/python -m pip install --quiet --editable ".[torch,dev]"
 	@$(HAS_NVCC) || $(BIN)/python -m pip install --quiet --editable ".[nvcc]"
+	@touch $@
+
+$(LAB): $(STAMP)
+	@$(BIN)/python -m pip install --quiet --editable ".[notebooks]"
 	@touch $@
 
 $(DOCS): $(STAMP)

@@ -9,9 +9,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "_ext"))
 # What tutorials import from beside them, in the processes that run them.
+TUTORIALS = str(HERE.parent / "tutorials")
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(HERE.parent / "tutorials"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    [TUTORIALS, *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+os.environ["MATPLOTLIBRC"] = TUTORIALS
 
 import crossfuse  # noqa: E402 - the path above is for the extensions
 

@@ -14,16 +14,14 @@
 # Python 3.10 to 3.13 and a C++ compiler; no GPU.
 #
 # ```
-# make install                                  # a virtual environment with everything, .venv
-# .venv/bin/crossfuse doctor                    # says what is there and what is missing
-# .venv/bin/python tutorials/01_first_cluster.py
+# make install                       # a virtual environment with everything, .venv
+# .venv/bin/crossfuse doctor         # says what is there and what is missing
+# .venv/bin/jupyter lab tutorials
 # ```
 #
-# For the tutorials a virtual environment with `pip install -e '.[bench]'` is enough: TVM and
-# matplotlib, no torch and no nvcc. Only tutorial 9 needs torch.
-#
-# Every page is a plain Python file. The marks `# %%` are cells: VS Code and Jupyter (with
-# jupytext) open it as a notebook.
+# For the tutorials a virtual environment with `pip install -e '.[notebooks]'` is enough: TVM,
+# matplotlib and Jupyter, no torch and no nvcc. Only tutorial 9 needs torch. Every page is a
+# notebook, made from a plain Python file of the same name that runs as well.
 
 # %%
 import matplotlib.pyplot as plt
@@ -34,6 +32,7 @@ from tvm.script import tirx as T
 
 import crossfuse  # adds cluster primitives to TVM's schedule
 from crossfuse.lower.extract import lower
+from crossfuse.planner.calibration.record import measured
 
 # %% [markdown]
 # ## The function
@@ -130,6 +129,49 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
+# ## What the cluster saves
+#
+# Split-K is older than clusters: every CTA writes its partial tile to global memory, and a second
+# kernel reads them all and adds them. Through DSM a partial tile stays where it was made; its peers
+# read all but their own slice, once. The left plot counts the bytes of our product for both ways.
+# The right one says how long a CTA waits for one load from each place.
+
+# %%
+SIZES = (1, 2, 4, 8, 16)
+operands = 4 * (32 * 128 + 128 * 32) * 4 / 1024  # KiB that four tiles read of A and B
+result = 64 * 64 * 4 / 1024
+slabs = [split_k(size)[0].cluster_layout().buffers[0] for size in SIZES]
+through_dsm = [4 * (each.count - 1) * each.size / 1024 for each in slabs]  # four clusters
+through_memory = [2 * 4 * each.count * each.size / 1024 * (each.count > 1) for each in slabs]
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), width_ratios=(5, 3))
+at = np.arange(len(SIZES))
+left.bar(
+    at - 0.2, through_memory, 0.38, bottom=operands + result, color="C3", label="global memory"
+)
+left.bar(at + 0.2, through_dsm, 0.38, bottom=operands + result, color="C0", label="DSM")
+for side, label in ((-0.2, "A, B and C"), (0.2, None)):
+    left.bar(at + side, operands + result, 0.38, color="lightgrey", label=label)
+left.set_xticks(at, map(str, SIZES))
+left.set(xlabel="CTAs that share a tile's sum", ylabel="KiB")
+left.set_title("partial tiles through...", fontsize=9)
+left.legend(fontsize=8)
+
+h100 = measured("nvidia-h100")
+waits = {"DSM": h100.dsm, "L2": h100.l2, "HBM": h100.hbm}
+bars = right.bar(list(waits), [1000 * each for each in waits.values()], color=["C0", "C1", "C3"])
+right.bar_label(bars, fmt="%.0f", fontsize=8)
+right.set_ylabel("ns until a load is there")
+made = h100.machine
+right.set_title(f"{made['gpu']['name']}, {made['date']}\n(scripts/calibrate.py)", fontsize=8)
+figure.tight_layout()
+plt.show()
+
+# %% [markdown]
+# So a cluster moves partial tiles at the lower price, and never more than half of the bytes; the
+# second kernel is gone as well. What is left to pay are the barriers, see
+# [tutorial 2](02_dsm_reduce.py), which also has measured times.
+#
 # ## Check 1: the schedule, on LLVM
 #
 # `run_sequential` compiles the scheduled function for the CPU and runs it twice, with all parallel

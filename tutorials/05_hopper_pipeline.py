@@ -21,7 +21,7 @@ import json
 import matplotlib.pyplot as plt
 import numpy as np
 import tvm
-from support import RESULTS, refused
+from support import recorded_kernels, refused
 
 import crossfuse
 from crossfuse.lower.extract import lower
@@ -145,7 +145,7 @@ STEPS = (
     ("two warpgroups", {"rows": 128, "columns": 256, "cluster": 1}),
     ("clusters of 2 share B", {"rows": 128, "columns": 256, "cluster": 2}),
 )
-records = [json.loads(line) for line in (RESULTS / "pipeline-steps-h100.jsonl").open()]
+records, where = recorded_kernels("pipeline-steps-h100.jsonl")
 times = {
     json.dumps(each["candidate"].get("tiles", "cuBLAS"), sort_keys=True): each["microseconds"]
     for each in records
@@ -157,7 +157,7 @@ axis.barh([name for name, _ in STEPS], [137.4e3 / each for each in found], color
 axis.axvline(137.4e3 / library, color="black", linewidth=1)
 axis.text(137.4e3 / library, -0.8, "cuBLAS", ha="center", fontsize=8)
 axis.invert_yaxis()
-axis.set(xlabel="Tflop/s", title=f"recorded on {records[0]['gpu']}")
+axis.set(xlabel="Tflop/s", title=where)
 figure.tight_layout()
 plt.show()
 for (name, _), each in zip(STEPS, found, strict=True):

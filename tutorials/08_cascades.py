@@ -94,6 +94,66 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
+# ## Errors of one pass
+#
+# Does one pass cost digits? On softmax (left) the corrections cost none. But the stream adds tile
+# after tile to one running sum, while numpy's two passes add pairwise, so that its error grows with
+# the number of tiles. Merging shortens the sums: that is what threads and CTAs of a kernel do.
+#
+# A variance (right) is the hard case. The textbook's single pass subtracts two large numbers,
+# `mean(x^2) - mean(x)^2`, and loses everything once the mean is far from 0. The derived pass moves
+# with the mean instead, as Welford's does, and stays with the two passes.
+
+# %%
+mean, n = sympy.Symbol("mean", real=True), sympy.Symbol("n", positive=True)
+moments = (Stage("mean", total, x / n), Stage("var", total, (x - mean) ** 2 / n))
+variance = Cascade(moments, (x,), (n,), length=n)
+moving = derive(variance)
+
+
+def error(found, exact):
+    """The largest error of any row, over the largest value of that row."""
+    found, exact = (each.reshape(len(each), -1) for each in (found, exact))
+    return (abs(found - exact).max(1) / abs(exact).max(1)).max()
+
+
+lengths, by_length = [2**k for k in range(6, 17, 2)], []
+for length in lengths:
+    narrow = {"x": rng.normal(0, 3, (16, length)).astype("float32")}
+    exact = two_pass(softmax, {"x": narrow["x"].astype("float64")})["out"]
+    ways = (
+        two_pass(softmax, narrow),
+        stream(derived, narrow, tile=64),
+        merge_tree(derived, narrow, segments=[length // 16] * 16),
+    )
+    by_length.append([error(each["out"], exact) for each in ways])
+
+offsets, by_offset = [10**k for k in range(6)], []
+noise = rng.normal(0, 1, (16, 4096))
+for offset in offsets:
+    values = (noise + offset).astype("float32")
+    exact = values.astype("float64").var(1)
+    ways = (
+        two_pass(variance, {"x": values})["var"],
+        stream(moving, {"x": values}, tile=64)["var"],
+        (values * values).mean(1) - values.mean(1) ** 2,
+    )
+    by_offset.append([error(each, exact) for each in ways])
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.2))
+left.plot(lengths, by_length, "o-", label=["two passes", "one pass", "16 CTAs, merged"])
+left.set(xscale="log", yscale="log", xlabel="columns", ylabel="error over the largest value")
+left.set(title="softmax", ylim=(1e-8, 1e-5))
+right.plot(offsets, by_offset, "o-", label=["two passes", "one pass", "mean(x²) - mean(x)²"])
+right.set(xscale="log", yscale="log", xlabel="mean over deviation", ylabel="relative error")
+right.set_title("variance")
+for ax in (left, right):
+    ax.legend(fontsize=8)
+figure.suptitle("float32 on the CPU against float64, 16 rows, the worst of them", fontsize=8)
+figure.tight_layout()
+plt.show()
+
+# %% [markdown]
 # ## Flash attention
 #
 # One more stage: the weighted sum of values. Nothing else has to be said; `o` is corrected as `s`
@@ -218,7 +278,6 @@ if hopper():
 # mean inside the magnitude, and no finite sum of products is equal to that:
 
 # %%
-mean, n = sympy.Symbol("mean", real=True), sympy.Symbol("n", positive=True)
 with refused("which couples x with mean"):
     derive(
         Cascade(

@@ -226,7 +226,7 @@ figure, axes = plt.subplots(figsize=(6, 3))
 for at, (name, values) in enumerate(columns.items()):
     axes.bar(np.arange(len(tokens)) + (at - 1.5) * 0.2, values, 0.2, label=name)
 axes.set_xticks(range(len(tokens)), tokens)
-axes.set(xlabel="tokens", ylabel="us", title=f"{device}, {date.split(';')[0]}")
+axes.set(xlabel="tokens", ylabel="us", title=f"{device}, {date.split(';')[0]} (models-h100.txt)")
 axes.legend(fontsize=7)
 figure.tight_layout()
 plt.show()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+import crossfuse
 from crossfuse.errors import RefusedError
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
@@ -38,9 +40,16 @@ def refused(text: str) -> Iterator[None]:
     except RefusedError as error:
         message = str(error)
         assert text in message, f"expected {text!r} in: {message}"
-        print(wrapped(f"{type(error).__name__}: {message}"))
+        print(wrapped(f"{type(error).__name__}: {without_places(message)}"))
     else:
         raise AssertionError(f"nothing was refused; expected: {text}")
+
+
+def without_places(text: str) -> str:
+    """Text with paths as they are on every machine and in every run."""
+    package = str(Path(crossfuse.__file__).parent.parent)
+    text = text.replace(f"{package}/", "")
+    return re.sub(re.escape(tempfile.gettempdir()) + r"/[^\s/:]+/", "TMP/", text)
 
 
 def wrapped(text: str, indent: str = "") -> str:
@@ -86,11 +95,30 @@ def recorded(file: str) -> tuple[dict[str, Any], str]:
     Returns
     -------
     tuple[dict, str]
-        What it says, and on which device and date.
+        What it says, and where that comes from: device, date and file.
     """
     found = json.loads((RESULTS / file).read_text())
     made = found["environment"]
-    return found, f"recorded on {made['gpu']['name']}, {made['date']}"
+    return found, f"recorded on {made['gpu']['name']}, {made['date']} ({file})"
+
+
+def recorded_kernels(file: str) -> tuple[list[dict[str, Any]], str]:
+    """Read the kernels that a file of ``benchmarks/results`` has times of.
+
+    Parameters
+    ----------
+    file : str
+        Its name; a JSON document a line, each with a ``candidate`` and its ``microseconds``.
+
+    Returns
+    -------
+    tuple[list[dict], str]
+        The lines with a time, and where they come from: devices and file.
+    """
+    lines = (RESULTS / file).read_text().splitlines()
+    found = [each for each in map(json.loads, lines) if each["status"] == "ok"]
+    gpus = sorted({each["gpu"] for each in found})
+    return found, f"recorded on {', '.join(gpus)} ({file})"
 
 
 def measured_here(schedule: Any) -> float:

@@ -36,8 +36,8 @@ def _tutorials() -> str:
     """The list of tutorials: every numbered file of ``tutorials/``, in order."""
     names = sorted(each.stem for each in (ROOT / "tutorials").glob("[0-9]*.py"))
     text = (
-        "Each page is a Python file of `tutorials/` that was run without a GPU when this site was "
-        "built. Run it with Python, or open it in Jupyter with jupytext."
+        "Each page is a file of `tutorials/` that was run without a GPU when this site was built. "
+        "Open it there as a notebook in Jupyter (`.ipynb`), or run it with Python (`.py`)."
     )
     lines = ["# Tutorials", "", text, ""]
     tree = ["```{toctree}", ":maxdepth: 1", ""]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 _LINK = re.compile(r"(?<!!)\]\((?!https?:|mailto:|#)([^()\s#]+)(#[^()\s]*)?\)")
 
@@ -63,8 +63,8 @@ def page_of(path: str, copies: Mapping[str, str] = COPIES) -> str | None:
         return path.removeprefix("docs/")
     if path in ("tutorials", "tutorials/README.md"):
         return "generated/tutorials.md"
-    if re.match(r"tutorials/\d.*\.py", path):
-        return path
+    if re.match(r"tutorials/\d.*\.(py|ipynb)$", path):
+        return str(PurePosixPath(path).with_suffix(".py"))
     if path == "benchmarks":
         return "generated/benchmarks.md"
     return None

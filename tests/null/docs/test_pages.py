@@ -30,6 +30,7 @@ def test_what_is_no_page_stays() -> None:
     assert page_of("python/crossfuse/cli/demo.py") is None
     assert page_of("tutorials/support.py") is None
     assert page_of("tutorials/01_first.py") == "tutorials/01_first.py"
+    assert page_of("tutorials/01_first.ipynb") == "tutorials/01_first.py"
     assert rewrite_links("x[i](j)", "README.md", "generated/readme.md", ROOT) == "x[i](j)"
 
 

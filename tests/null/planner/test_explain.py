@@ -206,6 +206,13 @@ def test_text_stays_within_its_width(width: int) -> None:
     assert not any(line != line.rstrip() for line in lines)
 
 
+def test_text_is_text_in_a_notebook_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = explained("G4", "dsm")
+    expected = reasons.text()
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert reasons.text() == expected
+
+
 def test_text_says_what_was_chosen_and_who_lost_on_what() -> None:
     found = explain_best("G1", top=2)
     text = found.text(200)

@@ -33,7 +33,12 @@ def printed(parts: Iterable[RenderableType], width: int) -> str:
 
     file = io.StringIO()
     console = Console(
-        file=file, width=width, highlight=False, color_system=None, force_terminal=False
+        file=file,
+        width=width,
+        highlight=False,
+        color_system=None,
+        force_terminal=False,
+        force_jupyter=False,  # in a notebook rich would display tables, and write nothing
     )
     for each in parts:
         console.print(each)
