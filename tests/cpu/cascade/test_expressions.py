@@ -12,6 +12,7 @@ import tvm
 from tvm import te, tirx
 
 from crossfuse import _tvm as ir
+from crossfuse.cascade.expressions.fence import Fence
 from crossfuse.cascade.expressions.functions import OF_FUNCTION, OF_OPERATOR, rint, round_away
 from crossfuse.cascade.expressions.sharing import shared
 from crossfuse.cascade.expressions.to_sympy import narrows, to_sympy
@@ -280,7 +281,7 @@ def test_roundings_are_reported() -> None:
         return value
 
     value = (x + f32(1)).astype("bfloat16").astype("float32") * f32(2)
-    assert to_sympy(value, lambda node: X, rounded) == 2 * X + 2
+    assert to_sympy(value, lambda node: X, rounded) == 2 * Fence(X + 1)
     assert seen == [("bfloat16", X + 1)]
 
 
@@ -361,3 +362,52 @@ def test_a_choice_computes_both_sides_unless_one_loads_from_memory(scope: str, k
     assert "Select" in str(made)
     chosen = to_tir(sympy.ITE(P >= 1, X > 0, Y > 0), values, "bool")
     assert kind in str(chosen)
+
+
+@pytest.mark.parametrize(
+    "sum_of",
+    [
+        lambda a, b, c: (a - b) + c,
+        lambda a, b, c: a - (b - c),
+        lambda a, b, c: (a + b) - a,
+        lambda a, b, c: f32(3) * (a - b) + c,
+        lambda a, b, c: ((a + b) - (b - c)) / f32(8),
+        lambda a, b, c: c - (a - b) * f32(0.125),
+    ],
+)
+def test_additions_stay_in_their_order(sum_of: Callable[..., Any]) -> None:
+    """Of numbers that rounding tells apart: the same bits as the source gives."""
+
+    def source(x: Any, y: Any, i: Any, j: Any, b: Any) -> Any:
+        return sum_of(x, y, f32(1e-3))
+
+    data = points()
+    data |= {name: data[name] + np.float32(1e4) for name in "xy"}
+    wanted = evaluated(lambda values: source(**values), data)
+    np.testing.assert_array_equal(evaluated(there_and_back(source, "float32"), data), wanted)
+
+
+@pytest.mark.parametrize(
+    ("node", "due"),
+    [
+        (tirx.BitwiseAnd, lambda a, b: a & b),
+        (tirx.BitwiseOr, lambda a, b: a | b),
+        (tirx.BitwiseXor, lambda a, b: a ^ b),
+    ],
+)
+def test_conditions_by_bits(node: Any, due: Callable[[Any, Any], Any]) -> None:
+    """As masks of torch come: ``a & b`` of two flags, and ``~a``."""
+    a, b = ir.Var("a", "bool"), ir.Var("b", "bool")
+    flags = {a: sympy.Symbol("a", integer=True), b: sympy.Symbol("b", integer=True)}
+    read = to_sympy(node(a, tirx.BitwiseNot(b)), flags.get)
+    for one in (0, 1):
+        for other in (0, 1):
+            values = {flags[a]: one, flags[b]: other}
+            assert bool(read.xreplace(values)) is bool(due(one, 1 - other))
+
+
+def test_log1p_keeps_small_numbers() -> None:
+    x = ir.Var("x", "float32")
+    read = to_sympy(tirx.log1p(x), {x: X}.get)
+    assert str(to_tir(read, {X: x}, "float32").op.name) == "tirx.log1p"
+    np.testing.assert_allclose(function([X], read)(np.array([1e-12])), [1e-12])

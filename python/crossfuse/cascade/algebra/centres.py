@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import sympy
 
@@ -13,6 +14,7 @@ from crossfuse.cascade.algebra.progress import Progress
 from crossfuse.cascade.algebra.state import Kept, Side, chosen
 from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
 from crossfuse.cascade.expressions.fence import Fence, opened, settled
+from crossfuse.cascade.expressions.functions import magnitude
 from crossfuse.cascade.monoid import SUM
 from crossfuse.cascade.spec import Stage
 
@@ -20,6 +22,31 @@ _PAIR = "sum, shift of the mean"
 _PROOF = "later stages use it by distances from the mean"
 #: Multiples of lower moments, by the powers of how far each centre moved that they are times.
 Lower = dict[tuple[int, ...], list[tuple[sympy.Expr, sympy.Expr]]]
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """A sum of a polynomial of distances, which is to be kept.
+
+    Attributes
+    ----------
+    name : str
+        Of its slot.
+    centres : tuple[Centre, ...]
+        What distances are from.
+    gauge : Gauge
+        What it is kept in.
+    lower : Lower
+        What it becomes more by when they move.
+    even : bool
+        Whether it is never negative.
+    """
+
+    name: str
+    centres: tuple[Centre, ...]
+    gauge: gauges.Gauge
+    lower: Lower
+    even: bool
 
 
 class Centres:
@@ -194,22 +221,18 @@ class Centres:
         if same is not None:
             return same
         name = state.fresh(name) if fresh else name
-        lower = self._lower(name, gauge, element, centres)
         # What is never negative stays so where rounding leaves less than nothing of it.
-        even = _is_square(element)
-        sides = (value, left, right)
+        lower = self._lower(name, gauge, element, centres)
+        made = _Moment(name, tuple(centres), gauge, lower, even=_is_square(element))
         if any(each.mass is None for each in centres):
-            moved = [self._scaled(name, lower, centres, gauge, side) for side in sides]
-            carry, *parts = [sympy.Abs(each) if even else each for each in moved]
+            carry, *parts = (self._scaled(made, side) for side in (value, left, right))
             merge = sympy.Add(*parts)
-            return self.progress.note_moment(
-                state.add(name, SUM, brought, carry, merge, no_sign=even)
-            )
-        moved = [self._at(name, lower, centres, side) for side in sides]
-        so_far, *parts = [sympy.Abs(each) if even else each for each in moved]
-        carry = gauges.carry(gauge, so_far, state)
-        merge = gauges.merged(gauge, parts, state)
-        return self.progress.note_moment(state.add(name, SUM, brought, carry, merge, no_sign=even))
+        else:
+            so_far, *parts = (self._at(made, side) for side in (value, left, right))
+            carry = gauges.carry(gauge, so_far, state)
+            merge = gauges.merged(gauge, parts, state)
+        symbol = state.add(name, SUM, brought, carry, merge, no_sign=made.even)
+        return self.progress.note_moment(symbol)
 
     def _spelt(self, centre: Centre) -> sympy.Expr:
         """The distance of an element: taken before anything is added to it."""
@@ -249,25 +272,22 @@ class Centres:
                     found.setdefault(exponents, []).append((number, slot))
         return found
 
-    def _at(self, name: str, lower: Lower, centres: list[Centre], side: Side) -> sympy.Expr:
+    def _at(self, made: _Moment, side: Side) -> sympy.Expr:
         """The moment of a side about the new mean, in the side's own gauge."""
         state = self.progress.state
         powers = {
             exponents: sympy.Add(*(number * state.raw(slot, side) for number, slot in parts))
-            for exponents, parts in lower.items()
+            for exponents, parts in made.lower.items()
         }
-        moves = [self._moved(each, side) for each in centres]
-        return side(name) + _horner(powers, moves, self._may_be_infinite(lower))
+        return self._shifted(made, side, side(made.name), powers)
 
-    def _scaled(
-        self, name: str, lower: Lower, centres: list[Centre], gauge: gauges.Gauge, side: Side
-    ) -> sympy.Expr:
+    def _scaled(self, made: _Moment, side: Side) -> sympy.Expr:
         """As `_at`, in the gauge of new values.
 
         Sums come to be in it before they meet how far an extreme moved: from the least number of
         a type, which masks, that is too far for any sum but one that is 0 by then.
         """
-        state = self.progress.state
+        state, gauge = self.progress.state, made.gauge
 
         def kept(number: sympy.Expr, slot: sympy.Expr) -> sympy.Expr:
             more, rest = state.raw(slot, side).as_coeff_Mul()
@@ -275,24 +295,36 @@ class Centres:
 
         powers = {
             exponents: sympy.Add(*(kept(*each) for each in parts))
-            for exponents, parts in lower.items()
+            for exponents, parts in made.lower.items()
         }
-        own = gauges.moved(gauge, side(name), state, side)
-        moves = [self._moved(each, side) for each in centres]
-        return own + _horner(powers, moves, self._may_be_infinite(lower))
+        own = gauges.moved(gauge, side(made.name), state, side)
+        return self._shifted(made, side, own, powers)
 
-    def _may_be_infinite(self, lower: Lower) -> bool:
-        """Whether a lower moment may be infinite where the mean is not, as no count or rest is."""
+    def _shifted(
+        self,
+        made: _Moment,
+        side: Side,
+        own: sympy.Expr,
+        powers: Mapping[tuple[int, ...], sympy.Expr],
+    ) -> sympy.Expr:
+        """A moment, and what the moves of its centres add to it.
+
+        What is infinite stays so: infinite lower moments would make NaN of it. Counts, and what
+        rounding leaves of a mean, are finite where the mean is.
+        """
         state = self.progress.state
-        rests = [state.of(each.rest) for each in self.progress.centres if each.rest is not None]
-        slots = [
-            each for parts in lower.values() for _, slot in parts for each in slot.free_symbols
-        ]
-        used = [state.of(each) for each in slots if each in state.symbols]
-        return any(
-            each not in rests and bool(each.contribution.free_symbols & self.progress.elements)
-            for each in used
-        )
+        found = own + _horner(powers, [self._moved(each, side) for each in made.centres])
+        found = magnitude(found) if made.even else found
+        finite = [state.of(each.rest) for each in self.progress.centres if each.rest is not None]
+        used = {e for parts in made.lower.values() for _, slot in parts for e in slot.free_symbols}
+        if all(
+            state.of(each) in finite
+            or not state.of(each).contribution.free_symbols & self.progress.elements
+            for each in used & state.symbols
+        ):
+            return found
+        before = side(made.name)
+        return chosen(magnitude(before), sympy.oo, before, found)
 
     def _moved(self, centre: Centre, side: Side) -> sympy.Expr:
         """How far a centre moves; of nothing to a first element any way will do."""
@@ -316,12 +348,9 @@ def _merged(mass: Kept, one: sympy.Expr, other: sympy.Expr) -> sympy.Expr:
 
 
 def _horner(
-    powers: Mapping[tuple[int, ...], sympy.Expr], moves: Sequence[sympy.Expr], guarded: bool
+    powers: Mapping[tuple[int, ...], sympy.Expr], moves: Sequence[sympy.Expr]
 ) -> sympy.Expr:
-    """A polynomial in moves, no power of which is computed alone: it may be out of range.
-
-    Where nothing moved nothing is added if it is `guarded`: infinite moments times 0 are NaN.
-    """
+    """A polynomial in moves, no power of which is computed alone: it may be out of range."""
     if not moves:
         return sympy.Add(*powers.values())
     move, *others = moves
@@ -330,11 +359,8 @@ def _horner(
         by_degree.setdefault(degree, {})[tuple(rest)] = factor
     found = sympy.S.Zero
     for degree in range(max(by_degree, default=0), 0, -1):
-        found = move * (found + _horner(by_degree.get(degree, {}), others, guarded))
-    added = found
-    if guarded and found != 0:
-        added = chosen(move, sympy.S.Zero, sympy.S.Zero, found)
-    return added + _horner(by_degree.get(0, {}), others, guarded)
+        found = move * (found + _horner(by_degree.get(degree, {}), others))
+    return found + _horner(by_degree.get(0, {}), others)
 
 
 def _is_square(element: sympy.Expr) -> bool:

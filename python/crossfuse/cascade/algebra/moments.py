@@ -146,10 +146,17 @@ def _joined(
         if slope != 0 and not slope.free_symbols & (element.free_symbols | {reference}):
             for whole in (Fence(element), opened(element)):
                 apart = part - slope * (reference - whole)
-                fewer = len(sympy.Add.make_args(apart)) < len(part.args)
-                if fewer and reference not in apart.free_symbols:
+                if reference not in apart.free_symbols and _cancels(part, apart, whole):
                     return apart - slope * distance
     return part.func(*(_joined(each, reference, element, distance) for each in part.args))
+
+
+def _cancels(part: sympy.Add, apart: sympy.Expr, element: sympy.Expr) -> bool:
+    """Whether there is less of an element in a sum from which its distance was taken."""
+    before, after = part.coeff(element), apart.coeff(element)
+    if before != 0 and before.is_number and after.is_number:
+        return bool(abs(after) < abs(before))
+    return len(sympy.Add.make_args(apart)) <= max(1, len(part.args) - 2)
 
 
 def _shifted(

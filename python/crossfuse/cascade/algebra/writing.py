@@ -9,6 +9,7 @@ from sympy.printing.precedence import PRECEDENCE, precedence
 from sympy.printing.str import StrPrinter
 
 from crossfuse.cascade.expressions.fence import Fence
+from crossfuse.cascade.expressions.functions import magnitude
 
 #: Fractions with a larger denominator are written as decimals.
 _LONGEST = 1000
@@ -31,12 +32,10 @@ def written(expression: sympy.Basic) -> str:
 
 
 def _unguarded(choice: sympy.Piecewise) -> sympy.Expr | None:
-    """What a choice gives in real arithmetic in any case: ``0 if d = 0 else d·(...)``."""
+    """What a choice gives of finite numbers: ``t if |t| = oo else ...``."""
     (first, test), (other, _) = choice.args[0], choice.args[-1]
-    if first != 0 or not isinstance(test, sympy.Eq) or test.args[1] != 0:
-        return None
-    inside = sympy.Mul.make_args(other)
-    return other if len(choice.args) == 2 and test.args[0] in inside else None
+    infinite = isinstance(test, sympy.Eq) and test.args == (magnitude(first), sympy.oo)
+    return other if infinite and len(choice.args) == 2 else None
 
 
 class _Printer(StrPrinter):
@@ -103,6 +102,8 @@ class _Printer(StrPrinter):
 
     def _print_Abs(self, expr: Any) -> str:
         return f"|{self._print(expr.args[0])}|"
+
+    _print_magnitude = _print_Abs
 
     def _print_Max(self, expr: Any) -> str:
         return f"max({self._listed(expr)})"

@@ -37,6 +37,16 @@ class round_away(_Whole):
         return f"(numpy.sign({x})*numpy.floor(numpy.abs({x}) + 0.5))"
 
 
+class magnitude(sympy.Function):
+    """An absolute value that is left as it is: sympy's own takes signs out of sums without end."""
+
+    nargs = 1
+    is_extended_nonnegative = True
+
+    def _numpycode(self, printer: Any) -> str:
+        return f"numpy.abs({printer._print(self.args[0])})"
+
+
 class log1p(sympy.Function):  # named as in numpy and TVM
     """The logarithm of 1 + x, with all digits where x is near 0."""
 

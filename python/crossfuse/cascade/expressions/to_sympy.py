@@ -105,11 +105,9 @@ class _Reader:
         compared = _COMPARISONS.get(type(node))
         if compared is not None:
             return self.comparison(compared, node)
-        if isinstance(node, ir.tirx.Not):
-            return sympy.Not(self.condition(node.a))
-        if isinstance(node, ir.tirx.And | ir.tirx.Or):
-            joined = sympy.And if isinstance(node, ir.tirx.And) else sympy.Or
-            return joined(self.condition(node.a), self.condition(node.b))
+        logical = _CONDITIONS.get(type(node)) if _is_condition(node) else None
+        if logical is not None:
+            return logical(*(self.condition(each) for each in _operands(node)))
         raise _unknown(type(node).__name__, node)
 
     def number(self, node: Any) -> sympy.Expr:
@@ -145,8 +143,6 @@ class _Reader:
         name = full.rpartition(".")[2]
         if full == ir.IF_THEN_ELSE:
             return self.choice(*node.args)
-        if name in _BITWISE and all(map(_is_condition, node.args)):
-            return _BITWISE[name](*(self.condition(each) for each in node.args))
         if name not in OF_OPERATOR:
             raise _unknown(full, node)
         return OF_OPERATOR[name](*(self.number(each) for each in node.args))
@@ -209,6 +205,10 @@ def _either(test: sympy.Basic, chosen: sympy.Basic, otherwise: sympy.Basic) -> s
     return sympy.Or(sympy.And(test, chosen), sympy.And(sympy.Not(test), otherwise))
 
 
+def _operands(node: Any) -> tuple[Any, ...]:
+    return (node.a,) if isinstance(node, ir.tirx.Not | ir.tirx.BitwiseNot) else (node.a, node.b)
+
+
 def _is_condition(node: Any) -> bool:
     return str(node.ty) == "bool"
 
@@ -236,8 +236,12 @@ _COMPARISONS: dict[type, Callable[..., sympy.Basic]] = {
     ir.tirx.GT: sympy.StrictGreaterThan,
     ir.tirx.GE: sympy.GreaterThan,
 }
-_BITWISE: dict[str, Callable[..., sympy.Basic]] = {
-    "bitwise_and": sympy.And,
-    "bitwise_or": sympy.Or,
-    "bitwise_not": sympy.Not,
+_CONDITIONS: dict[type, Callable[..., sympy.Basic]] = {
+    ir.tirx.And: sympy.And,
+    ir.tirx.Or: sympy.Or,
+    ir.tirx.Not: sympy.Not,
+    ir.tirx.BitwiseAnd: sympy.And,
+    ir.tirx.BitwiseOr: sympy.Or,
+    ir.tirx.BitwiseNot: sympy.Not,
+    ir.tirx.BitwiseXor: lambda a, b: _either(a, sympy.Not(b), b),
 }

@@ -17,7 +17,14 @@ from sympy.logic.boolalg import Boolean, BooleanFalse, BooleanTrue
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.expressions.fence import Fence
-from crossfuse.cascade.expressions.functions import OF_FUNCTION, factored, rint, round_away, trunc
+from crossfuse.cascade.expressions.functions import (
+    OF_FUNCTION,
+    factored,
+    magnitude,
+    rint,
+    round_away,
+    trunc,
+)
 from crossfuse.cascade.expressions.refusal import refused
 from crossfuse.cascade.expressions.to_sympy import largest
 from crossfuse.cascade.expressions.values import Values, type_of
@@ -277,7 +284,7 @@ _RULES: dict[type, Callable[[_Writer, Any], Any]] = {
     sympy.Pow: _Writer.power,
     sympy.Max: lambda writer, each: writer.folded(each, ir.tirx.Max),
     sympy.Min: lambda writer, each: writer.folded(each, ir.tirx.Min),
-    sympy.Abs: lambda writer, each: ir.tirx.abs(writer.write(each.args[0])),
+    sympy.Abs | magnitude: lambda writer, each: ir.tirx.abs(writer.write(each.args[0])),
     sympy.Piecewise: _Writer.pieces,
     sympy.floor: _Writer.quotient,
     trunc: _Writer.quotient,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import sympy
 
 from crossfuse.cascade.derivation import Slot, guarded, new, value
+from crossfuse.cascade.expressions.fence import opened
 
 #: Powers of two: reciprocals of what lies between have all bits, and squares of them do.
 _LARGE = sympy.Integer(2) ** 62
@@ -45,14 +46,17 @@ def _is_mass(slot: Slot, slots: Sequence[Slot]) -> bool:
     if slot.monoid.name != "sum":
         return False
     shown = _unmasked(slot.contribution, sympy.S.Zero)
-    if not isinstance(shown, sympy.exp):
+    base, power = shown.as_base_exp()
+    if base not in (sympy.E, 2):
         return False
-    return any(
-        shown.args[0] == _unmasked(each.contribution, each.monoid.identity) - form(each.name)
-        for each in slots
-        if each.monoid.name == "max"
+    tops = [each for each in slots if each.monoid.name == "max"]
+    below = {
+        opened(element) - form(each.name)
+        for each in tops
+        for element in (each.contribution, _unmasked(each.contribution, each.monoid.identity))
         for form in (new, guarded)
-    )
+    }
+    return opened(power) in below
 
 
 def _unmasked(contribution: sympy.Expr, identity: sympy.Expr) -> sympy.Expr:

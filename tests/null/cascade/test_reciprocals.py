@@ -1,0 +1,57 @@
+"""Quotients of a row by products: as exact as divisions, whatever the divisor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import sympy
+
+from crossfuse.cascade.derivation import Slot, new, value
+from crossfuse.cascade.monoid import MAX, SUM
+from crossfuse.cascade.numeric import function
+from crossfuse.cascade.rewrite.phases import Shared, share
+from crossfuse.cascade.rewrite.reciprocals import is_risky, moderate
+
+x, s, c = sympy.symbols("x s c", real=True)
+DIVISORS = (1e-45, 1e-41, 1e-38, 1e-20, 1.0, 3e18, 1e38, 3e38)
+
+
+def evaluated(parts: Shared, data: dict[sympy.Symbol, np.ndarray]) -> np.ndarray:
+    values = dict(data)
+    for symbol, each in (*parts.fixed, *parts.definitions):
+        symbols = list(each.free_symbols)
+        found = function(symbols, each)(*(values[one] for one in symbols))
+        values[symbol] = np.asarray(found, np.float32)
+    (left,) = parts.expressions
+    symbols = list(left.free_symbols)
+    return np.asarray(function(symbols, left)(*(values[one] for one in symbols)))
+
+
+@pytest.mark.parametrize("divisor", DIVISORS)
+@pytest.mark.parametrize("size", [1e-3, 1.0, 100.0])
+@pytest.mark.parametrize("expression", [x / s, c * x / s, x**2 / s**2], ids=str)
+def test_any_divisor(expression: sympy.Expr, size: float, divisor: float) -> None:
+    below = np.float32(divisor)
+    drawn = np.random.default_rng(1).uniform(0.1, 1, 32)
+    with np.errstate(all="ignore"):
+        above = (size * drawn * np.float64(below)).astype(np.float32)
+        data = {x: above, s: below, c: np.float32(0.5)}
+        found = evaluated(share([expression], [x]), data)
+    known = [x, s, c]
+    wanted = function(known, expression)(*(np.float64(data[each]) for each in known))
+    if expression == x**2 / s**2 and not 1e-18 < divisor < 1e18:
+        return  # the square is what leaves the range
+    np.testing.assert_allclose(found, wanted, rtol=5e-7)
+
+
+def test_what_is_known_needs_no_factor() -> None:
+    top = Slot("m", MAX, x, value("m"), None, -sympy.oo)
+    mass = Slot("s", SUM, sympy.exp(x - new("m")), value("s"), None, sympy.S.Zero)
+    known = moderate((top, mass))
+    assert value("s") in known and value("m") not in known
+    assert not is_risky(1 / value("s"), known)
+    assert is_risky(1 / value("m"), known)
+    assert not is_risky(1 / sympy.sqrt(value("m")), known)
+    assert not is_risky(value("m"), known)
+    (product,) = share([x / value("s")], [x], (top, mass)).expressions
+    assert len(product.args) == 2

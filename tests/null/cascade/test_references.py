@@ -1,0 +1,128 @@
+"""Sums over distances from several means and extremes, and sums that no split is good for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import sympy
+
+from crossfuse.cascade.algebra import derive
+from crossfuse.cascade.expressions.fence import Fence, fenced_product, fenced_sum, opened, settled
+from crossfuse.cascade.monoid import MAX, MIN, SUM
+from crossfuse.cascade.run import merge_tree, two_pass
+from crossfuse.cascade.spec import Cascade, Stage
+from crossfuse.errors import CascadeRefused
+
+x, y, w = sympy.symbols("x y w", real=True)
+N = sympy.Symbol("N", integer=True, positive=True)
+LEAST, MOST = Stage("mn", MIN, x), Stage("mx", MAX, x)
+TOTAL, OTHER = Stage("sx", SUM, x), Stage("sy", SUM, y)
+mn, mx, mean, apart = LEAST.symbol, MOST.symbol, TOTAL.symbol / N, OTHER.symbol / N
+EPS = sympy.Rational("1e-6")
+EPSILON = float(np.finfo(np.float32).eps)
+
+
+def cascade(term: sympy.Expr) -> Cascade:
+    stages = (LEAST, MOST, TOTAL, OTHER, Stage("t", SUM, term))
+    return Cascade(stages, (x, y, w), (N,), length=N)
+
+
+TERMS = {
+    "mean and maximum": (x - mean) * (mx - x),
+    "minimum and maximum": (x - mn) * (mx - x),
+    "three": (x - mean) * (mx - x) * (x - mn),
+    "a range": (x - mn) / fenced_sum(mx - mn, EPS),
+    "a weighted range": w * (x - mn) / fenced_sum(mx - mn, EPS),
+    "a middle": (x - (mx + mn) / 2) ** 2,
+    "covariance": (x - mean) * (y - apart),
+    "a difference of two": (fenced_sum(x - mean, -(y - apart))) ** 2,
+    "a reference as a factor": (x - mn) * mx,
+    "multiplied out": sympy.expand((x - mean) ** 2),
+}
+
+
+@pytest.mark.parametrize("about", [0.0, 1e2, 1e4])
+@pytest.mark.parametrize("name", TERMS)
+def test_as_exact_as_two_passes(name: str, about: float) -> None:
+    found = derive(cascade(TERMS[name]))
+    rng = np.random.default_rng(4)
+    rows = {each: about + rng.standard_normal((12, 256)) for each in "xyw"}
+    single = {each: array.astype(np.float32) for each, array in rows.items()}
+    exact = two_pass(found.cascade, {k: v.astype(np.float64) for k, v in single.items()})["t"]
+    error = np.abs(merge_tree(found, single, [64] * 4, tile=16)["t"] - exact).max()
+    unfused = np.abs(two_pass(found.cascade, single)["t"] - exact).max()
+    assert error <= 2 * unfused + 8 * EPSILON * np.abs(exact).max()
+
+
+def test_infinities_stay_infinities() -> None:
+    """Nothing that did not move is multiplied by an infinite moment."""
+    squares = derive(Cascade((LEAST, Stage("t", SUM, (x - mn) ** 2)), (x,)))
+    data = {"x": np.array([[1.0, 2.0, np.inf, 0.5], [3.0, 1.0, 2.0, np.inf]])}
+    assert np.isinf(merge_tree(squares, data, [2, 2], tile=1)["t"]).all()
+
+
+def test_moves_that_are_squared_alone_would_overflow() -> None:
+    variance = derive(Cascade((TOTAL, Stage("t", SUM, (x - mean) ** 2)), (x,), (N,), length=N))
+    drawn = 3e19 * (1 + 1e-3 * np.random.default_rng(5).standard_normal((3, 64)))
+    data = {"x": drawn.astype(np.float32)}
+    exact = two_pass(variance.cascade, {"x": data["x"].astype(np.float64)})["t"]
+    np.testing.assert_allclose(merge_tree(variance, data, [16] * 4, tile=4)["t"], exact, rtol=1e-5)
+
+
+def test_one_weight_may_be_most_of_them() -> None:
+    """Of signed weights too: distances are from the mean by magnitudes of weights."""
+    total = Stage("q", SUM, w)
+    moment = Stage("S", SUM, w * x)
+    term = w * (x - moment.symbol / total.symbol) ** 2
+    found = derive(Cascade((total, moment, Stage("t", SUM, term)), (x, w)))
+    rng = np.random.default_rng(6)
+    weights = rng.uniform(0.5, 1, (6, 128))
+    weights[:, 9] = 1e6
+    data = {"x": 100 + rng.standard_normal((6, 128)), "w": weights}
+    single = {name: each.astype(np.float32) for name, each in data.items()}
+    exact = two_pass(found.cascade, {k: v.astype(np.float64) for k, v in single.items()})["t"]
+    error = np.abs(merge_tree(found, single, [32] * 4, tile=8)["t"] - exact)
+    unfused = np.abs(two_pass(found.cascade, single)["t"] - exact)
+    assert error.max() <= 2 * unfused.max() + 8 * EPSILON * exact.max()
+
+
+@pytest.mark.parametrize(
+    ("term", "rule", "words"),
+    [
+        (x - OTHER.symbol / N, "cascade-cancels", "3 times the error of separate passes"),
+        ((x - OTHER.symbol / N) ** 2, "cascade-separable", r"x - sy/N, which couples x with sy"),
+        ((x * mx - y * OTHER.symbol) ** 2, "cascade-separable", r"mx·x - sy·y, which couples"),
+    ],
+)
+def test_what_would_cancel_is_refused(term: sympy.Expr, rule: str, words: str) -> None:
+    with pytest.raises(CascadeRefused, match=words) as caught:
+        derive(cascade(term))
+    assert (caught.value.refusal.rule, caught.value.refusal.where) == (rule, "stage t")
+    assert "cut the cascade before this stage" in caught.value.refusal.instead
+
+
+def test_parts_of_one_sign_need_no_trial() -> None:
+    """Both parts of an entropy are never positive, which is proved."""
+    square = Stage("q", SUM, x**2)
+    term = y**2 * square.symbol + x**2 * (1 + square.symbol)
+    found = derive(Cascade((square, Stage("t", SUM, term)), (x, y)))
+    assert len([each for each in found.slots if each.name.startswith("t")]) == 1
+
+
+def test_a_fence_says_what_is_added_first() -> None:
+    a, b, c = sympy.symbols("a b c", real=True)
+    assert len(sympy.Add.make_args(fenced_sum(a - b, c))) == 2
+    assert opened(fenced_sum(a - b, c)) == a - b + c
+    assert fenced_product(sympy.Integer(3), a - b) == 3 * Fence(a - b)
+    assert settled(Fence(a - b) * c) == (a - b) * c
+    assert settled(sympy.exp(Fence(a - b))) == sympy.exp(a - b)
+    i, j = sympy.symbols("i j", integer=True)
+    assert fenced_sum(i + j, sympy.Integer(1)) == i + j + 1
+
+
+def test_conditions_of_rows_and_of_elements_are_sampled() -> None:
+    row = sympy.Symbol("r", real=True)
+    shown = sympy.And(x < 1, row < 1, y < 2)
+    masked = sympy.Piecewise((x * mx, shown), (0, True))
+    stages = (MOST, Stage("t", SUM, masked))
+    assert derive(Cascade(stages, (x, y), (row,))).exact
