@@ -117,10 +117,7 @@ def _read(match: re.Match[str], operands: list[str]) -> str:
 
 def _pack(match: re.Match[str], operands: list[str]) -> str:
     kind = f"crossfuse_emulated::{_FORMATS[match[1]]}"
-    return (
-        f"{operands[0]} = crossfuse_ptx_pack<{kind}>({operands[1]}, {operands[2]}); "
-        f"crossfuse_emulate_register_written(&({operands[0]}))"
-    )
+    return f"{operands[0]} = crossfuse_ptx_pack<{kind}>({operands[1]}, {operands[2]})"
 
 
 def _await_copies(match: re.Match[str], _: list[str]) -> str:

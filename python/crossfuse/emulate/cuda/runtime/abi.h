@@ -125,8 +125,6 @@ void crossfuse_emulate_wgmma_registers(float* const* registers, unsigned n, unsi
                                        unsigned* const* left, unsigned long long right,
                                        unsigned keep);
 void crossfuse_emulate_wgmma_fence();
-// An instruction has written a register that wgmma may read.
-void crossfuse_emulate_register_written(const unsigned* place);
 void crossfuse_emulate_wgmma_commit();
 void crossfuse_emulate_wgmma_wait(unsigned pending);
 

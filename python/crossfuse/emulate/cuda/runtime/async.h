@@ -49,18 +49,9 @@ Site copy_into(const Span& span);
 Site copy_out_of(const Span& span);
 void clear_copies();
 
-// ---- registers of this thread that products read
-constexpr unsigned kOperandRegisters = 4;
-struct RegisterOperand {
-  const unsigned* places[kOperandRegisters];
-  unsigned values[kOperandRegisters];
-};
-RegisterOperand read_operand(unsigned* const* places, size_t product, Site site);
-// Products before number `until` have been waited for.
-void end_reads(size_t until);
-void clear_operands();
-
 // ---- products in flight
+// Lets some of them be done, those of a warpgroup in turn.
+void advance_products();
 Site product_reads(const Span& span);
 void clear_products();
 

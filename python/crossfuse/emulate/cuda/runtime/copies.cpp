@@ -28,12 +28,6 @@ size_t swizzled(size_t address, unsigned span) {
   return address ^ ((address >> 7 & mask) << 4);
 }
 
-// Rounds of the scheduler that a copy takes: mostly few, now and then very many.
-unsigned delay() {
-  uint64_t number = random_source();
-  return static_cast<unsigned>(number % 4 ? number / 4 % 6 : number / 4 % 64);
-}
-
 uint8_t* element(const Copy& copy, unsigned row, unsigned column) {
   const CUtensorMap& map = copy.map;
   long x = long(copy.x) + column, y = copy.y + row % map.box[1];
@@ -130,7 +124,7 @@ bool is_over(Copy& copy) {
   if (reads) {
     read_shared(copy);
     copy.flight = copy.flight == Flight::kPass ? Flight::kPush : Flight::kLanding;
-    copy.delay = delay();
+    copy.delay = random_delay();
   } else if (copy.flight == Flight::kLanding) {
     land(copy);
   } else {
@@ -156,7 +150,7 @@ void step(Flying& among, size_t index) {
 
 void launch(Copy copy) {
   copy.owner = device.current;
-  copy.delay = delay();
+  copy.delay = random_delay();
   enlist(std::make_unique<Copy>(std::move(copy)));
 }
 

@@ -35,12 +35,14 @@ struct Product {
   uint64_t left = 0, right = 0;
   bool keep = false;
   bool left_is_registers = false;
-  RegisterOperand operands[kWarpgroup];
+  unsigned operands[kWarpgroup][kOperandRegisters];  // of the left one, in registers
   std::vector<float*> registers[kWarpgroup];
   unsigned issued = 0;
   Site site = kNoSite;
   Span reads[2];  // the left one is empty if that operand is in registers
-  bool done = false;
+  unsigned delay = 0;     // rounds of the scheduler until it is computed
+  bool computed = false;  // its sums are there
+  bool done = false;      // and somebody has waited for it: before that, it may still read
 };
 
 struct Warpgroup {
@@ -49,6 +51,7 @@ struct Warpgroup {
   Product& at(size_t number) { return products[number - first]; }
 };
 std::map<std::pair<unsigned, unsigned>, Warpgroup> warpgroups;  // by window and number in it
+size_t uncomputed = 0;  // products of all of them
 
 Warpgroup& mine() {
   const Thread& self = *device.current;
@@ -108,7 +111,7 @@ Span span_of(uint64_t bits, unsigned rows, unsigned k, int element, bool transpo
 float kept(const Product& product, unsigned row, unsigned k) {
   unsigned bytes = bytes_of(product.shape.left), each = 4 / bytes;  // elements of a register
   unsigned thread = row / 16 * kWarp + row % 8 * 4 + k % (4 * each) / each;
-  const unsigned* registers = product.operands[thread].values;
+  const unsigned* registers = product.operands[thread];
   const unsigned* from = registers + row % 16 / 8 + k / (4 * each) * 2;
   return decoded(reinterpret_cast<const uint8_t*>(from) + k % each * bytes, product.shape.left);
 }
@@ -146,7 +149,8 @@ void multiply(Product& product, unsigned index) {
       *product.registers[thread][index] = sum;
     }
   }
-  product.done = true;
+  product.computed = true;
+  --uncomputed;
 }
 
 void check_reads(Product& product) {
@@ -182,7 +186,21 @@ Site product_reads(const Span& span) {
 
 void clear_products() {
   warpgroups.clear();
-  clear_operands();
+  uncomputed = 0;
+}
+
+void advance_products() {
+  if (uncomputed == 0) return;
+  for (auto& [key, group] : warpgroups) {
+    for (Product& product : group.products) {
+      if (product.computed) continue;
+      if (product.issued < kWarpgroup || product.delay) {
+        product.delay -= product.delay > 0;
+        break;
+      }
+      multiply(product, key.first);
+    }
+  }
 }
 
 namespace {
@@ -194,7 +212,9 @@ void issue(float* const* registers, const Shape& shape, uint64_t left, unsigned*
   size_t number = self.products++;
   if (number - group.first >= group.products.size()) {
     group.products.emplace_back();
+    ++uncomputed;
     Product& made = group.products.back();
+    made.delay = random_delay();
     made.shape = shape;
     made.left = left;
     made.right = right;
@@ -215,7 +235,15 @@ void issue(float* const* registers, const Shape& shape, uint64_t left, unsigned*
   check_reads(product);
   for (const Span& span : product.reads) check_visible(span, Reader::kProduct, product.site);
   unsigned thread = self.index() % kWarpgroup;
-  if (kept) product.operands[thread] = read_operand(kept, number, site);
+  RegisterUse use;
+  use.product = number;
+  use.site = site;
+  use.shape = uint64_t(shape.n) << 32 | shape.k << 16 | unsigned(shape.left) << 8 |
+              unsigned(shape.right);
+  use_registers(std::move(use), registers, shape.n / 2, kept);
+  for (unsigned each = 0; kept && each < kOperandRegisters; ++each) {
+    product.operands[thread][each] = *kept[each];
+  }
   product.registers[thread].assign(registers, registers + shape.n / 2);
   ++product.issued;
   if (product.issued == kWarpgroup) wake_warpgroup();
@@ -258,9 +286,11 @@ void crossfuse_emulate_wgmma_wait(unsigned pending) {
       block(Wait::kProducts, CROSSFUSE_SITE);
     }
     if (number < group.first) continue;
-    if (!group.at(number).done) multiply(group.at(number), self.cta->window);
+    Product& product = group.at(number);
+    if (!product.computed) multiply(product, self.cta->window);
+    product.done = true;
   }
-  end_reads(until);
+  end_uses(until);
   while (!group.products.empty() && group.products.front().done && group.first + 8 < until) {
     group.products.pop_front();
     ++group.first;

@@ -25,6 +25,7 @@ unsigned retries = 0;  // of pollers, since anything else happened
 
 void fiber_main() {
   kernel->call(pointers.data());
+  check_uses_at_end();
   settle();
   Thread& thread = *device.current;
   thread.wait = Wait::kFinished;
@@ -90,6 +91,7 @@ void start_thread(Thread& thread, const CrossfuseIndex& block) {
   thread.bulk_groups = 0;
   thread.products = 0;
   thread.product_groups.clear();
+  thread.registers = Registers();
   thread.stored.clear();
   thread.fenced.clear();
   thread.flag = nullptr;
@@ -170,6 +172,7 @@ void run_clusters(const uint32_t* order) {
   size_t running = device.clusters.size();
   while (running) {
     advance_copies(false);
+    advance_products();
     wake_pollers(false);
     if (device.ready.empty()) stir();
     round.swap(device.ready);
@@ -210,6 +213,11 @@ void yield(Site site) {
 void pause(Site site) {
   device.current->polls = 0;
   if (random_source() % 4 == 0) yield(site);
+}
+
+unsigned random_delay() {
+  uint64_t number = random_source();
+  return static_cast<unsigned>(number % 4 ? number / 4 % 6 : number / 4 % 64);
 }
 
 void wake(Thread& thread) {

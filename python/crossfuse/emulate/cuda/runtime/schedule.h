@@ -14,6 +14,8 @@ void wake(Thread& thread);
 // Lets others run, or only now and then, where hardware would too.
 void yield(Site site);
 void pause(Site site);
+// Rounds of the scheduler that what runs beside the threads takes: mostly few, now and then many.
+unsigned random_delay();
 // Runs all clusters of a launch, in random order or, of a cooperative launch, at the same time.
 void run_launch(const Launch& launch, const CrossfuseKernel& kernel);
 // Gives lanes that ask for the active mask their answer once nobody else in the warp can run.

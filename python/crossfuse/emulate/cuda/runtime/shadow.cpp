@@ -256,10 +256,13 @@ void settle() {
 }
 
 void access(const void* pointer, size_t bytes, Mode mode, Site site, Doer doer) {
-  settle();
   size_t at = static_cast<const uint8_t*>(pointer) - arena.base;
   unsigned slot = at >> kSlotBits;
-  if (slot == kStackSlot || !device.current) return;
+  if (!device.current) return;
+  if (slot == kStackSlot) {
+    return touch_registers(at & ((size_t(1) << kSlotBits) - 1), bytes, writes(mode), site);
+  }
+  settle();
   device.last_site = site;
   if (at < arena.bytes) {
     if (slot == kSharedSlot) return access_shared(at, bytes, mode, site);

@@ -8,6 +8,7 @@
 
 #include "abi.h"
 #include "clocks.h"
+#include "registers.h"
 
 namespace emu {
 
@@ -97,6 +98,7 @@ struct Thread {
   unsigned bulk_groups = 0;  // committed groups of copies
   size_t products = 0;      // issued products
   std::vector<size_t> product_groups;  // products issued before each commit
+  Registers registers;                 // that they use
   std::vector<std::pair<size_t, size_t>> stored, fenced;  // ordinary stores not yet published
   uint32_t proxy_fences = 0;  // of shared memory, between ordinary accesses and asynchronous ones
   // Of the flag in global memory that it read last, and how often in a row without any change.
