@@ -8,6 +8,9 @@ BARRIERS = """
 __forceinline__ __device__ void init(unsigned bar) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(bar), "r"(1) : "memory");
 }
+__forceinline__ __device__ void publish() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 __forceinline__ __device__ void expect(unsigned bar, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;"
                :: "r"(bar), "r"(bytes) : "memory");

@@ -37,7 +37,10 @@ FENCED = """
   __shared__ alignas(128) float outbox[32];
   __shared__ alignas(8) uint64_t full[1];
   int lane = threadIdx.x, rank = blockIdx.x;
-  if (lane == 0) init(AT(full));
+  if (lane == 0) {
+    init(AT(full));
+    publish();
+  }
   inbox[lane] = 1.0f;
   const float* own = A + rank * 32 + lane / 2 * 2;
   if (lane % 2 == 0) put(AT(&outbox[lane]), own[0], own[1]);

@@ -18,9 +18,6 @@ HELPERS = (
 __forceinline__ __device__ void arrive(unsigned bar) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" :: "r"(bar) : "memory");
 }
-__forceinline__ __device__ void publish() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
 __forceinline__ __device__ void say() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

@@ -18,7 +18,10 @@ BODY = """
   __shared__ alignas(1024) half tile[8 * 64];
   __shared__ alignas(8) uint64_t full[1];
   int lane = threadIdx.x;
-  if (lane == 0) init(AT(full));
+  if (lane == 0) {
+    init(AT(full));
+    publish();
+  }
   __syncthreads();
   if (lane == 0) {
     expect(AT(full), 1024);

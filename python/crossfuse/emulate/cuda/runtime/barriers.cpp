@@ -24,7 +24,6 @@ void cta_barrier(Site site) {
   Cta& cta = *self.cta;
   if (++cta.at_barrier < cta.threads.size()) return block(Wait::kCta, site);
   cta.at_barrier = 0;
-  publish_stores(cta.threads);
   meet_clocks(cta.threads);
   uint16_t acquired = 0;
   for (const Thread* thread : cta.threads) {
@@ -40,14 +39,14 @@ void cta_barrier(Site site) {
 
 void pass_cluster_barrier(Thread& thread) {
   ++thread.waited;
-  if (thread.cta->cluster->relaxed[thread.waited]) return;
-  const Clock& released = thread.cta->cluster->released[thread.waited];
+  const Cluster& cluster = *thread.cta->cluster;
+  const Clock& released = cluster.released[thread.waited];
   thread.clock.launches |= released.launches;
-  if (device.launch.cooperative) thread.clock.join(released);
-  thread.acquired = std::max(thread.acquired, thread.waited);
+  if (device.launch.clocked) thread.clock.join(released);
+  if (!cluster.relaxed[thread.waited]) thread.acquired = std::max(thread.acquired, thread.waited);
 }
 
-// Who arrives relaxed publishes nothing; where one does, the barrier orders no memory for anybody.
+// Who arrives relaxed publishes nothing; where one does, the count of barriers orders no memory.
 void cluster_arrive(bool relaxed, Site site) {
   Thread& self = *device.current;
   if (self.arrived > self.waited && is_news("barrier-divergence", site, kNoSite)) {
@@ -61,8 +60,12 @@ void cluster_arrive(bool relaxed, Site site) {
     cluster.released.resize(phase + 1);
     cluster.relaxed.resize(phase + 1, false);
   }
-  if (relaxed) cluster.relaxed[phase] = true;
-  release_to(cluster.released[phase]);
+  if (relaxed) {
+    cluster.relaxed[phase] = true;
+    self.relaxed.push_back(phase);
+  } else {
+    release_to(cluster.released[phase]);
+  }
   Warp& warp = *self.warp;
   if (warp.cluster_phase == phase) {
     check_same_statement(*warp.cluster_thread, warp.cluster_site, site, "cluster barrier");

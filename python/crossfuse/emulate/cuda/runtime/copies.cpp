@@ -7,6 +7,7 @@
 #include "copies.h"
 #include "schedule.h"
 #include "shadow.h"
+#include "tiles.h"
 
 namespace emu {
 
@@ -63,9 +64,19 @@ void for_elements(const Copy& copy, Each each) {
   device.current = before;
 }
 
+// The record of what a copy fills.
+Access access_of(const Copy& copy) {
+  Access fill;
+  fill.site = copy.site;
+  fill.cluster = copy.owner->cta->cluster->id;
+  fill.thread = copy.owner->id;
+  fill.agent = static_cast<unsigned>(copy.fills);
+  count_by(copy.shared.window, copy.barrier, fill);
+  return fill;
+}
+
 void fill_shared(const Copy& copy) {
-  note_filled(copy.shared);
-  if (copy.flight == Flight::kLoad) note_loaded(copy.shared);
+  note_filled(copy.shared, access_of(copy));
   uint8_t* window = window_of(copy.shared.window);
   if (copy.flight == Flight::kPush) {
     memcpy(window + copy.shared.begin, copy.values.data(), copy.values.size());
@@ -119,7 +130,7 @@ void land(const Copy& copy) {
 
 // One step further: what leaves shared memory is read first, and lands some time after. False if it
 // goes on.
-bool is_over(Copy& copy) {
+bool is_landed(Copy& copy) {
   bool reads = copy.flight == Flight::kStore || copy.flight == Flight::kPass;
   if (reads) {
     read_shared(copy);
@@ -129,10 +140,8 @@ bool is_over(Copy& copy) {
     land(copy);
   } else {
     fill_shared(copy);
-    const Thread* loader = copy.flight == Flight::kLoad ? copy.owner : nullptr;
-    if (copy.flight == Flight::kPush) note_pushed(copy.shared.window, copy.barrier);
     complete_bytes(copy.shared.window, copy.barrier, long(copy.shared.end - copy.shared.begin),
-                   copy.site, loader, copy.number);
+                   copy.site, *copy.owner, copy.fills, copy.number);
   }
   if (copy.owner->wait == Wait::kCopies) wake(*copy.owner);
   return !reads;
@@ -144,7 +153,7 @@ void step(Flying& among, size_t index) {
   among.erase(among.begin() + static_cast<long>(index));
   --flying;
   passing -= copy->flight == Flight::kPass;
-  if (!is_over(*copy)) enlist(std::move(copy));
+  if (!is_landed(*copy)) enlist(std::move(copy));
 }
 }  // namespace
 

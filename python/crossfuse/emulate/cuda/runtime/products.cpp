@@ -7,12 +7,11 @@
 #include "device/small_float.h"
 #include "schedule.h"
 #include "shadow.h"
+#include "tiles.h"
 
 namespace emu {
 
 namespace {
-constexpr unsigned kWarpgroup = 128;
-
 // A matrix descriptor: PTX ISA, "matrix descriptor format" of wgmma.
 struct Descriptor {
   size_t start, leading, stride;
@@ -233,7 +232,12 @@ void issue(float* const* registers, const Shape& shape, uint64_t left, unsigned*
             "threads of a warpgroup issue different products"});
   }
   check_reads(product);
-  for (const Span& span : product.reads) check_visible(span, Reader::kProduct, product.site);
+  // The first thread of the warpgroup and the last one look for all.
+  const bool looks = product.issued == 0 || product.issued == kWarpgroup - 1;
+  for (const Span& span : product.reads) {
+    if (looks) check_visible(span, Reader::kProduct, product.site);
+    if (product.issued == 0) note_product_read(span, static_cast<uint32_t>(number + 1), product.site);
+  }
   unsigned thread = self.index() % kWarpgroup;
   RegisterUse use;
   use.product = number;
@@ -291,6 +295,7 @@ void crossfuse_emulate_wgmma_wait(unsigned pending) {
     product.done = true;
   }
   end_uses(until);
+  products_done(static_cast<uint32_t>(until));
   while (!group.products.empty() && group.products.front().done && group.first + 8 < until) {
     group.products.pop_front();
     ++group.first;

@@ -26,6 +26,7 @@ unsigned retries = 0;  // of pollers, since anything else happened
 void fiber_main() {
   kernel->call(pointers.data());
   check_uses_at_end();
+  check_stores_at_end();
   settle();
   Thread& thread = *device.current;
   thread.wait = Wait::kFinished;
@@ -88,12 +89,13 @@ void start_thread(Thread& thread, const CrossfuseIndex& block) {
   thread.arrived = thread.waited = thread.acquired = 0;
   memset(thread.seen, 0, sizeof thread.seen);
   thread.met = nullptr;
-  thread.bulk_groups = 0;
+  thread.bulk_groups = thread.last_store = thread.read_stores = 0;
   thread.products = 0;
   thread.product_groups.clear();
   thread.registers = Registers();
-  thread.stored.clear();
-  thread.fenced.clear();
+  thread.relaxed.clear();
+  thread.touched.clear();
+  thread.makes_barriers = false;
   thread.flag = nullptr;
   thread.polls = 0;
   thread.clock = thread.behind_fence = thread.before_fence = Clock();
@@ -110,7 +112,6 @@ void start_cta(Cta& cta) {
                        cluster.z * launch.cluster.z + in.z};
   cta.linear = block.x + launch.grid.x * (block.y + launch.grid.y * block.z);
   cta.at_barrier = 0;
-  cta.touched = LastTouch();
   for (Warp& warp : cta.warps) {
     free_meetings(warp);
     warp.finished = 0;
@@ -139,7 +140,7 @@ void check_ended() {
   for (const Cluster* cluster : device.ended) {
     check_copies_at_end(*cluster);
     check_barriers_at_end(*cluster);
-    for (const Cta& cta : ctas_of(*cluster)) check_exit(cta, cta.touched, "");
+    for (const Cta& cta : ctas_of(*cluster)) check_exit(cta);
     check_pushes_at_end(*cluster);
   }
   device.ended.clear();
@@ -161,7 +162,7 @@ void run_clusters(const uint32_t* order) {
   clear_barriers();
   clear_copies();
   clear_products();
-  clear_visibility();
+  clear_tile_reads();
   clear_named_barriers();
   clear_flags();
   clear_sums();

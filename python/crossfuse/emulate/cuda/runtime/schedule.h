@@ -23,7 +23,7 @@ bool answer_active_masks();
 void lane_finished(Thread& thread);
 // Meets the lanes of `mask` and returns their values, indexed by lane; lanes outside the mask read
 // as all ones, which no correct kernel uses. The values last until two meetings later.
-const uint64_t* meet(unsigned mask, uint64_t value, Site site);
+const uint64_t* meet(unsigned mask, uint64_t value, Site site, bool orders);
 void free_meetings(Warp& warp);
 // Nothing can run: reports why, and ends the run.
 [[noreturn]] void explain_standstill();
