@@ -20,6 +20,11 @@ __forceinline__ __device__ void wait(unsigned bar, unsigned parity) {
                "AGAIN: mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 P1, [%0], %1; "
                "@P1 bra THERE; bra AGAIN; THERE: }" :: "r"(bar), "r"(parity) : "memory");
 }
+__forceinline__ __device__ void wait_cluster(unsigned bar, unsigned parity) {
+  asm volatile("{ .reg .pred P1; "
+               "AGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 P1, [%0], %1; "
+               "@P1 bra THERE; bra AGAIN; THERE: }" :: "r"(bar), "r"(parity) : "memory");
+}
 #define AT(pointer) (unsigned)__cvta_generic_to_shared(pointer)
 """
 

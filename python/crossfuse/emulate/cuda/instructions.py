@@ -45,7 +45,9 @@ def _scope(name: str) -> str:
 
 def _wait(match: re.Match[str], operands: list[str]) -> str:
     barrier, parity, *_ = operands
-    return f"crossfuse_emulate_mbarrier_wait({barrier}, {parity}, {_scope(match['scope'] or 'cta')})"
+    return (
+        f"crossfuse_emulate_mbarrier_wait({barrier}, {parity}, {_scope(match['scope'] or 'cta')})"
+    )
 
 
 def _look(match: re.Match[str], operands: list[str]) -> str:
@@ -208,9 +210,8 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             _arrive,
         ),
         (
-            r"\.reg \.pred p; mbarrier\.(?P<way>try|test)_wait\.parity\.acquire\.(?P<scope>cta|cluster)"
-            r"\.shared::cta"
-            r"\.b64 p, \[%1\], 0(?:, %2)?; selp\.u32 %0, 1, 0, p;",
+            r"\.reg \.pred p; mbarrier\.(?P<way>try|test)_wait\.parity"
+            r"\.acquire\.(?P<scope>cta|cluster)\.shared::cta\.b64 p, \[%1\], 0(?:, %2)?; selp\.u32 %0, 1, 0, p;",
             _look,
         ),
         (
@@ -219,7 +220,8 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             _either,
         ),
         (
-            r"\.reg \.pred P1; .*mbarrier\.try_wait\.parity(?:\.acquire\.(?P<scope>cta|cluster))?.*",
+            r"\.reg \.pred P1; .*mbarrier\.try_wait\.parity"
+            r"(?:\.acquire\.(?P<scope>cta|cluster))?.*",
             _wait,
         ),
         (
@@ -243,7 +245,9 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         (r"ld\.global\.(?P<type>b8|b16|b32|f32) %0, \[%1\];", _read),
         (r"ld\.global\.(?P<type>v2\.f32) \{%0, %1\}, \[%2\];", _read),
         (
-            r"ld(?:\.(?P<order>acquire|relaxed)" + _SCOPE + r"|\.weak|\.volatile)?\.global\."
+            r"ld(?:\.(?P<order>acquire|relaxed)"
+            + _SCOPE
+            + r"|\.weak|\.volatile)?\.global\."
             + _WORD
             + r" %0, \[%1\];",
             _flag_load,

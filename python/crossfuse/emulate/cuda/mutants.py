@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from crossfuse.emulate.cuda.text import arguments_of, closing
@@ -23,14 +23,14 @@ static const int crossfuse_mutant = getenv("{VARIABLE}") ? atoi(getenv("{VARIABL
 """
 #: Calls that synchronise, as generated text names them.
 _CALLS = re.compile(
-    r"^\s*(?:(?P<target>[\w\[\]]+) = )?(?P<name>(?:tvm_builtin_(?:cuda|ptx)_(?:mbarrier|fence|bar|barrier|"
-    r"wgmma_(?:fence|commit|wait)|cp_async_bulk_(?:wait|commit)|cta_sync|warp_sync|"
+    r"^\s*(?:(?P<target>[\w\[\]]+) = )?(?P<name>(?:tvm_builtin_(?:cuda|ptx)_"
+    r"(?:mbarrier|fence|bar|barrier|wgmma_(?:fence|commit|wait)|cp_async_bulk_(?:wait|commit)|cta_sync|warp_sync|"
     r"griddepcontrol_wait)\w*)|crossfuse_(?:raise_flag|fence_copies|await\w*|watch|cluster_sync)|"
     r"__syncthreads|__syncwarp)\((?P<arguments>.*)\);\s*$"
 )
 #: What runs beside the threads, or what others see: what a call that synchronises is moved past.
 _OPERATIONS = re.compile(
-    r"(?:tvm_builtin_ptx_(?:wgmma|cp_|st_|ld_|stmatrix|red_)|crossfuse_dsm_|memory_ptr|_ptr\[)"
+    r"tvm_builtin_ptx_(?:wgmma|cp_|st_|ld_|stmatrix|red_)|crossfuse_dsm_|memory_ptr|flags_\w+\["
 )
 _FLAG_COUNT = re.compile(r"^\s*crossfuse_flags_\w+\[.*\] = \(launches_before \+ .*\);\s*$")
 
@@ -73,10 +73,16 @@ class Mutated:
         The text of all of them.
     mutants : tuple[Mutant, ...]
         In the order of their lines.
+    lines : tuple[str, ...]
+        Of the right text.
+    shift : int
+        Lines by which its kernel begins later in the text of all mutants.
     """
 
     image: KernelImage
     mutants: tuple[Mutant, ...]
+    lines: tuple[str, ...]
+    shift: int
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,9 @@ class _Line:
     after: dict[int, str] = field(default_factory=dict)
 
     def render(self, text: str) -> str:
-        cases = "".join(f"if (crossfuse_mutant == {n}) {{ {by} }} else " for n, by in self.instead.items())
+        cases = "".join(
+            f"if (crossfuse_mutant == {n}) {{ {by} }} else " for n, by in self.instead.items()
+        )
         parts = [f"if (crossfuse_mutant == {n}) {{ {by} }}" for n, by in self.before.items()]
         parts.append(f"{cases}{{ {text.strip()} }}" if cases else text.strip())
         parts += [f"if (crossfuse_mutant == {n}) {{ {by} }}" for n, by in self.after.items()]
@@ -145,7 +153,10 @@ def _weaker(definition: str) -> Iterator[tuple[str, str]]:
     found = _GROUPS.search(definition)
     if found:
         more = f"{found[1]} {int(found[2]) + 1};"
-        yield "a group more may be under way", definition[: found.start()] + more + definition[found.end() :]
+        yield (
+            "a group more may be under way",
+            definition[: found.start()] + more + definition[found.end() :],
+        )
 
 
 #: By what the name of a call contains: arguments that are changed, and to what.
@@ -158,7 +169,7 @@ _ARGUMENTS: tuple[tuple[str, int, str, str, str], ...] = (
     ("mbarrier_arrive_arrive", 1, "{} + 1", "count", "an arrival more"),
     ("ptx_bar_", 1, "{} + 32", "count", "a warp more is expected"),
     ("ptx_bar_", 1, "{} - 32", "count", "a warp less is expected"),
-    ("ptx_bar_", 0, "{} + 7", "count", "another barrier"),
+    ("ptx_bar_", 0, "{} + (threadIdx.x >> 5 & 1) * 7", "count", "another barrier, for odd warps"),
     ("crossfuse_await_flags", 2, "{} - 1", "count", "a flag less is awaited"),
     ("crossfuse_await_flags", 4, "{} - 1", "count", "a count less is awaited"),
     ("crossfuse_await_flags", 4, "{} + 1", "count", "a count more is awaited"),
@@ -210,9 +221,12 @@ class _Mutation:
             for index, line in enumerate(self.lines)
         ]
         first = next(i for i, line in enumerate(self.lines) if "__global__" in line)
-        text.insert(first, "\n".join(self.copies.values()))
+        copies = "\n".join(self.copies.values())
+        text.insert(first, copies)
         cuda = _HEADER + "\n".join(text) + "\n"
-        return Mutated(dataclasses.replace(self.image, cuda=cuda), tuple(self.mutants))
+        image = dataclasses.replace(self.image, cuda=cuda)
+        shift = _HEADER.count("\n") + copies.count("\n") + 1
+        return Mutated(image, tuple(self.mutants), tuple(self.lines), shift)
 
     def _mutate_line(self, index: int, body: range) -> None:
         line = self.lines[index]
@@ -232,17 +246,22 @@ class _Mutation:
                 self._move(index, other)
 
     def _drop(self, index: int, call: _Call) -> None:
-        by = f"{call.target} = ({call.arguments[2]}) + 1;" if call.target else ""
+        by = f"{call.target} = 0;" if call.target else ""
+        if "await_flags" in call.name:
+            by = f"{call.target} = ({call.arguments[2]}) + 1;"
         self._instead(index, "drop", "left out", by)
 
     def _move(self, index: int, other: int) -> None:
         line, neighbour = self.lines[index].strip(), self.lines[other].strip()
-        simple = neighbour.endswith(";") and not re.match(r"(?:alignas|\w+\*? \w+ =|\w+ \w+;|break)", neighbour)
+        simple = neighbour.endswith(";") and not re.match(
+            r"(?:alignas|\w+\*? \w+ =|\w+ \w+;|break)", neighbour
+        )
         call = _call(neighbour)
         if not simple or not (call or _OPERATIONS.search(neighbour)) or neighbour == line:
             return
-        if other < index and call:  # the pair was exchanged from the other side
-            return
+        own = _call(line)
+        if call and own and (other < index or _kind(call) == _kind(own)):
+            return  # exchanged from the other side, or as good as before
         later = other > index
         number = self._note(index, "move", f"{'behind' if later else 'before'} `{neighbour[:90]}`")
         self.changed[index].instead[number] = ""
@@ -288,6 +307,11 @@ def _call(line: str) -> _Call | None:
     if arguments == ("",):
         arguments = ()
     return _Call(found["name"], text, arguments, found["target"] or "")
+
+
+def _kind(call: _Call) -> str:
+    """What a call does, whatever it weighs."""
+    return "_".join(call.name.split("_")[:5])
 
 
 def _definition(text: str, name: str) -> str:

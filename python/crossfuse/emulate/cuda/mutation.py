@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crossfuse.emulate.cuda.equivalent import reason_of
+from crossfuse.emulate.cuda.lines import find_statements
 from crossfuse.emulate.cuda.mutants import VARIABLE, Mutant, Mutated, mutate
 from crossfuse.emulate.cuda.run import Program, prepare
 from crossfuse.errors import CheckFailed, refuse
@@ -42,7 +43,7 @@ class Outcome:
     @property
     def named(self) -> bool:
         """Whether a finding tells what is wrong, and not only that something is."""
-        return any(kind not in UNNAMED for kind in self.kinds)
+        return _is_named(self.kinds)
 
 
 def outcomes(
@@ -91,18 +92,41 @@ def outcomes(
             instead="correct the kernel first: `emulate` says what is wrong",
         )
     chosen = mutated.mutants[first::every]
-    return [_outcome(program, mutated, each, seeds, timeout_s) for each in chosen]
+    found = [(each, _kinds(program, each, seeds, timeout_s)) for each in chosen]
+    uses = _uses(program, mutated, timeout_s)
+    return [
+        Outcome(each, kinds, "" if _is_named(kinds) else reason_of(mutated.lines, uses, each))
+        for each, kinds in found
+    ]
 
 
-def _outcome(
-    program: Program, mutated: Mutated, mutant: Mutant, seeds: Sequence[int], timeout_s: float
-) -> Outcome:
+def _is_named(kinds: Iterable[str]) -> bool:
+    return any(kind not in UNNAMED for kind in kinds)
+
+
+def _uses(program: Program, mutated: Mutated, timeout_s: float) -> dict[int, bool]:
+    """What statements of the right kernel had to do, by their lines in its own text."""
+    records, _ = program.run(0, 2, _LIMIT, timeout_s, {VARIABLE: "0", "CROSSFUSE_USES": "1"})
+    useful = {int(each["first"]): bool(each["useful"]) for each in records if each["kind"] == "use"}
+    translation, text = program.translation, mutated.image.cuda
+    found: dict[int, bool] = {}
+    for site, statement in find_statements(
+        program.executable, useful, translation.symbols, text
+    ).items():
+        line = int(statement.split(":")[0].removeprefix("line ")) - mutated.shift
+        found[line] = found.get(line, False) or useful[site]
+    return found
+
+
+def _kinds(
+    program: Program, mutant: Mutant, seeds: Sequence[int], timeout_s: float
+) -> tuple[str, ...]:
     kinds: tuple[str, ...] = ()
     for seed in seeds:
         kinds = _run(program, mutant.number, seed, timeout_s)
-        if any(kind not in UNNAMED for kind in kinds):
-            return Outcome(mutant, kinds)
-    return Outcome(mutant, kinds, reason_of(mutated, mutant))
+        if _is_named(kinds):
+            break
+    return kinds
 
 
 def _run(program: Program, number: int, seed: int, timeout_s: float) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ void check_same_statement(const Thread& other, Site before, Site now, const char
 void cta_barrier(Site site) {
   Thread& self = *device.current;
   Cta& cta = *self.cta;
+  note_use(site, true);
   if (++cta.at_barrier < cta.threads.size()) return block(Wait::kCta, site);
   cta.at_barrier = 0;
   meet_clocks(cta.threads);
@@ -53,6 +54,7 @@ void cluster_arrive(bool relaxed, Site site) {
     report({"barrier-divergence", {}, site, kNoSite, current_cta(), current_thread(),
             "a thread arrives twice at the cluster barrier without waiting in between"});
   }
+  note_use(site, true);
   uint16_t phase = ++self.arrived;
   Cluster& cluster = *self.cta->cluster;
   if (cluster.arrivals.size() <= phase) {
@@ -86,6 +88,7 @@ void cluster_arrive(bool relaxed, Site site) {
 
 void cluster_wait(Site site) {
   Thread& self = *device.current;
+  note_use(site, true);
   uint16_t phase = self.waited + 1;
   const std::vector<unsigned>& arrivals = self.cta->cluster->arrivals;
   bool complete = phase < arrivals.size() &&

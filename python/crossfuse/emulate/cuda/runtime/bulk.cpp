@@ -204,14 +204,20 @@ void crossfuse_emulate_bulk_pass(unsigned address, unsigned source, unsigned byt
   launch(copy);
 }
 
-void crossfuse_emulate_bulk_commit() { ++emu::device.current->bulk_groups; }
+void crossfuse_emulate_bulk_commit() {
+  emu::note_use(CROSSFUSE_SITE, true);
+  ++emu::device.current->bulk_groups;
+}
 
 void crossfuse_emulate_bulk_wait(unsigned pending, int only_reads) {
   using namespace emu;
   Thread& self = *device.current;
+  const unsigned groups = self.bulk_groups - std::min(self.bulk_groups, pending);
+  unsigned& known = only_reads ? self.read_stores : self.landed_stores;
+  note_use(CROSSFUSE_SITE, known < std::min(groups, self.last_store));
+  known = std::max(known, groups);
   while (in_flight(self, pending, only_reads != 0)) block(Wait::kCopies, CROSSFUSE_SITE);
-  if (self.bulk_groups <= pending) return;
-  const unsigned groups = self.bulk_groups - pending;
+  if (groups == 0) return;
   self.read_stores = std::max(self.read_stores, groups);
   complete_to(self.clock, self, Agent::kStoreReads, groups);
   if (!only_reads) complete_to(self.clock, self, Agent::kStores, groups);

@@ -119,6 +119,7 @@ unsigned crossfuse_emulate_flag_load(const void* flag, int order, int scope) {
   using namespace emu;
   Site site = CROSSFUSE_SITE;
   const uint32_t* word = static_cast<const uint32_t*>(flag);
+  note_use(site, true);
   poll(word, site);
   access(flag, 4, order == CROSSFUSE_WEAK ? Mode::kRead : Mode::kAtomicRead, site);
   read_flag(word, order, scope);
@@ -140,6 +141,7 @@ unsigned crossfuse_emulate_flag_add(void* flag, unsigned value, int order, int s
   using namespace emu;
   Site site = CROSSFUSE_SITE;
   uint32_t* word = static_cast<uint32_t*>(flag);
+  note_use(site, true);
   read_flag(word, order, scope);
   access(flag, 4, Mode::kAtomic, site);
   write_flag(word, order, scope);

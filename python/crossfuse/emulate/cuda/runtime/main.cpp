@@ -190,5 +190,6 @@ int main() {
   signal(SIGALRM, on_alarm);
   if (job.seconds) alarm(job.seconds);
   run(job);
+  write_uses();
   return 0;
 }

@@ -14,6 +14,7 @@ struct Mbarrier {
   Site site = kNoSite;
   unsigned number = 0;      // among those of its CTA
   Signal arrived, released;  // what those who arrived published: so far, and until the last phase
+  std::vector<Site> arrivals, last_arrivals;  // statements, in this phase and in the last one
   bool counts = false;      // bytes in this phase
   int sender = -1;          // and those of another CTA: its window
   struct {
@@ -83,8 +84,16 @@ void complete_if_due(const Key& key, Mbarrier& barrier) {
   }
   barrier.counts = false;
   barrier.sender = -1;
+  barrier.last_arrivals.swap(barrier.arrivals);
+  barrier.arrivals.clear();
   barrier.released = barrier.arrived;
   wake_waiting(key, barrier);
+}
+
+// Somebody goes on behind the last phase: a fresh barrier has none that is waited for.
+void note_wait(const Mbarrier& barrier, Site site) {
+  note_use(site, barrier.phase > 0);
+  for (Site each : barrier.last_arrivals) note_use(each, true);
 }
 
 void arrive(unsigned address, unsigned count, unsigned bytes, int scope, Site site) {
@@ -95,6 +104,8 @@ void arrive(unsigned address, unsigned count, unsigned bytes, int scope, Site si
   Mbarrier* barrier = used(window, offset, site);
   if (!barrier) return;
   barrier->site = site;
+  note_use(site, false);
+  barrier->arrivals.push_back(site);
   if (scope >= 0) barrier->arrived.release(static_cast<Scope>(scope));
   barrier->bytes += bytes;
   barrier->pending -= count;
@@ -228,6 +239,7 @@ bool passes(unsigned address, int scope, Site site, size_t& offset) {
   if (!barrier) return true;
   if ((barrier->phase & 1) == 0) return false;
   barrier->awaited = barrier->phase;
+  note_wait(*barrier, site);
   barrier->released.acquire(static_cast<Scope>(scope));
   return true;
 }
@@ -240,6 +252,7 @@ void crossfuse_emulate_mbarrier_init(unsigned address, unsigned count) {
   unsigned window = 0;
   size_t offset = 0;
   if (!emu::locate(address, window, offset)) return;
+  emu::note_use(CROSSFUSE_SITE, true);
   const bool anew = emu::mbarriers.count({window, offset}) == 0;
   emu::Mbarrier& barrier = emu::mbarriers[{window, offset}];
   const unsigned number = anew ? emu::counts[window]++ : barrier.number;
@@ -250,7 +263,10 @@ void crossfuse_emulate_mbarrier_init(unsigned address, unsigned count) {
   barrier.made = emu::access_now(emu::Mode::kWrite, CROSSFUSE_SITE);
 }
 
-void crossfuse_emulate_fence_initialised() { emu::publish_barriers(true); }
+void crossfuse_emulate_fence_initialised() {
+  emu::note_use(CROSSFUSE_SITE, true);
+  emu::publish_barriers(true);
+}
 
 void crossfuse_emulate_mbarrier_arrive(unsigned address, unsigned count, unsigned bytes,
                                        int scope) {
@@ -274,6 +290,7 @@ void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity, int scop
     block(Wait::kPhase, site);
   }
   barrier->awaited = barrier->phase;
+  note_wait(*barrier, site);
   barrier->released.acquire(static_cast<Scope>(scope));
 }
 

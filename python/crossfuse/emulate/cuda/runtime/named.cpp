@@ -3,6 +3,7 @@
 #include <map>
 
 #include "async.h"
+#include "findings.h"
 #include "schedule.h"
 
 namespace emu {
@@ -58,10 +59,21 @@ void complete(const std::vector<Arrival>& arrivals) {
   }
 }
 
+// A thread that does not wait may come again before the others have come: then it counts for them.
+void check_arrives_once(const NamedBarrier& barrier, unsigned id, Site site) {
+  auto self = std::find_if(barrier.arrivals.begin(), barrier.arrivals.end(),
+                           [](const Arrival& e) { return e.self.thread == device.current; });
+  if (self == barrier.arrivals.end() || !is_news("barrier-divergence", site, kNoSite)) return;
+  report({"barrier-divergence", {}, site, kNoSite, current_cta(), current_thread(),
+          format("a thread arrives twice at named barrier %u before the others have come", id)});
+}
+
 // Whether the barrier has to wait for more threads.
-bool arrive(unsigned id, unsigned threads, bool waits) {
+bool arrive(unsigned id, unsigned threads, bool waits, Site site) {
   Thread& self = *device.current;
   NamedBarrier& barrier = named[{self.cta->window, id}];
+  note_use(site, true);
+  check_arrives_once(barrier, id, site);
   barrier.arrivals.push_back({arrive_now(self), waits, ++self.warp_epoch, self.acquired, self.met});
   if (barrier.arrivals.size() < threads) return true;
   std::vector<Arrival> arrivals;
@@ -78,10 +90,10 @@ void clear_named_barriers() { named.clear(); }
 extern "C" {
 void crossfuse_emulate_named_barrier(unsigned id, unsigned threads) {
   using namespace emu;
-  if (arrive(id, threads, true)) block(Wait::kNamed, CROSSFUSE_SITE);
+  if (arrive(id, threads, true, CROSSFUSE_SITE)) block(Wait::kNamed, CROSSFUSE_SITE);
 }
 
 void crossfuse_emulate_named_arrive(unsigned id, unsigned threads) {
-  emu::arrive(id, threads, false);
+  emu::arrive(id, threads, false, CROSSFUSE_SITE);
 }
 }

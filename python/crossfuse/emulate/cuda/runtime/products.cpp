@@ -274,6 +274,7 @@ void crossfuse_emulate_wgmma_registers(float* const* registers, unsigned n, unsi
 
 void crossfuse_emulate_wgmma_commit() {
   emu::Thread& self = *emu::device.current;
+  emu::note_use(CROSSFUSE_SITE, true);
   self.product_groups.push_back(self.products);
   emu::pause(CROSSFUSE_SITE);
 }
@@ -281,6 +282,7 @@ void crossfuse_emulate_wgmma_commit() {
 void crossfuse_emulate_wgmma_wait(unsigned pending) {
   using namespace emu;
   Thread& self = *device.current;
+  note_use(CROSSFUSE_SITE, false);
   if (self.product_groups.size() <= pending) return;
   size_t until = self.product_groups[self.product_groups.size() - 1 - pending];
   Warpgroup& group = mine();
@@ -294,6 +296,8 @@ void crossfuse_emulate_wgmma_wait(unsigned pending) {
     if (!product.computed) multiply(product, self.cta->window);
     product.done = true;
   }
+  note_use(CROSSFUSE_SITE, until > self.ended_products);
+  self.ended_products = until;
   end_uses(until);
   products_done(static_cast<uint32_t>(until));
   while (!group.products.empty() && group.products.front().done && group.first + 8 < until) {

@@ -51,6 +51,14 @@ bool are_fenced(const std::vector<size_t>& words) {
   });
 }
 
+// Whether the last fence but one would do, too.
+bool are_touched_before(const RegisterUse& use) {
+  const Registers& own = device.current->registers;
+  auto before = [&](size_t word) { return (touched[word] & ~kFlying) <= own.fence_before; };
+  return own.fence_before && std::all_of(use.sums.begin(), use.sums.end(), before) &&
+         std::all_of(use.left.begin(), use.left.end(), before);
+}
+
 void unfenced(Site site, const char* what) {
   if (!is_news("register-race", site, kNoSite)) return;
   report({"register-race", {}, site, kNoSite, current_cta(), current_thread(),
@@ -101,6 +109,7 @@ void use_registers(RegisterUse use, float* const* sums, size_t count, unsigned* 
   for (unsigned each = 0; left && each < kOperandRegisters; ++each) {
     use.left.push_back(word_at(left[each]));
   }
+  if (!are_touched_before(use)) note_use(own.fence_site, true);
   if (!are_fenced(use.left)) unfenced(use.site, "its left operand");
   if (!are_fenced(use.sums)) unfenced(use.site, "accumulators");
   check_shape(use);
@@ -130,5 +139,9 @@ void check_uses_at_end() {
 }  // namespace emu
 
 extern "C" void crossfuse_emulate_wgmma_fence() {
-  emu::device.current->registers.fence = emu::fences++;
+  emu::Registers& own = emu::device.current->registers;
+  own.fence_before = own.fence;
+  own.fence = emu::fences++;
+  own.fence_site = CROSSFUSE_SITE;
+  emu::note_use(own.fence_site, false);
 }

@@ -18,6 +18,7 @@ struct RegisterUse {
 };
 struct Registers {
   uint32_t fence = 0;  // the thread's last wgmma.fence, by the count of all; 0 if there was none
+  uint32_t fence_before = 0, fence_site = 0;  // the one before; the statement of the last one
   std::vector<RegisterUse> uses;
 };
 

@@ -89,8 +89,8 @@ void start_thread(Thread& thread, const CrossfuseIndex& block) {
   thread.arrived = thread.waited = thread.acquired = 0;
   memset(thread.seen, 0, sizeof thread.seen);
   thread.met = nullptr;
-  thread.bulk_groups = thread.last_store = thread.read_stores = 0;
-  thread.products = 0;
+  thread.bulk_groups = thread.last_store = thread.read_stores = thread.landed_stores = 0;
+  thread.products = thread.ended_products = 0;
   thread.product_groups.clear();
   thread.registers = Registers();
   thread.relaxed.clear();
@@ -157,6 +157,22 @@ void stir() {
   if (++retries > most || !wake_pollers(true)) explain_standstill();
 }
 
+// Of those that a thread has woken, some run in the same round, at any place of what is left of it.
+void admit(size_t first, std::vector<Thread*>& round, size_t next, const Thread& waker) {
+  size_t later = first;
+  for (size_t each = first; each < device.ready.size(); ++each) {
+    Thread* woken = device.ready[each];
+    const uint64_t chance = woken == &waker ? 0 : random_source();
+    if (chance % 4 == 0) {
+      device.ready[later++] = woken;
+      continue;
+    }
+    round.push_back(woken);
+    std::swap(round.back(), round[next + chance / 4 % (round.size() - next)]);
+  }
+  device.ready.resize(later);
+}
+
 // Runs clusters until all have ended; `order` are their places in the grid.
 void run_clusters(const uint32_t* order) {
   clear_barriers();
@@ -179,8 +195,11 @@ void run_clusters(const uint32_t* order) {
     round.swap(device.ready);
     std::shuffle(round.begin(), round.end(), random_source);
     bool moved = false;
-    for (Thread* thread : round) {
+    for (size_t next = 0; next < round.size();) {
+      Thread* thread = round[next++];
+      const size_t woken = device.ready.size();
       resume(*thread);
+      admit(woken, round, next, *thread);
       // The lanes of a warp may vote on what each has read: that alone gets nobody further.
       moved |= thread->wait != Wait::kFlag && thread->wait != Wait::kWarp &&
                thread->wait != Wait::kLook;

@@ -114,9 +114,10 @@ struct Thread {
   size_t other = kNoBarrier;  // of one that it waits at as well
   unsigned parity = 0;      // of the phase it waits for
   unsigned bulk_groups = 0;  // committed groups of copies
-  unsigned last_store = 0, read_stores = 0;  // the group of its last copy; those that it knows are read
+  // The group of its last copy; the last ones that it knows have been read, and have landed.
+  unsigned last_store = 0, read_stores = 0, landed_stores = 0;
   Site store_site = kNoSite;  // of that copy
-  size_t products = 0;      // issued products
+  size_t products = 0, ended_products = 0;  // issued products; those that it has waited for
   std::vector<size_t> product_groups;  // products issued before each commit
   Registers registers;                 // that they use
   // Of the flag in global memory that it read last, and how often in a row without any change.

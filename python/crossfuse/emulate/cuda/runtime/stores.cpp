@@ -21,6 +21,7 @@ void store_words(unsigned window, size_t offset, const void* values, size_t byte
 extern "C" {
 void crossfuse_emulate_fence_async(int space) {
   using namespace emu;
+  note_use(CROSSFUSE_SITE, true);
   fence_clock(space != CROSSFUSE_SHARED, space != CROSSFUSE_GLOBAL);
   if (space != CROSSFUSE_GLOBAL) publish_barriers(false);
 }

@@ -126,7 +126,10 @@ bool answer_active_masks() {
 }  // namespace emu
 
 extern "C" {
-void crossfuse_emulate_warp_sync(unsigned mask) { emu::meet(mask, 0, CROSSFUSE_SITE, true); }
+void crossfuse_emulate_warp_sync(unsigned mask) {
+  emu::note_use(CROSSFUSE_SITE, true);
+  emu::meet(mask, 0, CROSSFUSE_SITE, true);
+}
 
 unsigned long long crossfuse_emulate_warp_shuffle(unsigned mask, unsigned long long value,
                                                   unsigned source_lane) {
