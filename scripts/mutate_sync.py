@@ -2,10 +2,11 @@
 
     python scripts/mutate_sync.py [--kernels gather split] [--every 10] [--json found.json]
 
-Takes kernels of every family, right ones. Of each it makes mutants: fences, arrivals, waits, commits,
-barriers and flags are left out, weakened (order, scope, groups, memory), moved past their neighbours, and
-given other phases, bytes, counts and barriers. It runs the emulator on each and reports how many are
-named, by which kind of finding; which are no fault, by the rule that says so; and which survive.
+Takes kernels of every family, right ones. Of each it makes mutants: fences, arrivals, waits,
+commits, barriers and flags are left out, weakened (order, scope, groups, memory), moved past their
+neighbours, and given other phases, bytes, counts and barriers. It runs the emulator on each and
+reports how many are named, by which kind of finding; which are no fault, by the rule that says so;
+and which survive.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 from mutation_kernels import KERNELS
@@ -35,7 +35,8 @@ def report(name: str, found: Tally, seconds: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    """Run it as the command line says."""
+    parser = argparse.ArgumentParser(description="Faults of synchronisation, and who names them.")
     parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS))
     parser.add_argument("--every", type=int, default=1, help="one mutant of so many")
     parser.add_argument("--timeout", type=float, default=20.0, help="seconds of one run")
@@ -58,8 +59,8 @@ def summary(total: Tally) -> dict[str, object]:
     """Counts, as values for a file."""
     return {
         "share": total.share,
-        "named": dict(Counter(total.named)),
-        "equivalent": dict(Counter(total.equivalent)),
+        "named": dict(total.named),
+        "no fault": dict(total.equivalent),
         "survivors": [str(each.mutant) for each in total.survivors],
     }
 

@@ -34,13 +34,13 @@ from crossfuse.workload.cascades import resolve
 Kernel = tuple[KernelImage, Mapping[str, np.ndarray]]
 
 
-#: Bytes of shared memory that a CTA has: as few as the kernel takes, so that its rings of stages come
-#: round although the problem is small.
+#: Bytes of shared memory that a CTA has: as few as the kernel takes, so that its rings of stages
+#: come round although the problem is small.
 SIZES = tuple(kib * 1024 for kib in (12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 227))
 
 
 def _tight(schedule: Any, sms: int) -> KernelImage:
-    """Lower for a device with little memory, and with fewer multiprocessors than there are tiles."""
+    """Lower for a device with little memory, and for fewer multiprocessors than tiles."""
     for size in SIZES:
         small = replace(device("nvidia-h100"), max_shared_bytes=size)
         try:
@@ -88,9 +88,7 @@ def _grid(first: TensorTiles, text: str) -> Kernel:
 
 #: By family: what makes a kernel.
 KERNELS: dict[str, Callable[[], Kernel]] = {
-    "threads": lambda: _chain(
-        "gemm:M=16,K=64,N=16", lambda f: schedule_split_k(f, cluster=4)
-    ),
+    "threads": lambda: _chain("gemm:M=16,K=64,N=16", lambda f: schedule_split_k(f, cluster=4)),
     "product": lambda: _chain(
         "gemm:M=512,N=192,K=256,dtype=bfloat16,weights=nk",
         lambda f: schedule_tiled_gemm(

@@ -1,8 +1,9 @@
 """Mutants that are no faults, and why, by rules about the text and about what ran.
 
-A rule is about one kind of mutants, of any kernel. What a statement had to do is what the runtime has
-noted of the right kernel, with the same inputs: a wait for a phase that is complete from the start, a
-fence behind which nothing was touched, or a line that these sizes never come to, may be left out.
+A rule is about one kind of mutants, of any kernel. What a statement had to do is what the runtime
+has noted of the right kernel, with the same inputs: a wait for a phase that is complete from the
+start, a fence behind which nothing was touched, or a line that these sizes never come to, may be
+left out.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ Uses = Mapping[int, bool]
 
 _MEET = re.compile(r"bar_sync|cta_sync|warp_sync|__syncthreads|__syncwarp")
 _PEERS = re.compile(r"shared__cluster_b64|st_async|_s2c_|crossfuse_dsm_|mapa")
+#: Of the first thread of a warpgroup alone.
+_FIRST = re.compile(r"^\s*if \(.*(?:% 128\) == 0\)|& 127\) < 1\)) \{$")
 _TOUCHES = re.compile(
     r"memory_ptr|tvm_builtin_ptx_(?:st_|ld_|stmatrix)|crossfuse_dsm_|_wait|await|arrive"
 )
@@ -48,7 +51,9 @@ def reason_of(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
 def _never_runs(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
     """A line without any note: these sizes do not come to it."""
     watched = "flags_" not in mutant.statement.partition("(")[0]
-    return "" if mutant.line in uses or not watched else "the statement is not come to in these sizes"
+    return (
+        "" if mutant.line in uses or not watched else "the statement is not come to in these sizes"
+    )
 
 
 def _idle(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
@@ -98,7 +103,9 @@ def _fenced_on_the_other_side(lines: Sequence[str], uses: Uses, mutant: Mutant) 
     for line in lines[index + 1 :]:
         if "fence_proxy" in line and line.split("(")[0] == lines[index].split("(")[0]:
             return "another proxy fence follows before a copy or a product"
-        if re.search(r"tvm_builtin_ptx_(?:wgmma_\w+mma|cp_async_bulk_tensor|cp_async_bulk_s2c)", line):
+        if re.search(
+            r"tvm_builtin_ptx_(?:wgmma_\w+mma|cp_async_bulk_tensor|cp_async_bulk_s2c)", line
+        ):
             return ""
     return ""
 
@@ -118,6 +125,55 @@ def _met_already(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
                 break
             index += direction
     return ""
+
+
+def _said_later(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """Nothing hangs: an arrival tells of all before it, a wait orders all behind it."""
+    if mutant.operation != "move":
+        return ""
+    name, later = mutant.statement.partition("(")[0], mutant.change.startswith("behind")
+    if later and re.search("arrive|raise_flag", name):
+        return "an arrival that comes later tells of more"
+    if not later and re.search("mbarrier_wait|cluster_wait|await", name):
+        return "a wait that comes earlier orders more"
+    return ""
+
+
+def _one_thread(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """Since threads met last, one has waited for something, and it alone tells of it."""
+    if mutant.operation != "drop" or not _MEET.search(mutant.statement):
+        return ""
+    before, met = _around(lines, mutant.line - 1, -1)
+    after, _ = _around(lines, mutant.line - 1, 1)
+    alone = met and _is_of_first(before[::-1]) and _is_of_first(after)
+    if not alone or not any("arrive" in line for line in after):
+        return ""
+    return "one thread alone has waited since threads met, and alone tells of it"
+
+
+def _around(lines: Sequence[str], index: int, step: int) -> tuple[list[str], bool]:
+    """Lines up to the same statement or the end of its block; and whether there is one."""
+    statement = lines[index]
+    indent = len(statement) - len(statement.lstrip())
+    found: list[str] = []
+    for line in lines[index + step :: step]:
+        if line == statement:
+            return found, True
+        if line.strip() and len(line) - len(line.lstrip()) < indent:
+            return found, False
+        found.append(line)
+    return found, False
+
+
+def _is_of_first(lines: Sequence[str]) -> bool:
+    """Whether only the first thread of a warpgroup touches anything."""
+    depth = 0
+    for line in lines:
+        if depth == 0 and _TOUCHES.search(line):
+            return False
+        if _FIRST.search(line) or depth:
+            depth += line.count("{") - line.count("}")
+    return True
 
 
 def _alone(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
@@ -142,5 +198,7 @@ _RULES: tuple[Rule, ...] = (
     _fenced_later,
     _fenced_on_the_other_side,
     _met_already,
+    _one_thread,
+    _said_later,
     _alone,
 )

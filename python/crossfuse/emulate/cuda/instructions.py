@@ -211,7 +211,8 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         ),
         (
             r"\.reg \.pred p; mbarrier\.(?P<way>try|test)_wait\.parity"
-            r"\.acquire\.(?P<scope>cta|cluster)\.shared::cta\.b64 p, \[%1\], 0(?:, %2)?; selp\.u32 %0, 1, 0, p;",
+            r"\.acquire\.(?P<scope>cta|cluster)\.shared::cta\.b64 p, "
+            r"\[%1\], 0(?:, %2)?; selp\.u32 %0, 1, 0, p;",
             _look,
         ),
         (
