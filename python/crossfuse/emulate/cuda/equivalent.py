@@ -60,6 +60,8 @@ def _idle(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
     if uses.get(mutant.line, True) or mutant.operation == "parity":
         return ""
     name = mutant.statement.partition("(")[0]
+    if "mbarrier_init" in name and mutant.operation == "count":
+        return "nobody waits for phases of the barrier"
     if "mbarrier_wait" in name:
         return "the phases that are waited for here are complete from the start"
     if "mbarrier_arrive" in name:
@@ -99,14 +101,44 @@ def _fenced_on_the_other_side(lines: Sequence[str], uses: Uses, mutant: Mutant) 
     flag = "crossfuse_raise_flag" in text and "fence.proxy.async.global" in text
     if flag and re.search("flag|parts|global|fence_copies", mutant.statement):
         return "a proxy fence lies on the other side of the flag"
-    index = mutant.line - 1
-    for line in lines[index + 1 :]:
-        if "fence_proxy" in line and line.split("(")[0] == lines[index].split("(")[0]:
+    name = mutant.statement.partition("(")[0]
+    for line in lines[mutant.line :]:
+        if "fence_proxy" in line and line.split("(")[0].strip() == name:
             return "another proxy fence follows before a copy or a product"
         if re.search(
             r"tvm_builtin_ptx_(?:wgmma_\w+mma|cp_async_bulk_tensor|cp_async_bulk_s2c)", line
         ):
             return ""
+    return ""
+
+
+def _told_to_nobody(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """Products in flight when their tiles are handed back, to a ring that comes round no more."""
+    if not re.search("wgmma_(?:wait|commit)", mutant.statement) or mutant.operation == "count":
+        return ""
+    groups, told = 0, False
+    for number, line in enumerate(lines[mutant.line :], mutant.line + 1):
+        groups += "wgmma_commit" in line
+        if groups > 2 or "wait_group_sync_aligned_0" in line:
+            break
+        if "mbarrier_arrive" not in line:
+            continue
+        if uses.get(number, False):
+            return ""
+        told = True
+    return "nobody waits for the tiles that are handed back behind it" if told else ""
+
+
+def _met_for_nothing(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """One thread waits for its copies before threads meet, and there are none in these sizes."""
+    if mutant.operation != "drop" or "bar_sync" not in mutant.statement:
+        return ""
+    for number in range(mutant.line - 1, 0, -1):
+        line = lines[number - 1]
+        if "bulk_wait_group" in line and not uses.get(number, True):
+            return "what one thread waits for before threads meet is over already"
+        if _TOUCHES.search(line):
+            break
     return ""
 
 
@@ -198,6 +230,8 @@ _RULES: tuple[Rule, ...] = (
     _fenced_later,
     _fenced_on_the_other_side,
     _met_already,
+    _met_for_nothing,
+    _told_to_nobody,
     _one_thread,
     _said_later,
     _alone,

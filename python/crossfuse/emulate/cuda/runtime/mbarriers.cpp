@@ -93,6 +93,7 @@ void complete_if_due(const Key& key, Mbarrier& barrier) {
 // Somebody goes on behind the last phase: a fresh barrier has none that is waited for.
 void note_wait(const Mbarrier& barrier, Site site) {
   note_use(site, barrier.phase > 0);
+  if (barrier.phase > 0) note_use(barrier.made.site, true);
   for (Site each : barrier.last_arrivals) note_use(each, true);
 }
 
@@ -252,7 +253,7 @@ void crossfuse_emulate_mbarrier_init(unsigned address, unsigned count) {
   unsigned window = 0;
   size_t offset = 0;
   if (!emu::locate(address, window, offset)) return;
-  emu::note_use(CROSSFUSE_SITE, true);
+  emu::note_use(CROSSFUSE_SITE, false);
   const bool anew = emu::mbarriers.count({window, offset}) == 0;
   emu::Mbarrier& barrier = emu::mbarriers[{window, offset}];
   const unsigned number = anew ? emu::counts[window]++ : barrier.number;

@@ -59,7 +59,8 @@ void complete(const std::vector<Arrival>& arrivals) {
   }
 }
 
-// A thread that does not wait may come again before the others have come: then it counts for them.
+// A thread that does not wait may come again before the others have come: then it counts for them. It
+// may well wait itself for the rest of what it has begun: turns are given away like that.
 void check_arrives_once(const NamedBarrier& barrier, unsigned id, Site site) {
   auto self = std::find_if(barrier.arrivals.begin(), barrier.arrivals.end(),
                            [](const Arrival& e) { return e.self.thread == device.current; });
@@ -73,7 +74,7 @@ bool arrive(unsigned id, unsigned threads, bool waits, Site site) {
   Thread& self = *device.current;
   NamedBarrier& barrier = named[{self.cta->window, id}];
   note_use(site, true);
-  check_arrives_once(barrier, id, site);
+  if (!waits) check_arrives_once(barrier, id, site);
   barrier.arrivals.push_back({arrive_now(self), waits, ++self.warp_epoch, self.acquired, self.met});
   if (barrier.arrivals.size() < threads) return true;
   std::vector<Arrival> arrivals;
