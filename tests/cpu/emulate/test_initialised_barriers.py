@@ -154,7 +154,7 @@ def test_what_a_peer_sends_is_waited_for_before_the_exit() -> None:
     text = right.cuda.replace("    wait_cluster(AT(full), 0);\n", "")
     wrong = replace(right, cuda=text.replace("= inbox[i]", "= A[i]"))
     report = emulate(wrong, [ramp(2, 64)])
-    assert {each.kind for each in report.findings} == {"early-exit"}, report.findings
+    assert "early-exit" in {each.kind for each in report.findings}, report.findings
 
 
 #: Warp 0 sets a second barrier up and says so at the first one, at which warp 1 waits.
@@ -188,4 +188,4 @@ def test_a_barrier_of_which_another_tells_too_late() -> None:
     wrong = told(TOLD.replace("    wait(AT(first), 0);\n", "    while (false) {}\n"))
     reports = [emulate(wrong, [ramp(64)], orders=1, seed=seed) for seed in range(4)]
     found = [each for report in reports for each in report.findings if each.kind == "mbarrier"]
-    assert found and {each.kind for report in reports for each in report.findings} == {"mbarrier"}
+    assert found and all("nothing orders that" in each.detail for each in found)

@@ -85,7 +85,7 @@ FAULTS = {
         BODY.replace("    publish();\n", ""),
         "no fence.mbarrier_init and no fence.proxy.async lie between",
     ),
-    "a load before the tile has come": (BODY.replace("  wait(AT(full), 0);\n", ""), "reads"),
+    "a load before the tile has come": (BODY.replace("  wait(AT(full), 0);\n", ""), ""),
 }
 
 

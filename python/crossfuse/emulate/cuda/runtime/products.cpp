@@ -37,6 +37,9 @@ struct Product {
   unsigned operands[kWarpgroup][kOperandRegisters];  // of the left one, in registers
   std::vector<float*> registers[kWarpgroup];
   unsigned issued = 0;
+  // Of the first of a group: what the warpgroup had done before. All have issued a product that is done.
+  std::vector<Arrived> issuers;
+  Clock before;
   Site site = kNoSite;
   Span reads[2];  // the left one is empty if that operand is in registers
   unsigned delay = 0;     // rounds of the scheduler until it is computed
@@ -249,6 +252,8 @@ void issue(float* const* registers, const Shape& shape, uint64_t left, unsigned*
     product.operands[thread][each] = *kept[each];
   }
   product.registers[thread].assign(registers, registers + shape.n / 2);
+  const size_t group_start = self.product_groups.empty() ? 0 : self.product_groups.back();
+  if (number == group_start) product.issuers.push_back(arrive_now(self));
   ++product.issued;
   if (product.issued == kWarpgroup) wake_warpgroup();
 }
@@ -295,6 +300,12 @@ void crossfuse_emulate_wgmma_wait(unsigned pending) {
     Product& product = group.at(number);
     if (!product.computed) multiply(product, self.cta->window);
     product.done = true;
+    if (number < self.ended_products || product.issuers.empty()) continue;
+    if (product.issuers.size() == kWarpgroup) {
+      product.before = met_clock(product.issuers);
+      product.issuers.resize(1);
+    }
+    know_over(product.before);
   }
   note_use(CROSSFUSE_SITE, until > self.ended_products);
   self.ended_products = until;
