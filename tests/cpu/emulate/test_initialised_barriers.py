@@ -188,4 +188,4 @@ def test_a_barrier_of_which_another_tells_too_late() -> None:
     wrong = told(TOLD.replace("    wait(AT(first), 0);\n", "    while (false) {}\n"))
     reports = [emulate(wrong, [ramp(64)], orders=1, seed=seed) for seed in range(4)]
     found = [each for report in reports for each in report.findings if each.kind == "mbarrier"]
-    assert found and all("nothing orders that" in each.detail for each in found)
+    assert any("nothing orders that" in each.detail for each in found), found

@@ -99,7 +99,11 @@ FAULTS: dict[str, tuple[str, Any, str | None]] = {
     ),
     "nobody waits for the slices": ("2", lambda: drop_call(right("2"), RECEIVED, 0), "async-race"),
     "the own slice is not stored": ("2", lambda: drop_call(right("2"), MATRIX, 0), None),
-    "the own slice is not fenced": ("2", lambda: drop_call(right("2"), FENCE, 0), "async-race"),
+    "the own slice is not fenced": (
+        "one CTA",  # with peers, another fence follows the wait for their slices
+        lambda: drop_call(right("one CTA"), FENCE, 0),
+        "async-race",
+    ),
     "warps do not meet behind the own slice": (
         "2",
         lambda: drop_call(right("2"), MEET, 0),
