@@ -8,6 +8,9 @@ BARRIERS = """
 __forceinline__ __device__ void init(unsigned bar) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(bar), "r"(1) : "memory");
 }
+__forceinline__ __device__ void publish() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 __forceinline__ __device__ void expect(unsigned bar, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;"
                :: "r"(bar), "r"(bytes) : "memory");
@@ -15,6 +18,11 @@ __forceinline__ __device__ void expect(unsigned bar, unsigned bytes) {
 __forceinline__ __device__ void wait(unsigned bar, unsigned parity) {
   asm volatile("{ .reg .pred P1; "
                "AGAIN: mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 P1, [%0], %1; "
+               "@P1 bra THERE; bra AGAIN; THERE: }" :: "r"(bar), "r"(parity) : "memory");
+}
+__forceinline__ __device__ void wait_cluster(unsigned bar, unsigned parity) {
+  asm volatile("{ .reg .pred P1; "
+               "AGAIN: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 P1, [%0], %1; "
                "@P1 bra THERE; bra AGAIN; THERE: }" :: "r"(bar), "r"(parity) : "memory");
 }
 #define AT(pointer) (unsigned)__cvta_generic_to_shared(pointer)

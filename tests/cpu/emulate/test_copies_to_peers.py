@@ -37,7 +37,10 @@ FENCED = """
   __shared__ alignas(128) float outbox[32];
   __shared__ alignas(8) uint64_t full[1];
   int lane = threadIdx.x, rank = blockIdx.x;
-  if (lane == 0) init(AT(full));
+  if (lane == 0) {
+    init(AT(full));
+    publish();
+  }
   inbox[lane] = 1.0f;
   const float* own = A + rank * 32 + lane / 2 * 2;
   if (lane % 2 == 0) put(AT(&outbox[lane]), own[0], own[1]);
@@ -49,7 +52,7 @@ FENCED = """
   fence_shared();  // of the load
   crossfuse_cluster_sync();
   if (lane == 0) pass(of_peer(AT(inbox), 1 - rank), AT(outbox), 128, of_peer(AT(full), 1 - rank));
-  wait(AT(full), 0);
+  wait_cluster(AT(full), 0);
   C[rank * 32 + lane] = before + inbox[lane];
   crossfuse_cluster_sync();
 """
@@ -64,6 +67,30 @@ def passing(body: str) -> KernelImage:
 def test_a_fence_lies_between() -> None:
     a = ramp(2, 32)
     np.testing.assert_array_equal(clean(passing(FENCED), a)["C"], 1 + a[::-1])
+
+
+FAULTS = {
+    "a wait of too narrow a scope": (
+        ("wait_cluster(AT(full), 0);", "wait(AT(full), 0);"),
+        "async-race",
+        "not with a scope that includes who sent it",
+    ),
+    "nobody waits": (("wait_cluster(AT(full), 0);", ""), "async-race", ""),
+    "a peer that has not met the others since its load": (
+        ("  crossfuse_cluster_sync();\n  if (lane == 0) pass", "  if (lane == 0) pass"),
+        "async-race",
+        "nothing orders that before it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_named(name: str) -> None:
+    (right, wrong), kind, detail = FAULTS[name]
+    assert right in FENCED
+    report = emulate(passing(FENCED.replace(right, wrong)), [ramp(2, 32)], orders=1)
+    found = [str(each) for each in report.findings if each.kind == kind]
+    assert any(detail in each for each in found), report.findings
 
 
 def test_no_fence_lies_between() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -18,8 +20,16 @@ HELPERS = (
 __forceinline__ __device__ void arrive(unsigned bar) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" :: "r"(bar) : "memory");
 }
-__forceinline__ __device__ void publish() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+__forceinline__ __device__ unsigned of_peer(unsigned address, unsigned rank) {
+  unsigned there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+__forceinline__ __device__ void push(unsigned to, float a, float b, float c, float d,
+                                     unsigned bar) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+               "[%0], {%1, %2, %3, %4}, [%5];"
+               :: "r"(to), "f"(a), "f"(b), "f"(c), "f"(d), "r"(bar) : "memory");
 }
 __forceinline__ __device__ void say() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -89,3 +99,93 @@ def test_a_barrier_that_may_not_be_there_yet(name: str) -> None:
     assert {each.kind for each in found} == {"mbarrier"}, report.findings
     assert {each.first for each in found} == {statement(wrong, "init(AT(ready));")}
     assert all(each.detail.startswith("CTA 0 thread 0 initialises it") for each in found)
+
+
+#: Each CTA sends the other one four numbers, whose barrier nobody else uses before.
+SENT = """
+  __shared__ alignas(8) uint64_t full[1];
+  __shared__ alignas(16) float inbox[4];
+  int rank = blockIdx.x;
+  if (threadIdx.x == 0) {
+    init(AT(full));
+    PUBLISH
+    expect(AT(full), 16);
+  }
+  MEET
+  if (threadIdx.x == 32) {
+    const float* own = A + rank * 64;
+    push(of_peer(AT(inbox), 1 - rank), own[0], own[1], own[2], own[3],
+         of_peer(AT(full), 1 - rank));
+  }
+  if (threadIdx.x == 0) {
+    wait_cluster(AT(full), 0);
+    for (int i = 0; i < 4; ++i) C[rank * 64 + i] = inbox[i];
+  } else if (threadIdx.x > 3) {
+    C[rank * 64 + threadIdx.x] = A[rank * 64 + threadIdx.x];
+  }
+  release(); meet();
+"""
+
+
+def sending(meet: str, publish: str) -> KernelImage:
+    body = SENT.replace("MEET", meet).replace("PUBLISH", publish)
+    buffers = [(name, (2, 64), "float32") for name in "AC"]
+    return image(body, buffers, grid=2, cluster=2, preamble=HELPERS)
+
+
+@pytest.mark.parametrize(
+    ("meet", "publish"), [("release(); meet();", ""), ("say(); meet();", "publish();")]
+)
+def test_peers_that_only_send_know_of_a_barrier(meet: str, publish: str) -> None:
+    sent = clean(sending(meet, publish), ramp(2, 64))["C"]
+    np.testing.assert_array_equal(sent[:, :4], ramp(2, 64)[::-1, :4])
+
+
+def test_peers_that_only_send_may_not_know_of_it() -> None:
+    report = emulate(sending("say(); meet();", ""), [ramp(2, 64)], orders=2)
+    found = [each for each in report.findings if "nothing orders that" in each.detail]
+    assert {each.kind for each in found} == {"mbarrier"}, report.findings
+    assert all("push(" in each.second for each in found)
+
+
+def test_what_a_peer_sends_is_waited_for_before_the_exit() -> None:
+    """A cluster barrier tells of what threads have done, and not of what is on its way."""
+    right = sending("release(); meet();", "")
+    text = right.cuda.replace("    wait_cluster(AT(full), 0);\n", "")
+    wrong = replace(right, cuda=text.replace("= inbox[i]", "= A[i]"))
+    report = emulate(wrong, [ramp(2, 64)])
+    assert "early-exit" in {each.kind for each in report.findings}, report.findings
+
+
+#: Warp 0 sets a second barrier up and says so at the first one, at which warp 1 waits.
+TOLD = """
+  __shared__ alignas(8) uint64_t first[1];
+  __shared__ alignas(8) uint64_t second[1];
+  if (threadIdx.x == 0) init(AT(first));
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    init(AT(second));
+    arrive(AT(first));
+    wait(AT(second), 0);
+  }
+  if (threadIdx.x == 32) {
+    wait(AT(first), 0);
+    arrive(AT(second));
+  }
+  C[threadIdx.x] = A[threadIdx.x];
+"""
+
+
+def told(body: str) -> KernelImage:
+    return image(body, [(name, (64,), "float32") for name in "AC"], preamble=HELPERS)
+
+
+def test_a_barrier_of_which_another_tells() -> None:
+    clean(told(TOLD), ramp(64), orders=4)
+
+
+def test_a_barrier_of_which_another_tells_too_late() -> None:
+    wrong = told(TOLD.replace("    wait(AT(first), 0);\n", "    while (false) {}\n"))
+    reports = [emulate(wrong, [ramp(64)], orders=1, seed=seed) for seed in range(4)]
+    found = [each for report in reports for each in report.findings if each.kind == "mbarrier"]
+    assert any("nothing orders that" in each.detail for each in found), found

@@ -37,7 +37,10 @@ __forceinline__ __device__ float4 fetch(unsigned address) {
 BODY = """
   __shared__ alignas(128) half tile[PIXELS * 8];
   __shared__ alignas(8) uint64_t full[1];
-  if (threadIdx.x == 0) init(AT(full));
+  if (threadIdx.x == 0) {
+    init(AT(full));
+    publish();
+  }
   __syncthreads();
   if (threadIdx.x == 0) {
     expect(AT(full), BYTES);

@@ -18,7 +18,10 @@ BODY = """
   __shared__ alignas(1024) half tile[8 * 64];
   __shared__ alignas(8) uint64_t full[1];
   int lane = threadIdx.x;
-  if (lane == 0) init(AT(full));
+  if (lane == 0) {
+    init(AT(full));
+    publish();
+  }
   __syncthreads();
   if (lane == 0) {
     expect(AT(full), 1024);
@@ -78,7 +81,11 @@ FAULTS = {
         BODY.replace("    await_reads();\n", "    tile[0] = __float2half(1.0f);\n"),
         "a store overwrites what a copy still reads",
     ),
-    "a load before the tile has come": (BODY.replace("  wait(AT(full), 0);\n", ""), "reads"),
+    "a barrier that the copy may not see": (
+        BODY.replace("    publish();\n", ""),
+        "no fence.mbarrier_init and no fence.proxy.async lie between",
+    ),
+    "a load before the tile has come": (BODY.replace("  wait(AT(full), 0);\n", ""), ""),
 }
 
 
@@ -87,4 +94,5 @@ def test_fault_is_found(name: str) -> None:
     body, reason = FAULTS[name]
     assert body != BODY
     messages = found(body)
-    assert any("async-race" in each and reason in each for each in messages), messages
+    kinds = ("async-race", "mbarrier")
+    assert any(each.startswith(kinds) and reason in each for each in messages), messages

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from cpu.emulate.kernels import clean, image, only, ramp, statement
 from crossfuse.emulate.cuda import emulate
@@ -94,6 +95,25 @@ def test_syncwarp_orders_lanes_of_a_warp() -> None:
         statement(wrong, "tile[threadIdx.x] ="),
         statement(wrong, "= tile["),
     }
+    assert "no CTA barrier or __syncwarp lies between" in race.detail
+
+
+MEETINGS = {
+    "a ballot": "int all = __ballot_sync(0xffffffffu, threadIdx.x >= 0) != 0;",
+    "a vote": "int all = __any_sync(0xffffffffu, threadIdx.x >= 0);",
+    "a shuffle": "int all = __shfl_sync(0xffffffffu, 1, 0, 32);",
+}
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+def test_what_lanes_tell_one_another_orders_no_memory(name: str) -> None:
+    """They meet there all the same: the numbers are right in any order."""
+    kernel = NEIGHBOUR.replace("__syncwarp();", MEETINGS[name] + " REST")
+    kernel = kernel.replace("C[threadIdx.x] = ", "C[threadIdx.x] = all * ")
+    ordered = image(kernel, PAIR, preamble="#define DISTANCE 1\n#define REST __syncwarp();")
+    np.testing.assert_array_equal(clean(ordered, ramp(64))["C"], ramp(64)[np.arange(64) ^ 1])
+    wrong = image(kernel, PAIR, preamble="#define DISTANCE 1\n#define REST")
+    race = only(emulate(wrong, [ramp(64)]), "race")
     assert "no CTA barrier or __syncwarp lies between" in race.detail
 
 

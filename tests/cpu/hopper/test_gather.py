@@ -9,6 +9,7 @@ import pytest
 
 from cpu.hopper.checkers import caught, emulated, passed
 from cpu.hopper.instructions import ARRIVE, EXPECT, FENCE, LEAVE, MEET, PUSH, RAISE, RECEIVED, WAIT
+from cpu.hopper.planting import one_changed
 from crossfuse.emulate.cuda import change_argument, drop_call
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
@@ -69,6 +70,23 @@ def right(name: str) -> KernelImage:
 #: What is wrong, the case, the image and what the emulator reports; None: a wrong result.
 FAULTS: dict[str, tuple[str, Any, str | None]] = {
     "a piece is not sent": ("2", lambda: drop_call(right("2"), PUSH, 0), "deadlock"),
+    "no proxy fence behind what peers have stored": (
+        "2",
+        lambda: one_changed(
+            right("2"), rf"({RECEIVED}\([^\n]*\n\s*){FENCE}\(\);", r"\1", body=True
+        ),
+        "async-race",
+    ),
+    "a wait of too narrow a scope": (
+        "2",
+        lambda: one_changed(right("2"), r"parity\.acquire\.cluster", "parity.acquire.cta"),
+        "async-race",
+    ),
+    "lanes load what others may not have stored yet": (
+        "2",
+        lambda: drop_call(right("2"), "tvm_builtin_cuda_warp_sync"),
+        "race",
+    ),
     "a piece is sent elsewhere": (
         "2",
         lambda: change_argument(right("2"), PUSH, 0, "{} + 512", 0),
@@ -81,7 +99,11 @@ FAULTS: dict[str, tuple[str, Any, str | None]] = {
     ),
     "nobody waits for the slices": ("2", lambda: drop_call(right("2"), RECEIVED, 0), "async-race"),
     "the own slice is not stored": ("2", lambda: drop_call(right("2"), MATRIX, 0), None),
-    "the own slice is not fenced": ("2", lambda: drop_call(right("2"), FENCE, 0), "async-race"),
+    "the own slice is not fenced": (
+        "one CTA",  # with peers, another fence follows the wait for their slices
+        lambda: drop_call(right("one CTA"), FENCE, 0),
+        "async-race",
+    ),
     "warps do not meet behind the own slice": (
         "2",
         lambda: drop_call(right("2"), MEET, 0),

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 
 from cpu.hopper.instructions import ARRIVE, EXPECT, FENCE, LEAVE, MEET, WAIT
+from cpu.hopper.planting import one_changed
 from crossfuse.emulate.cuda import EmulationReport, change_argument, drop_call, emulate
 from crossfuse.hardware import device
 from crossfuse.lower.extract import lower
@@ -23,6 +24,9 @@ MULTICAST = r"tvm_builtin_ptx_cp_async_bulk_tensor_g2s\w+multicast\w+"
 LOAD = r"tvm_builtin_ptx_cp_async_bulk_tensor_g2s\w+bytes(?:_L2__cache_hint)?"
 PRODUCTS = r"tvm_builtin_ptx_wgmma_wait_group\w+_"
 BOXES = r"tvm_builtin_ptx_cp_async_bulk_wait_group\w+"
+COMMIT = r"tvm_builtin_ptx_wgmma_commit\w+"
+WGMMA_FENCE = r"tvm_builtin_ptx_wgmma_fence\w+"
+RELAXED = "cluster_arrive_relaxed_aligned()"
 DESCRIPTOR = "ptx_wgmma_encode_matrix_descriptor"
 
 
@@ -72,8 +76,33 @@ FAULTS = {
     ),
     "registers read before the product is done": (
         lambda: drop_call(right(), PRODUCTS + "0"),
-        "wrong result",
-        "",
+        "register-race",
+        "a register is read before the product that adds to it is waited for",
+    ),
+    "products that belong to no group": (
+        lambda: drop_call(right(), COMMIT),
+        "async-race",
+        "nothing tells of the end of the product",
+    ),
+    "no fence before the first product": (
+        lambda: drop_call(right(), WGMMA_FENCE),
+        "register-race",
+        "no wgmma.fence follows the beginning of the thread",
+    ),
+    "a last barrier that releases nothing": (
+        lambda: one_changed(right(), r"cluster_arrive_release_aligned\(\)", RELAXED, -1, body=True),
+        "early-exit",
+        "needs one after this access that this thread arrives at with release",
+    ),
+    "barriers that peers may not know": (
+        lambda: drop_call(right(), r"tvm_builtin_ptx_fence_mbarrier_init\w+"),
+        "mbarrier",
+        "or a relaxed one without fence.mbarrier_init before it",
+    ),
+    "a copy that is in no group": (
+        lambda: drop_call(right(), r"tvm_builtin_ptx_cp_async_bulk_commit\w+", -1),
+        "early-exit",
+        "before it knew that its copy has been read",
     ),
     "no fence before the copy of a box": (
         lambda: drop_call(right(), FENCE, 1),
@@ -141,7 +170,7 @@ FAULTS = {
 def run(image: KernelImage) -> tuple[EmulationReport, str]:
     """The report, and what is wrong with the result ("" if nothing)."""
     inputs = random_inputs(SPEC)
-    report = emulate(image, inputs, orders=3)
+    report = emulate(image, inputs, orders=3, max_findings=64)
     if "out" not in report.outputs:
         return report, "none"
     try:

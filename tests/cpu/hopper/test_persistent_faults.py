@@ -94,6 +94,24 @@ FAULTS: dict[str, tuple[str, Callable[[str], KernelImage], str, str]] = {
         "race",
         "hidden",
     ),
+    "a release to the cluster alone": (
+        "boxes",
+        lambda case: planted(case, "red.release.gpu", "red.release.cluster"),
+        "race",
+        FLAG,
+    ),
+    "an acquire from the cluster alone": (
+        "boxes",
+        lambda case: planted(case, "ld.acquire.gpu", "ld.acquire.cluster"),
+        "race",
+        FLAG,
+    ),
+    "an acquire from the CTA alone": (
+        "elements",
+        lambda case: planted(case, "ld.acquire.gpu", "ld.acquire.cta"),
+        "race",
+        "hidden",
+    ),
     "no proxy fence after the acquire": (
         "boxes",
         lambda case: planted(case, FENCE_OF_AWAIT, r"\1"),

@@ -9,6 +9,7 @@ import pytest
 
 from cpu.hopper.checkers import passed
 from cpu.hopper.instructions import EXPECT, MAP, PUSH, WAIT
+from cpu.hopper.planting import one_changed
 from crossfuse.emulate.cuda import change_argument, drop_call, emulate
 from crossfuse.errors import ScheduleRefused
 from crossfuse.lower.extract import lower
@@ -64,6 +65,10 @@ FAULTS = {
     ),
     "too few bytes are waited for": (
         lambda: change_argument(right(), EXPECT, 1, "{} - 512", -1),
+        "async-race",
+    ),
+    "a wait of too narrow a scope": (
+        lambda: one_changed(right(), r"parity\.acquire\.cluster", "parity.acquire.cta"),
         "async-race",
     ),
     "nobody waits": (lambda: drop_call(right(), WAIT, -1), "async-race"),

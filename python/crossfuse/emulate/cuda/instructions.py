@@ -29,17 +29,38 @@ def _numbered(name: str) -> Translator:
 
 def _arrive(match: re.Match[str], operands: list[str]) -> str:
     count = operands[1] if len(operands) > 1 else "1"
-    return f"crossfuse_emulate_mbarrier_arrive({operands[0]}, {count}, 0)"
+    scope = match["scope"] or ("cluster" if match["space"] == "cluster" else "cta")
+    released = "-1" if match["order"] == "relaxed" else _scope(scope)
+    return f"crossfuse_emulate_mbarrier_arrive({operands[0]}, {count}, 0, {released})"
 
 
 def _expect(_: re.Match[str], operands: list[str]) -> str:
-    return f"crossfuse_emulate_mbarrier_arrive({operands[0]}, 1, {operands[1]})"
+    return f"crossfuse_emulate_mbarrier_arrive({operands[0]}, 1, {operands[1]}, {_scope('cta')})"
+
+
+def _scope(name: str) -> str:
+    """Constant of a scope; that of the system is as wide as that of the GPU here."""
+    return f"CROSSFUSE_{name.upper().replace('SYS', 'GPU')}"
+
+
+def _wait(match: re.Match[str], operands: list[str]) -> str:
+    barrier, parity, *_ = operands
+    return (
+        f"crossfuse_emulate_mbarrier_wait({barrier}, {parity}, {_scope(match['scope'] or 'cta')})"
+    )
 
 
 def _look(match: re.Match[str], operands: list[str]) -> str:
     """Whether the first phase of a barrier is complete: at once, or a while later."""
     target, barrier, *_ = operands
-    return f"{target} = crossfuse_emulate_mbarrier_{match['way']}({barrier})"
+    call = f"crossfuse_emulate_mbarrier_{match['way']}"
+    return f"{target} = {call}({barrier}, {_scope(match['scope'])})"
+
+
+def _either(match: re.Match[str], operands: list[str]) -> str:
+    target, barrier, other, *_ = operands
+    call = "crossfuse_emulate_mbarrier_either"
+    return f"{target} = {call}({barrier}, {other}, {_scope(match['scope'] or 'cta')})"
 
 
 def _store_negative(_: re.Match[str], operands: list[str]) -> str:
@@ -117,10 +138,7 @@ def _read(match: re.Match[str], operands: list[str]) -> str:
 
 def _pack(match: re.Match[str], operands: list[str]) -> str:
     kind = f"crossfuse_emulated::{_FORMATS[match[1]]}"
-    return (
-        f"{operands[0]} = crossfuse_ptx_pack<{kind}>({operands[1]}, {operands[2]}); "
-        f"crossfuse_emulate_register_written(&({operands[0]}))"
-    )
+    return f"{operands[0]} = crossfuse_ptx_pack<{kind}>({operands[1]}, {operands[2]})"
 
 
 def _await_copies(match: re.Match[str], _: list[str]) -> str:
@@ -134,19 +152,22 @@ def _fence(match: re.Match[str], _: list[str]) -> str:
 def _flag_load(match: re.Match[str], operands: list[str]) -> str:
     order = f"CROSSFUSE_{(match['order'] or 'weak').upper()}"
     target, address = operands
-    return f"{target} = crossfuse_emulate_flag_load((const void*)({address}), {order})"
+    scope = _scope(match["scope"] or "cta")
+    return f"{target} = crossfuse_emulate_flag_load((const void*)({address}), {order}, {scope})"
 
 
 def _flag_store(match: re.Match[str], operands: list[str]) -> str:
     order = f"CROSSFUSE_{match['order'].upper()}"
     address, value = operands
-    return f"crossfuse_emulate_flag_store((void*)({address}), {value}, {order})"
+    scope = _scope(match["scope"])
+    return f"crossfuse_emulate_flag_store((void*)({address}), {value}, {order}, {scope})"
 
 
 def _flag_add(match: re.Match[str], operands: list[str]) -> str:
     order = f"CROSSFUSE_{match['order'].upper()}"
     *target, address, value = operands
-    call = f"crossfuse_emulate_flag_add((void*)({address}), {value}, {order})"
+    scope = _scope(match["scope"])
+    call = f"crossfuse_emulate_flag_add((void*)({address}), {value}, {order}, {scope})"
     return f"{target[0]} = {call}" if target else call
 
 
@@ -157,6 +178,7 @@ def _extreme(match: re.Match[str], operands: list[str]) -> str:
 
 
 _WORD = r"(?:u32|s32|b32)"
+_SCOPE = r"\.(?P<scope>cta|cluster|gpu|sys)"
 #: Patterns of whole instructions, and what becomes of them.
 INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
     (re.compile(pattern), translator)
@@ -172,6 +194,7 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         (r"(?P<which>max|min)\.NaN\.f32 %0, %1, %2;", _extreme),
         (r"fence\.proxy\.async(?:\.(?P<space>shared|global)(?:::(?:cta|cluster))?)?;", _fence),
         (r"(?:fence\.(?:acq_rel|sc)\.(?:gpu|sys)|membar\.(?:gl|sys));", _call("fence_memory")),
+        (r"fence\.(?:acq_rel|sc)\.(?:cta|cluster);", lambda *_: _NOTHING),
         (r"bar\.sync %0, %1;", _call("named_barrier")),
         (r"bar\.arrive %0, %1;", _call("named_arrive")),
         (
@@ -181,19 +204,26 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         (r"fence\.mbarrier_init\.release\.cluster;", _call("fence_initialised")),
         (r"mbarrier\.init\.shared\.b64 \[%0\], %1;", _call("mbarrier_init")),
         (r"mbarrier\.arrive\.expect_tx\.shared\.b64 _, \[%0\], %1;", _expect),
-        (r"mbarrier\.arrive\.shared(?:::cluster)?\.b64 _, \[%0\](?:, %1)?;", _arrive),
         (
-            r"\.reg \.pred p; mbarrier\.(?P<way>try|test)_wait\.parity\.acquire\.cta\.shared::cta"
-            r"\.b64 p, \[%1\], 0(?:, %2)?; selp\.u32 %0, 1, 0, p;",
+            r"mbarrier\.arrive(?:\.(?P<order>release|relaxed)\.(?P<scope>cta|cluster))?"
+            r"\.shared(?:::(?P<space>cta|cluster))?\.b64 _, \[%0\](?:, %1)?;",
+            _arrive,
+        ),
+        (
+            r"\.reg \.pred p; mbarrier\.(?P<way>try|test)_wait\.parity"
+            r"\.acquire\.(?P<scope>cta|cluster)\.shared::cta\.b64 p, "
+            r"\[%1\], 0(?:, %2)?; selp\.u32 %0, 1, 0, p;",
             _look,
         ),
         (
-            r"\.reg \.pred f, c; mov\.u32 %0, 0; .*mbarrier\.try_wait\.parity.*test_wait\.parity.*",
-            lambda _, each: f"{each[0]} = crossfuse_emulate_mbarrier_either({each[1]}, {each[2]})",
+            r"\.reg \.pred f, c; mov\.u32 %0, 0; .*mbarrier\.try_wait\.parity"
+            r"(?:\.acquire\.(?P<scope>cta|cluster))?.*test_wait\.parity.*",
+            _either,
         ),
         (
-            r"\.reg \.pred P1; .*mbarrier\.try_wait\.parity.*",
-            lambda _, each: f"crossfuse_emulate_mbarrier_wait({each[0]}, {each[1]})",
+            r"\.reg \.pred P1; .*mbarrier\.try_wait\.parity"
+            r"(?:\.acquire\.(?P<scope>cta|cluster))?.*",
+            _wait,
         ),
         (
             r"cp\.async\.bulk\.shared::cluster\.shared::cta\.mbarrier::complete_tx::bytes "
@@ -216,21 +246,23 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         (r"ld\.global\.(?P<type>b8|b16|b32|f32) %0, \[%1\];", _read),
         (r"ld\.global\.(?P<type>v2\.f32) \{%0, %1\}, \[%2\];", _read),
         (
-            r"ld(?:\.(?P<order>acquire|relaxed)\.(?:gpu|sys)|\.weak|\.volatile)?\.global\."
+            r"ld(?:\.(?P<order>acquire|relaxed)"
+            + _SCOPE
+            + r"|\.weak|\.volatile)?\.global\."
             + _WORD
             + r" %0, \[%1\];",
             _flag_load,
         ),
         (
-            rf"st\.(?P<order>release|relaxed)\.(?:gpu|sys)\.global\.{_WORD} \[%0\], %1;",
+            rf"st\.(?P<order>release|relaxed){_SCOPE}\.global\.{_WORD} \[%0\], %1;",
             _flag_store,
         ),
         (
-            r"red\.(?P<order>release|relaxed)\.(?:gpu|sys)\.global\.add\.[us]32 \[%0\], %1;",
+            rf"red\.(?P<order>release|relaxed){_SCOPE}\.global\.add\.[us]32 \[%0\], %1;",
             _flag_add,
         ),
         (
-            r"atom\.(?:add\.)?(?P<order>acq_rel|acquire|release|relaxed)\.(?:gpu|sys)\.global\."
+            rf"atom\.(?:add\.)?(?P<order>acq_rel|acquire|release|relaxed){_SCOPE}\.global\."
             r"(?:add\.)?[us]32 %0, \[%1\], %2;",
             _flag_add,
         ),

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ _NO_MEANS = 3
 _ROW_COUNT = -1000000
 # What the runtime calls a buffer that is zero at first and kept; inputs are 0 and outputs are 1.
 _STATE = 2
+# What orders accesses by more than barriers of CTAs and clusters, which the runtime counts.
+_ORDERS_BY_CLOCKS = ("mbarrier.", "cp.async.bulk", "wgmma.", "fence.proxy", "bar.arrive")
 # A record of the runtime about no place and no thread.
 _NOWHERE: dict[str, Any] = {
     **{"shared": "", "argument": -1, "offset": -1, "in_shared": 0},
@@ -113,21 +116,68 @@ def emulate(
     (True, True)
     """
     start = time.perf_counter()
+    program = prepare(image, arguments, cache)
+    limit = max_findings + _SPARE_FINDINGS
+    records, runs = program.run(seed, max(orders, 1), limit, timeout_s)
+    image = program.image
+    findings = _findings(records, program.executable, program.translation, image)[:max_findings]
+    elapsed = time.perf_counter() - start
+    return EmulationReport(image.name, runs[0], findings, elapsed, len(image.launches), runs[1:])
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled image with its inputs.
+
+    Attributes
+    ----------
+    image : KernelImage
+        Of this call.
+    inputs : Mapping[str, np.ndarray]
+        By name.
+    translation : Translation
+        Its text.
+    executable : pathlib.Path
+        What runs it.
+    """
+
+    image: KernelImage
+    inputs: Mapping[str, np.ndarray]
+    translation: Translation
+    executable: Path
+
+    def run(
+        self,
+        seed: int,
+        orders: int,
+        limit: int,
+        timeout_s: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> tuple[list[dict[str, Any]], tuple[dict[str, np.ndarray], ...]]:
+        """Run it in so many orders: the runtime's records, and the outputs of each.
+
+        `limit` is the number of findings, and `environment` what the executable sees besides.
+        """
+        settings = (seed, orders, limit, max(1, round(timeout_s)))
+        with tempfile.TemporaryDirectory(prefix="crossfuse-") as scratch:
+            directory = Path(scratch)
+            _write_job(directory, self.image, self.translation, self.inputs, settings)
+            records = _execute(self.executable, directory, timeout_s, environment)
+            runs = (_read_outputs(directory, self.image, order) for order in range(orders))
+            return records, tuple(runs)
+
+
+def prepare(
+    image: KernelImage,
+    arguments: Mapping[str, np.ndarray] | Sequence[np.ndarray],
+    cache: str | os.PathLike[str] | None = None,
+) -> Program:
+    """Check and compile an image for arguments, as `emulate` does."""
     check_image(image)
     image = image_of_call(image, arguments)
     inputs = inputs_by_name(image, arguments)
     translation = translate(image)
-    executable = build(translation, image.name, cache)
-    with tempfile.TemporaryDirectory(prefix="crossfuse-") as scratch:
-        directory = Path(scratch)
-        limit = max_findings + _SPARE_FINDINGS
-        seconds = max(1, round(timeout_s))
-        _write_job(directory, image, translation, inputs, (seed, max(orders, 1), limit, seconds))
-        records = _execute(executable, directory, timeout_s)
-        runs = tuple(_read_outputs(directory, image, order) for order in range(max(orders, 1)))
-    findings = _findings(records, executable, translation, image)[:max_findings]
-    elapsed = time.perf_counter() - start
-    return EmulationReport(image.name, runs[0], findings, elapsed, len(image.launches), runs[1:])
+    return Program(image, inputs, translation, build(translation, image.name, cache))
 
 
 def _write_job(
@@ -142,6 +192,7 @@ def _write_job(
     words = [*settings, int(image.unordered), len(image.memory), len(image.launches)]
     lines = [" ".join(map(str, words))]
     state = {buffer.name for buffer in image.state}
+    clocked = any(each in image.cuda for each in _ORDERS_BY_CLOCKS)
     for index, buffer in enumerate(image.memory):
         item = numpy_dtype(buffer.dtype).itemsize
         elements = int(np.prod(buffer.shape, dtype=np.int64))
@@ -151,7 +202,7 @@ def _write_job(
             inputs[buffer.name].tofile(directory / f"input_{index}.bin")
     for launch in image.launches:
         kernel = translation.symbols.index(launch.symbol)
-        numbers = [kernel, *map(int, (launch.cooperative, launch.helps, launch.early))]
+        numbers = [kernel, *map(int, (launch.cooperative, launch.helps, launch.early, clocked))]
         numbers.append(image.rows or 0)
         numbers += [*launch.grid, *launch.block, *launch.cluster]
         numbers += [launch.dynamic_shared_bytes, len(launch.arguments)]
@@ -177,8 +228,10 @@ def _write_job(
     (directory / "job.txt").write_text("\n".join(lines) + "\n")
 
 
-def _execute(executable: Path, directory: Path, timeout_s: float) -> list[dict[str, Any]]:
-    status, log = _start(executable, directory, timeout_s + _GRACE_S)
+def _execute(
+    executable: Path, directory: Path, timeout_s: float, environment: Mapping[str, str] | None
+) -> list[dict[str, Any]]:
+    status, log = _start(executable, directory, timeout_s + _GRACE_S, environment)
     if status == _NO_MEANS:
         raise refuse(
             EnvironmentRefused,
@@ -201,7 +254,9 @@ def _execute(executable: Path, directory: Path, timeout_s: float) -> list[dict[s
     return records
 
 
-def _start(executable: Path, directory: Path, timeout_s: float) -> tuple[int | None, str]:
+def _start(
+    executable: Path, directory: Path, timeout_s: float, environment: Mapping[str, str] | None
+) -> tuple[int | None, str]:
     """Run the executable; the exit status is None if it had to be killed."""
     for _ in range(_ATTEMPTS):
         try:
@@ -211,6 +266,7 @@ def _start(executable: Path, directory: Path, timeout_s: float) -> tuple[int | N
                 capture_output=True,
                 timeout=timeout_s,
                 check=False,
+                env={**os.environ, **(environment or {})},
             )
             return done.returncode, done.stderr.decode(errors="replace").strip()
         except subprocess.TimeoutExpired:

@@ -37,6 +37,9 @@ enum CrossfuseOrder : int {
   CROSSFUSE_ACQ_REL,
 };
 
+// For which threads it does: the order of emu::Scope.
+enum CrossfuseScope : int { CROSSFUSE_CTA, CROSSFUSE_CLUSTER, CROSSFUSE_GPU };
+
 // Which memory a fence is about.
 enum CrossfuseSpace : int { CROSSFUSE_ALL, CROSSFUSE_SHARED, CROSSFUSE_GLOBAL };
 
@@ -80,12 +83,13 @@ void crossfuse_emulate_remote_store(unsigned address, unsigned bytes, CrossfuseW
 void crossfuse_emulate_mbarrier_init(unsigned address, unsigned count);
 // What the thread has initialised is known behind the cluster barriers that follow.
 void crossfuse_emulate_fence_initialised();
-void crossfuse_emulate_mbarrier_arrive(unsigned address, unsigned count, unsigned bytes);
-void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity);
+// `scope` is a CrossfuseScope; or below 0, of an arrival that releases nothing.
+void crossfuse_emulate_mbarrier_arrive(unsigned address, unsigned count, unsigned bytes, int scope);
+void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity, int scope);
 // Whether a first phase is complete: now; or after a wait that may end before; or which of two is.
-unsigned crossfuse_emulate_mbarrier_test(unsigned address);
-unsigned crossfuse_emulate_mbarrier_try(unsigned address);
-unsigned crossfuse_emulate_mbarrier_either(unsigned address, unsigned other);
+unsigned crossfuse_emulate_mbarrier_test(unsigned address, int scope);
+unsigned crossfuse_emulate_mbarrier_try(unsigned address, int scope);
+unsigned crossfuse_emulate_mbarrier_either(unsigned address, unsigned other, int scope);
 // `ranks` are the receiving CTAs as bits, or -1 for this CTA alone.
 // `place` are `rank` coordinates, innermost first.
 void crossfuse_emulate_tma_load(unsigned destination, const void* map, const int* place,
@@ -125,15 +129,13 @@ void crossfuse_emulate_wgmma_registers(float* const* registers, unsigned n, unsi
                                        unsigned* const* left, unsigned long long right,
                                        unsigned keep);
 void crossfuse_emulate_wgmma_fence();
-// An instruction has written a register that wgmma may read.
-void crossfuse_emulate_register_written(const unsigned* place);
 void crossfuse_emulate_wgmma_commit();
 void crossfuse_emulate_wgmma_wait(unsigned pending);
 
 // Flags in global memory, by which CTAs of different clusters wait for each other.
-unsigned crossfuse_emulate_flag_load(const void* flag, int order);
-void crossfuse_emulate_flag_store(void* flag, unsigned value, int order);
-unsigned crossfuse_emulate_flag_add(void* flag, unsigned value, int order);
+unsigned crossfuse_emulate_flag_load(const void* flag, int order, int scope);
+void crossfuse_emulate_flag_store(void* flag, unsigned value, int order, int scope);
+unsigned crossfuse_emulate_flag_add(void* flag, unsigned value, int order, int scope);
 
 // Orders relaxed accesses to flags, and atomics, as a release before and an acquire after them.
 void crossfuse_emulate_fence_memory();

@@ -1,5 +1,4 @@
-// What runs beside the threads: mbarriers, TMA, wgmma, named barriers, and the proxy fences between
-// ordinary stores and TMA.
+// What runs beside the threads: mbarriers, TMA, wgmma; named barriers; flags.
 #pragma once
 #include <map>
 
@@ -21,15 +20,22 @@ struct Span {
 bool locate(unsigned address, unsigned& window, size_t& offset);
 // Notes that this thread reaches into another CTA (peer-not-started, early-exit).
 void note_peer(unsigned window, size_t offset, Site site);
-// The same of values that an mbarrier of that CTA will count; and that they have arrived. Who waits
-// for the phase that counts them knows that they need the CTA no more.
+// The same of values that an mbarrier of that CTA will count. Who waits for the phase that counts them
+// knows that they need the CTA no more.
 void note_push(unsigned window, size_t barrier, size_t offset, Site site);
-void note_pushed(unsigned window, size_t barrier);
 
 // ---- mbarriers
-// The barrier that a load completes learns from `issuer`, if not null, that its load is over.
-void complete_bytes(unsigned window, size_t offset, long bytes, Site site, const Thread* issuer,
-                    uint32_t number);
+// A copy is about to complete bytes there, by the asynchronous proxy if it is one of TMA: the running
+// thread comes after the initialisation, and so does the proxy.
+void check_barrier(unsigned window, size_t offset, bool by_proxy, Site site);
+// How what completes bytes of a barrier now is known to be over: by its phase.
+void count_by(unsigned window, size_t offset, Access& fill);
+// Bytes of a copy of `issuer`; of a load it is the load of this number.
+void complete_bytes(unsigned window, size_t offset, long bytes, Site site, const Thread& issuer,
+                    Agent agent, uint32_t number);
+// What the running thread has initialised is visible to copies, and with `to_cluster` behind the cluster
+// barriers that follow.
+void publish_barriers(bool to_cluster);
 // What a thread waits for, for reports.
 std::string standing_at_barrier(const Thread& thread);
 // Whether the phase that a thread waits for is complete.
@@ -44,41 +50,18 @@ void check_pushes_at_end(const Cluster& cluster);
 // Lets some copies finish; all that can if `forced`. False if none was in flight.
 bool advance_copies(bool forced);
 void check_copies_at_end(const Cluster& cluster);
+// The running thread is at its end: what its copies still read is gone when its CTA exits.
+void check_stores_at_end();
 // The statement of a copy that writes (or reads) these bytes now, or kNoSite.
 Site copy_into(const Span& span);
 Site copy_out_of(const Span& span);
 void clear_copies();
 
-// ---- registers of this thread that products read
-constexpr unsigned kOperandRegisters = 4;
-struct RegisterOperand {
-  const unsigned* places[kOperandRegisters];
-  unsigned values[kOperandRegisters];
-};
-RegisterOperand read_operand(unsigned* const* places, size_t product, Site site);
-// Products before number `until` have been waited for.
-void end_reads(size_t until);
-void clear_operands();
-
 // ---- products in flight
+// Lets some of them be done, those of a warpgroup in turn.
+void advance_products();
 Site product_reads(const Span& span);
 void clear_products();
-
-// ---- ordinary stores that TMA or wgmma will read
-// One about to be made, where a copy or a product still reads.
-void check_store(unsigned window, size_t offset, size_t bytes, Site site);
-void note_generic_store(size_t offset, size_t bytes);
-// All threads of a barrier have met: what they fenced is visible to the async proxy.
-void publish_stores(const std::vector<Thread*>& threads);
-enum class Reader : uint8_t { kCopy, kProduct };
-void check_visible(const Span& span, Reader kind, Site site);
-// An ordinary load, and a copy about to overwrite what was loaded: the load may still be on its way
-// unless its thread has passed a proxy fence since.
-void note_generic_load(unsigned window, size_t offset, size_t bytes, Site site);
-void check_loaded(const Span& span, Site site);
-// Other than ordinary stores have filled these bytes.
-void note_filled(const Span& span);
-void clear_visibility();
 
 void clear_named_barriers();
 

@@ -22,9 +22,9 @@ void check_same_statement(const Thread& other, Site before, Site now, const char
 void cta_barrier(Site site) {
   Thread& self = *device.current;
   Cta& cta = *self.cta;
+  note_use(site, true);
   if (++cta.at_barrier < cta.threads.size()) return block(Wait::kCta, site);
   cta.at_barrier = 0;
-  publish_stores(cta.threads);
   meet_clocks(cta.threads);
   uint16_t acquired = 0;
   for (const Thread* thread : cta.threads) {
@@ -40,20 +40,21 @@ void cta_barrier(Site site) {
 
 void pass_cluster_barrier(Thread& thread) {
   ++thread.waited;
-  if (thread.cta->cluster->relaxed[thread.waited]) return;
-  const Clock& released = thread.cta->cluster->released[thread.waited];
+  const Cluster& cluster = *thread.cta->cluster;
+  const Clock& released = cluster.released[thread.waited];
   thread.clock.launches |= released.launches;
-  if (device.launch.cooperative) thread.clock.join(released);
-  thread.acquired = std::max(thread.acquired, thread.waited);
+  if (device.launch.clocked) thread.clock.join(released);
+  if (!cluster.relaxed[thread.waited]) thread.acquired = std::max(thread.acquired, thread.waited);
 }
 
-// Who arrives relaxed publishes nothing; where one does, the barrier orders no memory for anybody.
+// Who arrives relaxed publishes nothing; where one does, the count of barriers orders no memory.
 void cluster_arrive(bool relaxed, Site site) {
   Thread& self = *device.current;
   if (self.arrived > self.waited && is_news("barrier-divergence", site, kNoSite)) {
     report({"barrier-divergence", {}, site, kNoSite, current_cta(), current_thread(),
             "a thread arrives twice at the cluster barrier without waiting in between"});
   }
+  note_use(site, true);
   uint16_t phase = ++self.arrived;
   Cluster& cluster = *self.cta->cluster;
   if (cluster.arrivals.size() <= phase) {
@@ -61,8 +62,12 @@ void cluster_arrive(bool relaxed, Site site) {
     cluster.released.resize(phase + 1);
     cluster.relaxed.resize(phase + 1, false);
   }
-  if (relaxed) cluster.relaxed[phase] = true;
-  release_to(cluster.released[phase]);
+  if (relaxed) {
+    cluster.relaxed[phase] = true;
+    self.relaxed.push_back(phase);
+  } else {
+    release_to(cluster.released[phase]);
+  }
   Warp& warp = *self.warp;
   if (warp.cluster_phase == phase) {
     check_same_statement(*warp.cluster_thread, warp.cluster_site, site, "cluster barrier");
@@ -83,6 +88,7 @@ void cluster_arrive(bool relaxed, Site site) {
 
 void cluster_wait(Site site) {
   Thread& self = *device.current;
+  note_use(site, true);
   uint16_t phase = self.waited + 1;
   const std::vector<unsigned>& arrivals = self.cta->cluster->arrivals;
   bool complete = phase < arrivals.size() &&

@@ -1,9 +1,11 @@
 // The instructions that issue copies by TMA and wait for them, and what passes from CTA to CTA.
+#include <algorithm>
 #include <cstring>
 
 #include "copies.h"
 #include "schedule.h"
 #include "shadow.h"
+#include "tiles.h"
 
 namespace emu {
 
@@ -57,11 +59,8 @@ bool is_aimed(Copy& copy, unsigned address, unsigned bytes, unsigned barrier) {
             "an asynchronous store completes a barrier of another CTA than it stores to"});
   }
   copy.shared = {window, offset, offset + bytes};
-  if (copy.flight == Flight::kPush) {
-    note_push(window, copy.barrier, offset, copy.site);
-  } else {
-    note_peer(window, offset, copy.site);
-  }
+  check_barrier(window, copy.barrier, copy.fills == Agent::kPasses, copy.site);
+  note_push(window, copy.barrier, offset, copy.site);
   if (!find_shared(offset, bytes) && is_news("out-of-bounds", copy.site, kNoSite)) {
     report({"out-of-bounds", shared_place(offset), copy.site, kNoSite, current_cta(),
             current_thread(), format("stores %u bytes", bytes)});
@@ -70,6 +69,7 @@ bool is_aimed(Copy& copy, unsigned address, unsigned bytes, unsigned barrier) {
   conflict(copy, copy_into(copy.shared), "two stores write these bytes at once");
   conflict(copy, copy_out_of(copy.shared), "a store writes what a copy still reads");
   conflict(copy, product_reads(copy.shared), "a store writes a tile that is still being multiplied");
+  check_overwritten(copy.shared, copy.fills == Agent::kPasses, copy.site);
   return true;
 }
 
@@ -98,7 +98,8 @@ void load(Copy copy, unsigned destination, unsigned barrier, int ranks) {
     conflict(copy, copy_into(copy.shared), "two copies write these bytes at once");
     conflict(copy, copy_out_of(copy.shared), "a copy writes what another still reads");
     conflict(copy, product_reads(copy.shared), "a copy writes a tile that is still being multiplied");
-    check_loaded(copy.shared, copy.site);
+    check_overwritten(copy.shared, true, copy.site);
+    check_barrier(target.window, copy.barrier, true, copy.site);
     launch(copy);
   }
 }
@@ -112,10 +113,22 @@ void store(Copy copy, unsigned source) {
   copy.number = device.current->bulk_groups + 1;
   check_target(copy, "reads");
   check_visible(copy.shared, Reader::kCopy, copy.site);
+  note_copy_read(copy.shared, copy.number, copy.site);
+  device.current->last_store = copy.number;
+  device.current->store_site = copy.site;
   if (device.launch.cooperative) note_global(copy);
   launch(copy);
 }
 }  // namespace
+
+void check_stores_at_end() {
+  const Thread& self = *device.current;
+  if (self.last_store <= self.read_stores) return;
+  if (!is_news("early-exit", self.store_site, kNoSite)) return;
+  report({"early-exit", {}, self.store_site, kNoSite, current_cta(), current_thread(),
+          "the thread has exited before it knew that its copy has been read: no "
+          "cp.async.bulk.commit_group and wait_group follow"});
+}
 
 }  // namespace emu
 
@@ -161,6 +174,7 @@ void crossfuse_emulate_store_async(unsigned address, const void* values, unsigne
   Copy copy;
   copy.site = CROSSFUSE_SITE;
   copy.flight = Flight::kPush;
+  copy.fills = Agent::kPushes;
   const uint8_t* bytes_of_values = static_cast<const uint8_t*>(values);
   copy.values.assign(bytes_of_values, bytes_of_values + bytes);
   if (is_aimed(copy, address, bytes, barrier)) launch(copy);
@@ -172,6 +186,7 @@ void crossfuse_emulate_bulk_pass(unsigned address, unsigned source, unsigned byt
   Copy copy;
   copy.site = CROSSFUSE_SITE;
   copy.flight = Flight::kPass;
+  copy.fills = Agent::kPasses;
   unsigned window = 0;
   size_t offset = 0;
   if (!locate(source, window, offset) || !is_aimed(copy, address, bytes, barrier)) return;
@@ -186,32 +201,25 @@ void crossfuse_emulate_bulk_pass(unsigned address, unsigned source, unsigned byt
   }
   conflict(copy, copy_into(copy.source), "a copy reads what another still writes");
   check_visible(copy.source, Reader::kCopy, copy.site);
-  check_loaded(copy.shared, copy.site);
   launch(copy);
 }
 
-void crossfuse_emulate_load_shared(unsigned address, void* values, unsigned bytes) {
-  using namespace emu;
-  Site site = CROSSFUSE_SITE;
-  unsigned window = 0;
-  size_t offset = 0;
-  if (!locate(address, window, offset)) return;
-  Site writer = copy_into({window, offset, offset + bytes});
-  if (writer != kNoSite && is_news("async-race", writer, site)) {
-    report({"async-race", shared_place(offset), writer, site, current_cta(), current_thread(),
-            "reads what is still being stored"});
-  }
-  memcpy(values, window_of(window) + offset, bytes);
-  note_generic_load(window, offset, bytes, site);
+void crossfuse_emulate_bulk_commit() {
+  emu::note_use(CROSSFUSE_SITE, true);
+  ++emu::device.current->bulk_groups;
 }
-
-void crossfuse_emulate_bulk_commit() { ++emu::device.current->bulk_groups; }
 
 void crossfuse_emulate_bulk_wait(unsigned pending, int only_reads) {
   using namespace emu;
   Thread& self = *device.current;
+  const unsigned groups = self.bulk_groups - std::min(self.bulk_groups, pending);
+  unsigned& known = only_reads ? self.read_stores : self.landed_stores;
+  note_use(CROSSFUSE_SITE, known < std::min(groups, self.last_store));
+  known = std::max(known, groups);
   while (in_flight(self, pending, only_reads != 0)) block(Wait::kCopies, CROSSFUSE_SITE);
-  if (only_reads || self.bulk_groups <= pending) return;
-  complete_to(self.clock, self, Agent::kStores, self.bulk_groups - pending);
+  if (groups == 0) return;
+  self.read_stores = std::max(self.read_stores, groups);
+  complete_to(self.clock, self, Agent::kStoreReads, groups);
+  if (!only_reads) complete_to(self.clock, self, Agent::kStores, groups);
 }
 }

@@ -1,6 +1,7 @@
 #include "clocks.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "shadow.h"
 #include "state.h"
@@ -73,14 +74,21 @@ Known joined(const Known& a, const Known& b) {
   return recent.joined(a, b, [](const Known& x, const Known& y) { return joined_anew(x, y); });
 }
 
+// Agents that count by thread come first.
+constexpr unsigned kByThread = 4;
+
 size_t slot_of(Agent agent, unsigned index) {
-  return static_cast<size_t>(agent) * device.launch.threads() + index;
+  const size_t threads = device.launch.threads();
+  return std::min(static_cast<size_t>(agent), size_t(kByThread)) * threads + index;
+}
+size_t slot_of_products(unsigned warpgroup) {
+  return kByThread * size_t(device.launch.threads()) + kMostBarriers + warpgroup;
 }
 
 // A copy of the counts of one CTA, to be changed before they are shared.
 std::shared_ptr<Times> times_of(const Known& known, unsigned window) {
   if (known && (*known)[window]) return std::make_shared<Times>(*(*known)[window]);
-  return std::make_shared<Times>(kAgents * device.launch.threads(), 0);
+  return std::make_shared<Times>(slot_of_products(kMostWarpgroups), 0);
 }
 
 Known replaced(const Known& known, unsigned window, Shared times) {
@@ -90,29 +98,64 @@ Known replaced(const Known& known, unsigned window, Shared times) {
   return all;
 }
 
-Known raised(const Known& known, const Thread& thread, Agent agent, uint32_t time) {
-  auto times = times_of(known, thread.cta->window);
-  uint32_t& slot = (*times)[slot_of(agent, thread.index())];
-  slot = std::max(slot, time);
-  return replaced(known, thread.cta->window, times);
+Known raised(const Known& known, unsigned window, size_t slot, uint32_t time) {
+  if (known && (*known)[window] && (*(*known)[window])[slot] >= time) return known;
+  auto times = times_of(known, window);
+  (*times)[slot] = time;
+  return replaced(known, window, times);
+}
+
+// The same of what is visible and of what is over, which mostly are one.
+void raise_both(Clock& clock, unsigned window, size_t slot, uint32_t time) {
+  const bool one = clock.known == clock.over;
+  clock.over = raised(clock.over, window, slot, time);
+  clock.known = one ? clock.over : raised(clock.known, window, slot, time);
 }
 
 // The window of the CTA that made an access.
 unsigned home_of(const Access& access) {
-  return (access.cluster - device.first_cluster) * device.launch.ctas() + access.rank();
+  const unsigned cluster = device.launch.cooperative ? access.cluster - device.first_cluster : 0;
+  return cluster * device.launch.ctas() + access.rank();
+}
+
+// The window and the place by which an access is known.
+std::pair<unsigned, size_t> place_of(const Access& access) {
+  auto agent = static_cast<Agent>(access.agent);
+  if (agent >= Agent::kFills) {
+    return {access.counted_in, slot_of(agent, access.counted_by)};
+  }
+  return {home_of(access), slot_of(agent, access.index())};
+}
+
+bool holds(const Known& known, unsigned window, size_t slot, uint32_t time) {
+  if (time == 0) return true;
+  if (!known) return false;
+  const Shared& times = (*known)[window];
+  return times && (*times)[slot] >= time;
 }
 
 bool holds(const Known& known, const Access& access) {
-  if (!known) return false;
-  const Shared& times = (*known)[home_of(access)];
-  auto agent = static_cast<Agent>(access.agent);
-  return times && (*times)[slot_of(agent, access.index())] >= access.time;
+  auto [window, slot] = place_of(access);
+  return holds(known, window, slot, access.time);
+}
+
+bool is_own(const Access& access, const Thread& now) {
+  return access.agent == static_cast<unsigned>(Agent::kThread) && access.index() == now.index() &&
+         home_of(access) == now.cta->window;
+}
+
+bool includes(Scope scope, const Cta& from, const Cta& to) {
+  return scope == Scope::kGpu || from.window == to.window ||
+         (scope == Scope::kCluster && from.cluster == to.cluster);
 }
 }  // namespace
 
 void Clock::join(const Clock& other) {
+  const bool one = known == over && other.known == other.over;
   known = joined(known, other.known);
+  over = one ? known : joined(over, other.over);
   visible = joined(visible, other.visible);
+  visible_shared = joined(visible_shared, other.visible_shared);
   refreshed = joined(refreshed, other.refreshed);
   launches |= other.launches;
 }
@@ -121,60 +164,153 @@ void release_to(Clock& clock) {
   settle();
   Thread& self = *device.current;
   clock.launches |= self.clock.launches;
-  if (!device.launch.cooperative) return;
+  if (!device.launch.clocked) return;
   clock.join(self.clock);
-  clock.known = raised(clock.known, self, Agent::kThread, self.time++);
+  raise_both(clock, self.cta->window, slot_of(Agent::kThread, self.index()), self.time++);
 }
 
 void acquire_from(const Clock& clock) {
   Thread& self = *device.current;
   self.clock.launches |= clock.launches;
-  if (device.launch.cooperative) self.clock.join(clock);
+  if (device.launch.clocked) self.clock.join(clock);
+}
+
+void Signal::release(const Clock& clock, unsigned window, Scope scope) {
+  Clock rest = clock;
+  rest.known = nullptr;
+  all.join(rest);
+  auto same = [&](const Part& part) { return part.window == window && part.scope == scope; };
+  auto part = std::find_if(parts.begin(), parts.end(), same);
+  if (part == parts.end()) part = parts.insert(part, {window, scope, nullptr});
+  part->known = joined(part->known, clock.known);
+}
+
+void Signal::release(Scope scope) {
+  Clock clock;
+  release_to(clock);
+  release(clock, device.current->cta->window, scope);
+}
+
+Clock Signal::of(Scope scope) const {
+  const Cta& to = *device.current->cta;
+  Clock clock = all;
+  for (const Part& part : parts) {
+    const Cta& from = device.ctas[part.window];
+    if (!includes(part.scope, from, to) || !includes(scope, to, from)) continue;
+    clock.known = joined(clock.known, part.known);
+  }
+  return clock;
+}
+
+void Signal::acquire(Scope scope) const { acquire_from(of(scope)); }
+
+Arrived arrive_now(Thread& thread) {
+  settle();
+  if (!device.launch.clocked) return {&thread, Clock(), 0};
+  return {&thread, thread.clock, thread.time++};
+}
+
+Clock met_clock(const std::vector<Arrived>& arrivals) {
+  Clock all;
+  for (const Arrived& each : arrivals) all.join(each.clock);
+  if (!device.launch.clocked) return all;
+  const unsigned window = arrivals[0].thread->cta->window;
+  const bool one = all.known == all.over;
+  for (Known* known : {&all.over, &all.known}) {
+    if (one && known == &all.known) continue;
+    auto times = times_of(*known, window);
+    for (const Arrived& each : arrivals) {
+      uint32_t& slot = (*times)[slot_of(Agent::kThread, each.thread->index())];
+      slot = std::max(slot, each.time);
+    }
+    *known = replaced(*known, window, times);
+  }
+  if (one) all.known = all.over;
+  return all;
 }
 
 void meet_clocks(const std::vector<Thread*>& threads) {
-  settle();
-  bool launches = std::any_of(threads.begin(), threads.end(),
-                              [](const Thread* thread) { return thread->clock.launches; });
-  for (Thread* thread : threads) thread->clock.launches = launches;
-  if (!device.launch.cooperative) return;
-  Clock all;
-  for (const Thread* thread : threads) all.join(thread->clock);
-  unsigned window = threads[0]->cta->window;
-  auto times = times_of(all.known, window);
-  for (Thread* thread : threads) {
-    (*times)[slot_of(Agent::kThread, thread->index())] = thread->time++;
+  if (!device.launch.clocked) {
+    settle();
+    bool launches = std::any_of(threads.begin(), threads.end(),
+                                [](const Thread* thread) { return thread->clock.launches; });
+    for (Thread* thread : threads) thread->clock.launches = launches;
+    return;
   }
-  all.known = replaced(all.known, window, times);
+  std::vector<Arrived> arrivals;
+  arrivals.reserve(threads.size());
+  for (Thread* thread : threads) arrivals.push_back(arrive_now(*thread));
+  const Clock all = met_clock(arrivals);
   for (Thread* thread : threads) thread->clock = all;
 }
 
 void complete_to(Clock& clock, const Thread& issuer, Agent agent, uint32_t number) {
   clock.launches |= issuer.clock.launches;
-  if (device.launch.cooperative) clock.known = raised(clock.known, issuer, agent, number);
+  if (!device.launch.clocked) return;
+  raise_both(clock, issuer.cta->window, slot_of(agent, issuer.index()), number);
 }
 
-void fence_clock() {
-  settle();
-  if (!device.launch.cooperative) return;
+Clock phase_clock(unsigned window, unsigned barrier, uint32_t phase) {
+  Clock clock;
+  if (!device.launch.clocked || barrier >= kMostBarriers) return clock;
+  raise_both(clock, window, slot_of(Agent::kFills, barrier), phase);
+  return clock;
+}
+
+void products_done(uint32_t number) {
+  if (!device.launch.clocked) return;
   Thread& self = *device.current;
-  Known now = raised(self.clock.known, self, Agent::kThread, self.time++);
+  const unsigned warpgroup = self.index() / kWarpgroup;
+  raise_both(self.clock, self.cta->window, slot_of_products(warpgroup), number);
+}
+
+void know_over(const Clock& clock) {
+  Clock over = clock;
+  over.known = nullptr;
+  acquire_from(over);
+}
+
+void fence_clock(bool global, bool shared) {
+  settle();
+  if (!device.launch.clocked) return;
+  Thread& self = *device.current;
+  const size_t slot = slot_of(Agent::kThread, self.index());
+  Known now = raised(self.clock.over, self.cta->window, slot, self.time++);
+  if (shared) self.clock.visible_shared = joined(self.clock.visible_shared, now);
+  if (!global) return;
   self.clock.visible = joined(self.clock.visible, now);
   self.clock.refreshed = now;
 }
 
 bool is_known(const Access& access, const Thread& now) {
-  bool own = home_of(access) == now.cta->window && access.index() == now.index();
-  if (own && access.agent == static_cast<unsigned>(Agent::kThread)) return true;
-  return holds(now.clock.known, access);
+  if (is_own(access, now)) return true;
+  // What TMA brings may be waited for in the narrowest scope, whichever CTA has asked for it.
+  const bool fill = access.agent == static_cast<unsigned>(Agent::kFills);
+  return holds(fill ? now.clock.over : now.clock.known, access);
 }
 
-bool copy_sees(const Access& access, const Thread& now) {
-  if (access.agent == static_cast<unsigned>(Agent::kThread)) {
-    return holds(now.clock.visible, access);
+bool is_over(const Access& access, const Thread& now) {
+  return is_own(access, now) || holds(now.clock.over, access);
+}
+
+bool are_products_over(unsigned window, unsigned warpgroup, uint32_t number) {
+  return holds(device.current->clock.over, window, slot_of_products(warpgroup), number);
+}
+
+bool are_reads_over(const Thread& issuer, uint32_t group) {
+  const size_t slot = slot_of(Agent::kStoreReads, issuer.index());
+  return holds(device.current->clock.over, issuer.cta->window, slot, group);
+}
+
+bool copy_sees(const Access& access, const Thread& now, bool shared) {
+  switch (static_cast<Agent>(access.agent)) {
+    case Agent::kFills:
+    case Agent::kPasses: return true;
+    case Agent::kThread:
+    case Agent::kPushes: return holds(shared ? now.clock.visible_shared : now.clock.visible, access);
+    // Copies of one CTA use one proxy; those of others are seen through what was acquired.
+    default: return home_of(access) == now.cta->window || holds(now.clock.refreshed, access);
   }
-  // Copies of one CTA use one proxy; those of others are seen through what was acquired.
-  return home_of(access) == now.cta->window || holds(now.clock.refreshed, access);
 }
 
 }  // namespace emu

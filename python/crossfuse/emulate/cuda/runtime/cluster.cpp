@@ -35,28 +35,42 @@ void note_started(Cta& target, size_t offset, Site site) {
 }
 
 // Follows a remote access in time: a peer's memory exists until it exits.
-void note_remote(Cta& target, size_t offset, Site site, LastTouch& last) {
+void note_remote(Cta& target, size_t offset, Site site) {
   Thread& self = *device.current;
   if (&target == self.cta) return;
   note_started(target, offset, site);
-  if (!last.any || self.arrived > last.arrived) last = {true, self.arrived, site, self.id, offset};
+  self.touched.resize(device.launch.ctas());
+  self.touched[target.rank] = {true, self.arrived, site, offset};
 }
 
-// A CTA may exit only when nobody can touch its shared memory any more: after a cluster barrier
-// that the last remote access precedes, or `otherwise`.
-void check_exit(const Cta& cta, const LastTouch& last, const char* otherwise) {
-  if (!last.any) return;
+// Whether a CTA that has waited at some cluster barriers may know that an access to it is over: its
+// thread has arrived at one of them after it, with release.
+bool is_past(const LastTouch& touch, const Thread& thread, uint16_t waited) {
+  for (uint16_t each = touch.arrived + 1; each <= waited; ++each) {
+    const std::vector<uint16_t>& relaxed = thread.relaxed;
+    if (std::find(relaxed.begin(), relaxed.end(), each) == relaxed.end()) return true;
+  }
+  return false;
+}
+
+// A CTA may exit only when nobody can touch its shared memory any more.
+void check_exit(const Cta& cta) {
   uint16_t waited = 0;
   for (const Thread* thread : cta.threads) waited = std::max(waited, thread->waited);
-  if (waited > last.arrived || !is_news("early-exit", last.site, kNoSite)) return;
-  Access access;
-  access.cluster = cta.cluster->id;
-  access.thread = last.thread;
-  report({"early-exit", shared_place(last.offset), last.site, kNoSite,
-          static_cast<int>(cta.linear), -1,
-          format("CTA %u (rank %u) may exit while %s touches its shared memory: it waits at "
-                 "%u cluster barriers, and needs one after this access%s",
-                 cta.linear, cta.rank, who(access).c_str(), waited, otherwise)});
+  for (const Cta& other : ctas_of(*cta.cluster)) {
+    for (const Thread* thread : other.threads) {
+      if (thread->touched.empty()) continue;
+      const LastTouch& touch = thread->touched[cta.rank];
+      if (!touch.any || is_past(touch, *thread, waited)) continue;
+      if (!is_news("early-exit", touch.site, kNoSite)) continue;
+      report({"early-exit", shared_place(touch.offset), touch.site, kNoSite,
+              static_cast<int>(cta.linear), -1,
+              format("CTA %u (rank %u) may exit while CTA %u thread %u touches its shared memory: "
+                     "it waits at %u cluster barriers, and needs one after this access%s",
+                     cta.linear, cta.rank, other.linear, thread->index(), waited,
+                     waited > touch.arrived ? " that this thread arrives at with release" : "")});
+    }
+  }
 }
 
 uint8_t* remote(unsigned address, unsigned bytes, Mode mode, Site site) {
@@ -65,11 +79,16 @@ uint8_t* remote(unsigned address, unsigned bytes, Mode mode, Site site) {
   Cta& target = ranked(rank);
   size_t offset = address & kOffsetMask;
   if (!remote_access(target, offset, bytes, mode, site)) return nullptr;
-  note_remote(target, offset, site, target.touched);
+  note_remote(target, offset, site);
   return window_of(target.window) + offset;
 }
 
 }  // namespace
+
+void note_peer(unsigned window, size_t offset, Site site) {
+  note_remote(device.ctas[window], offset, site);
+}
+
 }  // namespace emu
 
 using namespace emu;

@@ -7,6 +7,7 @@
 #include "copies.h"
 #include "schedule.h"
 #include "shadow.h"
+#include "tiles.h"
 
 namespace emu {
 
@@ -26,12 +27,6 @@ void enlist(std::unique_ptr<Copy> copy) {
 size_t swizzled(size_t address, unsigned span) {
   size_t mask = span / 16 ? span / 16 - 1 : 0;
   return address ^ ((address >> 7 & mask) << 4);
-}
-
-// Rounds of the scheduler that a copy takes: mostly few, now and then very many.
-unsigned delay() {
-  uint64_t number = random_source();
-  return static_cast<unsigned>(number % 4 ? number / 4 % 6 : number / 4 % 64);
 }
 
 uint8_t* element(const Copy& copy, unsigned row, unsigned column) {
@@ -69,9 +64,19 @@ void for_elements(const Copy& copy, Each each) {
   device.current = before;
 }
 
+// The record of what a copy fills.
+Access access_of(const Copy& copy) {
+  Access fill;
+  fill.site = copy.site;
+  fill.cluster = copy.owner->cta->cluster->id;
+  fill.thread = copy.owner->id;
+  fill.agent = static_cast<unsigned>(copy.fills);
+  count_by(copy.shared.window, copy.barrier, fill);
+  return fill;
+}
+
 void fill_shared(const Copy& copy) {
-  note_filled(copy.shared);
-  if (copy.flight == Flight::kLoad) note_loaded(copy.shared);
+  note_filled(copy.shared, access_of(copy));
   uint8_t* window = window_of(copy.shared.window);
   if (copy.flight == Flight::kPush) {
     memcpy(window + copy.shared.begin, copy.values.data(), copy.values.size());
@@ -125,20 +130,18 @@ void land(const Copy& copy) {
 
 // One step further: what leaves shared memory is read first, and lands some time after. False if it
 // goes on.
-bool is_over(Copy& copy) {
+bool is_landed(Copy& copy) {
   bool reads = copy.flight == Flight::kStore || copy.flight == Flight::kPass;
   if (reads) {
     read_shared(copy);
     copy.flight = copy.flight == Flight::kPass ? Flight::kPush : Flight::kLanding;
-    copy.delay = delay();
+    copy.delay = random_delay();
   } else if (copy.flight == Flight::kLanding) {
     land(copy);
   } else {
     fill_shared(copy);
-    const Thread* loader = copy.flight == Flight::kLoad ? copy.owner : nullptr;
-    if (copy.flight == Flight::kPush) note_pushed(copy.shared.window, copy.barrier);
     complete_bytes(copy.shared.window, copy.barrier, long(copy.shared.end - copy.shared.begin),
-                   copy.site, loader, copy.number);
+                   copy.site, *copy.owner, copy.fills, copy.number);
   }
   if (copy.owner->wait == Wait::kCopies) wake(*copy.owner);
   return !reads;
@@ -150,13 +153,13 @@ void step(Flying& among, size_t index) {
   among.erase(among.begin() + static_cast<long>(index));
   --flying;
   passing -= copy->flight == Flight::kPass;
-  if (!is_over(*copy)) enlist(std::move(copy));
+  if (!is_landed(*copy)) enlist(std::move(copy));
 }
 }  // namespace
 
 void launch(Copy copy) {
   copy.owner = device.current;
-  copy.delay = delay();
+  copy.delay = random_delay();
   enlist(std::make_unique<Copy>(std::move(copy)));
 }
 

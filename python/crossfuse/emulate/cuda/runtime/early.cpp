@@ -27,4 +27,7 @@ void check_dependence(Region& region, const Place& place, bool write, Site site)
 
 }  // namespace emu
 
-extern "C" void crossfuse_emulate_grid_wait() { emu::device.current->clock.launches = true; }
+extern "C" void crossfuse_emulate_grid_wait() {
+  emu::note_use(CROSSFUSE_SITE, true);
+  emu::device.current->clock.launches = true;
+}

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <set>
 #include <tuple>
 #include <unistd.h>
@@ -14,6 +15,8 @@ namespace {
 FILE* file = nullptr;
 size_t limit = 0, count = 0, faults = 0;
 std::set<std::tuple<const void*, Site, Site>> known;
+const bool counts_uses = getenv("CROSSFUSE_USES") != nullptr;
+std::map<Site, bool> uses;
 
 void write_text(const char* key, const std::string& text) {
   fprintf(file, "\"%s\": \"", key);
@@ -24,6 +27,17 @@ void write_text(const char* key, const std::string& text) {
   fputs("\", ", file);
 }
 }  // namespace
+
+void note_use(Site site, bool useful) {
+  if (counts_uses) uses[site] |= useful;
+}
+
+void write_uses() {
+  for (const auto& [site, useful] : uses) {
+    fprintf(file, "{\"kind\": \"use\", \"first\": %u, \"useful\": %d}\n", site, useful);
+  }
+  fflush(file);
+}
 
 void open_findings(const char* path, size_t most) {
   limit = most;

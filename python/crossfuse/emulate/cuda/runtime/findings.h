@@ -32,6 +32,10 @@ size_t findings_count();
 size_t faults_count();
 // Ends the process with exit status 0; the findings so far are on disk.
 [[noreturn]] void stop();
+// Whether a statement that synchronises has had something to do: asked for by the environment, to tell
+// mutants of such a statement that are no fault.
+void note_use(Site site, bool useful);
+void write_uses();
 void open_findings(const char* path, size_t limit);
 
 std::string format(const char* text, ...) __attribute__((format(printf, 1, 2)));

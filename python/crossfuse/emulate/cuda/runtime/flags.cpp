@@ -31,21 +31,27 @@ void poll(const uint32_t* flag, Site site) {
 }
 
 // What threads that released a flag published.
-std::map<const void*, Clock> flags;
+std::map<const void*, Signal> flags;
 
-void publish(Clock& clock) {
+Clock published() {
+  Clock clock;
   release_to(clock);
   // A proxy fence of this cluster does not put the copies of another one behind its acquire.
   clock.refreshed = nullptr;
+  return clock;
 }
 
-void read_flag(const uint32_t* flag, int order) {
-  if (order == CROSSFUSE_ACQUIRE || order == CROSSFUSE_ACQ_REL) acquire_from(flags[flag]);
+void read_flag(const uint32_t* flag, int order, int scope) {
+  if (order == CROSSFUSE_ACQUIRE || order == CROSSFUSE_ACQ_REL) {
+    flags[flag].acquire(static_cast<Scope>(scope));
+  }
   if (order != CROSSFUSE_WEAK) relaxed_read(flag);
 }
 
-void write_flag(const uint32_t* flag, int order) {
-  if (order == CROSSFUSE_RELEASE || order == CROSSFUSE_ACQ_REL) publish(flags[flag]);
+void write_flag(const uint32_t* flag, int order, int scope) {
+  if (order == CROSSFUSE_RELEASE || order == CROSSFUSE_ACQ_REL) {
+    flags[flag].release(published(), device.current->cta->window, static_cast<Scope>(scope));
+  }
   relaxed_write(flag);
 }
 }  // namespace
@@ -63,12 +69,12 @@ void clear_flags() { flags.clear(); }
 void relaxed_read(const void* flag) {
   if (!device.launch.cooperative) return;
   auto found = flags.find(flag);
-  if (found != flags.end()) device.current->before_fence.join(found->second);
+  if (found != flags.end()) device.current->before_fence.join(found->second.of(Scope::kGpu));
 }
 
 void relaxed_write(const void* flag) {
-  const Clock& fenced = device.current->behind_fence;
-  if (fenced.known) flags[flag].join(fenced);
+  const Thread& self = *device.current;
+  if (self.behind_fence.known) flags[flag].release(self.behind_fence, self.cta->window, Scope::kGpu);
 }
 
 bool wake_pollers(bool forced) {
@@ -106,38 +112,39 @@ void crossfuse_emulate_fence_memory() {
   using namespace emu;
   Thread& self = *device.current;
   acquire_from(self.before_fence);
-  self.behind_fence = Clock();
-  publish(self.behind_fence);
+  self.behind_fence = published();
 }
 
-unsigned crossfuse_emulate_flag_load(const void* flag, int order) {
+unsigned crossfuse_emulate_flag_load(const void* flag, int order, int scope) {
   using namespace emu;
   Site site = CROSSFUSE_SITE;
   const uint32_t* word = static_cast<const uint32_t*>(flag);
+  note_use(site, true);
   poll(word, site);
   access(flag, 4, order == CROSSFUSE_WEAK ? Mode::kRead : Mode::kAtomicRead, site);
-  read_flag(word, order);
+  read_flag(word, order, scope);
   return device.current->flag_value = *word;
 }
 
-void crossfuse_emulate_flag_store(void* flag, unsigned value, int order) {
+void crossfuse_emulate_flag_store(void* flag, unsigned value, int order, int scope) {
   using namespace emu;
   Site site = CROSSFUSE_SITE;
   uint32_t* word = static_cast<uint32_t*>(flag);
   access(flag, 4, Mode::kAtomicWrite, site);
-  flags[word] = Clock();
-  write_flag(word, order);
+  flags[word] = Signal();
+  write_flag(word, order, scope);
   *word = value;
   pause(site);
 }
 
-unsigned crossfuse_emulate_flag_add(void* flag, unsigned value, int order) {
+unsigned crossfuse_emulate_flag_add(void* flag, unsigned value, int order, int scope) {
   using namespace emu;
   Site site = CROSSFUSE_SITE;
   uint32_t* word = static_cast<uint32_t*>(flag);
-  read_flag(word, order);
+  note_use(site, true);
+  read_flag(word, order, scope);
   access(flag, 4, Mode::kAtomic, site);
-  write_flag(word, order);
+  write_flag(word, order, scope);
   uint32_t old = *word;
   *word = old + value;
   pause(site);

@@ -50,14 +50,15 @@ void read_map(FILE* file, CUtensorMap& map) {
 Launch read_launch(FILE* file) {
   Launch launch;
   unsigned count = 0;
-  int cooperative = 0, helps = 0, early = 0;
-  if (fscanf(file, "%d %d %d %d %d", &launch.kernel, &cooperative, &helps, &early,
-             &launch.rows) != 5) {
+  int cooperative = 0, helps = 0, early = 0, clocked = 0;
+  if (fscanf(file, "%d %d %d %d %d %d", &launch.kernel, &cooperative, &helps, &early, &clocked,
+             &launch.rows) != 6) {
     fail("bad job: launch");
   }
   launch.cooperative = cooperative || helps;
   launch.helps = helps != 0;
   launch.early = early != 0;
+  launch.clocked = launch.cooperative || clocked;
   read_index(file, launch.grid);
   read_index(file, launch.block);
   read_index(file, launch.cluster);
@@ -189,5 +190,6 @@ int main() {
   signal(SIGALRM, on_alarm);
   if (job.seconds) alarm(job.seconds);
   run(job);
+  write_uses();
   return 0;
 }

@@ -12,15 +12,26 @@ struct Mbarrier {
   uint64_t phase = 0;  // phases that are complete
   long expected = 0, pending = 0, bytes = 0;
   Site site = kNoSite;
-  Clock arrived, released;  // what those who arrived published: so far, and until the last phase
-  LastTouch push;           // of values from other CTAs
+  unsigned number = 0;      // among those of its CTA
+  Signal arrived, released;  // what those who arrived published: so far, and until the last phase
+  std::vector<Site> arrivals, last_arrivals;  // statements, in this phase and in the last one
+  bool counts = false;      // bytes in this phase
+  int sender = -1;          // and those of another CTA: its window
+  struct {
+    Site site = kNoSite;
+    uint16_t thread = 0;
+    size_t offset = 0;
+    unsigned under_way = 0;
+  } push;                   // values from other CTAs, and the latest of them
   uint64_t filled = 0;      // phases until the last such values had arrived
   uint64_t awaited = 0;     // phases that a thread of the CTA knows to be complete
   Access made;              // its initialisation
   int published = -1;       // cluster barriers its maker had arrived at before a fence behind that
+  bool seen = false;        // by copies, too: a fence of its maker lies behind it
 };
 using Key = std::pair<unsigned, size_t>;  // window and offset
 std::map<Key, Mbarrier> mbarriers;
+std::map<unsigned, unsigned> counts;  // of them, by window
 
 Mbarrier* find(unsigned window, size_t offset, Site site) {
   auto found = mbarriers.find({window, offset});
@@ -66,11 +77,27 @@ void complete_if_due(const Key& key, Mbarrier& barrier) {
   if (barrier.pending != 0 || barrier.bytes != 0) return;
   ++barrier.phase;
   barrier.pending = barrier.expected;
+  if (barrier.counts) {
+    const unsigned source = barrier.sender < 0 ? key.first : static_cast<unsigned>(barrier.sender);
+    const Clock filled = phase_clock(key.first, barrier.number, static_cast<uint32_t>(barrier.phase));
+    barrier.arrived.release(filled, source, Scope::kCluster);
+  }
+  barrier.counts = false;
+  barrier.sender = -1;
+  barrier.last_arrivals.swap(barrier.arrivals);
+  barrier.arrivals.clear();
   barrier.released = barrier.arrived;
   wake_waiting(key, barrier);
 }
 
-void arrive(unsigned address, unsigned count, unsigned bytes, Site site) {
+// Somebody goes on behind the last phase: a fresh barrier has none that is waited for.
+void note_wait(const Mbarrier& barrier, Site site) {
+  note_use(site, barrier.phase > 0);
+  if (barrier.phase > 0) note_use(barrier.made.site, true);
+  for (Site each : barrier.last_arrivals) note_use(each, true);
+}
+
+void arrive(unsigned address, unsigned count, unsigned bytes, int scope, Site site) {
   unsigned window = 0;
   size_t offset = 0;
   if (!locate(address, window, offset)) return;
@@ -78,7 +105,9 @@ void arrive(unsigned address, unsigned count, unsigned bytes, Site site) {
   Mbarrier* barrier = used(window, offset, site);
   if (!barrier) return;
   barrier->site = site;
-  release_to(barrier->arrived);
+  note_use(site, false);
+  barrier->arrivals.push_back(site);
+  if (scope >= 0) barrier->arrived.release(static_cast<Scope>(scope));
   barrier->bytes += bytes;
   barrier->pending -= count;
   if (barrier->pending < 0 && is_news("mbarrier", site, kNoSite)) {
@@ -98,31 +127,78 @@ bool locate(unsigned address, unsigned& window, size_t& offset) {
   return true;
 }
 
-void complete_bytes(unsigned window, size_t offset, long bytes, Site site, const Thread* issuer,
-                    uint32_t number) {
+void check_barrier(unsigned window, size_t offset, bool by_proxy, Site site) {
+  const Mbarrier* barrier = used(window, offset, site);
+  if (!barrier || !by_proxy || barrier->seen || copy_sees(barrier->made, *device.current, true)) return;
+  if (!is_news("mbarrier", barrier->made.site, site)) return;
+  report({"mbarrier", shared_place(offset), barrier->made.site, site, current_cta(),
+          current_thread(),
+          format("a copy completes it, which may not see that %s initialises it: no "
+                 "fence.mbarrier_init and no fence.proxy.async lie between",
+                 who(barrier->made).c_str())});
+}
+
+void count_by(unsigned window, size_t offset, Access& fill) {
+  fill.counted_in = window;
+  fill.counted_by = 0;
+  fill.time = 0;  // known without a wait, if there is nothing to wait for or it has no number
+  auto found = mbarriers.find({window, offset});
+  if (found == mbarriers.end() || found->second.number >= kMostBarriers) return;
+  fill.counted_by = found->second.number;
+  fill.time = static_cast<uint32_t>(found->second.phase + 1);
+}
+
+void complete_bytes(unsigned window, size_t offset, long bytes, Site site, const Thread& issuer,
+                    Agent agent, uint32_t number) {
   Mbarrier* barrier = find(window, offset, site);
   if (!barrier) return;
-  if (issuer) complete_to(barrier->arrived, *issuer, Agent::kLoads, number);
+  barrier->counts = true;
+  if (agent == Agent::kFills) {
+    Clock loaded;
+    complete_to(loaded, issuer, Agent::kLoads, number);
+    barrier->arrived.release(loaded, window, Scope::kCta);
+  } else if (issuer.cta->window != window) {
+    barrier->sender = static_cast<int>(issuer.cta->window);
+    barrier->filled = barrier->phase + 1;
+    --barrier->push.under_way;
+  }
   barrier->bytes -= bytes;
   complete_if_due({window, offset}, *barrier);
 }
 
 void note_push(unsigned window, size_t barrier, size_t offset, Site site) {
-  if (Mbarrier* found = find(window, barrier, site)) {
-    note_remote(device.ctas[window], offset, site, found->push);
-  }
-}
-
-void note_pushed(unsigned window, size_t barrier) {
+  const Thread& self = *device.current;
   auto found = mbarriers.find({window, barrier});
-  if (found != mbarriers.end()) found->second.filled = found->second.phase + 1;
+  if (found == mbarriers.end() || window == self.cta->window) return;
+  note_started(device.ctas[window], offset, site);
+  auto& push = found->second.push;
+  push = {site, self.id, offset, push.under_way + 1};
 }
 
 void check_pushes_at_end(const Cluster& cluster) {
   for (auto& [key, barrier] : mbarriers) {
     const Cta& cta = device.ctas[key.first];
-    if (cta.cluster != &cluster || barrier.awaited >= barrier.filled) continue;
-    check_exit(cta, barrier.push, ", or for the phase of the mbarrier that counts it");
+    if (cta.cluster != &cluster) continue;
+    if (barrier.awaited >= barrier.filled && !barrier.push.under_way) continue;
+    if (!is_news("early-exit", barrier.push.site, kNoSite)) continue;
+    Access sender;
+    sender.cluster = cluster.id;
+    sender.thread = barrier.push.thread;
+    report({"early-exit", shared_place(barrier.push.offset), barrier.push.site, kNoSite,
+            static_cast<int>(cta.linear), -1,
+            format("CTA %u (rank %u) may exit while what %s sends it is on its way: nobody waits for "
+                   "the phase of the mbarrier that counts it",
+                   cta.linear, cta.rank, who(sender).c_str())});
+  }
+}
+
+void publish_barriers(bool to_cluster) {
+  const Thread& self = *device.current;
+  if (!self.makes_barriers) return;
+  for (auto& [key, barrier] : mbarriers) {
+    if (key.first != self.cta->window || barrier.made.thread != self.id) continue;
+    barrier.seen = true;
+    if (to_cluster && barrier.published < 0) barrier.published = self.arrived;
   }
 }
 
@@ -150,18 +226,22 @@ void check_barriers_at_end(const Cluster& cluster) {
   }
 }
 
-void clear_barriers() { mbarriers.clear(); }
+void clear_barriers() {
+  mbarriers.clear();
+  counts.clear();
+}
 
 namespace {
 // Whether the first phase of a barrier is complete; if so, what was published by then is known.
-bool passes(unsigned address, Site site, size_t& offset) {
+bool passes(unsigned address, int scope, Site site, size_t& offset) {
   unsigned window = 0;
   if (!locate(address, window, offset)) return true;
   Mbarrier* barrier = used(window, offset, site);
   if (!barrier) return true;
   if ((barrier->phase & 1) == 0) return false;
   barrier->awaited = barrier->phase;
-  acquire_from(barrier->released);
+  note_wait(*barrier, site);
+  barrier->released.acquire(static_cast<Scope>(scope));
   return true;
 }
 }  // namespace
@@ -173,30 +253,29 @@ void crossfuse_emulate_mbarrier_init(unsigned address, unsigned count) {
   unsigned window = 0;
   size_t offset = 0;
   if (!emu::locate(address, window, offset)) return;
+  emu::note_use(CROSSFUSE_SITE, false);
+  const bool anew = emu::mbarriers.count({window, offset}) == 0;
   emu::Mbarrier& barrier = emu::mbarriers[{window, offset}];
+  const unsigned number = anew ? emu::counts[window]++ : barrier.number;
   barrier = emu::Mbarrier();
+  barrier.number = number;
+  emu::device.current->makes_barriers = true;
   barrier.expected = barrier.pending = count;
   barrier.made = emu::access_now(emu::Mode::kWrite, CROSSFUSE_SITE);
 }
 
 void crossfuse_emulate_fence_initialised() {
-  using namespace emu;
-  const Thread& self = *device.current;
-  const unsigned window = self.cta->window;
-  auto last = mbarriers.lower_bound({window + 1, 0});
-  for (auto each = mbarriers.lower_bound({window, 0}); each != last; ++each) {
-    Mbarrier& barrier = each->second;
-    bool own = barrier.made.thread == self.id;
-    if (own && barrier.published < 0) barrier.published = self.arrived;
-  }
+  emu::note_use(CROSSFUSE_SITE, true);
+  emu::publish_barriers(true);
 }
 
-void crossfuse_emulate_mbarrier_arrive(unsigned address, unsigned count, unsigned bytes) {
-  emu::arrive(address, count, bytes, CROSSFUSE_SITE);
+void crossfuse_emulate_mbarrier_arrive(unsigned address, unsigned count, unsigned bytes,
+                                       int scope) {
+  emu::arrive(address, count, bytes, scope, CROSSFUSE_SITE);
   emu::pause(CROSSFUSE_SITE);
 }
 
-void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity) {
+void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity, int scope) {
   using namespace emu;
   Site site = CROSSFUSE_SITE;
   unsigned window = 0;
@@ -212,32 +291,33 @@ void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity) {
     block(Wait::kPhase, site);
   }
   barrier->awaited = barrier->phase;
-  acquire_from(barrier->released);
+  note_wait(*barrier, site);
+  barrier->released.acquire(static_cast<Scope>(scope));
 }
 
-unsigned crossfuse_emulate_mbarrier_test(unsigned address) {
+unsigned crossfuse_emulate_mbarrier_test(unsigned address, int scope) {
   size_t offset = 0;
-  return emu::passes(address, CROSSFUSE_SITE, offset);
+  return emu::passes(address, scope, CROSSFUSE_SITE, offset);
 }
 
-unsigned crossfuse_emulate_mbarrier_try(unsigned address) {
+unsigned crossfuse_emulate_mbarrier_try(unsigned address, int scope) {
   using namespace emu;
   Site site = CROSSFUSE_SITE;
   Thread& self = *device.current;
-  if (passes(address, site, self.barrier)) return 1;
+  if (passes(address, scope, site, self.barrier)) return 1;
   self.parity = 0;
   device.polling.push_back(&self);
   block(Wait::kLook, site);
-  return passes(address, site, self.barrier);
+  return passes(address, scope, site, self.barrier);
 }
 
-unsigned crossfuse_emulate_mbarrier_either(unsigned address, unsigned other) {
+unsigned crossfuse_emulate_mbarrier_either(unsigned address, unsigned other, int scope) {
   using namespace emu;
   Site site = CROSSFUSE_SITE;
   Thread& self = *device.current;
   while (true) {
-    if (passes(address, site, self.barrier)) return 0;
-    if (passes(other, site, self.other)) return 1;
+    if (passes(address, scope, site, self.barrier)) return 0;
+    if (passes(other, scope, site, self.other)) return 1;
     self.parity = 0;
     block(Wait::kPhase, site);
   }

@@ -112,7 +112,13 @@ void clear_buffers_shadow() {
   }
 }
 
-void create_stacks(unsigned fibers) { open_memory(arena.slot(kStackSlot), fibers * kStackBytes); }
+void* reserve_memory(size_t bytes) { return reserve(bytes, PROT_READ | PROT_WRITE); }
+void release_memory(void* start, size_t bytes) { munmap(start, bytes); }
+
+void create_stacks(unsigned fibers) {
+  open_memory(arena.slot(kStackSlot), fibers * kStackBytes);
+  create_register_marks(fibers * kStackBytes);
+}
 uint8_t* stack_of(unsigned fiber) { return arena.slot(kStackSlot) + fiber * kStackBytes; }
 
 void create_windows(unsigned ctas) {

@@ -30,6 +30,9 @@ void clear_buffers_shadow();
 // Where an address lies within a buffer, if it does.
 Place global_place(const void* pointer);
 void create_stacks(unsigned fibers);
+// Zeros that take no memory before they are written; and what gives them back.
+void* reserve_memory(size_t bytes);
+void release_memory(void* start, size_t bytes);
 uint8_t* stack_of(unsigned fiber);
 // Shared windows of the CTAs that run at the same time: created for a launch, poisoned whenever
 // clusters start.

@@ -7,12 +7,11 @@
 #include "device/small_float.h"
 #include "schedule.h"
 #include "shadow.h"
+#include "tiles.h"
 
 namespace emu {
 
 namespace {
-constexpr unsigned kWarpgroup = 128;
-
 // A matrix descriptor: PTX ISA, "matrix descriptor format" of wgmma.
 struct Descriptor {
   size_t start, leading, stride;
@@ -35,12 +34,17 @@ struct Product {
   uint64_t left = 0, right = 0;
   bool keep = false;
   bool left_is_registers = false;
-  RegisterOperand operands[kWarpgroup];
+  unsigned operands[kWarpgroup][kOperandRegisters];  // of the left one, in registers
   std::vector<float*> registers[kWarpgroup];
   unsigned issued = 0;
+  // Of the first of a group: what the warpgroup had done before. All have issued a product that is done.
+  std::vector<Arrived> issuers;
+  Clock before;
   Site site = kNoSite;
   Span reads[2];  // the left one is empty if that operand is in registers
-  bool done = false;
+  unsigned delay = 0;     // rounds of the scheduler until it is computed
+  bool computed = false;  // its sums are there
+  bool done = false;      // and somebody has waited for it: before that, it may still read
 };
 
 struct Warpgroup {
@@ -49,6 +53,7 @@ struct Warpgroup {
   Product& at(size_t number) { return products[number - first]; }
 };
 std::map<std::pair<unsigned, unsigned>, Warpgroup> warpgroups;  // by window and number in it
+size_t uncomputed = 0;  // products of all of them
 
 Warpgroup& mine() {
   const Thread& self = *device.current;
@@ -108,7 +113,7 @@ Span span_of(uint64_t bits, unsigned rows, unsigned k, int element, bool transpo
 float kept(const Product& product, unsigned row, unsigned k) {
   unsigned bytes = bytes_of(product.shape.left), each = 4 / bytes;  // elements of a register
   unsigned thread = row / 16 * kWarp + row % 8 * 4 + k % (4 * each) / each;
-  const unsigned* registers = product.operands[thread].values;
+  const unsigned* registers = product.operands[thread];
   const unsigned* from = registers + row % 16 / 8 + k / (4 * each) * 2;
   return decoded(reinterpret_cast<const uint8_t*>(from) + k % each * bytes, product.shape.left);
 }
@@ -146,7 +151,8 @@ void multiply(Product& product, unsigned index) {
       *product.registers[thread][index] = sum;
     }
   }
-  product.done = true;
+  product.computed = true;
+  --uncomputed;
 }
 
 void check_reads(Product& product) {
@@ -182,7 +188,21 @@ Site product_reads(const Span& span) {
 
 void clear_products() {
   warpgroups.clear();
-  clear_operands();
+  uncomputed = 0;
+}
+
+void advance_products() {
+  if (uncomputed == 0) return;
+  for (auto& [key, group] : warpgroups) {
+    for (Product& product : group.products) {
+      if (product.computed) continue;
+      if (product.issued < kWarpgroup || product.delay) {
+        product.delay -= product.delay > 0;
+        break;
+      }
+      multiply(product, key.first);
+    }
+  }
 }
 
 namespace {
@@ -194,7 +214,9 @@ void issue(float* const* registers, const Shape& shape, uint64_t left, unsigned*
   size_t number = self.products++;
   if (number - group.first >= group.products.size()) {
     group.products.emplace_back();
+    ++uncomputed;
     Product& made = group.products.back();
+    made.delay = random_delay();
     made.shape = shape;
     made.left = left;
     made.right = right;
@@ -213,10 +235,25 @@ void issue(float* const* registers, const Shape& shape, uint64_t left, unsigned*
             "threads of a warpgroup issue different products"});
   }
   check_reads(product);
-  for (const Span& span : product.reads) check_visible(span, Reader::kProduct, product.site);
+  // The first thread of the warpgroup and the last one look for all.
+  const bool looks = product.issued == 0 || product.issued == kWarpgroup - 1;
+  for (const Span& span : product.reads) {
+    if (looks) check_visible(span, Reader::kProduct, product.site);
+    if (product.issued == 0) note_product_read(span, static_cast<uint32_t>(number + 1), product.site);
+  }
   unsigned thread = self.index() % kWarpgroup;
-  if (kept) product.operands[thread] = read_operand(kept, number, site);
+  RegisterUse use;
+  use.product = number;
+  use.site = site;
+  use.shape = uint64_t(shape.n) << 32 | shape.k << 16 | unsigned(shape.left) << 8 |
+              unsigned(shape.right);
+  use_registers(std::move(use), registers, shape.n / 2, kept);
+  for (unsigned each = 0; kept && each < kOperandRegisters; ++each) {
+    product.operands[thread][each] = *kept[each];
+  }
   product.registers[thread].assign(registers, registers + shape.n / 2);
+  const size_t group_start = self.product_groups.empty() ? 0 : self.product_groups.back();
+  if (number == group_start) product.issuers.push_back(arrive_now(self));
   ++product.issued;
   if (product.issued == kWarpgroup) wake_warpgroup();
 }
@@ -242,6 +279,7 @@ void crossfuse_emulate_wgmma_registers(float* const* registers, unsigned n, unsi
 
 void crossfuse_emulate_wgmma_commit() {
   emu::Thread& self = *emu::device.current;
+  emu::note_use(CROSSFUSE_SITE, true);
   self.product_groups.push_back(self.products);
   emu::pause(CROSSFUSE_SITE);
 }
@@ -249,6 +287,7 @@ void crossfuse_emulate_wgmma_commit() {
 void crossfuse_emulate_wgmma_wait(unsigned pending) {
   using namespace emu;
   Thread& self = *device.current;
+  note_use(CROSSFUSE_SITE, false);
   if (self.product_groups.size() <= pending) return;
   size_t until = self.product_groups[self.product_groups.size() - 1 - pending];
   Warpgroup& group = mine();
@@ -258,9 +297,20 @@ void crossfuse_emulate_wgmma_wait(unsigned pending) {
       block(Wait::kProducts, CROSSFUSE_SITE);
     }
     if (number < group.first) continue;
-    if (!group.at(number).done) multiply(group.at(number), self.cta->window);
+    Product& product = group.at(number);
+    if (!product.computed) multiply(product, self.cta->window);
+    product.done = true;
+    if (number < self.ended_products || product.issuers.empty()) continue;
+    if (product.issuers.size() == kWarpgroup) {
+      product.before = met_clock(product.issuers);
+      product.issuers.resize(1);
+    }
+    know_over(product.before);
   }
-  end_reads(until);
+  note_use(CROSSFUSE_SITE, until > self.ended_products);
+  self.ended_products = until;
+  end_uses(until);
+  products_done(static_cast<uint32_t>(until));
   while (!group.products.empty() && group.products.front().done && group.first + 8 < until) {
     group.products.pop_front();
     ++group.first;

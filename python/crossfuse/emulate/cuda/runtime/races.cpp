@@ -15,6 +15,10 @@ const char* missing_between(const Access& before, const Access& now, bool shared
     if (!is_same_cta(before, now)) return "no release and acquire of a flag lie between";
   }
   if (before.cluster != now.cluster) return "clusters of one launch are never ordered";
+  if (before.agent >= static_cast<unsigned>(Agent::kFills)) {
+    return "the phase of the mbarrier that counts it is not waited for, or not with a scope that "
+           "includes who sent it";
+  }
   if (before.rank() != now.rank()) return "no cluster barrier lies between";
   bool same_warp = before.index() / kWarp == now.index() / kWarp;
   return same_warp ? "no CTA barrier or __syncwarp lies between" : "no CTA barrier lies between";
@@ -34,7 +38,9 @@ void race(const Region& region, size_t offset, const Access& before, bool before
           const Access& now, Mode mode) {
   if (!is_news("race", before.site, now.site)) return;
   const char* done = !before_wrote ? "reads" : before.site & kAtomic ? "updates" : "writes";
-  report({"race", place_of(region, offset), before.site, now.site, current_cta(), current_thread(),
+  const bool fills = before.agent >= static_cast<unsigned>(Agent::kFills);
+  report({fills ? "async-race" : "race", place_of(region, offset), before.site, now.site,
+          current_cta(), current_thread(),
           format("%s %s and %s %s it, and %s", who(before).c_str(), done, who(now).c_str(),
                  verb(mode), missing_between(before, now, region.argument < 0))});
 }

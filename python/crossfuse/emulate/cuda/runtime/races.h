@@ -4,22 +4,30 @@
 
 namespace emu {
 
+// What must be so before the next access: a write is visible, a read is over.
+enum class Due : uint8_t { kVisible, kOver };
+
+inline bool clocks_order(const Access& e, const Thread& now, Due due) {
+  return due == Due::kVisible ? is_known(e, now) : is_over(e, now);
+}
+
 // Whether everything the current thread does now comes after `e`. Barriers decide, not luck:
 // a CTA barrier orders threads of one CTA, a cluster barrier those who waited after the arrival,
-// a warp-wide operation the lanes that met, a named barrier the threads that did. In global memory
-// of a cooperative launch, clocks do.
-inline bool ordered(const Access& e, const Thread& now, bool shared) {
+// a __syncwarp the lanes that met, a named barrier the threads that did. Where more than that orders
+// accesses, clocks do: in global memory of a cooperative launch, and by mbarriers.
+inline bool ordered(const Access& e, const Thread& now, bool shared, Due due = Due::kVisible) {
   if (e.cluster < device.first_cluster) return true;
-  // What TMA has brought to shared memory: while it is on its way, reads are refused.
-  if (shared && e.agent == static_cast<unsigned>(Agent::kLoads)) return true;
-  if (device.launch.cooperative && !shared) return is_known(e, now);
+  if (device.launch.cooperative && !shared) return clocks_order(e, now, due);
   if (e.cluster != now.cta->cluster->id) return false;
+  if (e.agent >= static_cast<unsigned>(Agent::kFills)) return clocks_order(e, now, due);
   if (e.thread == now.id || now.acquired > e.arrived) return true;
-  if (e.rank() != now.cta->rank) return false;
-  if (now.cta_epoch > e.cta_epoch) return true;
-  if (now.met && (*now.met)[e.index()] > e.warp_epoch) return true;
-  if (e.index() / kWarp != now.index() / kWarp) return false;
-  return now.seen[e.index() % kWarp] > e.warp_epoch;
+  if (e.rank() == now.cta->rank) {
+    if (now.cta_epoch > e.cta_epoch) return true;
+    if (now.met && (*now.met)[e.index()] > e.warp_epoch) return true;
+    const bool same_warp = e.index() / kWarp == now.index() / kWarp;
+    if (same_warp && now.seen[e.index() % kWarp] > e.warp_epoch) return true;
+  }
+  return device.launch.clocked && clocks_order(e, now, due);
 }
 
 inline bool is_empty(const Access& e, const Thread& now, bool shared) {

@@ -25,6 +25,8 @@ unsigned retries = 0;  // of pollers, since anything else happened
 
 void fiber_main() {
   kernel->call(pointers.data());
+  check_uses_at_end();
+  check_stores_at_end();
   settle();
   Thread& thread = *device.current;
   thread.wait = Wait::kFinished;
@@ -87,11 +89,13 @@ void start_thread(Thread& thread, const CrossfuseIndex& block) {
   thread.arrived = thread.waited = thread.acquired = 0;
   memset(thread.seen, 0, sizeof thread.seen);
   thread.met = nullptr;
-  thread.bulk_groups = 0;
-  thread.products = 0;
+  thread.bulk_groups = thread.last_store = thread.read_stores = thread.landed_stores = 0;
+  thread.products = thread.ended_products = 0;
   thread.product_groups.clear();
-  thread.stored.clear();
-  thread.fenced.clear();
+  thread.registers = Registers();
+  thread.relaxed.clear();
+  thread.touched.clear();
+  thread.makes_barriers = false;
   thread.flag = nullptr;
   thread.polls = 0;
   thread.clock = thread.behind_fence = thread.before_fence = Clock();
@@ -108,7 +112,6 @@ void start_cta(Cta& cta) {
                        cluster.z * launch.cluster.z + in.z};
   cta.linear = block.x + launch.grid.x * (block.y + launch.grid.y * block.z);
   cta.at_barrier = 0;
-  cta.touched = LastTouch();
   for (Warp& warp : cta.warps) {
     free_meetings(warp);
     warp.finished = 0;
@@ -137,7 +140,7 @@ void check_ended() {
   for (const Cluster* cluster : device.ended) {
     check_copies_at_end(*cluster);
     check_barriers_at_end(*cluster);
-    for (const Cta& cta : ctas_of(*cluster)) check_exit(cta, cta.touched, "");
+    for (const Cta& cta : ctas_of(*cluster)) check_exit(cta);
     check_pushes_at_end(*cluster);
   }
   device.ended.clear();
@@ -154,12 +157,28 @@ void stir() {
   if (++retries > most || !wake_pollers(true)) explain_standstill();
 }
 
+// Of those that a thread has woken, some run in the same round, at any place of what is left of it.
+void admit(size_t first, std::vector<Thread*>& round, size_t next, const Thread& waker) {
+  size_t later = first;
+  for (size_t each = first; each < device.ready.size(); ++each) {
+    Thread* woken = device.ready[each];
+    const uint64_t chance = woken == &waker ? 0 : random_source();
+    if (chance % 4 == 0) {
+      device.ready[later++] = woken;
+      continue;
+    }
+    round.push_back(woken);
+    std::swap(round.back(), round[next + chance / 4 % (round.size() - next)]);
+  }
+  device.ready.resize(later);
+}
+
 // Runs clusters until all have ended; `order` are their places in the grid.
 void run_clusters(const uint32_t* order) {
   clear_barriers();
   clear_copies();
   clear_products();
-  clear_visibility();
+  clear_tile_reads();
   clear_named_barriers();
   clear_flags();
   clear_sums();
@@ -170,13 +189,17 @@ void run_clusters(const uint32_t* order) {
   size_t running = device.clusters.size();
   while (running) {
     advance_copies(false);
+    advance_products();
     wake_pollers(false);
     if (device.ready.empty()) stir();
     round.swap(device.ready);
     std::shuffle(round.begin(), round.end(), random_source);
     bool moved = false;
-    for (Thread* thread : round) {
+    for (size_t next = 0; next < round.size();) {
+      Thread* thread = round[next++];
+      const size_t woken = device.ready.size();
       resume(*thread);
+      admit(woken, round, next, *thread);
       // The lanes of a warp may vote on what each has read: that alone gets nobody further.
       moved |= thread->wait != Wait::kFlag && thread->wait != Wait::kWarp &&
                thread->wait != Wait::kLook;
@@ -210,6 +233,11 @@ void yield(Site site) {
 void pause(Site site) {
   device.current->polls = 0;
   if (random_source() % 4 == 0) yield(site);
+}
+
+unsigned random_delay() {
+  uint64_t number = random_source();
+  return static_cast<unsigned>(number % 4 ? number / 4 % 6 : number / 4 % 64);
 }
 
 void wake(Thread& thread) {

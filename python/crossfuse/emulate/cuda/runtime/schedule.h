@@ -14,6 +14,8 @@ void wake(Thread& thread);
 // Lets others run, or only now and then, where hardware would too.
 void yield(Site site);
 void pause(Site site);
+// Rounds of the scheduler that what runs beside the threads takes: mostly few, now and then many.
+unsigned random_delay();
 // Runs all clusters of a launch, in random order or, of a cooperative launch, at the same time.
 void run_launch(const Launch& launch, const CrossfuseKernel& kernel);
 // Gives lanes that ask for the active mask their answer once nobody else in the warp can run.
@@ -21,7 +23,7 @@ bool answer_active_masks();
 void lane_finished(Thread& thread);
 // Meets the lanes of `mask` and returns their values, indexed by lane; lanes outside the mask read
 // as all ones, which no correct kernel uses. The values last until two meetings later.
-const uint64_t* meet(unsigned mask, uint64_t value, Site site);
+const uint64_t* meet(unsigned mask, uint64_t value, Site site, bool orders);
 void free_meetings(Warp& warp);
 // Nothing can run: reports why, and ends the run.
 [[noreturn]] void explain_standstill();

@@ -5,6 +5,7 @@
 #include "repeats.h"
 #include "schedule.h"
 #include "shadow.h"
+#include "tiles.h"
 
 #include <algorithm>
 #include <cstring>
@@ -30,11 +31,11 @@ bool is_same_doer(const Access& a, const Access& b) {
 void keep_read(Cell& cell, const Access& now, const Thread& thread, bool shared) {
   Access *a = &cell.reads[0], *b = &cell.reads[1];
   if (is_same_doer(*b, now)) std::swap(a, b);
-  if (is_empty(*a, thread, shared) || is_same_doer(*a, now) || ordered(*a, thread, shared)) {
+  if (is_empty(*a, thread, shared) || is_same_doer(*a, now) || ordered(*a, thread, shared, Due::kOver)) {
     *a = now;
     return;
   }
-  if (is_empty(*b, thread, shared) || ordered(*b, thread, shared)) {
+  if (is_empty(*b, thread, shared) || ordered(*b, thread, shared, Due::kOver)) {
     *b = now;
     return;
   }
@@ -56,7 +57,7 @@ void keep_read(Cell& cell, const Access& now, const Thread& thread, bool shared)
 void check_proxy(const Region& region, size_t offset, const Access& write, const Access& now,
                  const Thread& thread) {
   if (write.cluster < device.first_cluster || !is_known(write, thread)) return;
-  if (copy_sees(write, thread) || !is_news("async-race", write.site, now.site)) return;
+  if (copy_sees(write, thread, false) || !is_news("async-race", write.site, now.site)) return;
   const char* where = write.agent == static_cast<unsigned>(Agent::kThread)
                           ? "between that store and this copy"
                           : "between the acquire and this copy";
@@ -98,7 +99,7 @@ void check_cell(Region& region, Cell& cell, size_t offset, const Access& now, co
   for (Access& read : cell.reads) {
     if (is_empty(read, thread, shared)) continue;
     both_atomic = now.site & read.site & kAtomic;
-    if (!both_atomic && !ordered(read, thread, shared)) {
+    if (!both_atomic && !ordered(read, thread, shared, Due::kOver)) {
       race(region, offset, read, false, now, mode);
     }
     read.cluster = 0;
@@ -219,11 +220,7 @@ void access_shared(size_t at, size_t bytes, Mode mode, Site site) {
     report({"async-race", shared_place(offset), writer, site, current_cta(), current_thread(),
             "reads what is still being stored"});
   }
-  if (reads(mode)) note_generic_load(window, offset, bytes, site);
-  if (writes(mode)) {
-    check_store(window, offset, bytes, site);
-    note_generic_store(offset, bytes);
-  }
+  if (writes(mode)) check_store(window, offset, bytes, site);
   check_cells(own.shared, offset, bytes, mode, site);
 }
 
@@ -256,10 +253,13 @@ void settle() {
 }
 
 void access(const void* pointer, size_t bytes, Mode mode, Site site, Doer doer) {
-  settle();
   size_t at = static_cast<const uint8_t*>(pointer) - arena.base;
   unsigned slot = at >> kSlotBits;
-  if (slot == kStackSlot || !device.current) return;
+  if (!device.current) return;
+  if (slot == kStackSlot) {
+    return touch_registers(at & ((size_t(1) << kSlotBits) - 1), bytes, writes(mode), site);
+  }
+  settle();
   device.last_site = site;
   if (at < arena.bytes) {
     if (slot == kSharedSlot) return access_shared(at, bytes, mode, site);
@@ -269,6 +269,11 @@ void access(const void* pointer, size_t bytes, Mode mode, Site site, Doer doer) 
   const char* byte = static_cast<const char*>(pointer);
   if (mode == Mode::kRead && byte >= &__executable_start && byte < &end) return;  // constants
   outside({}, bytes, mode, site, format("at address %p, which belongs to no buffer", pointer));
+}
+
+Cell* cells_at(Region& region, size_t offset, size_t bytes) {
+  refine_to(region, offset | bytes);
+  return region.cells + (offset >> region.granule);
 }
 
 bool remote_access(Cta& target, size_t offset, size_t bytes, Mode mode, Site site) {
@@ -284,22 +289,14 @@ bool remote_access(Cta& target, size_t offset, size_t bytes, Mode mode, Site sit
             format("outside every shared array of CTA rank %u", target.rank));
     return false;
   }
-  if (reads(mode)) note_generic_load(target.window, offset, bytes, site);
+  const Site writer = reads(mode) ? copy_into({target.window, offset, offset + bytes}) : kNoSite;
+  if (writer != kNoSite && is_news("async-race", writer, site)) {
+    report({"async-race", shared_place(offset), writer, site, current_cta(), current_thread(),
+            "reads what is still being stored"});
+  }
+  if (writes(mode)) check_store(target.window, offset, bytes, site);
   check_cells(target.shared, offset, bytes, mode, site);
   return true;
-}
-
-void note_loaded(const Span& span) {
-  Cta& cta = device.ctas[span.window];
-  Region& region = cta.shared;
-  size_t grid = (size_t(1) << region.granule) - 1;
-  if ((span.begin | span.end) & grid) refine(region, __builtin_ctzl(span.begin | span.end));
-  Access loaded;
-  loaded.cluster = cta.cluster->id;
-  loaded.agent = static_cast<unsigned>(Agent::kLoads);
-  for (size_t at = span.begin; at < span.end; at += size_t(1) << region.granule) {
-    region.cells[at >> region.granule].write = loaded;
-  }
 }
 
 }  // namespace emu

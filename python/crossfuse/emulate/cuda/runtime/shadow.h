@@ -16,14 +16,14 @@ struct Doer {
 };
 // The record of an access that is made now.
 Access access_now(Mode mode, Site site, Doer doer = {});
+// The cells of some bytes; they begin and end with these.
+Cell* cells_at(Region& region, size_t offset, size_t bytes);
 // An access by generated code to an ordinary address.
 void access(const void* pointer, size_t bytes, Mode mode, Site site, Doer doer = {});
 // Looks at what the thread has stored since, where that depends on what it has changed.
 void settle();
 // An access through the cluster window. False: the address is bad and must not be followed.
 bool remote_access(Cta& target, size_t offset, size_t bytes, Mode mode, Site site);
-// Notes that a copy has filled a part of a CTA's shared memory.
-void note_loaded(const Span& span);
 // Of early launches (early.cpp).
 void start_launch_dependences(bool first);
 void check_dependence(Region& region, const Place& place, bool write, Site site);

@@ -8,10 +8,12 @@
 
 #include "abi.h"
 #include "clocks.h"
+#include "registers.h"
 
 namespace emu {
 
 constexpr unsigned kWarp = 32;
+constexpr unsigned kWarpgroup = 128;
 constexpr unsigned kThreadBits = 10;  // at most 1024 threads in a CTA
 constexpr unsigned kNoSite = 0;
 
@@ -28,11 +30,17 @@ struct Access {
   Access() : agent(0), time(0) {}
   Site site = kNoSite;
   uint32_t cluster = 0;
-  uint32_t cta_epoch = 0;   // CTA barriers the thread had passed
-  uint32_t warp_epoch = 0;  // warp-wide operations and named barriers the thread had passed
+  union {
+    uint32_t cta_epoch = 0;  // CTA barriers the thread had passed
+    uint32_t counted_in;     // of what an mbarrier counts: the window where that is
+  };
+  union {
+    uint32_t warp_epoch = 0;  // __syncwarps and named barriers the thread had passed
+    uint32_t counted_by;      // the mbarrier's number there
+  };
   uint16_t arrived = 0;     // cluster barriers the thread had arrived at
   uint16_t thread = 0;      // CTA rank << kThreadBits | thread in the CTA
-  uint32_t agent : 2, time : 30;  // an Agent and its count; only where clocks run
+  uint32_t agent : 3, time : 29;  // an Agent and its count; only where clocks run
   unsigned rank() const { return thread >> kThreadBits; }
   unsigned index() const { return thread & ((1u << kThreadBits) - 1); }
 };
@@ -70,6 +78,14 @@ struct Cluster;
 struct Cta;
 struct Warp;
 
+// The latest access of a thread to another CTA: one that the exit of that CTA must wait for.
+struct LastTouch {
+  bool any = false;
+  uint16_t arrived = 0;  // cluster barriers that the thread had arrived at
+  Site site = kNoSite;
+  size_t offset = 0;
+};
+
 constexpr size_t kNoBarrier = ~size_t(0);
 
 struct Thread {
@@ -84,6 +100,8 @@ struct Thread {
   uint32_t cta_epoch = 0, warp_epoch = 0;
   uint16_t arrived = 0, waited = 0;
   uint16_t acquired = 0;  // cluster barriers whose release this thread has seen, also through others
+  std::vector<uint16_t> relaxed;   // those that it arrived at without release
+  std::vector<LastTouch> touched;  // its latest accesses to its peers, by their rank
   uint32_t seen[kWarp] = {};
   std::shared_ptr<const Times> met;  // as `seen`, of all threads of its CTA, by named barriers
   unsigned active_mask = 0;
@@ -91,14 +109,17 @@ struct Thread {
   Cta* cta = nullptr;
   Warp* warp = nullptr;
   // Of what runs beside the threads (async.h).
+  bool makes_barriers = false;  // has initialised some mbarriers
   size_t barrier = 0;       // offset of the mbarrier it waits at
   size_t other = kNoBarrier;  // of one that it waits at as well
   unsigned parity = 0;      // of the phase it waits for
   unsigned bulk_groups = 0;  // committed groups of copies
-  size_t products = 0;      // issued products
+  // The group of its last copy; the last ones that it knows have been read, and have landed.
+  unsigned last_store = 0, read_stores = 0, landed_stores = 0;
+  Site store_site = kNoSite;  // of that copy
+  size_t products = 0, ended_products = 0;  // issued products; those that it has waited for
   std::vector<size_t> product_groups;  // products issued before each commit
-  std::vector<std::pair<size_t, size_t>> stored, fenced;  // ordinary stores not yet published
-  uint32_t proxy_fences = 0;  // of shared memory, between ordinary accesses and asynchronous ones
+  Registers registers;                 // that they use
   // Of the flag in global memory that it read last, and how often in a row without any change.
   const uint32_t* flag = nullptr;
   uint32_t flag_value = 0;
@@ -113,6 +134,7 @@ struct Thread {
 // Lanes that meet in one warp-wide operation. Values are double buffered: a lane that is a step
 // ahead writes the other half.
 struct Meeting {
+  bool orders = false;  // the memory of its lanes, as __syncwarp does
   unsigned mask = 0, arrived = 0;
   unsigned parity = 0;
   uint64_t values[2][kWarp] = {};
@@ -127,15 +149,6 @@ struct Warp {
   const Thread* cluster_thread = nullptr;
 };
 
-// The latest (by barrier count) remote access to a CTA: the one its exit must wait for.
-struct LastTouch {
-  bool any = false;
-  uint16_t arrived = 0;
-  Site site = kNoSite;
-  uint16_t thread = 0;
-  size_t offset = 0;
-};
-
 struct Cta {
   unsigned rank = 0, linear = 0;
   unsigned window = 0;  // its place in Device::ctas, and which shared memory window is its own
@@ -144,7 +157,6 @@ struct Cta {
   std::vector<Warp> warps;
   unsigned at_barrier = 0;
   Region shared;
-  LastTouch touched;
 };
 
 struct Cluster {
@@ -164,6 +176,7 @@ struct Launch {
   // Clusters pass flags to one another, and clocks say what is ordered. All of them run at the same
   // time; of a launch that helps none needs another, and so they may run one after another, alone.
   bool cooperative = false, helps = false, alone = false;
+  bool clocked = false;      // more than barriers orders accesses: clocks run
   bool early = false;        // may start before the launch before it is over
   CrossfuseIndex grid{}, block{}, cluster{};
   size_t dynamic_bytes = 0;

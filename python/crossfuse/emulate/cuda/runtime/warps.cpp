@@ -8,12 +8,13 @@ namespace emu {
 
 namespace {
 
-Meeting& meeting_of(Warp& warp, unsigned mask) {
+Meeting& meeting_of(Warp& warp, unsigned mask, bool orders) {
   for (Meeting* meeting : warp.meetings) {
-    if (meeting->mask == mask) return *meeting;
+    if (meeting->mask == mask && meeting->orders == orders) return *meeting;
   }
   warp.meetings.push_back(new Meeting);
   warp.meetings.back()->mask = mask;
+  warp.meetings.back()->orders = orders;
   return *warp.meetings.back();
 }
 
@@ -23,8 +24,16 @@ unsigned expected(const Warp& warp, unsigned mask) {
   return mask & existing & ~warp.finished;
 }
 
-// Joins what the lanes have seen of each other, and lets them go on.
-void complete(Warp& warp, Meeting& meeting) {
+void go_on(Warp& warp, Meeting& meeting) {
+  for (Thread* lane : warp.lanes) {
+    if ((meeting.arrived >> lane->lane & 1) && lane->wait == Wait::kWarp) wake(*lane);
+  }
+  meeting.arrived = 0;
+  meeting.parity ^= 1;
+}
+
+// Joins what the lanes have seen of each other.
+void order_lanes(Warp& warp, const Meeting& meeting) {
   uint32_t joined[kWarp] = {};
   uint16_t acquired = 0;
   std::vector<Thread*> met;
@@ -41,16 +50,19 @@ void complete(Warp& warp, Meeting& meeting) {
     if (!(meeting.arrived >> lane->lane & 1)) continue;
     lane->acquired = acquired;
     std::copy(joined, joined + kWarp, lane->seen);
-    if (lane->wait == Wait::kWarp) wake(*lane);
   }
   meet_clocks(met);
-  meeting.arrived = 0;
-  meeting.parity ^= 1;
+}
+
+// PTX ISA: bar.warp.sync orders memory among its lanes; votes and shuffles do not.
+void complete(Warp& warp, Meeting& meeting) {
+  if (meeting.orders) order_lanes(warp, meeting);
+  go_on(warp, meeting);
 }
 
 }  // namespace
 
-const uint64_t* meet(unsigned mask, uint64_t value, Site site) {
+const uint64_t* meet(unsigned mask, uint64_t value, Site site, bool orders) {
   Thread& self = *device.current;
   Warp& warp = *self.warp;
   if (!(mask >> self.lane & 1) && is_news("barrier-divergence", site, kNoSite)) {
@@ -59,7 +71,7 @@ const uint64_t* meet(unsigned mask, uint64_t value, Site site) {
                    self.lane, mask)});
   }
   mask |= 1u << self.lane;
-  Meeting& meeting = meeting_of(warp, mask);
+  Meeting& meeting = meeting_of(warp, mask, orders);
   uint64_t* values = meeting.values[meeting.parity];
   if (!meeting.arrived) std::fill(values, values + kWarp, ~uint64_t(0));
   values[self.lane] = value;
@@ -114,15 +126,18 @@ bool answer_active_masks() {
 }  // namespace emu
 
 extern "C" {
-void crossfuse_emulate_warp_sync(unsigned mask) { emu::meet(mask, 0, CROSSFUSE_SITE); }
+void crossfuse_emulate_warp_sync(unsigned mask) {
+  emu::note_use(CROSSFUSE_SITE, true);
+  emu::meet(mask, 0, CROSSFUSE_SITE, true);
+}
 
 unsigned long long crossfuse_emulate_warp_shuffle(unsigned mask, unsigned long long value,
                                                   unsigned source_lane) {
-  return emu::meet(mask, value, CROSSFUSE_SITE)[source_lane % emu::kWarp];
+  return emu::meet(mask, value, CROSSFUSE_SITE, false)[source_lane % emu::kWarp];
 }
 
 unsigned crossfuse_emulate_warp_ballot(unsigned mask, int predicate) {
-  const uint64_t* values = emu::meet(mask, predicate != 0, CROSSFUSE_SITE);
+  const uint64_t* values = emu::meet(mask, predicate != 0, CROSSFUSE_SITE, false);
   unsigned ballot = 0;
   for (unsigned lane = 0; lane < emu::kWarp; ++lane) ballot |= unsigned(values[lane] == 1) << lane;
   return ballot;

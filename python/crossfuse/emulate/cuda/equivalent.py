@@ -1,0 +1,238 @@
+"""Mutants that are no faults, and why, by rules about the text and about what ran.
+
+A rule is about one kind of mutants, of any kernel. What a statement had to do is what the runtime
+has noted of the right kernel, with the same inputs: a wait for a phase that is complete from the
+start, a fence behind which nothing was touched, or a line that these sizes never come to, may be
+left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from crossfuse.emulate.cuda.mutants import Mutant
+
+#: By line of the right text, whether a statement there that ran has had something to do.
+Uses = Mapping[int, bool]
+
+_MEET = re.compile(r"bar_sync|cta_sync|warp_sync|__syncthreads|__syncwarp")
+_PEERS = re.compile(r"shared__cluster_b64|st_async|_s2c_|crossfuse_dsm_|mapa")
+#: Of the first thread of a warpgroup alone.
+_FIRST = re.compile(r"^\s*if \(.*(?:% 128\) == 0\)|& 127\) < 1\)) \{$")
+_TOUCHES = re.compile(
+    r"memory_ptr|tvm_builtin_ptx_(?:st_|ld_|stmatrix)|crossfuse_dsm_|_wait|await|arrive"
+)
+
+
+def reason_of(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """Why a mutant is no fault; empty if no rule says so.
+
+    Parameters
+    ----------
+    lines : Sequence[str]
+        Of the right text.
+    uses : Uses
+        What statements had to do.
+    mutant : Mutant
+        One that nothing was found in.
+
+    Returns
+    -------
+    str
+        The reason.
+    """
+    for rule in _RULES:
+        if reason := rule(lines, uses, mutant):
+            return reason
+    return ""
+
+
+def _never_runs(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """A line without any note: these sizes do not come to it."""
+    watched = "flags_" not in mutant.statement.partition("(")[0]
+    return (
+        "" if mutant.line in uses or not watched else "the statement is not come to in these sizes"
+    )
+
+
+def _idle(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    if uses.get(mutant.line, True) or mutant.operation == "parity":
+        return ""
+    name = mutant.statement.partition("(")[0]
+    if "mbarrier_init" in name and mutant.operation == "count":
+        return "nobody waits for phases of the barrier"
+    if "mbarrier_wait" in name:
+        return "the phases that are waited for here are complete from the start"
+    if "mbarrier_arrive" in name:
+        return "nobody waits for the phases that are arrived at here"
+    if "wgmma_fence" in name:
+        return "no register was touched since the last fence that products use"
+    if "wait_group" in name:
+        return "all groups that are waited for here are over, or too few are under way"
+    return ""
+
+
+def _announced_late(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    copies = mutant.operation == "move" and "g2s" in mutant.change
+    if copies and "expect_tx" in mutant.statement:
+        return "a phase does not end before the arrival that announces its bytes"
+    return ""
+
+
+def _fenced_later(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """The thread that copies or multiplies has met the others, and fences behind that."""
+    if "fence_proxy" not in mutant.statement or mutant.operation != "move":
+        return ""
+    if mutant.change.startswith("behind") and _MEET.search(mutant.change):
+        return "a proxy fence on either side of where threads meet is enough"
+    return ""
+
+
+def _fenced_on_the_other_side(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    if mutant.operation not in ("weaken", "drop", "move"):
+        return ""
+    fences = mutant.change in ("no fence", "a fence of the other memory") or (
+        "fence" in mutant.statement and "proxy" in mutant.statement
+    )
+    if not fences:
+        return ""
+    text = "\n".join(lines)
+    flag = "crossfuse_raise_flag" in text and "fence.proxy.async.global" in text
+    if flag and re.search("flag|parts|global|fence_copies", mutant.statement):
+        return "a proxy fence lies on the other side of the flag"
+    name = mutant.statement.partition("(")[0]
+    for line in lines[mutant.line :]:
+        if "fence_proxy" in line and line.split("(")[0].strip() == name:
+            return "another proxy fence follows before a copy or a product"
+        if re.search(
+            r"tvm_builtin_ptx_(?:wgmma_\w+mma|cp_async_bulk_tensor|cp_async_bulk_s2c)", line
+        ):
+            return ""
+    return ""
+
+
+def _told_to_nobody(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """Products in flight when their tiles are handed back, to a ring that comes round no more."""
+    if not re.search("wgmma_(?:wait|commit)", mutant.statement) or mutant.operation == "count":
+        return ""
+    groups, told = 0, False
+    for number, line in enumerate(lines[mutant.line :], mutant.line + 1):
+        groups += "wgmma_commit" in line
+        if groups > 2 or "wait_group_sync_aligned_0" in line:
+            break
+        if "mbarrier_arrive" not in line:
+            continue
+        if uses.get(number, False):
+            return ""
+        told = True
+    return "nobody waits for the tiles that are handed back behind it" if told else ""
+
+
+def _met_for_nothing(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """One thread waits for its copies before threads meet, and there are none in these sizes."""
+    if mutant.operation != "drop" or "bar_sync" not in mutant.statement:
+        return ""
+    for number in range(mutant.line - 1, 0, -1):
+        line = lines[number - 1]
+        if "bulk_wait_group" in line and not uses.get(number, True):
+            return "what one thread waits for before threads meet is over already"
+        if _TOUCHES.search(line):
+            break
+    return ""
+
+
+def _met_already(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """Threads meet twice, and nothing that others must know of lies between."""
+    if mutant.operation != "drop" or not _MEET.search(mutant.statement):
+        return ""
+    for direction in (-1, 1):
+        index = mutant.line - 1 + direction
+        while 0 <= index < len(lines):
+            line = lines[index].strip()
+            if line == mutant.statement:
+                return "threads have met just before or meet just after, and did nothing between"
+            idle = not uses.get(index + 1, True)
+            if (_TOUCHES.search(line) and not idle) or line.startswith(("for", "while", "} else")):
+                break
+            index += direction
+    return ""
+
+
+def _said_later(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """Nothing hangs: an arrival tells of all before it, a wait orders all behind it."""
+    if mutant.operation != "move":
+        return ""
+    name, later = mutant.statement.partition("(")[0], mutant.change.startswith("behind")
+    if later and re.search("arrive|raise_flag", name):
+        return "an arrival that comes later tells of more"
+    if not later and re.search("mbarrier_wait|cluster_wait|await", name):
+        return "a wait that comes earlier orders more"
+    return ""
+
+
+def _one_thread(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """Since threads met last, one has waited for something, and it alone tells of it."""
+    if mutant.operation != "drop" or not _MEET.search(mutant.statement):
+        return ""
+    before, met = _around(lines, mutant.line - 1, -1)
+    after, _ = _around(lines, mutant.line - 1, 1)
+    alone = met and _is_of_first(before[::-1]) and _is_of_first(after)
+    if not alone or not any("arrive" in line for line in after):
+        return ""
+    return "one thread alone has waited since threads met, and alone tells of it"
+
+
+def _around(lines: Sequence[str], index: int, step: int) -> tuple[list[str], bool]:
+    """Lines up to the same statement or the end of its block; and whether there is one."""
+    statement = lines[index]
+    indent = len(statement) - len(statement.lstrip())
+    found: list[str] = []
+    for line in lines[index + step :: step]:
+        if line == statement:
+            return found, True
+        if line.strip() and len(line) - len(line.lstrip()) < indent:
+            return found, False
+        found.append(line)
+    return found, False
+
+
+def _is_of_first(lines: Sequence[str]) -> bool:
+    """Whether only the first thread of a warpgroup touches anything."""
+    depth = 0
+    for line in lines:
+        if depth == 0 and _TOUCHES.search(line):
+            return False
+        if _FIRST.search(line) or depth:
+            depth += line.count("{") - line.count("}")
+    return True
+
+
+def _alone(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """Threads of a role that never reach into another CTA."""
+    if mutant.change != "a relaxed arrival" or "barrier_cluster_arrive" not in mutant.statement:
+        return ""
+    index = mutant.line - 1
+    indent = len(lines[index]) - len(lines[index].lstrip())
+    for line in reversed(lines[:index]):
+        if line.strip() and len(line) - len(line.lstrip()) < indent:
+            break
+        if _PEERS.search(line):
+            return ""
+    return "threads of this role touch no other CTA"
+
+
+Rule = Callable[[Sequence[str], Uses, Mutant], str]
+_RULES: tuple[Rule, ...] = (
+    _never_runs,
+    _idle,
+    _announced_late,
+    _fenced_later,
+    _fenced_on_the_other_side,
+    _met_already,
+    _met_for_nothing,
+    _told_to_nobody,
+    _one_thread,
+    _said_later,
+    _alone,
+)
