@@ -178,9 +178,7 @@ def compile_kernel(
     target: str,
     directory: str | None = None,
 ) -> Compiled:
-    """Compile a workload as the bench does: its weights are constant while it is timed.
-
-    A process compiles each once.
+    """Compile a workload as everybody does, once in a process.
 
     Parameters
     ----------
@@ -196,9 +194,7 @@ def compile_kernel(
     from crossfuse import compiler
 
     options = {} if placement is None else {"placement": placement}
-    return compiler.compile(
-        spec, target=target, rule="tensor", constant_weights=True, directory=directory, **options
-    )
+    return compiler.compile(spec, target=target, directory=directory, **options)
 
 
 def target_of(gpu: str) -> str:

@@ -134,8 +134,7 @@ def measure_timeline(
     from crossfuse.runtime import build_library, load
 
     require_gpu()
-    options = {"rule": "tensor", "placement": placement, "constant_weights": True}
-    compiled = compile_source(spec, target=target, **options)
+    compiled = compile_source(spec, target=target, rule="tensor", placement=placement)
     timed = lower(compiled.schedule, target, timeline=True)
     library = build_library(timed.image, scratch_folder(), device=device(target))
     symbols = [each.symbol for each in timed.image.launches]

@@ -64,7 +64,7 @@ def compile_bins(
     placement: str | Mapping[int, str] = "auto",
     schedule: Callable[[WorkloadSpec], Any] | None = None,
     target: str | Device = "nvidia-h100",
-    constant_weights: bool = False,
+    constant_weights: bool | None = None,
     directory: str | Path | None = None,
     name: str = "main",
 ) -> CompiledBins:
@@ -84,7 +84,7 @@ def compile_bins(
         such as one of a plan; takes the place of `placement`.
     target : str | Device
         What to compile for.
-    constant_weights : bool
+    constant_weights : bool | None
         See `crossfuse.compile`.
     directory : str | Path | None
         The folder, see `crossfuse.runtime.write_dispatch`; None makes one that goes with the

@@ -68,8 +68,9 @@ def _sections(
         sections["Timeline"] = timeline(terms, measured)
     if viewed.schedule is not None:
         sections |= _kernel(viewed.schedule, target)
-    if viewed.reasons is not None:
-        sections["Why this plan"] = text_html(viewed.reasons.text())
+    reasons = viewed.reasons.text() if viewed.reasons is not None else ""
+    if reasons or viewed.choice:
+        sections["Why this plan"] = text_html(f"{viewed.choice}\n\n{reasons}".strip())
     return sections
 
 
