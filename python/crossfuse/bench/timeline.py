@@ -103,7 +103,7 @@ def summarise(
 
 
 def measure_timeline(
-    spec: WorkloadSpec, target: str = "nvidia-h100", placement: str = "auto"
+    spec: WorkloadSpec, target: str | None = None, placement: str = "auto"
 ) -> tuple[KernelTimeline, ...]:
     """Compile a workload with a timeline and run it.
 
@@ -111,7 +111,7 @@ def measure_timeline(
     ----------
     spec : WorkloadSpec
         What is computed.
-    target, placement : str
+    target, placement : str | None
         See `crossfuse.compile`.
 
     Returns

@@ -24,7 +24,7 @@ def compile_workload(
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write to.")] = Path(
         "crossfuse-out"
     ),
-    target: Target = "nvidia-h100",
+    target: Target = None,
     rule: Rule = "auto",
     placement: Placement = "auto",
     cluster: Cluster = 0,

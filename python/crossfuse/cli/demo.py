@@ -15,7 +15,7 @@ ROWS, HIDDEN, INTERMEDIATE = 32, 256, 512
 
 
 def demo(
-    target: Target = "nvidia-h100",
+    target: Target = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write to.")] = Path(
         "crossfuse-out"
     ),

@@ -26,7 +26,7 @@ MAX_ITERATIONS, MAX_IN_CASCADES = 10**9, 10**8
 
 def emulate(
     workload: Workload,
-    target: Target = "nvidia-h100",
+    target: Target = None,
     rule: Rule = "auto",
     placement: Placement = "auto",
     cluster: Cluster = 0,

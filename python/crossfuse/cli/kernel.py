@@ -20,7 +20,12 @@ Workload = Annotated[
         "gated_ffn:M=16,K=256,N=512,L=256,dtype=bfloat16,act=silu."
     ),
 ]
-Target = Annotated[str, typer.Option(help="nvidia-h100 or nvidia-h200.")]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="nvidia-h100 or nvidia-h200.", show_default="the GPU of this machine, else nvidia-h100"
+    ),
+]
 Rule = Annotated[
     str,
     typer.Option(

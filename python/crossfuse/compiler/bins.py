@@ -63,7 +63,7 @@ def compile_bins(
     bins: Sequence[int] = BINS,
     placement: str | Mapping[int, str] = "auto",
     schedule: Callable[[WorkloadSpec], Any] | None = None,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     constant_weights: bool | None = None,
     directory: str | Path | None = None,
     name: str = "main",
@@ -82,7 +82,7 @@ def compile_bins(
     schedule : Callable | None
         Function from the workload of a bin to its ``tvm.s_tir.Schedule`` for the Hopper pipeline,
         such as one of a plan; takes the place of `placement`.
-    target : str | Device
+    target : str | Device | None
         What to compile for.
     constant_weights : bool | None
         See `crossfuse.compile`.

@@ -103,7 +103,7 @@ def compile(
     source: Any,
     *,
     example_inputs: Sequence[Any] | None = None,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     rule: str = "auto",
     placement: str = "auto",
     cluster: int | None = None,
@@ -129,7 +129,7 @@ def compile(
         function, or a schedule: see `crossfuse.compiler.read_source`.
     example_inputs : Sequence[torch.Tensor] | None
         Inputs of a torch module.
-    target : str | Device
+    target : str | Device | None
         ``"nvidia-h100"`` or ``"nvidia-h200"``.
     rule : str
         Of chains. ``"tensor"``: the Hopper pipeline alone. ``"threads"``: one kernel of ordinary

@@ -169,7 +169,7 @@ def compile_model(
     model: Any,
     example_inputs: Sequence[Any] | None = None,
     *,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     always: bool = False,
     bins: Sequence[int] = BINS,
     runs_on: str = "cuda",
@@ -190,7 +190,7 @@ def compile_model(
         modules may have symbolic extents, such as batch and sequence.
     example_inputs : Sequence[tensor] | None
         Inputs whose shapes and types are compiled for.
-    target : str | Device
+    target : str | Device | None
         What to compile for.
     always : bool
         Whether chains are fused that are estimated to be slower than not to fuse them.

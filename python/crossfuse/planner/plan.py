@@ -63,7 +63,7 @@ class Plan(Choice):
 
 def plan(
     workload: Any,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     *,
     k_major: bool = True,
     only: Sequence[str] = (),
@@ -76,7 +76,7 @@ def plan(
     workload : str | WorkloadSpec | CascadeSpec | Chain
         What is computed: a packaged id or the text of a spec, a spec, or a chain. A spec says how
         its weights are stored.
-    target : str | Device
+    target : str | Device | None
         Device.
     k_major : bool
         Of a chain: whether weights are stored as [n, k].
@@ -121,7 +121,7 @@ def is_cascade(workload: Any) -> bool:
 
 def ranked(
     workload: Any,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     *,
     k_major: bool = True,
     only: Sequence[str] = (),

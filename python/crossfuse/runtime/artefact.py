@@ -80,7 +80,7 @@ def build_object(
     image: KernelImage,
     destination: str | os.PathLike[str],
     *,
-    device: str | hardware.Device = "nvidia-h100",
+    device: str | hardware.Device | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> KernelObject:
     """Compile an image into ``<name>.o`` with its cubin and manifest inside.
@@ -125,7 +125,7 @@ def build_library(
     image: KernelImage,
     destination: str | os.PathLike[str],
     *,
-    device: str | hardware.Device = "nvidia-h100",
+    device: str | hardware.Device | None = None,
     metadata: Mapping[str, Any] | None = None,
     schedule_trace: str | None = None,
     nvcc: NvccInfo | None = None,

@@ -62,7 +62,7 @@ class CascadePlan(CascadeChoice):
 
 def ranked_cascade(
     workload: Any,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     *,
     only: Sequence[str] = (),
     rates: Rates | None = None,
@@ -75,7 +75,7 @@ def ranked_cascade(
     ----------
     workload : str | CascadeSpec | CascadeShape
         What is computed.
-    target : str | Device
+    target : str | Device | None
         Device.
     only : Sequence[str]
         Of ``"stream"``, ``"tiles"``, ``"rows"`` and ``"eager"``; all where it is empty.
@@ -132,7 +132,7 @@ def ranked_cascade(
 
 def plan_cascade(
     workload: Any,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     *,
     only: Sequence[str] = (),
     rates: Rates | None = None,
