@@ -23,7 +23,8 @@ import numpy as np
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device, device
 from crossfuse.meta_schedule.compare_spaces import read_measured
-from crossfuse.planner.calibration.record import load, measured
+from crossfuse.planner.calibration.lookup import measured
+from crossfuse.planner.calibration.record import load
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.fit import Sample, fit, predict, report
 from crossfuse.planner.cost.grow import grow, held_out, rows_of, without_eager
@@ -59,7 +60,7 @@ def main() -> None:
     given = parser.parse_args()
     target = device(given.device)
     # Of trees that are learned anew, those of the package are no part, and may be out of date.
-    packaged = rates_of if given.only_report else lambda each: rates_from(measured(each.name))
+    packaged = rates_of if given.only_report else lambda each: rates_from(measured(each))
     rates = rates_from(load(given.record)) if given.record else packaged(target)
     samples = [each for path in given.results for each in _read(path)]
     if given.only_report:

@@ -5,14 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import crossfuse
+from crossfuse import Compiled
+from crossfuse.schedule.rules.ffn import schedule_ffn
+from crossfuse.schedule.rules.split_k import schedule_split_k
+from crossfuse.workload import parse, prim_func
 from crossfuse.workload.suites import lookup
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16)
+#: Rules of ordinary instructions by the option that they alone have.
+RULES: dict[str, Any] = {"ring": schedule_ffn, "scatter": schedule_split_k}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel to validate."""
+    """One kernel to validate: by `crossfuse.compile`, or by a rule of ordinary instructions."""
 
     spec: str
     cluster: int | None = None
@@ -26,6 +33,18 @@ class Case:
             for key, value in self.options.items()
         )
         return f"{self.spec}|cluster={self.cluster or 'auto'}{flags}"
+
+    def compile(self, directory: str) -> Compiled:
+        """The kernel: of a rule with options of its own, or what `crossfuse.compile` chooses."""
+        rule = next((RULES[each] for each in self.options if each in RULES), None)
+        if rule is None:
+            return crossfuse.compile(
+                self.spec, cluster=self.cluster, directory=directory, **self.options
+            )
+        func = prim_func(parse(self.spec))
+        return crossfuse.compile(
+            rule(func, cluster=self.cluster, **self.options), directory=directory
+        )
 
 
 def small_cases() -> list[Case]:
@@ -109,7 +128,7 @@ def pipeline_cases() -> list[Case]:
             {"placement": "registers"},
             {"placement": "dsm"},
             {"placement": "global"},
-            {"placement": "l2"},
+            {"placement": "l2", "constant_weights": False},
             {"placement": "l2", "constant_weights": True},
         ):
             found.append(Case(text, options=tensor | options))

@@ -39,7 +39,7 @@ if settings is not None:
 @lru_cache(maxsize=1)
 def reason_without_hopper() -> str | None:
     """Say why GPU tests cannot run here; None where they can."""
-    from crossfuse.doctor.gpu import find_gpus
+    from crossfuse.driver import find_gpus
 
     gpus = find_gpus()
     if any(gpu.capability == (9, 0) for gpu in gpus):
@@ -110,6 +110,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     run = base.parent if IN_PARALLEL else base
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(run / "cache"))
+        patch.setenv("XDG_DATA_HOME", str(run / "data"))
         yield
 
 

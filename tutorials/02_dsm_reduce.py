@@ -19,7 +19,7 @@ from tvm.script import tirx as T
 import crossfuse
 from crossfuse.emulate.cuda import remove_cluster_barrier
 from crossfuse.lower.extract import lower
-from crossfuse.planner.calibration.record import measured
+from crossfuse.planner.calibration.lookup import measured
 
 # %% [markdown]
 # ## Is it worth it? What was measured
@@ -167,7 +167,7 @@ for schedule in (scattered(4), exchanged(4)):
 # | all-exchange | `(s - 1) e` elements | linear |
 #
 # Beside the bytes stand two cluster barriers. The device's record has what a barrier and a byte
-# cost, measured by `scripts/calibrate.py` ([how](../docs/calibration.md)). The planner's cost model
+# cost, measured by `crossfuse calibrate` ([how](../docs/calibration.md)). The planner's cost model
 # counts with the same record, as its terms `exchange` and `barrier`.
 
 # %%

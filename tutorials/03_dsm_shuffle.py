@@ -138,8 +138,8 @@ emulated.raise_if_wrong()
 print("largest difference:", abs(emulated.outputs["out"] - expected).max())
 
 # %% [markdown]
-# `crossfuse.compile(spec, cluster=4)` calls that rule and builds the kernel; `crossfuse.check`
-# runs all checks on it.
+# `crossfuse.compile(ruled)` builds the kernel of a schedule, and `crossfuse.check` runs all checks
+# on it; `crossfuse.compile(spec, rule="threads", cluster=4)` calls the rule too.
 #
 # ## What stays on the chip
 #
@@ -184,8 +184,8 @@ else:
 # %% [markdown]
 # Three tiles of 16 rows are three clusters: alone, three CTAs work; with 16 in a cluster, 48 do.
 # Ring and all-gather are equal within a few per cent. These kernels are made of plain
-# multiplications and lose to cuBLAS. The same schedule steps with tensor cores (`rule="tensor"`,
-# `placement="dsm"`) are what tutorial 4 compares.
+# multiplications and lose to cuBLAS. The same schedule steps with tensor cores, which
+# `crossfuse.compile(spec, placement="dsm")` takes, are what tutorial 4 compares.
 #
 # ## A barrier less
 #

@@ -103,7 +103,7 @@ slower = crossfuse.plan("S3:M=16", rates=slow)
 print(f"{slower.microseconds:.0f} us instead of {plan.microseconds:.0f}")
 
 # %% [markdown]
-# To **calibrate a new GPU**, run `python scripts/calibrate.py --device nvidia-h100 --out mine.json`
+# To **calibrate a new GPU**, run `crossfuse calibrate --out mine.json`
 # on it (a minute; see `docs/calibration.md` for how each number is measured), and plan with what it
 # wrote: `crossfuse explain S3 --rates mine.json`. A record of another device is refused, and says
 # so:

@@ -1,7 +1,7 @@
 """Operator fusion across the streaming multiprocessors of a Hopper GPU, on Apache TVM 0.27.
 
 Public names are loaded when first used: importing the package checks the installed versions and
-loads neither TVM nor torch.
+loads neither TVM nor torch, which find it by `crossfuse._discovery` when they are there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from crossfuse._compat import check_versions
+from crossfuse._discovery import offer
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,7 @@ _CALLED = "schedule"
 __all__ = sorted([*_HOME, _CALLED])
 
 check_versions()
+offer()
 
 
 def __getattr__(name: str) -> Any:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from crossfuse.driver import Gpu, find_gpus
 from crossfuse.errors import EnvironmentRefused, refuse
+from crossfuse.files import sha256
 
 if TYPE_CHECKING:
     import tvm
@@ -16,7 +21,7 @@ MAX_SHARED_BYTES = 232448
 #: Threads of a warp, and of a warpgroup: the four warps that issue wgmma together.
 WARP, WARPGROUP = 32, 128
 
-#: CTAs of a cluster, and clusters at once on an H100 SXM (`scripts/calibrate.py`), where groups of
+#: CTAs of a cluster, and clusters at once on an H100 SXM (``crossfuse calibrate``), where groups of
 #: SMs hold fewer than all SMs would.
 _CLUSTERS = (
     *((3, 39), (4, 30), (5, 22), (6, 17), (7, 15), (8, 15), (9, 9)),
@@ -49,7 +54,13 @@ class Device:
     clusters : tuple[tuple[int, int], ...]
         CTAs of a cluster, and clusters that run at the same time with one CTA an SM, where that is
         fewer than the SMs would hold: a cluster stays within a group of SMs (GPC), and some groups
-        have fewer. Measured on an H100 SXM; an H200 is taken to be divided likewise.
+        have fewer. Measured on an H100 SXM; others are taken to be divided likewise.
+    memory_bits, memory_mhz, clock_mhz : int
+        Width of the memory's bus, its clock, and that of the SMs at most: what rates go with where
+        none were measured, see `crossfuse.planner.calibration.scaled`.
+    record : str
+        Hash of the record that ``crossfuse calibrate`` keeps of this device for its user; empty
+        without one.
 
     Examples
     --------
@@ -67,6 +78,10 @@ class Device:
     registers: int = 65536
     l2_bytes: int = 50 * 2**20
     clusters: tuple[tuple[int, int], ...] = _CLUSTERS
+    memory_bits: int = 5120
+    memory_mhz: int = 2619
+    clock_mhz: int = 1980
+    record: str = ""
 
     def resident_clusters(self, size: int) -> int:
         """Clusters of `size` CTAs that run at the same time; the driver has the last word.
@@ -86,17 +101,25 @@ class Device:
 
 
 DEVICES = {
-    each.name: each for each in (Device("nvidia-h100"), Device("nvidia-h200", l2_bytes=60 * 2**20))
+    each.name: each
+    for each in (
+        Device("nvidia-h100"),
+        Device("nvidia-h200", l2_bytes=60 * 2**20, memory_bits=6144, memory_mhz=3201),
+    )
 }
+#: What the driver calls the parts that `DEVICES` are.
+_PARTS = {"NVIDIA H100 80GB HBM3": "nvidia-h100", "NVIDIA H200": "nvidia-h200"}
 
 
-def device(name: str | Device) -> Device:
+def device(name: str | Device | None = None) -> Device:
     """Look a device up by its target name.
 
     Parameters
     ----------
-    name : str | Device
-        ``"nvidia-h100"`` or ``"nvidia-h200"``; a `Device` is returned as it is.
+    name : str | Device | None
+        ``"nvidia-h100"``, ``"nvidia-h200"``, or the name of the GPU of this machine, which is the
+        driver's in lower case with dashes (``"nvidia-h20"``). A `Device` is returned as it is.
+        None: the GPU of this machine if it is a Hopper, else an H100.
 
     Returns
     -------
@@ -115,16 +138,61 @@ def device(name: str | Device) -> Device:
     """
     if isinstance(name, Device):
         return name
-    if name not in DEVICES:
+    here = [] if name in DEVICES else [each for each in local_devices() if each is not None]
+    if name is None:
+        name = here[0].name if here else "nvidia-h100"
+    known = {**{each.name: each for each in here}, **DEVICES}
+    if name not in known:
         raise refuse(
             EnvironmentRefused,
             "target",
             "device",
             found=repr(name),
-            limit=", ".join(DEVICES),
+            limit=", ".join(sorted(known)),
             instead="name one of these targets; clusters and DSM need compute capability 9.0",
         )
-    return DEVICES[name]
+    path = record_path(name)
+    return replace(known[name], record=sha256(path.read_bytes())) if path.is_file() else known[name]
+
+
+@lru_cache(maxsize=1)
+def local_devices() -> tuple[Device | None, ...]:
+    """The GPUs of this machine in the driver's order, None for what is no Hopper; asked once."""
+    return tuple(device_of(each) if each.capability == (9, 0) else None for each in find_gpus())
+
+
+def device_of(gpu: Gpu) -> Device:
+    """What a Hopper GPU allows, by what its driver says.
+
+    Parameters
+    ----------
+    gpu : Gpu
+        From `crossfuse.driver.find_gpus`.
+
+    Returns
+    -------
+    Device
+        One of `DEVICES` if it is such a part, whole; else one with the driver's facts, named after
+        it. What the driver does not tell is as on an H100.
+    """
+    part = DEVICES.get(_PARTS.get(gpu.name, ""))
+    if part is not None and gpu.sms in (0, part.sms):
+        return part
+    base = part or DEVICES["nvidia-h100"]
+    told = ("sms", "max_shared_bytes", "l2_bytes", "memory_bits", "memory_mhz", "clock_mhz")
+    facts = {each: getattr(gpu, each) or getattr(base, each) for each in told}
+    share = facts["sms"] / base.sms
+    clusters = tuple((size, max(1, int(count * share))) for size, count in base.clusters)
+    name = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-")
+    return Device(name, clusters=clusters, **facts)
+
+
+def record_path(name: str) -> Path:
+    """Where ``crossfuse calibrate`` keeps the record of a device for its user."""
+    import platformdirs
+
+    folder = platformdirs.user_data_dir("crossfuse", appauthor=False)
+    return Path(folder) / "devices" / f"{name}.json"
 
 
 def tvm_target(name: str | Device) -> tvm.target.Target:

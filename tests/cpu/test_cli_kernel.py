@@ -20,14 +20,14 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 def test_emulate_says_what_passed() -> None:
-    code, text = run("emulate", SMALL, "--cluster", "4")
+    code, text = run("emulate", SMALL)
     assert code == 0
     assert "schedule, run on LLVM" in text
     assert text.count("passed") == 3
 
 
 def test_emulate_json() -> None:
-    code, text = run("emulate", SMALL, "--cluster", "2", "--no-scatter", "--json")
+    code, text = run("emulate", SMALL, "--rule", "threads", "--cluster", "2", "--json")
     found = json.loads(text)
     assert code == 0
     assert found["ok"] is True
@@ -52,7 +52,7 @@ def test_emulate_refuses_what_would_take_hours(workload: str, most: str) -> None
 
 
 def test_compile_writes_library_and_manifest(tmp_path: Path) -> None:
-    code, text = run("compile", SMALL, "-o", str(tmp_path), "--cluster", "4", "--json")
+    code, text = run("compile", SMALL, "-o", str(tmp_path), "--json")
     found = json.loads(text)
     assert code == 0
     assert Path(found["shared_object"]).is_file()
@@ -60,7 +60,7 @@ def test_compile_writes_library_and_manifest(tmp_path: Path) -> None:
 
 
 def test_compile_prints_the_budget(tmp_path: Path) -> None:
-    code, text = run("compile", SMALL, "-o", str(tmp_path), "--cluster", "4")
+    code, text = run("compile", SMALL, "-o", str(tmp_path))
     assert code == 0
     assert "shared memory of a CTA:" in text
     assert "who holds what" in text
@@ -69,14 +69,18 @@ def test_compile_prints_the_budget(tmp_path: Path) -> None:
 def test_compile_says_what_was_planned(tmp_path: Path) -> None:
     chain = "gemm_chain:M=16,K=64,N=128,L=64,dtype=float16"
     wanted = plan(chain)
-    arguments = ("compile", chain, "-o", str(tmp_path), "--rule", "tensor")
+    arguments = ("compile", chain, "-o", str(tmp_path))
     code, text = run(*arguments)
     assert code == 0
     assert f"planned: {wanted.family}, {wanted.microseconds:.1f} us estimated, not to fuse" in text
     _, text = run(*arguments, "--json")
     assert json.loads(text)["plan"]["tiles"] == wanted.tiles
     _, text = run(*arguments, "--cluster", "1", "--json")
-    assert json.loads(text)["plan"] is None
+    found = json.loads(text)
+    assert (found["plan"], found["choice"]) == (
+        None,
+        "not planned: clusters of 1 CTAs were asked for",
+    )
 
 
 def test_bad_spec_is_refused_with_exit_code_2() -> None:
@@ -93,3 +97,6 @@ def test_demo_reports_every_check(tmp_path: Path) -> None:
     assert found["ok"] is True
     assert [each["status"] for each in found["verdicts"]][:3] == ["passed"] * 3
     assert "CTA 0" in found["layout"]
+    chain = "gated_ffn:M=32,K=256,N=512,L=256,dtype=bfloat16,act=silu,weights=nk"
+    assert found["plan"]["family"] == plan(chain).family
+    assert found["launches"][0]["tensor_maps"]

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 
 import crossfuse
-from crossfuse.compiler.report import make_report
+from crossfuse.compiler.choose import Wanted, choose
+from crossfuse.compiler.report import choice_text, make_report
+from crossfuse.compiler.source import read_source
 from crossfuse.errors import LoweringRefused, ScheduleRefused, WorkloadRefused
+from crossfuse.hardware import device
+from crossfuse.markers import CONSTANT
 from crossfuse.runtime import load
+from crossfuse.workload import parse, prim_func
 
-FFN = "gated_ffn:M=8,K=32,N=64,L=32,dtype=bfloat16,act=silu"
+H100 = device("nvidia-h100")
+FFN = "gated_ffn:M=16,K=64,N=256,L=128,dtype=bfloat16,act=silu"
+SMALL = "gated_ffn:M=8,K=32,N=64,L=32,dtype=bfloat16,act=silu"
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> crossfuse.Compiled:
-    return crossfuse.compile(FFN, cluster=4, directory=tmp_path_factory.mktemp("ffn"), name="ffn")
+    return crossfuse.compile(FFN, directory=tmp_path_factory.mktemp("ffn"), name="ffn")
 
 
-def test_spec_gives_one_cluster_kernel(compiled: crossfuse.Compiled) -> None:
-    (launch,) = compiled.lowered.image.launches
-    assert launch.cluster == (4, 1, 1)
-    assert launch.grid[0] == 4
+def test_a_spec_gives_the_kernel_of_its_plan(compiled: crossfuse.Compiled) -> None:
+    plan = crossfuse.plan(FFN)
+    assert compiled.plan == plan
+    (launch,), (kernel,) = compiled.lowered.image.launches, plan.kernels
+    assert (launch.cluster_size, launch.grid[0]) == (kernel.cluster, kernel.ctas) == (4, 32)
     assert [each.name for each in compiled.lowered.image.buffers if each.output] == ["out"]
+    assert launch.tensor_maps
 
 
 def test_cpu_checks_pass(compiled: crossfuse.Compiled) -> None:
@@ -51,13 +61,86 @@ def test_trace_in_the_manifest_replays(compiled: crossfuse.Compiled) -> None:
 def test_report_is_json(compiled: crossfuse.Compiled) -> None:
     report = make_report(compiled)
     assert json.loads(json.dumps(report.to_json()))["launches"][0]["cluster"] == [4, 1, 1]
+    assert report.choice.startswith("planned: registers, ")
     assert "CTAs of the cluster, axis x" in report.schedule
     assert report.shared_total <= report.shared_limit
 
 
-def test_default_cluster_is_one_that_fits() -> None:
-    compiled = crossfuse.compile("gemm_chain:M=4,K=24,N=20,L=12,dtype=float16")
+def test_what_the_hopper_pipeline_refuses_gets_ordinary_instructions() -> None:
+    """Of the first cluster size that fits; the report says why."""
+    compiled = crossfuse.compile("gemm_chain:M=4,K=24,N=20,L=12,dtype=float32")
     assert compiled.lowered.image.launches[0].cluster_size == 4
+    assert make_report(compiled).choice == (
+        "not planned: a kernel of ordinary instructions, since the Hopper pipeline has none: "
+        "operands of float32 and float32"
+    )
+    with pytest.raises(LoweringRefused, match="operands of float32"):
+        crossfuse.compile("gemm_chain:M=4,K=24,N=20,L=12,dtype=float32", rule="tensor")
+
+
+def test_threads_are_for_who_asks() -> None:
+    compiled = crossfuse.compile(SMALL, rule="threads", cluster=4)
+    assert compiled.plan is None
+    assert compiled.artefact.manifest.metadata["rule"] == "threads"
+    (launch,) = compiled.lowered.image.launches
+    assert launch.cluster == (4, 1, 1) and not launch.tensor_maps
+    assert [each.status for each in crossfuse.check(compiled, gpu=False)] == ["passed"] * 3
+    with pytest.raises(ScheduleRefused, match=r"found 'dsm' with rule='threads'; limit: 'auto'"):
+        crossfuse.compile(SMALL, rule="threads", placement="dsm")
+
+
+def test_where_not_to_fuse_is_faster_the_report_says_so() -> None:
+    chosen = choose(read_source("G4:M=512"), H100)
+    assert chosen.option.plan is not None and chosen.option.plan.family != "eager"
+    assert "which is faster: the best fused kernel is compiled" in choice_text(chosen.why)
+
+
+def early(source: Any, example_inputs: Any = None, constant: bool | None = None) -> bool:
+    """Whether a kernel loads weights while the kernel before it may still run."""
+    read = read_source(source, example_inputs)
+    return CONSTANT in str(choose(read, H100, Wanted(constant_weights=constant)).schedule.mod)
+
+
+def test_sources_say_whether_their_weights_are_constant() -> None:
+    """Those of a named workload are, and arguments of a function are not."""
+    func = prim_func(parse(SMALL))
+    assert early(SMALL) and not early(SMALL, constant=False)
+    assert early(func, constant=True) and not early(func)
+    assert early("rmsnorm_gemm:tokens=64,K=128,N=128")
+
+
+def test_parameters_of_a_model_are_constant() -> None:
+    torch = pytest.importorskip("torch")
+    from crossfuse.relax import import_torch
+    from crossfuse.workload import gated_ffn_module
+
+    class Free(torch.nn.Module):  # type: ignore[misc]
+        """All weights are inputs."""
+
+        def forward(self, x: Any, first: Any, second: Any) -> Any:
+            return torch.relu(x @ first) @ second
+
+    module, x = gated_ffn_module(64, 128, "bfloat16"), torch.randn(4, 64).bfloat16()
+    exported = torch.export.export(module, (x,))
+    square = torch.randn(64, 64).bfloat16()
+    assert early(module, (x,)) and early(exported) and early(import_torch(module, (x,)).mod)
+    assert not early(module, (x,), constant=False)
+    assert not early(Free().eval(), (x, square, square))
+
+
+def test_an_exported_program_is_compiled() -> None:
+    torch = pytest.importorskip("torch")
+    from crossfuse.workload import chain_module
+
+    exported = torch.export.export(chain_module(32, 64), (torch.randn(4, 32).bfloat16(),))
+    compiled = crossfuse.compile(exported)
+    assert compiled.plan is not None
+    assert [each.status for each in crossfuse.check(compiled, gpu=False)] == ["passed"] * 3
+
+
+def test_check_takes_what_compile_takes() -> None:
+    verdicts = crossfuse.check("softmax:rows=3,cols=64", gpu=False)
+    assert [each.status for each in verdicts] == ["passed"] * 3
 
 
 def test_torch_module_with_three_dimensional_input() -> None:
@@ -65,7 +148,7 @@ def test_torch_module_with_three_dimensional_input() -> None:
     from crossfuse.workload import chain_module
 
     module = chain_module(24, 40, "float16")
-    compiled = crossfuse.compile(module, example_inputs=(torch.randn(2, 3, 24).half(),), cluster=4)
+    compiled = crossfuse.compile(module, example_inputs=(torch.randn(2, 3, 24).half(),))
     assert compiled.source.outlined is not None
     assert compiled.source.outlined.M == 6
     assert all(each.status == "passed" for each in crossfuse.check(compiled, gpu=False))
@@ -73,7 +156,6 @@ def test_torch_module_with_three_dimensional_input() -> None:
 
 def test_given_schedule_is_not_rescheduled() -> None:
     from crossfuse.schedule.rules.split_k import schedule_split_k
-    from crossfuse.workload import parse, prim_func
 
     schedule = schedule_split_k(prim_func(parse("gemm:M=16,K=64,N=32")), cluster=2)
     compiled = crossfuse.compile(schedule)
@@ -98,7 +180,7 @@ def test_cluster_that_does_not_divide_is_refused() -> None:
     with pytest.raises(
         ScheduleRefused, match=r"found cluster size 5; .*take one of 1, 2, 4, 8, 16"
     ):
-        crossfuse.compile(FFN, cluster=5)
+        crossfuse.compile(SMALL, rule="threads", cluster=5)
 
 
 def test_one_reason_of_all_ways_is_the_refusal() -> None:

@@ -104,7 +104,7 @@ def test_what_has_no_bins(arguments: dict[str, Any], text: str) -> None:
 
 def test_the_general_lowering_has_all_rows() -> None:
     with pytest.raises(RefusedError) as caught:
-        crossfuse.compile("gemm:M=16,K=64,N=64", cluster=2, fewer_rows=True)
+        crossfuse.compile("gemm:M=16,K=64,N=64", rule="threads", fewer_rows=True)
     assert isinstance(caught.value, LoweringRefused)
     assert "found a schedule of the general lowering; limit: kernels of the Hopper" in str(
         caught.value
@@ -115,4 +115,4 @@ def test_a_model_has_all_rows() -> None:
     torch = pytest.importorskip("torch")
     module, x = gated_ffn_module(64, 128, "bfloat16"), torch.zeros(8, 64, dtype=torch.bfloat16)
     with pytest.raises(ScheduleRefused, match=r"fewer_rows: found .* a model has the shapes of"):
-        crossfuse.compile(module, example_inputs=(x,), rule="tensor", fewer_rows=True)
+        crossfuse.compile(module, example_inputs=(x,), fewer_rows=True)

@@ -91,9 +91,8 @@ def axes(plan: Any, phase: int, extents: dict[str, int]) -> list[tuple[str, str,
 def test_what_is_planned_is_compiled() -> None:
     plan = crossfuse.plan("G1:M=16")
     (kernel,) = plan.kernels
-    options = {"rule": "tensor", "placement": "auto"}
     for given in (plan, None):
-        found = crossfuse.compile("G1:M=16", plan=given, **options)
+        found = crossfuse.compile("G1:M=16", plan=given)
         (launch,) = found.lowered.image.launches
         assert launch.grid[0] == kernel.ctas
         assert launch.cluster[0] == kernel.cluster
@@ -102,8 +101,8 @@ def test_what_is_planned_is_compiled() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"placement": "auto"}, {"rule": "tensor", "placement": "l2"}],
-    ids=["none", "rule", "placement"],
+    [{"rule": "threads"}, {"placement": "l2"}],
+    ids=["rule", "placement"],
 )
 def test_a_plan_that_nothing_looks_at_is_refused(options: dict[str, str]) -> None:
     with pytest.raises(ScheduleRefused, match=r"compile: plan: found a plan with rule="):
@@ -113,7 +112,7 @@ def test_a_plan_that_nothing_looks_at_is_refused(options: dict[str, str]) -> Non
 def test_a_plan_beside_a_cluster_is_refused() -> None:
     plan = crossfuse.plan("G1:M=16")
     with pytest.raises(ScheduleRefused, match="found a plan, which has clusters, and cluster=4"):
-        crossfuse.compile("G1:M=16", plan=plan, rule="tensor", cluster=4)
+        crossfuse.compile("G1:M=16", plan=plan, cluster=4)
 
 
 def test_a_plan_beside_a_schedule_is_refused() -> None:
@@ -125,11 +124,11 @@ def test_a_plan_beside_a_schedule_is_refused() -> None:
 def test_a_plan_not_to_fuse_compiles_nothing() -> None:
     plan = crossfuse.plan("G1:M=16", only=("eager",))
     with pytest.raises(ScheduleRefused, match="leaves the chain to a library"):
-        crossfuse.compile("G1:M=16", plan=plan, rule="tensor", placement="auto")
+        crossfuse.compile("G1:M=16", plan=plan)
 
 
 def test_tiles_that_do_not_fit_are_refused_when_compiled() -> None:
     plan = crossfuse.plan("G1:M=16")
     wide = replace(plan, tiles={**plan.tiles, "columns": 512})
     with pytest.raises((ScheduleRefused, PlanRefused)):
-        crossfuse.compile("G1:M=16", plan=wide, rule="tensor", placement="auto")
+        crossfuse.compile("G1:M=16", plan=wide)

@@ -56,12 +56,13 @@ def test_where_not_to_fuse_is_faster_the_best_kernel_is_compiled_all_the_same() 
     first, *_ = tensor_options(read_source(text), "auto", H100)
     assert first.plan is not None
     assert first.plan.family == best.runners[0].family
+    assert ("eager", best.microseconds) in [(e.family, e.microseconds) for e in first.plan.runners]
     assert first.why["plan"]["eager_is_faster"]
     assert first.why["plan"]["eager_microseconds"] == best.microseconds
 
 
 def test_what_was_planned_is_in_the_manifest(tmp_path: Any) -> None:
-    compiled = crossfuse.compile(SMALL, rule="tensor", directory=tmp_path)
+    compiled = crossfuse.compile(SMALL, directory=tmp_path)
     best = plan(SMALL)
     assert compiled.plan == best
     metadata = compiled.artefact.manifest.metadata
@@ -125,7 +126,7 @@ def test_a_place_that_was_named_is_the_only_one() -> None:
 
 def test_planned_is_no_place() -> None:
     with pytest.raises(ScheduleRefused, match="compile: placement: found 'planned'; limit: 'auto'"):
-        crossfuse.compile("G1", rule="tensor", placement="planned")
+        crossfuse.compile("G1", placement="planned")
 
 
 @pytest.mark.parametrize("place", ["dsm", "registers"])

@@ -252,7 +252,7 @@ class TestClusters:
     def test_more_tiles_of_a_split_reduction_than_clusters(self, rows: int, tiles: int) -> None:
         spec = f"gated_ffn:M={rows},K=256,N=512,L=4096,dtype=bfloat16"
         with pytest.raises(LoweringRefused) as caught:
-            crossfuse.compile(spec, rule="tensor", placement="l2")
+            crossfuse.compile(spec, placement="l2")
         assert str(caught.value) == (
             f"grid-stage: clusters of 4 on nvidia-h100: found {tiles} tiles of a split "
             "reduction; limit: 30 clusters that run at the same time, each with one tile. "
@@ -263,8 +263,8 @@ class TestClusters:
         """Two kernels are estimated to be faster than one here."""
         spec = "gated_ffn:M=512,K=1024,N=2048,L=4096,dtype=bfloat16"
         with pytest.raises(LoweringRefused, match="tiles of a split reduction; limit: 30 clusters"):
-            crossfuse.compile(spec, rule="tensor", placement="l2")
-        compiled = crossfuse.compile(spec, rule="tensor", directory=tmp_path)
+            crossfuse.compile(spec, placement="l2")
+        compiled = crossfuse.compile(spec, directory=tmp_path)
         launches = compiled.lowered.image.launches
         assert [each.cooperative for each in launches] == [False, False]
 

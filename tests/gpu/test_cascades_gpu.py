@@ -63,7 +63,7 @@ def test_rows_are_made_of_what_the_kernel_before_wrote(columns: int) -> None:
     from crossfuse.bench.cascades import draw
 
     spec = resolve(f"rmsnorm_gemm:tokens=256,K=4096,N={columns}")
-    compiled = crossfuse.compile(spec, constant_weights=True)
+    compiled = crossfuse.compile(spec)
     assert compiled.lowered.image.launches[0].early
     x, gamma, weight = draw(spec, 0, "cuda").values()
     # Not multiples of each other, whose norms are equal.

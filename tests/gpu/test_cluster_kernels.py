@@ -8,6 +8,8 @@ import pytest
 
 import crossfuse
 from crossfuse import workload
+from crossfuse.schedule.rules.ffn import schedule_ffn
+from crossfuse.schedule.rules.split_k import schedule_split_k
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 REPEATS = 100
@@ -35,7 +37,8 @@ def run_repeatedly(compiled: crossfuse.Compiled, spec: workload.WorkloadSpec) ->
 def test_chain(kind: str, ring: bool, dtype: str, cluster: int, tmp_path: Path) -> None:
     wide = divisible(cluster)
     spec = workload.parse(f"{kind}:M=33,K=96,N={wide},L={wide},dtype={dtype},act=silu")
-    compiled = crossfuse.compile(spec, cluster=cluster, ring=ring, directory=tmp_path)
+    schedule = schedule_ffn(workload.prim_func(spec), cluster=cluster, ring=ring)
+    compiled = crossfuse.compile(schedule, directory=tmp_path)
     run_repeatedly(compiled, spec)
 
 
@@ -46,7 +49,8 @@ def test_split_k(scatter: bool, combine: str, cluster: int, tmp_path: Path) -> N
     spec = workload.parse(f"gemm:M=64,K=840,N=64,dtype=float32,combine={combine}")
     if 840 % cluster:
         spec = workload.parse(f"gemm:M=64,K=1024,N=64,dtype=float32,combine={combine}")
-    compiled = crossfuse.compile(spec, cluster=cluster, scatter=scatter, directory=tmp_path)
+    schedule = schedule_split_k(workload.prim_func(spec), cluster=cluster, scatter=scatter)
+    compiled = crossfuse.compile(schedule, directory=tmp_path)
     run_repeatedly(compiled, spec)
 
 
@@ -54,7 +58,7 @@ def test_torch_module_on_its_stream(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     module = workload.gated_ffn_module(256, 512, "bfloat16")
     x = torch.randn(32, 256, dtype=torch.bfloat16)
-    compiled = crossfuse.compile(module, example_inputs=(x,), cluster=4, directory=tmp_path)
+    compiled = crossfuse.compile(module, example_inputs=(x,), directory=tmp_path)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream), torch.no_grad():
         got = compiled(x.cuda())
@@ -64,5 +68,5 @@ def test_torch_module_on_its_stream(tmp_path: Path) -> None:
 
 
 def test_check_includes_the_gpu(tmp_path: Path) -> None:
-    compiled = crossfuse.compile("gemm:M=16,K=64,N=32,dtype=float16", cluster=4, directory=tmp_path)
+    compiled = crossfuse.compile("gemm:M=16,K=64,N=32,dtype=float16", directory=tmp_path)
     assert [each.status for each in crossfuse.check(compiled)] == ["passed"] * 4

@@ -143,7 +143,7 @@ def test_results_by_the_numeric_rule(name: str, tmp_path: Path) -> None:
 def bins(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("bins")
     places = {64: "registers", 256: "l2", 512: "global"}
-    return crossfuse.compile_bins(FFN, placement=places, constant_weights=True, directory=folder)
+    return crossfuse.compile_bins(FFN, placement=places, directory=folder)
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,7 @@ def test_product(name: str, constant: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", CHAINS)
 def test_chain(text: str, placement: str, tmp_path: Path) -> None:
     spec = workload.parse(f"{text},{BOTH}")
-    options = {"rule": "tensor", "placement": placement, "constant_weights": True}
-    run_repeatedly(crossfuse.compile(spec, directory=tmp_path, **options), spec)
+    run_repeatedly(crossfuse.compile(spec, placement=placement, directory=tmp_path), spec)
 
 
 @pytest.mark.parametrize("placement", [None, "dsm", "l2", "global"])
@@ -64,9 +63,8 @@ def test_the_residual_may_be_what_the_kernel_before_writes(
     torch = pytest.importorskip("torch")
     text = "gemm:M=128,N=512,K=512" if placement is None else CHAINS[0]
     further = "bias=last,residual=out"
-    options = {"rule": "tensor", "constant_weights": True}
-    options |= {} if placement is None else {"placement": placement}
-    kernel = crossfuse.compile(f"{text},{further}", directory=tmp_path, **options).kernel
+    place = placement or "auto"
+    kernel = crossfuse.compile(f"{text},{further}", placement=place, directory=tmp_path).kernel
     names = [each.name for each in kernel.buffers if not each.output]
     shapes = [each.shape for each in kernel.buffers if not each.output]
     given = {
@@ -97,7 +95,7 @@ def test_the_residual_may_be_what_the_kernel_before_writes(
         assert torch.equal(ends[0], due[0])
 
 
-@pytest.mark.parametrize("rule", ["threads", "tensor"])
+@pytest.mark.parametrize("rule", ["threads", "auto"])
 @pytest.mark.parametrize("act", ["relu", "min(max(x,0),6)"])
 def test_bounds_keep_nan(act: str, rule: str, tmp_path: Path) -> None:
     spec = workload.parse(f"gemm_chain:M=64,K=256,N=512,L=256,dtype=bfloat16,act={act}")

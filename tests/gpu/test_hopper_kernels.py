@@ -151,9 +151,8 @@ CONVOLUTIONS = (
 @pytest.mark.parametrize("placement", ["dsm", "l2", "global"])
 @pytest.mark.parametrize("text", CONVOLUTIONS)
 def test_convolutions(text: str, placement: str, tmp_path: Path) -> None:
-    options = {"rule": "tensor", "placement": placement, "constant_weights": True}
     spec = workload.resolve(text)
-    run_repeatedly(crossfuse.compile(spec, directory=tmp_path, **options), spec)
+    run_repeatedly(crossfuse.compile(spec, placement=placement, directory=tmp_path), spec)
 
 
 @pytest.mark.parametrize("name", GEMMS)
@@ -261,8 +260,7 @@ def test_intermediate_in_registers(name: str, constant: bool, tmp_path: Path) ->
 @pytest.mark.parametrize("placement", ["l2", "dsm"])
 def test_a_thousand_launches_are_equal(placement: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    options = {"rule": "tensor", "placement": placement, "constant_weights": True}
-    kernel = crossfuse.compile("S8", directory=tmp_path, **options).kernel
+    kernel = crossfuse.compile("S8", placement=placement, directory=tmp_path).kernel
     shapes = [each.shape for each in kernel.buffers if not each.output]
     given = [torch.randn(each, device="cuda").to(torch.bfloat16) / 16 for each in shapes]
     first = kernel.run(*given)
@@ -282,5 +280,5 @@ def test_graphs_on_two_streams(placement: str, constant: bool, tmp_path: Path) -
     """Each graph has a workspace and flags of its own; a third stream keeps the GPU busy."""
     torch = pytest.importorskip("torch")
     options = {"placement": placement, "constant_weights": constant}
-    compiled = crossfuse.compile(FFNS[0], rule="tensor", directory=tmp_path, **options)
+    compiled = crossfuse.compile(FFNS[0], directory=tmp_path, **options)
     assert all(torch.equal(*each) for each in replayed_on_two_streams(compiled.kernel))

@@ -6,7 +6,7 @@ import pytest
 
 from crossfuse.bench import ahead
 from crossfuse.bench.job import Job, Planned
-from crossfuse.bench.ours import kernels, target_of
+from crossfuse.bench.ours import kernels
 from crossfuse.bench.plan import plan, setting
 from crossfuse.workload import parse
 
@@ -55,11 +55,3 @@ def test_what_cannot_be_compiled_is_left_to_its_job(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ahead, "compile_kernel", refuse)
     ((spec, placement), *_) = ahead.distinct([Job(GATED, "ours")])
     assert not ahead._build(spec, placement, "nvidia-h100")
-
-
-@pytest.mark.parametrize(
-    ("gpu", "target"),
-    [("NVIDIA H200", "nvidia-h200"), ("NVIDIA H100 80GB HBM3", "nvidia-h100"), ("", "nvidia-h100")],
-)
-def test_target_follows_the_gpu(gpu: str, target: str) -> None:
-    assert target_of(gpu) == target

@@ -45,7 +45,7 @@ def test_placement_is_passed_on_where_the_variant_names_one(
 ) -> None:
     variants.make(name, parse(CHAIN), "cpu")
     (options,) = asked
-    assert options["rule"] == "tensor"
+    assert "rule" not in options and "constant_weights" not in options
     assert options["target"] in ("nvidia-h100", "nvidia-h200")
     if name == "ours":
         assert "placement" not in options

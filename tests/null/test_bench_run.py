@@ -13,7 +13,7 @@ import pytest
 from crossfuse.bench import environment, worker
 from crossfuse.bench.job import Job, Planned, Timing
 from crossfuse.bench.run import WORKER, measured, run
-from crossfuse.doctor.gpu import Gpu, find_gpus
+from crossfuse.driver import Gpu, find_gpus
 from crossfuse.errors import EnvironmentRefused
 
 JOB = Job("gemm:M=8,K=16,N=32", "eager")

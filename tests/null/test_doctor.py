@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import stat
 import sys
 from importlib import metadata
@@ -11,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from crossfuse import _compat, doctor
-from crossfuse.doctor import environment, gpu, toolchain
-from crossfuse.doctor.gpu import Gpu
+from crossfuse.doctor import environment, toolchain
 from crossfuse.doctor.report import Check
+from crossfuse.driver import Gpu
 from crossfuse.errors import EnvironmentRefused, Refusal
 from crossfuse.runtime.nvcc import NvccInfo
 
@@ -215,55 +214,3 @@ def test_gpu_with_an_old_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     check = toolchain.gpu()
     assert check.status == "warn"
     assert check.instead == "install an NVIDIA driver for CUDA 13.0 or newer"
-
-
-class FakeDriver:
-    """libcuda with one H100, called with the C arguments of the real one."""
-
-    def __init__(self, init_status: int = 0) -> None:
-        self.init_status = init_status
-
-    def cuInit(self, flags: int) -> int:
-        return self.init_status
-
-    def cuDriverGetVersion(self, out) -> int:
-        return self._write(out, 13010)
-
-    def cuDeviceGetCount(self, out) -> int:
-        return self._write(out, 1)
-
-    def cuDeviceGet(self, out, index: int) -> int:
-        return self._write(out, index)
-
-    def cuDeviceGetName(self, buffer, size: int, device: int) -> int:
-        buffer.value = b"NVIDIA H100"
-        return 0
-
-    def cuDeviceGetAttribute(self, out, attribute: int, device: int) -> int:
-        return self._write(out, {75: 9, 76: 0}[attribute])
-
-    @staticmethod
-    def _write(out, value: int) -> int:
-        out._obj.value = value
-        return 0
-
-
-def test_find_gpus_asks_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: FakeDriver())
-    assert gpu.find_gpus() == (Gpu("NVIDIA H100", (9, 0), (13, 1)),)
-
-
-@pytest.mark.parametrize(
-    "driver", [FakeDriver(init_status=100), object()], ids=["no device", "stub"]
-)
-def test_find_gpus_without_a_device(monkeypatch: pytest.MonkeyPatch, driver) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
-    assert gpu.find_gpus() == ()
-
-
-def test_find_gpus_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise OSError(f"{name}: cannot open shared object file")
-
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    assert gpu.find_gpus() == ()

@@ -8,7 +8,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crossfuse.bench.floor import FLOPS_PER_SECOND, FP8_FLOPS_PER_SECOND, Floor
+from crossfuse import hardware
+from crossfuse.bench.floor import Floor, roofs_of
 from crossfuse.bench.job import OWN, Job, Timing
 from crossfuse.bench.variant import no_such
 from crossfuse.errors import CheckFailed
@@ -36,10 +37,8 @@ def cascade_floor(spec: CascadeSpec) -> Floor:
     Floor
         See `crossfuse.bench.floor.floor`. Of causal attention the half that is seen.
     """
-    flops, roof = _products(spec), FLOPS_PER_SECOND
-    if isinstance(spec, cascade_products.QuantGemm):
-        roof = FP8_FLOPS_PER_SECOND
-    return Floor(spec.bytes, flops, roof)
+    eight_bits = isinstance(spec, cascade_products.QuantGemm)
+    return Floor(spec.bytes, _products(spec), roofs_of(hardware.device()), eight_bits)
 
 
 def _products(spec: CascadeSpec) -> int:
@@ -166,17 +165,14 @@ def eager_way(spec: CascadeSpec) -> Way:
 
 
 def _way(name: str, spec: CascadeSpec, device: str) -> Way:
-    import torch
-
     from crossfuse.bench.cascade_torch import formula
-    from crossfuse.bench.ours import compile_kernel, has_cascade, note_of, target_of
+    from crossfuse.bench.ours import compile_kernel, has_cascade, note_of
 
     if name not in OWN:
         return Way(formula(name, spec))
     if not has_cascade(name):
         raise no_such(name, spec, "a chain, which has an intermediate to place", "measure ours")
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    kernel = compile_kernel(spec, OWN[name], target_of(gpu)).kernel
+    kernel = compile_kernel(spec, OWN[name], hardware.device().name).kernel
 
     def run(*inputs: Any) -> Any:
         return kernel.run(*inputs)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from crossfuse.doctor.gpu import find_gpus
+from crossfuse.driver import find_gpus
 from crossfuse.errors import EnvironmentRefused, refuse
 
 _HOPPER = (9, 0)
@@ -16,29 +16,48 @@ _FIELDS = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,temperature.gp
 
 
 def require_gpu() -> None:
-    """Refuse a machine on which nothing can be measured.
+    """Refuse a machine on which no kernel can be measured.
 
     Raises
     ------
     EnvironmentRefused
         Without torch or a Hopper GPU.
     """
+    advice = "run the command on such a machine; --dry-run lists jobs and floors on any"
+    limit = "torch and a GPU of compute capability 9.0"
+    found = _not_hopper() or ("no torch" if find_spec("torch") is None else "")
+    if found:
+        raise refuse(
+            EnvironmentRefused, "bench", "this machine", found=found, limit=limit, instead=advice
+        )
+
+
+def require_hopper() -> None:
+    """Refuse a machine whose GPU cannot be calibrated.
+
+    Raises
+    ------
+    EnvironmentRefused
+        Without a Hopper GPU.
+    """
+    if found := _not_hopper():
+        raise refuse(
+            EnvironmentRefused,
+            "calibrate",
+            "this machine",
+            found=found,
+            limit="a GPU of compute capability 9.0",
+            instead="run the command on such a machine, while nothing else runs on its GPU",
+        )
+
+
+def _not_hopper() -> str:
+    """What there is instead of a Hopper GPU."""
     gpus = find_gpus()
-    if not any(each.capability == _HOPPER for each in gpus):
-        names = ("{} ({}.{})".format(each.name, *each.capability) for each in gpus)
-        found = ", ".join(names) or "no CUDA device"
-    elif find_spec("torch") is None:
-        found = "no torch"
-    else:
-        return
-    raise refuse(
-        EnvironmentRefused,
-        "bench",
-        "this machine",
-        found=found,
-        limit="torch and a GPU of compute capability 9.0",
-        instead="run the command on such a machine; --dry-run lists jobs and floors on any",
-    )
+    if any(each.capability == _HOPPER for each in gpus):
+        return ""
+    names = ("{} ({}.{})".format(each.name, *each.capability) for each in gpus)
+    return ", ".join(names) or "no CUDA device"
 
 
 def record() -> dict[str, Any]:

@@ -1,21 +1,38 @@
-"""The least time in which an H100 could do a workload."""
+"""The least time in which a GPU could do a workload."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
+from crossfuse.hardware import DEVICES, Device, device
+from crossfuse.planner.cost.rates import rates_of
 from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.operand import Operand
 from crossfuse.workload.spec import WorkloadSpec
 
-#: Bytes per second that an H100 reads from its memory in practice.
-BYTES_PER_SECOND = 3.0e12
-#: Operations per second of its tensor cores in practice, 2-byte inputs; taken for 4-byte ones too.
-FLOPS_PER_SECOND = 790.0e12
-#: The same for 1-byte inputs, of which a tensor core takes twice as many in a cycle.
-FP8_FLOPS_PER_SECOND = 2 * FLOPS_PER_SECOND
+#: What an H100 reads from its memory in practice, bytes per second, and what its tensor cores do,
+#: operations per second of 2-byte inputs (taken for 4-byte ones too). Others have these in the
+#: ratio of their records to the H100's.
+BYTES_PER_SECOND, FLOPS_PER_SECOND = 3.0e12, 790.0e12
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """What a GPU does in practice.
+
+    Attributes
+    ----------
+    bytes_per_second : float
+        That it reads from its memory.
+    flops_per_second : float
+        Of its tensor cores, 2-byte inputs; they take twice as many 1-byte ones in a cycle.
+    """
+
+    bytes_per_second: float = BYTES_PER_SECOND
+    flops_per_second: float = FLOPS_PER_SECOND
 
 
 @dataclass(frozen=True)
@@ -28,23 +45,26 @@ class Floor:
         Every input read once, the output written once.
     flops : int
         Of the matrix products.
-    flops_per_second : float
-        What the tensor cores do of them in practice.
+    roofs : Roofs
+        What the GPU does in practice.
+    eight_bits : bool
+        Whether the products are of 1-byte inputs.
     """
 
     bytes: int
     flops: int
-    flops_per_second: float = FLOPS_PER_SECOND
+    roofs: Roofs = Roofs()
+    eight_bits: bool = False
 
     @property
     def memory_microseconds(self) -> float:
         """Time to move the bytes."""
-        return self.bytes / BYTES_PER_SECOND * 1e6
+        return self.bytes / self.roofs.bytes_per_second * 1e6
 
     @property
     def compute_microseconds(self) -> float:
         """Time to do the operations."""
-        return self.flops / self.flops_per_second * 1e6
+        return self.flops / self.roofs.flops_per_second / (2 if self.eight_bits else 1) * 1e6
 
     @property
     def microseconds(self) -> float:
@@ -52,7 +72,34 @@ class Floor:
         return max(self.memory_microseconds, self.compute_microseconds)
 
 
-def floor(spec: WorkloadSpec) -> Floor:
+@lru_cache(maxsize=8)
+def roofs_of(target: Device) -> Roofs:
+    """What a device does in practice, by its record.
+
+    Parameters
+    ----------
+    target : Device
+        Such as that of the GPU of this machine, ``device()``.
+
+    Returns
+    -------
+    Roofs
+        Of an H100 `BYTES_PER_SECOND` and `FLOPS_PER_SECOND`.
+
+    Examples
+    --------
+    >>> from crossfuse.hardware import device
+    >>> round(roofs_of(device("nvidia-h200")).bytes_per_second / 1e12, 2)
+    4.38
+    """
+    h100 = DEVICES["nvidia-h100"]
+    here, there = rates_of(target), rates_of(h100)
+    memory = here.measured.hbm_read / there.measured.hbm_read
+    compute = here.tensor_rate(128, 256, 2) * target.sms / there.tensor_rate(128, 256, 2) / h100.sms
+    return Roofs(BYTES_PER_SECOND * memory, FLOPS_PER_SECOND * float(compute))
+
+
+def floor(spec: WorkloadSpec, target: Device | None = None) -> Floor:
     """Work out the floor of a workload.
 
     The dense tensor cores of the H100 SXM5 are rated at 989.4 TFLOP/s on bfloat16 and 1978.9, twice
@@ -63,6 +110,8 @@ def floor(spec: WorkloadSpec) -> Floor:
     ----------
     spec : WorkloadSpec
         What is computed.
+    target : Device | None
+        By which; None: the GPU of this machine, or an H100.
 
     Returns
     -------
@@ -72,14 +121,13 @@ def floor(spec: WorkloadSpec) -> Floor:
     Examples
     --------
     >>> from crossfuse.workload import lookup
-    >>> round(floor(lookup("S3", M=16)).microseconds, 2)
+    >>> round(floor(lookup("S3", M=16), device("nvidia-h100")).microseconds, 2)
     90.26
     """
     read = _bytes(spec.operands)
     written = prod(spec.output) * float_type(spec.out).size
     eight_bits = float_type(spec.dtype).size == 1
-    roof = FP8_FLOPS_PER_SECOND if eight_bits else FLOPS_PER_SECOND
-    return Floor(bytes=read + written, flops=spec.flops, flops_per_second=roof)
+    return Floor(read + written, spec.flops, roofs_of(device(target)), eight_bits)
 
 
 def weight_bytes(spec: WorkloadSpec) -> int:

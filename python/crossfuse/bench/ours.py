@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from crossfuse import hardware
 from crossfuse.bench.job import OF_MODELS, OURS, OWN
 from crossfuse.bench.variant import Variant, no_such, pack_apart
 from crossfuse.planner.families import STATE_PLACES
@@ -178,9 +179,7 @@ def compile_kernel(
     target: str,
     directory: str | None = None,
 ) -> Compiled:
-    """Compile a workload as the bench does: its weights are constant while it is timed.
-
-    A process compiles each once.
+    """Compile a workload as everybody does, once in a process.
 
     Parameters
     ----------
@@ -196,14 +195,7 @@ def compile_kernel(
     from crossfuse import compiler
 
     options = {} if placement is None else {"placement": placement}
-    return compiler.compile(
-        spec, target=target, rule="tensor", constant_weights=True, directory=directory, **options
-    )
-
-
-def target_of(gpu: str) -> str:
-    """The device that a GPU's name stands for; an H100 if it stands for none."""
-    return "nvidia-h200" if "H200" in gpu else "nvidia-h100"
+    return compiler.compile(spec, target=target, directory=directory, **options)
 
 
 def _products(spec: WorkloadSpec) -> tuple[WorkloadSpec, WorkloadSpec | None, WorkloadSpec]:
@@ -236,10 +228,7 @@ def _products(spec: WorkloadSpec) -> tuple[WorkloadSpec, WorkloadSpec | None, Wo
 
 
 def _kernel(spec: WorkloadSpec, device: str, placement: str | None = None) -> _Kernel:
-    import torch
-
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    compiled = compile_kernel(spec, placement, target_of(name))
+    compiled = compile_kernel(spec, placement, hardware.device().name)
     return _loaded(compiled.kernel, spec.output, spec.out, device)
 
 

@@ -103,7 +103,7 @@ def summarise(
 
 
 def measure_timeline(
-    spec: WorkloadSpec, target: str = "nvidia-h100", placement: str = "auto"
+    spec: WorkloadSpec, target: str | None = None, placement: str = "auto"
 ) -> tuple[KernelTimeline, ...]:
     """Compile a workload with a timeline and run it.
 
@@ -111,7 +111,7 @@ def measure_timeline(
     ----------
     spec : WorkloadSpec
         What is computed.
-    target, placement : str
+    target, placement : str | None
         See `crossfuse.compile`.
 
     Returns
@@ -134,8 +134,7 @@ def measure_timeline(
     from crossfuse.runtime import build_library, load
 
     require_gpu()
-    options = {"rule": "tensor", "placement": placement, "constant_weights": True}
-    compiled = compile_source(spec, target=target, **options)
+    compiled = compile_source(spec, target=target, rule="tensor", placement=placement)
     timed = lower(compiled.schedule, target, timeline=True)
     library = build_library(timed.image, scratch_folder(), device=device(target))
     symbols = [each.symbol for each in timed.image.launches]

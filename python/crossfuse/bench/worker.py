@@ -118,10 +118,10 @@ def prepare(job: Job, folder: Path | None = None) -> Problem:
 
 def _compile(job: Job, spec: WorkloadSpec | CascadeSpec) -> None:
     """Have the kernels of a job ready."""
-    from crossfuse.bench.ours import compile_kernel, kernels, target_of
-    from crossfuse.doctor.gpu import find_gpus
+    from crossfuse.bench.ours import compile_kernel, kernels
+    from crossfuse.hardware import device
 
-    target = target_of("".join(each.name for each in find_gpus()[:1]))
+    target = device().name
     for kernel in kernels(job.variant, spec):
         compile_kernel(*kernel, target)
 

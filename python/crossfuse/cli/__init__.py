@@ -14,6 +14,7 @@ import crossfuse
 from crossfuse.cli.bench import bench
 from crossfuse.cli.bundle import app as bundle
 from crossfuse.cli.cache import app as cache
+from crossfuse.cli.calibrate import calibrate
 from crossfuse.cli.compile import compile_workload
 from crossfuse.cli.demo import demo
 from crossfuse.cli.doctor import doctor
@@ -60,6 +61,7 @@ app.command("demo")(demo)
 app.command("bench")(bench)
 app.command("timeline")(timeline)
 app.command("view")(view)
+app.command("calibrate")(calibrate)
 app.command("tune")(tune)
 app.add_typer(bundle, name="bundle")
 app.add_typer(cache, name="cache")

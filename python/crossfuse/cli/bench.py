@@ -109,18 +109,17 @@ def _measure(
     from crossfuse.bench.counters import count
     from crossfuse.bench.environment import record, require_gpu
     from crossfuse.bench.models.ahead import compile_models
-    from crossfuse.bench.ours import target_of
     from crossfuse.bench.plot import plot, require_matplotlib
     from crossfuse.bench.run import run
     from crossfuse.bench.table import progress
     from crossfuse.files import write_atomically
+    from crossfuse.hardware import device
 
     require_gpu()
     if picture is not None:
         require_matplotlib()
     environment = record()
-    target = target_of(environment["gpu"]["name"])
-    built = ahead.build_ahead(jobs, build_jobs, target, timeout)
+    built = ahead.build_ahead(jobs, build_jobs, device().name, timeout)
     typer.echo(f"compiled {built} kernels ahead", err=True)
     if models := compile_models(jobs, build_jobs, timeout):
         typer.echo(f"compiled {models} models ahead", err=True)

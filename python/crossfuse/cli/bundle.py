@@ -45,7 +45,7 @@ def make(
     ] = False,
     jobs: _Jobs = 0,
     build_timeout: _BuildTimeout = 300.0,
-    target: Target = "nvidia-h100",
+    target: Target = None,
     l2: Annotated[str, typer.Option(help="State of the cache: cold or hot.")] = "cold",
     repeats: Annotated[int, typer.Option(min=1, help="Of which the median is taken.")] = 15,
     calls: Annotated[int, typer.Option(min=1, help="Computations between two timestamps.")] = 16,
@@ -53,12 +53,14 @@ def make(
 ) -> None:
     """Write a bundle, with its candidates compiled unless that is to be done there."""
     from crossfuse.bench.job import OURS, Job
+    from crossfuse.hardware import device
     from crossfuse.meta_schedule.bundle import make_bundle
     from crossfuse.meta_schedule.conditions import Conditions
 
-    found = _candidates(candidates, target, keep, baseline)
+    name = device(target).name
+    found = _candidates(candidates, name, keep, baseline)
     job = Job("", OURS, l2, "graph", repeats, calls)
-    how = Conditions(target, job, build_timeout=build_timeout, builders=jobs or _cores())
+    how = Conditions(name, job, build_timeout=build_timeout, builders=jobs or _cores())
     failures = []
 
     def report(candidate: Any, build: Any) -> None:

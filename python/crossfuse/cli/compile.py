@@ -11,13 +11,9 @@ from crossfuse.cli.kernel import (
     Cluster,
     Constant,
     Placement,
-    Ring,
-    Rows,
     Rule,
-    Scatter,
     Target,
     Workload,
-    options,
     render,
 )
 from crossfuse.cli.output import JsonFlag, print_json, print_rich
@@ -28,14 +24,11 @@ def compile_workload(
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write to.")] = Path(
         "crossfuse-out"
     ),
-    target: Target = "nvidia-h100",
-    cluster: Cluster = 0,
-    rows: Rows = 0,
-    ring: Ring = True,
-    scatter: Scatter = True,
-    rule: Rule = "threads",
+    target: Target = None,
+    rule: Rule = "auto",
     placement: Placement = "auto",
-    constant_weights: Constant = False,
+    cluster: Cluster = 0,
+    constant_weights: Constant = None,
     database: Annotated[
         Path | None,
         typer.Option(help="Folder of crossfuse tune: compile the fastest kernel measured there."),
@@ -46,9 +39,15 @@ def compile_workload(
     from crossfuse.compiler import compile as compile_source
     from crossfuse.compiler.report import make_report
 
-    shared = options(cluster, rows, ring, scatter, rule, placement, constant_weights)
     compiled = compile_source(
-        workload, target=target, directory=output, database=database, **shared
+        workload,
+        target=target,
+        rule=rule,
+        placement=placement,
+        cluster=cluster or None,
+        constant_weights=constant_weights,
+        directory=output,
+        database=database,
     )
     report = make_report(compiled)
     if as_json:

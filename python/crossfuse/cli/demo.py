@@ -1,4 +1,4 @@
-"""``crossfuse demo``: a Llama-style FFN from PyTorch to a checked cluster kernel."""
+"""``crossfuse demo``: a Llama-style FFN from PyTorch to a planned and checked kernel."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from crossfuse.cli.kernel import Target, render
 from crossfuse.cli.output import JsonFlag, print_json, print_rich
 from crossfuse.errors import EnvironmentRefused
 
-ROWS, HIDDEN, INTERMEDIATE, CLUSTER = 32, 256, 512, 4
+ROWS, HIDDEN, INTERMEDIATE = 32, 256, 512
 
 
 def demo(
-    target: Target = "nvidia-h100",
-    cluster: Annotated[int, typer.Option(help="CTAs in a cluster.")] = CLUSTER,
+    target: Target = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write to.")] = Path(
         "crossfuse-out"
     ),
     as_json: JsonFlag = False,
 ) -> None:
-    """Import a small Llama-style FFN from PyTorch, fuse it, check it, and time it on a GPU."""
+    """Import a small Llama-style FFN from PyTorch, plan it, fuse it, check it, time it on a GPU."""
     import torch
 
     from crossfuse.compiler import check, time_kernel
@@ -34,7 +33,7 @@ def demo(
     module = gated_ffn_module(HIDDEN, INTERMEDIATE, "bfloat16")
     x = torch.randn(ROWS, HIDDEN, dtype=torch.bfloat16)
     compiled = compile_source(
-        module, example_inputs=(x,), target=target, cluster=cluster, directory=output, name="ffn"
+        module, example_inputs=(x,), target=target, directory=output, name="ffn"
     )
     found = check(compiled)
     try:

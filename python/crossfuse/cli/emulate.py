@@ -11,13 +11,9 @@ from crossfuse.cli.kernel import (
     Cluster,
     Constant,
     Placement,
-    Ring,
-    Rows,
     Rule,
-    Scatter,
     Target,
     Workload,
-    options,
     verdicts,
 )
 from crossfuse.cli.output import JsonFlag, print_json, print_rich
@@ -30,14 +26,11 @@ MAX_ITERATIONS, MAX_IN_CASCADES = 10**9, 10**8
 
 def emulate(
     workload: Workload,
-    target: Target = "nvidia-h100",
-    cluster: Cluster = 0,
-    rows: Rows = 0,
-    ring: Ring = True,
-    scatter: Scatter = True,
-    rule: Rule = "threads",
+    target: Target = None,
+    rule: Rule = "auto",
     placement: Placement = "auto",
-    constant_weights: Constant = False,
+    cluster: Cluster = 0,
+    constant_weights: Constant = None,
     seed: Annotated[int, typer.Option(help="Of inputs and thread orders.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
@@ -58,8 +51,14 @@ def emulate(
             instead="emulate the same workload with smaller extents: the kernel has the same "
             "structure",
         )
-    shared = options(cluster, rows, ring, scatter, rule, placement, constant_weights)
-    compiled = compile_source(workload, target=target, **shared)
+    compiled = compile_source(
+        workload,
+        target=target,
+        rule=rule,
+        placement=placement,
+        cluster=cluster or None,
+        constant_weights=constant_weights,
+    )
     found = check(compiled, seed=seed, gpu=False)
     ok = all(each.status != "failed" for each in found)
     if as_json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crossfuse.cli.kernel import Workload
+from crossfuse.cli.kernel import Target, Workload
 from crossfuse.cli.output import JsonFlag, print_json, print_rich
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ _Only = Annotated[
 
 def explain(
     workload: Workload,
-    target: Annotated[
-        str, typer.Option("--target", "--device", help="nvidia-h100 or nvidia-h200.")
-    ] = "nvidia-h100",
+    target: Target = None,
     only: _Only = "",
     top: Annotated[
         int, typer.Option(help="Plans to show, the chosen one and those that come next.")
@@ -43,7 +41,7 @@ def explain(
     ] = 0,
     rates: Annotated[
         Path | None,
-        typer.Option(help="Record of scripts/calibrate.py instead of the packaged one."),
+        typer.Option(help="Record of crossfuse calibrate instead of the packaged one."),
     ] = None,
     svg: Annotated[Path | None, typer.Option(help="Picture to write.")] = None,
     as_json: JsonFlag = False,

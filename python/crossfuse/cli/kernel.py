@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,61 +20,42 @@ Workload = Annotated[
         "gated_ffn:M=16,K=256,N=512,L=256,dtype=bfloat16,act=silu."
     ),
 ]
-Target = Annotated[str, typer.Option(help="nvidia-h100 or nvidia-h200.")]
-Cluster = Annotated[
-    int, typer.Option(help="CTAs in a cluster, 1 to 16; 0 takes the first that fits.")
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="nvidia-h100 or nvidia-h200.", show_default="the GPU of this machine, else nvidia-h100"
+    ),
 ]
-Rows = Annotated[int, typer.Option(help="Rows of the output tile of a cluster; 0: choose.")]
-Ring = Annotated[bool, typer.Option(help="Chains: pass slices in ring order, or in rank order.")]
 Rule = Annotated[
     str,
     typer.Option(
-        help="threads: kernels that pass slices through DSM; tensor: kernels with TMA and wgmma."
+        help="Of chains: tensor (kernels with TMA and wgmma), threads (ordinary instructions: "
+        "general, and slow), or auto (the first, and the second of what has none)."
     ),
 ]
 Placement = Annotated[
     str,
     typer.Option(
-        help="Rule tensor, where the intermediate of a chain lives: registers (of the CTA that "
-        "makes it), dsm (shared memory of a cluster), dsm-unordered (the same, partial sums of "
-        "clusters added by TMA in no order), l2 (one persistent kernel), global (one kernel for "
-        "each product), or auto (what `crossfuse explain` chooses, place and tiles). Of a cascade, "
-        "where states merge: registers, dsm, global (by a second kernel), or auto."
+        help="Where the intermediate of a chain lives: registers (of the CTA that makes it), dsm "
+        "(shared memory of a cluster), dsm-unordered (the same, partial sums of clusters added by "
+        "TMA in no order), l2 (one persistent kernel), global (one kernel for each product), or "
+        "auto (what `crossfuse explain` chooses, place and tiles). Of a cascade, where states "
+        "merge: registers, dsm, global (by a second kernel), or auto."
     ),
+]
+Cluster = Annotated[
+    int, typer.Option(help="CTAs in a cluster of a chain's kernel, 1 to 16; 0: choose.")
 ]
 Constant = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--constant-weights",
-        help="Rule tensor: no kernel writes the weights shortly before; they are loaded early.",
+        "--constant-weights/--written-weights",
+        help="Whether no kernel writes the weights shortly before, so that they are loaded early.",
+        show_default="constant",
     ),
 ]
-Scatter = Annotated[bool, typer.Option(help="Single products: reduce-scatter, or all-exchange.")]
 
 _STYLES = {"passed": "green", "failed": "red", "skipped": "yellow"}
-
-
-def options(
-    cluster: int,
-    rows: int,
-    ring: bool,
-    scatter: bool,
-    rule: str = "threads",
-    placement: str = "auto",
-    constant_weights: bool = False,
-) -> dict[str, Any]:
-    """Keyword arguments of `crossfuse.compile` for the shared options."""
-    from crossfuse.schedule.rules.tiles import Tiles
-
-    return {
-        "cluster": cluster or None,
-        "tiles": Tiles(rows=rows),
-        "ring": ring,
-        "scatter": scatter,
-        "rule": rule,
-        "placement": placement,
-        "constant_weights": constant_weights,
-    }
 
 
 def render(report: KernelReport, *, schedule: bool = True) -> list[RenderableType]:
@@ -86,8 +67,8 @@ def render(report: KernelReport, *, schedule: bool = True) -> list[RenderableTyp
     if schedule:
         parts.append(Panel(Text(report.schedule), title="schedule", title_align="left"))
     parts.append(Panel(Text(report.layout), title="who holds what", title_align="left"))
-    if report.plan is not None:
-        parts.append(Text(_plan(report.plan)))
+    if report.choice:
+        parts.append(Text(report.choice))
     parts += [_launches(report), _shared(report)]
     if report.verdicts:
         parts.append(verdicts(report.verdicts))
@@ -141,13 +122,6 @@ def _shared(report: KernelReport) -> Table:
         used = f"{each['first']} to {each['last']}"
         table.add_row(Text(each["name"]), str(each["offset"]), str(each["size"]), used)
     return table
-
-
-def _plan(plan: dict[str, Any]) -> str:
-    eager = plan["eager_microseconds"]
-    faster = " (faster)" if plan["eager_is_faster"] else ""
-    beside = "" if eager is None else f", not to fuse {eager:.1f} us{faster}"
-    return f"planned: {plan['family']}, {plan['microseconds']:.1f} us estimated{beside}"
 
 
 def _timing(report: KernelReport) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def timeline(
     workload: Workload,
     m: Annotated[int, typer.Option("--m", help="Rows; 0 takes those of the workload.")] = 0,
-    target: Target = "nvidia-h100",
+    target: Target = None,
     placement: Placement = "auto",
     as_json: JsonFlag = False,
 ) -> None:

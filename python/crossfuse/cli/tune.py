@@ -54,7 +54,7 @@ def tune(
     seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
     jobs: Annotated[int, typer.Option(min=0, help="Processes that compile; 0: cores.")] = 0,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for one measurement.")] = 30.0,
-    target: Target = "nvidia-h100",
+    target: Target = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Search for the fastest kernel of a workload.
@@ -64,6 +64,7 @@ def tune(
     """
     from crossfuse.bench.environment import record as environment
     from crossfuse.bench.environment import require_gpu
+    from crossfuse.hardware import device
     from crossfuse.meta_schedule.conditions import Conditions
     from crossfuse.meta_schedule.tune import open_tuning
     from crossfuse.workload.cascades import resolve_any
@@ -72,7 +73,7 @@ def tune(
     if trials and runner is Where.local and not rpc:
         require_gpu()
         gpu = environment()["gpu"].get("name", "")
-    how = Conditions(target, timeout=timeout, builders=jobs or _cores(), gpu=gpu)
+    how = Conditions(device(target).name, timeout=timeout, builders=jobs or _cores(), gpu=gpu)
     if rpc:
         _check_chain(spec)
         how = _remote(how, rpc, runner)

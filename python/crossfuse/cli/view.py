@@ -21,7 +21,7 @@ def view(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Page to write.")] = Path("view.html"),
-    target: Target = "nvidia-h100",
+    target: Target = None,
     workload: Annotated[
         str, typer.Option(help="Of the plan of a chain: the spec that it is of.")
     ] = "",

@@ -25,6 +25,19 @@ def check_known(what: str, found: str, known: tuple[str, ...]) -> None:
         )
 
 
+def check_place(rule: str, placement: str, cascade: bool) -> None:
+    """Refuse a place for the intermediate of a kernel of ordinary instructions."""
+    if rule == "threads" and placement != "auto" and not cascade:
+        raise refuse(
+            ScheduleRefused,
+            "compile",
+            "placement",
+            found=f"{placement!r} with rule='threads'",
+            limit="'auto': kernels of this rule keep an intermediate in DSM",
+            instead="leave the rule out, or the placement",
+        )
+
+
 def check_plan(
     source: Source,
     rule: str,
@@ -39,7 +52,7 @@ def check_plan(
     if cascade or isinstance(plan, CascadeChoice):
         _check_cascade(source, plan, cascade)
         return
-    known = rule == "tensor" and placement == "auto" and source.func is not None
+    known = rule != "threads" and placement == "auto" and source.func is not None
     if known and not cluster:
         return
     found = f"a plan with rule={rule!r} and placement={placement!r}"
@@ -50,8 +63,8 @@ def check_plan(
         "compile",
         "plan",
         found="a plan and a schedule" if source.schedule is not None else found,
-        limit="a plan with rule='tensor' and placement='auto', of a source without a schedule, and "
-        "no cluster",
+        limit="a plan with rule='auto' or 'tensor' and placement='auto', of a source without a "
+        "schedule, and no cluster",
         instead="pass these, or leave the plan out",
     )
 

@@ -63,8 +63,8 @@ def compile_bins(
     bins: Sequence[int] = BINS,
     placement: str | Mapping[int, str] = "auto",
     schedule: Callable[[WorkloadSpec], Any] | None = None,
-    target: str | Device = "nvidia-h100",
-    constant_weights: bool = False,
+    target: str | Device | None = None,
+    constant_weights: bool | None = None,
     directory: str | Path | None = None,
     name: str = "main",
 ) -> CompiledBins:
@@ -82,9 +82,9 @@ def compile_bins(
     schedule : Callable | None
         Function from the workload of a bin to its ``tvm.s_tir.Schedule`` for the Hopper pipeline,
         such as one of a plan; takes the place of `placement`.
-    target : str | Device
+    target : str | Device | None
         What to compile for.
-    constant_weights : bool
+    constant_weights : bool | None
         See `crossfuse.compile`.
     directory : str | Path | None
         The folder, see `crossfuse.runtime.write_dispatch`; None makes one that goes with the

@@ -9,7 +9,6 @@ from crossfuse.compiler.option import Option
 from crossfuse.compiler.source import Source
 from crossfuse.errors import CascadeRefused, PlanRefused, RefusedError, ScheduleRefused, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.families import EAGER
 from crossfuse.planner.noted import not_fusing, noted
 from crossfuse.schedule.cascades import only_site, schedule_cascade
 
@@ -79,8 +78,8 @@ def cascade_options(
     target : Device
         What to schedule for.
     plan : CascadePlan | None
-        What is scheduled; None plans the source. Plans not to fuse are left out then, since a
-        kernel of ours is asked for; what they were estimated to take is noted.
+        What is scheduled; None plans the source. Not to fuse is no plan then, since a kernel of
+        ours is asked for; what it was estimated to take is noted.
     constant : bool
         Whether no kernel that may still be running writes the weights of a product.
     placement : str
@@ -128,12 +127,13 @@ def _one_cascade(
     every = [plan] if plan is not None else []
     if plan is None:
         shape = cascade_shape(site, derivation, source.summary)
-        placed = placement != "auto"
         every = (
-            placed_cascade(shape, placement, target) if placed else ranked_cascade(shape, target)
+            ranked_cascade(shape, target, fused=True)
+            if placement == "auto"
+            else placed_cascade(shape, placement, target)
         )
     eager = not_fusing(every)
-    plans = every if plan is not None else tried([e for e in every if e.family != EAGER])
+    plans = every if plan is not None else tried(every)
     return [
         Option(
             partial(

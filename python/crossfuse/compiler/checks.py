@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from crossfuse.compiler.problem import Problem, make_problem
 from crossfuse.errors import EnvironmentRefused, RefusedError
@@ -46,13 +46,14 @@ class Verdict:
     seconds: float
 
 
-def check(compiled: Compiled, *, seed: int = 0, gpu: bool = True) -> tuple[Verdict, ...]:
+def check(compiled: Any, *, seed: int = 0, gpu: bool = True) -> tuple[Verdict, ...]:
     """Run every checker on random inputs.
 
     Parameters
     ----------
-    compiled : Compiled
-        The kernel. Both CPU checkers execute every operation of it: take small shapes.
+    compiled : Compiled | Any
+        The kernel, or what `crossfuse.compile` makes one of without options. Both CPU checkers
+        execute every operation of it: take small shapes.
     seed : int
         Of the inputs and of the emulator's thread orders.
     gpu : bool
@@ -66,10 +67,14 @@ def check(compiled: Compiled, *, seed: int = 0, gpu: bool = True) -> tuple[Verdi
     Examples
     --------
     >>> import crossfuse
-    >>> kernel = crossfuse.compile("gemm:M=16,K=64,N=16", cluster=4)
+    >>> kernel = crossfuse.compile("gemm:M=16,K=64,N=16")
     >>> {each.status for each in crossfuse.check(kernel, gpu=False)}
     {'passed'}
     """
+    from crossfuse.compiler.compiled import Compiled, compile
+
+    if not isinstance(compiled, Compiled):
+        compiled = compile(compiled)
     problem = make_problem(compiled.source, compiled.schedule, seed)
     checks: list[tuple[str, Callable[[], str]]] = [
         ("schedule, run on LLVM", lambda: _sequential(compiled, problem)),

@@ -65,7 +65,7 @@ def time_kernel(compiled: Compiled, problem: Problem) -> Timing:
     --------
     >>> import crossfuse
     >>> from crossfuse.compiler.problem import make_problem
-    >>> kernel = crossfuse.compile("S8", rule="tensor")  # doctest: +SKIP
+    >>> kernel = crossfuse.compile("S8")  # doctest: +SKIP
     >>> problem = make_problem(kernel.source, kernel.schedule)  # doctest: +SKIP
     >>> time_kernel(kernel, problem)  # doctest: +SKIP
     """

@@ -16,6 +16,7 @@ from crossfuse.runtime.bin_rows import BINS
 from crossfuse.runtime.exact_cuda import exact_cuda
 from crossfuse.runtime.model_inputs import ModelInput, ModelInputs
 from crossfuse.runtime.running_model import RUNS_ON, RunningModel, Uncopied
+from crossfuse.runtime.torch_operator import operators_in
 
 if TYPE_CHECKING:
     from crossfuse.relax.chains.outcome import ChainOutcome
@@ -34,10 +35,13 @@ class ModelReport:
         Each pair of layers of matrix products: its kernel, or why it has none.
     cascades : tuple[Outcome, ...]
         Each group of reductions, and each function that was left, with the reason.
+    by_torch : tuple[str, ...]
+        Operators that neither Crossfuse nor TVM has: torch runs them, inside of the model.
     """
 
     chains: tuple[ChainOutcome, ...]
     cascades: tuple[Outcome, ...]
+    by_torch: tuple[str, ...] = ()
 
     @property
     def fused(self) -> tuple[str, ...]:
@@ -56,6 +60,8 @@ class ModelReport:
             saved = f", {each.before} to {each.after} bytes" if each.form else ""
             kernel = f"{each.function} ({each.form}){saved}" if each.form else "left"
             lines.append(f"{what}: {kernel}; {each.reason}")
+        if self.by_torch:
+            lines.append(f"left to torch: {', '.join(self.by_torch)}")
         return "\n".join(lines)
 
 
@@ -169,7 +175,7 @@ def compile_model(
     model: Any,
     example_inputs: Sequence[Any] | None = None,
     *,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     always: bool = False,
     bins: Sequence[int] = BINS,
     runs_on: str = "cuda",
@@ -190,7 +196,7 @@ def compile_model(
         modules may have symbolic extents, such as batch and sequence.
     example_inputs : Sequence[tensor] | None
         Inputs whose shapes and types are compiled for.
-    target : str | Device
+    target : str | Device | None
         What to compile for.
     always : bool
         Whether chains are fused that are estimated to be slower than not to fuse them.
@@ -245,7 +251,8 @@ def compile_model(
     built = pipeline(spec, dump=dump, steps=steps)
     executable = _build(imported.mod, built, spec, runs_on)
     outcomes = {each.name: getattr(each.run, "outcomes", ()) for each in steps}
-    report = ModelReport(outcomes["fuse_chains"], outcomes["fuse_cascades"])
+    by_torch = operators_in(imported.mod)
+    report = ModelReport(outcomes["fuse_chains"], outcomes["fuse_cascades"], by_torch)
     return CompiledModel(imported, executable, report, spec, runs_on)
 
 

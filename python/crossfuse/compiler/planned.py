@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from crossfuse.compiler.option import Option
 from crossfuse.compiler.source import Source
 from crossfuse.hardware import Device
-from crossfuse.planner.families import EAGER
 from crossfuse.planner.noted import not_fusing, noted
 
 if TYPE_CHECKING:
@@ -28,8 +27,8 @@ def planned_options(
     source : Source
         With a function.
     plan : Plan | None
-        What is scheduled; None plans the function. Plans not to fuse are left out then, since a
-        kernel of ours is asked for; what they were estimated to take is noted.
+        What is scheduled; None plans the function. Not to fuse is no plan then, since a kernel of
+        ours is asked for; what it was estimated to take is noted.
     constant : bool
         Whether no kernel that may still be running writes the weights.
     target : Device
@@ -56,14 +55,13 @@ def planned_options(
             {"plan": noted(each, eager)},
         )
         for each in plans
-        if each.family != EAGER or plan is not None
     ]
 
 
 def _plans(source: Source, target: Device) -> list[Plan]:
-    from crossfuse.planner.chain.build import chain_of
-    from crossfuse.schedule.planned import rank_chain, rank_function
+    from crossfuse.planner.plan import ranked
+    from crossfuse.schedule.planned import rank_function
 
     if source.spec is None:
-        return rank_function(source.func, target, keep=_TRIED)
-    return rank_chain(chain_of(source.spec), source.spec.weights == "nk", target, keep=_TRIED)
+        return rank_function(source.func, target, keep=_TRIED, fused=True)
+    return ranked(source.spec, target, keep=_TRIED, fused=True)

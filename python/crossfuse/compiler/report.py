@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.compiler.checks import Verdict
+from crossfuse.planner.explain.tables import tiles_text
 
 if TYPE_CHECKING:
     from crossfuse.compiler.compiled import Compiled
@@ -45,6 +46,8 @@ class KernelReport:
         If it was measured.
     plan : dict | None
         Family, tiles and estimated microseconds, and those of not fusing, if it follows a plan.
+    choice : str
+        One line: what was planned, or why nothing was.
     """
 
     workload: str
@@ -62,6 +65,7 @@ class KernelReport:
     verdicts: tuple[Verdict, ...] = ()
     timing: Timing | None = None
     plan: dict[str, Any] | None = None
+    choice: str = ""
 
     @property
     def ok(self) -> bool:
@@ -96,6 +100,7 @@ def make_report(
     from crossfuse.schedule.cluster_layout import cluster_layout
 
     image, plan = compiled.lowered.image, compiled.lowered.shared_memory
+    metadata = compiled.artefact.manifest.metadata
     return KernelReport(
         workload=compiled.source.summary,
         target=compiled.target.name,
@@ -111,5 +116,44 @@ def make_report(
         manifest=str(compiled.artefact.manifest_path),
         verdicts=tuple(verdicts),
         timing=timing,
-        plan=compiled.artefact.manifest.metadata.get("plan"),
+        plan=metadata.get("plan"),
+        choice=choice_text(metadata),
     )
+
+
+def choice_text(why: Mapping[str, Any]) -> str:
+    """Say why a kernel is the one that was built.
+
+    Parameters
+    ----------
+    why : Mapping[str, Any]
+        Metadata of its library, see `crossfuse.compiler.choose.Chosen.why`.
+
+    Returns
+    -------
+    str
+        What was planned, or why nothing was; empty of what the caller scheduled.
+    """
+    if "plan" in why:
+        return _planned(why["plan"])
+    if "rows_first" in why:
+        tiles = tiles_text(why["rows_first"]["tiles"])
+        return f"planned: rows in the kernel of their product; {tiles}"
+    if "recorded" in why:
+        found = why["recorded"]
+        return f"recorded: {found['microseconds']:.1f} us measured, in {found['database']}"
+    if why.get("rule") == "threads":
+        refused = "; ".join(why.get("refused", ()))
+        because = f", since the Hopper pipeline has none: {refused}" if refused else ""
+        return f"not planned: a kernel of ordinary instructions{because}"
+    return f"not planned: {why['not_planned']}" if "not_planned" in why else ""
+
+
+def _planned(plan: Mapping[str, Any]) -> str:
+    eager = plan["eager_microseconds"]
+    text = f"planned: {plan['family']}, {plan['microseconds']:.1f} us estimated"
+    if eager is not None:
+        text += f", not to fuse {eager:.1f} us"
+    if plan["eager_is_faster"]:
+        text += ", which is faster: the best fused kernel is compiled since one was asked for"
+    return f"{text}; {tiles_text(plan['tiles'])}"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from crossfuse.compiler.option import Option
 from crossfuse.errors import CascadeRefused, PlanRefused
 from crossfuse.hardware import Device
-from crossfuse.planner.families import EAGER
 
 if TYPE_CHECKING:
     from crossfuse.planner.plan import Plan
@@ -72,7 +71,7 @@ def _plans(product: Any, target: Device) -> list[Plan]:
     """Plans of the product alone."""
     from crossfuse.schedule.planned import rank_function
 
-    return [each for each in rank_function(product, target, keep=_TRIED) if each.family != EAGER]
+    return rank_function(product, target, keep=_TRIED, fused=True)
 
 
 def _noted(plan: Plan, chunk: int) -> dict[str, Any]:

@@ -33,6 +33,9 @@ class Source:
         If it came from a torch module: the module, its Relax form and its outlined function.
     schedule : Any
         If the caller scheduled it: the ``tvm.s_tir.Schedule``.
+    constant_weights : bool
+        Whether its weights are known not to be written while it runs: they are parameters of a
+        model, or those of a workload that is named.
 
     Examples
     --------
@@ -49,6 +52,7 @@ class Source:
     imported: Imported | None = None
     outlined: Outlined | None = None
     schedule: Any = None
+    constant_weights: bool = False
 
 
 def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Source:
@@ -56,10 +60,10 @@ def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Sou
 
     Parameters
     ----------
-    source : str | WorkloadSpec | CascadeSpec | torch.nn.Module | IRModule | PrimFunc | Schedule
-        A packaged id (``"S8"``) or spec text, a torch module with `example_inputs`, a Relax
-        module, an unscheduled function (a chain in canonical form, or a cascade), or a finished
-        schedule.
+    source : Any
+        A packaged id (``"S8"``) or spec text, a torch module with `example_inputs` or exported by
+        ``torch.export.export``, a Relax module, an unscheduled function (a chain in canonical form,
+        or a cascade), or a finished schedule.
     example_inputs : Sequence[torch.Tensor] | None
         Inputs of a torch module; their shapes and types are compiled for.
 
@@ -80,8 +84,10 @@ def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Sou
     """
     if isinstance(source, (str, WorkloadSpec, CascadeSpec)):
         return _from_spec(source)
-    if _is_torch_module(source):
+    if _is(source, "torch.nn.modules.module"):
         return _from_module(source, example_inputs)
+    if _is(source, "torch.export.exported_program"):
+        return _from_exported(source)
     from crossfuse import _tvm as ir
 
     if isinstance(source, ir.Schedule):
@@ -92,7 +98,14 @@ def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Sou
         from crossfuse.relax.outline import outline
 
         outlined = outline(source)
-        return Source(outlined.func, outlined.summary, outlined=outlined)
+        attributes = source["main"].attrs or {}
+        inputs = int(attributes.get("num_input", len(source["main"].params)))
+        return Source(
+            outlined.func,
+            outlined.summary,
+            outlined=outlined,
+            constant_weights=_stored(outlined, inputs),
+        )
     raise refuse(
         WorkloadRefused,
         "compile",
@@ -109,13 +122,20 @@ def _from_spec(source: str | WorkloadSpec | CascadeSpec) -> Source:
     if isinstance(source, str):
         source = cascades.resolve_any(source)
     if isinstance(source, CascadeSpec):
-        return Source(cascade_build.prim_func(source), str(source), cascade=source)
-    return Source(build.prim_func(source), str(source), spec=source)
+        func = cascade_build.prim_func(source)
+        return Source(func, str(source), cascade=source, constant_weights=True)
+    return Source(build.prim_func(source), str(source), spec=source, constant_weights=True)
 
 
-def _is_torch_module(source: Any) -> bool:
-    """Whether `source` is a torch module, without importing torch for anything else."""
-    return any(each.__module__ == "torch.nn.modules.module" for each in type(source).__mro__)
+def _is(source: Any, module: str) -> bool:
+    """Whether `source` is of a class of a module, without importing torch for anything else."""
+    return any(each.__module__ == module for each in type(source).__mro__)
+
+
+def _stored(outlined: Outlined, inputs: int) -> bool:
+    """Whether all weights come after the inputs of the model, or are constants of its graph."""
+    weights = outlined.arguments[1 : 4 if outlined.gated else 3]
+    return all(each.value is not None or each.position >= inputs for each in weights)
 
 
 def _from_module(module: Any, example_inputs: Sequence[Any] | None) -> Source:
@@ -128,10 +148,26 @@ def _from_module(module: Any, example_inputs: Sequence[Any] | None) -> Source:
             limit="one tensor for each input of the module",
             instead="pass example_inputs=(x,), whose shape and type are compiled for",
         )
-    from crossfuse.relax.outline import outline
     from crossfuse.relax.torch_import import import_torch
 
-    imported = import_torch(module, example_inputs)
+    return _from_imported(import_torch(module, example_inputs), type(module).__name__, module)
+
+
+def _from_exported(program: Any) -> Source:
+    from crossfuse.relax.torch_import import import_exported
+
+    return _from_imported(import_exported(program), type(program).__name__)
+
+
+def _from_imported(imported: Imported, name: str, module: Any = None) -> Source:
+    from crossfuse.relax.outline import outline
+
     outlined = outline(imported.mod)
-    summary = f"{type(module).__name__}: {outlined.summary}"
-    return Source(outlined.func, summary, module=module, imported=imported, outlined=outlined)
+    return Source(
+        outlined.func,
+        f"{name}: {outlined.summary}",
+        module=module,
+        imported=imported,
+        outlined=outlined,
+        constant_weights=_stored(outlined, len(imported.inputs)),
+    )

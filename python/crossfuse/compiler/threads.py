@@ -6,15 +6,12 @@ from functools import partial
 from typing import Any
 
 from crossfuse.compiler.option import Option
-from crossfuse.schedule.rules.tiles import Tiles
 
 #: Tried in order where the caller leaves the cluster size open: portable sizes first.
 _CLUSTER_SIZES = (8, 4, 16, 2, 7, 6, 5, 3, 1)
 
 
-def thread_options(
-    func: Any, cluster: int | None, tiles: Tiles | None, *, ring: bool, scatter: bool
-) -> list[Option]:
+def thread_options(func: Any, cluster: int | None = None) -> list[Option]:
     """Ways to schedule a function by the rule for its number of products.
 
     Parameters
@@ -23,26 +20,21 @@ def thread_options(
         In canonical form.
     cluster : int | None
         CTAs of a cluster; None leaves it open.
-    tiles : Tiles | None
-        Tile sizes; what is left out is chosen.
-    ring, scatter : bool
-        See `crossfuse.compile`.
 
     Returns
     -------
     list[Option]
         One for each size of a cluster.
     """
-    sizes = _CLUSTER_SIZES if cluster is None else (cluster or 1,)
-    return [Option(partial(_by_rule, func, each, tiles, ring, scatter)) for each in sizes]
+    sizes = (cluster,) if cluster else _CLUSTER_SIZES
+    return [Option(partial(_by_rule, func, each), why={"rule": "threads"}) for each in sizes]
 
 
-def _by_rule(func: Any, cluster: int, tiles: Tiles | None, ring: bool, scatter: bool) -> Any:
+def _by_rule(func: Any, cluster: int) -> Any:
     from crossfuse import _tvm as ir
     from crossfuse.blocks.chain import read_chain
     from crossfuse.schedule.rules.ffn import schedule_ffn
     from crossfuse.schedule.rules.split_k import schedule_split_k
 
-    if read_chain(ir.Schedule(func)).second is None:
-        return schedule_split_k(func, cluster=cluster, tiles=tiles, scatter=scatter)
-    return schedule_ffn(func, cluster=cluster, tiles=tiles, ring=ring)
+    single = read_chain(ir.Schedule(func)).second is None
+    return (schedule_split_k if single else schedule_ffn)(func, cluster=cluster)

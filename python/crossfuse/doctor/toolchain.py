@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from crossfuse.doctor.gpu import find_gpus
 from crossfuse.doctor.report import Check
+from crossfuse.driver import find_gpus
 from crossfuse.errors import EnvironmentRefused
 from crossfuse.runtime.host_compiler import find_host_compiler
 from crossfuse.runtime.nvcc import find_nvcc

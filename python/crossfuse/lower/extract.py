@@ -46,7 +46,7 @@ class Lowered:
 
 def lower(
     func: Any,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     *,
     name: str = ENTRY,
     timeline: bool = False,
@@ -57,7 +57,7 @@ def lower(
     ----------
     func : tvm.tirx.PrimFunc | tvm.s_tir.Schedule | tvm.ir.IRModule
         A scheduled function with constant shapes; of a schedule or module, its only function.
-    target : str | Device
+    target : str | Device | None
         Device name, see `crossfuse.hardware.device`.
     name : str
         Name of the compiled function.

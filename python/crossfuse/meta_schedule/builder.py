@@ -45,7 +45,7 @@ class NvccBuilder(PyBuilder):
     workload : str | WorkloadSpec | PrimFunc | IRModule | Tasks | None
         What the modules compute, recorded in each library: the runner then checks results against
         float64. Of several functions, as those of a model, the tasks that the search works on.
-    target : str | Device
+    target : str | Device | None
         Device to compile for and whose limits hold.
     directory : str | os.PathLike[str] | None
         Where folders of libraries go; None takes that for temporary files.
@@ -70,7 +70,7 @@ class NvccBuilder(PyBuilder):
         self,
         workload: str | WorkloadSpec | Any = None,
         *,
-        target: str | Device = "nvidia-h100",
+        target: str | Device | None = None,
         directory: str | os.PathLike[str] | None = None,
         max_workers: int | None = None,
         timeout_sec: float = 300.0,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def plugs(
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     *,
     strategy: str = "evolution",
     model: CostModel | None = None,
@@ -25,7 +25,7 @@ def plugs(
 
     Parameters
     ----------
-    target : str | Device
+    target : str | Device | None
         Where kernels are to run.
     strategy : str
         One of `crossfuse.planner.tune.drive.STRATEGIES`.

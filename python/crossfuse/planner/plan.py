@@ -43,16 +43,27 @@ class Plan(Choice):
     True
     """
 
-    def explain(self) -> Explanation:
-        """Why this plan: see `crossfuse.planner.explain.explanation.explain`."""
+    def explain(self, target: str | Device | None = None) -> Explanation:
+        """Say why this is the plan.
+
+        Parameters
+        ----------
+        target : str | Device | None
+            See `crossfuse.planner.explain.explanation.explain`.
+
+        Returns
+        -------
+        Explanation
+            Values, with ``text`` and ``svg``.
+        """
         from crossfuse.planner.explain.explanation import explain
 
-        return explain(self)
+        return explain(self, target=target)
 
 
 def plan(
     workload: Any,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     *,
     k_major: bool = True,
     only: Sequence[str] = (),
@@ -65,7 +76,7 @@ def plan(
     workload : str | WorkloadSpec | CascadeSpec | Chain
         What is computed: a packaged id or the text of a spec, a spec, or a chain. A spec says how
         its weights are stored.
-    target : str | Device
+    target : str | Device | None
         Device.
     k_major : bool
         Of a chain: whether weights are stored as [n, k].
@@ -110,12 +121,13 @@ def is_cascade(workload: Any) -> bool:
 
 def ranked(
     workload: Any,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     *,
     k_major: bool = True,
     only: Sequence[str] = (),
     rates: Rates | None = None,
     keep: int = 1,
+    fused: bool = False,
 ) -> list[Plan]:
     """The best plans of each family, the fastest first.
 
@@ -125,6 +137,8 @@ def ranked(
         See `plan`.
     keep : int
         Plans of a family.
+    fused : bool
+        Whether a kernel of ours is asked for: not to fuse is a runner then, and never the plan.
 
     Returns
     -------
@@ -151,11 +165,13 @@ def ranked(
     plans = [
         each for family in wanted for each in _of_family(frame, family, shape, spec, known, keep)
     ]
-    if not plans:
-        raise _none_fits(wanted, shape, spec)
     plans.sort(key=lambda each: each.microseconds)
-    best = plans[0]
     first = {each.family: each for each in reversed(plans)}
+    if fused:
+        plans = [each for each in plans if each.family != EAGER]
+    if not plans:
+        raise _none_fits([each for each in wanted if each != EAGER], shape, spec)
+    best = plans[0]
     others = sorted(
         (each for name, each in first.items() if name != best.family),
         key=lambda each: each.microseconds,

@@ -40,7 +40,7 @@ class BuildKernels:
 
     Parameters
     ----------
-    target : str | Device
+    target : str | Device | None
         What to build for.
     directory : str | Path | None
         Where what is built goes; None makes a directory that goes with the process. Nothing needs
@@ -78,7 +78,7 @@ class BuildKernels:
 
     def __init__(
         self,
-        target: str | Device = "nvidia-h100",
+        target: str | Device | None = None,
         *,
         directory: str | Path | None = None,
         jobs: int = 0,

@@ -81,7 +81,7 @@ class FuseCascades:
 
     Parameters
     ----------
-    target : str | Device
+    target : str | Device | None
         What sizes are chosen for.
     tiles : CascadeTiles | None
         Sizes of tile forms. None chooses for each cascade the first that lowers for the target,
@@ -108,7 +108,7 @@ class FuseCascades:
 
     def __init__(
         self,
-        target: str | Device = "nvidia-h100",
+        target: str | Device | None = None,
         *,
         tiles: CascadeTiles | None = None,
         stream: StreamTiles | None = None,

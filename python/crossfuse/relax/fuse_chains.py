@@ -36,7 +36,7 @@ class FuseChains:
 
     Parameters
     ----------
-    target : str | Device
+    target : str | Device | None
         What to plan for.
     always : bool
         Whether chains are fused that are estimated to be slower than not to fuse them.
@@ -74,7 +74,7 @@ class FuseChains:
 
     def __init__(
         self,
-        target: str | Device = "nvidia-h100",
+        target: str | Device | None = None,
         *,
         always: bool = False,
         constant_weights: bool = False,

@@ -44,7 +44,7 @@ class Phase:
 
 
 def phases(
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     *,
     always: bool = False,
     bins: Sequence[int] = BINS,
@@ -54,7 +54,7 @@ def phases(
 
     Parameters
     ----------
-    target : str | Device
+    target : str | Device | None
         What to compile for.
     always : bool
         Whether chains are fused that are estimated to be slower than not to fuse them.
@@ -86,7 +86,7 @@ def phases(
 
 
 def pipeline(
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     *,
     bins: Sequence[int] = BINS,
     dump: str | Path | None = None,
@@ -99,7 +99,7 @@ def pipeline(
 
     Parameters
     ----------
-    target : str | Device
+    target : str | Device | None
         What to compile for.
     bins : Sequence[int]
         Of chains of symbolic rows, see `crossfuse.relax.FuseChains`.

@@ -159,30 +159,69 @@ def _export(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
 
 
 def _translate(exported: Any) -> Any:
+    """Translate operator by operator; one that TVM cannot becomes others, or stays torch's.
+
+    Operators are not decomposed but where they must be: one silu or attention says more than its
+    parts.
+    """
     from tvm.relax.frontend.torch import from_exported_program
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
     from crossfuse.relax.converters import CONVERTERS
+    from crossfuse.relax.converters.by_torch import by_torch
     from crossfuse.relax.converters.checked import checked
 
-    converters = checked(ExportedProgramImporter().convert_map, CONVERTERS)
-    problems = []
-    # Undecomposed first: one silu or attention says more than its parts. Some operators exist only
-    # decomposed.
-    for decompose in (False, True):
+    refused: dict[Any, Exception] = {}
+    converters = checked(ExportedProgramImporter().convert_map, CONVERTERS, refused)
+    tried: set[Any] = set()
+    while True:
+        calls = [each.target for each in exported.graph.nodes if each.op == "call_function"]
+        left = {each for each in calls if each in refused or _name(each) not in converters}
+        if parts := _decompositions(left - tried):
+            tried |= left
+            exported = _decomposed(exported, parts)
+            continue
+        theirs = {_name(each): by_torch for each in left if hasattr(each, "overloadpacket")}
+        known = len(refused)
         try:
             return from_exported_program(
                 exported,
                 keep_params_as_input=True,
                 unwrap_unit_return_tuple=True,
-                run_ep_decomposition=decompose,
-                custom_convert_map=converters,
+                run_ep_decomposition=False,
+                custom_convert_map={**converters, **theirs},
             )
         except Exception as error:
-            problems.append(error)
-    limit = "operators that TVM's torch importer knows"
-    advice = "express the operator with others, or build the Relax module by hand"
-    raise _refused("graph", _first_line(problems[0]), limit, advice) from problems[0]
+            # Of an operator that a converter refuses the next round makes something else.
+            if len(refused) > known:
+                continue
+            limit = "operators that TVM's torch importer knows, or of shapes that are known"
+            advice = "express the operator with others, or build the Relax module by hand"
+            raise _refused("graph", _first_line(error), limit, advice) from error
+
+
+def _decomposed(exported: Any, parts: dict[Any, Any]) -> Any:
+    """The program with other operators for some; as it was if they have effects, such as checks."""
+    from torch.export.graph_signature import InputKind
+
+    found = exported.run_decompositions(parts)
+    effects = any(each.kind is InputKind.TOKEN for each in found.graph_signature.input_specs)
+    return exported if effects else found
+
+
+def _name(target: Any) -> str:
+    return str(getattr(target, "__name__", target))
+
+
+def _decompositions(operators: set[Any]) -> dict[Any, Any]:
+    """What torch makes of operators, as far as it has other operators for them."""
+    import torch
+    from torch._decomp import get_decompositions
+
+    table = torch.export.default_decompositions()
+    core = {each: table[each] for each in operators if each in table}
+    others = [each for each in operators - set(core) if hasattr(each, "overloadpacket")]
+    return {**core, **get_decompositions(others)}
 
 
 def _weights(exported: Any) -> dict[str, torch.Tensor]:

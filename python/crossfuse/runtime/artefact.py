@@ -39,7 +39,7 @@ class Artefact:
     Examples
     --------
     >>> import crossfuse
-    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64")
     >>> kernel.artefact.shared_object.suffix
     '.so'
     """
@@ -65,7 +65,7 @@ class KernelObject:
     --------
     >>> import crossfuse
     >>> from tempfile import TemporaryDirectory
-    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64")
     >>> with TemporaryDirectory() as folder:
     ...     made = build_object(kernel.lowered.image, folder)
     >>> [(each.name, each.shape) for each in made.manifest.buffers][-1]
@@ -80,7 +80,7 @@ def build_object(
     image: KernelImage,
     destination: str | os.PathLike[str],
     *,
-    device: str | hardware.Device = "nvidia-h100",
+    device: str | hardware.Device | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> KernelObject:
     """Compile an image into ``<name>.o`` with its cubin and manifest inside.
@@ -110,7 +110,7 @@ def build_object(
     --------
     >>> import crossfuse
     >>> from tempfile import TemporaryDirectory
-    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64")
     >>> with TemporaryDirectory() as folder:
     ...     build_object(kernel.lowered.image, folder).path.name
     'main.o'
@@ -125,7 +125,7 @@ def build_library(
     image: KernelImage,
     destination: str | os.PathLike[str],
     *,
-    device: str | hardware.Device = "nvidia-h100",
+    device: str | hardware.Device | None = None,
     metadata: Mapping[str, Any] | None = None,
     schedule_trace: str | None = None,
     nvcc: NvccInfo | None = None,
@@ -169,7 +169,7 @@ def build_library(
     --------
     >>> import crossfuse
     >>> from tempfile import TemporaryDirectory
-    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64")
     >>> with TemporaryDirectory() as folder:
     ...     made = build_library(kernel.lowered.image, folder, metadata={"layer": 3})
     ...     sorted(each.name for each in Path(folder).iterdir())

@@ -53,7 +53,7 @@ class LoadedKernel:
     Examples
     --------
     >>> import crossfuse
-    >>> made = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> made = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64")
     >>> kernel = crossfuse.load(made.artefact.shared_object, check_device=False)
     >>> [each.name for each in kernel.buffers]
     ['A', 'B_gate', 'B_up', 'D', 'out']

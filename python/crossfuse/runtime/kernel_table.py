@@ -89,7 +89,7 @@ class Kernels(Mapping[str, LoadedKernel]):
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     spec = "gated_ffn:M=16,K=64,N=128,L=64"
-    ...     kernel = crossfuse.compile(spec, cluster=4, directory=folder)
+    ...     kernel = crossfuse.compile(spec, directory=folder)
     ...     table = write_kernels(folder, [kernel.artefact])
     ...     kernels = load_kernels(folder, check_device=False)
     >>> {name: len(each.buffers) for name, each in kernels.items()}
@@ -153,7 +153,7 @@ def write_kernels(
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     spec = "gated_ffn:M=16,K=64,N=128,L=64"
-    ...     kernel = crossfuse.compile(spec, cluster=4, directory=folder)
+    ...     kernel = crossfuse.compile(spec, directory=folder)
     ...     table = write_kernels(folder, [kernel.artefact], metadata={"model": "mlp"})
     >>> list(table.kernels), table.arch
     (['main'], 'sm_90a')
@@ -209,7 +209,7 @@ def load_kernels(folder: str | os.PathLike[str], *, check_device: bool = True) -
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     spec = "gated_ffn:M=16,K=64,N=128,L=64"
-    ...     kernel = crossfuse.compile(spec, cluster=4, directory=folder)
+    ...     kernel = crossfuse.compile(spec, directory=folder)
     ...     table = write_kernels(folder, [kernel.artefact])
     ...     load_kernels(folder, check_device=False)["main"].buffers[-1].shape  # of the output
     (16, 64)

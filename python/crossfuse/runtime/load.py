@@ -42,7 +42,7 @@ def load(path: str | os.PathLike[str], *, check_device: bool = True) -> LoadedKe
     Examples
     --------
     >>> import crossfuse
-    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64")
     >>> again = crossfuse.load(kernel.artefact.shared_object, check_device=False)
     >>> [each.name for each in again.manifest.buffers]
     ['A', 'B_gate', 'B_up', 'D', 'out']

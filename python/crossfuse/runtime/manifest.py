@@ -47,7 +47,7 @@ class Manifest:
     Examples
     --------
     >>> import crossfuse
-    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64")
     >>> [each.name for each in kernel.artefact.manifest.buffers]
     ['A', 'B_gate', 'B_up', 'D', 'out']
     """

@@ -33,7 +33,7 @@ class ResourceUsage:
     Examples
     --------
     >>> import crossfuse
-    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64", cluster=4)
+    >>> kernel = crossfuse.compile("gated_ffn:M=16,K=64,N=128,L=64")
     >>> kernel.artefact.manifest.resources[0].spill_store_bytes
     0
     """

@@ -69,6 +69,9 @@ class RunningModel(Uncopied):
     def _machine(self) -> Any:
         from tvm import relax
 
+        from crossfuse.runtime import torch_operator
+
+        torch_operator.register()
         return relax.VirtualMachine(self.executable, self._device)
 
     @property

@@ -7,7 +7,6 @@ from typing import Any
 from crossfuse.blocks.chain import read_chain
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.families import EAGER, FAMILIES
 from crossfuse.planner.kernels.shape import shape_of, shape_of_blocks
 from crossfuse.planner.plan import Plan, ranked
@@ -72,7 +71,7 @@ def _check_chain(func: Any, plan: Plan) -> None:
         )
 
 
-def rank_function(func: Any, target: Device, *, keep: int = 1) -> list[Plan]:
+def rank_function(func: Any, target: Device, *, keep: int = 1, fused: bool = False) -> list[Plan]:
     """Plan a canonical function, see `crossfuse.planner.plan.ranked`.
 
     Parameters
@@ -83,6 +82,8 @@ def rank_function(func: Any, target: Device, *, keep: int = 1) -> list[Plan]:
         What to plan for.
     keep : int
         Plans of a family.
+    fused : bool
+        Whether not to fuse is no plan.
 
     Returns
     -------
@@ -97,18 +98,12 @@ def rank_function(func: Any, target: Device, *, keep: int = 1) -> list[Plan]:
     from crossfuse import _tvm as ir
     from crossfuse.planner.extract.chain import chain_from
 
-    return rank_chain(chain_from(func), read_chain(ir.Schedule(func)).k_major, target, keep=keep)
-
-
-def rank_chain(chain: Chain, k_major: bool, target: Device, *, keep: int = 1) -> list[Plan]:
-    """Plan a chain of which a kernel of ours is wanted, see `rank_function`."""
-    from crossfuse.planner.kernels.every import families
-
-    found = ranked(chain, target, k_major=k_major, keep=keep)
+    chain, k_major = chain_from(func), read_chain(ir.Schedule(func)).k_major
+    found = ranked(chain, target, k_major=k_major, keep=keep, fused=fused)
     if any(each.family != EAGER for each in found):
         return found
     # Says which rule leaves no tiles of each family.
-    return ranked(chain, target, k_major=k_major, only=families(shape_of(chain)), keep=keep)
+    return ranked(chain, target, k_major=k_major, keep=keep, fused=True)
 
 
 def schedule_planned(func: Any, plan: Plan, *, constant_weights: bool = False) -> Any:

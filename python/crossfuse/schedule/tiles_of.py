@@ -16,7 +16,7 @@ from crossfuse.workload import prim_func
 _FIELDS = ("rows", "columns", "cluster", "split", "across", "stacked")
 
 
-def chosen_tiles(spec: Any, family: str, target: str | Device = "nvidia-h100") -> dict[str, Any]:
+def chosen_tiles(spec: Any, family: str, target: str | Device | None = None) -> dict[str, Any]:
     """Complete a rule's tiles with nothing given.
 
     Parameters
@@ -25,7 +25,7 @@ def chosen_tiles(spec: Any, family: str, target: str | Device = "nvidia-h100") -
         The workload.
     family : str
         ``"gemm"``, ``"registers"``, ``"dsm"``, ``"l2"`` or ``"global"``.
-    target : str | Device
+    target : str | Device | None
         Device whose clusters are counted.
 
     Returns

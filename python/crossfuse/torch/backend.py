@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from crossfuse.errors import WorkloadRefused, refuse
-from crossfuse.hardware import Device, device
+from crossfuse.hardware import Device, device, local_devices
 from crossfuse.runtime.bin_rows import BINS
 from crossfuse.torch.known import Record, graph_key, recall, remember
 from crossfuse.torch.options import check_options, with_options
@@ -197,17 +197,15 @@ class Backend:
         Returns
         -------
         Device
-            The option `target`, else that of the GPU; ``nvidia-h100`` on the CPU.
+            The option `target`, else the GPU; on the CPU that of this machine, or an H100.
 
         Raises
         ------
         WorkloadRefused
             If the GPU there is no Hopper.
         """
-        if self.target:
-            return device(self.target)
-        if place.type != "cuda":
-            return device("nvidia-h100")
+        if self.target or place.type != "cuda":
+            return device(self.target or None)
         capability = torch.cuda.get_device_capability(place)
         name = torch.cuda.get_device_name(place)
         if capability != (9, 0):
@@ -219,7 +217,9 @@ class Backend:
                 limit="9.0, a Hopper GPU",
                 instead="use another backend there",
             )
-        return device("nvidia-h200" if "H200" in name else "nvidia-h100")
+        index = torch.cuda.current_device() if place.index is None else place.index
+        here = dict(enumerate(local_devices())).get(index)
+        return device(here.name if here is not None else None)
 
 
 def crossfuse(

@@ -25,11 +25,14 @@ class Viewed:
         which function it is.
     reasons : Any
         The explanation of its plan, with ``text`` and ``svg``; None without a plan.
+    choice : str
+        Of a workload: what was planned, or why nothing was.
     """
 
     title: str
     schedule: Any = None
     reasons: Any = None
+    choice: str = ""
 
 
 def read_viewed(source: Any, target: Device, workload: str = "") -> Viewed:
@@ -67,12 +70,15 @@ def read_viewed(source: Any, target: Device, workload: str = "") -> Viewed:
 
 
 def _from_workload(text: str, target: Device) -> Viewed:
-    from crossfuse.planner.explain.best import explain_best, explain_best_cascade
-    from crossfuse.planner.plan import is_cascade
+    """The kernel that `crossfuse.compile` builds, and why that one."""
+    from crossfuse.compiler import read_source
+    from crossfuse.compiler.choose import choose
+    from crossfuse.compiler.report import choice_text
 
-    explained = explain_best_cascade if is_cascade(text) else explain_best
-    found = explained(text, target)
-    return Viewed(text, _schedule_of(text, found.plan), found)
+    chosen = choose(read_source(text), target)
+    plan = chosen.option.plan
+    reasons = plan.explain(target) if plan is not None else None
+    return Viewed(text, chosen.schedule, reasons, choice_text(chosen.why))
 
 
 def _from_file(path: Path, target: Device, workload: str) -> Viewed:
@@ -140,7 +146,7 @@ def _schedule_of(spec: str, plan: Any) -> Any:
         from crossfuse.workload import cascades
 
         func = function_of(str(cascades.resolve_any(spec)))
-        return schedule_cascade_of(func, plan.family, plan.tiles)
+        return schedule_cascade_of(func, plan.family, plan.tiles, constant_weights=True)
     from crossfuse.schedule.planned import schedule_workload
 
     return schedule_workload(spec, plan, constant_weights=True)

@@ -12,7 +12,7 @@ from crossfuse.view.sources import Viewed, read_viewed
 
 def view_page(
     source: Any,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     *,
     workload: str = "",
     measured: Sequence[Mapping[str, Any]] = (),
@@ -24,7 +24,7 @@ def view_page(
     source : str | pathlib.Path | tvm.s_tir.Schedule
         See `crossfuse.view.sources.read_viewed`: a workload, a plan, a candidate or trace, a
         module, or a schedule.
-    target : str | Device
+    target : str | Device | None
         What it is planned and lowered for.
     workload : str
         Of the plan of a chain: the spec that it is of.
@@ -68,8 +68,9 @@ def _sections(
         sections["Timeline"] = timeline(terms, measured)
     if viewed.schedule is not None:
         sections |= _kernel(viewed.schedule, target)
-    if viewed.reasons is not None:
-        sections["Why this plan"] = text_html(viewed.reasons.text())
+    reasons = viewed.reasons.text() if viewed.reasons is not None else ""
+    if reasons or viewed.choice:
+        sections["Why this plan"] = text_html(f"{viewed.choice}\n\n{reasons}".strip())
     return sections
 
 

@@ -112,8 +112,7 @@ def test_the_fastest_record_is_compiled_again(text: str, tmp_path: Path) -> None
     first, second = wanted(text, 2)
     found = [record(first, 9.0), record(second, 5.0), record(first, 1.0, "wrong")]
     assert commit(open_database(tmp_path), found, "nvidia-h100") == 3
-    # Weights are constant while kernels are timed.
-    again = crossfuse.compile(text, database=tmp_path, constant_weights=True)
+    again = crossfuse.compile(text, database=tmp_path)
     said = again.artefact.manifest.metadata["recorded"]
     assert (said["family"], said["tiles"]) == (second.family, dict(second.tiles))
     assert said["microseconds"] == pytest.approx(5.0)

@@ -180,9 +180,7 @@ def test_sums_of_two_products_are_not_split() -> None:
 def test_compile_takes_every_placement(tmp_path: Any) -> None:
     spec = spec_of("odd images")
     for placement in RULES:
-        compiled = crossfuse.compile(
-            spec, rule="tensor", placement=placement, constant_weights=True, directory=tmp_path
-        )
+        compiled = crossfuse.compile(spec, placement=placement, directory=tmp_path)
         assert [each.status for each in crossfuse.check(compiled, gpu=False)] == ["passed"] * 3
         resources = compiled.artefact.manifest.resources
         assert all("no spills" in each.summary for each in resources)
@@ -195,5 +193,5 @@ def test_compile_takes_every_placement(tmp_path: Any) -> None:
 def test_threads_take_any_channels() -> None:
     spec = parse("conv_chain:batch=2,H=3,W=5,IC=5,OC1=8,OC2=4,k1=5,dtype=float32")
     for cluster in (1, 4):
-        compiled = crossfuse.compile(spec, cluster=cluster)
+        compiled = crossfuse.compile(spec, rule="threads", cluster=cluster)
         assert "failed" not in [each.status for each in crossfuse.check(compiled, gpu=False)]

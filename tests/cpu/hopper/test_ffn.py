@@ -91,17 +91,17 @@ def test_a_single_product_is_refused() -> None:
 
 def test_compile_takes_the_rule(tmp_path: Any) -> None:
     spec = "gated_ffn:M=16,K=64,N=256,L=64,dtype=bfloat16"
-    apart = crossfuse.compile(spec, rule="tensor", placement="global", directory=tmp_path)
+    apart = crossfuse.compile(spec, placement="global", directory=tmp_path)
     launches = apart.lowered.image.launches
     assert [each.cooperative for each in launches] == [False, False]
     for placement in ("dsm", "auto"):  # so small an intermediate stays in registers
-        within = crossfuse.compile(spec, rule="tensor", placement=placement, directory=tmp_path)
+        within = crossfuse.compile(spec, placement=placement, directory=tmp_path)
         (launch,) = within.lowered.image.launches
         assert not launch.cooperative
         assert [each.status for each in crossfuse.check(within, gpu=False)] == ["passed"] * 3
-    compiled = crossfuse.compile(spec, rule="tensor", placement="l2", directory=tmp_path)
+    compiled = crossfuse.compile(spec, placement="l2", directory=tmp_path)
     (launch,) = compiled.lowered.image.launches
     assert launch.cooperative
     assert [each.status for each in crossfuse.check(compiled, gpu=False)] == ["passed"] * 3
-    with pytest.raises(ScheduleRefused, match="compile: rule: found 'fast'; limit: 'threads'"):
+    with pytest.raises(ScheduleRefused, match="compile: rule: found 'fast'; limit: 'auto'"):
         crossfuse.compile(spec, rule="fast", directory=tmp_path)

@@ -190,6 +190,6 @@ def test_nvcc_neither_spills_nor_serialises(
 
 def test_compile_takes_the_placement(tmp_path: Any) -> None:
     spec = "gated_ffn:M=16,K=64,N=256,L=64,dtype=bfloat16"
-    compiled = crossfuse.compile(spec, rule="tensor", placement="registers", directory=tmp_path)
+    compiled = crossfuse.compile(spec, placement="registers", directory=tmp_path)
     assert "_rs_mma" in compiled.lowered.image.cuda
     assert [each.status for each in crossfuse.check(compiled, gpu=False)] == ["passed"] * 3

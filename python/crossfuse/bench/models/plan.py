@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from crossfuse.bench.floor import Floor
+from crossfuse.bench.floor import Floor, roofs_of
 from crossfuse.bench.job import Job, Planned
+from crossfuse.hardware import device
 from crossfuse.models.cost import cost
 from crossfuse.models.spec import ModelSpec, parse
 from crossfuse.models.widths import Convolutions
@@ -63,6 +64,6 @@ def planned(spec: ModelSpec, job: Job) -> list[Planned]:
 
 def _planned(spec: ModelSpec, job: Job) -> Planned:
     moved, flops = cost(spec)
-    least = Floor(moved, flops).microseconds
+    least = Floor(moved, flops, roofs_of(device())).microseconds
     own = replace(job, spec=str(spec), calls=1)
     return Planned(label(spec), spec.rows, least, own, moved)

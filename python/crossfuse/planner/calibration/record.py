@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
-from crossfuse.hardware import device
 
 VERSION = 1
 """Version of the schema; records of another one are stale."""
@@ -18,7 +17,7 @@ VERSION = 1
 DIRECTORY = Path(__file__).parent.parent / "devices"
 """Where the records that come with the package are."""
 
-_AGAIN = "measure the device again: python scripts/calibrate.py --device NAME --out FILE"
+_AGAIN = "measure the device again (crossfuse calibrate), or remove the file"
 # Least and largest value that a Hopper GPU can have, several times what is known on either side.
 # Rates in bytes or operations a microsecond, latencies in microseconds.
 _LIMITS = {
@@ -180,7 +179,8 @@ def read(value: object, where: str = "record") -> Measured:
     if missing or unknown:
         found = [f"no {name}" for name in missing] + [f"unknown {name}" for name in unknown]
         raise _refuse("fields", where, ", ".join(found), "the fields of Measured")
-    device(str(value["name"]))
+    if not isinstance(value["name"], str) or not value["name"]:
+        raise _refuse("corrupt", f"name of {where}", repr(value["name"]), "a target name")
     if not isinstance(value["provisional"], bool):
         raise _refuse("corrupt", f"provisional of {where}", value["provisional"], "true or false")
     checked = {name: _checked(name, value[name], where) for name in _LIMITS}
@@ -209,7 +209,7 @@ def load(path: Path) -> Measured:
     --------
     >>> import json
     >>> from pathlib import Path
-    >>> path = Path("h100.json")  # of scripts/calibrate.py
+    >>> path = Path("h100.json")  # of crossfuse calibrate
     >>> load(path).name  # doctest: +SKIP
     'nvidia-h100'
     """
@@ -220,29 +220,20 @@ def load(path: Path) -> Measured:
     return read(value, str(path))
 
 
-def measured(name: str) -> Measured:
-    """Look up the record of a device that comes with the package.
+@lru_cache(maxsize=8)
+def shipped(name: str) -> Measured:
+    """Load the record of a device that comes with the package.
 
     Parameters
     ----------
     name : str
-        Target name, such as ``"nvidia-h100"``.
+        One of `crossfuse.hardware.DEVICES`.
 
     Returns
     -------
     Measured
         Its record; `provisional` says whether it was measured elsewhere.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If the device is unknown, has no record, or the record is not sound.
     """
-    return _shipped(device(name).name)
-
-
-@lru_cache(maxsize=8)
-def _shipped(name: str) -> Measured:
     return load(DIRECTORY / f"{name}.json")
 
 

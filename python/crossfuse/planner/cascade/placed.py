@@ -17,7 +17,7 @@ _MERGES: dict[str, str | None] = dict(zip(STATE_PLACES, (None, DSM, KERNEL), str
 
 
 def placed_cascade(
-    workload: Any, place: str, target: str | Device = "nvidia-h100", *, rates: Rates | None = None
+    workload: Any, place: str, target: str | Device | None = None, *, rates: Rates | None = None
 ) -> list[CascadePlan]:
     """Plans that keep the states of a cascade in one place, the best first.
 
@@ -29,7 +29,7 @@ def placed_cascade(
         ``"registers"``: one CTA has a row's whole axis. ``"dsm"``: clusters share it, and merge
         through distributed shared memory, also where rows alone would fill the device.
         ``"global"``: CTAs share it, and a second kernel merges their states.
-    target : str | Device
+    target : str | Device | None
         Device.
     rates : Rates | None
         What the device does; None takes its packaged record.

@@ -42,20 +42,32 @@ MEMORY, IN_DSM = "memory", "states in DSM"
 class CascadePlan(CascadeChoice):
     """How a cascade is computed; see `crossfuse.planner.cascade.choice.CascadeChoice`."""
 
-    def explain(self) -> CascadeReasons:
-        """Why this plan: see `crossfuse.planner.explain.cascade.explain_plan`."""
+    def explain(self, target: str | Device | None = None) -> CascadeReasons:
+        """Say why this is the plan.
+
+        Parameters
+        ----------
+        target : str | Device | None
+            See `crossfuse.planner.explain.cascade.explain_plan`.
+
+        Returns
+        -------
+        CascadeReasons
+            Values, with ``text`` and ``svg``.
+        """
         from crossfuse.planner.explain.cascade import explain_plan
 
-        return explain_plan(self)
+        return explain_plan(self, target=target)
 
 
 def ranked_cascade(
     workload: Any,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     *,
     only: Sequence[str] = (),
     rates: Rates | None = None,
     keep: int = 0,
+    fused: bool = False,
 ) -> list[CascadePlan]:
     """Plans of a cascade, the best first.
 
@@ -63,7 +75,7 @@ def ranked_cascade(
     ----------
     workload : str | CascadeSpec | CascadeShape
         What is computed.
-    target : str | Device
+    target : str | Device | None
         Device.
     only : Sequence[str]
         Of ``"stream"``, ``"tiles"``, ``"rows"`` and ``"eager"``; all where it is empty.
@@ -71,6 +83,8 @@ def ranked_cascade(
         What the device does; None takes its packaged record.
     keep : int
         Kernels at most; 0 for all, but of rows before a product the eight best.
+    fused : bool
+        Whether a kernel of ours is asked for: not to fuse is a runner then, and never a plan.
 
     Returns
     -------
@@ -100,13 +114,15 @@ def ranked_cascade(
     # Each family keeps its order.
     plans = list(merge(*ranks, key=lambda each: each.microseconds))
     eager = [_of_passes(shape, spec, known)] if EAGER in wanted else []
-    if not plans and not eager:
+    if not plans and (fused or not eager):
         raise _none_fits(shape, steps, spec)
     stored = []
     if any(each.family == TILES and each.place == IN_DSM for each in plans):
         stored = parted_plans(shape, spec, known, KERNEL)[:1]
-    runners = _runners([*plans, *eager, *stored])
+    runners = _runners([*plans, *eager, *stored], fused)
     plans = plans[: keep or None]
+    if fused:
+        eager = []
     # Tiles that are as fast keep the order of their space; not fusing must be faster.
     first = bool(eager and plans and eager[0].microseconds < plans[0].microseconds)
     found = [*eager, *plans] if first or not plans else [*plans, *eager]
@@ -116,7 +132,7 @@ def ranked_cascade(
 
 def plan_cascade(
     workload: Any,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     *,
     only: Sequence[str] = (),
     rates: Rates | None = None,
@@ -168,14 +184,14 @@ def tried(plans: Sequence[CascadePlan]) -> list[CascadePlan]:
     return found
 
 
-def _runners(plans: Sequence[CascadePlan]) -> tuple[Runner, ...]:
+def _runners(plans: Sequence[CascadePlan], fused: bool) -> tuple[Runner, ...]:
     """The first of each place but that of the best, the fastest first."""
     kinds: dict[str, CascadePlan] = {}
     for each in plans:
         kinds.setdefault(each.place, each)
     first = plans[0]
     eager = kinds.get(MEMORY)
-    if eager is not None and eager.microseconds < first.microseconds:
+    if not fused and eager is not None and eager.microseconds < first.microseconds:
         first = eager
     others = sorted(
         (each for each in kinds.values() if each is not first),

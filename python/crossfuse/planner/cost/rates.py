@@ -1,6 +1,6 @@
 """What a device does in a microsecond, and how long it takes to begin: numbers for the cost model.
 
-The record of a device has two parts: what microbenchmarks measure (`scripts/calibrate.py`), and
+The record of a device has two parts: what microbenchmarks measure (``crossfuse calibrate``), and
 what was fitted to the times of whole kernels (`scripts/fit_costs.py`).
 """
 
@@ -14,7 +14,8 @@ import numpy as np
 
 from crossfuse.errors import EnvironmentRefused, refuse
 from crossfuse.hardware import Device
-from crossfuse.planner.calibration.record import Measured, measured
+from crossfuse.planner.calibration.lookup import measured
+from crossfuse.planner.calibration.record import Measured
 from crossfuse.planner.cost.own import OwnTerm
 from crossfuse.planner.cost.trees import Trees, trees_of
 from crossfuse.planner.dataflow.counts import Count, Share
@@ -185,7 +186,7 @@ def rates_from(measured: Measured) -> Rates:
 
 
 def rates_of(device: Device) -> Rates:
-    """Rates of the packaged record of a device, with what was learned of it.
+    """Rates of a device, with what was learned of it.
 
     Parameters
     ----------
@@ -200,7 +201,7 @@ def rates_of(device: Device) -> Rates:
     Raises
     ------
     EnvironmentRefused
-        If there is none.
+        If its record is not sound.
 
     Examples
     --------
@@ -208,4 +209,4 @@ def rates_of(device: Device) -> Rates:
     >>> round(rates_of(device("nvidia-h100")).measured.hbm_read / 1e6, 2)  # TB/s
     3.13
     """
-    return replace(rates_from(measured(device.name)), trees=trees_of(device.name))
+    return replace(rates_from(measured(device)), trees=trees_of(device.name))

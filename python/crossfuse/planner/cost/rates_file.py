@@ -1,4 +1,4 @@
-"""Rates of a record that `scripts/calibrate.py` wrote, in the place of the packaged ones."""
+"""Rates of a record that ``crossfuse calibrate`` wrote, in the place of the packaged ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rates_of_file(path: Path, target: str | Device) -> Rates:
             str(path),
             found=f"a record of {record.name}",
             limit=f"one of {spec.name}, which is planned for",
-            instead=f"plan for {record.name}, or measure {spec.name} (scripts/calibrate.py)",
+            instead=f"plan for {record.name}, or measure {spec.name} (crossfuse calibrate)",
         )
     found, packaged = rates_from(record), rates_of(spec)
     if record.fitted and found.fitted != packaged.fitted:

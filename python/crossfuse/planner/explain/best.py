@@ -16,7 +16,7 @@ from crossfuse.planner.plan import ranked
 
 def explain_best(
     workload: Any,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     *,
     only: Sequence[str] = (),
     rates: Rates | None = None,
@@ -43,7 +43,7 @@ def explain_best(
 
 def explain_best_cascade(
     workload: Any,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
     *,
     only: Sequence[str] = (),
     rates: Rates | None = None,

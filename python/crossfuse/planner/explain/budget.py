@@ -8,12 +8,12 @@ from crossfuse.errors import PlanRefused, refuse
 from crossfuse.hardware import Device, device
 
 
-def limited(target: str | Device, *, max_cluster: int = 0, shared_bytes: int = 0) -> Device:
+def limited(target: str | Device | None, *, max_cluster: int = 0, shared_bytes: int = 0) -> Device:
     """Take a device's limits down.
 
     Parameters
     ----------
-    target : str | Device
+    target : str | Device | None
         The device.
     max_cluster : int
         CTAs of a cluster at most; 0 leaves it. Up to 8 are portable.

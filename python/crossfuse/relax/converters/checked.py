@@ -12,7 +12,9 @@ from tvm import relax, tirx
 from crossfuse.relax.converters.operands import name_of, tvm_own
 
 
-def checked(known: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
+def checked(
+    known: Mapping[str, Any], own: Mapping[str, Any], refused: dict[Any, Exception]
+) -> dict[str, Callable[..., Any]]:
     """All converters, ours in the place of TVM's, whose results have torch's type and shape.
 
     TVM's importer looks at neither. An operator with an argument that it drops, such as the
@@ -24,17 +26,26 @@ def checked(known: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Calla
         The names of TVM's, as its importer has them.
     own : Mapping[str, Callable]
         Ours.
+    refused : dict[Any, Exception]
+        Gets the operators that a converter raises an error for.
 
     Returns
     -------
     dict[str, Callable]
         Of a node and the importer. They raise ``NotImplementedError`` where the two differ.
     """
-    return {name: _checked(own.get(name, tvm_own)) for name in (*known, *own)}
+    return {name: _checked(own.get(name, tvm_own), refused) for name in (*known, *own)}
 
 
-def _checked(converter: Callable[..., Any]) -> Callable[..., Any]:
+def _checked(converter: Callable[..., Any], refused: dict[Any, Exception]) -> Callable[..., Any]:
     def convert(node: fx.Node, importer: Any) -> Any:
+        try:
+            return checked_value(node, importer)
+        except Exception as error:  # converters raise whatever they like
+            refused[node.target] = error
+            raise
+
+    def checked_value(node: fx.Node, importer: Any) -> Any:
         value = converter(node, importer)
         expected = node.meta.get("val")
         if isinstance(expected, torch.Tensor) and not _is(value, expected):

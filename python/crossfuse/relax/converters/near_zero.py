@@ -1,4 +1,4 @@
-"""``log1p``, ``expm1`` and ``softplus``, exact near zero too.
+"""``log1p``, ``expm1``, ``softplus`` and ``mish``, exact near zero too.
 
 TVM's importer writes them as ``log(1 + x)`` and ``exp(x) - 1``, which are 0 for all small numbers.
 """
@@ -92,8 +92,22 @@ def _softplus(node: fx.Node, importer: Any) -> Any:
     return _wide(node, importer, function)
 
 
+def _mish(node: fx.Node, importer: Any) -> Any:
+    """``x tanh(softplus(x))`` as ``x n / (n + 2)``, of ``n = e (e + 2)`` and ``e = exp(x)``."""
+
+    def function(floats: Floats, x: Any) -> Any:
+        op = relax.op
+        e = floats(op.exp, x)
+        n = floats(op.multiply, e, floats(op.add, e, 2))
+        curved = floats(op.multiply, x, floats(op.divide, n, floats(op.add, n, 2)))
+        return floats(op.where, floats(op.greater, x, 20), x, curved)
+
+    return _wide(node, importer, function)
+
+
 #: By the name of the operator.
 NEAR_ZERO = {
+    "mish.default": _mish,
     "log1p.default": _log1p,
     "expm1.default": _expm1,
     "softplus.default": _softplus,

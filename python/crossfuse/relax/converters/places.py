@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 from tvm import relax, tirx
 
-from crossfuse.relax.converters.operands import filled, operand, result_type, tvm_own
+from crossfuse.relax.converters.operands import argument, filled, operand, result_type, tvm_own
 
 
 def _select(node: fx.Node, importer: Any) -> Any:
@@ -85,8 +85,37 @@ def _pixel_shuffle(node: fx.Node, importer: Any) -> Any:
     return emit(relax.op.reshape(moved, (*front, channels // (r * r), height * r, width * r)))
 
 
+def _unfold(node: fx.Node, importer: Any) -> Any:
+    """Windows of ``size`` elements along an axis, every ``step``; they become the last axis."""
+    x, axis, size, step = node.args
+    value, emit = importer.env[x], importer.block_builder.emit
+    extent, rank = value.ty.shape.values[axis], int(value.ty.ndim)
+    if not isinstance(extent, tirx.IntImm):
+        raise NotImplementedError("windows along an axis of symbolic extent")
+    axis %= rank
+    count = (int(extent) - size) // step + 1
+    starts = emit(relax.op.arange(0, count * step, step, "int64"))
+    places = emit(relax.op.add(emit(relax.op.expand_dims(starts, 1)), _up_to(size, emit)))
+    windows = emit(relax.op.take(value, places, axis))
+    order = [each for each in range(rank + 1) if each != axis + 1]
+    return emit(relax.op.permute_dims(windows, [*order, axis + 1]))
+
+
+def _up_to(size: int, emit: Any) -> Any:
+    return emit(relax.op.arange(0, size, 1, "int64"))
+
+
+def _repeat_interleave(node: fx.Node, importer: Any) -> Any:
+    """Each element several times, one after the other; without an axis, of the flat tensor."""
+    x, repeats = node.args[:2]
+    axis = argument(node, 2, "dim")
+    return importer.block_builder.emit(relax.op.repeat(importer.env[x], int(repeats), axis))
+
+
 #: By the name of the operator.
 PLACES = {
+    "unfold.default": _unfold,
+    "repeat_interleave.self_int": _repeat_interleave,
     "select.int": _select,
     "index.Tensor": _index,
     "full.default": _full,

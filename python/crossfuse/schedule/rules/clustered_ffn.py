@@ -32,7 +32,7 @@ def schedule_clustered_ffn(
     bulk: bool = False,
     unordered: bool = False,
     constant_weights: bool = False,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
 ) -> Any:
     """Schedule a chain of two products for the Hopper pipeline, the intermediate in DSM.
 
@@ -73,7 +73,7 @@ def schedule_clustered_ffn(
     constant_weights : bool
         Whether no kernel that may still be running writes the weights: they are then loaded before
         the kernel before is over (programmatic dependent launch).
-    target : str | Device
+    target : str | Device | None
         Device whose clusters the choice counts.
 
     Returns

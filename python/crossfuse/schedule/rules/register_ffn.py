@@ -26,7 +26,7 @@ def schedule_register_ffn(
     tiles: RegisterTiles | None = None,
     unordered: bool = False,
     constant_weights: bool = False,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
 ) -> Any:
     """Schedule a chain of two products for the Hopper pipeline, the intermediate in registers.
 
@@ -60,7 +60,7 @@ def schedule_register_ffn(
     constant_weights : bool
         Whether no kernel that may still be running writes the weights: they are then loaded before
         the kernel before is over (programmatic dependent launch).
-    target : str | Device
+    target : str | Device | None
         Device whose CTAs the choice counts.
 
     Returns

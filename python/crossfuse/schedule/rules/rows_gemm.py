@@ -43,7 +43,7 @@ def schedule_rows_gemm(
     stream: StreamTiles | None = None,
     chunk: int = 0,
     constant_weights: bool = False,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
 ) -> Any:
     """Schedule a norm, or another cascade of rows, and the product of what it makes.
 
@@ -74,7 +74,7 @@ def schedule_rows_gemm(
         `stream` and `constant_weights` are for these.
     constant_weights : bool
         Whether no kernel that may still be running writes the weights.
-    target : str | Device
+    target : str | Device | None
         What the sizes are for.
 
     Returns
@@ -121,7 +121,7 @@ def _by_chunks(parts: RowsFirst, chunks: RowChunks, tiles: TensorTiles | None) -
     return sch
 
 
-def _warpgroups(product: Any, tiles: TensorTiles | None, target: str | Device) -> int:
+def _warpgroups(product: Any, tiles: TensorTiles | None, target: str | Device | None) -> int:
     """Multiplying warpgroups of all CTAs of a product that run at the same time."""
     sch = ir.Schedule(product)
     chain = read_last_product(sch)

@@ -23,7 +23,7 @@ def schedule_tiled_ffn(
     staged: bool = True,
     paired: bool = False,
     constant_weights: bool = False,
-    target: str | Device = "nvidia-h100",
+    target: str | Device | None = None,
 ) -> Any:
     """Schedule a chain of two products for the Hopper pipeline, in two phases.
 
@@ -53,7 +53,7 @@ def schedule_tiled_ffn(
     constant_weights : bool
         Whether no kernel that may still be running writes the weights: they are then loaded before
         the kernel before is over (programmatic dependent launch).
-    target : str | Device
+    target : str | Device | None
         Device whose clusters the choice counts.
 
     Returns

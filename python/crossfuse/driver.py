@@ -8,6 +8,17 @@ from dataclasses import dataclass
 _CAPABILITY_MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 _CAPABILITY_MINOR = 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
 _NAME_BYTES = 256
+#: Attributes of what a kernel may take and of how fast memory is, with what their unit is divided
+#: by: MULTIPROCESSOR_COUNT, MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, L2_CACHE_SIZE,
+#: GLOBAL_MEMORY_BUS_WIDTH, MEMORY_CLOCK_RATE and CLOCK_RATE (both in kHz).
+_FACTS = {
+    "sms": (16, 1),
+    "max_shared_bytes": (97, 1),
+    "l2_bytes": (38, 1),
+    "memory_bits": (37, 1),
+    "memory_mhz": (36, 1000),
+    "clock_mhz": (13, 1000),
+}
 
 
 @dataclass(frozen=True)
@@ -22,11 +33,24 @@ class Gpu:
         Compute capability, major and minor.
     driver_cuda : tuple[int, int]
         Newest CUDA version that the driver supports, major and minor.
+    sms, max_shared_bytes, l2_bytes : int
+        Multiprocessors, shared memory of a CTA that asks for it, L2 cache; 0: it does not tell.
+    memory_bytes : int
+        All memory.
+    memory_bits, memory_mhz, clock_mhz : int
+        Width of the memory's bus, its clock, and that of the multiprocessors at most.
     """
 
     name: str
     capability: tuple[int, int]
     driver_cuda: tuple[int, int]
+    sms: int = 0
+    max_shared_bytes: int = 0
+    l2_bytes: int = 0
+    memory_bytes: int = 0
+    memory_bits: int = 0
+    memory_mhz: int = 0
+    clock_mhz: int = 0
 
 
 def find_gpus() -> tuple[Gpu, ...]:
@@ -61,7 +85,24 @@ def _describe(driver: ctypes.CDLL, index: int, cuda: tuple[int, int]) -> Gpu:
     _check(driver.cuDeviceGetName(name, _NAME_BYTES, device))
     major = _integer(driver.cuDeviceGetAttribute, _CAPABILITY_MAJOR, device)
     minor = _integer(driver.cuDeviceGetAttribute, _CAPABILITY_MINOR, device)
-    return Gpu(name.value.decode(), (major, minor), cuda)
+    facts = {each: _fact(driver, *what, device) for each, what in _FACTS.items()}
+    return Gpu(
+        name.value.decode(), (major, minor), cuda, memory_bytes=_memory(driver, device), **facts
+    )
+
+
+def _fact(driver: ctypes.CDLL, attribute: int, unit: int, device: int) -> int:
+    """An attribute that a driver may not have; 0 then."""
+    try:
+        return max(0, _integer(driver.cuDeviceGetAttribute, attribute, device)) // unit
+    except OSError:
+        return 0
+
+
+def _memory(driver: ctypes.CDLL, device: int) -> int:
+    size = ctypes.c_size_t()
+    total = getattr(driver, "cuDeviceTotalMem_v2", None)
+    return 0 if total is None or total(ctypes.byref(size), device) != 0 else size.value
 
 
 def _integer(function: ctypes._NamedFuncPointer, *arguments: int) -> int:

@@ -1,0 +1,63 @@
+"""TVM and torch find a package that is on the path without being installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+#: Takes our entry points away, as if the package were on the path alone.
+NOT_INSTALLED = """
+from importlib import metadata
+entry_points = metadata.entry_points
+def others(**by):
+    found = entry_points(**by)
+    return metadata.EntryPoints(each for each in found if not each.name.startswith("crossfuse"))
+metadata.entry_points = others
+"""
+TVM = """
+assert hasattr(tvm.s_tir.Schedule, "dsm_reduce")
+from tvm import relax
+from tvm.tirx.compilation_pipeline import PIPELINE_MAP
+assert relax.get_pipeline("crossfuse") is not None and "crossfuse" in PIPELINE_MAP
+assert tvm.__spec__.loader is tvm.__loader__ and "crossfuse" not in str(tvm.__loader__)
+"""
+TORCH = """
+x = torch.randn(2, 8)
+linear = torch.nn.Linear(8, 4)
+options = {"rest": "eager"}
+with torch.inference_mode():
+    got = torch.compile(linear, backend="crossfuse", options=options)(x)
+    assert torch.equal(got, linear(x))
+assert "crossfuse" in torch._dynamo.list_backends()
+"""
+
+
+def run(program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NOT_INSTALLED + program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("imports", ["import crossfuse, tvm", "import tvm, crossfuse"])
+def test_tvm_finds_primitives_and_pipelines(imports: str) -> None:
+    run(f"{imports}\n{TVM}")
+
+
+@pytest.mark.parametrize(
+    "imports", ["import crossfuse.torch, torch", "import torch._dynamo, crossfuse"]
+)
+def test_dynamo_finds_the_backend(imports: str) -> None:
+    pytest.importorskip("torch")
+    run(f"{imports}\nimport torch\n{TORCH}")
+
+
+def test_an_installed_package_is_found_as_before() -> None:
+    pytest.importorskip("torch")
+    program = f"import crossfuse, torch, tvm\n{TVM}{TORCH}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
