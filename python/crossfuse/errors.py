@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: Characters of a place or of what was found, which may be anything that somebody passed; output
+#: of compilers is longer than what people write.
+_SHOWN = 1200
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -198,7 +202,7 @@ def refuse(
     rule, where, limit, instead : str
         See `Refusal`.
     found : object
-        Rendered with ``str``.
+        Rendered with ``str``; like all other texts it is cut where it is long.
 
     Returns
     -------
@@ -211,4 +215,16 @@ def refuse(
     >>> print(refuse(PlanRefused, "cluster", where, found=32, limit="16 CTAs", instead="split it"))
     cluster: loop 'c': found 32; limit: 16 CTAs. Instead: split it.
     """
-    return error(Refusal(rule, where, str(found), limit, instead))
+    return error(Refusal(rule, _cut(where), _cut(str(found)), _cut(limit), _cut(instead)))
+
+
+def _cut(text: str) -> str:
+    """A text as it can be shown: of bearable length, and without what moves a cursor."""
+    if len(text) > _SHOWN:
+        half = _SHOWN // 2
+        text = f"{text[:half]} ... ({len(text)} characters) ... {text[-half:]}"
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text
+    )

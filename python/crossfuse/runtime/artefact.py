@@ -16,11 +16,9 @@ from crossfuse.lower.image import KernelImage
 from crossfuse.runtime.cubin import Cubin, compile_cubin
 from crossfuse.runtime.launcher import compile_launcher, generate_launcher
 from crossfuse.runtime.limits import check_image, check_resources
-from crossfuse.runtime.manifest import FORMAT_VERSION, Manifest
+from crossfuse.runtime.manifest import FORMAT_VERSION, LIBRARY_HASH, Manifest
 from crossfuse.runtime.nvcc import NvccInfo
-
-LIBRARY_HASH = "library_sha256"
-"""Key that only the manifest file has: a library cannot hold its own hash."""
+from crossfuse.schema import parse
 
 
 @dataclass(frozen=True)
@@ -184,7 +182,7 @@ def build_library(
     path = Path(destination)
     if path.suffix != ".so":
         path = path / f"{image.name}.so"
-    record = json.loads(text) | {LIBRARY_HASH: sha256(library)}
+    record = parse(text) | {LIBRARY_HASH: sha256(library)}
     write_atomically(path, library, mode=0o755)
     manifest_path = path.with_suffix(".json")
     write_atomically(manifest_path, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode())

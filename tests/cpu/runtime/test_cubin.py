@@ -115,7 +115,7 @@ def test_a_second_compilation_is_read_from_the_cache(
 def test_another_text_flag_or_compiler_is_another_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cubin, "_compile", lambda *_: Entry(b"cubin", {"log": ""}))
+    monkeypatch.setattr(cubin, "_compile", lambda *_: Entry(b"\x7fELF", {"log": ""}))
     nvcc = find_nvcc()
     compile_cubin("text", nvcc=nvcc, cache=tmp_path)
     compile_cubin("text ", nvcc=nvcc, cache=tmp_path)
@@ -127,7 +127,7 @@ def test_another_text_flag_or_compiler_is_another_entry(
 def test_the_cache_can_be_off_or_unwritable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cubin, "_compile", lambda *_: Entry(b"cubin", {"log": ""}))
+    monkeypatch.setattr(cubin, "_compile", lambda *_: Entry(b"\x7fELF", {"log": ""}))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compile_cubin("text", cache=False)
     assert not cache_directory().exists()
@@ -135,7 +135,7 @@ def test_the_cache_can_be_off_or_unwritable(
     assert len(list(cache_directory().iterdir())) == 1
     blocked = tmp_path / "file"
     blocked.touch()
-    assert compile_cubin("text", cache=blocked / "below").data == b"cubin"
+    assert compile_cubin("text", cache=blocked / "below").data == b"\x7fELF"
 
 
 def test_readers_never_see_half_a_file(tmp_path: Path) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +23,9 @@ from crossfuse.emulate.cuda.lines import find_statements
 from crossfuse.emulate.cuda.report import EmulationReport, Finding
 from crossfuse.emulate.cuda.translate import Translation, translate
 from crossfuse.errors import EnvironmentRefused, refuse
+from crossfuse.files import scratch
 from crossfuse.lower.image import ROW_COUNT, KernelImage
+from crossfuse.schema import parse
 
 # The runtime keeps more than is asked for: some turn out to be one statement, copied by g++.
 _SPARE_FINDINGS = 64
@@ -118,8 +118,7 @@ def emulate(
     inputs = inputs_by_name(image, arguments)
     translation = translate(image)
     executable = build(translation, image.name, cache)
-    with tempfile.TemporaryDirectory(prefix="crossfuse-") as scratch:
-        directory = Path(scratch)
+    with scratch() as directory:
         limit = max_findings + _SPARE_FINDINGS
         seconds = max(1, round(timeout_s))
         _write_job(directory, image, translation, inputs, (seed, max(orders, 1), limit, seconds))
@@ -190,7 +189,7 @@ def _execute(executable: Path, directory: Path, timeout_s: float) -> list[dict[s
         )
     path = directory / "findings.jsonl"
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    records = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    records = [parse(line, finite=False) for line in text.splitlines() if line.endswith("}")]
     if status is None:
         detail = "the emulation did not stop when its time was up"
         records.append({**_NOWHERE, "kind": "timeout", "detail": detail})

@@ -18,6 +18,7 @@ from crossfuse.schedule.rules.stacked_tiles import (
     stacked_columns,
     stacked_split,
 )
+from crossfuse.schema import Tile
 
 #: Kernels for few rows are spread over the CTAs that clusters of this size find room for.
 _CLUSTER = 4
@@ -52,13 +53,13 @@ class TensorTiles:
         share the rows of A. None takes the former for several tiles of rows.
     """
 
-    rows: int = 0
-    columns: int = 0
-    depth: int = 0
-    cluster: int = 0
-    split: int = 1
-    across: int = 0
-    stages: int = 0
+    rows: Tile = 0
+    columns: Tile = 0
+    depth: Tile = 0
+    cluster: Tile = 0
+    split: Tile = 1
+    across: Tile = 0
+    stages: Tile = 0
     stacked: bool | None = None
 
     def complete(self, sch: Any, chain: Chain) -> TensorTiles:
