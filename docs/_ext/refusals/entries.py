@@ -16,6 +16,7 @@ TASKS = {
         "crossfuse.runtime.nvcc",
         "crossfuse.bench.environment",
         "crossfuse.cache",
+        "crossfuse.files",
     ),
     "Naming a workload": ("crossfuse.workload",),
     "Bringing a model: torch, ONNX, Relax": (

@@ -94,6 +94,11 @@ def write_model(
     -------
     ModelArtefact
         What was written.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If the disk is full, or the C++ compiler does not link the library.
     """
     home = Path(folder)
     with on_disk(home):

@@ -59,7 +59,7 @@ def test_bytes_are_counted_by_level() -> None:
         (lambda: plan(resolve("S3"), only=("hbm",)), "only: found 'hbm'; limit: gemm, registers"),
         (lambda: plan(matrix_chain(8, [16, 16, 16, 16])), "kernel-chain: chain of 3 products"),
         (lambda: Plan.from_json("{"), "limit: JSON, in a plan of version 1"),
-        (lambda: Plan.from_json('{"version": 0}'), "found version 0; limit: version 1, in a plan of"),
+        (lambda: Plan.from_json('{"version": 0}'), "found version 0; limit: version 1, in a plan"),
         (lambda: Plan.from_json('{"version": 1}'), "found chain: nothing; limit: all fields"),
     ],
 )
