@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Characters of a place or of what was found, which may be anything that somebody passed; output
+#: Characters of a place and of another fact, which may repeat anything that somebody passed; output
 #: of compilers is longer than what people write.
-_SHOWN = 1200
+_PLACE, _FACT = 300, 1200
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,20 @@ class WorkloadRefused(RefusedError):
     """
 
 
+class ArgumentRefused(RefusedError):
+    """An argument of a public call is of another type than it takes, or out of range.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> try:
+    ...     crossfuse.check("softmax:rows=8,cols=64")
+    ... except ArgumentRefused as error:
+    ...     print(error.refusal.where, "|", error.refusal.limit)
+    compiled of check | a Compiled
+    """
+
+
 class PlanRefused(RefusedError):
     """A chain, loop order, tile, cluster or place that no plan can have.
 
@@ -215,13 +229,13 @@ def refuse(
     >>> print(refuse(PlanRefused, "cluster", where, found=32, limit="16 CTAs", instead="split it"))
     cluster: loop 'c': found 32; limit: 16 CTAs. Instead: split it.
     """
-    return error(Refusal(rule, _cut(where), _cut(str(found)), _cut(limit), _cut(instead)))
+    return error(Refusal(rule, _cut(where, _PLACE), _cut(str(found)), _cut(limit), _cut(instead)))
 
 
-def _cut(text: str) -> str:
+def _cut(text: str, most: int = _FACT) -> str:
     """A text as it can be shown: of bearable length, and without what moves a cursor."""
-    if len(text) > _SHOWN:
-        half = _SHOWN // 2
+    if len(text) > most:
+        half = most // 2
         text = f"{text[:half]} ... ({len(text)} characters) ... {text[-half:]}"
     if text.isprintable():
         return text

@@ -151,6 +151,19 @@ def writing(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
             raise
 
 
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """Make a folder for results, before they are worked out.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If there may be no such folder.
+    """
+    with on_disk(path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    return Path(path)
+
+
 @contextmanager
 def scratch(folder: str | os.PathLike[str] | None = None) -> Iterator[Path]:
     """A new folder for as long as the context lasts.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from crossfuse.calls import checked
 from crossfuse.errors import EnvironmentRefused, refuse
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _CLUSTERS = (
 )
 
 
+@checked
 @dataclass(frozen=True)
 class Device:
     """Limits of one GPU model.
@@ -90,6 +92,7 @@ DEVICES = {
 }
 
 
+@checked
 def device(name: str | Device) -> Device:
     """Look a device up by its target name.
 
@@ -127,6 +130,7 @@ def device(name: str | Device) -> Device:
     return DEVICES[name]
 
 
+@checked
 def tvm_target(name: str | Device) -> tvm.target.Target:
     """TVM target with the true limits of a device (TVM's own default is 48 KiB of shared memory).
 

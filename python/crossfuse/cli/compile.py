@@ -45,10 +45,11 @@ def compile_workload(
     """Compile a workload into a shared library with its cubin, and a manifest beside it."""
     from crossfuse.compiler import compile as compile_source
     from crossfuse.compiler.report import make_report
+    from crossfuse.files import make_folder
 
     shared = options(cluster, rows, ring, scatter, rule, placement, constant_weights)
     compiled = compile_source(
-        workload, target=target, directory=output, database=database, **shared
+        workload, target=target, directory=make_folder(output), database=database, **shared
     )
     report = make_report(compiled)
     if as_json:

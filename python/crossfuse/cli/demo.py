@@ -16,7 +16,7 @@ ROWS, HIDDEN, INTERMEDIATE, CLUSTER = 32, 256, 512, 4
 
 def demo(
     target: Target = "nvidia-h100",
-    cluster: Annotated[int, typer.Option(help="CTAs in a cluster.")] = CLUSTER,
+    cluster: Annotated[int, typer.Option(min=1, max=16, help="CTAs in a cluster.")] = CLUSTER,
     output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write to.")] = Path(
         "crossfuse-out"
     ),
@@ -29,12 +29,18 @@ def demo(
     from crossfuse.compiler import compile as compile_source
     from crossfuse.compiler.problem import make_problem
     from crossfuse.compiler.report import make_report
+    from crossfuse.files import make_folder
     from crossfuse.workload import gated_ffn_module
 
     module = gated_ffn_module(HIDDEN, INTERMEDIATE, "bfloat16")
     x = torch.randn(ROWS, HIDDEN, dtype=torch.bfloat16)
     compiled = compile_source(
-        module, example_inputs=(x,), target=target, cluster=cluster, directory=output, name="ffn"
+        module,
+        example_inputs=(x,),
+        target=target,
+        cluster=cluster,
+        directory=make_folder(output),
+        name="ffn",
     )
     found = check(compiled)
     try:

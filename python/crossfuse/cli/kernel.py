@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from crossfuse.cli.output import MOST
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
@@ -22,9 +24,12 @@ Workload = Annotated[
 ]
 Target = Annotated[str, typer.Option(help="nvidia-h100 or nvidia-h200.")]
 Cluster = Annotated[
-    int, typer.Option(help="CTAs in a cluster, 1 to 16; 0 takes the first that fits.")
+    int,
+    typer.Option(min=0, max=16, help="CTAs in a cluster, 1 to 16; 0 takes the first that fits."),
 ]
-Rows = Annotated[int, typer.Option(help="Rows of the output tile of a cluster; 0: choose.")]
+Rows = Annotated[
+    int, typer.Option(min=0, max=MOST, help="Rows of the output tile of a cluster; 0: choose.")
+]
 Ring = Annotated[bool, typer.Option(help="Chains: pass slices in ring order, or in rank order.")]
 Rule = Annotated[
     str,

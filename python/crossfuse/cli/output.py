@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
 
 REFUSED_EXIT_CODE = 2
 _JSON = "crossfuse.json"
+#: Of numbers of things, and of seconds: what C and the system's clocks take.
+MOST, LONGEST = 2**31 - 1, 1e7
+
+
+def finite(value: float) -> float:
+    """Check an option: nan is neither below a limit nor above."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number of seconds.")
+    return value
 
 
 def _remember(context: typer.Context, asked: bool) -> bool:

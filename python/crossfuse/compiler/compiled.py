@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.calls import ClusterSize, checked
 from crossfuse.compiler.arguments import check_known, check_no_model, check_plan
 from crossfuse.compiler.cascades import cascade_options, is_cascade
 from crossfuse.compiler.option import Option
@@ -108,12 +109,13 @@ class Compiled:
         return {}
 
 
+@checked
 def compile(
     source: Any,
     *,
     example_inputs: Sequence[Any] | None = None,
     target: str | Device = "nvidia-h100",
-    cluster: int | None = None,
+    cluster: ClusterSize | None = None,
     tiles: Tiles | None = None,
     ring: bool = True,
     scatter: bool = True,

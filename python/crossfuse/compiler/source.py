@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.calls import checked
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.spec import WorkloadSpec
@@ -51,6 +52,7 @@ class Source:
     schedule: Any = None
 
 
+@checked
 def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Source:
     """Turn anything that can be compiled into one function.
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from crossfuse.bench.job import Job
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
-from crossfuse.files import on_disk, read_text, write_atomically, write_json
+from crossfuse.files import make_folder, read_text, write_atomically, write_json
 from crossfuse.hardware import device
 from crossfuse.meta_schedule.build import Build
 from crossfuse.meta_schedule.campaign import measure_all
@@ -131,8 +131,7 @@ def make_bundle(
     Bundle
         What was written.
     """
-    with on_disk(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     bundle = Bundle(folder, tuple(candidates), how.target, how.job)
     head = {"format_version": FORMAT_VERSION, "target": bundle.target, "job": bundle.job.to_json()}
     value = head | {"candidates": [each.to_json() for each in candidates]}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.bench.job import Job, Timing
+from crossfuse.calls import checked
 from crossfuse.errors import RefusedError
 from crossfuse.files import on_disk, read_bytes
 from crossfuse.meta_schedule.build import Build
@@ -177,6 +178,7 @@ def append_line(path: Path, value: Any) -> None:
         os.fsync(file.fileno())
 
 
+@checked
 def read_records(path: Path) -> Found:
     """Read the records of a file.
 

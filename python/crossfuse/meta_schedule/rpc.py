@@ -66,7 +66,14 @@ def read_tracker(text: str) -> Tracker:
     """
     host, _, rest = text.partition(":")
     port, _, key = rest.partition(":")
-    if not (host and key and port.isdecimal() and 0 < int(port) < 65536):
+    if not (
+        host
+        and key
+        and port.isascii()
+        and port.isdecimal()
+        and len(port) < 6
+        and 0 < int(port) < 65536
+    ):
         raise refuse(
             EnvironmentRefused,
             "rpc",

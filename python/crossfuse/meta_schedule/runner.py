@@ -15,6 +15,7 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.runner import PyRunner, PyRunnerFuture, RunnerInput, RunnerResult
 
 from crossfuse.bench.job import OURS, Job, Timing
+from crossfuse.calls import checked
 from crossfuse.files import read_text
 from crossfuse.meta_schedule.builder import recorded_workload
 from crossfuse.meta_schedule.conditions import Conditions
@@ -29,6 +30,7 @@ Report = Callable[[Path, str, Timing], None]
 
 
 @derived_object
+@checked
 class GpuRunner(PyRunner):
     """Measures libraries one after another, in a process that each of them may ruin.
 

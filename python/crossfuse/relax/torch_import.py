@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.calls import checked
 from crossfuse.errors import EnvironmentRefused, RefusedError, WorkloadRefused, refuse
 from crossfuse.runtime.tensors import to_numpy
 
@@ -45,6 +46,7 @@ class Imported:
     params: Mapping[str, np.ndarray]
 
 
+@checked
 def import_torch(module: torch.nn.Module, example_inputs: Sequence[torch.Tensor]) -> Imported:
     """Trace a module with `torch.export` and translate it to Relax.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from crossfuse import hardware
 from crossfuse._compat import installed_version
+from crossfuse.calls import Seconds, checked
 from crossfuse.files import sha256, write_atomically
 from crossfuse.lower.image import KernelImage
 from crossfuse.runtime.cubin import Cubin, compile_cubin
@@ -74,6 +75,7 @@ class KernelObject:
     manifest: Manifest
 
 
+@checked
 def build_object(
     image: KernelImage,
     destination: str | os.PathLike[str],
@@ -119,6 +121,7 @@ def build_object(
     return KernelObject(path, Manifest.from_json(parts[2], str(path)))
 
 
+@checked
 def build_library(
     image: KernelImage,
     destination: str | os.PathLike[str],
@@ -128,7 +131,7 @@ def build_library(
     schedule_trace: str | None = None,
     nvcc: NvccInfo | None = None,
     cache: bool | str | os.PathLike[str] = True,
-    timeout: float = 900.0,
+    timeout: Seconds = 900.0,
 ) -> Artefact:
     """Compile an image into ``<name>.so`` with its cubin inside, and ``<name>.json`` beside it.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from crossfuse.calls import Seconds, checked
 from crossfuse.errors import EnvironmentRefused, LoweringRefused, RefusedError, refuse
 from crossfuse.files import scratch, sha256
 from crossfuse.runtime.host_compiler import find_host_compiler
@@ -75,13 +76,14 @@ class Cubin:
         return next((entry for entry in self.resources if entry.kernel == kernel), None)
 
 
+@checked
 def compile_cubin(
     cuda: str,
     *,
     arch: str = "sm_90a",
     nvcc: NvccInfo | None = None,
     cache: bool | str | os.PathLike[str] = True,
-    timeout: float = 900.0,
+    timeout: Seconds = 900.0,
 ) -> Cubin:
     """Compile CUDA text to a cubin.
 

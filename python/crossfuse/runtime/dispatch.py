@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from crossfuse.calls import checked
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.files import read_text, sha256, write_atomically
 from crossfuse.lower.image import BufferSpec
@@ -156,6 +157,7 @@ class Dispatch:
         return refuse(ArtefactRefused, rule, where, found=found, limit=limit, instead=instead)
 
 
+@checked
 def write_dispatch(
     folder: str | os.PathLike[str],
     name: str,
@@ -213,6 +215,7 @@ def write_dispatch(
     return DispatchTable.from_json(text, str(home / TABLE))
 
 
+@checked
 def load_dispatch(folder: str | os.PathLike[str], *, check_device: bool = True) -> Dispatch:
     """Load a folder of libraries that `write_dispatch` completed.
 

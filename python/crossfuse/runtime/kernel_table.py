@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from crossfuse.calls import checked
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.files import read_text, sha256, write_atomically
 from crossfuse.runtime.artefact import Artefact
@@ -122,6 +123,7 @@ class Kernels(Mapping[str, LoadedKernel]):
             register_global_func(name, kernel.module[name], override=True)
 
 
+@checked
 def write_kernels(
     folder: str | os.PathLike[str],
     artefacts: Sequence[Artefact],
@@ -183,6 +185,7 @@ def write_kernels(
     return table
 
 
+@checked
 def load_kernels(folder: str | os.PathLike[str], *, check_device: bool = True) -> Kernels:
     """Load a folder of libraries that `write_kernels` completed; needs tvm-ffi and the driver.
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from crossfuse.calls import checked
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.files import read_bytes, read_text, scratch, sha256
 from crossfuse.runtime.fitness import check_limits, check_version, gpu_limits
@@ -14,6 +15,7 @@ from crossfuse.runtime.manifest import LIBRARY_HASH, Manifest, unreadable
 from crossfuse.schema import Damaged, parse
 
 
+@checked
 def load(path: str | os.PathLike[str], *, check_device: bool = True) -> LoadedKernel:
     """Load a kernel library that `crossfuse.runtime.build_library` made.
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crossfuse._compat import installed_version
+from crossfuse.calls import checked
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
 from crossfuse.files import on_disk, read_bytes, scratch, sha256, write_atomically, writing
 from crossfuse.npz import read_arrays
@@ -139,6 +140,7 @@ def write_model(
     return record
 
 
+@checked
 def load_model(
     folder: str | os.PathLike[str],
     *,

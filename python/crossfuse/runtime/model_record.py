@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from crossfuse.calls import checked
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.files import read_text
 from crossfuse.runtime.model_inputs import ModelInput
@@ -119,6 +120,7 @@ class ModelArtefact:
             raise model_refused(where, error.found, error.limit) from None
 
 
+@checked
 def read_model_artefact(folder: str | os.PathLike[str]) -> ModelArtefact:
     """Read what lies in a folder, without loading it.
 

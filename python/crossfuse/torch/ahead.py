@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from crossfuse.cache import Entry, shelf
+from crossfuse.calls import checked
 from crossfuse.files import scratch
 from crossfuse.schema import parse
 from crossfuse.torch.backend import Backend
@@ -111,6 +112,7 @@ class Ahead:
         return compiled
 
 
+@checked
 def compile_ahead(
     module: torch.nn.Module,
     inputs: Sequence[Any],
@@ -166,7 +168,7 @@ def compile_ahead(
     except Exception as error:  # whatever torch cannot write, it can compile
         reason = f"{type(error).__name__}: {error}"
     if reason:
-        warnings.warn(f"crossfuse compiles a module at its first call: {reason}", stacklevel=2)
+        warnings.warn(f"crossfuse compiles a module at its first call: {reason}", stacklevel=3)
     return Ahead(module, found, reason, program, backend)
 
 

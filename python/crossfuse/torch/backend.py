@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from crossfuse.calls import checked
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.runtime.bin_rows import BINS
@@ -21,6 +22,7 @@ from crossfuse.torch.report import Report, keep
 _LOG = logging.getLogger(__name__)
 
 
+@checked
 @dataclass(frozen=True)
 class Backend:
     """Options of the backend, and the backend with them.
@@ -222,6 +224,7 @@ class Backend:
         return device("nvidia-h200" if "H200" in name else "nvidia-h100")
 
 
+@checked
 def crossfuse(
     module: fx.GraphModule,
     inputs: Sequence[Any],

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import sympy
 
+from crossfuse.calls import checked
 from crossfuse.cascade.algebra.exponents import joined
 from crossfuse.cascade.algebra.means import means, ordered
 from crossfuse.cascade.algebra.stages import Deriver
@@ -16,6 +17,7 @@ _KNOWN: dict[tuple[object, ...], Derivation] = {}
 _MOST_KNOWN = 512
 
 
+@checked
 def derive(cascade: Cascade) -> Derivation:
     """Derive how a cascade streams in one loop.
 

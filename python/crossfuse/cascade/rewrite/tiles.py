@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from crossfuse.calls import checked
 from crossfuse.cascade.rewrite.refusal import refused
 from crossfuse.hardware import Device
 from crossfuse.schema import Count, Tile
@@ -14,6 +15,7 @@ MAX_THREADS = Device("").max_threads
 RESIDENCES = ("registers", "shared", "none")
 
 
+@checked
 @dataclass(frozen=True)
 class StreamTiles:
     """Sizes of a stream.

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from crossfuse.calls import AtLeastOne, Seconds, Seed, checked
 from crossfuse.emulate.cuda.arguments import (
     check_image,
     image_of_call,
@@ -45,14 +46,15 @@ _NOWHERE: dict[str, Any] = {
 }
 
 
+@checked
 def emulate(
     image: KernelImage,
     arguments: Mapping[str, np.ndarray] | Sequence[np.ndarray],
     *,
-    seed: int = 0,
-    orders: int = 2,
-    max_findings: int = 8,
-    timeout_s: float = 120.0,
+    seed: Seed = 0,
+    orders: AtLeastOne = 2,
+    max_findings: AtLeastOne = 8,
+    timeout_s: Seconds = 120.0,
     cache: str | os.PathLike[str] | None = None,
 ) -> EmulationReport:
     """Run generated CUDA on the CPU and report what is wrong with it.

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from crossfuse.calls import checked
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
 from crossfuse.files import read_text
 from crossfuse.hardware import device
@@ -170,6 +171,7 @@ def read(value: object, where: str = "record") -> Measured:
     return replace(found, **{name: _checked(name, getattr(found, name), where) for name in _LIMITS})
 
 
+@checked
 def load(path: Path) -> Measured:
     """Read a record from a file.
 

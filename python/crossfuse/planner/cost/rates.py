@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from crossfuse.calls import checked
 from crossfuse.errors import EnvironmentRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.calibration.record import Measured, measured
@@ -183,6 +184,7 @@ def rates_from(measured: Measured) -> Rates:
     return Rates(measured, fitted)
 
 
+@checked
 def rates_of(device: Device) -> Rates:
     """Rates of the packaged record of a device, with what was learned of it.
 

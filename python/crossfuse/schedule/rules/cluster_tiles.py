@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from crossfuse.blocks.chain import Chain
+from crossfuse.calls import checked
 from crossfuse.planner.kernels.clustered import SLICE, ClusteredKernel
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.schedule.rules.parted_tiles import PartedTiles
 from crossfuse.schema import Tile
 
 
+@checked
 @dataclass(frozen=True)
 class ClusterTiles(PartedTiles):
     """How a chain is divided over clusters. Zero means: choose.

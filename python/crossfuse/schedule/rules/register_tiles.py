@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from crossfuse.blocks.chain import Chain
+from crossfuse.calls import checked
 from crossfuse.planner.dataflow.counts import Flag
 from crossfuse.planner.kernels.registers import REGISTERS, STEP, RegisterKernel
 from crossfuse.schedule.rules.parted_tiles import PartedTiles
@@ -16,6 +17,7 @@ from crossfuse.schema import Tile
 _MAKING = 160
 
 
+@checked
 @dataclass(frozen=True)
 class RegisterTiles(PartedTiles):
     """How a chain is divided over CTAs. Zero means: choose.

@@ -7,6 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import Chain
+from crossfuse.calls import checked
 from crossfuse.hardware import Device
 from crossfuse.planner.kernels.boxes import ROW_BYTES
 from crossfuse.planner.kernels.phase import widest
@@ -24,6 +25,7 @@ from crossfuse.schema import Tile
 _CLUSTER = 4
 
 
+@checked
 @dataclass(frozen=True)
 class TensorTiles:
     """How a product is divided. Zero means: choose.

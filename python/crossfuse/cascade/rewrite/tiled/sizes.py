@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from crossfuse.calls import checked
 from crossfuse.cascade.rewrite.tiled.refusal import refused
 from crossfuse.schema import Tile
 
@@ -23,6 +24,7 @@ DSM, KERNEL = "dsm", "kernel"
 MERGES = (DSM, KERNEL)
 
 
+@checked
 @dataclass(frozen=True)
 class CascadeTiles:
     """How a cascade with products is divided. Zero means: choose.
