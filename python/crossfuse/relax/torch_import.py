@@ -164,6 +164,7 @@ def _translate(exported: Any) -> Any:
     from tvm.relax.frontend.torch import from_exported_program
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
+    from crossfuse.relax.builders import end_blocks
     from crossfuse.relax.converters import CONVERTERS
     from crossfuse.relax.converters.checked import checked
 
@@ -181,6 +182,7 @@ def _translate(exported: Any) -> Any:
                 custom_convert_map=converters,
             )
         except Exception as error:
+            end_blocks(error)
             problems.append(error)
     limit = "operators that TVM's torch importer knows"
     advice = "express the operator with others, or build the Relax module by hand"

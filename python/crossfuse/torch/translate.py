@@ -16,6 +16,7 @@ from torch import fx
 from tvm import relax
 from tvm.ir import Var
 
+from crossfuse.relax.builders import end_blocks
 from crossfuse.relax.converters import CONVERTERS
 from crossfuse.torch.concrete import elsewhere
 from crossfuse.workload.dtypes import FLOAT_TYPES
@@ -68,6 +69,7 @@ def translate(graph: fx.Graph) -> Translation:
         try:
             return attempt.translation()
         except _NotTranslated as error:
+            end_blocks(error)
             refused.add(error.node.target)
 
 
