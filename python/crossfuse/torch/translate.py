@@ -7,6 +7,7 @@ among its results, so that nothing that they need is fused away.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -164,7 +165,7 @@ def _left(node: fx.Node) -> str:
     """The operator of a node that was left to torch; empty where nothing is to be said of it."""
     import torch
 
-    if node.op != "call_function":
+    if node.op != "call_function" or node.target is operator.getitem:
         return ""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor) and _dtype(value) not in _TYPES:
