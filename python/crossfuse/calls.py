@@ -215,6 +215,8 @@ def _of_type(kind: Any) -> _Test | None:
         return _is_number, "a number"
     if kind is bool:
         return lambda value: isinstance(value, bool) or _is_flag(value), _WORDS[bool]
+    if isinstance(kind, TypeVar) and kind.__bound__ is not None:
+        return _of_type(getattr(kind.__bound__, "__origin__", kind.__bound__))
     if not isinstance(kind, type) or kind in (object, Any):
         return None
     if kind is collections.abc.Callable:

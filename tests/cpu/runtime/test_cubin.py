@@ -14,7 +14,8 @@ from cpu.runtime.images import cluster_sum, vector_add
 from crossfuse.cache import Entry
 from crossfuse.files import write_atomically
 from crossfuse.runtime import ResourceUsage, cache_directory, compile_cubin, cubin, find_nvcc
-from crossfuse.runtime.resources import parse_resources, read_usage
+from crossfuse.runtime.resources import parse_resources
+from crossfuse.schema import read, typed
 
 LOG = """\
 ptxas info    : 0 bytes gmem
@@ -62,9 +63,9 @@ def test_remarks_that_name_no_kernel_go_to_all() -> None:
 
 def test_resources_survive_json() -> None:
     usage = replace(parse_resources(LOG)[0], advisories=("C7510",))
-    assert read_usage(json.loads(json.dumps(asdict(usage)))) == usage
+    assert read(ResourceUsage, json.dumps(asdict(usage))) == usage
     old = {key: value for key, value in asdict(usage).items() if key != "advisories"}
-    assert read_usage(old) == replace(usage, advisories=())
+    assert typed(ResourceUsage, old) == replace(usage, advisories=())
 
 
 def test_resources_of_a_compiled_kernel() -> None:

@@ -228,8 +228,9 @@ def test_a_mode_reaches_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_options_that_are_none_are_refused(options: dict[str, Any], text: str) -> None:
+    graph = torch.fx.symbolic_trace(torch.nn.Identity())
     with pytest.raises(RefusedError, match=text):
-        crossfuse(None, [], options=options)
+        crossfuse(graph, [], options=options)
 
 
 def test_threads_define_the_operators_once(monkeypatch: pytest.MonkeyPatch) -> None:
