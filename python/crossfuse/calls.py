@@ -42,6 +42,7 @@ class Named:
 
 
 AnySchedule = Annotated[Any, Named(("Schedule",))]
+AnyProgram = Annotated[Any, Named(("PrimFunc", "Schedule", "IRModule"))]
 AnyFunction = Annotated[Any, Named(("PrimFunc",))]
 AnyBlock = Annotated[Any, Named(("SBlockRV",))]
 AnyLoop = Annotated[Any, Named(("LoopRV",))]
