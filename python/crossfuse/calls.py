@@ -74,7 +74,8 @@ def checked(function: Any) -> Any:
     """
     if inspect.isclass(function):
         # Of a dataclass Python writes the annotations itself; those of its fields are the same.
-        function.__init__ = _checked(function.__init__, function.__name__, function.__module__)
+        plain = function.__init__
+        function.__init__ = _checked(plain, function.__name__, function.__module__)
         return function
     return _checked(function, function.__name__, function.__module__)
 
@@ -193,12 +194,13 @@ def _container(name: str, nodes: Sequence[ast.expr], names: Mapping[str, Any]) -
     return None
 
 
-_WORDS = {
+_WORDS: dict[Any, str] = {
     str: "a text",
     bool: "True or False",
     bytes: "bytes",
     os.PathLike: "a path",
     type(None): "None",
+    collections.abc.Callable: "a function",
 }
 
 
@@ -220,8 +222,6 @@ def _of_type(kind: Any) -> _Test | None:
         return _of_type(getattr(kind.__bound__, "__origin__", kind.__bound__))
     if not isinstance(kind, type) or kind in (object, Any):
         return None
-    if kind is collections.abc.Callable:
-        return callable, "a function"
     return lambda value: isinstance(value, kind), _WORDS.get(kind, f"a {kind.__name__}")
 
 

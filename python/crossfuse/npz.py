@@ -57,7 +57,7 @@ def read_arrays(
     return found
 
 
-def _member(archive: ZipFile, name: str, shape: tuple[int, ...] | None) -> Any:
+def _member(archive: ZipFile, name: str, shape: tuple[object, ...] | None) -> Any:
     """One array, whose header says no more than there is: nothing is allocated before."""
     from numpy.lib import format as npy
 

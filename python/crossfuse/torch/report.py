@@ -79,8 +79,8 @@ def _groups(outcomes: Sequence[ChainOutcome]) -> list[str]:
                 seen.update(members)
         for head, groups in alike.items():
             count = f"{len(groups)} x " if len(groups) > 1 else ""
-            indent = {"subsequent_indent": "    ", "max_lines": 3, "placeholder": " ..."}
-            lines += wrap(f"{count}{head}", COLUMNS, **indent)
+            text = f"{count}{head}"
+            lines += wrap(text, COLUMNS, subsequent_indent=" " * 4, max_lines=3, placeholder=" ...")
             lines += _wrapped("    ", groups, " | ")
     return lines
 

@@ -74,7 +74,7 @@ def _index_put(node: fx.Node, importer: Any) -> Any:
     free = [at for at in range(len(sizes)) if at not in given]
     axes = [*free[: sum(at < first for at in free)], *["index"] * wide]
     axes += free[len(axes) - wide :]
-    flat = None
+    flat: Any = None
     stride = 1
     for at in reversed(range(len(sizes))):
         size = int(sizes[at])
