@@ -266,7 +266,8 @@ def crossfuse(
     >>> with torch.inference_mode():
     ...     tuple(fn(torch.zeros(2, 8)).shape)  # one layer, and no GPU: left to torch
     (2, 4)
-    >>> crossfuse(None, (), options={"bin": 16})
+    >>> graph = torch.fx.symbolic_trace(torch.nn.Identity())
+    >>> crossfuse(graph, (), options={"bin": 16})
     Traceback (most recent call last):
     ...
     crossfuse.errors.WorkloadRefused: torch-backend: options: found 'bin'; limit: rest, always, ...

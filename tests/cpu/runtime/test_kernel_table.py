@@ -114,7 +114,7 @@ def test_damaged_folders_are_refused(folder: Path) -> None:
     manifest.unlink()
     assert "vector_add.json: found no such file" in message(lambda: load_kernels(folder))
     edit(table, kernels={"../vector_add": "0"})
-    assert "found kernel '../vector_add'; limit: names of" in message(lambda: load_kernels(folder))
+    assert "'../vector_add'; limit: the name of a file in" in message(lambda: load_kernels(folder))
     edit(table, format_version=9)
     text = message(lambda: load_kernels(folder))
     assert "found format version 9; limit: format version 2" in text
