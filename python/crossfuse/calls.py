@@ -74,8 +74,8 @@ def checked(function: Any) -> Any:
     """
     if inspect.isclass(function):
         # Of a dataclass Python writes the annotations itself; those of its fields are the same.
-        plain = function.__init__
-        function.__init__ = _checked(plain, function.__name__, function.__module__)
+        made: Any = function
+        made.__init__ = _checked(made.__init__, made.__name__, made.__module__)
         return function
     return _checked(function, function.__name__, function.__module__)
 

@@ -119,7 +119,7 @@ def test_damaged_folders_are_refused(folder: Path) -> None:
     text = message(lambda: load_kernels(folder))
     assert "found format version 9; limit: format version 2" in text
     table.write_text("{")
-    assert "limit: a table in JSON with all its fields" in message(lambda: load_kernels(folder))
+    assert "at line 1, column 2; limit: JSON" in message(lambda: load_kernels(folder))
 
 
 def test_only_libraries_of_one_folder_and_device_make_a_table(
