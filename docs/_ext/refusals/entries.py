@@ -45,6 +45,7 @@ TASKS = {
     "Tuning": ("crossfuse.meta_schedule", "crossfuse.planner.tune"),
     "Measuring": ("crossfuse.bench",),
     "Looking at a kernel": ("crossfuse.view",),
+    "Calling the package": ("crossfuse.calls",),
     "At the command line": ("crossfuse.cli", "crossfuse.script"),
 }
 
