@@ -34,6 +34,7 @@ CHOSEN = {
         "crossfuse.cascade.spec.Cascade",
     ),
     "crossfuse.errors": (
+        "crossfuse.errors.ArgumentRefused",
         "crossfuse.errors.ArtefactRefused",
         "crossfuse.errors.CascadeRefused",
         "crossfuse.errors.EnvironmentRefused",

@@ -39,6 +39,8 @@ from tvm.tirx.layout import Axis as layout_axes
 from tvm.tirx.layout import S as _shard
 from tvm.tirx.layout import TileLayout
 
+from crossfuse.schema import Damaged, parse
+
 #: Name of the operator that chooses between two expressions.
 IF_THEN_ELSE = "prim.if_then_else"
 
@@ -81,6 +83,31 @@ __all__ = [
     "tvm",
     "tvm_ffi",
 ]
+
+
+def load_json(text: str, kinds: Any) -> Any:
+    """What TVM wrote as JSON.
+
+    Parameters
+    ----------
+    text : str
+        Of ``tvm.ir.save_json``.
+    kinds : type | tuple[type, ...]
+        What it may be.
+
+    Raises
+    ------
+    Damaged
+        If it is something else, or nothing that this release of TVM reads.
+    """
+    parse(text, finite=False)  # within limits: TVM's own reader has none
+    try:
+        found = tvm.ir.load_json(text)
+    except Exception as error:  # TVM raises what the broken part happens to raise
+        raise Damaged(str(error).strip().splitlines()[-1], "JSON of TVM's own") from None
+    if not isinstance(found, kinds):
+        raise Damaged(f"a {type(found).__name__}", "a function or module")
+    return found
 
 
 def tile_layout(extents: tuple[int, ...], strides: tuple[Any, ...]) -> TileLayout:

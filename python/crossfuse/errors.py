@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 #: Characters of a fault that a refusal repeats.
 _LONGEST_FAULT = 300
+#: Characters of a place and of another fact, which may repeat anything that somebody passed; output
+#: of compilers is longer than what people write.
+_PLACE, _FACT = 300, 1200
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,20 @@ class WorkloadRefused(RefusedError):
     ... except WorkloadRefused as error:
     ...     print(error.refusal.limit)
     G1 to G10, S1 to S8, C1 to C8, R1 to R12
+    """
+
+
+class ArgumentRefused(RefusedError):
+    """An argument of a public call is of another type than it takes, or out of range.
+
+    Examples
+    --------
+    >>> import crossfuse
+    >>> try:
+    ...     crossfuse.check("softmax:rows=8,cols=64")
+    ... except ArgumentRefused as error:
+    ...     print(error.refusal.where, "|", error.refusal.limit)
+    compiled of check | a Compiled
     """
 
 
@@ -247,7 +264,7 @@ def refuse(
     rule, where, limit, instead : str
         See `Refusal`.
     found : object
-        Rendered with ``str``.
+        Rendered with ``str``; like all other texts it is cut where it is long.
 
     Returns
     -------
@@ -260,4 +277,16 @@ def refuse(
     >>> print(refuse(PlanRefused, "cluster", where, found=32, limit="16 CTAs", instead="split it"))
     cluster: loop 'c': found 32; limit: 16 CTAs. Instead: split it.
     """
-    return error(Refusal(rule, where, str(found), limit, instead))
+    return error(Refusal(rule, _cut(where, _PLACE), _cut(str(found)), _cut(limit), _cut(instead)))
+
+
+def _cut(text: str, most: int = _FACT) -> str:
+    """A text as it can be shown: of bearable length, and without what moves a cursor."""
+    if len(text) > most:
+        half = most // 2
+        text = f"{text[:half]} ... ({len(text)} characters) ... {text[-half:]}"
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text
+    )

@@ -1,4 +1,4 @@
-"""Content hashes, whole-file writes, and folders that go with the process."""
+"""Reading and writing whole files, content hashes, and folders that go with the process."""
 
 from __future__ import annotations
 
@@ -7,14 +7,111 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
+from crossfuse.schema import Damaged
+
+#: Bytes of a file that is read as a whole.
+MOST_BYTES = 4 * 2**30
+_TEMPORARY = "folder of temporary files"
 
 
 def sha256(data: bytes) -> str:
     """SHA-256 of `data` as hexadecimal text."""
     return hashlib.sha256(data).hexdigest()
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Read a file.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        The file; a link to one will do.
+    most : int
+        Bytes that it may have.
+
+    Raises
+    ------
+    Damaged
+        If it is not there, no regular file, or too large.
+    """
+    check_file(path, most)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Damaged(_reason(error), "a file that can be read") from None
+
+
+def check_file(path: Path, most: int = MOST_BYTES) -> None:
+    """Check that a path is a file before it is opened: a pipe would wait for who writes to it.
+
+    Raises
+    ------
+    Damaged
+        See `read_bytes`.
+    """
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:  # a ValueError of names with a NUL
+        raise Damaged(_reason(error), "a file that can be read") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise Damaged("a folder" if stat.S_ISDIR(found.st_mode) else "a device or a pipe", "a file")
+    if found.st_size > most:
+        raise Damaged(f"a file of {found.st_size} bytes", f"at most {most}")
+
+
+def read_text(path: Path) -> str:
+    """Read a file of text in UTF-8, see `read_bytes`.
+
+    Raises
+    ------
+    Damaged
+        See `read_bytes`; or if it is no UTF-8.
+    """
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise Damaged(f"{error.reason} at byte {error.start}", "text in UTF-8") from None
+
+
+@contextmanager
+def on_disk(where: str | os.PathLike[str]) -> Iterator[None]:
+    """Refuse in words what a disk refuses: it is full, or may not be written.
+
+    Parameters
+    ----------
+    where : path
+        What is written, for errors that name no file.
+
+    Raises
+    ------
+    EnvironmentRefused
+        For an `OSError` inside.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise file_refused(error, where) from error
+
+
+def file_refused(error: OSError, where: str | os.PathLike[str]) -> RefusedError:
+    """Build the refusal of a file or folder that the system does not read, make or write."""
+    return refuse(
+        EnvironmentRefused,
+        "file",
+        str(error.filename or os.fspath(where)),
+        found=_reason(error),
+        limit="a file that can be read, or written",
+        instead="name another path (TMPDIR moves scratch files), or change its permissions or the "
+        "space there",
+    )
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -28,22 +125,70 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
         Whole content.
     mode : int
         Permissions.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If the disk is full, or there may be no such file; nothing is left behind then.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(name, mode)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with writing(path, mode) as file:
+        file.write(data)
+
+
+@contextmanager
+def writing(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
+    """Write a file part by part, see `write_atomically`: it is there when the context is left."""
+    with on_disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+            os.chmod(name, mode)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """Make a folder for results, before they are worked out.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If there may be no such folder.
+    """
+    with on_disk(path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    return Path(path)
+
+
+@contextmanager
+def scratch(folder: str | os.PathLike[str] | None = None) -> Iterator[Path]:
+    """A new folder for as long as the context lasts.
+
+    Parameters
+    ----------
+    folder : path | None
+        Where to make it; None takes that of temporary files.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If the disk is full, also while it is filled.
+    """
+    with (
+        on_disk(folder or _TEMPORARY),
+        tempfile.TemporaryDirectory(prefix="crossfuse-", dir=folder) as made,
+    ):
+        yield Path(made)
 
 
 def scratch_folder() -> Path:
     """A new folder for what this process alone needs; it goes when the process ends."""
-    folder = Path(tempfile.mkdtemp(prefix="crossfuse-"))
+    with on_disk(_TEMPORARY):
+        folder = Path(tempfile.mkdtemp(prefix="crossfuse-"))
     atexit.register(_remove, folder, os.getpid())
     return folder
 
@@ -57,3 +202,9 @@ def _remove(folder: Path, maker: int) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write a value for programs to read, indented by one; missing directories are made."""
     write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def _reason(error: Exception) -> str:
+    """What the system says, without the path."""
+    text = getattr(error, "strerror", None) or str(error)
+    return text[:1].lower() + text[1:]

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from crossfuse.calls import checked
 from crossfuse.driver import Gpu, find_gpus
 from crossfuse.errors import EnvironmentRefused, refuse
 from crossfuse.files import sha256
@@ -29,6 +30,7 @@ _CLUSTERS = (
 )
 
 
+@checked
 @dataclass(frozen=True)
 class Device:
     """Limits of one GPU model.
@@ -111,6 +113,7 @@ DEVICES = {
 _PARTS = {"NVIDIA H100 80GB HBM3": "nvidia-h100", "NVIDIA H200": "nvidia-h200"}
 
 
+@checked
 def device(name: str | Device | None = None) -> Device:
     """Look a device up by its target name.
 
@@ -195,6 +198,7 @@ def record_path(name: str) -> Path:
     return Path(folder) / "devices" / f"{name}.json"
 
 
+@checked
 def tvm_target(name: str | Device) -> tvm.target.Target:
     """TVM target with the true limits of a device (TVM's own default is 48 KiB of shared memory).
 

@@ -16,10 +16,26 @@ CHAIN = "gemm_chain:M=64,K=64,N=128,L=64,dtype=bfloat16"
 @pytest.mark.parametrize(
     ("family", "tiles", "text"),
     [
-        ("dsm", {"rows": 64, "part": 2}, "family 'dsm': found part; limit: rows, cluster, parts"),
-        ("registers", {"row": 64}, "family 'registers': found row; limit: rows, columns, parts"),
-        ("l2", {"third": {}}, "family 'l2': found third; limit: first, second. Instead: name tile"),
-        ("global", {"first": {"row": 64}}, "family 'global': found row; limit: rows, columns"),
+        (
+            "dsm",
+            {"rows": 64, "part": 2},
+            "family 'dsm': found part: unknown; limit: at most rows, cluster",
+        ),
+        (
+            "registers",
+            {"row": 64},
+            "family 'registers': found row: unknown; limit: at most rows, co",
+        ),
+        (
+            "l2",
+            {"third": {}},
+            "family 'l2': found third: unknown; limit: at most first, second. Ins",
+        ),
+        (
+            "global",
+            {"first": {"row": 64}},
+            "family 'global': found first.row: unknown; limit: at most row",
+        ),
     ],
 )
 def test_unknown_tiles(family: str, tiles: dict[str, Any], text: str) -> None:

@@ -193,7 +193,10 @@ def edit(library: Path, **changes: Any) -> None:
 def test_missing_files(copy: Path) -> None:
     manifest = copy.with_suffix(".json")
     manifest.unlink()
-    text = "found no such file; limit: the .so and the .json that were built together. Instead: "
+    text = (
+        "found no such file or directory; limit: the .so and the .json that were built together. "
+    )
+    text += "Instead: "
     text += "copy both files, or build the library again."
     assert message(ArtefactRefused, lambda: load(copy)) == f"artefact-file: {manifest}: {text}"
     absent = copy.with_name("absent.so")
@@ -244,19 +247,20 @@ def test_a_manifest_of_another_format(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("{", "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column"),
-        ("[]", "TypeError: list indices must be integers or slices, not str"),
-        ("{}", "KeyError: 'format_version'"),
-        ('{"format_version": 2}', "KeyError: 'name'"),
-        ("\udcff", "JSONDecodeError: "),
+        (
+            "{",
+            "found Expecting property name enclosed in double quotes at line 1, column 2; limit: ",
+        ),
+        ("[]", "found a list of 0 entries; limit: an object."),
+        ("{}", "found format version null; limit: format version 2."),
+        ('{"format_version": 2}', "found name: nothing; limit: all fields."),
+        ("\udcff", "found invalid start byte at byte 0; limit: the .so and the .json"),
     ],
 )
 def test_a_manifest_that_cannot_be_read(copy: Path, text: str, found: str) -> None:
     path = copy.with_suffix(".json")
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert message(ArtefactRefused, lambda: load(copy)).startswith(
-        f"manifest: {path}: found {found}"
-    )
+    assert f": {path}: {found}" in message(ArtefactRefused, lambda: load(copy))
 
 
 def test_metadata_that_json_cannot_hold(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_files_that_cannot_be_written_are_refused(refusing_app: typer.Typer) -> 
     result = CliRunner().invoke(refusing_app, ["write", "--json"])
     assert result.exit_code == 2
     assert json.loads(result.stdout)["refused"]["where"] == "/proc/nope"
-    assert "found No such file or directory; limit: a file that can be read, or w" in result.stderr
+    assert "found no such file or directory; limit: a file that can be read, or w" in result.stderr
 
 
 def test_other_exceptions_show_a_traceback(tmp_path) -> None:

@@ -232,18 +232,28 @@ def changed(folder: Path, **fields: Any) -> None:
 
 
 DAMAGES: dict[str, tuple[Any, str]] = {
-    "no table": (lambda f: (f / TABLE).unlink(), "found FileNotFoundError; limit: a table."),
-    "no JSON": (lambda f: (f / TABLE).write_text("{"), "limit: a table in JSON with all its"),
-    "no object": (lambda f: (f / TABLE).write_text("[]"), "found TypeError: "),
+    "no table": (lambda f: (f / TABLE).unlink(), "found no such file or directory; limit: a tab"),
+    "no JSON": (lambda f: (f / TABLE).write_text("{"), "at line 1, column 2; limit: JSON."),
+    "no object": (
+        lambda f: (f / TABLE).write_text("[]"),
+        "found a list of 0 entries; limit: a JSON",
+    ),
     "another version": (
         lambda f: changed(f, format_version=9),
         "found format version 9; limit: format version 1.",
     ),
     "no bins": (lambda f: changed(f, bins=[]), "found bins of [] rows; "),
-    "a bin without a library": (lambda f: changed(f, bins=[{"rows": 4}]), "found TypeError: "),
+    "a bin without a library": (
+        lambda f: changed(f, bins=[{"rows": 4}]),
+        "found bins[0].shared_object: nothing; limit: all fields.",
+    ),
+    "a flag for a number": (
+        lambda f: changed(f, bins=[{"rows": True, "shared_object": "x.so", "manifest_sha256": ""}]),
+        "found bins[0].rows: true; limit: a whole number.",
+    ),
     "a library of another folder": (
         lambda f: changed(f, bins=[{"rows": 4, "shared_object": "../x.so", "manifest_sha256": ""}]),
-        "found library '../x.so'; limit: file names that end in .so.",
+        "found bins[0].shared_object: '../x.so'; limit: the name of a file in the folder.",
     ),
     "another manifest": (
         lambda f: (f / "main_64.json").write_text(manifest(64, trace="other").to_json()),
@@ -268,7 +278,7 @@ def test_files_that_are_not_whole(folder: Path) -> None:
     assert found.startswith(f"manifest: {folder / 'main_16.so'}: found a file of hash ")
     (folder / "main_16.json").unlink()
     assert refusal(lambda: load_dispatch(folder)).startswith(
-        f"artefact-file: {folder / 'main_16.json'}: found no such file;"
+        f"artefact-file: {folder / 'main_16.json'}: found no such file or directory;"
     )
 
 

@@ -16,6 +16,7 @@ TASKS = {
         "crossfuse.runtime.nvcc",
         "crossfuse.bench.environment",
         "crossfuse.cache",
+        "crossfuse.files",
     ),
     "Naming a workload": ("crossfuse.workload",),
     "Bringing a model: torch, ONNX, Relax": (
@@ -44,6 +45,7 @@ TASKS = {
     "Tuning": ("crossfuse.meta_schedule", "crossfuse.planner.tune"),
     "Measuring": ("crossfuse.bench",),
     "Looking at a kernel": ("crossfuse.view",),
+    "Calling the package": ("crossfuse.calls",),
     "At the command line": ("crossfuse.cli", "crossfuse.script"),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,9 @@ from typing import Any
 
 from crossfuse.bench.job import Job
 from crossfuse.errors import RefusedError
+from crossfuse.files import read_text
 from crossfuse.models import spec as models
+from crossfuse.schema import read
 
 #: Calls before the one that counts; compilers and autotuners have run by then.
 WARMUPS = 3
@@ -18,7 +19,7 @@ WARMUPS = 3
 
 def main() -> None:
     """Run the job of the file that is named; a refusal goes to standard error."""
-    job = Job.from_json(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    job = read(Job, read_text(Path(sys.argv[1])))
     try:
         compute_once(job)
     except RefusedError as error:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from typing import Any
 
-from crossfuse.runtime.resources import ResourceUsage, read_usage
+from crossfuse.runtime.resources import ResourceUsage
+from crossfuse.schema import Extent, Positive, typed
 
 OURS = "ours"
 #: Of models: our kernels, and torch eager for all else.
@@ -88,17 +89,17 @@ class Job:
     variant: str
     l2: str = "cold"
     protocol: str = "graph"
-    repeats: int = REPEATS
-    calls: int = CALLS
+    repeats: Extent = REPEATS
+    calls: Extent = CALLS
 
     def to_json(self) -> dict[str, Any]:
         """As a value that `json` can write."""
         return asdict(self)
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Job:
-        """Read what `to_json` wrote."""
-        return Job(**value)
+    def from_json(value: object) -> Job:
+        """Read what `to_json` wrote; `crossfuse.schema.Damaged` is raised for all else."""
+        return typed(Job, value)
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,8 @@ class Timing:
 
     status: str
     message: str = ""
-    microseconds: float | None = None
-    minimum: float | None = None
+    microseconds: Positive | None = None
+    minimum: Positive | None = None
     worst_before: float | None = None
     worst_after: float | None = None
     copies: int = 0
@@ -168,12 +169,9 @@ class Timing:
         return asdict(self)
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Timing:
-        """Read what `to_json` wrote."""
-        found = Timing(**value)
-        # From JSON they are dictionaries still.
-        rows = cast("tuple[dict[str, Any], ...]", found.resources)
-        return replace(found, resources=tuple(map(read_usage, rows)))
+    def from_json(value: object) -> Timing:
+        """Read what `to_json` wrote; `crossfuse.schema.Damaged` is raised for all else."""
+        return typed(Timing, value)
 
 
 @dataclass(frozen=True)

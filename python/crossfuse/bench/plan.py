@@ -181,7 +181,7 @@ def _label(text: str) -> str:
 
 def _rows(text: str) -> tuple[int, ...]:
     words = _words(text)
-    if all(word.isascii() and word.isdecimal() for word in words):
+    if all(word.isascii() and word.isdecimal() and len(word) < 20 for word in words):
         return tuple(map(int, words))
     raise refuse(
         WorkloadRefused,

@@ -12,6 +12,7 @@ import numpy as np
 
 from crossfuse.bench.floor import weight_bytes
 from crossfuse.errors import CheckFailed
+from crossfuse.npz import read_arrays
 from crossfuse.workload.accuracy import judge
 from crossfuse.workload.dtypes import FLOAT_TYPES
 from crossfuse.workload.inputs import random_inputs
@@ -127,10 +128,10 @@ def kept_limits(path: Path, dtype: str) -> Tolerance:
         Type of the result.
     """
     kind = FLOAT_TYPES[dtype].numpy if dtype in FLOAT_TYPES else np.dtype(dtype)
-    with np.load(path) as stored:
-        return Tolerance(
-            stored["reference"],
-            stored["unfused"].astype(kind),
-            stored["absolute"],
-            float(stored["norm"]),
-        )
+    stored = read_arrays(path, ("reference", "unfused", "absolute", "norm"))
+    return Tolerance(
+        stored["reference"],
+        stored["unfused"].astype(kind),
+        stored["absolute"],
+        float(stored["norm"]),
+    )

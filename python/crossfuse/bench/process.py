@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from crossfuse.bench.job import Job, Timing
+from crossfuse.schema import Damaged, read
 
 _TAIL = 600
 # A killed process that the driver does not let go is left behind.
@@ -146,8 +147,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def _answer(path: Path) -> Timing | None:
     """The timing that the worker wrote, if it got so far."""
     try:
-        return Timing.from_json(json.loads(_read(path)))
-    except (ValueError, TypeError):
+        return read(Timing, _read(path))
+    except Damaged:
         return None
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from crossfuse.bench.job import OWN, Job, Timing
 from crossfuse.errors import RefusedError
 from crossfuse.models import spec as models
+from crossfuse.schema import read
 from crossfuse.workload import cascades
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _LONGEST = 600
 def main() -> None:
     """Run the job on standard input."""
     answer = own_stdout()
-    job = Job.from_json(json.loads(sys.stdin.readline()))
+    job = read(Job, sys.stdin.readline())
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     json.dump(run(job, folder, sys.stdin.read).to_json(), answer)
     answer.close()

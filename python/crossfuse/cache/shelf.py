@@ -8,14 +8,18 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from crossfuse.cache.place import root
 from crossfuse.cache.upkeep import prune_beside
-from crossfuse.files import sha256, write_atomically
+from crossfuse.errors import EnvironmentRefused, RefusedError
+from crossfuse.files import read_bytes, sha256, write_atomically
+from crossfuse.schema import Damaged, read
 
 #: Seconds that a process waits for another one that makes the same; then it makes it too.
 _PATIENCE = 900.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -35,13 +39,22 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class _Head:
+    """First line of an entry's file; the hash is of all else in the file."""
+
+    sha256: str
+    about: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Shelf:
     """Entries of one kind.
 
-    An entry is a file of one line of JSON, with the hash of what follows it, and the content. It is
-    renamed into its place when it is whole, so that a reader, and whoever comes after a process
-    that was killed, sees all of it or nothing. One that is damaged counts as none and is made
-    again. What cannot be read or written is no error: the cache saves time and nothing else.
+    An entry is a file of one line of JSON, with a hash of the rest, and the content. It is renamed
+    into its place when it is whole, so that a reader, and whoever comes after a process that was
+    killed, sees all of it or nothing. One that is damaged counts as none and is made again, also
+    where only who reads it finds that out: so entries are given to `use`, which says what they
+    stand for. What cannot be read or written is no error: the cache saves time and nothing else.
 
     Attributes
     ----------
@@ -58,45 +71,65 @@ class Shelf:
         """The file of a key."""
         return self.folder / f"{key}{self.suffix}"
 
-    def read(self, key: str) -> Entry | None:
-        """What is kept under a key, noted as used now; None where it is not there, or not whole."""
-        entry = read_entry(self.path(key))
-        if entry is not None:
-            with contextlib.suppress(OSError):  # a cache that may only be read serves as well
-                os.utime(self.path(key))
-        return entry
-
-    def write(self, key: str, entry: Entry) -> None:
-        """Keep something, and remove what was not used for longest if the cache is too large."""
-        head = json.dumps({"sha256": sha256(entry.data), "about": dict(entry.about)}).encode()
-        with contextlib.suppress(OSError):  # a full or read-only disk
-            write_atomically(self.path(key), head + b"\n" + entry.data)
-            prune_beside(self.folder)
-
-    def made(self, key: str, make: Callable[[], Entry]) -> Entry:
-        """What is kept under a key, or what `make` makes, in one process while others wait.
+    def read(self, key: str, use: Callable[[Entry], T]) -> T | None:
+        """What is kept under a key, noted as used now.
 
         Parameters
         ----------
         key : str
             Hash of everything that the content depends on.
+        use : Callable
+            What an entry stands for; `Damaged` or a refusal says that it is none.
+
+        Returns
+        -------
+        T | None
+            What `use` gives; None where nothing is kept, or nothing whole.
+        """
+        try:
+            found = use(read_entry(self.path(key)))
+        except (Damaged, RefusedError):
+            return None
+        with contextlib.suppress(OSError):  # a cache that may only be read serves as well
+            os.utime(self.path(key))
+        return found
+
+    def write(self, key: str, entry: Entry) -> None:
+        """Keep something, and remove what was not used for longest if the cache is too large."""
+        about = dict(entry.about)
+        head = json.dumps({"sha256": _hash(about, entry.data), "about": about}).encode()
+        try:
+            write_atomically(self.path(key), head + b"\n" + entry.data)
+        except EnvironmentRefused:  # a full or read-only disk
+            return
+        with contextlib.suppress(OSError):
+            prune_beside(self.folder)
+
+    def made(self, key: str, make: Callable[[], Entry], use: Callable[[Entry], T]) -> T:
+        """What is kept under a key, or what `make` makes, in one process while others wait.
+
+        Parameters
+        ----------
+        key, use
+            See `read`.
         make : Callable
             Makes it; what it raises is passed on, and nothing is kept.
 
         Returns
         -------
-        Entry
-            The content.
+        T
+            What `use` gives, which is not None.
         """
-        found = self.read(key)
+        found = self.read(key, use)
         if found is not None:
             return found
         with self._alone(key):
-            found = self.read(key)
-            if found is None:
-                found = make()
-                self.write(key, found)
-        return found
+            found = self.read(key, use)
+            if found is not None:
+                return found
+            entry = make()
+            self.write(key, entry)
+        return use(entry)
 
     @contextlib.contextmanager
     def _alone(self, key: str) -> Iterator[None]:
@@ -123,20 +156,34 @@ def shelf(kind: str) -> Shelf:
     return Shelf(root() / kind, f".{kind}")
 
 
-def read_entry(path: Path) -> Entry | None:
-    """Read the file of an entry; None where there is none, or it is not whole."""
-    try:
-        head, _, data = path.read_bytes().partition(b"\n")
-        header = json.loads(head)
-        return Entry(data, header["about"]) if header["sha256"] == sha256(data) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+def whole(entry: Entry) -> Entry:
+    """An entry as it is, of those who look into it themselves."""
+    return entry
+
+
+def read_entry(path: Path) -> Entry:
+    """Read the file of an entry.
+
+    Raises
+    ------
+    Damaged
+        If there is none, or it is not whole.
+    """
+    first, _, data = read_bytes(path).partition(b"\n")
+    head = read(_Head, first)
+    if head.sha256 != _hash(head.about, data):
+        raise Damaged("content of another hash", head.sha256)
+    return Entry(data, head.about)
 
 
 def read_label(path: Path) -> str:
     """What an entry is, in words, of its first line alone; empty for files that say nothing."""
     try:
         with path.open("rb") as file:
-            return str(json.loads(file.readline(2**20))["about"]["label"])
-    except (OSError, ValueError, KeyError, TypeError):
+            return str(read(_Head, file.readline(2**20)).about.get("label", ""))
+    except (OSError, Damaged):
         return ""
+
+
+def _hash(about: Mapping[str, Any], data: bytes) -> str:
+    return sha256(json.dumps(about, sort_keys=True).encode() + b"\n" + data)

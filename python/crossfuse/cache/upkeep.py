@@ -51,7 +51,7 @@ def limit_bytes() -> int:
         If the variable is no whole number of at least 0.
     """
     text = os.environ.get(LIMIT, str(_DEFAULT_MIB))
-    if not text.isdecimal():
+    if not text.isascii() or not text.isdecimal() or len(text) > 18:
         raise refuse(
             EnvironmentRefused,
             "cache-limit",

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import sympy
 
+from crossfuse.calls import AtLeastOne, checked
 from crossfuse.cascade.algebra.plain import plain
 from crossfuse.cascade.derivation import Derivation, Slot, guarded, left, new, right, value
 from crossfuse.cascade.monoid import INDEXED, RANKED, Monoid
@@ -53,7 +54,8 @@ def two_pass(cascade: Cascade, data: Data) -> dict[str, Any]:
     return _finished(known, values, made, defined.results, defined.rows)
 
 
-def stream(derivation: Derivation, data: Data, tile: int) -> dict[str, Any]:
+@checked
+def stream(derivation: Derivation, data: Data, tile: AtLeastOne) -> dict[str, Any]:
     """Run a derivation tile by tile.
 
     Parameters

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crossfuse.cli.output import JsonFlag, print_json, print_rich
+from crossfuse.cli.output import LONGEST, MOST, JsonFlag, finite, print_json, print_rich
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,11 +38,16 @@ _Protocol = Annotated[
     typer.Option(help="graph, stream (no CUDA graph, the paper's protocol), or graph,stream."),
 ]
 _Calls = Annotated[
-    int, typer.Option(min=1, help="Computations between two timestamps, each on other weights.")
+    int,
+    typer.Option(
+        min=1, max=MOST, help="Computations between two timestamps, each on other weights."
+    ),
 ]
 _BuildJobs = Annotated[
     int,
-    typer.Option(min=0, help="Kernels that are compiled at once, before anything is timed."),
+    typer.Option(
+        min=0, max=MOST, help="Kernels that are compiled at once, before anything is timed."
+    ),
 ]
 
 
@@ -52,9 +57,13 @@ def bench(
     variants: _Variants = "ours,eager,eager-apart,compile,autotune",
     l2: _L2 = "cold",
     protocol: _Protocol = "graph",
-    repeats: Annotated[int, typer.Option(min=1, help="Of which the median is taken.")] = 15,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=MOST, help="Of which the median is taken.")
+    ] = 15,
     calls: _Calls = 16,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for each job.")] = 120.0,
+    timeout: Annotated[
+        float, typer.Option(min=1, max=LONGEST, callback=finite, help="Seconds for each job.")
+    ] = 120.0,
     out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
     picture: Annotated[
         Path | None, typer.Option("--plot", help="Picture of time over floor to write.")

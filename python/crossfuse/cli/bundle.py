@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crossfuse.cli.kernel import Target
-from crossfuse.cli.output import JsonFlag, print_error, print_json
+from crossfuse.cli.output import LONGEST, MOST, JsonFlag, finite, print_error, print_json
 
 if TYPE_CHECKING:
     from crossfuse.meta_schedule.candidate import Candidate
@@ -20,8 +20,12 @@ app = typer.Typer(
 )
 
 _Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The bundle.")]
-_Jobs = Annotated[int, typer.Option(min=0, help="Processes that compile; 0 for one for each core.")]
-_BuildTimeout = Annotated[float, typer.Option(min=1, help="Seconds for one compilation.")]
+_Jobs = Annotated[
+    int, typer.Option(min=0, max=MOST, help="Processes that compile; 0 for one for each core.")
+]
+_BuildTimeout = Annotated[
+    float, typer.Option(min=1, max=LONGEST, callback=finite, help="Seconds for one compilation.")
+]
 
 
 @app.command("make")
@@ -35,7 +39,7 @@ def make(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
     keep: Annotated[
-        int, typer.Option(min=1, help="Of a workload: kernels, the best by the estimate.")
+        int, typer.Option(min=1, max=MOST, help="Of a workload: kernels, the best by the estimate.")
     ] = 16,
     baseline: Annotated[
         bool, typer.Option("--baseline", help="Of a workload: PyTorch's eager kernels too.")
@@ -47,8 +51,12 @@ def make(
     build_timeout: _BuildTimeout = 300.0,
     target: Target = None,
     l2: Annotated[str, typer.Option(help="State of the cache: cold or hot.")] = "cold",
-    repeats: Annotated[int, typer.Option(min=1, help="Of which the median is taken.")] = 15,
-    calls: Annotated[int, typer.Option(min=1, help="Computations between two timestamps.")] = 16,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=MOST, help="Of which the median is taken.")
+    ] = 15,
+    calls: Annotated[
+        int, typer.Option(min=1, max=MOST, help="Computations between two timestamps.")
+    ] = 16,
     as_json: JsonFlag = False,
 ) -> None:
     """Write a bundle, with its candidates compiled unless that is to be done there."""
@@ -98,10 +106,19 @@ def _candidates(given: list[str], target: str, keep: int, baseline: bool) -> lis
 def measure(
     folder: _Folder,
     jobs: _Jobs = 0,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for one measurement.")] = 30.0,
+    timeout: Annotated[
+        float,
+        typer.Option(min=1, max=LONGEST, callback=finite, help="Seconds for one measurement."),
+    ] = 30.0,
     build_timeout: _BuildTimeout = 300.0,
     budget: Annotated[
-        float, typer.Option(min=0, help="Seconds after which none is begun; 0 for no limit.")
+        float,
+        typer.Option(
+            min=0,
+            max=LONGEST,
+            callback=finite,
+            help="Seconds after which none is begun; 0 for no limit.",
+        ),
     ] = 0.0,
     as_json: JsonFlag = False,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from crossfuse.cli.output import JsonFlag, print_json
+from crossfuse.cli.output import MOST, JsonFlag, print_json
 
 if TYPE_CHECKING:
     from crossfuse.cache import Kept
@@ -67,7 +67,9 @@ def clear_entries(kinds: _Kinds = None, as_json: JsonFlag = False) -> None:
 def prune_entries(
     limit: Annotated[
         int | None,
-        typer.Option(min=0, help="MiB that may stay; else CROSSFUSE_CACHE_LIMIT, or 2048."),
+        typer.Option(
+            min=0, max=MOST, help="MiB that may stay; else CROSSFUSE_CACHE_LIMIT, or 2048."
+        ),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:

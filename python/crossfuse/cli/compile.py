@@ -38,6 +38,7 @@ def compile_workload(
     """Compile a workload into a shared library with its cubin, and a manifest beside it."""
     from crossfuse.compiler import compile as compile_source
     from crossfuse.compiler.report import make_report
+    from crossfuse.files import make_folder
 
     compiled = compile_source(
         workload,
@@ -46,7 +47,7 @@ def compile_workload(
         placement=placement,
         cluster=cluster or None,
         constant_weights=constant_weights,
-        directory=output,
+        directory=make_folder(output),
         database=database,
     )
     report = make_report(compiled)

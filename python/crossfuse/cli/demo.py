@@ -28,12 +28,17 @@ def demo(
     from crossfuse.compiler import compile as compile_source
     from crossfuse.compiler.problem import make_problem
     from crossfuse.compiler.report import make_report
+    from crossfuse.files import make_folder
     from crossfuse.workload import gated_ffn_module
 
     module = gated_ffn_module(HIDDEN, INTERMEDIATE, "bfloat16")
     x = torch.randn(ROWS, HIDDEN, dtype=torch.bfloat16)
     compiled = compile_source(
-        module, example_inputs=(x,), target=target, directory=output, name="ffn"
+        module,
+        example_inputs=(x,),
+        target=target,
+        directory=make_folder(output),
+        name="ffn",
     )
     found = check(compiled)
     try:

@@ -16,7 +16,7 @@ from crossfuse.cli.kernel import (
     Workload,
     verdicts,
 )
-from crossfuse.cli.output import JsonFlag, print_json, print_rich
+from crossfuse.cli.output import MOST, JsonFlag, print_json, print_rich
 from crossfuse.errors import WorkloadRefused, refuse
 
 #: Runs of a function's blocks that the CPU checkers do in about two minutes, of chains (nearly all
@@ -31,7 +31,7 @@ def emulate(
     placement: Placement = "auto",
     cluster: Cluster = 0,
     constant_weights: Constant = None,
-    seed: Annotated[int, typer.Option(help="Of inputs and thread orders.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST, help="Of inputs and thread orders.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
     """Run the schedule on LLVM and the generated CUDA on the CPU; exit code 1 if one is wrong."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crossfuse.cli.kernel import Target, Workload
-from crossfuse.cli.output import JsonFlag, print_json, print_rich
+from crossfuse.cli.output import MOST, JsonFlag, print_json, print_rich
 
 if TYPE_CHECKING:
     from crossfuse.hardware import Device
@@ -31,13 +31,22 @@ def explain(
     target: Target = None,
     only: _Only = "",
     top: Annotated[
-        int, typer.Option(help="Plans to show, the chosen one and those that come next.")
+        int,
+        typer.Option(
+            min=1, max=MOST, help="Plans to show, the chosen one and those that come next."
+        ),
     ] = 1,
     max_cluster: Annotated[
-        int, typer.Option(help="CTAs of a cluster at most; 8 is portable. 0: what the device has.")
+        int,
+        typer.Option(
+            min=0, max=16, help="CTAs of a cluster at most; 8 is portable. 0: what the device has."
+        ),
     ] = 0,
     shared_bytes: Annotated[
-        int, typer.Option(help="Shared memory of a CTA at most. 0: what the device has.")
+        int,
+        typer.Option(
+            min=0, max=MOST, help="Shared memory of a CTA at most. 0: what the device has."
+        ),
     ] = 0,
     rates: Annotated[
         Path | None,

@@ -44,7 +44,8 @@ Placement = Annotated[
     ),
 ]
 Cluster = Annotated[
-    int, typer.Option(help="CTAs in a cluster of a chain's kernel, 1 to 16; 0: choose.")
+    int,
+    typer.Option(min=0, max=16, help="CTAs in a cluster of a chain's kernel, 1 to 16; 0: choose."),
 ]
 Constant = Annotated[
     bool | None,

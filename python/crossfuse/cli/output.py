@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
+from crossfuse.errors import RefusedError
+from crossfuse.files import file_refused
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 REFUSED_EXIT_CODE = 2
 _JSON = "crossfuse.json"
+#: Of numbers of things, and of seconds: what C and the system's clocks take.
+MOST, LONGEST = 2**31 - 1, 1e7
+
+
+def finite(value: float) -> float:
+    """Check an option: nan is neither below a limit nor above."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number of seconds.")
+    return value
 
 
 def _remember(context: typer.Context, asked: bool) -> bool:
@@ -65,25 +76,11 @@ class RefusingGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except (RefusedError, OSError) as raised:
-            error = _of_file(raised) if isinstance(raised, OSError) else raised
+            error = file_refused(raised, "a file") if isinstance(raised, OSError) else raised
             if ctx.meta.get(_JSON, False):
                 print_json({"refused": asdict(error.refusal)})
             print_error(str(error))
             raise typer.Exit(REFUSED_EXIT_CODE) from raised
-
-
-def _of_file(error: OSError) -> RefusedError:
-    """What is wrong with a file, which the caller may have named; other errors are raised."""
-    if error.filename is None or error.strerror is None:
-        raise error
-    return refuse(
-        EnvironmentRefused,
-        "file",
-        str(error.filename),
-        found=error.strerror,
-        limit="a file that can be read, or written",
-        instead="name another path, or change its permissions or the space there",
-    )
 
 
 def print_json(value: Any) -> None:

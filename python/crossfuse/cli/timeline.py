@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crossfuse.cli.kernel import Placement, Target, Workload
-from crossfuse.cli.output import JsonFlag, print_json, print_rich
+from crossfuse.cli.output import MOST, JsonFlag, print_json, print_rich
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def timeline(
     workload: Workload,
-    m: Annotated[int, typer.Option("--m", help="Rows; 0 takes those of the workload.")] = 0,
+    m: Annotated[
+        int, typer.Option("--m", min=0, max=MOST, help="Rows; 0 takes those of the workload.")
+    ] = 0,
     target: Target = None,
     placement: Placement = "auto",
     as_json: JsonFlag = False,

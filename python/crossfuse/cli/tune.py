@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from crossfuse.cli.kernel import Target, Workload
-from crossfuse.cli.output import JsonFlag, print_error, print_json
+from crossfuse.cli.output import LONGEST, MOST, JsonFlag, finite, print_error, print_json
 
 if TYPE_CHECKING:
     from crossfuse.meta_schedule.conditions import Conditions
@@ -38,9 +38,17 @@ class How(str, Enum):
 def tune(
     workload: Workload,
     work_dir: Annotated[Path, typer.Option(help="Folder of records; a search goes on there.")],
-    trials: Annotated[int, typer.Option(min=0, help="Kernels to measure; 0: plan only.")] = 64,
+    trials: Annotated[
+        int, typer.Option(min=0, max=MOST, help="Kernels to measure; 0: plan only.")
+    ] = 64,
     budget: Annotated[
-        float, typer.Option(min=0, help="Seconds after which none is begun; 0 for no limit.")
+        float,
+        typer.Option(
+            min=0,
+            max=LONGEST,
+            callback=finite,
+            help="Seconds after which none is begun; 0 for no limit.",
+        ),
     ] = 0.0,
     strategy: Annotated[How, typer.Option(help="The search.")] = How.evolution,
     runner: Annotated[
@@ -51,9 +59,14 @@ def tune(
         typer.Option(metavar="HOST:PORT:KEY", help="Measure on a server of this TVM RPC tracker."),
     ] = "",
     learn: Annotated[bool, typer.Option(help="Let measurements correct the estimate.")] = True,
-    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes that compile; 0: cores.")] = 0,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for one measurement.")] = 30.0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST, help="Of the search.")] = 0,
+    jobs: Annotated[
+        int, typer.Option(min=0, max=MOST, help="Processes that compile; 0: cores.")
+    ] = 0,
+    timeout: Annotated[
+        float,
+        typer.Option(min=1, max=LONGEST, callback=finite, help="Seconds for one measurement."),
+    ] = 30.0,
     target: Target = None,
     as_json: JsonFlag = False,
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,16 +44,11 @@ def view(
 
 
 def _measured(path: Path) -> Any:
-    from crossfuse.errors import WorkloadRefused, refuse
+    from crossfuse.files import read_text
+    from crossfuse.schema import Damaged, parse, typed
+    from crossfuse.view.write import measured_refused
 
     try:
-        return json.loads(path.read_text(encoding="utf-8"))["kernels"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise refuse(
-            WorkloadRefused,
-            "view",
-            str(path),
-            found=f"{type(error).__name__}: {error}",
-            limit="kernels with events, as crossfuse timeline --json prints them",
-            instead="run crossfuse timeline WORKLOAD --json on a GPU, and keep what it prints",
-        ) from error
+        return typed(Mapping[str, Any], parse(read_text(path))).get("kernels")
+    except Damaged as error:
+        raise measured_refused(str(path), error) from None

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.calls import checked
 from crossfuse.compiler.compiled import Compiled, compile
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.files import scratch_folder
@@ -57,6 +58,7 @@ class CompiledBins:
         return self.dispatch.run(*inputs)
 
 
+@checked
 def compile_bins(
     source: str | WorkloadSpec,
     *,

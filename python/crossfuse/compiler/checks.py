@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.calls import Seed, checked
 from crossfuse.compiler.problem import Problem, make_problem
 from crossfuse.errors import EnvironmentRefused, RefusedError
 
@@ -46,7 +47,8 @@ class Verdict:
     seconds: float
 
 
-def check(compiled: Any, *, seed: int = 0, gpu: bool = True) -> tuple[Verdict, ...]:
+@checked
+def check(compiled: Any, *, seed: Seed = 0, gpu: bool = True) -> tuple[Verdict, ...]:
     """Run every checker on random inputs.
 
     Parameters

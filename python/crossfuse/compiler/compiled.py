@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.calls import ClusterSize, checked
 from crossfuse.compiler.choose import Wanted, choose
 from crossfuse.compiler.source import Source, read_source
 from crossfuse.files import scratch_folder
@@ -99,6 +100,7 @@ class Compiled:
         return {}
 
 
+@checked
 def compile(
     source: Any,
     *,
@@ -106,7 +108,7 @@ def compile(
     target: str | Device | None = None,
     rule: str = "auto",
     placement: str = "auto",
-    cluster: int | None = None,
+    cluster: ClusterSize | None = None,
     plan: Plan | CascadePlan | None = None,
     constant_weights: bool | None = None,
     fewer_rows: bool = False,

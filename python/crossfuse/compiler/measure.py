@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.calls import checked
 from crossfuse.errors import EnvironmentRefused, refuse
 from crossfuse.runtime.tensors import to_torch
 
@@ -41,6 +42,7 @@ class Timing:
     runs: int
 
 
+@checked
 def time_kernel(compiled: Compiled, problem: Problem) -> Timing:
     """Time a kernel, and the torch module it came from, on the same inputs.
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.calls import checked
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.files import sha256
 from crossfuse.hardware import Device, device, tvm_target
@@ -171,6 +172,7 @@ class CompiledModel(Uncopied):
         return RunningModel(self.executable, inputs, weights, self.runs_on)
 
 
+@checked
 def compile_model(
     model: Any,
     example_inputs: Sequence[Any] | None = None,

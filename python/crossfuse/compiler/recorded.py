@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from crossfuse.compiler.source import Source
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.hardware import Device, tvm_target
 from crossfuse.planner.families import CASCADE_FAMILIES
+from crossfuse.schedule.notes import read_note
+from crossfuse.schema import Damaged
 
 #: Seconds from which on a record is one of a kernel that failed: MetaSchedule stores 1e10.
 _FAILED = 1e6
@@ -58,7 +60,7 @@ def recorded_options(
     seconds = [] if record is None else [float(each) for each in record.run_secs]
     if not seconds or min(seconds) >= _FAILED:
         raise _refused(source, work_dir, "no kernel of it that was right")
-    said = json.loads(note(record.trace) or "{}")
+    said = _said(source, work_dir, note(record.trace))
     why = {"recorded": {**said, "microseconds": min(seconds) * 1e6, "database": str(work_dir)}}
     if said.get("family") in CASCADE_FAMILIES:
         from crossfuse.schedule.cascades import schedule_cascade_of
@@ -73,6 +75,14 @@ def recorded_options(
     else:
         make = partial(_replayed, source.func, record.trace)
     return [Option(make, why=why)]
+
+
+def _said(source: Source, work_dir: str | Path, text: str | None) -> dict[str, Any]:
+    """What the note of a trace says; nothing where it has none."""
+    try:
+        return {} if text is None else asdict(read_note(text))
+    except Damaged as error:
+        raise _refused(source, work_dir, f"a note that is none ({error})") from None
 
 
 def _replayed(func: Any, trace: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.calls import checked
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.spec import WorkloadSpec
@@ -55,6 +56,7 @@ class Source:
     constant_weights: bool = False
 
 
+@checked
 def read_source(source: Any, example_inputs: Sequence[Any] | None = None) -> Source:
     """Turn anything that can be compiled into one function.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
+from crossfuse.calls import AnyProgram, checked
 from crossfuse.emulate.serialise import serialise
 from crossfuse.errors import ArtefactRefused, CheckFailed, refuse
 from crossfuse.lower.extract import buffer_specs, only_function
@@ -63,8 +64,10 @@ class SequentialReport:
             )
 
 
+@checked
 def run_sequential(
-    func: Any, arguments: Mapping[str, np.ndarray] | Sequence[np.ndarray]
+    func: AnyProgram,
+    arguments: Mapping[str, np.ndarray] | Sequence[np.ndarray],
 ) -> SequentialReport:
     """Run a scheduled function on the CPU, forwards and backwards.
 

@@ -14,6 +14,7 @@ from math import prod, sqrt
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.schema import Count, Extent
 from crossfuse.workload.dtypes import is_float
 from crossfuse.workload.tolerances import Tolerance, plain_tolerance
 
@@ -40,10 +41,10 @@ class Parameter:
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Extent, ...]
     dtype: str
     output: bool
-    depth: int
+    depth: Count
 
 
 def parameters(func: Any) -> tuple[Parameter, ...]:

@@ -106,6 +106,8 @@ def _translated(proto: Any, extents: Mapping[str, list[int | str]], opset: int |
     from tvm import tirx
     from tvm.relax.frontend.onnx import from_onnx
 
+    from crossfuse.relax.builders import end_blocks
+
     every = [each for extent in extents.values() for each in extent]
     symbols: dict[Any, Any] = {
         each: tirx.Var(each, "int64") for each in every if isinstance(each, str)
@@ -114,6 +116,7 @@ def _translated(proto: Any, extents: Mapping[str, list[int | str]], opset: int |
     try:
         mod = from_onnx(proto, shapes, opset=opset, keep_params_in_input=True)
     except Exception as error:
+        end_blocks(error)
         found = f"{type(error).__name__}: {_first_line(error)}"
         limit = "operators that TVM's ONNX importer knows"
         advice = "express the operator with others, or build the Relax module by hand"

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-Dim3 = tuple[int, int, int]
+from crossfuse.schema import Count, Extent
+
+Dim3 = tuple[Extent, Extent, Extent]
 
 #: Name of the parameter, a 32-bit integer, that tells a kernel how many rows there are.
 ROW_COUNT = "crossfuse_rows"
@@ -33,7 +35,7 @@ class BufferSpec:
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Extent, ...]
     dtype: str
     output: bool
     rows: bool = False
@@ -90,9 +92,9 @@ class TensorMap:
 
     name: str
     buffer: str
-    extents: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
+    extents: tuple[Extent, ...]
+    strides: tuple[Extent, ...]
+    box: tuple[Extent, ...]
     swizzle: int
     fetch: int = 128
     pixels: PixelBox | None = None
@@ -130,7 +132,7 @@ class Launch:
     grid: Dim3
     block: Dim3
     cluster: Dim3
-    dynamic_shared_bytes: int
+    dynamic_shared_bytes: Count
     arguments: tuple[str, ...]
     tensor_maps: tuple[TensorMap, ...] = ()
     early: bool = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import device
 from crossfuse.meta_schedule.candidate import Candidate
+from crossfuse.schema import typed
 
 #: Longest text of an error that is kept.
 LONGEST = 4000
@@ -40,9 +40,9 @@ class Build:
         return asdict(self)
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Build:
-        """Read what `to_json` wrote."""
-        return Build(**value)
+    def from_json(value: object) -> Build:
+        """Read what `to_json` wrote; `crossfuse.schema.Damaged` is raised for all else."""
+        return typed(Build, value)
 
 
 def shared_object(folder: Path, candidate: Candidate) -> Path:

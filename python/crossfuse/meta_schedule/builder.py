@@ -15,6 +15,7 @@ import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, PyBuilder
 
+from crossfuse.calls import checked
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device, device
 from crossfuse.meta_schedule.build import LONGEST
@@ -28,6 +29,7 @@ WORKLOAD = "workload"
 
 
 @derived_object
+@checked
 class NvccBuilder(PyBuilder):
     """Lowers scheduled modules to cluster CUDA and compiles them to loadable libraries.
 

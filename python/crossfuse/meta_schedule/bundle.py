@@ -12,21 +12,23 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from crossfuse.bench.job import Job
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
-from crossfuse.files import write_atomically, write_json
+from crossfuse.files import make_folder, read_text, write_atomically, write_json
+from crossfuse.hardware import device
 from crossfuse.meta_schedule.build import Build
 from crossfuse.meta_schedule.campaign import measure_all
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.preparing import grouped, preparing
 from crossfuse.meta_schedule.records import Record, append, read_records
+from crossfuse.schema import Damaged, read
 
 FORMAT_VERSION = 1
 _SCRIPT = '''"""Measure the candidates of this folder: python measure.py [--budget SECONDS]."""
@@ -34,6 +36,7 @@ _SCRIPT = '''"""Measure the candidates of this folder: python measure.py [--budg
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 here = Path(__file__).resolve().parent
 sys.exit(os.spawnlp(
@@ -72,10 +75,13 @@ class Bundle:
     def builds(self) -> dict[str, Build]:
         """Builds that were tried where the bundle was made, by the candidate's id."""
         path = self.folder / "builds.json"
-        if not path.is_file():
+        if not path.exists():
             return {}
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return {key: Build.from_json(value) for key, value in values.items()}
+        try:
+            found: dict[str, Build] = read(dict[str, Build], read_text(path))
+        except Damaged as error:
+            raise _refused(path, error.found, error.limit) from None
+        return found
 
     def job_of(self, candidate: Candidate) -> Job:
         """How one candidate is measured."""
@@ -86,6 +92,15 @@ class Bundle:
         records = read_records(self.results).records
         there = {(each.candidate.id, each.job) for each in records}
         return tuple(each for each in self.candidates if (each.id, self.job_of(each)) not in there)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What ``bundle.json`` says, besides its version."""
+
+    target: str
+    job: Job
+    candidates: tuple[Mapping[str, Any], ...]
 
 
 def make_bundle(
@@ -116,7 +131,7 @@ def make_bundle(
     Bundle
         What was written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     bundle = Bundle(folder, tuple(candidates), how.target, how.job)
     head = {"format_version": FORMAT_VERSION, "target": bundle.target, "job": bundle.job.to_json()}
     value = head | {"candidates": [each.to_json() for each in candidates]}
@@ -147,17 +162,14 @@ def open_bundle(folder: Path) -> Bundle:
     """
     path = folder / "bundle.json"
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        version = value["format_version"]
-        if version != FORMAT_VERSION:
-            raise _refused(path, f"format version {version}", f"format version {FORMAT_VERSION}")
-        found = [
-            Candidate.from_json(each, f"{path}, candidate {index}")
-            for index, each in enumerate(value["candidates"])
-        ]
-        return Bundle(folder, tuple(found), value["target"], Job.from_json(value["job"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _refused(path, f"{type(error).__name__}: {error}", "a bundle") from error
+        stored = read(_Stored, read_text(path), version=FORMAT_VERSION)
+    except Damaged as error:
+        raise _refused(path, error.found, error.limit) from None
+    found = [
+        Candidate.from_json(each, f"{path}, candidate {index}")
+        for index, each in enumerate(stored.candidates)
+    ]
+    return Bundle(folder, tuple(found), device(stored.target).name, stored.job)
 
 
 def measure_bundle(

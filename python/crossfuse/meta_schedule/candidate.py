@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
-from crossfuse.files import sha256
+from crossfuse.files import read_text, sha256
 from crossfuse.meta_schedule.functions import is_function
 from crossfuse.planner.families import CASCADE_FAMILIES, EAGER
+from crossfuse.schema import Damaged, parse, typed
 
 #: Where each family keeps the intermediate, and the rule that schedules it.
 FAMILIES = {
@@ -126,20 +127,33 @@ class Candidate:
         """
         from crossfuse.workload.cascades import resolve_any
 
-        known = (*_KEYS, *NOTES)
-        if not isinstance(value, dict) or not {"spec", "family"} <= value.keys() <= set(known):
-            limit = f"an object with spec and family, and at most {', '.join(known[2:])}"
-            raise _refused(where, json.dumps(value)[:200], limit, "name the fields like that")
-        if value["family"] not in FAMILIES:
+        try:
+            found = typed(_Written, value)
+        except Damaged as error:
+            raise _refused(where, error.found, error.limit, "name the fields like that") from None
+        if found.family not in FAMILIES:
             limit = ", ".join(FAMILIES)
-            raise _refused(where, f"family {value['family']!r}", limit, "choose one of these")
-        fields = {key: value[key] for key in _KEYS if key in value}
+            raise _refused(where, f"family {found.family!r}", limit, "choose one of these")
+        fields = {key: getattr(found, key) for key in _KEYS}
         notes = {key: value[key] for key in NOTES if key in value}
-        spec = str(value["spec"])
-        fields |= {"spec": spec if is_function(spec) else str(resolve_any(spec)), "notes": notes}
-        found = Candidate(**fields)
-        _check(found, where)
-        return found
+        spec = found.spec if is_function(found.spec) else str(resolve_any(found.spec))
+        made = Candidate(**fields | {"spec": spec, "notes": notes})
+        _check(made, where)
+        return made
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What a file may say of a candidate: its own fields, and `NOTES`."""
+
+    spec: str
+    family: str
+    tiles: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, bool] = field(default_factory=dict)
+    trace: Sequence[Any] = ()
+    name: str = ""
+    grid: Any = None
+    estimate: float | None = None
 
 
 def read_candidates(path: Path) -> tuple[Candidate, ...]:
@@ -161,9 +175,9 @@ def read_candidates(path: Path) -> tuple[Candidate, ...]:
         Naming the first entry that is no candidate.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        values = json.loads(text) if text.lstrip().startswith("[") else _lines(text)
-    except (OSError, ValueError) as error:
+        text = read_text(path)
+        values = parse(text) if text.lstrip().startswith("[") else _lines(text)
+    except Damaged as error:
         limit = "a JSON list of candidates, or one candidate a line"
         raise _refused(str(path), str(error), limit, "write the file again") from error
     found = [
@@ -174,7 +188,7 @@ def read_candidates(path: Path) -> tuple[Candidate, ...]:
 
 
 def _lines(text: str) -> list[Any]:
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return [parse(line) for line in text.splitlines() if line.strip()]
 
 
 def _check(candidate: Candidate, where: str) -> None:

@@ -5,15 +5,17 @@ See `crossfuse.planner.tune.spaces`; which spaces a kernel is in is read from it
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import exp, inf, isfinite, log
 from pathlib import Path
 from typing import Any
 
+from crossfuse import schema
+from crossfuse.bench.job import Timing
 from crossfuse.bench.timing import DISTURBED
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse.files import read_text
 from crossfuse.hardware import Device, device
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.planner.chain.build import chain_of
@@ -23,6 +25,7 @@ from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.read import read_kernel
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.planner.tune.spaces import ALL, NO_CLUSTERS, NO_DSM, SPACES, spaces_of
+from crossfuse.schema import Damaged, Positive, typed
 from crossfuse.workload.spec_text import parse
 
 #: Name in the notes of a candidate that chance chose, as the random configuration.
@@ -88,28 +91,53 @@ def read_measured(paths: Sequence[Path]) -> Iterator[Measured]:
         Naming the first line that is none, or was cut off.
     """
     for path in paths:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            lines = read_text(path).splitlines()
+        except Damaged as error:
+            raise _no_result(str(path), error.found) from None
+        for number, line in enumerate(lines, 1):
             if line.strip():
                 yield _read(line, f"{path}, line {number}")
 
 
 def _read(line: str, where: str) -> Measured:
     try:
-        row = json.loads(line)
-        found = Candidate.from_json(row["candidate"], where)
-        time = row["microseconds"] if row["status"] == "ok" else None
-    except (ValueError, KeyError, TypeError) as error:
-        raise refuse(
-            ArtefactRefused,
-            "results",
-            where,
-            found=f"{type(error).__name__}: {error}",
-            limit="a result of `crossfuse bundle measure`: candidate, status, microseconds",
-            instead="remove the line; its candidate counts as not measured",
-        ) from error
+        # Parts of a record will do.
+        row = typed(Mapping[str, Any], schema.parse(line))
+        part = typed(_Part, {key: each for key, each in row.items() if key in _PARTS})
+    except Damaged as error:
+        raise _no_result(where, error.found) from None
+    found = Candidate.from_json(part.candidate, where)
+    time = part.microseconds if part.status == "ok" else None
     drawn = found.notes.get("name") == RANDOM
-    least = row.get("minimum") or (row.get("timing") or {}).get("minimum")
-    return Measured(found, time, drawn, row.get("gpu", ""), least)
+    least = part.minimum or (part.timing.minimum if part.timing else None)
+    return Measured(found, time, drawn, part.gpu, least)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is read of a line."""
+
+    candidate: Mapping[str, Any]
+    status: str
+    microseconds: Positive | None
+    minimum: Positive | None = None
+    timing: Timing | None = None
+    gpu: str = ""
+
+
+_PARTS = tuple(each.name for each in fields(_Part))
+
+
+def _no_result(where: str, found: str) -> RefusedError:
+    return refuse(
+        ArtefactRefused,
+        "results",
+        where,
+        found=found,
+        limit="a result of `crossfuse bundle measure`: candidate, status, microseconds",
+        instead="remove the line; its candidate counts as not measured",
+    )
 
 
 @dataclass(frozen=True)

@@ -10,24 +10,30 @@ builder puts the function beside the library, and the runner has its reference w
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from crossfuse.bench.cascades import CascadeProblem
 from crossfuse.bench.problem import Problem, keep_limits, kept_limits
 from crossfuse.emulate.reference import Parameter, draw, limits, parameters, the_output
-from crossfuse.files import sha256, write_atomically
+from crossfuse.errors import RefusedError, WorkloadRefused, refuse
+from crossfuse.files import read_text, sha256, write_atomically
+from crossfuse.schema import Damaged, read
 
 #: Key of the annotation.
 TAG = "crossfuse.function"
 #: What names of functions begin with, in the place of a spec's text.
 PREFIX = "function:"
 _DIGITS = 16
+#: Names become names of files.
+_NAME = re.compile(rf"{PREFIX}[0-9a-f]{{{_DIGITS}}}")
 
 
 def is_function(workload: str) -> bool:
     """Whether a workload is a function without a spec."""
-    return workload.startswith(PREFIX)
+    return bool(_NAME.fullmatch(workload))
 
 
 def name_of(func: Any) -> str:
@@ -121,7 +127,7 @@ def problem_of(workload: str, folder: Path) -> Problem | CascadeProblem:
     Raises
     ------
     WorkloadRefused
-        If the function has no result in float64.
+        If the function has no result in float64, or its file is damaged.
     """
     from crossfuse.bench.problem import make_problem
     from crossfuse.workload import cascades
@@ -131,20 +137,48 @@ def problem_of(workload: str, folder: Path) -> Problem | CascadeProblem:
         return CascadeProblem(workload, cascades.parse(workload))
     if not is_function(workload):
         return make_problem(parse(workload), folder)
-    value = json.loads(path_of(folder, workload).read_text(encoding="utf-8"))
-    rows = (each | {"shape": tuple(each["shape"])} for each in value["parameters"])
-    known = tuple(Parameter(**each) for each in rows)
+    kept = _read(path_of(folder, workload))
+    known = kept.parameters
     output = the_output(known)
     inputs = draw(known)
     path = folder / f"{workload.removeprefix(PREFIX)}.npz"
     if not path.is_file():
-        keep_limits(limits(_read(value["function"]), inputs), path)
+        keep_limits(limits(_function(kept.function, path), inputs), path)
     # All that is read but the first tensor counts as weights.
     weights = sum(each.nbytes for each in list(inputs.values())[1:])
     return Problem(workload, inputs, kept_limits(path, output.dtype), weights)
 
 
-def _read(text: str) -> Any:
+@dataclass(frozen=True)
+class _Kept:
+    """What the file of a function says."""
+
+    parameters: tuple[Parameter, ...]
+    function: str
+
+
+def _read(path: Path) -> _Kept:
+    try:
+        return read(_Kept, read_text(path))
+    except Damaged as error:
+        raise _damaged(path, error.found, error.limit) from None
+
+
+def _function(text: str, path: Path) -> Any:
     from crossfuse import _tvm as ir
 
-    return ir.tvm.ir.load_json(text)
+    try:
+        return ir.load_json(text, ir.PrimFunc)
+    except Damaged as error:
+        raise _damaged(path, error.found, error.limit) from None
+
+
+def _damaged(path: Path, found: str, limit: str) -> RefusedError:
+    return refuse(
+        WorkloadRefused,
+        "function",
+        str(path),
+        found=found,
+        limit=f"{limit}, in a function as a search keeps it",
+        instead="build its candidates again, which writes the file",
+    )

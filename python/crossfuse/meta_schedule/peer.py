@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
+from crossfuse.schema import Damaged, parse
+
 #: Seconds in which a process imports what it needs, on a machine whose cores are all busy.
 STARTING = 180.0
 #: A killed process that the driver does not let go is left behind.
@@ -153,8 +155,8 @@ class Peer:
             self._ready = True
         line = self._line(timeout)
         try:
-            return json.loads(line)
-        except ValueError:
+            return parse(line)
+        except Damaged:
             self.close()
             raise NoAnswer("crashed", f"no JSON in its answer {line[:_TAIL]!r}") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.calls import Seed, Whole, checked
 from crossfuse.hardware import Device, device
 from crossfuse.planner.tune.cost_model import CostModel
 
@@ -11,14 +12,15 @@ if TYPE_CHECKING:
     from crossfuse.meta_schedule.task import Tasks
 
 
+@checked
 def plugs(
     target: str | Device | None = None,
     *,
     strategy: str = "evolution",
     model: CostModel | None = None,
-    designs: int = 4,
+    designs: Whole = 4,
     others: Any = None,
-    seed: int = 0,
+    seed: Seed = 0,
     tasks: Tasks | None = None,
 ) -> dict[str, Any]:
     """Make a space generator, a search strategy and a cost model that share what they learn.

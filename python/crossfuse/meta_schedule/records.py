@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.bench.job import Job, Timing
+from crossfuse.calls import checked
 from crossfuse.errors import RefusedError
+from crossfuse.files import on_disk, read_bytes
 from crossfuse.meta_schedule.build import Build
 from crossfuse.meta_schedule.candidate import Candidate
+from crossfuse.schema import Count, Damaged, parse, shown, typed
 
 
 @dataclass(frozen=True)
@@ -88,12 +91,12 @@ class Record:
         }
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Record:
+    def from_json(value: object) -> Record:
         """Read what `to_json` wrote.
 
         Parameters
         ----------
-        value : Mapping[str, Any]
+        value : object
             A line of a file of records, parsed.
 
         Returns
@@ -103,24 +106,35 @@ class Record:
 
         Raises
         ------
-        ValueError
+        Damaged
             If it is something else, or a part of it.
         """
+        stored = typed(_Stored, value)
         try:
-            timing = value["timing"]
-            found = Record(
-                Candidate.from_json(value["candidate"], "candidate"),
-                Build.from_json(value["build"]),
-                Job.from_json(value["job"]),
-                None if timing is None else Timing.from_json(timing),
-                value["attempts"],
-                value["gpu"],
-            )
-        except (KeyError, TypeError, AttributeError, RefusedError) as error:
-            raise ValueError(f"no record: {type(error).__name__}: {error}") from error
-        if found.candidate.id != value["id"]:
-            raise ValueError(f"id {value['id']} of a candidate whose id is {found.candidate.id}")
-        return found
+            candidate = Candidate.from_json(stored.candidate, "candidate")
+        except RefusedError as error:
+            raise Damaged(str(error), "a record of a candidate") from error
+        if candidate.id != stored.id:
+            raise Damaged(f"id {shown(stored.id)}", f"{candidate.id}, that of its candidate")
+        return Record(
+            candidate, stored.build, stored.job, stored.timing, stored.attempts, stored.gpu
+        )
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A record as a file has it: what follows from the rest is there for people."""
+
+    id: str
+    candidate: Mapping[str, Any]
+    build: Build
+    job: Job
+    timing: Timing | None
+    attempts: Count
+    gpu: str
+    status: str = ""
+    microseconds: float | None = None
+    check: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,7 +169,7 @@ def append(path: Path, record: Record) -> None:
 def append_line(path: Path, value: Any) -> None:
     """Add a JSON value as a line to a file, as `append` does."""
     line = json.dumps(value) + "\n"
-    with path.open("ab+") as file:
+    with on_disk(path), path.open("ab+") as file:
         # A line that was cut off must not swallow this one.
         if file.tell() and not _ends_with_newline(file):
             line = "\n" + line
@@ -164,6 +178,7 @@ def append_line(path: Path, value: Any) -> None:
         os.fsync(file.fileno())
 
 
+@checked
 def read_records(path: Path) -> Found:
     """Read the records of a file.
 
@@ -187,17 +202,20 @@ def read_records(path: Path) -> Found:
     ...     len(read_records(path).records)
     0
     """
-    if not path.is_file():
+    if not path.exists():
         return Found((), ())
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    try:
+        lines = read_bytes(path).decode(errors="replace").splitlines()
+    except Damaged as error:
+        return Found((), (f"{path}: {error}",))
     records: dict[tuple[str, Job], Record] = {}
     broken = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            found = Record.from_json(json.loads(line))
-        except ValueError as error:
+            found = Record.from_json(parse(line))
+        except Damaged as error:
             broken.append(f"{path}, line {number}: {error}")
             continue
         records[found.candidate.id, found.job] = found

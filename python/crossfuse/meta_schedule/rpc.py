@@ -66,7 +66,8 @@ def read_tracker(text: str) -> Tracker:
     """
     host, _, rest = text.partition(":")
     port, _, key = rest.partition(":")
-    if not (host and key and port.isdecimal() and 0 < int(port) < 65536):
+    number = int(port) if port.isascii() and port.isdecimal() and len(port) < 6 else 0
+    if not (host and key and 0 < number < 65536):
         raise refuse(
             EnvironmentRefused,
             "rpc",
@@ -75,7 +76,7 @@ def read_tracker(text: str) -> Tracker:
             limit="host:port:key, with a port of 1 to 65535",
             instead="name the tracker that servers were started with, such as gpu-box:9190:h100",
         )
-    return Tracker(host, int(port), key)
+    return Tracker(host, number, key)
 
 
 class RpcSession(Session):

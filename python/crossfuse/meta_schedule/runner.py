@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import queue
 import shutil
 import threading
@@ -16,18 +15,22 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.runner import PyRunner, PyRunnerFuture, RunnerInput, RunnerResult
 
 from crossfuse.bench.job import OURS, Job, Timing
+from crossfuse.calls import checked
+from crossfuse.files import read_text
 from crossfuse.meta_schedule.builder import recorded_workload
 from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.functions import is_function, path_of
 from crossfuse.meta_schedule.measurer import Measurer
 from crossfuse.meta_schedule.peer import NoAnswer, Peer
 from crossfuse.meta_schedule.preparing import REFERENCE_SECONDS
+from crossfuse.runtime.manifest import Manifest
 
 #: Called with a library, its workload and its timing as soon as it is measured.
 Report = Callable[[Path, str, Timing], None]
 
 
 @derived_object
+@checked
 class GpuRunner(PyRunner):
     """Measures libraries one after another, in a process that each of them may ruin.
 
@@ -162,8 +165,8 @@ _NO_WORKLOAD = "give the builder the workload, NvccBuilder('S3:M=128'), or the s
 
 def _workload(library: Path) -> str:
     """What a library computes, as its manifest says."""
-    record = json.loads(library.with_suffix(".json").read_text(encoding="utf-8"))
-    return recorded_workload(record["metadata"])
+    path = library.with_suffix(".json")
+    return recorded_workload(Manifest.from_json(read_text(path), str(path)).metadata)
 
 
 def _setting(job: Job) -> tuple[str, str, int, int]:

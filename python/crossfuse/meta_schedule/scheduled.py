@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from crossfuse.hardware import Device
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.planner.families import CASCADE_FAMILIES
+from crossfuse.schema import parse
 
 
 def schedule_candidate(candidate: Candidate, target: Device) -> Any:
@@ -123,4 +123,4 @@ def candidate_of(spec: str, schedule: Any) -> Candidate:
     """
     from crossfuse.schedule.trace_json import trace_json
 
-    return Candidate(spec, "trace", trace=json.loads(trace_json(schedule.trace)))
+    return Candidate(spec, "trace", trace=parse(trace_json(schedule.trace)))

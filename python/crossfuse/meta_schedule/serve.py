@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from crossfuse.schema import parse
+
 Serve = Callable[[Mapping[str, Any]], Any]
 
 
@@ -104,7 +106,7 @@ def _requests() -> queue.SimpleQueue[Any]:
 
     def read() -> None:
         for line in sys.stdin:
-            found.put(json.loads(line))
+            found.put(parse(line))
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()

@@ -13,7 +13,6 @@ long as the run. After a kill the searches are played again from the records.
 
 from __future__ import annotations
 
-import json
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse.files import read_bytes
 from crossfuse.meta_schedule.build import Build, shared_object
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.conditions import Conditions
@@ -32,6 +32,7 @@ from crossfuse.meta_schedule.measurer import Measurer
 from crossfuse.meta_schedule.preparing import Builders, build_of, build_request, references
 from crossfuse.meta_schedule.records import Record, append, append_line, read_records
 from crossfuse.planner.tune.strategy import Strategy
+from crossfuse.schema import Damaged, read
 
 _LOOK = 0.5
 
@@ -245,9 +246,9 @@ def read_proposals(path: Path) -> list[Proposal]:
     if not path.is_file():
         return []
     found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with suppress(ValueError, TypeError):
-            found.append(Proposal(**json.loads(line)))
+    for line in read_bytes(path).decode(errors="replace").splitlines():
+        with suppress(Damaged):
+            found.append(read(Proposal, line))
     return found
 
 

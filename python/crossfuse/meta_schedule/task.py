@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,8 +19,9 @@ from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.shape import shape_of
 from crossfuse.planner.plan import Plan, ranked
 from crossfuse.planner.tune.kernel_space import KernelSpace, space_of
-from crossfuse.schedule.notes import annotate_plan, note
+from crossfuse.schedule.notes import annotate_plan, note, read_note
 from crossfuse.schedule.planned import schedule_planned
+from crossfuse.schema import Damaged
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ class Task:
         if text is None:
             return None
         try:
-            said = json.loads(text)
-            return self.space.find(said["family"], said["tiles"])
-        except (ValueError, KeyError, TypeError):
+            said = read_note(text)
+            return self.space.find(said.family, said.tiles)
+        except (Damaged, KeyError, TypeError):
             return None
 
 

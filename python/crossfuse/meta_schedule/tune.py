@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.errors import ArtefactRefused, refuse
-from crossfuse.files import write_atomically
+from crossfuse.files import read_text, write_atomically
 from crossfuse.hardware import device
 from crossfuse.meta_schedule.campaign import measure_all
 from crossfuse.meta_schedule.candidate import Candidate
@@ -29,6 +29,7 @@ from crossfuse.meta_schedule.records import Found, Record, append, read_records
 from crossfuse.planner.tune.cost_model import CostModel, require_xgboost
 from crossfuse.planner.tune.drive import make_strategy
 from crossfuse.planner.tune.strategy import Strategy
+from crossfuse.schema import Damaged, parse
 from crossfuse.workload.cascade_spec import CascadeSpec
 from crossfuse.workload.spec import WorkloadSpec
 
@@ -257,8 +258,8 @@ def _check(folder: Path, spec: WorkloadSpec | CascadeSpec, target: str) -> None:
         write_atomically(path, (json.dumps(wanted, indent=1) + "\n").encode())
         return
     try:
-        there = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        there = parse(read_text(path))
+    except Damaged as error:
         there = f"{error}"
     if there != wanted:
         raise refuse(

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.kernels.resources import Resources
+from crossfuse.schema import Damaged, read
 
 #: Version of the JSON form.
 VERSION = 1
@@ -118,13 +119,9 @@ class Choice:
             If the text is no plan of this version.
         """
         try:
-            document = json.loads(text)
-            version = document.pop("version")
-            if version != VERSION:
-                raise no_plan(f"version {version}")
-            return cls(**_fields(document))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise no_plan(f"{type(error).__name__}: {error}") from error
+            return read(cls, text, version=VERSION, key="version")
+        except Damaged as error:
+            raise no_plan(error.found, error.limit) from None
 
 
 class Timed(Protocol):
@@ -161,22 +158,14 @@ def runner_of(other: Timed, best: Timed) -> Runner:
     return Runner(other.family, other.tiles, other.microseconds, loses)
 
 
-def _fields(document: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a choice from those of JSON."""
-    chain = Chain.from_json(document.pop("chain"))
-    kernels = tuple(Resources(**each) for each in document.pop("kernels"))
-    runners = tuple(Runner(**each) for each in document.pop("runners"))
-    return {**document, "chain": chain, "kernels": kernels, "runners": runners}
-
-
-def no_plan(found: str) -> PlanRefused:
+def no_plan(found: str, limit: str) -> PlanRefused:
     """Build the refusal of a text that is no plan."""
     error = refuse(
         PlanRefused,
         "plan-json",
         "text",
         found=found,
-        limit=f"a plan of version {VERSION}, as Plan.to_json writes it",
+        limit=f"{limit}, in a plan of version {VERSION} as Plan.to_json writes it",
         instead="plan the workload again",
     )
     assert isinstance(error, PlanRefused)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.calls import AtLeastOne, checked
 from crossfuse.errors import PlanRefused, RefusedError, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.planner.chain.build import chain_of
@@ -61,6 +62,7 @@ class Plan(Choice):
         return explain(self, target=target)
 
 
+@checked
 def plan(
     workload: Any,
     target: str | Device | None = None,
@@ -119,6 +121,7 @@ def is_cascade(workload: Any) -> bool:
     return isinstance(workload, CascadeSpec)
 
 
+@checked
 def ranked(
     workload: Any,
     target: str | Device | None = None,
@@ -126,7 +129,7 @@ def ranked(
     k_major: bool = True,
     only: Sequence[str] = (),
     rates: Rates | None = None,
-    keep: int = 1,
+    keep: AtLeastOne = 1,
     fused: bool = False,
 ) -> list[Plan]:
     """The best plans of each family, the fastest first.

@@ -14,6 +14,7 @@ from tvm.ir import Call, GlobalVar
 
 from crossfuse import _tvm as ir
 from crossfuse.cache.keys import content_key
+from crossfuse.calls import Whole, checked
 from crossfuse.files import scratch_folder
 from crossfuse.hardware import Device, device
 from crossfuse.lower.extract import lower
@@ -29,6 +30,7 @@ _CALL = "relax.call_tir"
 
 
 @ir.tvm.ir.transform.module_pass(opt_level=0, name="crossfuse.BuildKernels")
+@checked
 class BuildKernels:
     """Build what `FuseChains` and `FuseCascades` scheduled, and take it out of the module.
 
@@ -81,7 +83,7 @@ class BuildKernels:
         target: str | Device | None = None,
         *,
         directory: str | Path | None = None,
-        jobs: int = 0,
+        jobs: Whole = 0,
         link: bool = True,
     ) -> None:
         self.target = device(target)

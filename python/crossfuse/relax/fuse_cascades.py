@@ -11,6 +11,7 @@ from tvm import relax
 from tvm.ir import GlobalVar
 
 from crossfuse import _tvm as ir
+from crossfuse.calls import checked
 from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.site import Site
@@ -69,6 +70,7 @@ class Outcome:
 
 
 @ir.tvm.ir.transform.module_pass(opt_level=0, name="crossfuse.FuseCascades")
+@checked
 class FuseCascades:
     """Rewrite cascades of reductions as streams, scheduled for the GPU.
 

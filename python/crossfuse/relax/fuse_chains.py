@@ -8,6 +8,7 @@ from typing import Any
 from tvm import relax
 
 from crossfuse import _tvm as ir
+from crossfuse.calls import checked
 from crossfuse.hardware import Device, device
 from crossfuse.relax.chains.choice import choose_chains
 from crossfuse.relax.chains.groups import Group, find_groups
@@ -23,6 +24,7 @@ from crossfuse.runtime.bin_rows import BINS
 
 
 @ir.tvm.ir.transform.module_pass(opt_level=0, name="crossfuse.FuseChains")
+@checked
 class FuseChains:
     """Replace two layers of matrix products by one scheduled function, where that is faster.
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.schema import parse
 
 #: TVM's attribute of functions that no schedule is to be found for any more.
 SCHEDULED = "tirx.is_scheduled"
@@ -41,4 +42,4 @@ def with_plan(func: Any, plan: Mapping[str, Any]) -> Any:
 def recorded(func: Any) -> dict[str, Any]:
     """What the library of a function is to record: its plan, if it says one."""
     text = (func.attrs or {}).get(PLAN)
-    return {} if text is None else {"plan": json.loads(str(text))}
+    return {} if text is None else {"plan": parse(str(text))}

@@ -31,13 +31,24 @@ def serial_kernels(mod: Any) -> Any:
 
     plain = mod.clone()
     for name, func in mod.functions_items():
-        if isinstance(func, ir.PrimFunc) and SCHEDULED in (func.attrs or {}):
+        if not isinstance(func, ir.PrimFunc):
+            continue
+        if SCHEDULED not in (func.attrs or {}):
+            plain.update_func(name, ir.mutate(func, (ir.AttrStmt, _without_scope)))
+        else:
             serial = serialise(func).with_attr("global_symbol", name.name_hint)
             if takes_fewer_rows(func):
                 plain.update_func(name, _fewer_rows(serial, buffer_specs(func)))
             else:
                 plain.update_func(name, _in_block(serial, serial.params, serial.body))
     return plain
+
+
+def _without_scope(statement: Any, mutator: Any) -> Any:
+    """Drop a mark of TVM's scatters that its code generator for LLVM does not know, and says so."""
+    if str(statement.attr_key) == "pragma_scope":
+        return mutator.mutate(statement.body)
+    return mutator.default_mutate(statement)
 
 
 def _in_block(func: Any, params: Any, body: Any, buffers: Any = ()) -> Any:

@@ -10,6 +10,7 @@ from tvm.s_tir import SBlock
 from tvm_ffi import WalkResult, structural_equal, structural_walk
 
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
+from crossfuse.relax.gather import GATHER
 
 RULE = "outline"
 PRODUCT = "relax.matmul"
@@ -155,7 +156,7 @@ def _legalised(call: Call, wide: bool) -> list[tirx.PrimFunc]:
         clone = Call(call.op, arguments, call.attrs, call.ty_args)
         builder.emit_func_output(builder.emit(clone))
     try:
-        mod = relax.transform.LegalizeOps()(builder.get())
+        mod = relax.transform.LegalizeOps(dict(GATHER))(builder.get())
     except Exception:  # legalisers raise whatever they like; the caller names the operator
         return []
     return [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]

@@ -17,6 +17,7 @@ from crossfuse.relax.build_kernels import BuildKernels
 from crossfuse.relax.dataflow import clean
 from crossfuse.relax.fuse_cascades import FuseCascades
 from crossfuse.relax.fuse_chains import FuseChains
+from crossfuse.relax.gather import GATHER
 from crossfuse.relax.keep_nans import KeepNans
 from crossfuse.relax.on_cpu import serial_kernels
 from crossfuse.relax.powers import POWERS
@@ -76,7 +77,7 @@ def phases(
         Phase("clean", clean),
         Phase("fuse_chains", FuseChains(spec, always=always, bins=bins)),
         Phase("wide_arithmetic", WideArithmetic()),
-        Phase("legalize", relax.transform.LegalizeOps({**ATTENTION, **POWERS})),
+        Phase("legalize", relax.transform.LegalizeOps({**ATTENTION, **POWERS, **GATHER})),
         Phase("fuse_cascades", FuseCascades(spec)),
         Phase("build_kernels", BuildKernels(spec))
         if build

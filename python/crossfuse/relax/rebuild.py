@@ -10,6 +10,7 @@ from tvm import relax, tirx
 from tvm.ir import Call, GenericConst, Var
 
 from crossfuse.relax.collapse import collapse, same_matrix
+from crossfuse.relax.gather import GATHER
 from crossfuse.relax.graph import Graph
 from crossfuse.relax.operators import (
     CAST,
@@ -167,7 +168,7 @@ def _fused(mod: tvm.IRModule, params: list[Var]) -> tirx.PrimFunc:
         with builder.dataflow():
             result = builder.emit_output(Call(region, outer))
         builder.emit_func_output(result)
-    passes = [relax.transform.LegalizeOps(), relax.transform.FuseTIR()]
+    passes = [relax.transform.LegalizeOps(dict(GATHER)), relax.transform.FuseTIR()]
     try:
         fused = tvm.transform.Sequential(passes)(builder.get())
     except tvm.error.InternalError as error:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.calls import checked
 from crossfuse.errors import EnvironmentRefused, RefusedError, WorkloadRefused, refuse
 from crossfuse.runtime.tensors import to_numpy
 
@@ -45,6 +46,7 @@ class Imported:
     params: Mapping[str, np.ndarray]
 
 
+@checked
 def import_torch(module: torch.nn.Module, example_inputs: Sequence[torch.Tensor]) -> Imported:
     """Trace a module with `torch.export` and translate it to Relax.
 
@@ -167,6 +169,7 @@ def _translate(exported: Any) -> Any:
     from tvm.relax.frontend.torch import from_exported_program
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
+    from crossfuse.relax.builders import end_blocks
     from crossfuse.relax.converters import CONVERTERS
     from crossfuse.relax.converters.by_torch import by_torch
     from crossfuse.relax.converters.checked import checked
@@ -192,6 +195,7 @@ def _translate(exported: Any) -> Any:
                 custom_convert_map={**converters, **theirs},
             )
         except Exception as error:
+            end_blocks(error)
             # Of an operator that a converter refuses the next round makes something else.
             if len(refused) > known:
                 continue

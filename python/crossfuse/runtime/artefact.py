@@ -11,16 +11,15 @@ from typing import Any
 
 from crossfuse import hardware
 from crossfuse._compat import installed_version
+from crossfuse.calls import Seconds, checked
 from crossfuse.files import sha256, write_atomically
 from crossfuse.lower.image import KernelImage
 from crossfuse.runtime.cubin import Cubin, compile_cubin
 from crossfuse.runtime.launcher import compile_launcher, generate_launcher
 from crossfuse.runtime.limits import check_image, check_resources
-from crossfuse.runtime.manifest import FORMAT_VERSION, Manifest
+from crossfuse.runtime.manifest import FORMAT_VERSION, LIBRARY_HASH, Manifest
 from crossfuse.runtime.nvcc import NvccInfo
-
-LIBRARY_HASH = "library_sha256"
-"""Key that only the manifest file has: a library cannot hold its own hash."""
+from crossfuse.schema import parse
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,7 @@ class KernelObject:
     manifest: Manifest
 
 
+@checked
 def build_object(
     image: KernelImage,
     destination: str | os.PathLike[str],
@@ -121,6 +121,7 @@ def build_object(
     return KernelObject(path, Manifest.from_json(parts[2], str(path)))
 
 
+@checked
 def build_library(
     image: KernelImage,
     destination: str | os.PathLike[str],
@@ -130,7 +131,7 @@ def build_library(
     schedule_trace: str | None = None,
     nvcc: NvccInfo | None = None,
     cache: bool | str | os.PathLike[str] = True,
-    timeout: float = 900.0,
+    timeout: Seconds = 900.0,
 ) -> Artefact:
     """Compile an image into ``<name>.so`` with its cubin inside, and ``<name>.json`` beside it.
 
@@ -184,7 +185,7 @@ def build_library(
     path = Path(destination)
     if path.suffix != ".so":
         path = path / f"{image.name}.so"
-    record = json.loads(text) | {LIBRARY_HASH: sha256(library)}
+    record = parse(text) | {LIBRARY_HASH: sha256(library)}
     write_atomically(path, library, mode=0o755)
     manifest_path = path.with_suffix(".json")
     write_atomically(manifest_path, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode())

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from crossfuse.calls import Seconds, checked
 from crossfuse.errors import EnvironmentRefused, LoweringRefused, RefusedError, refuse
-from crossfuse.files import sha256
+from crossfuse.files import scratch, sha256
 from crossfuse.runtime.host_compiler import find_host_compiler
 from crossfuse.runtime.nvcc import NvccInfo, find_nvcc
 from crossfuse.runtime.resources import ResourceUsage, parse_resources
+from crossfuse.schema import Damaged
 
 if TYPE_CHECKING:
     from crossfuse.cache import Entry
@@ -75,13 +76,14 @@ class Cubin:
         return next((entry for entry in self.resources if entry.kernel == kernel), None)
 
 
+@checked
 def compile_cubin(
     cuda: str,
     *,
     arch: str = "sm_90a",
     nvcc: NvccInfo | None = None,
     cache: bool | str | os.PathLike[str] = True,
-    timeout: float = 900.0,
+    timeout: Seconds = 900.0,
 ) -> Cubin:
     """Compile CUDA text to a cubin.
 
@@ -126,11 +128,12 @@ def compile_cubin(
         return _cubin(_compile(cuda, nvcc, flags, timeout), nvcc)
     kept = Shelf(cache_directory() if cache is True else Path(cache), ".cubin")
     key = sha256(json.dumps([cuda, nvcc.version, flags]).encode())
-    entry = kept.read(key)
-    if entry is None:
+    found = kept.read(key, lambda entry: _cubin(entry, nvcc))
+    if found is None:
         entry = _compile(cuda, nvcc, flags, timeout)
         kept.write(key, entry)
-    return _cubin(entry, nvcc)
+        found = _cubin(entry, nvcc)
+    return found
 
 
 def cache_directory() -> Path:
@@ -152,7 +155,9 @@ def cache_directory() -> Path:
 
 
 def _cubin(entry: Entry, nvcc: NvccInfo) -> Cubin:
-    log = str(entry.about["log"])
+    log = entry.about.get("log")
+    if not isinstance(log, str) or not entry.data.startswith(b"\x7fELF"):
+        raise Damaged("no cubin, or no output of its compiler", "both")
     return Cubin(entry.data, parse_resources(log), log, nvcc.version)
 
 
@@ -161,13 +166,13 @@ def _compile(cuda: str, nvcc: NvccInfo, flags: tuple[str, ...], timeout: float) 
     from crossfuse.cache import Entry
 
     host = find_host_compiler()
-    with tempfile.TemporaryDirectory(prefix="crossfuse-") as scratch:
+    with scratch() as folder:
         # Run inside the directory, so that messages name "kernel.cu" and not a random path.
-        (Path(scratch) / "kernel.cu").write_text(cuda, encoding="utf-8")
+        (folder / "kernel.cu").write_text(cuda, encoding="utf-8")
         command = [str(nvcc.path), *flags, "-ccbin", str(host), "kernel.cu", "-o", "kernel.cubin"]
         try:
             done = subprocess.run(
-                command, cwd=scratch, capture_output=True, timeout=timeout, check=False
+                command, cwd=folder, capture_output=True, timeout=timeout, check=False
             )
         except subprocess.TimeoutExpired:
             raise _failed(nvcc, f"no cubin after {timeout:g} s", LoweringRefused) from None
@@ -176,7 +181,7 @@ def _compile(cuda: str, nvcc: NvccInfo, flags: tuple[str, ...], timeout: float) 
             fault = any(text in log for text in _ENVIRONMENT_FAULTS)
             raise _failed(nvcc, log.strip(), EnvironmentRefused if fault else LoweringRefused)
         label = ", ".join(each.kernel for each in parse_resources(log))
-        data = (Path(scratch) / "kernel.cubin").read_bytes()
+        data = (folder / "kernel.cubin").read_bytes()
         return Entry(data, {"label": label, "log": log})
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from crossfuse.calls import checked
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
-from crossfuse.files import sha256, write_atomically
+from crossfuse.files import read_text, sha256, write_atomically
 from crossfuse.lower.image import BufferSpec
 from crossfuse.runtime.artefact import Artefact
 from crossfuse.runtime.dispatch_table import TABLE, Bin, DispatchTable, unreadable_table
@@ -17,6 +18,7 @@ from crossfuse.runtime.listed import check_listed
 from crossfuse.runtime.load import load
 from crossfuse.runtime.manifest import Manifest
 from crossfuse.runtime.outputs import run_with_outputs
+from crossfuse.schema import Damaged
 
 
 class Dispatch:
@@ -155,6 +157,7 @@ class Dispatch:
         return refuse(ArtefactRefused, rule, where, found=found, limit=limit, instead=instead)
 
 
+@checked
 def write_dispatch(
     folder: str | os.PathLike[str],
     name: str,
@@ -212,6 +215,7 @@ def write_dispatch(
     return DispatchTable.from_json(text, str(home / TABLE))
 
 
+@checked
 def load_dispatch(folder: str | os.PathLike[str], *, check_device: bool = True) -> Dispatch:
     """Load a folder of libraries that `write_dispatch` completed.
 
@@ -247,9 +251,9 @@ def load_dispatch(folder: str | os.PathLike[str], *, check_device: bool = True) 
     """
     path = Path(folder) / TABLE
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise unreadable_table(str(path), f"{type(error).__name__}", "a table") from None
+        text = read_text(path)
+    except Damaged as error:
+        raise unreadable_table(str(path), error.found, "a table") from None
     table = DispatchTable.from_json(text, str(path))
     listed = {path.with_name(each.shared_object): each.manifest_sha256 for each in table.bins}
     check_listed(listed, TABLE, unreadable_table)

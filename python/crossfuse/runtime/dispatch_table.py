@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import PurePath
-from typing import Any
+from typing import Annotated, Any
 
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse.schema import Damaged, FileName, read
 
 TABLE = "dispatch.json"
 """Name of the table in its folder, beside the libraries."""
@@ -32,7 +32,7 @@ class Bin:
     """
 
     rows: int
-    shared_object: str
+    shared_object: Annotated[str, FileName]
     manifest_sha256: str
 
 
@@ -182,19 +182,9 @@ class DispatchTable:
             name files of another folder.
         """
         try:
-            record = json.loads(text)
-            version = record["format_version"]
-            if version == TABLE_VERSION:
-                bins = tuple(Bin(**each) for each in record["bins"])
-                table = cls(str(record["name"]), bins, dict(record["metadata"]))
-        except (ValueError, TypeError, KeyError) as error:
-            found = f"{type(error).__name__}: {error}"
-            raise unreadable_table(where, found, "a table in JSON with all its fields") from None
-        if version != TABLE_VERSION:
-            found, limit = f"format version {version}", f"format version {TABLE_VERSION}"
-            raise unreadable_table(where, found, limit)
-        _check_files(table.bins, where)
-        return table
+            return read(cls, text, version=TABLE_VERSION)
+        except Damaged as error:
+            raise unreadable_table(where, error.found, error.limit) from None
 
 
 def unreadable_table(where: str, found: str, limit: str) -> RefusedError:
@@ -207,10 +197,3 @@ def unreadable_table(where: str, found: str, limit: str) -> RefusedError:
         limit=limit,
         instead="build the bins again, or copy the whole folder",
     )
-
-
-def _check_files(bins: Sequence[Bin], where: str) -> None:
-    for each in bins:
-        name = str(each.shared_object)
-        if PurePath(name).name != name or not name.endswith(".so"):
-            raise unreadable_table(where, f"library {name!r}", "file names that end in .so")

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from crossfuse.cache import Entry, shelf
-from crossfuse.errors import ArtefactRefused
 from crossfuse.files import write_atomically
 from crossfuse.runtime.artefact import Artefact, KernelObject, build_library, build_object
 from crossfuse.runtime.manifest import Manifest
+from crossfuse.schema import Damaged
 
 Built = TypeVar("Built", Artefact, KernelObject)
 
@@ -89,8 +90,7 @@ def kept(kind: Kind[Built], key: str, path: Path) -> Built | None:
     Artefact | KernelObject | None
         What was built; None where the cache has none.
     """
-    entry = shelf(kind.name).read(key)
-    return None if entry is None else written(kind, entry, path)
+    return shelf(kind.name).read(key, partial(written, kind, path))
 
 
 def built_once(kind: Kind[Built], key: str, path: Path, build: Callable[[], Built]) -> Built:
@@ -123,12 +123,10 @@ def built_once(kind: Kind[Built], key: str, path: Path, build: Callable[[], Buil
         }
         return Entry(data, about)
 
-    found = written(kind, shelf(kind.name).made(key, entry), path)
-    # An entry that is whole and no build can only have been put there by hand.
-    return build() if found is None else found
+    return shelf(kind.name).made(key, entry, partial(written, kind, path))
 
 
-def written(kind: Kind[Built], entry: Entry, path: Path) -> Built | None:
+def written(kind: Kind[Built], path: Path, entry: Entry) -> Built:
     """Write the files of an entry.
 
     Parameters
@@ -140,10 +138,19 @@ def written(kind: Kind[Built], entry: Entry, path: Path) -> Built | None:
 
     Returns
     -------
-    Artefact | KernelObject | None
-        What was built; None if the entry is none of a build.
+    Artefact | KernelObject
+        What was built.
+
+    Raises
+    ------
+    Damaged, ArtefactRefused
+        If the entry is none of a build.
+    EnvironmentRefused
+        If it cannot be written.
     """
-    try:
-        return kind.write(path, entry.data, str(entry.about.get("manifest", "")))
-    except ArtefactRefused:
-        return None
+    text = entry.about.get("manifest")
+    if not isinstance(text, str):
+        raise Damaged("no manifest", "a build with its manifest")
+    if Manifest.from_json(text, "entry of the cache").to_json().encode() not in entry.data:
+        raise Damaged("a manifest of another build", "the one inside")
+    return kind.write(path, entry.data, text)

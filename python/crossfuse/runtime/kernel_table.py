@@ -6,16 +6,18 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePath
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
+from crossfuse.calls import checked
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
-from crossfuse.files import sha256, write_atomically
+from crossfuse.files import read_text, sha256, write_atomically
 from crossfuse.runtime.artefact import Artefact
 from crossfuse.runtime.kernel import LoadedKernel
 from crossfuse.runtime.listed import check_listed
 from crossfuse.runtime.load import load
 from crossfuse.runtime.manifest import Manifest
+from crossfuse.schema import Damaged, FileName, read
 
 TABLE = "kernels.json"
 """Name of the table in its folder, beside the libraries."""
@@ -67,7 +69,7 @@ class KernelTable:
     arch: str
     limits: Mapping[str, int]
     versions: Mapping[str, str | None]
-    kernels: Mapping[str, str]
+    kernels: Mapping[Annotated[str, FileName], str]
     sources: Mapping[str, str]
     plans: Mapping[str, Any]
     metadata: Mapping[str, Any]
@@ -121,6 +123,7 @@ class Kernels(Mapping[str, LoadedKernel]):
             register_global_func(name, kernel.module[name], override=True)
 
 
+@checked
 def write_kernels(
     folder: str | os.PathLike[str],
     artefacts: Sequence[Artefact],
@@ -182,6 +185,7 @@ def write_kernels(
     return table
 
 
+@checked
 def load_kernels(folder: str | os.PathLike[str], *, check_device: bool = True) -> Kernels:
     """Load a folder of libraries that `write_kernels` completed; needs tvm-ffi and the driver.
 
@@ -241,20 +245,9 @@ def _table(
 
 def _read(path: Path) -> KernelTable:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        version = record.pop("format_version")
-        table = KernelTable(**record) if version == TABLE_VERSION else None
-        names = [str(each) for each in table.kernels] if table else []
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        found = f"{type(error).__name__}: {error}"
-        raise _refused(str(path), found, "a table in JSON with all its fields") from None
-    if table is None:
-        found, limit = f"format version {version}", f"format version {TABLE_VERSION}"
-        raise _refused(str(path), found, limit)
-    for each in names:
-        if PurePath(each).name != each:
-            raise _refused(str(path), f"kernel {each!r}", "names of files in the folder")
-    return table
+        return read(KernelTable, read_text(path), version=TABLE_VERSION)
+    except Damaged as error:
+        raise _refused(str(path), error.found, error.limit) from None
 
 
 def _refused(where: str, found: str, limit: str) -> RefusedError:

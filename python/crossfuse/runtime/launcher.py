@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tempfile
 from pathlib import Path
 
 from crossfuse.errors import EnvironmentRefused, LoweringRefused, refuse
+from crossfuse.files import scratch
 from crossfuse.lower.image import ROW_COUNT, BufferSpec, Dim3, KernelImage, Launch, TensorMap
 from crossfuse.runtime.host_compiler import find_host_compiler
 
@@ -187,12 +187,11 @@ def compile_launcher(source: str, cubin: bytes, manifest: str, *, linked: bool =
         command += ["-Wl,-z,nodelete", "-Wl,-s"]
     else:
         command += ["-c"]
-    with tempfile.TemporaryDirectory(prefix="crossfuse-") as scratch:
-        directory = Path(scratch)
+    with scratch() as directory:
         (directory / "launcher.cpp").write_text(source, encoding="utf-8")
         (directory / "kernel.cubin").write_bytes(cubin)
         (directory / "manifest.json").write_text(manifest, encoding="utf-8")
-        done = subprocess.run(command, cwd=scratch, capture_output=True, check=False)
+        done = subprocess.run(command, cwd=directory, capture_output=True, check=False)
         if done.returncode != 0:
             raise refuse(
                 EnvironmentRefused,

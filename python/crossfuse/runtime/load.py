@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from crossfuse.calls import checked
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
-from crossfuse.files import sha256
-from crossfuse.runtime.artefact import LIBRARY_HASH
+from crossfuse.files import read_bytes, read_text, scratch, sha256
 from crossfuse.runtime.fitness import check_limits, check_version, gpu_limits
 from crossfuse.runtime.kernel import LoadedKernel
-from crossfuse.runtime.manifest import Manifest, unreadable
+from crossfuse.runtime.manifest import LIBRARY_HASH, Manifest, unreadable
+from crossfuse.schema import Damaged, parse
 
 
+@checked
 def load(path: str | os.PathLike[str], *, check_device: bool = True) -> LoadedKernel:
     """Load a kernel library that `crossfuse.runtime.build_library` made.
 
@@ -52,7 +52,7 @@ def load(path: str | os.PathLike[str], *, check_device: bool = True) -> LoadedKe
     check_version(manifest, str(library))
     try:
         module = open_library(library)
-        embedded = json.loads(module[f"{manifest.name}_manifest"]())
+        embedded = parse(module[f"{manifest.name}_manifest"]())
         cubin = bytes(module[f"{manifest.name}_cubin"]())
     except (RuntimeError, AttributeError, ValueError) as error:
         raise _damaged(
@@ -74,22 +74,24 @@ def load(path: str | os.PathLike[str], *, check_device: bool = True) -> LoadedKe
 
 
 def _read_manifest(library: Path) -> tuple[Manifest, dict[str, Any]]:
-    path = library.with_suffix(".json")
-    for file in (library, path):
-        if not file.is_file():
-            raise refuse(
-                ArtefactRefused,
-                "artefact-file",
-                str(file),
-                found="no such file",
-                limit="the .so and the .json that were built together",
-                instead="copy both files, or build the library again",
-            )
-    text = path.read_text(encoding="utf-8", errors="replace")
+    path = library
+    try:
+        data = read_bytes(library)
+        path = library.with_suffix(".json")
+        text = read_text(path)
+    except Damaged as error:
+        raise refuse(
+            ArtefactRefused,
+            "artefact-file",
+            str(path),
+            found=error.found,
+            limit="the .so and the .json that were built together",
+            instead="copy both files, or build the library again",
+        ) from None
     manifest = Manifest.from_json(text, str(path))
-    record = json.loads(text)
+    record = parse(text)
     # Before the library is mapped: running a damaged one may end the process.
-    found = sha256(library.read_bytes())
+    found = sha256(data)
     if found != record.get(LIBRARY_HASH):
         raise _damaged(
             library, f"a file of hash {found}", f"{record.get(LIBRARY_HASH)}, as its .json says"
@@ -105,8 +107,8 @@ def open_library(library: Path) -> Any:
     """
     import tvm_ffi
 
-    with tempfile.TemporaryDirectory(prefix="crossfuse-") as folder:
-        link = Path(folder) / library.name
+    with scratch() as folder:
+        link = folder / "library.so"
         link.symlink_to(library)
         return tvm_ffi.load_module(str(link))
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
-from crossfuse.lower.image import BufferSpec, Launch, PixelBox, TensorMap
-from crossfuse.runtime.resources import ResourceUsage, read_usage
+from crossfuse.lower.image import BufferSpec, Launch
+from crossfuse.runtime.resources import ResourceUsage
+from crossfuse.schema import Damaged, parse, typed, versioned
 
 FORMAT_VERSION = 2
 """Raised whenever a reader of the older format would misread the newer."""
+
+LIBRARY_HASH = "library_sha256"
+"""Key that only the manifest's file has: a library cannot hold its own hash."""
 
 
 @dataclass(frozen=True)
@@ -106,49 +110,20 @@ class Manifest:
             If it is no JSON, of another format version, or incomplete.
         """
         try:
-            record = json.loads(text)
-            version = record["format_version"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise unreadable(
-                where, f"{type(error).__name__}: {error}", "a manifest in JSON"
-            ) from None
-        if version != FORMAT_VERSION:
-            raise unreadable(
-                where,
-                f"format version {version}",
-                f"format version {FORMAT_VERSION}",
-                "build the library again with the installed crossfuse",
-            )
-        try:
-            values = {field.name: record[field.name] for field in fields(cls)}
-            values["buffers"] = tuple(
-                BufferSpec(**(row | {"shape": tuple(row["shape"])})) for row in values["buffers"]
-            )
-            values["launches"] = tuple(map(_launch, values["launches"]))
-            values["resources"] = tuple(map(read_usage, values["resources"]))
-        except (TypeError, KeyError) as error:
-            raise unreadable(
-                where, f"{type(error).__name__}: {error}", "all fields of a manifest"
-            ) from None
-        return cls(**values)
+            record = parse(text)
+            if isinstance(record, dict):
+                record.pop(LIBRARY_HASH, None)
+                versioned(record, FORMAT_VERSION)
+            return typed(cls, record)
+        except Damaged as error:
+            raise unreadable(where, error.found, error.limit) from None
 
 
 def unreadable(
-    where: str, found: str, limit: str, instead: str = "build the library again"
+    where: str,
+    found: str,
+    limit: str,
+    instead: str = "build the library again with the installed crossfuse",
 ) -> RefusedError:
     """Build the refusal of a manifest that cannot be read or written."""
     return refuse(ArtefactRefused, "manifest", where, found=found, limit=limit, instead=instead)
-
-
-def _launch(row: dict[str, Any]) -> Launch:
-    tuples = {key: tuple(row[key]) for key in ("grid", "block", "cluster", "arguments")}
-    maps = tuple(map(_tensor_map, row["tensor_maps"]))
-    return Launch(**(row | tuples | {"tensor_maps": maps}))
-
-
-def _tensor_map(row: dict[str, Any]) -> TensorMap:
-    tuples = {key: tuple(row[key]) for key in ("extents", "strides", "box")}
-    pixels = row.get("pixels")
-    if pixels is not None:
-        pixels = PixelBox(tuple(pixels["lower"]), tuple(pixels["upper"]))
-    return TensorMap(**(row | tuples | {"pixels": pixels}))

@@ -11,16 +11,16 @@
 from __future__ import annotations
 
 import os
-import tempfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
 
 from crossfuse._compat import installed_version
-from crossfuse.files import sha256, write_atomically
+from crossfuse.calls import checked
+from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
+from crossfuse.files import on_disk, read_bytes, scratch, sha256, write_atomically, writing
+from crossfuse.npz import read_arrays
 from crossfuse.runtime.exact_cuda import compile_marked_text
 from crossfuse.runtime.fitness import check_room, gpu_limits
 from crossfuse.runtime.load import open_library
@@ -31,11 +31,11 @@ from crossfuse.runtime.model_record import (
     WEIGHTS,
     ModelArtefact,
     model_refused,
-    read_bytes,
     read_model_artefact,
 )
 from crossfuse.runtime.running_model import RunningModel, check_cuda
 from crossfuse.runtime.tensors import as_bits, from_bits
+from crossfuse.schema import Damaged
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,13 +95,22 @@ def write_model(
     -------
     ModelArtefact
         What was written.
+
+    Raises
+    ------
+    EnvironmentRefused
+        If the disk is full, or the C++ compiler does not link the library.
     """
     home = Path(folder)
-    home.mkdir(parents=True, exist_ok=True)
-    (home / MANIFEST).unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(dir=home) as scratch:
-        made = Path(scratch) / LIBRARY
-        parts.executable.export_library(str(made))
+    with on_disk(home):
+        home.mkdir(parents=True, exist_ok=True)
+        (home / MANIFEST).unlink(missing_ok=True)
+    with scratch(home) as folder:
+        made = folder / LIBRARY
+        try:
+            parts.executable.export_library(str(made))
+        except RuntimeError as error:  # of TVM, with what its linker says
+            raise _unwritten(home, error) from error
         library = made.read_bytes()
     write_atomically(home / LIBRARY, library, mode=0o755)
     if weights:
@@ -131,6 +140,7 @@ def write_model(
     return record
 
 
+@checked
 def load_model(
     folder: str | os.PathLike[str],
     *,
@@ -182,7 +192,10 @@ def load_model(
     if check_device and record.runs_on == "cuda":
         check_room(str(home), record.device, record.limits, gpu_limits(), together=True)
     library = home / LIBRARY
-    found = sha256(read_bytes(library))
+    try:
+        found = sha256(read_bytes(library))
+    except Damaged as error:
+        raise model_refused(str(library), error.found, "a file of the model") from None
     if found != record.library_sha256:
         raise model_refused(str(library), f"a file of hash {found}", record.library_sha256)
     given = _read_weights(home / WEIGHTS, record) if weights is None else weights
@@ -213,26 +226,34 @@ def _write_weights(path: Path, weights: Mapping[str, Any]) -> None:
     """Write weights, types of ml_dtypes as integers."""
     import numpy as np
 
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".npz")
-    with os.fdopen(handle, "wb") as file:
+    with writing(path) as file:
         np.savez(file, *map(as_bits, weights.values()))  # by number: a name may be any text
-    os.chmod(name, 0o644)
-    os.replace(name, path)
+
+
+def _unwritten(home: Path, error: RuntimeError) -> RefusedError:
+    return refuse(
+        EnvironmentRefused,
+        "model-export",
+        str(home),
+        found=str(error).strip(),
+        limit="a library that the C++ compiler links",
+        instead="make space there and in TMPDIR, or repair the compiler",
+    )
 
 
 def _read_weights(path: Path, record: ModelArtefact) -> dict[str, Any]:
-    import numpy as np
-
     if not record.weights:
         return {}
     if not record.stored:
         raise model_refused(str(path), "a model without its weights", "weights=, one for each name")
+    names = [f"arr_{at}" for at in range(len(record.weights))]
+    shapes = dict(zip(names, (each.extents for each in record.weights), strict=True))
     try:
-        with np.load(path) as file:
-            return {
-                each.name: from_bits(file[f"arr_{at}"], each.dtype)
-                for at, each in enumerate(record.weights)
-            }
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
-        found = f"{type(error).__name__}: {error}"
-        raise model_refused(str(path), found, "the weights that the record names") from None
+        found = read_arrays(path, names, shapes)
+        return {
+            each.name: from_bits(found[name], each.dtype)
+            for name, each in zip(names, record.weights, strict=True)
+        }
+    except (Damaged, ValueError, KeyError) as error:  # of numpy, where types have other sizes
+        fault = error.found if isinstance(error, Damaged) else f"{type(error).__name__}: {error}"
+        raise model_refused(str(path), fault, "the weights that the record names") from None

@@ -8,6 +8,7 @@ from typing import Any
 
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.runtime.tensors import is_torch
+from crossfuse.schema import Count
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class ModelInput:
 
     name: str
     dtype: str
-    extents: tuple[int | str, ...]
+    extents: tuple[Count | str, ...]
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from crossfuse.calls import checked
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
+from crossfuse.files import read_text
 from crossfuse.runtime.model_inputs import ModelInput
+from crossfuse.schema import Damaged, read
 
 LIBRARY, MANIFEST, WEIGHTS = "model.so", "model.json", "weights.npz"
 """Files of the folder."""
@@ -112,22 +115,12 @@ class ModelArtefact:
             If it is no JSON, of another format version, or incomplete.
         """
         try:
-            record = json.loads(text)
-            version = record["format_version"]
-            if version != FORMAT_VERSION:
-                raise model_refused(where, f"format version {version}", f"{FORMAT_VERSION}")
-            values = {each.name: record[each.name] for each in fields(cls)}
-            for name in ("inputs", "weights"):
-                values[name] = tuple(
-                    ModelInput(each["name"], each["dtype"], tuple(each["extents"]))
-                    for each in values[name]
-                )
-        except (ValueError, TypeError, KeyError) as error:
-            found = f"{type(error).__name__}: {error}"
-            raise model_refused(where, found, "a record in JSON with all its fields") from None
-        return cls(**values | {"fused": tuple(values["fused"])})
+            return read(cls, text, version=FORMAT_VERSION)
+        except Damaged as error:
+            raise model_refused(where, error.found, error.limit) from None
 
 
+@checked
 def read_model_artefact(folder: str | os.PathLike[str]) -> ModelArtefact:
     """Read what lies in a folder, without loading it.
 
@@ -154,15 +147,11 @@ def read_model_artefact(folder: str | os.PathLike[str]) -> ModelArtefact:
     crossfuse.errors.ArtefactRefused: ...
     """
     path = Path(folder) / MANIFEST
-    return ModelArtefact.from_json(read_bytes(path).decode(errors="replace"), str(path))
-
-
-def read_bytes(path: Path) -> bytes:
-    """A file of the folder."""
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise model_refused(str(path), type(error).__name__, "a file of the model") from None
+        text = read_text(path)
+    except Damaged as error:
+        raise model_refused(str(path), error.found, "a file of the model") from None
+    return ModelArtefact.from_json(text, str(path))
 
 
 def model_refused(where: str, found: str, limit: str) -> RefusedError:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -62,22 +60,6 @@ class ResourceUsage:
     def summary(self) -> str:
         """In words, such as ``168 registers, no spills``."""
         return ", ".join((f"{self.registers} registers", *(self.complaints or ("no spills",))))
-
-
-def read_usage(row: Mapping[str, Any]) -> ResourceUsage:
-    """Read what `dataclasses.asdict` and JSON made of a record.
-
-    Parameters
-    ----------
-    row : Mapping[str, Any]
-        Fields by name; those of older files have no advisories.
-
-    Returns
-    -------
-    ResourceUsage
-        The record.
-    """
-    return ResourceUsage(**{**row, "advisories": tuple(row.get("advisories", ()))})
 
 
 def parse_resources(log: str) -> tuple[ResourceUsage, ...]:

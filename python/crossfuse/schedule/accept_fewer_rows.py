@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from crossfuse.blocks.scheduled import function
+from crossfuse.calls import AnySchedule, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import ROW_COUNTS, ROWS
 
 RULE = "accept_fewer_rows"
 
 
-def accept_fewer_rows(sch: Any) -> None:
+@checked
+def accept_fewer_rows(sch: AnySchedule) -> None:
     """Let the kernels of a function of M rows run on any m <= M rows.
 
     ::

@@ -7,13 +7,15 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import cluster_loops, function
+from crossfuse.calls import AnySchedule, checked
 from crossfuse.markers import AXES, DSM_REDUCE, DSM_SCOPE, DSM_SHUFFLE
 from crossfuse.schedule.cluster_picture import ClusterLayout, Slabs
 from crossfuse.schedule.compaction import compacted
 from crossfuse.schedule.slabs import SlabUse, slab_axis, slab_uses
 
 
-def cluster_layout(sch: Any) -> ClusterLayout:
+@checked
+def cluster_layout(sch: AnySchedule) -> ClusterLayout:
     """Read the cluster, its loops and the buffers spread over its CTAs off a schedule.
 
     Parameters

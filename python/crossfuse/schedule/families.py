@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,15 @@ from crossfuse.schedule.rules.register_tiles import RegisterTiles
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 from crossfuse.schedule.rules.tiled_ffn import schedule_tiled_ffn
 from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
+from crossfuse.schema import Damaged, typed
 
-_PHASES = ("first", "second")
+
+@dataclass(frozen=True)
+class _Phases:
+    """Tiles of a chain's two phases."""
+
+    first: TensorTiles = field(default_factory=TensorTiles)
+    second: TensorTiles = field(default_factory=TensorTiles)
 
 
 def schedule_family(
@@ -67,9 +74,8 @@ def schedule_family(
     if family == "dsm":
         chosen = made(ClusterTiles, tiles)
         return schedule_clustered_ffn(func, tiles=chosen, target=target, **further)
-    if unknown := tiles.keys() - set(_PHASES):
-        raise _unknown(family, unknown, _PHASES)
-    first, second = (made(TensorTiles, tiles.get(phase, {})) for phase in _PHASES)
+    chosen = made(_Phases, tiles)
+    first, second = chosen.first, chosen.second
     staged = family == "l2"
     return schedule_tiled_ffn(
         func, first=first, second=second, staged=staged, target=target, **further
@@ -77,18 +83,14 @@ def schedule_family(
 
 
 def _tiles(family: str, kind: type, given: Mapping[str, Any]) -> Any:
-    known = tuple(each.name for each in fields(kind))
-    if unknown := given.keys() - set(known):
-        raise _unknown(family, unknown, known)
-    return kind(**given)
-
-
-def _unknown(family: str, unknown: set[str], known: tuple[str, ...]) -> Exception:
-    return refuse(
-        ScheduleRefused,
-        "tiles",
-        f"family '{family}'",
-        found=", ".join(sorted(unknown)),
-        limit=", ".join(known),
-        instead="name tile extents like these",
-    )
+    try:
+        return typed(kind, given)
+    except Damaged as error:
+        raise refuse(
+            ScheduleRefused,
+            "tiles",
+            f"family '{family}'",
+            found=error.found,
+            limit=error.limit,
+            instead="name tile extents like these",
+        ) from None

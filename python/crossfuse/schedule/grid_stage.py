@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from crossfuse.blocks.scheduled import function, name_of
+from crossfuse.calls import AnyBlock, AnySchedule, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import GRID_STAGE
 from crossfuse.schedule.arguments import check_block
@@ -12,7 +11,8 @@ from crossfuse.schedule.arguments import check_block
 RULE = "grid_stage"
 
 
-def grid_stage(sch: Any, block: Any) -> None:
+@checked
+def grid_stage(sch: AnySchedule, block: AnyBlock) -> None:
     """Keep what a block stores in L2 for later nests of the same kernel.
 
     Before, two nests over the grid, which are two kernels::

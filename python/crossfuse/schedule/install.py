@@ -10,6 +10,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeVar
 
+from crossfuse.calls import checked
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Method name -> module that defines the function of that name.
@@ -49,6 +51,7 @@ def install() -> None:
             setattr(Schedule, name, _Lazy(name))
 
 
+@checked
 def add_primitive(function: F) -> F:
     """Put a primitive of your own on ``tvm.s_tir.Schedule``, from outside this package.
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from crossfuse.schema import read
 
 #: Key of the annotation.
 NOTE = "crossfuse.plan"
@@ -28,8 +31,33 @@ def annotate_plan(sch: Any, family: str, tiles: Mapping[str, Any]) -> None:
     tiles : Mapping[str, Any]
         Its tiles, as plain values.
     """
-    text = json.dumps({"family": family, "tiles": dict(tiles)})
+    text = json.dumps(asdict(Note(family, dict(tiles))))
     sch.annotate(sch.get_sblock("root"), NOTE, text)
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a note says.
+
+    Attributes
+    ----------
+    family, tiles
+        See `annotate_plan`.
+    """
+
+    family: str
+    tiles: Mapping[str, Any]
+
+
+def read_note(text: str) -> Note:
+    """Read the note of a trace.
+
+    Raises
+    ------
+    Damaged
+        If it is none.
+    """
+    return read(Note, text)
 
 
 def note(trace: Any) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse.blocks.chain import read_chain
+from crossfuse.calls import checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.families import EAGER, FAMILIES
@@ -16,6 +17,7 @@ from crossfuse.schedule.families import schedule_family
 _EXTENTS = ("m", "n", "k", "l", "products")
 
 
+@checked
 def schedule_workload(workload: Any, plan: Plan, *, constant_weights: bool = False) -> Any:
     """Schedule a workload as a plan says.
 

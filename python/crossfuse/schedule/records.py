@@ -6,12 +6,13 @@ or line, and a blank one ends the process.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from crossfuse.errors import ArtefactRefused, refuse
+from crossfuse.files import read_text
 from crossfuse.schedule.rehearsal import reason
+from crossfuse.schema import Damaged, parse
 
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
@@ -60,19 +61,20 @@ def _lines(path: Path) -> list[list[Any]]:
     """The lines of a file, each a JSON pair; none if there is no file."""
     if not path.exists():
         return []
-    return [
-        _pair(path, number, line)
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-    ]
+    try:
+        lines = read_text(path).splitlines()
+    except Damaged as error:
+        raise _refuse(path, 1, str(error)) from None
+    return [_pair(path, number, line) for number, line in enumerate(lines, 1)]
 
 
 def _pair(path: Path, number: int, line: str) -> list[Any]:
     if not line.strip():
         raise _refuse(path, number, "a blank line")
     try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise _refuse(path, number, f"broken JSON at column {error.colno} ({error.msg})") from error
+        value = parse(line)
+    except Damaged as error:
+        raise _refuse(path, number, f"broken JSON ({error})") from None
     if not isinstance(value, list) or len(value) != 2:
         raise _refuse(path, number, "JSON that is no pair")
     return value

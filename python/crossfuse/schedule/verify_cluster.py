@@ -6,6 +6,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import ClusterLoop, cluster_loops, function
+from crossfuse.calls import AnySchedule, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import AXES, NAIVE_TAGS, thread_tag
 from crossfuse.schedule.cluster_extents import (
@@ -19,7 +20,8 @@ from crossfuse.schedule.slabs import slab_axis, slab_uses
 RULE = "verify_cluster"
 
 
-def verify_cluster(sch: Any) -> None:
+@checked
+def verify_cluster(sch: AnySchedule) -> None:
     """Check the cluster bindings and `shared.dsm` buffers of a schedule, at any time.
 
     The primitives keep these rules; TVM's own, which may be mixed with them, know nothing of

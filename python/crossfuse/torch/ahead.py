@@ -10,20 +10,21 @@ import gc
 import io
 import json
 import logging
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from crossfuse.cache import Entry, shelf
+from crossfuse.calls import checked
+from crossfuse.files import scratch
+from crossfuse.schema import parse
 from crossfuse.torch.backend import Backend
 from crossfuse.torch.identity import Identities, sources, unchanged
 from crossfuse.torch.module_key import module_key
@@ -111,6 +112,7 @@ class Ahead:
         return compiled
 
 
+@checked
 def compile_ahead(
     module: torch.nn.Module,
     inputs: Sequence[Any],
@@ -166,7 +168,7 @@ def compile_ahead(
     except Exception as error:  # whatever torch cannot write, it can compile
         reason = f"{type(error).__name__}: {error}"
     if reason:
-        warnings.warn(f"crossfuse compiles a module at its first call: {reason}", stacklevel=2)
+        warnings.warn(f"crossfuse compiles a module at its first call: {reason}", stacklevel=3)
     return Ahead(module, found, reason, program, backend)
 
 
@@ -201,11 +203,11 @@ def _key(module: torch.nn.Module, inputs: Any, named: Any, backend: Backend) -> 
 
 def _kept(key: str, whole: _Whole, inputs: Any, named: Any) -> Any:
     """The program of an earlier process; None if there is none, or it is not of this module now."""
-    entry = shelf(_KIND).read(key)
+    entry = shelf(_KIND).read(key, whole)
     if entry is None:
         return None
     try:
-        about = json.loads(entry.about["stands_on"])
+        about = parse(entry.about["stands_on"])
         read = about["sources"]
         if sources(tuple(read)) != read or not unchanged(about["seen"], whole):
             return None
@@ -273,7 +275,7 @@ def _modules() -> dict[str, str]:
 
 
 def _written(program: Any) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="crossfuse-") as folder:
-        path = Path(folder) / "program"
+    with scratch() as folder:
+        path = folder / "program"
         program.save_compiled_function(str(path))
         return path.read_bytes()

@@ -19,8 +19,10 @@ from torch._dynamo.aot_compile_types import (
 
 from crossfuse.cache import Entry, shelf
 from crossfuse.cache.keys import package_hash
+from crossfuse.cache.shelf import whole
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.runtime.kept import LIBRARIES
+from crossfuse.schema import typed
 from crossfuse.torch.kernels import offer_kept
 from crossfuse.torch.known import Record
 from crossfuse.torch.report import keep
@@ -63,7 +65,7 @@ class SavedProgram(SerializableCallable):
         kernels = {each.key: each for record in fn.records for each in record.kernels}
         libraries = {}
         for key in fn.called:
-            entry = shelf(LIBRARIES.name).read(kernels[key].kept_as) if key in kernels else None
+            entry = _library(kernels[key].kept_as) if key in kernels else None
             if entry is None:
                 raise _unwritten(f"the kernel '{key}', which this process alone has")
             libraries[kernels[key].kept_as] = (entry.data, dict(entry.about))
@@ -93,18 +95,22 @@ class SavedProgram(SerializableCallable):
                 limit=f"{release[:16]}, those that compiled it",
                 instead="compile the model again, or install the release that did",
             )
-        records = tuple(map(Record.from_dict, values))
+        records = typed(tuple[Record, ...], values)
         kernels = tuple(
             dict.fromkeys(
                 each for record in records for each in record.kernels if each.kept_as in libraries
             )
         )
         entries = {key: Entry(*each) for key, each in libraries.items()}
-        if not offer_kept(kernels, entries.get):
+        if not offer_kept(kernels, entries):
             raise _unwritten("kernels without a manifest")
         for record in records:
             keep(record.report)
         return BundledAOTAutogradSerializableCallable.deserialize_compile_artifacts(made)
+
+
+def _library(key: str) -> Entry | None:
+    return shelf(LIBRARIES.name).read(key, whole)
 
 
 class _Kept:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from crossfuse.calls import checked
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.hardware import Device, device, local_devices
 from crossfuse.runtime.bin_rows import BINS
@@ -21,6 +22,7 @@ from crossfuse.torch.report import Report, keep
 _LOG = logging.getLogger(__name__)
 
 
+@checked
 @dataclass(frozen=True)
 class Backend:
     """Options of the backend, and the backend with them.
@@ -222,6 +224,7 @@ class Backend:
         return device(here.name if here is not None else None)
 
 
+@checked
 def crossfuse(
     module: fx.GraphModule,
     inputs: Sequence[Any],
@@ -263,7 +266,8 @@ def crossfuse(
     >>> with torch.inference_mode():
     ...     tuple(fn(torch.zeros(2, 8)).shape)  # one layer, and no GPU: left to torch
     (2, 4)
-    >>> crossfuse(None, (), options={"bin": 16})
+    >>> graph = torch.fx.symbolic_trace(torch.nn.Identity())
+    >>> crossfuse(graph, (), options={"bin": 16})
     Traceback (most recent call last):
     ...
     crossfuse.errors.WorkloadRefused: torch-backend: options: found 'bin'; limit: rest, always, ...

@@ -21,6 +21,7 @@ from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.relax.chains.replace import Replacement
 from crossfuse.relax.dataflow import read_dataflow
 from crossfuse.relax.fuse_cascades import text_of
+from crossfuse.relax.gather import GATHER
 from crossfuse.relax.operators import PRODUCT, dtype_of, shape_of
 from crossfuse.torch.fused import Fused, Step, replaced
 from crossfuse.torch.kernels import offer_kernels
@@ -57,7 +58,7 @@ def fuse_cascades(module: fx.GraphModule, target: Device, always: bool, cpu: boo
     translation = translate(module.graph)
     if not _may_have_attention(translation):
         return Fused()
-    legal = relax.transform.LegalizeOps()(translation.module)
+    legal = relax.transform.LegalizeOps(dict(GATHER))(translation.module)
     made = _Made(translation, always)
     for block in legal["main"].body.blocks:
         if isinstance(block, relax.DataflowBlock):

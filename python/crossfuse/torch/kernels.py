@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
 from crossfuse.cache import Entry, shelf
 from crossfuse.cache.keys import package_hash
+from crossfuse.files import scratch
 from crossfuse.hardware import Device
+from crossfuse.schema import Extent, FileName
 from crossfuse.torch.operator import FusedKernel, offer
 
 if TYPE_CHECKING:
     from tvm.ir import GlobalVar
 
     from crossfuse.relax.chains.replace import Replacement
+    from crossfuse.runtime.artefact import Artefact
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,8 @@ class KeptKernel:
 
     key: str
     kept_as: str
-    name: str
-    shape: tuple[int, ...]
+    name: Annotated[str, FileName]
+    shape: tuple[Extent, ...]
     dtype: str
 
 
@@ -88,17 +91,15 @@ def offer_kernels(
     return found
 
 
-def offer_kept(
-    kernels: tuple[KeptKernel, ...], read: Callable[[str], Entry | None] | None = None
-) -> bool:
+def offer_kept(kernels: tuple[KeptKernel, ...], entries: Mapping[str, Entry] | None = None) -> bool:
     """Make kernels known to ``crossfuse::run`` from their libraries, without TVM.
 
     Parameters
     ----------
     kernels : tuple[KeptKernel, ...]
         The kernels.
-    read : Callable, optional
-        The library of a key, or None; if not given, that of the cache.
+    entries : Mapping[str, Entry], optional
+        Libraries by key; if not given, those of the cache.
 
     Returns
     -------
@@ -113,14 +114,15 @@ def offer_kept(
     from crossfuse.runtime import load
     from crossfuse.runtime.kept import LIBRARIES, written
 
-    read = read or shelf(LIBRARIES.name).read
+    def kept(key: str, path: Path) -> Artefact | None:
+        if entries is None:
+            return shelf(LIBRARIES.name).read(key, partial(written, LIBRARIES, path))
+        return written(LIBRARIES, path, entries[key]) if key in entries else None
+
     runs = []
-    with TemporaryDirectory(prefix="crossfuse-") as folder:
+    with scratch() as folder:
         for each in kernels:
-            entry = read(each.kept_as)
-            if entry is None:
-                return False
-            found = written(LIBRARIES, entry, Path(folder) / f"{each.name}.so")
+            found = kept(each.kept_as, folder / f"{each.name}.so")
             if found is None:
                 return False
             runs.append(load(found.shared_object).run)

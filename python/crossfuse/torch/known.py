@@ -19,11 +19,11 @@ from crossfuse.cache import Entry, shelf
 from crossfuse.cache.keys import content_key
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
-from crossfuse.relax.chains.outcome import BinOutcome, ChainOutcome
+from crossfuse.schema import read
 from crossfuse.torch.fused import Step
 from crossfuse.torch.kernels import KeptKernel, offer_kept
 from crossfuse.torch.report import Report
-from crossfuse.torch.rewrite import Call, rewrite
+from crossfuse.torch.rewrite import rewrite
 from crossfuse.torch.words import Untold, environment, node_words
 
 _KIND = "graph"
@@ -58,14 +58,6 @@ class Record:
     def to_dict(self) -> dict[str, Any]:
         """Values of JSON."""
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> Record:
-        """The record of `to_dict`'s values, or any error where they are none."""
-        report = record["report"]
-        outcomes = tuple(_outcome(each) for each in report["outcomes"])
-        made = Report(outcomes, tuple(report["untranslated"]), str(report["reason"]))
-        return cls(made, tuple(_step(each) for each in record["steps"]))
 
 
 def graph_key(graph: fx.Graph, target: Device, options: Sequence[Any]) -> str:
@@ -112,14 +104,11 @@ def recall(module: fx.GraphModule, key: str) -> Record | None:
     Record | None
         What was done; None, and no change, where the graph or one of its kernels is not kept.
     """
+    record = shelf(_KIND).read(key, lambda entry: read(Record, entry.data))
     try:
-        entry = shelf(_KIND).read(key)
-        if entry is None:
+        if record is None or not _fits(record, module) or not offer_kept(record.kernels):
             return None
-        record = Record.from_dict(json.loads(entry.data))
-        if not offer_kept(record.kernels):
-            return None
-    except (KeyError, TypeError, ValueError, OSError, RefusedError):
+    except RefusedError:
         return None
     for step in record.steps:
         if step.calls:
@@ -141,20 +130,14 @@ def remember(key: str, record: Record) -> None:
     shelf(_KIND).write(key, Entry(data, {"label": record.label}))
 
 
-def _step(record: dict[str, Any]) -> Step:
-    kernels = (KeptKernel(**{**each, "shape": tuple(each["shape"])}) for each in record["kernels"])
-    calls = (
-        Call(
-            each["output"],
-            tuple(each["inputs"]),
-            tuple(map(tuple, each["shapes"])),
-            each["key"],
-        )
-        for each in record["calls"]
+def _fits(record: Record, module: fx.GraphModule) -> bool:
+    """Whether the calls of a record name nodes of a graph, and kernels of their own."""
+    names = {each.name for each in module.graph.nodes}
+    keys = {each.key for each in record.kernels}
+    calls = [each for step in record.steps for each in step.calls]
+    return all(
+        {each.output, *each.inputs} <= names
+        and each.key in keys
+        and len(each.inputs) == len(each.shapes)
+        for each in calls
     )
-    return Step(tuple(kernels), tuple(calls))
-
-
-def _outcome(record: dict[str, Any]) -> ChainOutcome:
-    bins = tuple(BinOutcome(**each) for each in record["bins"])
-    return ChainOutcome(**{**record, "products": tuple(record["products"]), "bins": bins})

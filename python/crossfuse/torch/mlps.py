@@ -8,6 +8,7 @@ from types import MethodType
 
 from torch import nn
 
+from crossfuse.calls import checked
 from crossfuse.errors import RefusedError
 from crossfuse.runtime.bin_rows import BINS
 from crossfuse.torch.backend import Backend
@@ -48,6 +49,7 @@ class Replaced:
             part.__dict__.pop("forward", None)
 
 
+@checked
 def replace_mlp(
     module: nn.Module,
     *,

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from crossfuse.errors import RefusedError, WorkloadRefused, refuse
+from crossfuse.hardware import device
 from crossfuse.runtime.bin_rows import BINS
 
 if TYPE_CHECKING:
@@ -42,6 +43,10 @@ class Given(Protocol):
         """One of `CPU`."""
 
     @property
+    def target(self) -> str:
+        """Name of a device, or empty."""
+
+    @property
     def mode(self) -> str:
         """One of `MODES`, or empty."""
 
@@ -60,7 +65,7 @@ def check_options(given: Given) -> None:
 
     Raises
     ------
-    WorkloadRefused
+    WorkloadRefused, EnvironmentRefused
         Naming the option and its values.
     """
     for name, known in (("rest", REST), ("cpu", CPU), ("mode", ("", *MODES))):
@@ -69,6 +74,8 @@ def check_options(given: Given) -> None:
             raise _refused(name, repr(value), " or ".join(map(repr, known)))
     if not given.bins or min(given.bins) < 1:
         raise _refused("bins", repr(given.bins), f"positive numbers, such as {BINS}")
+    if given.target:
+        device(given.target)
     if given.mode and given.rest != "inductor":
         raise _refused("mode", repr(given.mode), "'': nobody compiles the rest")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -21,6 +21,7 @@ from crossfuse.cache import Entry, shelf
 from crossfuse.cache.keys import content_key
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
+from crossfuse.schema import read
 from crossfuse.torch.kernels import offer_kept
 from crossfuse.torch.known import Record
 from crossfuse.torch.words import Untold, environment, node_words, value_words
@@ -108,7 +109,7 @@ def program(key: str) -> Program | None:
 
 def write_program(made: Program) -> None:
     """Keep what became of a captured graph."""
-    values = {"number": made.number, "records": [each.to_dict() for each in made.records]}
+    values = asdict(_Stored(made.number, made.records))
     label = "; ".join(each.label for each in made.records) or "not compiled yet"
     entry = Entry(json.dumps(values).encode(), {"label": f"program, {label}"})
     shelf(_KIND).write(made.key, entry)
@@ -146,15 +147,16 @@ def torch_caches(made: Program | None) -> Iterator[None]:
 
 
 def _read(key: str) -> Program | None:
-    entry = shelf(_KIND).read(key)
-    try:
-        if entry is None:
-            return None
-        values = json.loads(entry.data)
-        records = tuple(map(Record.from_dict, values["records"]))
-        return Program(key, str(values["number"]), records)
-    except (KeyError, TypeError, ValueError):
-        return None
+    found = shelf(_KIND).read(key, lambda entry: read(_Stored, entry.data))
+    return None if found is None else Program(key, found.number, found.records)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A program as it is kept."""
+
+    number: str
+    records: tuple[Record, ...]
 
 
 def _kernels(records: Sequence[Record]) -> tuple[Any, ...]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from textwrap import wrap
 
-from crossfuse.relax.chains.outcome import ChainOutcome, told
+from crossfuse.relax.chains.outcome import ChainOutcome, headline, told
 
 #: Graphs that are remembered.
 _MOST = 64
+#: A screen, which the text of a report fits.
+LINES, COLUMNS = 40, 100
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,12 @@ class Report:
 
     Examples
     --------
+    >>> from dataclasses import replace
     >>> mlp = ("addmm", "addmm_1")
     >>> made = ChainOutcome("main", mlp, "ffn", "registers", 3.1, 5.0, "gemm_chain:M=128,...")
-    >>> print(Report((made,)).text())
-    addmm, addmm_1: ffn, about 3.1 of 5.0 us; gemm_chain:M=128,...
+    >>> print(Report((made, replace(made, products=("addmm_2", "addmm_3")))).text())
+    2 x ffn, about 3.1 of 5.0 us; gemm_chain:M=128,...
+        addmm, addmm_1 | addmm_2, addmm_3
     """
 
     outcomes: tuple[ChainOutcome, ...] = ()
@@ -45,12 +50,59 @@ class Report:
         return tuple(each.name for each in self.outcomes if each.name)
 
     def text(self) -> str:
-        """One line for each pair of layers."""
+        """What became of the operators, each of them once: at most `LINES` lines of `COLUMNS`.
+
+        Equal groups are told together, with the names of their operators below; first those that
+        became kernels, then what was left and why. `outcomes` has all of it, one by one.
+        """
         if self.reason:
-            return f"left to torch: {self.reason}"
-        if self.outcomes or not self.untranslated:
-            return told(self.outcomes)
-        return f"{told(())}; left to torch: {', '.join(self.untranslated)}"
+            return "\n".join(_cut([f"left to torch: {self.reason}"]))
+        lines = _groups(self.outcomes)
+        if not self.outcomes:
+            lines = [told(())]
+        if self.untranslated:
+            lines += _wrapped("left to torch: ", list(self.untranslated), ", ")
+        return "\n".join(_cut(lines))
+
+
+def _groups(outcomes: Sequence[ChainOutcome]) -> list[str]:
+    """Groups by what became of them, kernels first; operators that were told are not told again."""
+    lines, seen = [], set[str]()
+    for fused in (True, False):
+        alike: dict[str, list[str]] = {}
+        for each in (one for one in outcomes if bool(one.name) == fused):
+            head = headline(each)
+            members = [name for name in each.products if name not in seen]
+            # Of what was left, only operators that no kernel computes are of interest.
+            if members and (fused or len(members) == len(each.products)):
+                alike.setdefault(head, []).append(", ".join(members))
+                seen.update(members)
+        for head, groups in alike.items():
+            count = f"{len(groups)} x " if len(groups) > 1 else ""
+            text = f"{count}{head}"
+            lines += wrap(text, COLUMNS, subsequent_indent=" " * 4, max_lines=3, placeholder=" ...")
+            lines += _wrapped("    ", groups, " | ")
+    return lines
+
+
+def _wrapped(begin: str, parts: Sequence[str], between: str) -> list[str]:
+    """Parts in lines that are short enough."""
+    lines, line = [], begin
+    for number, part in enumerate(parts):
+        text = part + (between if number + 1 < len(parts) else "")
+        if len(line) > len(begin) and len(line) + len(text.rstrip()) > COLUMNS:
+            lines.append(line.rstrip())
+            line = " " * 4
+        line += text
+    return [*lines, line.rstrip()]
+
+
+def _cut(lines: Sequence[str]) -> list[str]:
+    """Lines that fit a screen; what is cut off is in `Report.outcomes`."""
+    short = [each if len(each) <= COLUMNS else f"{each[: COLUMNS - 3]}..." for each in lines]
+    if len(short) <= LINES:
+        return short
+    return [*short[: LINES - 1], f"... {len(short) - LINES + 1} more lines: see Report.outcomes"]
 
 
 def in_torch(outcome: ChainOutcome, names: Mapping[str, str]) -> ChainOutcome:

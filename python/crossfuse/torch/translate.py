@@ -7,6 +7,7 @@ among its results, so that nothing that they need is fused away.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from torch import fx
 from tvm import relax
 from tvm.ir import Var
 
+from crossfuse.relax.builders import end_blocks
 from crossfuse.relax.converters import CONVERTERS
 from crossfuse.torch.concrete import elsewhere
 from crossfuse.workload.dtypes import FLOAT_TYPES
@@ -68,6 +70,7 @@ def translate(graph: fx.Graph) -> Translation:
         try:
             return attempt.translation()
         except _NotTranslated as error:
+            end_blocks(error)
             refused.add(error.node.target)
 
 
@@ -162,7 +165,7 @@ def _left(node: fx.Node) -> str:
     """The operator of a node that was left to torch; empty where nothing is to be said of it."""
     import torch
 
-    if node.op != "call_function":
+    if node.op != "call_function" or node.target is operator.getitem:
         return ""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor) and _dtype(value) not in _TYPES:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.errors import PlanRefused, RefusedError, WorkloadRefused, refuse
+from crossfuse.files import read_text
 from crossfuse.hardware import Device
 from crossfuse.planner.families import EAGER
+from crossfuse.schema import Damaged, parse
 
 
 @dataclass(frozen=True)
@@ -83,16 +85,19 @@ def _from_workload(text: str, target: Device) -> Viewed:
 
 def _from_file(path: Path, target: Device, workload: str) -> Viewed:
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise _refused(path, str(error.strerror)) from error
+        text = read_text(path)
+    except Damaged as error:
+        raise _refused(path, str(error)) from None
     if path.suffix == ".py":
         return Viewed(path.name, _module(_script(path, text)))
     value = _value(path, text)
     if isinstance(value, dict) and "root_index" in value:
         from crossfuse import _tvm as ir
 
-        return Viewed(path.name, _module(ir.tvm.ir.load_json(text)))
+        try:
+            return Viewed(path.name, _module(ir.load_json(text, (ir.IRModule, ir.PrimFunc))))
+        except Damaged as error:
+            raise _refused(path, str(error)) from None
     if isinstance(value, dict) and ("plan" in value or "version" in value):
         return _from_plan(path, value.get("plan", value), workload)
     return _from_candidate(path, target)
@@ -100,9 +105,10 @@ def _from_file(path: Path, target: Device, workload: str) -> Viewed:
 
 def _value(path: Path, text: str) -> Any:
     try:
-        return json.loads(text) if path.suffix == ".json" else None
-    except ValueError as error:
-        raise _refused(path, f"{type(error).__name__}: {error}") from error
+        # TVM writes infinities.
+        return parse(text, finite=False) if path.suffix == ".json" else None
+    except Damaged as error:
+        raise _refused(path, str(error)) from None
 
 
 def _script(path: Path, text: str) -> Any:
@@ -127,9 +133,8 @@ def _from_plan(path: Path, value: Any, workload: str) -> Viewed:
     from crossfuse.planner.cascade.plan import CascadePlan
     from crossfuse.planner.plan import Plan
 
-    text = json.dumps(value)
-    kind = Plan if "chain" in value else CascadePlan
-    plan = kind.from_json(text)
+    kind = Plan if isinstance(value, dict) and "chain" in value else CascadePlan
+    plan = kind.from_json(json.dumps(value))
     spec = workload or getattr(getattr(plan, "shape", None), "name", "")
     return Viewed(spec or path.name, _schedule_of(spec, plan), plan.explain())
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crossfuse.errors import RefusedError
+from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.hardware import Device, device
+from crossfuse.schema import Damaged, typed
 from crossfuse.view.sources import Viewed, read_viewed
 
 
@@ -46,11 +47,28 @@ def view_page(
     >>> "<html" in view_page("gated_ffn:M=16,K=64,N=128,L=64")
     True
     """
+    from crossfuse.bench.timeline import KernelTimeline
     from crossfuse.view.page import page
 
     spec = device(target)
+    try:
+        kernels = typed(tuple[KernelTimeline, ...], measured)
+    except Damaged as error:
+        raise measured_refused("measured", error) from None
     viewed = read_viewed(source, spec, workload)
-    return page(viewed.title, _sections(viewed, spec, measured))
+    return page(viewed.title, _sections(viewed, spec, [each.to_json() for each in kernels]))
+
+
+def measured_refused(where: str, error: Damaged) -> RefusedError:
+    """Build the refusal of stamps of a GPU that are none."""
+    return refuse(
+        WorkloadRefused,
+        "view",
+        where,
+        found=error.found,
+        limit=f"{error.limit}, in kernels with events as crossfuse timeline --json prints them",
+        instead="run crossfuse timeline WORKLOAD --json on a GPU, and keep what it prints",
+    )
 
 
 def _sections(

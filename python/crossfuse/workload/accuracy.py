@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from crossfuse.calls import checked
 from crossfuse.errors import CheckFailed, refuse
 from crossfuse.workload.spec import WorkloadSpec
 from crossfuse.workload.tolerances import Tolerance, tolerance
@@ -43,6 +44,7 @@ class Accuracy:
     worst: float
 
 
+@checked
 def check(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray], output: np.ndarray) -> Accuracy:
     """Hold a result against the rule.
 

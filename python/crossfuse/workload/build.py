@@ -12,6 +12,7 @@ from typing import Any
 
 from tvm import te, tirx
 
+from crossfuse.calls import checked
 from crossfuse.workload.conv_chain import ConvChainSpec
 from crossfuse.workload.epilogue import affine
 from crossfuse.workload.expression import Algebra, evaluate
@@ -99,6 +100,7 @@ class Form:
     window: int = 0
 
 
+@checked
 def prim_func(spec: WorkloadSpec) -> tirx.PrimFunc:
     """Make the unscheduled function of a workload.
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from crossfuse.calls import checked
 from crossfuse.errors import RefusedError
 from crossfuse.workload.operand import Operand
 from crossfuse.workload.refusal import read_extent, refused
@@ -30,6 +31,7 @@ _WORDS = ("dtype", "act", "weights", "out", "bias", "scale", "residual")
 KEYS = (*EXTENTS, "k2", "stride", *_WORDS)
 
 
+@checked
 @dataclass(frozen=True)
 class ConvChainSpec(WorkloadSpec):
     """Two convolutions of stride 1 over NHWC images, padded so that images keep their extents.

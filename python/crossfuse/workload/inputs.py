@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from crossfuse.calls import Seed, checked
 from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.epilogue import further_operands
 from crossfuse.workload.numerics import stages
@@ -14,7 +15,8 @@ from crossfuse.workload.spec import WorkloadSpec
 Inputs = dict[str, np.ndarray]
 
 
-def random_inputs(spec: WorkloadSpec, seed: int = 0) -> Inputs:
+@checked
+def random_inputs(spec: WorkloadSpec, seed: Seed = 0) -> Inputs:
     """Draw inputs whose products are of order one.
 
     Parameters
@@ -49,7 +51,8 @@ def random_inputs(spec: WorkloadSpec, seed: int = 0) -> Inputs:
     return _rounded(spec, drawn | _further(rng, spec))
 
 
-def adversarial_inputs(spec: WorkloadSpec, seed: int = 0) -> Iterator[tuple[str, Inputs]]:
+@checked
+def adversarial_inputs(spec: WorkloadSpec, seed: Seed = 0) -> Iterator[tuple[str, Inputs]]:
     """Yield named inputs on which rounding, masking and staging mistakes show.
 
     ``large``: results of the first product in the hundreds, where exponentials overflow unless

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from crossfuse.calls import checked
 from crossfuse.errors import CheckFailed, refuse
 from crossfuse.workload.conv_chain import ConvChainSpec, windows
 from crossfuse.workload.dtypes import float_type
@@ -112,6 +113,7 @@ def stages(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> Stages:
     return _run(spec, inputs, np.float64, lambda x: x, lambda x: x)
 
 
+@checked
 def reference(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     """Compute the output in float64.
 
@@ -141,6 +143,7 @@ def reference(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> np.ndarra
     return stages(spec, inputs).output
 
 
+@checked
 def unfused(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     """Compute the output as one kernel per operator would.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+from crossfuse.calls import checked
 from crossfuse.workload import epilogue, expression
 from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.operand import Operand
@@ -30,6 +31,7 @@ _MOST_ELEMENTS = 2**31 - 1
 _SLICE = "compute the matrix in slices"
 
 
+@checked
 @dataclass(frozen=True)
 class WorkloadSpec:
     """A chain of matrix products over row-major matrices, accumulated in float32.

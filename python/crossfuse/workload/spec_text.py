@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from crossfuse.calls import checked
 from crossfuse.workload import conv_chain
 from crossfuse.workload.refusal import one_of, read_extent, refused
 from crossfuse.workload.spec import DIMS, KINDS, WorkloadSpec
@@ -24,6 +25,7 @@ KEYS = tuple(field.name for field in fields(WorkloadSpec) if field.name != "kind
 _KEYS_OF_KIND = {conv_chain.KIND: conv_chain.KEYS}
 
 
+@checked
 def parse(text: str) -> WorkloadSpec:
     """Read a spec from ``kind:key=value,...``.
 

@@ -10,6 +10,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
+from crossfuse.calls import checked
 from crossfuse.errors import WorkloadRefused, refuse
 from crossfuse.workload import conv_chain
 from crossfuse.workload.dtypes import closest
@@ -46,6 +47,7 @@ class Entry:
         return self.kind in KINDS
 
 
+@checked
 def ids(kind: str | None = None) -> tuple[str, ...]:
     """List the packaged ids.
 
@@ -115,6 +117,7 @@ def sweep() -> tuple[int, ...]:
     return tuple(_document()["sweep"]["M"])
 
 
+@checked
 def lookup(name: str, M: int | None = None, dtype: str = "bfloat16") -> WorkloadSpec:
     """Make the spec of a packaged chain.
 
@@ -147,6 +150,7 @@ def lookup(name: str, M: int | None = None, dtype: str = "bfloat16") -> Workload
     return resolve(f"{entry(name).id}:dtype={dtype}{rows}")
 
 
+@checked
 def resolve(text: str) -> WorkloadSpec:
     """Read what a command line calls a workload.
 

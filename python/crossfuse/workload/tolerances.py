@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from crossfuse.calls import checked
 from crossfuse.workload.dtypes import FLOAT_TYPES
 from crossfuse.workload.numerics import stages, unfused
 from crossfuse.workload.spec import WorkloadSpec
@@ -52,6 +53,7 @@ class Tolerance:
     norm: float
 
 
+@checked
 def tolerance(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> Tolerance:
     """Work out what a fused kernel may err on these inputs.
 

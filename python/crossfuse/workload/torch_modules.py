@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from crossfuse.calls import AtLeastOne, Seed, checked
 from crossfuse.workload.dtypes import float_type
 
 if TYPE_CHECKING:
     import torch
 
 
+@checked
 def gated_ffn_module(
-    hidden: int,
-    intermediate: int,
+    hidden: AtLeastOne,
+    intermediate: AtLeastOne,
     dtype: str = "bfloat16",
-    seed: int = 0,
+    seed: Seed = 0,
     bias: bool = False,
     residual: bool = False,
 ) -> torch.nn.Module:
@@ -66,11 +68,12 @@ def gated_ffn_module(
     return _seeded(GatedFFN, dtype, seed)
 
 
+@checked
 def chain_module(
-    hidden: int,
-    intermediate: int,
+    hidden: AtLeastOne,
+    intermediate: AtLeastOne,
     dtype: str = "bfloat16",
-    seed: int = 0,
+    seed: Seed = 0,
     act: str = "gelu_tanh",
     bias: bool = True,
     residual: bool = False,
@@ -122,11 +125,12 @@ def chain_module(
     return _seeded(Chain, dtype, seed)
 
 
+@checked
 def conv_module(
-    channels: tuple[int, int, int],
-    window: int,
+    channels: tuple[AtLeastOne, AtLeastOne, AtLeastOne],
+    window: AtLeastOne,
     dtype: str = "bfloat16",
-    seed: int = 0,
+    seed: Seed = 0,
     act: str = "relu",
 ) -> torch.nn.Module:
     """Make two convolutions of a ResNet's block: ``second(act(first(x)))``.

@@ -14,7 +14,8 @@ from cpu.runtime.images import cluster_sum, vector_add
 from crossfuse.cache import Entry
 from crossfuse.files import write_atomically
 from crossfuse.runtime import ResourceUsage, cache_directory, compile_cubin, cubin, find_nvcc
-from crossfuse.runtime.resources import parse_resources, read_usage
+from crossfuse.runtime.resources import parse_resources
+from crossfuse.schema import read, typed
 
 LOG = """\
 ptxas info    : 0 bytes gmem
@@ -62,9 +63,9 @@ def test_remarks_that_name_no_kernel_go_to_all() -> None:
 
 def test_resources_survive_json() -> None:
     usage = replace(parse_resources(LOG)[0], advisories=("C7510",))
-    assert read_usage(json.loads(json.dumps(asdict(usage)))) == usage
+    assert read(ResourceUsage, json.dumps(asdict(usage))) == usage
     old = {key: value for key, value in asdict(usage).items() if key != "advisories"}
-    assert read_usage(old) == replace(usage, advisories=())
+    assert typed(ResourceUsage, old) == replace(usage, advisories=())
 
 
 def test_resources_of_a_compiled_kernel() -> None:
@@ -115,7 +116,7 @@ def test_a_second_compilation_is_read_from_the_cache(
 def test_another_text_flag_or_compiler_is_another_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cubin, "_compile", lambda *_: Entry(b"cubin", {"log": ""}))
+    monkeypatch.setattr(cubin, "_compile", lambda *_: Entry(b"\x7fELF", {"log": ""}))
     nvcc = find_nvcc()
     compile_cubin("text", nvcc=nvcc, cache=tmp_path)
     compile_cubin("text ", nvcc=nvcc, cache=tmp_path)
@@ -127,7 +128,7 @@ def test_another_text_flag_or_compiler_is_another_entry(
 def test_the_cache_can_be_off_or_unwritable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cubin, "_compile", lambda *_: Entry(b"cubin", {"log": ""}))
+    monkeypatch.setattr(cubin, "_compile", lambda *_: Entry(b"\x7fELF", {"log": ""}))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compile_cubin("text", cache=False)
     assert not cache_directory().exists()
@@ -135,7 +136,7 @@ def test_the_cache_can_be_off_or_unwritable(
     assert len(list(cache_directory().iterdir())) == 1
     blocked = tmp_path / "file"
     blocked.touch()
-    assert compile_cubin("text", cache=blocked / "below").data == b"cubin"
+    assert compile_cubin("text", cache=blocked / "below").data == b"\x7fELF"
 
 
 def test_readers_never_see_half_a_file(tmp_path: Path) -> None:

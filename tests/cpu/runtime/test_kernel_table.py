@@ -114,12 +114,12 @@ def test_damaged_folders_are_refused(folder: Path) -> None:
     manifest.unlink()
     assert "vector_add.json: found no such file" in message(lambda: load_kernels(folder))
     edit(table, kernels={"../vector_add": "0"})
-    assert "found kernel '../vector_add'; limit: names of" in message(lambda: load_kernels(folder))
+    assert "'../vector_add'; limit: the name of a file in" in message(lambda: load_kernels(folder))
     edit(table, format_version=9)
     text = message(lambda: load_kernels(folder))
     assert "found format version 9; limit: format version 2" in text
     table.write_text("{")
-    assert "limit: a table in JSON with all its fields" in message(lambda: load_kernels(folder))
+    assert "at line 1, column 2; limit: JSON" in message(lambda: load_kernels(folder))
 
 
 def test_only_libraries_of_one_folder_and_device_make_a_table(

@@ -133,7 +133,8 @@ def test_an_intermediate_that_torch_needs_is_left() -> None:
 
     report = check(Function(forward), torch.randn(16, D))
     assert report.fused == () and report.untranslated == ("aten.i0.default",)
-    assert "found an intermediate that the model's results reads too" in report.text()
+    text = " ".join(report.text().split())
+    assert "found an intermediate that the model's results reads too" in text
 
 
 def test_inputs_that_change_in_place_are_right() -> None:
@@ -184,7 +185,7 @@ def test_chains_stay_when_cascades_go_wrong(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.warns(UserWarning, match="left cascades of a graph to torch: RuntimeError: no s"):
         report = check(Function(GRAPHS["dropout"]), torch.randn(16, D))
     assert report.fused == ("crossfuse_gemm_chain",)
-    assert report.text().endswith("cascades: left, RuntimeError: no such thing")
+    assert report.text().endswith("left, RuntimeError: no such thing\n    cascades")
 
 
 def test_torch_finds_it_by_name() -> None:
@@ -227,8 +228,9 @@ def test_a_mode_reaches_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_options_that_are_none_are_refused(options: dict[str, Any], text: str) -> None:
+    graph = torch.fx.symbolic_trace(torch.nn.Identity())
     with pytest.raises(RefusedError, match=text):
-        crossfuse(None, [], options=options)
+        crossfuse(graph, [], options=options)
 
 
 def test_threads_define_the_operators_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def test_a_second_start_imports_no_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
     from crossfuse.torch import fuse_graph  # loads TVM, which the second process must not
 
     first = start("eager")
-    assert first.count(": crossfuse_gemm_chain, about") == 2
+    assert first.count("2 x crossfuse_gemm_chain, about") == 1
     assert [each.kind for each in kept()].count("library") == 1
     assert start("inductor") == first  # its graph of operators may be another one
     ahead = start_ahead() if AHEAD else "False "

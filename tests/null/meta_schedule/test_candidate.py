@@ -72,9 +72,9 @@ def test_a_file_of_candidates(tmp_path: Path, lines: bool) -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ([1], "candidate 0: found 1; limit: an object with spec and family"),
+        ([1], "candidate 0: found 1; limit: an object."),
         ([GIVEN, {"spec": CHAIN}], "candidate 1: found"),
-        ([GIVEN | {"color": "red"}], "at most tiles, options, trace, name"),
+        ([GIVEN | {"color": "red"}], "color: unknown; limit: at most spec, family, tiles, options"),
         ([GIVEN | {"family": "smem"}], "family 'smem'; limit: gemm, registers, dsm, l2, global"),
         ([GIVEN | {"spec": "gemm:M=0"}], "gemm"),
         ([GIVEN | {"options": {"paired": True}}], "options paired; limit: ring, bulk, unordered"),

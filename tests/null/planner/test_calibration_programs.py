@@ -62,7 +62,7 @@ def test_clusters_are_counted_by_integers() -> None:
 
 def test_a_program_that_said_nothing_is_named_by_its_fields() -> None:
     rows = [row for row in printed() if row["name"] != "flag"]
-    with pytest.raises(EnvironmentRefused, match="measurement of nvidia-h100: found no flag"):
+    with pytest.raises(EnvironmentRefused, match="measurement of nvidia-h100: found flag: nothing"):
         assemble("nvidia-h100", rows, MACHINE)
 
 

@@ -40,7 +40,7 @@ def test_a_plan_survives_json(shape: CascadeShape) -> None:
 
 def test_json_of_something_else_is_refused() -> None:
     text = plan_cascade(SOFTMAX).to_json().replace('"cascade"', '"chain"', 1)
-    with pytest.raises(PlanRefused, match="found version 1 of a chain"):
+    with pytest.raises(PlanRefused, match="found a plan of something else"):
         CascadePlan.from_json(text)
     with pytest.raises(PlanRefused, match="plan-json"):
         Plan.from_json(plan_cascade(SOFTMAX).to_json())
@@ -170,8 +170,8 @@ def test_unknown_tiles_are_refused() -> None:
     with pytest.raises(PlanRefused) as caught:
         read_tiles("tiles", {"threads": 64})
     assert str(caught.value) == (
-        "tiles: family 'tiles': found threads; limit: rows, elements, columns, depth, stages, "
-        "warpgroups, cluster, share, merge. Instead: name tile extents like these."
+        "tiles: family 'tiles': found threads: unknown; limit: at most rows, elements, columns, "
+        "depth, stages, warpgroups, cluster, share, merge. Instead: name tile extents like these."
     )
 
 

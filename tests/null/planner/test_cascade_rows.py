@@ -90,7 +90,7 @@ def test_families_are_asked_for_by_name() -> None:
         ranked_cascade(SOFTMAX, only=(ROWS,))
     with pytest.raises(PlanRefused) as caught:
         read_tiles(ROWS, {"elements": 64})
-    assert "found elements; limit: rows, columns, cluster, split, across" in str(caught.value)
+    assert "found elements: unknown; limit: at most rows, columns, cluster" in str(caught.value)
 
 
 def test_a_search_knows_all_tiles() -> None:

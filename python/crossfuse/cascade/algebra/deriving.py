@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import sympy
 
+from crossfuse.calls import checked
 from crossfuse.cascade.algebra import cancellation
 from crossfuse.cascade.algebra.exponents import joined
 from crossfuse.cascade.algebra.means import means, ordered
@@ -17,6 +18,7 @@ _KNOWN: dict[tuple[object, ...], Derivation] = {}
 _MOST_KNOWN = 512
 
 
+@checked
 def derive(cascade: Cascade) -> Derivation:
     """Derive how a cascade streams in one loop.
 

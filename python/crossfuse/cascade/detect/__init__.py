@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from crossfuse.calls import checked
+
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
     from crossfuse.cascade.site import Site
 
 
+@checked
 def detect(func: PrimFunc) -> tuple[Site, ...]:
     """Find the cascades of a function.
 

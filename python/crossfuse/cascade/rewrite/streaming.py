@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.calls import checked
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.rewrite.frame import Frame, frame_of
 from crossfuse.cascade.rewrite.merging import check_merges, merge
@@ -19,6 +20,7 @@ from crossfuse.cascade.site import OutputSite, Site, StageSite
 from crossfuse.markers import FAST, MERGE, RESIDENT_CTAS
 
 
+@checked
 def streaming(site: Site, derivation: Derivation, tiles: StreamTiles | None = None) -> Any:
     """Write a cascade as one stream over its axis.
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from crossfuse.calls import checked
 from crossfuse.cascade.rewrite.refusal import refused
 from crossfuse.hardware import Device
+from crossfuse.schema import Count, Tile
 
 MAX_CLUSTER = 16
 MAX_THREADS = Device("").max_threads
@@ -13,6 +15,7 @@ MAX_THREADS = Device("").max_threads
 RESIDENCES = ("registers", "shared", "none")
 
 
+@checked
 @dataclass(frozen=True)
 class StreamTiles:
     """Sizes of a stream.
@@ -38,13 +41,13 @@ class StreamTiles:
         the compiler use fewer registers.
     """
 
-    threads: int = 256
-    vector: int = 0
-    unroll: int = 4
-    cluster: int = 1
-    rows: int = 1
+    threads: Tile = 256
+    vector: Tile = 0
+    unroll: Tile = 4
+    cluster: Tile = 1
+    rows: Tile = 1
     resident: str = "none"
-    ctas: int = 0
+    ctas: Count = 0
 
     def check(self, rows: int) -> None:
         """Refuse sizes that no kernel has.

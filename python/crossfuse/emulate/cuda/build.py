@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from pathlib import Path
 
 from crossfuse.emulate.cuda.compiler import (
@@ -26,6 +25,7 @@ from crossfuse.emulate.cuda.prebuilt import (
 )
 from crossfuse.emulate.cuda.translate import GENERATED, Translation
 from crossfuse.errors import CheckFailed, refuse
+from crossfuse.files import scratch
 
 # Most executables of the cache; the least recently used go first.
 _KEEP = 512
@@ -80,17 +80,17 @@ def _build_kernel(
 ) -> None:
     runtime = runtime_object(compiler, executable.parent)
     header = precompiled_header(compiler, executable.parent)
-    with tempfile.TemporaryDirectory(prefix="crossfuse-") as scratch:
-        (Path(scratch) / GENERATED).write_text(translation.source, encoding="utf-8")
+    with scratch() as folder:
+        (folder / GENERATED).write_text(translation.source, encoding="utf-8")
         # g++ looks here before it looks for the header's text.
-        (Path(scratch) / PRECOMPILED).symlink_to(header.resolve())
+        (folder / PRECOMPILED).symlink_to(header.resolve())
         headers = [f"-I{HEADERS}", "-include", HEADER]
         command = [*KERNEL_FLAGS, *headers, "-x", "c++", "-c", GENERATED, "-o", "kernel.o"]
-        done = run(compiler, command, scratch)
+        done = run(compiler, command, str(folder))
         if done.returncode == 0:
             command = ["-no-pie", *linker_flags(), "kernel.o", str(runtime.resolve())]
             command += ["-o", "kernel"]
-            done = run(compiler, command, scratch)
+            done = run(compiler, command, str(folder))
         if done.returncode:
             raise refuse(
                 CheckFailed,
@@ -100,7 +100,7 @@ def _build_kernel(
                 limit="CUDA C++ without inline PTX beyond special registers and cluster barriers",
                 instead="correct the generated text, or reach PTX through the leaves of dsm.cuh",
             )
-        store(executable, Path(scratch) / "kernel", 0o755)
+        store(executable, folder / "kernel", 0o755)
 
 
 def _prune(directory: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from crossfuse.calls import Whole, checked
 from crossfuse.emulate.cuda.text import arguments_of, calls_of, nothing_to_plant, replaced
 from crossfuse.lower.image import KernelImage
 
@@ -14,7 +15,8 @@ _BARRIER = "crossfuse_cluster_sync"
 _REMOTE = r"crossfuse_dsm_(?:load|store)_b\d+"
 
 
-def remove_cluster_barrier(image: KernelImage, index: int = 0) -> KernelImage:
+@checked
+def remove_cluster_barrier(image: KernelImage, index: Whole = 0) -> KernelImage:
     """Remove one cluster barrier.
 
     Parameters
@@ -49,7 +51,8 @@ def remove_cluster_barrier(image: KernelImage, index: int = 0) -> KernelImage:
     return drop_call(image, _BARRIER, index)
 
 
-def drop_call(image: KernelImage, name: str, index: int = 0) -> KernelImage:
+@checked
+def drop_call(image: KernelImage, name: str, index: Whole = 0) -> KernelImage:
     """Remove one call from the kernels of an image.
 
     Parameters
@@ -85,8 +88,9 @@ def drop_call(image: KernelImage, name: str, index: int = 0) -> KernelImage:
     return replaced(image, start, end, "(void)0")
 
 
+@checked
 def change_argument(
-    image: KernelImage, name: str, position: int, by: str, index: int = 0
+    image: KernelImage, name: str, position: int, by: str, index: Whole = 0
 ) -> KernelImage:
     """Change one argument of one call.
 
@@ -144,6 +148,7 @@ def _find_call(
     return spans[index]
 
 
+@checked
 def early_exit(image: KernelImage) -> KernelImage:
     """Remove the last cluster barrier: CTAs exit while peers may still read their memory.
 
@@ -174,7 +179,8 @@ def early_exit(image: KernelImage) -> KernelImage:
     return remove_cluster_barrier(image, -1)
 
 
-def wrong_rank(image: KernelImage, index: int = 0, *, wrap: bool = False) -> KernelImage:
+@checked
+def wrong_rank(image: KernelImage, index: Whole = 0, *, wrap: bool = False) -> KernelImage:
     """Address the next rank instead of the right one in one remote access.
 
     Parameters

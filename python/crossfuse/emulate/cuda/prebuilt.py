@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from crossfuse.emulate.cuda.compiler import COMMON, KERNEL_FLAGS, Compiler, require, run
 from crossfuse.errors import EnvironmentRefused, refuse
-from crossfuse.files import sha256, write_atomically
+from crossfuse.files import scratch, sha256, write_atomically
 
 _RUNTIME = Path(__file__).parent / "runtime"
 _RUNTIME_FLAGS = ("-O2", *COMMON)
@@ -101,10 +100,7 @@ def store(path: Path, made: Path, mode: int) -> None:
     EnvironmentRefused
         If the cache cannot be written.
     """
-    try:
-        write_atomically(path, made.read_bytes(), mode)
-    except OSError as error:
-        raise _unwritable(path.parent, error) from None
+    write_atomically(path, made.read_bytes(), mode)
 
 
 def _compile_once(compiler: Compiler, directory: Path, name: str, flags: list[str]) -> Path:
@@ -116,9 +112,9 @@ def _compile_once(compiler: Compiler, directory: Path, name: str, flags: list[st
     def make() -> None:
         if path.exists():
             return
-        with tempfile.TemporaryDirectory(prefix="crossfuse-") as scratch:
-            require(run(compiler, [*flags, "-o", "made"], scratch), compiler)
-            store(path, Path(scratch) / "made", 0o644)
+        with scratch() as folder:
+            require(run(compiler, [*flags, "-o", "made"], str(folder)), compiler)
+            store(path, folder / "made", 0o644)
 
     _alone(path, make)
     return path

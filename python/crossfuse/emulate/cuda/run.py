@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from crossfuse.calls import AtLeastOne, Seconds, Seed, checked
 from crossfuse.emulate.cuda.arguments import (
     check_image,
     image_of_call,
@@ -26,7 +25,9 @@ from crossfuse.emulate.cuda.lines import find_statements
 from crossfuse.emulate.cuda.report import EmulationReport, Finding
 from crossfuse.emulate.cuda.translate import Translation, translate
 from crossfuse.errors import EnvironmentRefused, refuse
+from crossfuse.files import scratch
 from crossfuse.lower.image import ROW_COUNT, KernelImage
+from crossfuse.schema import parse
 
 # The runtime keeps more than is asked for: some turn out to be one statement, copied by g++.
 _SPARE_FINDINGS = 64
@@ -48,14 +49,15 @@ _NOWHERE: dict[str, Any] = {
 }
 
 
+@checked
 def emulate(
     image: KernelImage,
     arguments: Mapping[str, np.ndarray] | Sequence[np.ndarray],
     *,
-    seed: int = 0,
-    orders: int = 2,
-    max_findings: int = 8,
-    timeout_s: float = 120.0,
+    seed: Seed = 0,
+    orders: AtLeastOne = 2,
+    max_findings: AtLeastOne = 8,
+    timeout_s: Seconds = 120.0,
     cache: str | os.PathLike[str] | None = None,
 ) -> EmulationReport:
     """Run generated CUDA on the CPU and report what is wrong with it.
@@ -159,8 +161,7 @@ class Program:
         `limit` is the number of findings, and `environment` what the executable sees besides.
         """
         settings = (seed, orders, limit, max(1, round(timeout_s)))
-        with tempfile.TemporaryDirectory(prefix="crossfuse-") as scratch:
-            directory = Path(scratch)
+        with scratch() as directory:
             _write_job(directory, self.image, self.translation, self.inputs, settings)
             records = _execute(self.executable, directory, timeout_s, environment)
             runs = (_read_outputs(directory, self.image, order) for order in range(orders))
@@ -243,7 +244,7 @@ def _execute(
         )
     path = directory / "findings.jsonl"
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    records = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    records = [parse(line, finite=False) for line in text.splitlines() if line.endswith("}")]
     if status is None:
         detail = "the emulation did not stop when its time was up"
         records.append({**_NOWHERE, "kind": "timeout", "detail": detail})

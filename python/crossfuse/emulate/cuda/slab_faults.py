@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
+from crossfuse.calls import checked
 from crossfuse.emulate.cuda.text import closing, nothing_to_plant, replaced
 from crossfuse.lower.image import KernelImage
 
@@ -19,6 +20,7 @@ _ITEM_BYTES = {
 }
 
 
+@checked
 def recycle_slab(image: KernelImage, buffer: tuple[int, int], onto: int) -> KernelImage:
     """Move a buffer of the merged dynamic shared memory onto another one.
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from crossfuse import schema
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
 from crossfuse.planner.calibration.products import TYPES, products
 from crossfuse.planner.calibration.record import VERSION, Measured, read
+from crossfuse.schema import Damaged, typed
 
 SOURCES = Path(__file__).parent / "cuda"
 """Directory of the CUDA programs."""
@@ -70,6 +71,15 @@ _TABLES = {
 }
 
 
+@dataclass(frozen=True)
+class _Line:
+    """What every line says."""
+
+    name: str
+    value: float
+    spread: float
+
+
 def parse(text: str, program: str) -> list[dict[str, Any]]:
     """Read what a program printed.
 
@@ -90,16 +100,14 @@ def parse(text: str, program: str) -> list[dict[str, Any]]:
     EnvironmentRefused
         If a line is no JSON object with a name, a value and a spread, or there is none.
     """
-    lines = []
+    lines: list[dict[str, Any]] = []
     for line in filter(str.strip, text.splitlines()):
         try:
-            value = json.loads(line)
-            if not isinstance(value["name"], str):
-                raise TypeError
-            value["value"], value["spread"] = float(value["value"]), float(value["spread"])
-        except (ValueError, KeyError, TypeError):
+            found = typed(Mapping[str, str | float], schema.parse(line))
+            typed(_Line, {each: found.get(each) for each in ("name", "value", "spread")})
+        except Damaged:
             raise _refuse(program, repr(line[:200])) from None
-        lines.append(value)
+        lines.append(dict(found))
     if not lines:
         raise _refuse(program, "no lines")
     return lines
@@ -152,12 +160,12 @@ def _entry(line: Mapping[str, Any]) -> tuple[str | None, Any]:
     if name in _TABLES:
         # Clusters are counted.
         value = int(value) if name == "resident" else value
-        return name, [*(line[key] for key in _TABLES[name]), value]
+        return name, [*(line.get(key) for key in _TABLES[name]), value]
     if name == "dsm_push":
-        field = name if line["method"] == "st.async" else f"{name}_bulk"
-        return field, [line["size"], value]
+        field = name if line.get("method") == "st.async" else f"{name}_bulk"
+        return field, [line.get("size"), value]
     if name == "latency" and line.get("size", _DSM_CLUSTER) == _DSM_CLUSTER:
-        return line["level"], value
+        return line.get("level"), value
     return None, None
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from crossfuse.calls import checked
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
+from crossfuse.files import read_text
+from crossfuse.schema import Damaged, Extent, FileName, parse, shown, typed
 
 VERSION = 1
 """Version of the schema; records of another one are stale."""
@@ -41,16 +44,6 @@ _LIMITS = {
     "launch": (0.2, 20.0),
     "early_launch": (0.1, 20.0),
     "resident": (1, 132),
-}
-# Numbers in a row of a field that is a table: keys, then the value.
-_WIDTHS = {
-    "multicast_ingest": 2,
-    "multicast_ingest_one": 2,
-    "dsm_push": 2,
-    "dsm_push_bulk": 2,
-    "cluster_barrier": 2,
-    "resident": 2,
-    "tensor": 4,
 }
 
 
@@ -101,7 +94,7 @@ class Measured:
         Of the schema.
     """
 
-    name: str
+    name: Annotated[str, FileName]
     provisional: bool
     hbm_read: float
     hbm_write: float
@@ -110,19 +103,19 @@ class Measured:
     sm_ingest: float
     sm_ingest_all: float
     hbm_ingest_all: float
-    multicast_ingest: tuple[tuple[int, float], ...]
-    multicast_ingest_one: tuple[tuple[int, float], ...]
-    dsm_push: tuple[tuple[int, float], ...]
-    dsm_push_bulk: tuple[tuple[int, float], ...]
-    tensor: tuple[tuple[int, int, str, float], ...]
+    multicast_ingest: tuple[tuple[Extent, float], ...]
+    multicast_ingest_one: tuple[tuple[Extent, float], ...]
+    dsm_push: tuple[tuple[Extent, float], ...]
+    dsm_push_bulk: tuple[tuple[Extent, float], ...]
+    tensor: tuple[tuple[Extent, Extent, str, float], ...]
     hbm: float
     l2: float
     dsm: float
-    cluster_barrier: tuple[tuple[int, float], ...]
+    cluster_barrier: tuple[tuple[Extent, float], ...]
     flag: float
     launch: float
     early_launch: float
-    resident: tuple[tuple[int, int], ...]
+    resident: tuple[tuple[Extent, int], ...]
     spread: Mapping[str, float] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     fitted: Mapping[str, Any] = field(default_factory=dict)
@@ -165,28 +158,18 @@ def read(value: object, where: str = "record") -> Measured:
         If it is of another version of the schema, a field is missing or unknown, or a value is
         not one that a Hopper GPU can have.
     """
-    if not isinstance(value, Mapping):
-        raise _refuse("corrupt", where, f"a {type(value).__name__}", "a JSON object with fields")
-    if value.get("version") != VERSION:
-        raise _refuse("stale", where, f"version {value.get('version')}", f"version {VERSION}")
-    names = {each.name for each in fields(Measured)}
-    needed = {
-        each.name
-        for each in fields(Measured)
-        if each.default is MISSING and each.default_factory is MISSING
-    }
-    missing, unknown = sorted(needed - set(value)), sorted(set(value) - names)
-    if missing or unknown:
-        found = [f"no {name}" for name in missing] + [f"unknown {name}" for name in unknown]
-        raise _refuse("fields", where, ", ".join(found), "the fields of Measured")
-    if not isinstance(value["name"], str) or not value["name"]:
-        raise _refuse("corrupt", f"name of {where}", repr(value["name"]), "a target name")
-    if not isinstance(value["provisional"], bool):
-        raise _refuse("corrupt", f"provisional of {where}", value["provisional"], "true or false")
-    checked = {name: _checked(name, value[name], where) for name in _LIMITS}
-    return Measured(**{**value, **checked})
+    if isinstance(value, Mapping) and value.get("version") != VERSION:
+        raise _refuse(
+            "stale", where, f"version {shown(value.get('version'))}", f"version {VERSION}"
+        )
+    try:
+        found = typed(Measured, value)
+    except Damaged as error:
+        raise _refuse("corrupt", where, error.found, error.limit) from None
+    return replace(found, **{name: _checked(name, getattr(found, name), where) for name in _LIMITS})
 
 
+@checked
 def load(path: Path) -> Measured:
     """Read a record from a file.
 
@@ -214,9 +197,9 @@ def load(path: Path) -> Measured:
     'nvidia-h100'
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _refuse("corrupt", str(path), str(error), "a JSON file") from error
+        value = parse(read_text(path))
+    except Damaged as error:
+        raise _refuse("corrupt", str(path), error.found, error.limit) from None
     return read(value, str(path))
 
 
@@ -237,28 +220,23 @@ def shipped(name: str) -> Measured:
     return load(DIRECTORY / f"{name}.json")
 
 
-def _checked(name: str, value: object, where: str) -> Any:
-    """A number, or the rows of a table, within the limits of a field."""
-    width = _WIDTHS.get(name)
-    if width is None:
+def _checked(name: str, value: Any, where: str) -> Any:
+    """A number, or the rows of a table in order, within the limits of a field."""
+    if not isinstance(value, tuple):
         return _number(name, value, where)
-    if not isinstance(value, (list, tuple)) or not value:
-        raise _refuse("corrupt", f"{name} of {where}", repr(value), "a list of rows")
+    if not value:
+        raise _refuse("corrupt", f"{name} of {where}", "no rows", "a list of rows")
     for row in value:
-        if not isinstance(row, (list, tuple)) or len(row) != width:
-            raise _refuse("corrupt", f"{name} of {where}", repr(row), f"rows of {width} entries")
         _number(name, row[-1], where)
-    rows = sorted(tuple(row) for row in value)
+    rows = sorted(value)
     if len({row[:-1] for row in rows}) != len(rows):
         raise _refuse("corrupt", f"{name} of {where}", "a key twice", "each key once")
     return tuple(rows)
 
 
-def _number(name: str, value: object, where: str) -> float:
+def _number(name: str, value: float, where: str) -> float:
     least, most = _LIMITS[name]
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _refuse("corrupt", f"{name} of {where}", repr(value), "a number")
-    if not least <= value <= most:  # not a number is not between them either
+    if not least <= value <= most:
         raise _refuse("absurd", f"{name} of {where}", value, f"{least:g} to {most:g}")
     return value
 

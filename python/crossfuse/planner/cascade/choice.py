@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from crossfuse.planner.cascade.shape import CascadeShape
 from crossfuse.planner.choice import Runner, no_plan
+from crossfuse.schema import Damaged, parse, typed, versioned
 
 #: Version of the JSON form.
-VERSION = 1
+VERSION = 2
 
 Kind = TypeVar("Kind", bound="CascadeChoice")
 
@@ -90,10 +91,7 @@ class CascadeChoice:
 
     def to_json(self) -> str:
         """The values as text that `from_json` reads."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        found |= {"shape": self.shape.to_json(), "runners": list(map(asdict, self.runners))}
-        found["taken"] = None if self.taken is None else asdict(self.taken)
-        return json.dumps({"version": VERSION, "kind": "cascade", **found}, indent=1)
+        return json.dumps({"version": VERSION, "kind": "cascade", **asdict(self)}, indent=1)
 
     @classmethod
     def from_json(cls: type[Kind], text: str) -> Kind:
@@ -105,14 +103,9 @@ class CascadeChoice:
             If the text is no plan of a cascade of this version.
         """
         try:
-            document = json.loads(text)
-            version, kind = document.pop("version"), document.pop("kind")
-            if (version, kind) != (VERSION, "cascade"):
-                raise no_plan(f"version {version} of a {kind}")
-            document["shape"] = CascadeShape.from_json(document["shape"])
-            document["runners"] = tuple(Runner(**each) for each in document["runners"])
-            taken = document["taken"]
-            document["taken"] = None if taken is None else Taken(**taken)
-            return cls(**document)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise no_plan(f"{type(error).__name__}: {error}") from error
+            document = parse(text)
+            if isinstance(document, dict) and document.pop("kind", None) != "cascade":
+                raise Damaged("a plan of something else", "one of a cascade")
+            return typed(cls, versioned(document, VERSION, "version"))
+        except Damaged as error:
+            raise no_plan(error.found, error.limit) from None

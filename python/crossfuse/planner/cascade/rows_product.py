@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -54,13 +53,6 @@ class RowsProduct:
     def left_bytes(self) -> int:
         """Of the rows, as they are stored for the product."""
         return self.rows.rows * self.rows.length * self.rows.written
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> RowsProduct:
-        """Make one of the fields that `dataclasses.asdict` made."""
-        chain = Chain.from_json(value["chain"])
-        rows = Work(**value["rows"])
-        return RowsProduct(chain, value["k_major"], rows, value.get("chunk", 0))
 
 
 def chunk_of(parts: Any, site: Any, derivation: Any) -> int:

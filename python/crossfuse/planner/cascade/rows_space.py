@@ -23,6 +23,7 @@ from crossfuse.planner.kernels.read import read_kernel
 from crossfuse.planner.kernels.resident import resident
 from crossfuse.planner.kernels.tiled import TiledKernel
 from crossfuse.planner.space.count import Step
+from crossfuse.schema import Tile
 
 _GEMM = "gemm"
 #: Estimates closer than this are equal. Of equal ones tiles that wait for fewer rows come first: a
@@ -44,12 +45,12 @@ class RowsTiles:
         Elements of a chunk of a row, which the product takes in as they come; 0 makes whole rows.
     """
 
-    rows: int = 128
-    columns: int = 128
-    cluster: int = 1
-    split: int = 1
-    across: int = 1
-    chunk: int = 0
+    rows: Tile = 128
+    columns: Tile = 128
+    cluster: Tile = 1
+    split: Tile = 1
+    across: Tile = 1
+    chunk: Tile = 0
 
     @property
     def product(self) -> dict[str, Any]:

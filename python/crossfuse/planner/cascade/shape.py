@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from crossfuse.cascade.rewrite.passes import Pass
 from crossfuse.cascade.rewrite.tiled.work import TileWork
@@ -53,22 +52,6 @@ class CascadeShape:
     def separate(self) -> int:
         """Kernels that compute it if it is not fused."""
         return len(self.passes)
-
-    def to_json(self) -> dict[str, Any]:
-        """As a value that `json` can write."""
-        return {"family": self.family, **asdict(self)}
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> CascadeShape:
-        """Read what `to_json` wrote."""
-        kind = {STREAM: Work, TILES: TileWork}[value["family"]]
-        fields = dict(value["work"])
-        if "spans" in fields:
-            fields["spans"] = tuple(map(tuple, fields["spans"]))
-        passes = tuple(Pass(**each) for each in value["passes"])
-        given = value.get("product")
-        product = None if given is None else RowsProduct.from_json(given)
-        return CascadeShape(value["name"], kind(**fields), passes, product)
 
 
 def cascade_shape(site: Site, derivation: Derivation, name: str = "cascade") -> CascadeShape:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,6 +33,7 @@ from crossfuse.planner.families import ROWS, STREAM
 from crossfuse.planner.kernels.every import count
 from crossfuse.planner.kernels.tiled import TiledKernel
 from crossfuse.planner.space.count import Step
+from crossfuse.schema import Damaged, typed
 
 #: Tiles with their estimated microseconds.
 Timed: TypeAlias = "tuple[float, Tiles]"
@@ -169,15 +170,15 @@ def read_tiles(family: str, given: Mapping[str, Any]) -> Tiles:
     """
     kinds: dict[str, Any] = {STREAM: StreamTiles, ROWS: RowsTiles}
     kind = kinds.get(family, CascadeTiles)
-    known = tuple(each.name for each in fields(kind))
-    if unknown := sorted(given.keys() - set(known)):
+    try:
+        made: Tiles = typed(kind, given)
+    except Damaged as error:
         raise refuse(
             PlanRefused,
             "tiles",
             f"family '{family}'",
-            found=", ".join(unknown),
-            limit=", ".join(known),
+            found=error.found,
+            limit=error.limit,
             instead="name tile extents like these",
-        )
-    made: Tiles = kind(**given)
+        ) from None
     return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from crossfuse.calls import checked
 from crossfuse.planner.chain.layers import Further, Layer, Operand, assemble
 from crossfuse.planner.chain.refusal import refused
 from crossfuse.planner.chain.spec import Chain
@@ -16,6 +17,7 @@ from crossfuse.workload.spec import WorkloadSpec
 _NOTHING: Mapping[int, Sequence[Further]] = MappingProxyType({})
 
 
+@checked
 def chain_of(spec: WorkloadSpec) -> Chain:
     """Make the chain of a workload.
 

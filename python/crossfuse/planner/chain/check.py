@@ -9,6 +9,8 @@ from crossfuse.planner.chain.refusal import refused
 
 #: What a cluster calls the weights of the first product, beside the dims of the chain.
 TERMS = "terms"
+#: Extents that a plan goes through in steps.
+_LARGEST = 2**25
 
 
 def check_chain(chain: Links) -> None:
@@ -99,6 +101,8 @@ def _check_sizes(chain: Links) -> None:
     for where, value in sizes:
         if type(value) is not int or value < 1:
             raise refused(where, value, "a positive integer", "write 1, say")
+        if value > _LARGEST:
+            raise refused(where, value, f"at most {_LARGEST}", "compute it in slices")
 
 
 def _check_links(chain: Links, index: int) -> None:

@@ -14,11 +14,9 @@ Such a chain can be read and shown, but not yet analysed: see `refuse_reductions
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
 
 from crossfuse.planner.chain.check import check_chain
 from crossfuse.planner.chain.parts import Dim, Links, Product, Reduction, Tensor
@@ -56,27 +54,6 @@ class Chain(Links):
 
     def __post_init__(self) -> None:
         check_chain(self)
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Chain:
-        """Make a chain of the fields that `dataclasses.asdict` made of one.
-
-        Parameters
-        ----------
-        value : Mapping[str, Any]
-            Fields by name; lists stand for tuples.
-
-        Returns
-        -------
-        Chain
-            The chain.
-        """
-        return Chain(
-            tuple(Dim(**each) for each in value["dims"]),
-            tuple(Tensor(**_tuples(each)) for each in value["tensors"]),
-            tuple(Product(**_tuples(each)) for each in value["products"]),
-            tuple(Reduction(**_tuples(each)) for each in value["reductions"]),
-        )
 
     @cached_property
     def extents(self) -> dict[str, int]:
@@ -160,8 +137,3 @@ class Chain(Links):
             2 * len(each.rights) * prod(self.extents[dim] for dim in self.loops(index))
             for index, each in enumerate(self.products)
         )
-
-
-def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Lists as the tuples that they were."""
-    return {name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from crossfuse.planner.cost.trees import Trees
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.every import memories
 from crossfuse.planner.kernels.read import read_kernel
+from crossfuse.schema import parse
 
 _DEPTH, _ROUNDS = 5, 200
 _SETTINGS = {
@@ -59,7 +59,7 @@ def grow(rows: np.ndarray, corrections: np.ndarray, device: Device) -> Trees:
 
     data = xgboost.DMatrix(rows, corrections)
     grown = xgboost.train(_SETTINGS, data, _ROUNDS)
-    dumps = [json.loads(each) for each in grown.get_dump(dump_format="json")]
+    dumps = [parse(each) for each in grown.get_dump(dump_format="json")]
     nodes = 2**_DEPTH - 1
     feature = np.zeros((len(dumps), nodes), np.int64)
     threshold = np.zeros((len(dumps), nodes), np.float32)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from crossfuse.calls import checked
 from crossfuse.errors import EnvironmentRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.planner.calibration.lookup import measured
@@ -19,6 +20,7 @@ from crossfuse.planner.calibration.record import Measured
 from crossfuse.planner.cost.own import OwnTerm
 from crossfuse.planner.cost.trees import Trees, trees_of
 from crossfuse.planner.dataflow.counts import Count, Share
+from crossfuse.schema import Damaged, Positive, typed
 
 
 @dataclass(frozen=True)
@@ -71,32 +73,32 @@ class Fitted:
         for each, in a graph; us.
     """
 
-    start: float = 0.5
-    crowd: float = 0.2
-    hbm: float = 1.0
-    l2: float = 1.0
-    ingest: float = 0.8
-    tensor: float = 0.8
-    step: float = 0.05
-    copy: float = 0.03
-    again: float = 0.3
-    spill: float = 0.08
-    column: float = 0.01
-    gated: float = 0.02
-    flag: float = 2.0
-    relaunch: float = 3.0
-    queue: float = 0.2
-    imbalance: float = 0.1
-    exchange: float = 0.1
-    push: float = 0.6
-    gather: float = 1.0
-    sums: float = 2.5
-    part: float = 0.1
-    summed: float = 1.0
-    store: float = 1.0
-    eager: float = 0.8
-    eager_tensor: float = 0.6
-    eager_kernel: float = 2.5
+    start: Positive = 0.5
+    crowd: Positive = 0.2
+    hbm: Positive = 1.0
+    l2: Positive = 1.0
+    ingest: Positive = 0.8
+    tensor: Positive = 0.8
+    step: Positive = 0.05
+    copy: Positive = 0.03
+    again: Positive = 0.3
+    spill: Positive = 0.08
+    column: Positive = 0.01
+    gated: Positive = 0.02
+    flag: Positive = 2.0
+    relaunch: Positive = 3.0
+    queue: Positive = 0.2
+    imbalance: Positive = 0.1
+    exchange: Positive = 0.1
+    push: Positive = 0.6
+    gather: Positive = 1.0
+    sums: Positive = 2.5
+    part: Positive = 0.1
+    summed: Positive = 1.0
+    store: Positive = 1.0
+    eager: Positive = 0.8
+    eager_tensor: Positive = 0.6
+    eager_kernel: Positive = 2.5
 
 
 @dataclass(frozen=True)
@@ -169,22 +171,21 @@ def rates_from(measured: Measured) -> Rates:
         If a constant is no positive number.
     """
     known = {each.name for each in fields(Fitted)}
-    for name in sorted(known & set(measured.fitted)):
-        value = measured.fitted[name]
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not 0 < value < np.inf:
-            raise refuse(
-                EnvironmentRefused,
-                "calibration-corrupt",
-                f"fitted.{name} of {measured.name}",
-                found=repr(value),
-                limit="a positive number",
-                instead="fit the constants again: python scripts/fit_costs.py",
-            )
-    fitted = {key: each for key, each in measured.fitted.items() if key in known}
-    return Rates(measured, Fitted(**fitted))
+    try:
+        fitted = typed(Fitted, {key: each for key, each in measured.fitted.items() if key in known})
+    except Damaged as error:
+        raise refuse(
+            EnvironmentRefused,
+            "calibration-corrupt",
+            f"fitted of {measured.name}",
+            found=error.found,
+            limit=error.limit,
+            instead="fit the constants again: python scripts/fit_costs.py",
+        ) from None
+    return Rates(measured, fitted)
 
 
+@checked
 def rates_of(device: Device) -> Rates:
     """Rates of a device, with what was learned of it.
 

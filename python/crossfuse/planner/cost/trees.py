@@ -7,19 +7,33 @@ depend on whether xgboost is installed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
+from crossfuse import schema
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
 from crossfuse.planner.cost.features import NAMES
+from crossfuse.schema import Between, Count, Damaged
 
 VERSION = 1
 DIRECTORY = Path(__file__).parent / "learned"
+_Column = Annotated[int, Between(0, len(NAMES) - 1)]
+#: Logarithm of a ratio of times.
+_Leaf = Annotated[float, Between(-50, 50)]
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What a file of them says: of each tree its features, thresholds and leaves."""
+
+    device: str
+    kernels: Count
+    features: tuple[str, ...]
+    trees: tuple[tuple[tuple[_Column, ...], tuple[float, ...], tuple[_Leaf, ...]], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,23 +121,19 @@ def read(text: str, where: str) -> Trees:
         If it is damaged, or was learned from other features than there are now.
     """
     try:
-        found: Mapping[str, Any] = json.loads(text)
-        version, names = found["version"], tuple(found["features"])
-        parts = list(zip(*found["trees"], strict=True))
-        feature = np.array(parts[0], np.int64)
-        threshold, leaf = (np.array(each, np.float32) for each in parts[1:])
-        trees = Trees(str(found["device"]), int(found["kernels"]), feature, threshold, leaf)
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise _refuse(where, f"{type(error).__name__}: {error}", "trees as JSON") from error
-    if version != VERSION or names != NAMES:
-        raise _refuse(where, f"version {version}, {len(names)} features", "those of this package")
-    nodes = feature.shape[1]
-    complete = nodes & (nodes + 1) == 0 and threshold.shape == feature.shape
-    if not complete or leaf.shape != (len(feature), nodes + 1):
-        raise _refuse(where, f"trees of {nodes} nodes and {leaf.shape[1]} leaves", "complete trees")
-    if feature.min() < 0 or feature.max() >= len(NAMES) or not np.isfinite(leaf).all():
-        raise _refuse(where, "nodes of no feature, or leaves of no number", "complete trees")
-    return trees
+        found = schema.read(_Stored, text, version=VERSION, key="version")
+    except Damaged as error:
+        raise _refuse(where, error.found, error.limit) from error
+    if found.features != NAMES:
+        raise _refuse(where, f"{len(found.features)} other features", "those of this package")
+    nodes = len(found.trees[0][0]) if found.trees else 0
+    sizes = {tuple(map(len, each)) for each in found.trees}
+    if nodes & (nodes + 1) or sizes != {(nodes, nodes, nodes + 1)}:
+        raise _refuse(where, f"trees of {sorted(sizes)} nodes and leaves", "complete trees")
+    parts = list(zip(*found.trees, strict=True))
+    feature = np.array(parts[0], np.int64).reshape(-1, nodes)
+    threshold, leaf = (np.array(each, np.float32) for each in parts[1:])
+    return Trees(found.device, found.kernels, feature, threshold, leaf)
 
 
 def trees_of(name: str) -> Trees | None:

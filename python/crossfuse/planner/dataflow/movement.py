@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from crossfuse.calls import checked
 from crossfuse.planner.chain.check import TERMS
 from crossfuse.planner.chain.spec import Chain, Tensor
 from crossfuse.planner.dataflow.counts import Count, Share, choose, part
@@ -91,6 +92,7 @@ class Movement:
         return total
 
 
+@checked
 def movement(
     chain: Chain,
     schedule: LoopSchedule,

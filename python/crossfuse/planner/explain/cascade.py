@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.cascade.rewrite.passes import Pass
-from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import Device, device
 from crossfuse.planner.cascade.choice import CascadeChoice
 from crossfuse.planner.cascade.eager import pass_times
-from crossfuse.planner.cascade.space import candidates
+from crossfuse.planner.cascade.space import candidates, read_tiles
 from crossfuse.planner.cascade.tile_steps import steps_of
 from crossfuse.planner.choice import Runner, runner_of
 from crossfuse.planner.cost.rates import Rates, at, rates_of
 from crossfuse.planner.explain.levels import CASCADE_LEVELS, PLAIN, SPECIAL, Level, size_text
 from crossfuse.planner.families import EAGER, ROWS, STREAM, TILES
 from crossfuse.planner.space.count import Step
+from crossfuse.schema import parse
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -66,7 +65,7 @@ class CascadeReasons:
         pruned = {name: list(map(asdict, steps)) for name, steps in self.pruned.items()}
         return {
             "version": VERSION,
-            "plan": json.loads(self.plan.to_json()),
+            "plan": parse(self.plan.to_json()),
             "levels": list(map(asdict, self.levels)),
             "passes": passes,
             "best": list(map(asdict, self.best)),
@@ -166,7 +165,8 @@ def _computed(plan: CascadeChoice) -> dict[str, int]:
         return {"tensor": plan.shape.product.chain.flops, **made}
     if isinstance(work, Work):
         return _instructions(work)
-    found = steps_of(work, CascadeTiles(**plan.tiles))
+    tiles: Any = read_tiles(plan.family, plan.tiles)
+    found = steps_of(work, tiles)
     elements = found.total * found.sizes.rows * found.sizes.elements
     return {
         "tensor": 2 * elements * (work.depth + found.sizes.columns),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from crossfuse.hardware import Device, device
 from crossfuse.planner.chain.check import refuse_reductions
-from crossfuse.planner.choice import Choice, runner_of
+from crossfuse.planner.choice import Choice, no_plan, runner_of
 from crossfuse.planner.cost.alone import alone
 from crossfuse.planner.cost.estimate import eager
 from crossfuse.planner.cost.loop import turns_of
@@ -101,6 +101,7 @@ def explain(
         found = dict(eager(shape, known, spec.sms).busy)
     else:
         found = alone(kernel, shape, spec, known)
+    _check_whole(plan, kernel.kernels(shape) if kernel else ())
     times = {name: float(each) for name, each in found.items()}
     ctas = max((each.busy for each in plan.kernels), default=1)
     rooms = memories(kernel, shape, spec) if kernel else ()
@@ -115,6 +116,15 @@ def explain(
         count(chain, spec),
         known.measured.provisional,
     )
+
+
+def _check_whole(plan: Choice, kernels: Sequence[object]) -> None:
+    """Refuse a plan, as a file may hold one, whose parts do not belong together."""
+    if kernels and len(plan.kernels) != len(kernels):
+        raise no_plan(f"{len(plan.kernels)} kernels of family {plan.family}", f"{len(kernels)}")
+    needed = ("hbm", "l2", "dsm") if kernels else ("hbm",)
+    if missing := [each for each in needed if each not in plan.bytes]:
+        raise no_plan(f"bytes without {missing[0]}", ", ".join(needed))
 
 
 def _usage(plan: Choice, kernel: Kernel, shape: Shape, spec: Device) -> tuple[Usage, ...]:

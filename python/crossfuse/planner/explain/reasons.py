@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from crossfuse.planner.explain.layout import Share
 from crossfuse.planner.explain.levels import Level
 from crossfuse.planner.explain.places import Place
 from crossfuse.planner.space.count import Step
+from crossfuse.schema import parse
 
 #: Version of the JSON form.
 VERSION = 1
@@ -85,5 +85,5 @@ class Reasons:
         each a list or object of the fields of what it holds.
         """
         fields = asdict(self)
-        fields["plan"] = json.loads(self.plan.to_json())
+        fields["plan"] = parse(self.plan.to_json())
         return {"version": VERSION, **fields}

@@ -14,6 +14,7 @@ from crossfuse.planner.kernels.clustered import ClusteredKernel
 from crossfuse.planner.kernels.every import Kernel
 from crossfuse.planner.kernels.registers import RegisterKernel
 from crossfuse.planner.kernels.tiled import TiledKernel
+from crossfuse.schema import Damaged, Extent, typed
 
 
 def read_kernel(family: str, tiles: Mapping[str, Any]) -> Kernel:
@@ -43,38 +44,46 @@ def read_kernel(family: str, tiles: Mapping[str, Any]) -> Kernel:
         )
     try:
         if family == "registers":
-            names = ("rows", "columns", "parts", "cluster")
-            return RegisterKernel(*(int(tiles[each]) for each in names))
+            return RegisterKernel(*_extents(tiles, "rows", "columns", "parts", "cluster"))
         if family == "dsm":
-            return ClusteredKernel(*(int(tiles[each]) for each in ("rows", "cluster", "parts")))
+            return ClusteredKernel(*_extents(tiles, "rows", "cluster", "parts"))
         return _tiled(family, tiles)
-    except KeyError as missing:
+    except Damaged as missing:
         raise refuse(
             PlanRefused,
             "kernel-tiles",
             family,
-            found=f"no {missing.args[0]}",
+            found=missing.found,
             limit="every field that says how the chain is divided",
             instead="write the field; nothing is chosen for a kernel that is given",
         ) from missing
 
 
+def _extents(tiles: Mapping[str, Any], *names: str) -> tuple[int, ...]:
+    """Fields of tiles, which all have to be given."""
+    if missing := [each for each in names if each not in tiles]:
+        raise Damaged(f"no {missing[0]}", "all fields")
+    return tuple(typed(Extent, tiles[each]) for each in names)
+
+
 def _tiled(place: str, tiles: Mapping[str, Any]) -> TiledKernel:
-    first = tiles if place == "gemm" else tiles["first"]
-    split = int(first["split"])
+    phases = {"first": tiles} if place == "gemm" else typed(Mapping[str, Mapping[str, Any]], tiles)
+    rows, columns, split, cluster, across = _extents(
+        phases.get("first", {}), "rows", "columns", "split", "cluster", "across"
+    )
     kernel = TiledKernel(
         place,
-        int(first["rows"]),
-        int(first["columns"]),
-        size=max(split, int(first["cluster"])),
-        across=int(first["across"]),
-        stacked=bool(first["stacked"]) if place != "gemm" else split == 1,
+        rows,
+        columns,
+        size=max(split, cluster),
+        across=across,
+        stacked=bool(phases["first"].get("stacked")) if place != "gemm" else split == 1,
         split=split > 1,
     )
     if place == "gemm":
         return replace(kernel, stacked=bool(kernel.size > 1 and not kernel.split))
-    second = tiles["second"]
-    return replace(kernel, columns2=int(second["columns"]), split2=int(second["split"]) > 1)
+    columns, split = _extents(phases.get("second", {}), "columns", "split")
+    return replace(kernel, columns2=columns, split2=split > 1)
 
 
 def stack(kernels: Sequence[Kernel]) -> Kernel:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from crossfuse.calls import AtLeastOne, checked
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.dataflow.movement import Machine, Movement, movement
@@ -66,16 +67,17 @@ class Found:
     bounded: Mapping[str, int]
 
 
+@checked
 def search(
     chain: Chain,
     groups: Sequence[Group],
     score: Score,
     machine: Machine,
     *,
-    keep: int = 8,
+    keep: AtLeastOne = 8,
     bounds: Sequence[Bound] = (),
-    threads: int = 2,
-    piece: int = PIECE,
+    threads: AtLeastOne = 2,
+    piece: AtLeastOne = PIECE,
 ) -> Found:
     """Score all candidates and keep the best.
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from crossfuse.errors import ArtefactRefused, EnvironmentRefused, RefusedError, refuse
+from crossfuse.files import read_bytes, read_text
 from crossfuse.planner.cost.features import NAMES
 from crossfuse.planner.tune.features import features
 from crossfuse.planner.tune.space import Space
+from crossfuse.schema import Between, Damaged, read
 
 VERSION = 1
 #: The least number of measurements that trees are grown from.
@@ -37,6 +40,16 @@ _SETTINGS = {
     "objective": "reg:squarederror",
 }
 _ROUNDS = 80
+
+
+@dataclass(frozen=True)
+class _Learned:
+    """What is kept of a model, besides its trees."""
+
+    seed: Annotated[int, Between(0, 2**31 - 1)]
+    names: Sequence[str]
+    rows: Sequence[Sequence[float]]
+    corrections: Sequence[Annotated[float, Between(-50, 50)]]
 
 
 class CostModel:
@@ -125,10 +138,7 @@ class CostModel:
         """
         document = {
             "version": VERSION,
-            "seed": self._seed,
-            "names": NAMES,
-            "rows": self._rows,
-            "corrections": self._corrections,
+            **asdict(_Learned(self._seed, NAMES, self._rows, self._corrections)),
         }
         if self._trees is not None:
             write(_trees_beside(path), bytes(self._trees.save_raw("ubj")))
@@ -145,17 +155,15 @@ class CostModel:
             If the file is none, damaged, or of other features.
         """
         try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
-            if document["version"] != VERSION or tuple(document["names"]) != NAMES:
-                raise ValueError(f"version {document['version']}, {len(document['names'])} names")
-            rows = np.array(document["rows"], np.float64).reshape(-1, len(NAMES))
-            corrections = np.array(document["corrections"], np.float64)
-            if len(rows) != len(corrections) or not np.isfinite(corrections).all():
-                raise ValueError(f"{len(rows)} rows, {len(corrections)} corrections")
-            seed = int(document["seed"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _damaged(path, f"{type(error).__name__}: {error}") from error
-        self._seed, self._rows, self._corrections = seed, rows.tolist(), corrections.tolist()
+            found = read(_Learned, read_text(Path(path)), version=VERSION, key="version")
+        except Damaged as error:
+            raise _damaged(path, error.found) from error
+        if tuple(found.names) != NAMES or {len(each) for each in found.rows} - {len(NAMES)}:
+            raise _damaged(path, f"rows of other features than the {len(NAMES)} of this version")
+        if len(found.rows) != len(found.corrections):
+            raise _damaged(path, f"{len(found.rows)} rows, {len(found.corrections)} corrections")
+        self._seed = found.seed
+        self._rows, self._corrections = list(map(list, found.rows)), list(found.corrections)
         self._fit(_read_trees(_trees_beside(path)))
 
     def _fit(self, trees: Any = None) -> None:
@@ -179,12 +187,14 @@ def _trees_beside(path: str | Path) -> Path:
 
 def _read_trees(path: Path) -> Any:
     """The trees of a file; None where there are none that can be read."""
-    if not path.is_file():
+    try:
+        data = bytearray(read_bytes(path))
+    except Damaged:
         return None
     xgboost = require_xgboost()
     try:
         found = xgboost.Booster()
-        found.load_model(bytearray(path.read_bytes()))
+        found.load_model(data)
     except xgboost.core.XGBoostError:
         return None
     return found if found.num_features() == len(NAMES) else None

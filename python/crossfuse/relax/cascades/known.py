@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import tvm
@@ -15,6 +16,7 @@ from crossfuse.cache import shelf
 from crossfuse.cache.answers import answered
 from crossfuse.cache.keys import content_key
 from crossfuse.hardware import Device
+from crossfuse.schema import Damaged, read, shown, typed
 
 #: Bytes of constants in a module that is looked up. Weights belong to the parameters: in the module
 #: they would be hashed, and kept, with each of its versions.
@@ -54,30 +56,43 @@ def once(
 
     def answer() -> str:
         made, rows = make()
-        return json.dumps({**_changes(mod, made), "rows": [asdict(each) for each in rows]})
+        changes = replace(_changes(mod, made), rows=tuple(map(asdict, rows)))
+        return json.dumps(asdict(changes))
 
     key = content_key(target, "cascades", *map(repr, options), tvm.ir.save_json(mod))
     names = ", ".join(str(each.name_hint) for each in mod.get_global_vars())
     label = f"{names[:80]} for {target.name}"
-    found = json.loads(answered(shelf("cascades"), key, label, answer))
-    return _changed(mod, found), tuple(row(**_tuples(each)) for each in found["rows"])
+    return answered(shelf("cascades"), key, label, answer, partial(_read, mod, row))
 
 
-def _changes(mod: Any, made: Any) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Changes:
     """What became of a module: functions that are new or others, and the names of those gone."""
+
+    new: str
+    gone: tuple[str, ...]
+    rows: tuple[Mapping[str, Any], ...] = ()
+
+
+def _read(mod: Any, row: type, text: str) -> tuple[Any, tuple[Any, ...]]:
+    found = read(_Changes, text)
+    return _changed(mod, found), tuple(typed(row, each) for each in found.rows)
+
+
+def _changes(mod: Any, made: Any) -> _Changes:
     before, after = dict(mod.functions_items()), dict(made.functions_items())
     new = {
         name: func
         for name, func in after.items()
         if name not in before or not before[name].same_as(func)
     }
-    gone = [str(name.name_hint) for name in before if name not in after]
-    return {"new": tvm.ir.save_json(tvm.IRModule(new)) if new else "", "gone": gone}
+    gone = tuple(str(name.name_hint) for name in before if name not in after)
+    return _Changes(tvm.ir.save_json(tvm.IRModule(new)) if new else "", gone)
 
 
-def _changed(mod: Any, changes: Mapping[str, Any]) -> Any:
+def _changed(mod: Any, changes: _Changes) -> Any:
     """A module with `_changes`; what did not change, and global variables, are its own."""
-    if not changes["new"]:
+    if not changes.new:
         return mod
     names = {str(each.name_hint): each for each in mod.get_global_vars()}
 
@@ -85,10 +100,12 @@ def _changed(mod: Any, changes: Mapping[str, Any]) -> Any:
         return names.setdefault(str(variable.name_hint), variable)
 
     made = mod.clone()
-    for variable, func in tvm.ir.load_json(changes["new"]).functions_items():
+    for variable, func in ir.load_json(changes.new, tvm.IRModule).functions_items():
         renamed = ir.mutate(func, (GlobalVar, lambda each, _: name_of(each)))
         made.update_func(name_of(variable), renamed)
-    for name in changes["gone"]:
+    for name in changes.gone:
+        if name not in names:
+            raise Damaged(f"gone: {shown(name)}", "functions of the module")
         del made[names[name]]
     return made
 
@@ -98,7 +115,3 @@ def _constant_bytes(mod: Any) -> int:
     for func in mod.functions.values():
         ir.walk(func, (GenericConst, found.append))
     return sum(each.value.numpy().nbytes for each in found)
-
-
-def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(each) if isinstance(each, list) else each for name, each in fields.items()}

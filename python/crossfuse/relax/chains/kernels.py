@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Container, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tvm
 from tvm import relax
 from tvm.ir import GlobalVar, Var
 
+from crossfuse import _tvm as ir
 from crossfuse.cache import shelf
 from crossfuse.cache.answers import answered
 from crossfuse.cache.keys import content_key
@@ -40,11 +41,14 @@ from crossfuse.relax.kernel_mark import REST, marked, with_plan
 from crossfuse.relax.outline import Outlined, outline
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.planned import rank_function, schedule_planned
+from crossfuse.schema import read
 
 if TYPE_CHECKING:
     from crossfuse.lower.image import BufferSpec
     from crossfuse.planner.cascade.plan import CascadePlan
     from crossfuse.planner.plan import Plan
+
+T = TypeVar("T")
 
 #: Plans of a family that are tried, in case one cannot be scheduled.
 _TRIED = 3
@@ -238,8 +242,7 @@ class ChainKernels:
 
     def _ranked(self, func: Any) -> tuple[Plan | CascadePlan, ...]:
         def rank() -> tuple[Plan | CascadePlan, ...]:
-            text = self._answer("plan", func, lambda: _texts(self.ranked(func)))
-            return tuple(map(self.read_plan, json.loads(text)))
+            return self._answer("plan", func, lambda: _texts(self.ranked(func)), self._read_plans)
 
         plans: tuple[Plan | CascadePlan, ...] = self._plans.find(func, rank)
         return plans
@@ -261,13 +264,23 @@ class ChainKernels:
         """The scheduled function of a chain."""
         options = (str(self._constant), str(fewer_rows))
         make = partial(self._scheduled, chain, fewer_rows)
-        text = self._answer("schedule", chain.outlined.func, make, *options)
-        return marked(tvm.ir.load_json(text))
+        func = chain.outlined.func
+        return marked(self._answer("schedule", func, make, read_function, *options))
 
-    def _answer(self, kind: str, func: Any, make: Callable[[], str], *options: str) -> str:
+    def _answer(
+        self,
+        kind: str,
+        func: Any,
+        make: Callable[[], str],
+        use: Callable[[str], T],
+        *options: str,
+    ) -> T:
         """What is made of a function, from the cache if it is known."""
         key = content_key(self.target, kind, str(_TRIED), *options, tvm.ir.save_json(func))
-        return answered(shelf(kind), key, _label(func, self.target), make)
+        return answered(shelf(kind), key, _label(func, self.target), make, use)
+
+    def _read_plans(self, text: str) -> tuple[Plan | CascadePlan, ...]:
+        return tuple(map(self.read_plan, read(tuple[str, ...], text)))
 
     def _scheduled(self, chain: PlannedChain, fewer_rows: bool) -> str:
         """The first plan that has a kernel, as a scheduled function in TVM's JSON."""
@@ -283,6 +296,11 @@ class ChainKernels:
             except RefusedError as error:
                 refusals.append(error)
         raise refusals[0]
+
+
+def read_function(text: str) -> Any:
+    """A function that TVM wrote as JSON."""
+    return ir.load_json(text, ir.PrimFunc)
 
 
 def _texts(plans: Sequence[Plan | CascadePlan]) -> str:

@@ -90,11 +90,15 @@ def told(outcomes: Sequence[ChainOutcome]) -> str:
     return "\n".join(lines) or "no two layers of matrix products"
 
 
-def _line(outcome: ChainOutcome) -> str:
-    products = ", ".join(outcome.products)
+def headline(outcome: ChainOutcome) -> str:
+    """What became of a group, without the names of its operators."""
     if not outcome.name:
-        return f"{products}: left, {outcome.text}"
-    return f"{products}: {outcome.name}, {_times(outcome)}; {outcome.text}"
+        return f"left, {outcome.text}"
+    return f"{outcome.name}, {_times(outcome)}; {outcome.text}"
+
+
+def _line(outcome: ChainOutcome) -> str:
+    return f"{', '.join(outcome.products)}: {headline(outcome)}"
 
 
 def _bin_line(outcome: BinOutcome) -> str:

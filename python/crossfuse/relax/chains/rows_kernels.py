@@ -22,6 +22,7 @@ from crossfuse.relax.calls import Flow, read_flow
 from crossfuse.relax.chains.kernels import ChainKernels
 from crossfuse.relax.chains.symbols import at_sizes, is_symbolic, symbols_of, value_at
 from crossfuse.relax.dataflow import read_dataflow
+from crossfuse.relax.gather import GATHER
 from crossfuse.relax.merge import merged
 from crossfuse.relax.operators import PRODUCT, refused
 from crossfuse.relax.outline import Argument, Outlined
@@ -94,7 +95,7 @@ class RowsKernels(ChainKernels):
 
 def _loops(static: Any) -> tuple[Any, tuple[Any, ...], list[Var]]:
     """A module's function as one of loops, what that reads, and the parameters of the module's."""
-    legalize = relax.transform.LegalizeOps(dict(ATTENTION))
+    legalize = relax.transform.LegalizeOps({**ATTENTION, **GATHER})
     passes = [WideArithmetic(), relax.transform.CanonicalizeBindings(), legalize]
     mod = ir.tvm.ir.transform.Sequential(passes)(static)
     flow = _flow(mod)

@@ -50,6 +50,66 @@ def _index(node: fx.Node, importer: Any) -> Any:
         importer.env = known
 
 
+def _index_put(node: fx.Node, importer: Any) -> Any:
+    """``x[i, :, j] = values``, by places in ``x`` as one row.
+
+    TVM's own reads values in another order where an index leaves out a dimension behind others,
+    and prints a line for each index of several dimensions.
+    """
+    x, places, values, *rest = node.args
+    accumulate = bool(rest[0]) if rest else bool(node.kwargs.get("accumulate", False))
+    emit, value = importer.block_builder.emit, importer.env[x]
+    sizes = list(value.ty.shape.values)
+    places = [*places, *[None] * (len(sizes) - len(places))]
+    given = {at: importer.env[each] for at, each in enumerate(places) if each is not None}
+    for each in given.values():
+        if str(each.ty.dtype) not in ("int32", "int64"):
+            raise NotImplementedError(f"indices of {each.ty.dtype}")
+    if not all(isinstance(each, tirx.IntImm) for each in sizes):
+        raise NotImplementedError("places in a tensor of symbolic shape")
+    wide = max((each.ty.ndim for each in given.values()), default=0)
+    # Dimensions of the indices stand where the first of them does, or in front if others part them.
+    together = sorted(given) == list(range(min(given, default=0), max(given, default=-1) + 1))
+    first = min(given, default=0) if together else 0
+    free = [at for at in range(len(sizes)) if at not in given]
+    axes = [*free[: sum(at < first for at in free)], *["index"] * wide]
+    axes += free[len(axes) - wide :]
+    flat: Any = None
+    stride = 1
+    for at in reversed(range(len(sizes))):
+        size = int(sizes[at])
+        flat = _added(_place(at, size, given.get(at), axes, emit), stride, flat, emit)
+        stride *= size
+    row = emit(relax.op.reshape(flat, [-1]))
+    put = emit(
+        relax.op.reshape(emit(relax.op.broadcast_to(importer.env[values], flat.ty.shape)), [-1])
+    )
+    data = emit(relax.op.reshape(value, [-1]))
+    changed = emit(relax.op.index_put(data, relax.Tuple([row]), put, accumulate))
+    return emit(relax.op.reshape(changed, sizes))
+
+
+def _place(at: int, size: int, index: Any, axes: list[Any], emit: Any) -> Any:
+    """Where a dimension is written, of as many dimensions as what is written has."""
+    if index is None:
+        every = emit(relax.op.arange(0, size, 1, "int64"))
+        return emit(relax.op.reshape(every, [size if axis == at else 1 for axis in axes]))
+    index = emit(relax.op.astype(index, "int64"))
+    negative = emit(relax.op.less(index, relax.const(0, "int64")))
+    moved = emit(relax.op.add(index, relax.const(size, "int64")))
+    index = emit(relax.op.where(negative, moved, index))
+    own, wide = list(index.ty.shape.values), axes.count("index")
+    own = [1] * (wide - len(own)) + own
+    left = iter(own)
+    return emit(relax.op.reshape(index, [next(left) if each == "index" else 1 for each in axes]))
+
+
+def _added(place: Any, stride: int, flat: Any, emit: Any) -> Any:
+    """Places of a dimension added to those of the ones behind it."""
+    scaled = emit(relax.op.multiply(place, relax.const(stride, "int64")))
+    return scaled if flat is None else emit(relax.op.add(scaled, flat))
+
+
 def _full(node: fx.Node, importer: Any) -> Any:
     """A constant; TVM's own fail at infinities, which masks are made of."""
     value = node.args[1]
@@ -118,6 +178,7 @@ PLACES = {
     "repeat_interleave.self_int": _repeat_interleave,
     "select.int": _select,
     "index.Tensor": _index,
+    **dict.fromkeys(("index_put.default", "_unsafe_index_put.default"), _index_put),
     "full.default": _full,
     "full_like.default": _full_like,
     **dict.fromkeys(("cat.default", "concat.default"), _cat),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.calls import AnyFunction, checked
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.rewrite.tiled.frame import COLUMNS, DEPTH, PARTS, ROWS, STEPS
 from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
@@ -14,6 +15,7 @@ from crossfuse.markers import STAGES, STREAM
 from crossfuse.schedule.install import install
 
 
+@checked
 def schedule_cascade_tiles(
     site: Site, derivation: Derivation, tiles: CascadeTiles | None = None
 ) -> Any:
@@ -65,7 +67,8 @@ def schedule_cascade_tiles(
     return schedule_tiled(tiled(site, derivation, given), given)
 
 
-def schedule_tiled(func: Any, tiles: CascadeTiles) -> Any:
+@checked
+def schedule_tiled(func: AnyFunction, tiles: CascadeTiles) -> Any:
     """Schedule what `crossfuse.cascade.rewrite.tiled.tiled` wrote; see `schedule_cascade_tiles`.
 
     Parameters

@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from crossfuse.blocks.chain import Chain
+from crossfuse.calls import checked
 from crossfuse.planner.kernels.clustered import SLICE, ClusteredKernel
 from crossfuse.planner.kernels.shape import shape_of_blocks
 from crossfuse.schedule.rules.parted_tiles import PartedTiles
+from crossfuse.schema import Tile
 
 
+@checked
 @dataclass(frozen=True)
 class ClusterTiles(PartedTiles):
     """How a chain is divided over clusters. Zero means: choose.
@@ -33,11 +36,11 @@ class ClusterTiles(PartedTiles):
     family: ClassVar[str] = "dsm"
     rule: ClassVar[str] = "cluster-tiles"
     instead: ClassVar[str] = "leave tiles open, or keep the intermediate in L2 (schedule_tiled_ffn)"
-    rows: int = 0
-    cluster: int = 0
-    parts: int = 0
-    stages: int = 0
-    multiple: int = field(default=SLICE, repr=False)
+    rows: Tile = 0
+    cluster: Tile = 0
+    parts: Tile = 0
+    stages: Tile = 0
+    multiple: Tile = field(default=SLICE, repr=False)
 
     def limit(self, chain: Chain) -> str:
         """What tiles of a chain have to be like, for refusals."""

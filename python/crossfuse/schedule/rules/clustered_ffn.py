@@ -10,6 +10,7 @@ from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import Chain, read_two_products
 from crossfuse.blocks.operands import is_k_major
 from crossfuse.blocks.scheduled import read_of
+from crossfuse.calls import AnyFunction, checked
 from crossfuse.hardware import Device, device
 from crossfuse.markers import ACCUMULATE, DSM_COPY
 from crossfuse.planner.kernels.clustered import SLICE
@@ -24,8 +25,9 @@ from crossfuse.schedule.rules.tensor_tiles import row_bytes_depth
 from crossfuse.schedule.rules.unordered import check_unordered
 
 
+@checked
 def schedule_clustered_ffn(
-    func: Any,
+    func: AnyFunction,
     *,
     tiles: ClusterTiles | None = None,
     ring: bool = False,

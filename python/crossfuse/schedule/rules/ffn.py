@@ -12,13 +12,17 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import Chain, read_chain
 from crossfuse.blocks.scheduled import position, read_of
+from crossfuse.calls import AnyFunction, ClusterSize, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.staging import copy_by_threads, stage_operand, tile_columns
 from crossfuse.schedule.rules.tiles import Tiles, choose_tiles, staged_depth
 
 
-def schedule_ffn(func: Any, *, cluster: int, tiles: Tiles | None = None, ring: bool = True) -> Any:
+@checked
+def schedule_ffn(
+    func: AnyFunction, *, cluster: ClusterSize, tiles: Tiles | None = None, ring: bool = True
+) -> Any:
     """Schedule a GEMM chain or gated FFN on clusters of `cluster` CTAs.
 
     Parameters

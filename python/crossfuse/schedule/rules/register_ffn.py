@@ -7,6 +7,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import Chain, read_two_products
 from crossfuse.blocks.scheduled import read_of
+from crossfuse.calls import AnyFunction, checked
 from crossfuse.hardware import Device, device
 from crossfuse.markers import ACCUMULATE
 from crossfuse.schedule.install import install
@@ -20,8 +21,9 @@ from crossfuse.schedule.rules.register_tiles import RegisterTiles
 from crossfuse.schedule.rules.unordered import check_unordered
 
 
+@checked
 def schedule_register_ffn(
-    func: Any,
+    func: AnyFunction,
     *,
     tiles: RegisterTiles | None = None,
     unordered: bool = False,

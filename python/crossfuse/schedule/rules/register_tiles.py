@@ -6,15 +6,18 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from crossfuse.blocks.chain import Chain
+from crossfuse.calls import checked
 from crossfuse.planner.dataflow.counts import Flag
 from crossfuse.planner.kernels.registers import REGISTERS, STEP, RegisterKernel
 from crossfuse.schedule.rules.parted_tiles import PartedTiles
+from crossfuse.schema import Tile
 
 #: Registers of what is kept and the sums that it is made of, where the rule chooses: a long
 #: epilogue needs some more.
 _MAKING = 160
 
 
+@checked
 @dataclass(frozen=True)
 class RegisterTiles(PartedTiles):
     """How a chain is divided over CTAs. Zero means: choose.
@@ -41,11 +44,11 @@ class RegisterTiles(PartedTiles):
         "leave tiles open, or keep the intermediate in the cluster (schedule_clustered_ffn) or in "
         "L2 (schedule_tiled_ffn)"
     )
-    rows: int = 0
-    columns: int = 0
-    parts: int = 0
-    cluster: int = 0
-    stages: int = 0
+    rows: Tile = 0
+    columns: Tile = 0
+    parts: Tile = 0
+    cluster: Tile = 0
+    stages: Tile = 0
 
     def in_l2(self) -> RegisterTiles:
         """Tiles whose parts are summed through L2, whatever the caller left open."""

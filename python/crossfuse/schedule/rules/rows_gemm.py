@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import read_last_product
+from crossfuse.calls import Whole, checked
 from crossfuse.cascade.rewrite.row_chunks import RowChunks, chunked_rows, row_chunks
 from crossfuse.cascade.rewrite.rows_first import RowsFirst, joined
 from crossfuse.cascade.rewrite.streaming import streaming
@@ -34,6 +35,7 @@ _WHOLE = 4
 _AT_ONCE = 64
 
 
+@checked
 def schedule_rows_gemm(
     parts: RowsFirst,
     site: Site,
@@ -41,7 +43,7 @@ def schedule_rows_gemm(
     *,
     tiles: TensorTiles | None = None,
     stream: StreamTiles | None = None,
-    chunk: int = 0,
+    chunk: Whole = 0,
     constant_weights: bool = False,
     target: str | Device | None = None,
 ) -> Any:

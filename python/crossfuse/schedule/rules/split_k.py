@@ -7,6 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import Chain, read_product
+from crossfuse.calls import AnyFunction, ClusterSize, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import MAX_CLUSTER
 from crossfuse.schedule.install import install
@@ -14,8 +15,9 @@ from crossfuse.schedule.rules.staging import stage_operand, tile_columns
 from crossfuse.schedule.rules.tiles import Tiles, check_tiles, largest_divisor, staged_depth
 
 
+@checked
 def schedule_split_k(
-    func: Any, *, cluster: int, tiles: Tiles | None = None, scatter: bool = True
+    func: AnyFunction, *, cluster: ClusterSize, tiles: Tiles | None = None, scatter: bool = True
 ) -> Any:
     """Schedule one matrix product with its reduction split over `cluster` CTAs.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.calls import AnyFunction, checked
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.markers import DSM_SCOPE
 from crossfuse.schedule.install import install
@@ -13,7 +14,8 @@ from crossfuse.schedule.install import install
 BLOCKS = ("segment", "merge", "fold", "outputs")
 
 
-def schedule_stream(func: Any, tiles: StreamTiles) -> Any:
+@checked
+def schedule_stream(func: AnyFunction, tiles: StreamTiles) -> Any:
     """Bind a streaming function to the GPU.
 
     Parameters

@@ -7,6 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import Chain
+from crossfuse.calls import checked
 from crossfuse.hardware import Device
 from crossfuse.planner.kernels.boxes import ROW_BYTES
 from crossfuse.planner.kernels.phase import widest
@@ -18,11 +19,13 @@ from crossfuse.schedule.rules.stacked_tiles import (
     stacked_columns,
     stacked_split,
 )
+from crossfuse.schema import Tile
 
 #: Kernels for few rows are spread over the CTAs that clusters of this size find room for.
 _CLUSTER = 4
 
 
+@checked
 @dataclass(frozen=True)
 class TensorTiles:
     """How a product is divided. Zero means: choose.
@@ -52,13 +55,13 @@ class TensorTiles:
         share the rows of A. None takes the former for several tiles of rows.
     """
 
-    rows: int = 0
-    columns: int = 0
-    depth: int = 0
-    cluster: int = 0
-    split: int = 1
-    across: int = 0
-    stages: int = 0
+    rows: Tile = 0
+    columns: Tile = 0
+    depth: Tile = 0
+    cluster: Tile = 0
+    split: Tile = 1
+    across: Tile = 0
+    stages: Tile = 0
     stacked: bool | None = None
 
     def complete(self, sch: Any, chain: Chain) -> TensorTiles:

@@ -7,6 +7,7 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import Chain, read_two_products
 from crossfuse.blocks.scheduled import name_of
+from crossfuse.calls import AnyFunction, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device, device
 from crossfuse.markers import PAIRED
@@ -15,8 +16,9 @@ from crossfuse.schedule.rules.pipelined import bind_rows, bind_split, place_firs
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 
 
+@checked
 def schedule_tiled_ffn(
-    func: Any,
+    func: AnyFunction,
     *,
     first: TensorTiles | None = None,
     second: TensorTiles | None = None,

@@ -7,14 +7,16 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.blocks.chain import Chain, read_product
 from crossfuse.blocks.scheduled import name_of
+from crossfuse.calls import AnyFunction, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.schedule.install import install
 from crossfuse.schedule.rules.pipelined import bind_epilogue, bind_rows, bind_split
 from crossfuse.schedule.rules.tensor_tiles import TensorTiles
 
 
+@checked
 def schedule_tiled_gemm(
-    func: Any, *, tiles: TensorTiles | None = None, constant_weights: bool = False
+    func: AnyFunction, *, tiles: TensorTiles | None = None, constant_weights: bool = False
 ) -> Any:
     """Schedule one matrix product for the Hopper pipeline.
 

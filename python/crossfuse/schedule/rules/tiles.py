@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from math import gcd
 
+from crossfuse.calls import checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import MAX_SHARED_BYTES
 
 
+@checked
 @dataclass(frozen=True)
 class Tiles:
     """How a CTA's work is divided. Zero means: choose.

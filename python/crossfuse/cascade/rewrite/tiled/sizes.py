@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from crossfuse.calls import checked
 from crossfuse.cascade.rewrite.tiled.refusal import refused
+from crossfuse.schema import Tile
 
 #: CTAs of a cluster; rows and columns of one product of a warpgroup.
 MAX_CLUSTER = 16
@@ -22,6 +24,7 @@ DSM, KERNEL = "dsm", "kernel"
 MERGES = (DSM, KERNEL)
 
 
+@checked
 @dataclass(frozen=True)
 class CascadeTiles:
     """How a cascade with products is divided. Zero means: choose.
@@ -52,14 +55,14 @@ class CascadeTiles:
         kernel merges them.
     """
 
-    rows: int = 0
-    elements: int = 0
-    columns: int = 0
-    depth: int = 0
-    stages: int = 0
-    warpgroups: int = 0
-    cluster: int = 1
-    share: int = 1
+    rows: Tile = 0
+    elements: Tile = 0
+    columns: Tile = 0
+    depth: Tile = 0
+    stages: Tile = 0
+    warpgroups: Tile = 0
+    cluster: Tile = 1
+    share: Tile = 1
     merge: str = DSM
 
     @property

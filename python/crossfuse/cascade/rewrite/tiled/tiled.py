@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 
 from crossfuse import _tvm as ir
+from crossfuse.calls import checked
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.expressions.to_tir import to_tir
 from crossfuse.cascade.rewrite.scripting import loop, spatial, symbol_of
@@ -39,6 +40,7 @@ TILE = "tile"
 MERGE = "merge"
 
 
+@checked
 def tiled(site: Site, derivation: Derivation, tiles: CascadeTiles | None = None) -> Any:
     """Write a cascade with products as one stream over tiles of its axis.
 
