@@ -106,7 +106,7 @@ FAULTS: dict[str, tuple[str, Callable[[str], KernelImage], str | None]] = {
     "the warm-up fills boxes": (
         "ffn",
         lambda name: unguarded(right(name), FILL),
-        "order-dependent",
+        "async-race",
     ),
     "a flag raised while boxes are copied": (
         "ffn",

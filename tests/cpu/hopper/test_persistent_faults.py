@@ -127,8 +127,8 @@ FAULTS: dict[str, tuple[str, Callable[[str], KernelImage], str, str]] = {
     "a wait for a tile too few, of boxes": (
         "boxes",
         lambda case: changed(case, AWAIT, 2, "{} - 1"),
-        "race",
-        FLAG,
+        "race|uninitialised-read",  # what comes first
+        "hidden",
     ),
     "a wait for a tile too few, of elements": (
         "elements",

@@ -53,7 +53,7 @@ FAULTS: dict[str, tuple[Callable[[], KernelImage], str, str]] = {
     "elements come where lanes still read": (
         lambda: drop_call(right(), SYNC, 1),
         "async-race",
-        "reads what is still being stored",
+        "and nothing orders that before it",
     ),
     "elements come where loads may be on their way": (
         lambda: planted(rf"{FENCE}\(\);(\s+{SYNC}\(\);)", r"\1"),
