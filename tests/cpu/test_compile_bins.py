@@ -88,7 +88,6 @@ def test_schedules_of_a_plan(tmp_path: Path) -> None:
     ("arguments", "text"),
     [
         ({"source": "C1"}, "source: found a ConvChainSpec; limit: a workload of kind gated_ffn"),
-        ({"source": 3}, "source of compile_bins: found 3; limit: a text or a WorkloadSpec"),
         ({"bins": ()}, "bins: found (); limit: different positive numbers."),
         ({"bins": (16, 16)}, "bins: found (16, 16); limit: different positive numbers."),
         ({"bins": (0,)}, "bins: found (0,); limit: different positive numbers."),
