@@ -44,8 +44,6 @@ class Named:
 AnySchedule = Annotated[Any, Named(("Schedule",))]
 AnyProgram = Annotated[Any, Named(("PrimFunc", "Schedule", "IRModule"))]
 AnyFunction = Annotated[Any, Named(("PrimFunc",))]
-AnyBlock = Annotated[Any, Named(("SBlockRV",))]
-AnyLoop = Annotated[Any, Named(("LoopRV",))]
 
 #: A test of a value, and what it asks for in words.
 _Test = tuple[Callable[[Any], bool], str]

@@ -6,7 +6,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import binds, constant_extent, is_reduction, name_of
-from crossfuse.calls import AnyLoop, AnySchedule, checked
+from crossfuse.calls import AnySchedule, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import CLUSTER_AXIS, cluster_axis, thread_tag
 from crossfuse.schedule.arguments import check_loop
@@ -22,7 +22,7 @@ RULE = "cluster_bind"
 
 
 @checked
-def cluster_bind(sch: AnySchedule, loop: AnyLoop, axis: str = "x") -> None:
+def cluster_bind(sch: AnySchedule, loop: Any, axis: str = "x") -> None:
     """Bind a parallel loop to the CTAs of a thread-block cluster.
 
     Before, with ``c`` a parallel loop of extent 4 inside the grid loop ``i``::

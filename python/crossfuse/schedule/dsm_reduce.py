@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse.blocks.scheduled import bindings, binds, is_reduction
-from crossfuse.calls import AnyBlock, AnyLoop, AnySchedule, checked
+from crossfuse.calls import AnySchedule, checked
 from crossfuse.markers import DSM_REDUCE, DSM_SCOPE
 from crossfuse.schedule.arguments import check_block, check_loop
 from crossfuse.schedule.cluster_bind import cluster_bind
@@ -25,8 +25,8 @@ RULE = "dsm_reduce"
 @checked
 def dsm_reduce(
     sch: AnySchedule,
-    block: AnyBlock,
-    loop: AnyLoop,
+    block: Any,
+    loop: Any,
     *,
     scatter: bool = True,
     axis: str = "x",

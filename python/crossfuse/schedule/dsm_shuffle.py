@@ -6,7 +6,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.blocks.scheduled import bindings, binds
-from crossfuse.calls import AnyBlock, AnyLoop, AnySchedule, Whole, checked
+from crossfuse.calls import AnySchedule, checked
 from crossfuse.markers import DSM_SCOPE, DSM_SHUFFLE
 from crossfuse.schedule.arguments import check_block, check_loop
 from crossfuse.schedule.cluster_bind import cluster_bind
@@ -20,10 +20,10 @@ RULE = "dsm_shuffle"
 @checked
 def dsm_shuffle(
     sch: AnySchedule,
-    producer: AnyBlock,
-    consumer: AnyBlock,
-    read_buffer_index: Whole,
-    at: AnyLoop,
+    producer: Any,
+    consumer: Any,
+    read_buffer_index: int,
+    at: Any,
     *,
     ring: bool = True,
 ) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from crossfuse.blocks.scheduled import function, name_of
-from crossfuse.calls import AnyBlock, AnySchedule, checked
+from crossfuse.calls import AnySchedule, checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.markers import GRID_STAGE
 from crossfuse.schedule.arguments import check_block
@@ -12,7 +14,7 @@ RULE = "grid_stage"
 
 
 @checked
-def grid_stage(sch: AnySchedule, block: AnyBlock) -> None:
+def grid_stage(sch: AnySchedule, block: Any) -> None:
     """Keep what a block stores in L2 for later nests of the same kernel.
 
     Before, two nests over the grid, which are two kernels::

@@ -52,7 +52,9 @@ def view_page(
 
     spec = device(target)
     try:
-        kernels = typed(tuple[KernelTimeline, ...], measured)
+        given = typed(tuple[Mapping[str, Any], ...], measured)
+        # What a page shows does without the gap to the kernel before.
+        kernels = typed(tuple[KernelTimeline, ...], [{"gap": None, **each} for each in given])
     except Damaged as error:
         raise measured_refused("measured", error) from None
     viewed = read_viewed(source, spec, workload)

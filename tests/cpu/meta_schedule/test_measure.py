@@ -66,9 +66,13 @@ def test_a_recorded_schedule_is_a_candidate_too() -> None:
         (
             {"family": "dsm", "tiles": {"parts": 4, "colour": 1}},
             "refused",
-            "found colour; limit: r",
+            "found colour: unknown; limit: at most r",
         ),
-        ({"family": "l2", "tiles": {"third": {}}}, "refused", "found third; limit: first, second"),
+        (
+            {"family": "l2", "tiles": {"third": {}}},
+            "refused",
+            "found third: unknown; limit: at most first",
+        ),
         ({"family": "registers", "tiles": {"parts": 31}}, "refused", "register-tiles"),
         ({"family": "trace", "trace": [["Nonsense"]]}, "failed", ""),
     ],

@@ -112,7 +112,7 @@ def test_scripts_are_read_and_refused(schedule: ir.Schedule, tmp_path: Path) -> 
     path.write_text("@T.prim_func\ndef broken(:\n")
     with pytest.raises(RefusedError, match=r"view: .*kernel.py: found .*; limit: a plan, a cand"):
         view_page(path)
-    with pytest.raises(RefusedError, match=r"No such file.*limit: a plan"):
+    with pytest.raises(RefusedError, match=r"no such file.*limit: a plan"):
         view_page(tmp_path / "missing.json")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from crossfuse.calls import Whole, checked
+from crossfuse.calls import checked
 from crossfuse.emulate.cuda.text import arguments_of, calls_of, nothing_to_plant, replaced
 from crossfuse.lower.image import KernelImage
 
@@ -16,7 +16,7 @@ _REMOTE = r"crossfuse_dsm_(?:load|store)_b\d+"
 
 
 @checked
-def remove_cluster_barrier(image: KernelImage, index: Whole = 0) -> KernelImage:
+def remove_cluster_barrier(image: KernelImage, index: int = 0) -> KernelImage:
     """Remove one cluster barrier.
 
     Parameters
@@ -52,7 +52,7 @@ def remove_cluster_barrier(image: KernelImage, index: Whole = 0) -> KernelImage:
 
 
 @checked
-def drop_call(image: KernelImage, name: str, index: Whole = 0) -> KernelImage:
+def drop_call(image: KernelImage, name: str, index: int = 0) -> KernelImage:
     """Remove one call from the kernels of an image.
 
     Parameters
@@ -90,7 +90,7 @@ def drop_call(image: KernelImage, name: str, index: Whole = 0) -> KernelImage:
 
 @checked
 def change_argument(
-    image: KernelImage, name: str, position: int, by: str, index: Whole = 0
+    image: KernelImage, name: str, position: int, by: str, index: int = 0
 ) -> KernelImage:
     """Change one argument of one call.
 
@@ -180,7 +180,7 @@ def early_exit(image: KernelImage) -> KernelImage:
 
 
 @checked
-def wrong_rank(image: KernelImage, index: Whole = 0, *, wrap: bool = False) -> KernelImage:
+def wrong_rank(image: KernelImage, index: int = 0, *, wrap: bool = False) -> KernelImage:
     """Address the next rank instead of the right one in one remote access.
 
     Parameters
