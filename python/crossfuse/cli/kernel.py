@@ -23,7 +23,10 @@ Workload = Annotated[
 Target = Annotated[
     str | None,
     typer.Option(
-        help="nvidia-h100 or nvidia-h200.", show_default="the GPU of this machine, else nvidia-h100"
+        "--target",
+        "--device",
+        help="nvidia-h100 or nvidia-h200.",
+        show_default="the GPU of this machine, else nvidia-h100",
     ),
 ]
 Rule = Annotated[
