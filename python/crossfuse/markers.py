@@ -67,6 +67,11 @@ MERGE = "crossfuse.merge"
 #: Annotation of what such a block becomes: all threads end with equal results.
 MERGED = "crossfuse.merged"
 
+#: Annotation of a block that stores into the slabs of all CTAs of a cluster: together they fill
+#: every slab, each element once, and no peer reads or writes them otherwise. See
+#: `crossfuse.lower.push`.
+PUSH = "crossfuse.push"
+
 #: Attribute of a function: its exponentials may be approximate, see
 #: `crossfuse.lower.fast_exponentials`.
 FAST = "crossfuse.fast_exponentials"

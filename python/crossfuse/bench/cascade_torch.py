@@ -95,16 +95,34 @@ def _softmax(spec: cascade_spec.Softmax, x: Any) -> Any:
     return torch.softmax(x, -1)
 
 
+def _log_softmax(spec: cascade_spec.LogSoftmax, x: Any) -> Any:
+    import torch
+
+    return torch.log_softmax(x, -1)
+
+
 def _cross_entropy(spec: cascade_spec.CrossEntropy, x: Any, labels: Any) -> Any:
     import torch
 
     return torch.nn.functional.cross_entropy(x.float(), labels.long(), reduction="none")
 
 
-def _layernorm(spec: cascade_spec.LayerNorm, x: Any, weight: Any, bias: Any) -> Any:
+def _layernorm(spec: cascade_spec.LayerNorm, *values: Any) -> Any:
     import torch
 
-    return torch.nn.functional.layer_norm(x, (spec.cols,), weight, bias, EPSILON)
+    *rows, weight, bias = values
+    x = sum(rows[1:], rows[0])
+    normal = torch.nn.functional.layer_norm(x, (spec.cols,), weight, bias, EPSILON)
+    return (x, normal) if spec.residual else normal
+
+
+def _rmsnorm(spec: cascade_spec.RmsNorm, *values: Any) -> Any:
+    import torch
+
+    *rows, weight = values
+    x = sum(rows[1:], rows[0])
+    normal = torch.nn.functional.rms_norm(x, (spec.cols,), weight, EPSILON)
+    return (x, normal) if spec.residual else normal
 
 
 def _variance(spec: cascade_spec.Variance, x: Any) -> Any:
@@ -170,8 +188,10 @@ def _rmsnorm_gemm(spec: cascade_products.RmsNormGemm, x: Any, gamma: Any, weight
 
 _PLAIN: dict[type[CascadeSpec], Formula] = {
     cascade_spec.Softmax: _softmax,
+    cascade_spec.LogSoftmax: _log_softmax,
     cascade_spec.CrossEntropy: _cross_entropy,
     cascade_spec.LayerNorm: _layernorm,
+    cascade_spec.RmsNorm: _rmsnorm,
     cascade_spec.Variance: _variance,
     cascade_spec.MomentOfInertia: _moment_of_inertia,
     cascade_products.Attention: _attention,

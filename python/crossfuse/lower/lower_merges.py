@@ -20,7 +20,7 @@ _SHUFFLE = "tirx.tvm_warp_shuffle_xor"
 
 
 def lower_merges() -> Any:
-    """Pass: blocks marked `MERGE` whose loop is bound to ``threadIdx.x`` become shuffles.
+    """Pass: blocks marked `MERGE` whose loop threads share become shuffles.
 
     Threads exchange states in pairs, at distances 1, 2, 4, 8 and 16; warps through shared memory.
     Of a pair the thread with the lower number is the left one, so that both compute the same, and
@@ -34,6 +34,10 @@ def lower_merges() -> Any:
             WARPS[thread // 32] = own                   # the first thread of each warp
             own = WARPS[thread % warps], and again among warps
             RESULT = own                                # each thread has its own copy
+
+    A loop around the block alone that is not bound to threads, but stands in one that is, is shared
+    by the lanes of each warp: ``own = SEGMENT[thread % extent]``, then pairs as above. So all
+    threads end with what each of them would have computed in turn.
 
     Returns
     -------
@@ -51,9 +55,12 @@ def lower_merges() -> Any:
                 loop = mutator.default_mutate(loop)
                 loops.pop()
                 return loop
-            if thread_tag(loop) != "threadIdx.x":
+            if thread_tag(loop) == "threadIdx.x":
+                return _Lowering(read_merge(realize), loop, _bound(loops, "threadIdx.y")).run()
+            threads = _bound(loops, "threadIdx.x")
+            if thread_tag(loop) or threads is None:
                 raise _refuse(realize.block, "a loop that is not bound to threadIdx.x")
-            return _Lowering(read_merge(realize), loop, _group(loops)).run()
+            return _OfLanes(read_merge(realize), loop, threads).run()
 
         body = ir.mutate(func.body, (ir.For, lower))
         _check_none_left(body)
@@ -62,9 +69,9 @@ def lower_merges() -> Any:
     return prim_func_pass("LowerMerges", transform)
 
 
-def _group(loops: list[Any]) -> Any:
-    """The loop over rows that stand side by side in a CTA, or None."""
-    return next((each for each in loops if thread_tag(each) == "threadIdx.y"), None)
+def _bound(loops: list[Any], tag: str) -> Any:
+    """The loop around that is bound to a coordinate of threads, or None."""
+    return next((each for each in loops if thread_tag(each) == tag), None)
 
 
 class _Lowering:
@@ -237,6 +244,62 @@ class _Lowering:
                 result = ir.IfThenElse(ir.tirx.EQ(self.thread, 0), result, None)
             statements.append(result)
         return statements
+
+
+class _OfLanes(_Lowering):
+    """Writes a merge whose loop the lanes of each warp share."""
+
+    def __init__(self, merge: MergeBlock, loop: Any, threads: Any) -> None:
+        super().__init__(merge, loop, None)
+        block, count = merge.block, self.threads
+        self.shared, self.threads = count, _size(block, threads)
+        if count > min(self.threads, WARP):
+            raise _refuse(block, f"{count} states for warps of {min(self.threads, WARP)} threads")
+        found = zip(block.iter_vars, merge.realize.iter_values, strict=True)
+        ours = [each.var for each, value in found if value.same_as(threads.loop_var)]
+        if len(ours) != 1:
+            raise _refuse(block, f"no iterator that is loop '{threads.loop_var.name}'")
+        self.thread = ours[0]
+        self.staged = []
+
+    def run(self) -> Any:
+        lane = ir.tirx.floormod(self.thread, self.shared)
+        body = [
+            ir.BufferStore(o, self._of(each, lane), [_ZERO])
+            for o, each in zip(self.own, self.merge.of, strict=True)
+        ]
+        body += [*self._among(self.shared), *self._store()]
+        old = self.merge.block
+        kept = [
+            (each, value)
+            for each, value in zip(old.iter_vars, self.merge.realize.iter_values, strict=True)
+            if not each.same_as(self.merge.reduced)
+        ]
+        block = ir.SBlock(
+            [each for each, _ in kept],
+            [self._every(each) for each in old.reads],
+            list(old.writes),
+            old.name_hint,
+            ir.SeqStmt(body),
+            None,
+            [*old.alloc_buffers, *self._buffers()],
+            [],
+            {MERGED: 1},
+        )
+        return ir.SBlockRealize([value for _, value in kept], self.merge.realize.predicate, block)
+
+    def _of(self, load: Any, lane: Any) -> Any:
+        reduced = self.merge.reduced.var
+        return ir.substitute(load, lambda var: lane if var.same_as(reduced) else var)
+
+    def _every(self, region: Any) -> Any:
+        """A region of what all iterations of the loop read."""
+        whole, reduced = ir.tvm.ir.Range.from_min_extent, self.merge.reduced.var
+        ranges = [
+            whole(0, extent) if any(v.same_as(reduced) for v in ir.variables(each.min)) else each
+            for each, extent in zip(region.region, region.source.ty.shape, strict=True)
+        ]
+        return ir.tirx.BufferRegion(region.source, ranges)
 
 
 _ZERO = ir.tirx.IntImm("int32", 0)

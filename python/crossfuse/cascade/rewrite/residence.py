@@ -38,7 +38,7 @@ class Residence:
         width = cover.vector * stream.width
         dtype = str(stream.buffer.ty.dtype)
         if self.where == "registers":
-            shape = (self.frame.rows, 1, cover.threads, cover.held, width)
+            shape = (self.frame.rows, tiles.cluster, cover.threads, cover.held, width)
         else:
             shape = (tiles.cluster, self.frame.rows, cover.held, cover.threads, width)
         return held(f"{stream.name}_kept", shape, dtype)
