@@ -64,6 +64,9 @@ ROW_COUNTS = ("at most",)
 #: Annotation of a block that reduces a tuple over threads: its body binds the right state, number
 #: by number, then what merging computes; stores come last. See `crossfuse.lower.lower_merges`.
 MERGE = "crossfuse.merge"
+#: Annotation of the same block: for each number of the tuple its value in every one of the states
+#: that are merged, where that is known and sums, such as the count of elements; else 0.
+MERGE_EQUAL = "crossfuse.merge_equal"
 #: Annotation of what such a block becomes: all threads end with equal results.
 MERGED = "crossfuse.merged"
 

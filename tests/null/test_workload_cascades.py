@@ -120,6 +120,8 @@ def test_causal_rows_see_what_is_before_them() -> None:
         "R5:tokens=2,hidden=3,experts=4,top_k=2",
         "R8:rows=2,cols=9",
         "R12:bodies=2,points=3",
+        "R14:rows=2,cols=9",
+        "layernorm:rows=3,cols=5,residual=true",
     ],
 )
 def test_adversarial_inputs_have_the_types_of_the_operands(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from crossfuse.bench.quack import quack
 from crossfuse.bench.variant import no_such
 from crossfuse.workload import cascade_products, cascade_spec
 from crossfuse.workload.cascade_products import LARGEST_QUANTISED, LEAST_MAGNITUDE
@@ -25,7 +26,8 @@ def formula(name: str, spec: CascadeSpec) -> Formula:
     Parameters
     ----------
     name : str
-        ``eager``, ``compile``, ``autotune``, ``sdpa-flash``, ``sdpa-cudnn`` or ``sdpa-efficient``.
+        ``eager``, ``compile``, ``autotune``, ``sdpa-flash``, ``sdpa-cudnn``, ``sdpa-efficient`` or
+        ``quack``.
     spec : CascadeSpec
         What is computed.
 
@@ -51,6 +53,8 @@ def formula(name: str, spec: CascadeSpec) -> Formula:
         return _library(_LIBRARY[name], spec)
     if name in _LIBRARY and isinstance(spec, cascade_products.MlaDecode):
         return _latent_library(_LIBRARY[name], spec)
+    if name == "quack":
+        return quack(spec)
     limit = "eager, compile and autotune; sdpa-flash, sdpa-cudnn and sdpa-efficient of attention"
     raise no_such(name, spec, limit, "measure one of these")
 

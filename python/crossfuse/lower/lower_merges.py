@@ -23,6 +23,7 @@ def lower_merges() -> Any:
     """Pass: blocks marked `MERGE` whose loop threads share become shuffles.
 
     Threads exchange states in pairs, at distances 1, 2, 4, 8 and 16; warps through shared memory.
+    Numbers that are the same in all states (`MERGE_EQUAL`) are known, and not exchanged.
     Of a pair the thread with the lower number is the left one, so that both compute the same, and
     states merge in the order of threads::
 
@@ -85,6 +86,7 @@ class _Lowering:
         self.group = group
         self.thread = ir.Var(merge.reduced.var.name, str(merge.reduced.var.ty))
         self.row = ir.Var("group_", str(merge.reduced.var.ty))
+        self.equal: list[Any] = []
         count = len(merge.into)
         self.own = [self._register("own", i) for i in range(count)]
         self.left = [self._register("left", i) for i in range(count)]
@@ -101,7 +103,7 @@ class _Lowering:
         ]
         body += self._largest() or self._among(min(self.threads, WARP))
         if self.warps > 1:
-            body += [*self._exchange(), *self._among(self.warps)]
+            body += [*self._exchange(), *self._among(self.warps, WARP)]
         body += self._store()
         renamed = {self.merge.reduced.var: self.thread}
         statement = ir.substitute(ir.SeqStmt(body), lambda var: renamed.get(var, var))
@@ -170,21 +172,29 @@ class _Lowering:
         )
         return [ir.BufferStore(own, largest, [_ZERO])]
 
-    def _among(self, count: int) -> list[Any]:
-        """Statements: merge the states of `count` neighbours, in pairs."""
+    def _among(self, count: int, merged: int = 1) -> list[Any]:
+        """Statements: merge the states of `count` neighbours, each of `merged` states, in pairs."""
         statements: list[Any] = []
         distance = 1
         while distance < count:
-            statements += self._pair(distance)
+            statements += self._pair(distance, merged * distance)
             distance *= 2
         return statements
 
-    def _pair(self, distance: int) -> list[Any]:
+    def _pair(self, distance: int, merged: int) -> list[Any]:
         lanes = min(WARP, self.threads * self.groups)
         mask = ir.tirx.const((1 << lanes) - 1, "uint32")
         lower = ir.tirx.EQ(ir.tirx.bitwise_and(self.thread, distance), 0)
         statements: list[Any] = []
-        for own, left, right in zip(self.own, self.left, self.right, strict=True):
+        self.equal = [
+            ir.tirx.const(each * merged, str(own.ty.dtype)) if each else None
+            for each, own in zip(self.merge.equal, self.own, strict=True)
+        ]
+        for own, left, right, equal in zip(
+            self.own, self.left, self.right, self.equal, strict=True
+        ):
+            if equal is not None:
+                continue
             other = ir.tirx.call_intrin(
                 str(own.ty.dtype), _SHUFFLE, mask, own[0], distance, WARP, WARP
             )
@@ -194,8 +204,8 @@ class _Lowering:
                 ir.BufferStore(right, ir.tirx.Select(lower, right[0], own[0]), [_ZERO]),
             ]
         known = {var: buffer[0] for var, buffer in self.values.items()}
-        for var, right in zip(self.merge.right, self.right, strict=True):
-            known[var] = right[0]
+        for var, right, equal in zip(self.merge.right, self.right, self.equal, strict=True):
+            known[var] = right[0] if equal is None else equal
         for each in self.merge.computed:
             value = self._written(each.value, known)
             if isinstance(each, ir.Bind):
@@ -210,9 +220,9 @@ class _Lowering:
         """An expression of merging over the registers of a pair."""
 
         def load(node: Any, mutator: Any) -> Any:
-            for store, left in zip(self.merge.into, self.left, strict=True):
+            for store, left, equal in zip(self.merge.into, self.left, self.equal, strict=True):
                 if node.source.same_as(store.buffer):
-                    return left[0]
+                    return left[0] if equal is None else equal
             return mutator.default_mutate(node)
 
         expression = ir.mutate(expression, (ir.TensorLoad, load))

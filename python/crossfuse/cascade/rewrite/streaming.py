@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -25,7 +26,7 @@ from crossfuse.cascade.rewrite.segments import Segment
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.site import OutputSite, Site, StageSite
 from crossfuse.hardware import WARP
-from crossfuse.markers import FAST, MERGE, PUSH, RESIDENT_CTAS
+from crossfuse.markers import FAST, MERGE, MERGE_EQUAL, PUSH, RESIDENT_CTAS
 
 
 def streaming(site: Site, derivation: Derivation, tiles: StreamTiles | None = None) -> Any:
@@ -74,11 +75,11 @@ def streaming(site: Site, derivation: Derivation, tiles: StreamTiles | None = No
     """
     sizes = tiles or StreamTiles()
     _check(site, derivation)
+    sizes.check(prod(int(site.extents[each]) for each in site.rows))
     with ir.IRBuilder() as builder, ir.script.prim_func(s_tir=True):
         ir.script.func_name(symbol_of(site.function))
         ir.script.func_attr({FAST: 1} | ({RESIDENT_CTAS: sizes.ctas} if sizes.ctas else {}))
         frame = frame_of(over_parameters(site), derivation, sizes)
-        sizes.check(frame.rows)
         _Writer(frame).run()
     return builder.get()
 
@@ -205,6 +206,7 @@ class _Writer:
             ir.script.writes(
                 *[each[place] for each in self.segments.values()],
                 *[self._kept(each, place) for each in self.residence.buffers.values()],
+                *[self._kept(each, place) for each in self.residence.reused.values()],
             )
             Segment(self.frame, place, self.residence).run(self.segments)
 
@@ -222,7 +224,7 @@ class _Writer:
             of = named("thread_", ir.script.axis.reduce(self.threads, thread))
             into = (at_row,) if self.ctas == 1 else (rank, at_row)
             invariants = self.frame.invariants(self.frame.at_row(at_row))
-            ir.script.sblock_attr({MERGE: 1})
+            ir.script.sblock_attr({MERGE: 1, MERGE_EQUAL: self._counts(1)})
             place = (at_row, rank, of)
             self._join(self.merged, into, self.segments, place, invariants)
 
@@ -243,8 +245,20 @@ class _Writer:
             of = named("other_", ir.script.axis.reduce(self.ctas, other))
             invariants = self.frame.invariants(self.frame.at_row(place[0]))
             if self.ctas & (self.ctas - 1) == 0 and self.ctas <= min(self.threads, WARP):
-                ir.script.sblock_attr({MERGE: 1})
+                ir.script.sblock_attr({MERGE: 1, MERGE_EQUAL: self._counts(self.threads)})
             self._join(self.final, place, self.inbox, (place[1], place[0], of), invariants)
+
+    def _counts(self, threads: int) -> list[int]:
+        """For each number its value where it counts the elements of so many threads."""
+        cover = self.frame.cover
+        each = cover.steps * cover.vector * threads
+        if any(tiling.guarded for tiling in cover.tilings):
+            each = 0
+        return [
+            each * (slot.monoid.name == "sum" and slot.contribution == 1)
+            for slot in self.slots
+            for _ in numbers(slot, self.frame.dtype)
+        ]
 
     def _join(self, into: Any, into_place: Any, of: Any, of_place: Any, invariants: Any) -> None:
         merge(self.slots, into, into_place, of, of_place, invariants, self.frame.dtype)
@@ -255,7 +269,8 @@ class _Writer:
             held_in = self.final if self.ctas > 1 else self.merged
             index = place if self.ctas > 1 else (place[0],)
             state = {name: buffer[index] for name, buffer in held_in.items()}
-            Outputs(self.frame, place, self.residence, state).run()
+            before = {name: buffer[place] for name, buffer in self.segments.items()}
+            Outputs(self.frame, place, self.residence, state, before).run()
 
 
 def _whole(buffer: Any) -> Any:

@@ -57,6 +57,11 @@ DUE: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         },
         {"inertia": "inertia"},
     ),
+    "R13": (SOFTMAX, {"y": "-m + x - log(s)"}),
+    "R14": (
+        {"squares": "sum (residual + x)**2"},
+        {"h": "residual + x", "y": "weight*(residual + x)/sqrt(1/100000 + squares/N)"},
+    ),
 }
 CASTS = {"R1": "bfloat16", "R6": "float8_e4m3fn", "R9": "bfloat16", "R7": ""}
 
