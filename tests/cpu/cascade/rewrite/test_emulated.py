@@ -7,12 +7,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpu.cascade.rewrite.cases import CASES, assert_close, inputs, scheduled
+from cascade_functions import variance
+from cpu.cascade.rewrite.cases import (
+    CASES,
+    assert_close,
+    each_kind,
+    inputs,
+    of_rows,
+    scheduled,
+    stream_of,
+)
+from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.tiles import StreamTiles
-from crossfuse.emulate.cuda import emulate
+from crossfuse.emulate.cuda import emulate, remove_cluster_barrier
 from crossfuse.emulate.cuda.faults import drop_call
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
+from crossfuse.schedule.rules.stream import schedule_stream
 
 #: Cluster, threads, unroll, residence, cascade; lengths leave a rest in the last CTA.
 CLUSTERS = [
@@ -51,6 +62,43 @@ def test_clusters(cluster: int, threads: int, unroll: int, resident: str, name: 
     # Threads and clusters ran in three orders.
     for other in report.later:
         assert other[output].tobytes() == report.outputs[output].tobytes()
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("name", ["softmax", "layer_norm"])
+def test_whole_rows_in_registers(name: str, cluster: int) -> None:
+    """All threads have equal counts, which are known; exponentials are kept for the outputs."""
+    tiles = StreamTiles(32, unroll=2, cluster=cluster, resident="registers")
+    length = 256 * cluster
+    arrays, kinds = each_kind(name, 1, length)
+    report = emulate(image_of(name, len(kinds), length, tiles), arrays)
+    assert report.ok, "\n".join(map(str, report.findings))
+    for rows in kinds.values():
+        assert_close(report.outputs["Y"][rows], name, of_rows(arrays, rows))
+
+
+def test_threads_without_elements_that_count() -> None:
+    """Their maximum is -oo, and what they kept is 0 below any other."""
+    tiles = StreamTiles(32, unroll=1, cluster=2, resident="registers")
+    x = np.full((3, 256), -np.inf, np.float32)
+    x[0, 130], x[1, 3:5], x[2, ::7] = -200.0, (3e38, 2e38), np.linspace(-1e4, 1e4, 37)
+    arrays = {"X": x}
+    report = emulate(image_of("softmax", 3, 256, tiles), arrays)
+    assert report.ok, "\n".join(map(str, report.findings))
+    assert_close(report.outputs["Y"], "softmax", arrays)
+
+
+def test_states_of_eight_bytes_meet_at_barriers() -> None:
+    tiles = StreamTiles(32, unroll=1, cluster=2)
+    arrays = inputs("variance", 1, 300, "shifted", "float64")
+    (site,) = detect(variance(1, 300, "float64", "float64"))
+    right = lower(schedule_stream(stream_of(site, tiles), tiles)).image
+    report = emulate(right, arrays)
+    assert report.ok, "\n".join(map(str, report.findings))
+    np.testing.assert_allclose(report.outputs["V"], arrays["X"].var(axis=1), rtol=1e-12)
+    # Each number of the state is found to be read too early in several ways.
+    report = emulate(remove_cluster_barrier(right, 0), arrays, max_findings=32)
+    assert {"race", "peer-not-started"} <= {each.kind for each in report.findings}
 
 
 @pytest.mark.parametrize("rows", [4, 64])
@@ -95,15 +143,19 @@ def test_a_pair_that_is_merged_the_wrong_way_round() -> None:
         assert_close(emulate(wrong, arrays).outputs["Y"], "softmax", arrays)
 
 
-def test_bfloat16() -> None:
+@pytest.mark.parametrize(("name", "cluster"), [("softmax", 1), ("layer_norm", 2)])
+def test_bfloat16(name: str, cluster: int) -> None:
     """Packed registers and vectors of eight."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    tiles = StreamTiles(64, unroll=2, resident="registers")
-    arrays = inputs("softmax", 2, 1024)
-    arrays = {"X": arrays["X"].astype(ml_dtypes.bfloat16)}
-    image = lower(scheduled("softmax", 2, 1024, tiles, "bfloat16")).image
+    tiles = StreamTiles(64, unroll=2, cluster=cluster, resident="registers")
+    length = 1024 * cluster
+    arrays = {
+        key: each.astype(ml_dtypes.bfloat16) for key, each in inputs(name, 2, length).items()
+    }
+    image = lower(scheduled(name, 2, length, tiles, "bfloat16")).image
     assert "uint4" in image.cuda and "words" in image.cuda
     report = emulate(image, arrays)
     assert report.ok, "\n".join(map(str, report.findings))
-    wanted = CASES["softmax"].reference(arrays, "float64")
-    np.testing.assert_allclose(report.outputs["Y"].astype("float64"), wanted, rtol=2**-8)
+    wanted = CASES[name].reference(arrays, "float64")
+    found = report.outputs["Y"].astype("float64")
+    np.testing.assert_allclose(found, wanted, rtol=2**-8, atol=1e-6)
