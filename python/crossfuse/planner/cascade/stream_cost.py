@@ -2,10 +2,11 @@
 
 ::
 
-    time = start + hbm + exponentials + issue + waiting + clusters + shared
+    time = start + hbm + exponentials + issue + waiting      (a maximum: what each adds)
+           + merge + clusters + barrier + shared
 
-The first four are what each adds to the longest so far; waiting is what CTAs add that have to wait
-for their own loads and merges, clusters what they add by waiting for each other.
+Where outputs over the axis wait for the state, so do all elements of a CTA: what it loads and what
+it computes follow each other, and the maximum is a smooth one (`_with_outputs`).
 
 Constants were fitted to streams on an H100 SXM (CUDA graph, cold L2, medians of 15; most are in
 benchmarks/results/cascade-candidates-h100.jsonl), and are good for the order of tiles rather than
@@ -22,36 +23,49 @@ from crossfuse.cascade.rewrite.work import Work
 from crossfuse.hardware import WARP, Device
 from crossfuse.planner.cascade.rates import lanes_time, special_time
 from crossfuse.planner.cascade.stream_limits import ctas, shared_bytes, steps
-from crossfuse.planner.cost.rates import Rates
+from crossfuse.planner.cost.rates import Rates, at
 from crossfuse.planner.cost.start import start_time
 from crossfuse.planner.cost.terms import Estimate
 
 #: Microseconds until a load under full traffic is there: 64 CTAs with 32 KiB of loads each took in
 #: 2.59 TB/s of an H100's 3.1.
 TURNAROUND = 0.8
-#: Bytes a microsecond that one multiprocessor takes in by ordinary loads.
-INGEST = 100e3
-#: Microseconds of a CTA for each of its warps, and for each number of the state and each round in
-#: which threads merge two by two.
-IDLE_OF_WARP, ROUND = 0.006, 0.016
+#: Bytes a microsecond that one multiprocessor takes in by ordinary loads: 64 CTAs with 64 KiB of
+#: loads each read the variance of 64 rows at 2.96 TB/s.
+INGEST = 47e3
+#: Instructions of a thread for each number of the state and each round in which threads merge two
+#: by two. Layer norm of 8192 columns, whose 4 numbers merge by divisions, takes 107 us with 512
+#: threads a row and 190 to 224 with 1024, where 256 keep up with memory (92).
+EXCHANGE = 18
+#: Microseconds of a CTA without loads at each of its rows, while states merge and the next CTA
+#: starts, and what each warp adds. One CTA a multiprocessor loses all of them: 0.25 of softmax (a
+#: row of 64 KiB that is written too), 0.97 of cross entropy (256 KiB that are only read).
+IDLE, IDLE_OF_WARP = 0.4, 0.005
+#: Part of the time that each CTA of a cluster adds, since all of them wait for the slowest, and
+#: what clusters add that do not run all at once: they wait for room together. The variance of few
+#: rows took 1 to 3 % longer than its bytes in clusters of 2, 5 of 4, 9 of 8; softmax of many rows
+#: 5 % longer in clusters of 2, and 12 of 4.
+CLUSTER_CTA, CLUSTER_WAVES = 0.012, 0.03
+#: Bytes a microsecond of a multiprocessor's shared memory, and the part of its time that shows.
+SHARED_RATE, SHARED_SHOWN = 218e3, 0.33
+#: Of streams with outputs over the axis: bytes a microsecond that a multiprocessor takes in, microseconds of
+#: a CTA for each of its warps, and for each number of the state and each round in which threads
+#: merge two by two. With the five below fitted to 250 kernels of softmaxes and norms on H100s, 1024
+#: to 262144 columns: 2.9 % off, the first choice 0.8 % behind the best that was measured.
+TAKEN, WARP_STAYS, ROUND = 100e3, 0.006, 0.016
 #: Microseconds that the CTAs of a cluster wait for each other, for two of them and for each time
 #: that there are twice as many; and how much longer they compute, since what is uneven adds up.
 MEET, MEET_TWICE, UNEVEN = 0.02, 0.436, 1.02
 #: Instructions for each operation of an element.
 PER_OPERATION = 1.56
-#: Part of the time that each CTA of a cluster adds where no other cluster follows it: variances of few
-#: rows took 1 to 3 % longer than their bytes in clusters of 2, 5 of 4, 9 of 8.
-LAST = 0.012
 #: How sharply the longer of two decides, what memory takes of a wave of CTAs or what one of them
 #: takes that has memory for itself: a maximum is too low where they are close.
 SHARPNESS = 4
-#: Part of the time that a CTA adds which has a multiprocessor for itself, and nobody to load while it
-#: merges and stores.
+#: Part of the time that a CTA adds which has a multiprocessor for itself, and nobody to load while
+#: it merges and stores.
 LONE = 0.02
 #: Part of the time that reads and writes together take longer than each at its own rate.
 MIXED = 0.059
-#: Bytes a microsecond of a multiprocessor's shared memory, and the part of its time that shows.
-SHARED_RATE, SHARED_SHOWN = 218e3, 0.33
 #: Part of L2 in which rows are found again: 60 % of a softmax that was read twice came from HBM
 #: the second time, with 52 MB of rows at work.
 USED_L2 = 0.35
@@ -90,29 +104,69 @@ def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates
         Terms in microseconds.
     """
     waves = _waves(work, tiles, device)
+    if work.outputs:
+        return _with_outputs(work, tiles, waves, device, rates)
+    idle = IDLE + IDLE_OF_WARP * tiles.threads * tiles.rows / 32
+    together = min(waves.side, -(-waves.groups * tiles.cluster // device.sms))
     busy = {
         "hbm": _memory(work, tiles, waves, rates, device),
         "exponentials": special_time(work.rows * work.length * work.exponentials, device, rates),
         "issue": lanes_time(_instructions(work, tiles), device, rates),
+    }
+    alone = waves.count * (_alone(work, tiles, together) + idle)
+    terms: dict[str, float] = {}
+    reached = 0.0
+    for name, time in (*busy.items(), ("waiting", alone)):
+        terms[name] = max(0.0, time - reached)
+        reached = max(reached, time)
+    # While one CTA of a multiprocessor is idle the others load.
+    terms["merge"] = waves.count * idle / waves.side
+    if tiles.cluster > 1:
+        share = CLUSTER_CTA * tiles.cluster + CLUSTER_WAVES * (waves.count > 1)
+        terms["clusters"] = share * (reached + terms["merge"])
+        terms["barrier"] = waves.count * float(at(rates.measured.cluster_barrier, tiles.cluster))
+    running = min(waves.groups, waves.places) * tiles.cluster
+    terms["start"] = float(start_time(rates, tiles.cluster, running))
+    return Estimate({name: time for name, time in terms.items() if time}, busy)
+
+
+def _with_outputs(
+    work: Work, tiles: StreamTiles, waves: _Waves, device: Device, rates: Rates
+) -> Estimate:
+    """Estimate a stream with outputs over the axis."""
+    elements = steps(work, tiles) * work.vector * tiles.threads * tiles.rows
+    reuses = work.reused and tiles.resident == "registers" and steps(work, tiles) <= tiles.unroll
+    operations = PER_OPERATION * (work.operations - (work.spared if reuses else 0))
+    ctas = waves.groups * tiles.cluster
+    hbm = _memory(work, tiles, waves, rates, device) * (1 + MIXED)
+    special = special_time(work.rows * work.length * work.exponentials, device, rates)
+    busy = {
+        "hbm": hbm,
+        "exponentials": special,
+        "issue": lanes_time(ctas * elements * operations, device, rates),
     }
     terms: dict[str, float] = {}
     reached = 0.0
     for name, time in busy.items():
         terms[name] = max(0.0, time - reached)
         reached = max(reached, time)
-    ctas = waves.groups * tiles.cluster
     together = min(waves.side, -(-ctas // device.sms))
     count = max(1.0, ctas / (device.sms * together))
-    computed = together * lanes_time(_of_cta(work, tiles), device, rates) * device.sms
-    alone = _alone(work, tiles, together, computed)
+    computed = together * lanes_time(elements * operations * device.sms, device, rates)
+    batches = -(-steps(work, tiles) // tiles.unroll)
+    sweeps = 2 if tiles.resident == "none" else 1
+    loaded = sweeps * together * elements / work.vector * work.fetched / TAKEN
+    warps = max(1.0, tiles.threads * tiles.rows / WARP)
+    merged = ROUND * work.slots * log2(max(2, tiles.threads))
+    alone = sweeps * (batches - 1) * TURNAROUND + loaded + computed + WARP_STAYS * warps + merged
     by_itself = _longer(reached, count * alone)
     terms["waiting"] = by_itself - reached + LONE * reached * (together == 1 < count)
     if tiles.cluster > 1:
         alone += MEET + MEET_TWICE * log2(tiles.cluster) + UNEVEN * computed
-        last = LAST * tiles.cluster * reached * (count == 1)
+        last = CLUSTER_CTA * tiles.cluster * reached * (count == 1)
         terms["clusters"] = _longer(reached, count * alone) - by_itself + last
     if tiles.resident == "shared":
-        each = waves.groups * tiles.cluster / min(device.sms, waves.groups * tiles.cluster)
+        each = ctas / min(device.sms, ctas)
         terms["shared"] = SHARED_SHOWN * each * 2 * shared_bytes(work, tiles) / SHARED_RATE
     running = min(waves.groups, waves.places) * tiles.cluster
     terms["start"] = float(start_time(rates, tiles.cluster, running))
@@ -154,20 +208,14 @@ def _memory(work: Work, tiles: StreamTiles, waves: _Waves, rates: Rates, device:
     if work.outputs and tiles.resident == "none":
         read += work.kept * _missed(work, tiles, waves, device)
     measured = rates.measured
-    time = elements * (read / measured.hbm_read + work.written / measured.hbm_write)
-    return time * (1 + MIXED * bool(work.written))
+    return elements * (read / measured.hbm_read + work.written / measured.hbm_write)
 
 
 def _instructions(work: Work, tiles: StreamTiles) -> float:
-    """Of all threads."""
-    return work.rows / tiles.rows * tiles.cluster * _of_cta(work, tiles)
-
-
-def _of_cta(work: Work, tiles: StreamTiles) -> float:
-    """Of the threads of a CTA."""
-    elements = steps(work, tiles) * work.vector * tiles.threads * tiles.rows
-    reuses = work.reused and tiles.resident == "registers" and steps(work, tiles) <= tiles.unroll
-    return PER_OPERATION * (work.operations - (work.spared if reuses else 0)) * elements
+    """Of all threads: elements of all rows, and states that merge."""
+    threads = tiles.threads * tiles.cluster
+    merged = threads * log2(tiles.threads) * work.slots * EXCHANGE
+    return work.rows * (work.length * work.operations + merged)
 
 
 def _missed(work: Work, tiles: StreamTiles, waves: _Waves, device: Device) -> float:
@@ -177,17 +225,12 @@ def _missed(work: Work, tiles: StreamTiles, waves: _Waves, device: Device) -> fl
     return max(0.0, 1 - USED_L2 * device.l2_bytes / max(1, occupied))
 
 
-def _alone(work: Work, tiles: StreamTiles, together: int, computed: float) -> float:
-    """Microseconds of a CTA for its rows, `together` of which share what an SM takes in."""
+def _alone(work: Work, tiles: StreamTiles, together: int) -> float:
+    """Microseconds of a CTA for its rows where it waits for its own loads only.
+
+    `together` CTAs share what a multiprocessor takes in.
+    """
     total = steps(work, tiles)
     batches = -(-total // tiles.unroll)
     taken = work.fetched * total * tiles.threads * tiles.rows
-    sweeps = 2 if work.outputs and tiles.resident == "none" else 1
-    waited, carried = (batches - 1) * TURNAROUND, together * taken / INGEST
-    loaded = sweeps * max(waited, carried)
-    warps = max(1.0, tiles.threads * tiles.rows / WARP)
-    merged = ROUND * work.slots * log2(max(2, tiles.threads))
-    longer, shorter = max(loaded, computed), min(loaded, computed)
-    # What stays is awaited whole; of a long stream a batch is loaded while others are computed.
-    rest = shorter / batches if tiles.resident == "none" else shorter + min(waited, carried)
-    return longer + rest + IDLE_OF_WARP * warps + merged
+    return max(batches * TURNAROUND, together * taken / INGEST)

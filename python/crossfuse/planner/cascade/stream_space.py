@@ -8,7 +8,7 @@ from math import gcd, log, log2
 
 from crossfuse.cascade.rewrite.tiles import RESIDENCES, StreamTiles
 from crossfuse.cascade.rewrite.work import Work
-from crossfuse.hardware import Device
+from crossfuse.hardware import WARP, Device
 from crossfuse.planner.cascade.stream_limits import ctas, steps
 from crossfuse.planner.space.count import Step
 
@@ -27,10 +27,13 @@ _LINE = 128
 _HELD = 32
 #: Bytes of a thread in flight at most, as many as were measured.
 _LOADED = 128
+#: Bytes of a load that is not narrow.
+_WIDE = 16
 #: Rows for each multiprocessor from which on clusters have nothing to fill.
 _FULL = 2
-#: Estimates closer than this are equal; of equal ones CTAs of this size come first.
-_EQUAL, _THREADS_OF_CTA = 1.005, 256
+#: Estimates closer than this are equal, the second with outputs over the axis; of equal ones CTAs of
+#: this size come first.
+_EQUAL, _EQUAL_ALONG, _THREADS_OF_CTA = 1.02, 1.005, 256
 
 #: A rule: its name, what it keeps in words, and whether tiles keep it.
 Rule = tuple[str, str, Callable[[StreamTiles], bool]]
@@ -66,22 +69,26 @@ def stream_tiles(work: Work, device: Device) -> tuple[tuple[Step, ...], tuple[St
     return tuple(counts), tuple(left)
 
 
-def ordered(times: Sequence[tuple[float, StreamTiles]]) -> list[tuple[float, StreamTiles]]:
+def ordered(
+    work: Work, times: Sequence[tuple[float, StreamTiles]]
+) -> list[tuple[float, StreamTiles]]:
     """Tiles by their times, the best first.
 
-    Of equal times those without clusters come first, then the most usual CTAs.
+    Of equal times those without clusters come first, then the most usual CTAs. Rows that stay in
+    registers are loaded by as many threads as there can be, unless each load is a narrow one.
     """
+    wide = work.fetched >= _WIDE
+    equal = _EQUAL_ALONG if work.outputs else _EQUAL
     if not times:
         return []
     best = min(time for time, _ in times)
 
     def key(pair: tuple[float, StreamTiles]) -> tuple[float, ...]:
         time, tiles = pair
-        beyond = int(log(time / best) / log(_EQUAL) + 1e-9)
+        beyond = int(log(time / best) / log(equal) + 1e-9)
         unusual = abs(log2(tiles.threads * tiles.rows / _THREADS_OF_CTA))
         residence = RESIDENCES.index(tiles.resident)
-        # Rows that stay in registers are loaded at once: by as many threads as there can be.
-        batch = tiles.unroll if tiles.resident == "registers" else -tiles.unroll
+        batch = tiles.unroll if tiles.resident == "registers" and wide else -tiles.unroll
         return (beyond, tiles.cluster, unusual, batch, residence, tiles.threads)
 
     return sorted(times, key=key)
@@ -115,6 +122,9 @@ def _rules(work: Work, device: Device) -> tuple[Rule, ...]:
 
     def loads(tiles: StreamTiles) -> bool:
         few_vectors = tiles.unroll < 2 * steps(work, tiles)
+        narrow = tiles.unroll * work.fetched < _WIDE and tiles.threads > WARP
+        if narrow and work.outputs:
+            return False
         return tiles.unroll == 1 or (few_vectors and tiles.unroll * work.fetched <= _LOADED)
 
     def short(tiles: StreamTiles) -> bool:
