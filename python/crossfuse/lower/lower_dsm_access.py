@@ -12,8 +12,8 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.intrinsics import WORDS, dsm_load, dsm_store
 from crossfuse.lower.passes import prim_func_pass, was_lowered
-from crossfuse.lower.refusal import refuse
 from crossfuse.lower.push import ARRIVED, barrier_pointer, push_word, take_word
+from crossfuse.lower.refusal import refuse
 from crossfuse.lower.slabs import PEERS_SCOPE, PEERS_SUFFIX, PUSHED_SUFFIX, RANK_STRIDE
 
 

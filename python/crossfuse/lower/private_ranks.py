@@ -72,10 +72,9 @@ def _is_rank(kernel: ClusterKernel, access: Access, dimension: int) -> bool:
         return False
     extent = ir.constant(access.buffer.ty.shape[dimension])
     for axis, size in kernel.cluster.items():
-        loop = access.cluster_loop(axis)
-        if size == extent != 1 and loop is not None:
-            if is_own(access.indices[dimension], loop, access.loops):
-                return True
+        loop = access.cluster_loop(axis) if size == extent != 1 else None
+        if loop is not None and is_own(access.indices[dimension], loop, access.loops):
+            return True
     return False
 
 

@@ -50,8 +50,9 @@ def random_inputs(spec: CascadeSpec, seed: int = 0) -> Inputs:
 def adversarial_inputs(spec: CascadeSpec, seed: int = 0) -> Iterator[tuple[str, Inputs]]:
     """Yield named inputs on which rounding, masking and correction mistakes show.
 
-    All of them change ``x``, or the queries; a residual is zero in them. ``large``: 64 times as large, so that exponentials
-    overflow unless they are taken below the maximum. ``zero_rows``: every second row is zero.
+    All of them change ``x``, or the queries; a residual is zero in them. ``large``: 64 times as
+    large, so that exponentials overflow unless they are taken below the maximum. ``zero_rows``:
+    every second row is zero.
     ``constant_rows``: each repeats one value. ``denormal``: denormals only. ``ascending``: each
     element of a row is larger than the one before, so that every one changes the maximum.
     ``descending``: none does. ``offset``: one thousand more, which cancels in deviations.

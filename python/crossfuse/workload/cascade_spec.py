@@ -138,6 +138,8 @@ class Norm(CascadeSpec):
 
     Attributes
     ----------
+    rows, cols : int
+        Rows, and elements of each.
     residual : bool
         Whether a second matrix is added first. The sum is an output too: the next layer adds to it.
         It is rounded where it is stored; what is normalised is not.

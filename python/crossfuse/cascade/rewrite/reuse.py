@@ -80,6 +80,8 @@ def _factor(slot: Slot) -> sympy.Expr | None:
     if slot.monoid.name != "sum" or not isinstance(slot.carry, sympy.Mul):
         return None
     others = [each for each in slot.carry.args if each != slot.symbol]
-    if len(others) + 1 != len(slot.carry.args) or any(slot.symbol in e.free_symbols for e in others):
+    if len(others) + 1 != len(slot.carry.args) or any(
+        slot.symbol in e.free_symbols for e in others
+    ):
         return None
     return sympy.Mul(*others)

@@ -123,7 +123,9 @@ def _ranges(loops: list[Any], indices: list[Any]) -> dict[Any, Any]:
 
 def _injective(indices: list[Any], ranges: dict[Any, Any], predicate: Any) -> bool:
     # Injective without the predicate is injective with it; some maps need it to be affine.
-    return _is_spread(indices, ranges) or any(len(_detect(indices, ranges, each).indices) > 0 for each in (_TRUE, predicate))
+    return _is_spread(indices, ranges) or any(
+        len(_detect(indices, ranges, each).indices) > 0 for each in (_TRUE, predicate)
+    )
 
 
 def _is_spread(indices: list[Any], ranges: dict[Any, Any]) -> bool:

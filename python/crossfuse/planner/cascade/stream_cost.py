@@ -48,10 +48,11 @@ IDLE, IDLE_OF_WARP = 0.4, 0.005
 CLUSTER_CTA, CLUSTER_WAVES = 0.012, 0.03
 #: Bytes a microsecond of a multiprocessor's shared memory, and the part of its time that shows.
 SHARED_RATE, SHARED_SHOWN = 218e3, 0.33
-#: Of streams with outputs over the axis: bytes a microsecond that a multiprocessor takes in, microseconds of
-#: a CTA for each of its warps, and for each number of the state and each round in which threads
-#: merge two by two. With the five below fitted to 250 kernels of softmaxes and norms on H100s, 1024
-#: to 262144 columns: 2.9 % off, the first choice 0.8 % behind the best that was measured.
+#: Of streams with outputs over the axis: bytes a microsecond that a multiprocessor takes in,
+#: microseconds of a CTA for each of its warps, and for each number of the state and each round in
+#: which threads merge two by two. With those below fitted to 120 kernels of softmaxes and norms of
+#: 1024 to 262144 columns on H100s (benchmarks/results/rows-candidates-h100.json): near the best 4 %
+#: off, the first choice 0.8 % behind the best that was measured.
 TAKEN, WARP_STAYS, ROUND = 100e3, 0.006, 0.016
 #: Microseconds that the CTAs of a cluster wait for each other, for two of them and for each time
 #: that there are twice as many; and how much longer they compute, since what is uneven adds up.
@@ -61,9 +62,6 @@ PER_OPERATION = 1.56
 #: How sharply the longer of two decides, what memory takes of a wave of CTAs or what one of them
 #: takes that has memory for itself: a maximum is too low where they are close.
 SHARPNESS = 4
-#: Part of the time that a CTA adds which has a multiprocessor for itself, and nobody to load while
-#: it merges and stores.
-LONE = 0.02
 #: Part of the time that reads and writes together take longer than each at its own rate.
 MIXED = 0.059
 #: Part of L2 in which rows are found again: 60 % of a softmax that was read twice came from HBM
@@ -159,12 +157,16 @@ def _with_outputs(
     warps = max(1.0, tiles.threads * tiles.rows / WARP)
     merged = ROUND * work.slots * log2(max(2, tiles.threads))
     alone = sweeps * (batches - 1) * TURNAROUND + loaded + computed + WARP_STAYS * warps + merged
-    by_itself = _longer(reached, count * alone)
-    terms["waiting"] = by_itself - reached + LONE * reached * (together == 1 < count)
+    # Where a CTA has a multiprocessor for itself, nobody loads while it computes; in clusters that
+    # is told by how long CTAs wait for each other.
+    lone = together == 1 < count and tiles.cluster == 1
+    read = reached / 2 if lone else 0.0
+    by_itself = _longer(reached, read + count * alone)
+    terms["waiting"] = by_itself - reached
     if tiles.cluster > 1:
         alone += MEET + MEET_TWICE * log2(tiles.cluster) + UNEVEN * computed
         last = CLUSTER_CTA * tiles.cluster * reached * (count == 1)
-        terms["clusters"] = _longer(reached, count * alone) - by_itself + last
+        terms["clusters"] = _longer(reached, read + count * alone) - by_itself + last
     if tiles.resident == "shared":
         each = ctas / min(device.sms, ctas)
         terms["shared"] = SHARED_SHOWN * each * 2 * shared_bytes(work, tiles) / SHARED_RATE

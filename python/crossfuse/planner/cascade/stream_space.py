@@ -31,8 +31,8 @@ _LOADED = 128
 _WIDE = 16
 #: Rows for each multiprocessor from which on clusters have nothing to fill.
 _FULL = 2
-#: Estimates closer than this are equal, the second with outputs over the axis; of equal ones CTAs of
-#: this size come first.
+#: Estimates closer than this are equal, the second with outputs over the axis; of equal ones CTAs
+#: of this size come first.
 _EQUAL, _EQUAL_ALONG, _THREADS_OF_CTA = 1.02, 1.005, 256
 
 #: A rule: its name, what it keeps in words, and whether tiles keep it.

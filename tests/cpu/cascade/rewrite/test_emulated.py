@@ -149,9 +149,7 @@ def test_bfloat16(name: str, cluster: int) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     tiles = StreamTiles(64, unroll=2, cluster=cluster, resident="registers")
     length = 1024 * cluster
-    arrays = {
-        key: each.astype(ml_dtypes.bfloat16) for key, each in inputs(name, 2, length).items()
-    }
+    arrays = {key: each.astype(ml_dtypes.bfloat16) for key, each in inputs(name, 2, length).items()}
     image = lower(scheduled(name, 2, length, tiles, "bfloat16")).image
     assert "uint4" in image.cuda and "words" in image.cuda
     report = emulate(image, arrays)
