@@ -159,7 +159,7 @@ def _summed(spec: cascade_spec.Norm, values: Values, rounded: Rounding) -> np.nd
 def _layernorm(
     spec: cascade_spec.LayerNorm, values: Values, rounded: Rounding, _: Rounding
 ) -> list[np.ndarray]:
-    *_, weight, bias = values
+    weight, bias = values[-2:]
     x = _summed(spec, values, rounded)
     away, variance = _deviations(x)
     normal = away / np.sqrt(variance + x.dtype.type(EPSILON)) * weight + bias

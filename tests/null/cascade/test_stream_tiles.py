@@ -42,7 +42,7 @@ WORKS = {
 }
 #: Microseconds on an H100 SXM: CUDA graph, cold L2, medians. Threads x unroll, cluster, residence.
 #: Without outputs of benchmarks/results/cascade-candidates-h100.jsonl, both of inertia of
-#: docs/hopper-measured.md; with outputs over the axis of rows-candidates-h100.json.
+#: docs/hopper-measured.md; with outputs over the axis of rows-candidates-h100.jsonl.
 MEASURED = {
     "cross entropy": {"256x8_c1_none": 341.5, "512x4_c1_none": 342.5, "1024x4_c1_none": 365.5},
     "variance": {"256x8_c1_none": 337.7},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -34,7 +35,7 @@ class Outputs:
     state : Mapping[str, tvm.ir.PrimExpr]
         The finished state of the row.
     before : Mapping[str, tvm.ir.PrimExpr]
-        That of the thread, before states merged.
+        That of the thread, before states merged; needed where contributions were kept.
     """
 
     def __init__(
@@ -43,14 +44,14 @@ class Outputs:
         place: Place,
         residence: Residence,
         state: Mapping[str, Any],
-        before: Mapping[str, Any],
+        before: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.frame = frame
         self.place = place
         self.residence = residence
         self.rows = frame.at_row(place[0])
         self.values = finished(frame, frame.invariants(self.rows), state)
-        for slot in frame.derivation.slots if frame.reused else ():
+        for slot in frame.derivation.slots if before else ():
             self.values.values[then(slot.name)] = before[numbers(slot, frame.dtype)[0].name]
         derived = frame.derivation
         self.results = [each for each in frame.site.outputs if each.name in derived.results]

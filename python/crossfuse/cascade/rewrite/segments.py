@@ -105,8 +105,8 @@ class _Tile:
                 place = (*self.segment.place, self.first + step)
                 load(self.frame, stream, place, tile(step))
                 self.segment.residence.keep(stream, place, tile(step))
-        for number, phase in enumerate(self.segment.phases):
-            self.sweep(phase, number)
+        for which, phase in enumerate(self.segment.phases):
+            self.sweep(phase, which)
         for _, number in self.segment.numbers:
             self.segment.state[number.name].set(self.segment.next[number.name].value)
 
