@@ -51,7 +51,7 @@ SHARED_RATE, SHARED_SHOWN = 218e3, 0.33
 #: Of streams with outputs over the axis: bytes a microsecond that a multiprocessor takes in,
 #: microseconds of a CTA for each of its warps, and for each number of the state and each round in
 #: which threads merge two by two. With those below fitted to 120 kernels of softmaxes and norms of
-#: 1024 to 262144 columns on H100s (benchmarks/results/rows-candidates-h100.jsonl): near the best 4 %
+#: 1024 to 262144 columns on H100s (rows-candidates-h100.jsonl): near the best 4 %
 #: off, the first choice 0.8 % behind the best that was measured.
 TAKEN, WARP_STAYS, ROUND = 100e3, 0.006, 0.016
 #: Microseconds that the CTAs of a cluster wait for each other, for two of them and for each time
