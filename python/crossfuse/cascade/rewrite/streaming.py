@@ -224,7 +224,7 @@ class _Writer:
             of = named("thread_", ir.script.axis.reduce(self.threads, thread))
             into = (at_row,) if self.ctas == 1 else (rank, at_row)
             invariants = self.frame.invariants(self.frame.at_row(at_row))
-            ir.script.sblock_attr({MERGE: 1, MERGE_EQUAL: self._counts(1)})
+            ir.script.sblock_attr({MERGE: 1} | self._counts(1))
             place = (at_row, rank, of)
             self._join(self.merged, into, self.segments, place, invariants)
 
@@ -245,20 +245,21 @@ class _Writer:
             of = named("other_", ir.script.axis.reduce(self.ctas, other))
             invariants = self.frame.invariants(self.frame.at_row(place[0]))
             if self.ctas & (self.ctas - 1) == 0 and self.ctas <= min(self.threads, WARP):
-                ir.script.sblock_attr({MERGE: 1, MERGE_EQUAL: self._counts(self.threads)})
+                ir.script.sblock_attr({MERGE: 1} | self._counts(self.threads))
             self._join(self.final, place, self.inbox, (place[1], place[0], of), invariants)
 
-    def _counts(self, threads: int) -> list[int]:
-        """For each number its value where it counts the elements of so many threads."""
+    def _counts(self, threads: int) -> dict[str, Any]:
+        """An annotation: which numbers count the elements of so many threads, and how many."""
         cover = self.frame.cover
         each = cover.steps * cover.vector * threads
         if any(tiling.guarded for tiling in cover.tilings):
             each = 0
-        return [
+        counts = [
             each * (slot.monoid.name == "sum" and slot.contribution == 1)
             for slot in self.slots
             for _ in numbers(slot, self.frame.dtype)
         ]
+        return {MERGE_EQUAL: counts} if any(counts) else {}
 
     def _join(self, into: Any, into_place: Any, of: Any, of_place: Any, invariants: Any) -> None:
         merge(self.slots, into, into_place, of, of_place, invariants, self.frame.dtype)

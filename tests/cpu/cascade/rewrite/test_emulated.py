@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cascade_functions import variance
 from cpu.cascade.rewrite.cases import (
     CASES,
     assert_close,
@@ -15,15 +14,12 @@ from cpu.cascade.rewrite.cases import (
     inputs,
     of_rows,
     scheduled,
-    stream_of,
 )
-from crossfuse.cascade.detect import detect
 from crossfuse.cascade.rewrite.tiles import StreamTiles
-from crossfuse.emulate.cuda import emulate, remove_cluster_barrier
+from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.cuda.faults import drop_call
 from crossfuse.lower.extract import lower
 from crossfuse.lower.image import KernelImage
-from crossfuse.schedule.rules.stream import schedule_stream
 
 #: Cluster, threads, unroll, residence, cascade; lengths leave a rest in the last CTA.
 CLUSTERS = [
@@ -86,19 +82,6 @@ def test_threads_without_elements_that_count() -> None:
     report = emulate(image_of("softmax", 3, 256, tiles), arrays)
     assert report.ok, "\n".join(map(str, report.findings))
     assert_close(report.outputs["Y"], "softmax", arrays)
-
-
-def test_states_of_eight_bytes_meet_at_barriers() -> None:
-    tiles = StreamTiles(32, unroll=1, cluster=2)
-    arrays = inputs("variance", 1, 300, "shifted", "float64")
-    (site,) = detect(variance(1, 300, "float64", "float64"))
-    right = lower(schedule_stream(stream_of(site, tiles), tiles)).image
-    report = emulate(right, arrays)
-    assert report.ok, "\n".join(map(str, report.findings))
-    np.testing.assert_allclose(report.outputs["V"], arrays["X"].var(axis=1), rtol=1e-12)
-    # Each number of the state is found to be read too early in several ways.
-    report = emulate(remove_cluster_barrier(right, 0), arrays, max_findings=32)
-    assert {"race", "peer-not-started"} <= {each.kind for each in report.findings}
 
 
 @pytest.mark.parametrize("rows", [4, 64])
