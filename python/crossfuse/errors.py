@@ -118,7 +118,7 @@ class WorkloadRefused(RefusedError):
     ...     lookup("S99")
     ... except WorkloadRefused as error:
     ...     print(error.refusal.limit)
-    G1 to G10, S1 to S8, C1 to C8, R1 to R12
+    G1 to G10, S1 to S8, C1 to C8, R1 to R14
     """
 
 

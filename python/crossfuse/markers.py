@@ -64,8 +64,16 @@ ROW_COUNTS = ("at most",)
 #: Annotation of a block that reduces a tuple over threads: its body binds the right state, number
 #: by number, then what merging computes; stores come last. See `crossfuse.lower.lower_merges`.
 MERGE = "crossfuse.merge"
+#: Annotation of the same block: for each number of the tuple its value in every one of the states
+#: that are merged, where that is known and sums, such as the count of elements; else 0.
+MERGE_EQUAL = "crossfuse.merge_equal"
 #: Annotation of what such a block becomes: all threads end with equal results.
 MERGED = "crossfuse.merged"
+
+#: Annotation of a block that stores into the slabs of all CTAs of a cluster: together they fill
+#: every slab, each element once, and no peer reads or writes them otherwise. See
+#: `crossfuse.lower.push`.
+PUSH = "crossfuse.push"
 
 #: Attribute of a function: its exponentials may be approximate, see
 #: `crossfuse.lower.fast_exponentials`.

@@ -47,11 +47,6 @@ SIZES: dict[str, tuple[StreamTiles, str]] = {
         StreamTiles(resident="l2"),
         "tiles, resident: found 'l2'; limit: registers, shared, none. Instead: pass one of these.",
     ),
-    "registers in a cluster": (
-        StreamTiles(cluster=2, resident="registers"),
-        "tiles, resident: found registers, in a cluster of 2 CTAs; limit: registers in one CTA. "
-        "Instead: pass resident='shared', or cluster=1.",
-    ),
 }
 
 

@@ -10,7 +10,7 @@ from crossfuse.workload import resolve
 KEYS = "one of M, K, N, L, dtype, act, weights, out, combine, bias, scale, residual"
 LANGUAGE = "x, numbers, + - * / **, and the functions exp, tanh, sigmoid, erf, sqrt, abs, max, min"
 REWRITE = "rewrite it with these"
-IDS = "limit: G1 to G10, S1 to S8, C1 to C8, R1 to R12"
+IDS = "limit: G1 to G10, S1 to S8, C1 to C8, R1 to R14"
 TYPES = "float16, bfloat16, float32, float8_e4m3fn, float8_e5m2"
 
 SPECS = {

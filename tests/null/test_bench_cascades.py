@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from crossfuse.bench.cascade_sample import sample
+from crossfuse.bench.cascade_torch import formula
 from crossfuse.bench.cascades import cascade_floor
 from crossfuse.bench.plan import plan, setting
+from crossfuse.bench.quack import quack
 from crossfuse.errors import WorkloadRefused
-from crossfuse.workload.cascade_numerics import run
+from crossfuse.workload.cascade_inputs import random_inputs
+from crossfuse.workload.cascade_numerics import reference, run
 from crossfuse.workload.cascades import resolve
 
 HOW = setting("ours,eager", "cold", "graph", 15, 16)
@@ -47,6 +50,8 @@ def test_a_cascade_has_no_m() -> None:
         "softmax:rows=100,cols=6",
         "cross_entropy:rows=70,cols=9",
         "variance:rows=40,cols=5",
+        "log_softmax:rows=40,cols=5",
+        "rmsnorm:rows=40,cols=5,residual=true",
         "attention:batch=2,heads=4,q_len=3,kv_len=5,head_dim=2,kv_heads=2,causal=true",
         "mla_decode:batch=4,q_heads=2,kv_len=5,latent_dim=3,rope_dim=1",
         "moe_routing:tokens=100,hidden=3,experts=8,top_k=2",
@@ -82,10 +87,28 @@ def test_some_rows_are_the_cascade_of_fewer_rows(text: str) -> None:
         np.testing.assert_allclose(alone[name], due, rtol=1e-12)
 
 
+@pytest.mark.parametrize("text", ["log_softmax:rows=4,cols=8", "softmax:rows=4,cols=8"])
+def test_what_quack_does_not_do_is_refused(text: str) -> None:
+    """It has no logarithm of a softmax, and it is not installed here."""
+    with pytest.raises(WorkloadRefused, match=r"bench: quack: found .*softmax:rows=4,cols=8"):
+        quack(resolve(text))
+
+
+@pytest.mark.parametrize(
+    "text", ["layernorm:rows=3,cols=16,residual=true", "rmsnorm:rows=3,cols=16,residual=true"]
+)
+def test_torch_and_numpy_agree_on_norms(text: str) -> None:
+    torch = pytest.importorskip("torch")
+    spec = resolve(f"{text},dtype=float32")
+    inputs = random_inputs(spec)
+    found = formula("eager", spec)(*(torch.from_numpy(each) for each in inputs.values()))
+    due = reference(spec, inputs)
+    for each, values in zip(spec.outputs, found, strict=True):
+        np.testing.assert_allclose(values.numpy(), due[each.name], rtol=1e-5, atol=1e-5)
+
+
 def test_library_attention_takes_the_cache_for_keys_and_values() -> None:
     torch = pytest.importorskip("torch")
-    from crossfuse.bench.cascade_torch import formula
-
     spec = resolve("mla_decode:batch=2,q_heads=5,kv_len=9,latent_dim=16,rope_dim=8")
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(each.shape, generator=generator).bfloat16() for each in spec.operands]

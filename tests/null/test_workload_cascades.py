@@ -55,8 +55,8 @@ def test_packaged_extents_are_those_of_the_suite() -> None:
         ("R3:kv_heads=5", r"decode_attention:kv_heads: found 5 for 32"),
         ("R5:top_k=129", r"moe_routing:top_k: found 129; limit: at most the experts, 128"),
         ("R6:quant=int4", r"workload-quant: quant_gemm:quant: found 'int4'"),
-        ("S3", r"workload-kind: S3: found gated_ffn .*limit: a cascade, R1 to R12"),
-        ("R13", r"workload-id: suites: found 'R13'"),
+        ("S3", r"workload-kind: S3: found gated_ffn .*limit: a cascade, R1 to R14"),
+        ("R15", r"workload-id: suites: found 'R15'"),
     ],
 )
 def test_wrong_text_is_refused(text: str, message: str) -> None:
@@ -120,6 +120,8 @@ def test_causal_rows_see_what_is_before_them() -> None:
         "R5:tokens=2,hidden=3,experts=4,top_k=2",
         "R8:rows=2,cols=9",
         "R12:bodies=2,points=3",
+        "R14:rows=2,cols=9",
+        "layernorm:rows=3,cols=5,residual=true",
     ],
 )
 def test_adversarial_inputs_have_the_types_of_the_operands(text: str) -> None:

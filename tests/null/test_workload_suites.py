@@ -13,8 +13,8 @@ def test_every_suite_is_complete() -> None:
     assert ids("gemm_chain") == tuple(f"G{i}" for i in range(1, 11))
     assert ids("gated_ffn") == tuple(f"S{i}" for i in range(1, 9))
     assert ids("conv_chain") == tuple(f"C{i}" for i in range(1, 9))
-    assert ids("cascade") == tuple(f"R{i}" for i in range(1, 13))
-    assert len(ids()) == 38
+    assert ids("cascade") == tuple(f"R{i}" for i in range(1, 15))
+    assert len(ids()) == 40
     assert sweep()[0] == 1 and sweep()[-1] == 4096
 
 

@@ -21,8 +21,10 @@ _HEADS = 2
 #: The extent that counts rows, by kind; of the others each has a rule of its own.
 _COUNTED = {
     cascade_spec.Softmax: "rows",
+    cascade_spec.LogSoftmax: "rows",
     cascade_spec.CrossEntropy: "rows",
     cascade_spec.LayerNorm: "rows",
+    cascade_spec.RmsNorm: "rows",
     cascade_spec.Variance: "rows",
     cascade_spec.MomentOfInertia: "bodies",
     cascade_products.MlaDecode: "batch",

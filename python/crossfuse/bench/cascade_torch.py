@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from crossfuse.bench.quack import quack
 from crossfuse.bench.variant import no_such
 from crossfuse.workload import cascade_products, cascade_spec
 from crossfuse.workload.cascade_products import LARGEST_QUANTISED, LEAST_MAGNITUDE
@@ -25,7 +26,8 @@ def formula(name: str, spec: CascadeSpec) -> Formula:
     Parameters
     ----------
     name : str
-        ``eager``, ``compile``, ``autotune``, ``sdpa-flash``, ``sdpa-cudnn`` or ``sdpa-efficient``.
+        ``eager``, ``compile``, ``autotune``, ``sdpa-flash``, ``sdpa-cudnn``, ``sdpa-efficient`` or
+        ``quack``.
     spec : CascadeSpec
         What is computed.
 
@@ -51,6 +53,8 @@ def formula(name: str, spec: CascadeSpec) -> Formula:
         return _library(_LIBRARY[name], spec)
     if name in _LIBRARY and isinstance(spec, cascade_products.MlaDecode):
         return _latent_library(_LIBRARY[name], spec)
+    if name == "quack":
+        return quack(spec)
     limit = "eager, compile and autotune; sdpa-flash, sdpa-cudnn and sdpa-efficient of attention"
     raise no_such(name, spec, limit, "measure one of these")
 
@@ -95,16 +99,34 @@ def _softmax(spec: cascade_spec.Softmax, x: Any) -> Any:
     return torch.softmax(x, -1)
 
 
+def _log_softmax(spec: cascade_spec.LogSoftmax, x: Any) -> Any:
+    import torch
+
+    return torch.log_softmax(x, -1)
+
+
 def _cross_entropy(spec: cascade_spec.CrossEntropy, x: Any, labels: Any) -> Any:
     import torch
 
     return torch.nn.functional.cross_entropy(x.float(), labels.long(), reduction="none")
 
 
-def _layernorm(spec: cascade_spec.LayerNorm, x: Any, weight: Any, bias: Any) -> Any:
+def _layernorm(spec: cascade_spec.LayerNorm, *values: Any) -> Any:
     import torch
 
-    return torch.nn.functional.layer_norm(x, (spec.cols,), weight, bias, EPSILON)
+    *rows, weight, bias = values
+    x = sum(rows[1:], rows[0])
+    normal = torch.nn.functional.layer_norm(x, (spec.cols,), weight, bias, EPSILON)
+    return (x, normal) if spec.residual else normal
+
+
+def _rmsnorm(spec: cascade_spec.RmsNorm, *values: Any) -> Any:
+    import torch
+
+    *rows, weight = values
+    x = sum(rows[1:], rows[0])
+    normal = torch.nn.functional.rms_norm(x, (spec.cols,), weight, EPSILON)
+    return (x, normal) if spec.residual else normal
 
 
 def _variance(spec: cascade_spec.Variance, x: Any) -> Any:
@@ -170,8 +192,10 @@ def _rmsnorm_gemm(spec: cascade_products.RmsNormGemm, x: Any, gamma: Any, weight
 
 _PLAIN: dict[type[CascadeSpec], Formula] = {
     cascade_spec.Softmax: _softmax,
+    cascade_spec.LogSoftmax: _log_softmax,
     cascade_spec.CrossEntropy: _cross_entropy,
     cascade_spec.LayerNorm: _layernorm,
+    cascade_spec.RmsNorm: _rmsnorm,
     cascade_spec.Variance: _variance,
     cascade_spec.MomentOfInertia: _moment_of_inertia,
     cascade_products.Attention: _attention,

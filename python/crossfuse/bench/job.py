@@ -51,6 +51,7 @@ VARIANTS = {
     "sdpa-flash": "PyTorch's attention with the FlashAttention backend",
     "sdpa-cudnn": "PyTorch's attention with the cuDNN backend",
     "sdpa-efficient": "PyTorch's attention with the memory-efficient backend, of any width",
+    "quack": "QuACK's kernel of a softmax, cross entropy or norm of rows",
     "scaled-mm": "torch._scaled_mm (cuBLASLt) on 8-bit floats, accumulated in float32",
     "scaled-mm-fast": "the same with use_fast_accum: in the tensor core's fewer bits",
 }

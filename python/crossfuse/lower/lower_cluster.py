@@ -18,6 +18,8 @@ from crossfuse.lower.kernel import (
 )
 from crossfuse.lower.launch_clusters import cluster_extent
 from crossfuse.lower.passes import LOWERED, prim_func_pass
+from crossfuse.lower.private_ranks import private_ranks
+from crossfuse.lower.push import push_of
 from crossfuse.lower.rotate_ring import rotate_rings
 from crossfuse.lower.slabs import Slabs
 from crossfuse.lower.tree import coordinate_loop
@@ -43,6 +45,9 @@ def lower_cluster() -> Any:
         for blockIdx.x in 8 * 4:                    # crossfuse.cluster_extent = 4
             P[e] = ...                              # slab of CTA blockIdx.x % 4
             cluster_barrier()
+
+    Registers of each CTA lose the rank too. What CTAs push to each other is counted by the bytes
+    that arrive, where nothing else needs a barrier: see `crossfuse.lower.push`.
 
     Returns
     -------
@@ -94,6 +99,10 @@ class _Lowering:
         self.kernel = kernel
         self.plan = plan
         self.slabs = slabs
+        self.push = push_of(kernel, plan)
+        self.private = private_ranks(kernel)
+        for buffer in self.push.buffers if self.push is not None else ():
+            slabs.push(buffer)
         self.loops: list[Any] = []
         self.block_index = {
             axis: ir.Var(f"blockIdx_{axis}", "int32") for axis in AXES if axis in kernel.cluster
@@ -129,18 +138,31 @@ class _Lowering:
             lowered = ir.for_like(loop, body, annotations=notes, **bounds)
         parts = [lowered]
         if loop.loop_var in self.plan.before:
-            parts.insert(0, cluster_barrier())
+            parts.insert(0, self._meet(loop.loop_var))
         if loop.loop_var in self.plan.after:
             parts.append(cluster_barrier())
         return parts[0] if len(parts) == 1 else ir.SeqStmt(parts)
 
+    def _meet(self, variable: Any) -> Any:
+        """Statement before a nest that depends on peers."""
+        if self.push is None:
+            return cluster_barrier()
+        return self.push.begin() if variable.same_as(self.push.sending) else self.push.end()
+
     def _load(self, load: Any, mutator: Any) -> Any:
+        if load.source in self.private:
+            private = self.private[load.source]
+            return ir.tirx.BufferLoad(private.buffer, private.without(load.indices, mutator))
         if load.source not in self.kernel.buffers:
             return mutator.default_mutate(load)
         buffer, indices = self._locate(load.source, load.indices, mutator)
         return ir.tirx.BufferLoad(buffer, indices)
 
     def _store(self, store: Any, mutator: Any) -> Any:
+        if store.buffer in self.private:
+            private = self.private[store.buffer]
+            value = mutator.mutate(store.value)
+            return ir.BufferStore(private.buffer, value, private.without(store.indices, mutator))
         if store.buffer not in self.kernel.buffers:
             return mutator.default_mutate(store)
         value = mutator.mutate(store.value)
@@ -148,11 +170,15 @@ class _Lowering:
         return ir.BufferStore(buffer, value, indices)
 
     def _locate(self, buffer: Any, indices: Any, mutator: Any) -> tuple[Any, list[Any]]:
-        """The CTA's own slab without the rank, or the stand-in with the linear rank."""
+        """The CTA's own slab without the rank, or the stand-in with the linear rank.
+
+        What peers push is taken through the stand-in too.
+        """
         axis = self.kernel.buffers[buffer]
         rank, *place = [mutator.mutate(index) for index in indices]
         loop = coordinate_loop(tuple(self.loops), f"cluster.{axis}")
-        if is_own(indices[0], loop, tuple(self.loops)):
+        pushed = self.push is not None and buffer in self.push.buffers
+        if not pushed and is_own(indices[0], loop, tuple(self.loops)):
             return self.slabs.own_element(buffer, place)
         return self.slabs.peer_element(buffer, self._linear_rank(axis, rank), place)
 
@@ -170,21 +196,27 @@ class _Lowering:
     def _block(self, block: Any, mutator: Any) -> Any:
         mine = self.kernel.buffers
         reads, writes = (
-            [
-                new
-                for region in regions
-                for new in (self.slabs.regions(region) if region.source in mine else [region])
-            ]
+            [new for region in regions for new in self._regions(region)]
             for regions in (block.reads, block.writes)
         )
         block = mutator.default_mutate(ir.block_like(block, reads=reads, writes=writes))
         allocated: list[Any] = []
         for buffer in block.alloc_buffers:
-            allocated += self.slabs.images(buffer) if buffer in mine else [buffer]
+            if buffer in self.private:
+                allocated.append(self.private[buffer].buffer)
+            else:
+                allocated += self.slabs.images(buffer) if buffer in mine else [buffer]
         return ir.block_like(block, alloc_buffers=allocated)
+
+    def _regions(self, region: Any) -> list[Any]:
+        if region.source in self.private:
+            return [self.private[region.source].region]
+        return self.slabs.regions(region) if region.source in self.kernel.buffers else [region]
 
     def _launch(self, body: Any) -> Any:
         """Wrap the kernel in its grid: blockIdx counts CTAs, an attribute says how they group."""
+        if self.push is not None:
+            body = enclosed(ir.SeqStmt([self.push.open(), body]), (self.push.barrier,))
         sizes = [(axis, self.kernel.cluster[axis]) for axis in self.block_index]
         for axis, extent in sizes:
             ctas = extent * self.kernel.grid.get(axis, 1)

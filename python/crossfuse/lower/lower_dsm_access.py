@@ -12,8 +12,9 @@ from typing import Any
 from crossfuse import _tvm as ir
 from crossfuse.lower.intrinsics import WORDS, dsm_load, dsm_store
 from crossfuse.lower.passes import prim_func_pass, was_lowered
+from crossfuse.lower.push import ARRIVED, barrier_pointer, push_word, take_word
 from crossfuse.lower.refusal import refuse
-from crossfuse.lower.slabs import PEERS_SCOPE, PEERS_SUFFIX, RANK_STRIDE
+from crossfuse.lower.slabs import PEERS_SCOPE, PEERS_SUFFIX, PUSHED_SUFFIX, RANK_STRIDE
 
 
 def lower_dsm_access() -> Any:
@@ -40,6 +41,7 @@ class _Lowering:
     def __init__(self) -> None:
         self.allocated: dict[str, Any] = {}
         self.slabs: dict[Any, Any] = {}
+        self.counters: dict[Any, Any] = {}
         self.ranges: list[tuple[Any, Any]] = []
 
     def run(self, body: Any) -> Any:
@@ -72,7 +74,10 @@ class _Lowering:
             if isinstance(each, ir.AllocBuffer):
                 name = str(each.buffer.name)
                 if str(each.buffer.scope()) == PEERS_SCOPE:
-                    self.slabs[each.buffer] = self.allocated[name.removesuffix(PEERS_SUFFIX)]
+                    suffix = next(s for s in (PEERS_SUFFIX, PUSHED_SUFFIX) if name.endswith(s))
+                    self.slabs[each.buffer] = self.allocated[name.removesuffix(suffix)]
+                    if suffix == PUSHED_SUFFIX:
+                        self.counters[each.buffer] = self.allocated[ARRIVED]
                     continue
                 self.allocated[name] = each.buffer
             kept.append(mutator.mutate(each))
@@ -83,6 +88,8 @@ class _Lowering:
             return mutator.default_mutate(load)
         slab = self.slabs[load.source]
         address, rank, lanes = self._locate(slab, mutator.mutate(load.indices[0]))
+        if load.source in self.counters:
+            return take_word(address, str(slab.ty.dtype))
         return dsm_load(address, rank, str(slab.ty.dtype), lanes)
 
     def _store(self, store: Any, mutator: Any) -> Any:
@@ -90,6 +97,9 @@ class _Lowering:
             return mutator.default_mutate(store)
         slab = self.slabs[store.buffer]
         address, rank, lanes = self._locate(slab, mutator.mutate(store.indices[0]))
+        if store.buffer in self.counters:
+            counter = barrier_pointer(self.counters[store.buffer])
+            return push_word(address, rank, mutator.mutate(store.value), counter)
         return dsm_store(address, rank, mutator.mutate(store.value), str(slab.ty.dtype), lanes)
 
     def _locate(self, slab: Any, index: Any) -> tuple[Any, Any, int]:

@@ -20,9 +20,10 @@ _SHUFFLE = "tirx.tvm_warp_shuffle_xor"
 
 
 def lower_merges() -> Any:
-    """Pass: blocks marked `MERGE` whose loop is bound to ``threadIdx.x`` become shuffles.
+    """Pass: blocks marked `MERGE` whose loop threads share become shuffles.
 
     Threads exchange states in pairs, at distances 1, 2, 4, 8 and 16; warps through shared memory.
+    Numbers that are the same in all states (`MERGE_EQUAL`) are known, and not exchanged.
     Of a pair the thread with the lower number is the left one, so that both compute the same, and
     states merge in the order of threads::
 
@@ -34,6 +35,10 @@ def lower_merges() -> Any:
             WARPS[thread // 32] = own                   # the first thread of each warp
             own = WARPS[thread % warps], and again among warps
             RESULT = own                                # each thread has its own copy
+
+    A loop around the block alone that is not bound to threads, but stands in one that is, is shared
+    by the lanes of each warp: ``own = SEGMENT[thread % extent]``, then pairs as above. So all
+    threads end with what each of them would have computed in turn.
 
     Returns
     -------
@@ -51,9 +56,12 @@ def lower_merges() -> Any:
                 loop = mutator.default_mutate(loop)
                 loops.pop()
                 return loop
-            if thread_tag(loop) != "threadIdx.x":
+            if thread_tag(loop) == "threadIdx.x":
+                return _Lowering(read_merge(realize), loop, _bound(loops, "threadIdx.y")).run()
+            threads = _bound(loops, "threadIdx.x")
+            if thread_tag(loop) or threads is None:
                 raise _refuse(realize.block, "a loop that is not bound to threadIdx.x")
-            return _Lowering(read_merge(realize), loop, _group(loops)).run()
+            return _OfLanes(read_merge(realize), loop, threads).run()
 
         body = ir.mutate(func.body, (ir.For, lower))
         _check_none_left(body)
@@ -62,9 +70,9 @@ def lower_merges() -> Any:
     return prim_func_pass("LowerMerges", transform)
 
 
-def _group(loops: list[Any]) -> Any:
-    """The loop over rows that stand side by side in a CTA, or None."""
-    return next((each for each in loops if thread_tag(each) == "threadIdx.y"), None)
+def _bound(loops: list[Any], tag: str) -> Any:
+    """The loop around that is bound to a coordinate of threads, or None."""
+    return next((each for each in loops if thread_tag(each) == tag), None)
 
 
 class _Lowering:
@@ -78,6 +86,7 @@ class _Lowering:
         self.group = group
         self.thread = ir.Var(merge.reduced.var.name, str(merge.reduced.var.ty))
         self.row = ir.Var("group_", str(merge.reduced.var.ty))
+        self.equal: list[Any] = []
         count = len(merge.into)
         self.own = [self._register("own", i) for i in range(count)]
         self.left = [self._register("left", i) for i in range(count)]
@@ -94,7 +103,7 @@ class _Lowering:
         ]
         body += self._largest() or self._among(min(self.threads, WARP))
         if self.warps > 1:
-            body += [*self._exchange(), *self._among(self.warps)]
+            body += [*self._exchange(), *self._among(self.warps, WARP)]
         body += self._store()
         renamed = {self.merge.reduced.var: self.thread}
         statement = ir.substitute(ir.SeqStmt(body), lambda var: renamed.get(var, var))
@@ -163,21 +172,29 @@ class _Lowering:
         )
         return [ir.BufferStore(own, largest, [_ZERO])]
 
-    def _among(self, count: int) -> list[Any]:
-        """Statements: merge the states of `count` neighbours, in pairs."""
+    def _among(self, count: int, merged: int = 1) -> list[Any]:
+        """Statements: merge the states of `count` neighbours, each of `merged` states, in pairs."""
         statements: list[Any] = []
         distance = 1
         while distance < count:
-            statements += self._pair(distance)
+            statements += self._pair(distance, merged * distance)
             distance *= 2
         return statements
 
-    def _pair(self, distance: int) -> list[Any]:
+    def _pair(self, distance: int, merged: int) -> list[Any]:
         lanes = min(WARP, self.threads * self.groups)
         mask = ir.tirx.const((1 << lanes) - 1, "uint32")
         lower = ir.tirx.EQ(ir.tirx.bitwise_and(self.thread, distance), 0)
         statements: list[Any] = []
-        for own, left, right in zip(self.own, self.left, self.right, strict=True):
+        self.equal = [
+            ir.tirx.const(each * merged, str(own.ty.dtype)) if each else None
+            for each, own in zip(self.merge.equal, self.own, strict=True)
+        ]
+        for own, left, right, equal in zip(
+            self.own, self.left, self.right, self.equal, strict=True
+        ):
+            if equal is not None:
+                continue
             other = ir.tirx.call_intrin(
                 str(own.ty.dtype), _SHUFFLE, mask, own[0], distance, WARP, WARP
             )
@@ -187,8 +204,8 @@ class _Lowering:
                 ir.BufferStore(right, ir.tirx.Select(lower, right[0], own[0]), [_ZERO]),
             ]
         known = {var: buffer[0] for var, buffer in self.values.items()}
-        for var, right in zip(self.merge.right, self.right, strict=True):
-            known[var] = right[0]
+        for var, right, equal in zip(self.merge.right, self.right, self.equal, strict=True):
+            known[var] = right[0] if equal is None else equal
         for each in self.merge.computed:
             value = self._written(each.value, known)
             if isinstance(each, ir.Bind):
@@ -203,9 +220,9 @@ class _Lowering:
         """An expression of merging over the registers of a pair."""
 
         def load(node: Any, mutator: Any) -> Any:
-            for store, left in zip(self.merge.into, self.left, strict=True):
+            for store, left, equal in zip(self.merge.into, self.left, self.equal, strict=True):
                 if node.source.same_as(store.buffer):
-                    return left[0]
+                    return left[0] if equal is None else equal
             return mutator.default_mutate(node)
 
         expression = ir.mutate(expression, (ir.TensorLoad, load))
@@ -237,6 +254,62 @@ class _Lowering:
                 result = ir.IfThenElse(ir.tirx.EQ(self.thread, 0), result, None)
             statements.append(result)
         return statements
+
+
+class _OfLanes(_Lowering):
+    """Writes a merge whose loop the lanes of each warp share."""
+
+    def __init__(self, merge: MergeBlock, loop: Any, threads: Any) -> None:
+        super().__init__(merge, loop, None)
+        block, count = merge.block, self.threads
+        self.shared, self.threads = count, _size(block, threads)
+        if count > min(self.threads, WARP):
+            raise _refuse(block, f"{count} states for warps of {min(self.threads, WARP)} threads")
+        found = zip(block.iter_vars, merge.realize.iter_values, strict=True)
+        ours = [each.var for each, value in found if value.same_as(threads.loop_var)]
+        if len(ours) != 1:
+            raise _refuse(block, f"no iterator that is loop '{threads.loop_var.name}'")
+        self.thread = ours[0]
+        self.staged = []
+
+    def run(self) -> Any:
+        lane = ir.tirx.floormod(self.thread, self.shared)
+        body = [
+            ir.BufferStore(o, self._of(each, lane), [_ZERO])
+            for o, each in zip(self.own, self.merge.of, strict=True)
+        ]
+        body += [*self._among(self.shared), *self._store()]
+        old = self.merge.block
+        kept = [
+            (each, value)
+            for each, value in zip(old.iter_vars, self.merge.realize.iter_values, strict=True)
+            if not each.same_as(self.merge.reduced)
+        ]
+        block = ir.SBlock(
+            [each for each, _ in kept],
+            [self._every(each) for each in old.reads],
+            list(old.writes),
+            old.name_hint,
+            ir.SeqStmt(body),
+            None,
+            [*old.alloc_buffers, *self._buffers()],
+            [],
+            {MERGED: 1},
+        )
+        return ir.SBlockRealize([value for _, value in kept], self.merge.realize.predicate, block)
+
+    def _of(self, load: Any, lane: Any) -> Any:
+        reduced = self.merge.reduced.var
+        return ir.substitute(load, lambda var: lane if var.same_as(reduced) else var)
+
+    def _every(self, region: Any) -> Any:
+        """A region of what all iterations of the loop read."""
+        whole, reduced = ir.tvm.ir.Range.from_min_extent, self.merge.reduced.var
+        ranges = [
+            whole(0, extent) if any(v.same_as(reduced) for v in ir.variables(each.min)) else each
+            for each, extent in zip(region.region, region.source.ty.shape, strict=True)
+        ]
+        return ir.tirx.BufferRegion(region.source, ranges)
 
 
 _ZERO = ir.tirx.IntImm("int32", 0)

@@ -7,6 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.lower.refusal import refuse
+from crossfuse.markers import MERGE_EQUAL
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +28,8 @@ class MergeBlock:
         What else is bound, or stored to buffers of the block itself, in order.
     into : tuple[tvm.tirx.BufferStore, ...]
         Stores of the merged state; loads from their buffers are the left state.
+    equal : tuple[int, ...]
+        For each number its value in all states that are merged, or 0; see `MERGE_EQUAL`.
     """
 
     realize: Any
@@ -35,6 +38,7 @@ class MergeBlock:
     right: tuple[Any, ...]
     computed: tuple[Any, ...]
     into: tuple[Any, ...]
+    equal: tuple[int, ...] = ()
 
     @property
     def block(self) -> Any:
@@ -91,6 +95,7 @@ def read_merge(realize: Any) -> MergeBlock:
         tuple(each.var for each in right),
         tuple(computed),
         tuple(stores),
+        tuple(map(int, block.annotations.get(MERGE_EQUAL, [0] * len(stores)))),
     )
 
 

@@ -14,6 +14,15 @@ from crossfuse.lower.passes import prim_func_pass
 from crossfuse.markers import FAST
 
 _NARROW, _WORD = "bfloat16", "uint32"
+#: A word as it is: no warp has a number of more than 16 bits, but neither nvcc nor ptxas knows, and
+#: words with different numbers are different ones to them.
+_OPAQUE = """\
+__device__ __forceinline__ unsigned crossfuse_opaque(unsigned word, unsigned number) {
+  unsigned warp;
+  asm("mov.u32 %0, %%warpid;" : "=r"(warp));
+  return word ^ ((warp >> 16) * number);
+}
+"""
 
 
 def pack_registers() -> Any:
@@ -25,6 +34,10 @@ def pack_registers() -> Any:
         A[0:8] = X[...]                 W[0:4] = reinterpret("uint32x4", X[...])
         float32(A[2])                   reinterpret("float32", W[1] << 16)
         float32(A[3])                   reinterpret("float32", W[1] & 0xFFFF0000)
+        B[0:8] = A[8:16]                V[i] = opaque(W[i + 4]), for each of the four
+
+    Copies part what computes over A from what computes over B: float32 numbers of the one are not
+    kept for the other, which would take twice as many registers as words.
 
     Returns
     -------
@@ -45,6 +58,8 @@ def _packed(body: Any) -> Any:
     if not words:
         return body
 
+    numbers: dict[Any, int] = {}
+
     def cast(node: Any, mutator: Any) -> Any:
         if not _is_element(node) or node.value.source not in words:
             return mutator.default_mutate(node)
@@ -55,6 +70,9 @@ def _packed(body: Any) -> Any:
         return ir.tirx.reinterpret("float32", bits)
 
     def store(node: Any, mutator: Any) -> Any:
+        if node.buffer in words and _is_copy(node) and node.value.source in words:
+            number = numbers.setdefault(node.buffer, 1 + 2 * len(numbers))
+            return _opaque(words[node.buffer], node.indices[0], words, node.value, number)
         node = mutator.default_mutate(node)
         if node.buffer not in words:
             return node
@@ -75,6 +93,35 @@ def _packed(body: Any) -> Any:
     )
 
 
+def _is_copy(store: Any) -> bool:
+    """Whether a store copies a vector from one array to another, or the same."""
+    return isinstance(store.value, ir.TensorLoad) and _is_vector(store.value.indices)
+
+
+def _is_vector(indices: Any) -> bool:
+    """Whether indices are an even number of neighbours from an even place that is known."""
+    ramp = indices[0]
+    if not isinstance(ramp, ir.tirx.Ramp) or ir.constant(ramp.stride) != 1:
+        return False
+    start = ir.constant(ramp.base)
+    return start is not None and start % 2 == 0 and int(ramp.lanes) % 2 == 0
+
+
+def _opaque(into: Any, ramp: Any, words: dict[Any, Any], value: Any, number: int) -> Any:
+    """Statements: a vector of one array in another, a number for each."""
+    of, first = words[value.source], (ir.constant(ramp.base) or 0) // 2
+    other = (ir.constant(value.indices[0].base) or 0) // 2
+    copies = []
+    for i in range(int(ramp.lanes) // 2):
+        word = of[ir.tirx.IntImm("int32", other + i)]
+        apart = ir.tirx.const(number, _WORD)
+        call = ir.cuda_func_call(
+            "crossfuse_opaque", word, apart, source_code=_OPAQUE, return_type=_WORD
+        )
+        copies.append(ir.BufferStore(into, call, [ir.tirx.IntImm("int32", first + i)]))
+    return ir.SeqStmt(copies) if len(copies) > 1 else copies[0]
+
+
 def _words(buffer: Any) -> Any:
     size = ir.constant(buffer.ty.shape[0]) or 0
     return ir.tirx.decl_buffer([size // 2], _WORD, f"{buffer.name}_words", scope="local")
@@ -87,6 +134,7 @@ def _candidates(body: Any) -> list[Any]:
     refused: set[Any] = set()
     elements: dict[Any, int] = {}
     uses: dict[Any, int] = {}
+    copies: list[tuple[Any, Any]] = []
 
     def visit_allocation(node: Any) -> None:
         kind = node.buffer.ty
@@ -95,11 +143,10 @@ def _candidates(body: Any) -> list[Any]:
 
     def visit_store(node: Any) -> None:
         stored[node.buffer] = stored.get(node.buffer, 0) + 1
-        ramp = node.indices[0]
-        vector = isinstance(ramp, ir.tirx.Ramp) and ir.constant(ramp.stride) == 1
-        start = ir.constant(ramp.base) if vector else None
-        if start is None or start % 2 or int(ramp.lanes) % 2:
+        if not _is_vector(node.indices):
             refused.add(node.buffer)
+        elif _is_copy(node):
+            copies.append((node.value.source, node.buffer))
 
     def visit_cast(node: Any) -> None:
         if _is_element(node) and ir.constant(node.value.indices[0]) is not None:
@@ -115,13 +162,22 @@ def _candidates(body: Any) -> list[Any]:
         (ir.tirx.Cast, visit_cast),
         (ir.Var, visit_variable),
     )
-    return [
+    for source, _ in copies:
+        stored[source] = stored.get(source, 0) + 1
+    found = [
         each
         for each in allocated
         if each not in refused
-        and each in elements
-        and stored.get(each, 0) + elements[each] + _declarations(body, each) == uses.get(each, 0)
+        and (each in elements or any(source.same_as(each) for source, _ in copies))
+        and stored.get(each, 0) + elements.get(each, 0) + _declarations(body, each)
+        == uses.get(each, 0)
     ]
+    while True:
+        # What is copied as a vector into something that is not packed is not packed either.
+        apart = [source for source, into in copies if source in found and into not in found]
+        if not apart:
+            return found
+        found = [each for each in found if each not in apart]
 
 
 def _declarations(body: Any, buffer: Any) -> int:

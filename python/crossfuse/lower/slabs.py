@@ -13,7 +13,8 @@ PEERS_SCOPE = "shared.dsm"
 #: Elements between the slabs of two ranks in a stand-in: larger than any slab, a power of two, so
 #: that rank and offset are told apart again after flattening and vectorising.
 RANK_STRIDE = 1 << 22
-PEERS_SUFFIX = "_peers"
+#: What the name of a stand-in adds to that of the slab, and of one to which words are pushed.
+PEERS_SUFFIX, PUSHED_SUFFIX = "_peers", "_pushed"
 
 
 class Slabs:
@@ -37,8 +38,13 @@ class Slabs:
         self._images: dict[Any, tuple[Any, Any]] = {}
         for buffer in mine:
             name = _unused(str(buffer.name), taken)
-            taken |= {name, name + PEERS_SUFFIX}
-            self._images[buffer] = (_own_slab(buffer, name), _stand_in(buffer, name))
+            taken |= _names(name)
+            self._images[buffer] = (_own_slab(buffer, name), _stand_in(buffer, name, PEERS_SUFFIX))
+
+    def push(self, buffer: Any) -> None:
+        """Stores to peers' slabs are to be pushed, see `crossfuse.lower.push`."""
+        own, _ = self._images[buffer]
+        self._images[buffer] = (own, _stand_in(buffer, str(own.name), PUSHED_SUFFIX))
 
     def images(self, buffer: Any) -> list[Any]:
         """The buffers to allocate instead of a DSM buffer."""
@@ -67,10 +73,14 @@ def _is_slab(variable: Any) -> bool:
 
 def _unused(name: str, taken: set[str]) -> str:
     candidate, count = name, 0
-    while {candidate, candidate + PEERS_SUFFIX} & taken:
+    while _names(candidate) & taken:
         count += 1
         candidate = f"{name}_{count}"
     return candidate
+
+
+def _names(name: str) -> set[str]:
+    return {name, name + PEERS_SUFFIX, name + PUSHED_SUFFIX}
 
 
 def _own_slab(buffer: Any, name: str) -> Any:
@@ -80,10 +90,10 @@ def _own_slab(buffer: Any, name: str) -> Any:
     )
 
 
-def _stand_in(buffer: Any, name: str) -> Any:
+def _stand_in(buffer: Any, name: str, suffix: str) -> Any:
     shape = [buffer.ty.shape[0], RANK_STRIDE]
     return ir.tirx.decl_buffer(
-        shape, buffer.ty.dtype, name + PEERS_SUFFIX, scope=PEERS_SCOPE, layout=None
+        shape, buffer.ty.dtype, name + suffix, scope=PEERS_SCOPE, layout=None
     )
 
 

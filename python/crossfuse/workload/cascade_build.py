@@ -68,6 +68,18 @@ def _softmax(spec: cascade_spec.Softmax, inputs: Tensors) -> list[te.Tensor]:
     return [te.compute(x.shape, element, "y")]
 
 
+def _log_softmax(spec: cascade_spec.LogSoftmax, inputs: Tensors) -> list[te.Tensor]:
+    (x,) = inputs
+    rows = (spec.rows,)
+    m = _reduced(rows, spec.cols, lambda i, j: _wide(x[i, j]), "m", te.max)
+    s = _reduced(rows, spec.cols, lambda i, j: tirx.exp(_wide(x[i, j]) - m[i]), "s")
+
+    def element(i: Any, j: Any) -> Any:
+        return (_wide(x[i, j]) - m[i] - tirx.log(s[i])).astype(spec.out)
+
+    return [te.compute(x.shape, element, "y")]
+
+
 def _cross_entropy(spec: cascade_spec.CrossEntropy, inputs: Tensors) -> list[te.Tensor]:
     x, labels = inputs
     rows, zero = (spec.rows,), tirx.const(0, "float32")
@@ -81,33 +93,58 @@ def _cross_entropy(spec: cascade_spec.CrossEntropy, inputs: Tensors) -> list[te.
     return [te.compute(rows, lambda i: m[i] + tirx.log(s[i]) - label[i], "loss")]
 
 
-def _moments(x: te.Tensor, rows: int, cols: int) -> tuple[te.Tensor, te.Tensor]:
+def _moments(value: Element, rows: int, cols: int) -> tuple[te.Tensor, te.Tensor]:
     """The mean of each row, and the sum of the squares of what deviates from it."""
-    total = _reduced((rows,), cols, lambda i, j: _wide(x[i, j]), "total")
+    total = _reduced((rows,), cols, value, "total")
     mean = te.compute((rows,), lambda i: total[i] / float(cols), "mean")
 
     def squared(i: Any, j: Any) -> Any:
-        deviation = _wide(x[i, j]) - mean[i]
+        deviation = value(i, j) - mean[i]
         return deviation * deviation
 
     return mean, _reduced((rows,), cols, squared, "squares")
 
 
+def _summed(spec: cascade_spec.Norm, inputs: Tensors) -> tuple[Element, list[te.Tensor]]:
+    """What is normalised, and the sum as an output where there is one."""
+    x = inputs[0]
+    if not spec.residual:
+        return lambda i, j: _wide(x[i, j]), []
+    residual = inputs[1]
+    total = te.compute(x.shape, lambda i, j: _wide(x[i, j]) + _wide(residual[i, j]), "sum")
+    stored = te.compute(x.shape, lambda i, j: total[i, j].astype(spec.dtype), "h")
+    return lambda i, j: total[i, j], [stored]
+
+
 def _layernorm(spec: cascade_spec.LayerNorm, inputs: Tensors) -> list[te.Tensor]:
-    x, weight, bias = inputs
-    mean, squares = _moments(x, spec.rows, spec.cols)
+    *_, weight, bias = inputs
+    value, stored = _summed(spec, inputs)
+    mean, squares = _moments(value, spec.rows, spec.cols)
     epsilon = tirx.const(EPSILON, "float32")
 
     def element(i: Any, j: Any) -> Any:
         spread = tirx.rsqrt(squares[i] / float(spec.cols) + epsilon)
-        normal = (_wide(x[i, j]) - mean[i]) * spread
+        normal = (value(i, j) - mean[i]) * spread
         return (normal * _wide(weight[j]) + _wide(bias[j])).astype(spec.out)
 
-    return [te.compute(x.shape, element, "y")]
+    return [*stored, te.compute((spec.rows, spec.cols), element, "y")]
+
+
+def _rmsnorm(spec: cascade_spec.RmsNorm, inputs: Tensors) -> list[te.Tensor]:
+    value, stored = _summed(spec, inputs)
+    squares = _reduced((spec.rows,), spec.cols, lambda i, j: value(i, j) * value(i, j), "squares")
+    epsilon = tirx.const(EPSILON, "float32")
+
+    def element(i: Any, j: Any) -> Any:
+        spread = tirx.rsqrt(squares[i] / float(spec.cols) + epsilon)
+        return (value(i, j) * spread * _wide(inputs[-1][j])).astype(spec.out)
+
+    return [*stored, te.compute((spec.rows, spec.cols), element, "y")]
 
 
 def _variance(spec: cascade_spec.Variance, inputs: Tensors) -> list[te.Tensor]:
-    _, squares = _moments(inputs[0], spec.rows, spec.cols)
+    x = inputs[0]
+    _, squares = _moments(lambda i, j: _wide(x[i, j]), spec.rows, spec.cols)
     return [te.compute((spec.rows,), lambda i: squares[i] / float(spec.cols), "variance")]
 
 
@@ -265,8 +302,10 @@ def _rmsnorm_gemm(spec: cascade_products.RmsNormGemm, inputs: Tensors) -> list[t
 
 _BUILDERS: dict[type[CascadeSpec], Callable[..., list[te.Tensor]]] = {
     cascade_spec.Softmax: _softmax,
+    cascade_spec.LogSoftmax: _log_softmax,
     cascade_spec.CrossEntropy: _cross_entropy,
     cascade_spec.LayerNorm: _layernorm,
+    cascade_spec.RmsNorm: _rmsnorm,
     cascade_spec.Variance: _variance,
     cascade_spec.MomentOfInertia: _moment_of_inertia,
     cascade_products.Attention: _attention,

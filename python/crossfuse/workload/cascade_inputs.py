@@ -50,8 +50,9 @@ def random_inputs(spec: CascadeSpec, seed: int = 0) -> Inputs:
 def adversarial_inputs(spec: CascadeSpec, seed: int = 0) -> Iterator[tuple[str, Inputs]]:
     """Yield named inputs on which rounding, masking and correction mistakes show.
 
-    All of them change ``x``, or the queries. ``large``: 64 times as large, so that exponentials
-    overflow unless they are taken below the maximum. ``zero_rows``: every second row is zero.
+    All of them change ``x``, or the queries; a residual is zero in them. ``large``: 64 times as
+    large, so that exponentials overflow unless they are taken below the maximum. ``zero_rows``:
+    every second row is zero.
     ``constant_rows``: each repeats one value. ``denormal``: denormals only. ``ascending``: each
     element of a row is larger than the one before, so that every one changes the maximum.
     ``descending``: none does. ``offset``: one thousand more, which cancels in deviations.
@@ -76,10 +77,12 @@ def adversarial_inputs(spec: CascadeSpec, seed: int = 0) -> Iterator[tuple[str, 
     first = next((each for each in spec.operands if each.name == "x"), spec.operands[0])
     values = base[first.name].astype(np.float32)
     for name, change in _CASES.items():
-        if name == "infinite" and spec.kind not in ("softmax", "cross_entropy"):
+        if name == "infinite" and spec.kind not in ("softmax", "log_softmax", "cross_entropy"):
             continue
         changed = change(values.reshape(-1, first.shape[-1]), float_type(first.dtype).smallest)
         inputs = dict(base) | {first.name: changed.reshape(first.shape)}
+        if "residual" in inputs:
+            inputs["residual"] = np.zeros_like(inputs["residual"])
         if name == "infinite" and "labels" in inputs:
             # The first element of a row is finite: a loss of infinity checks nothing.
             inputs["labels"] = np.zeros_like(inputs["labels"])

@@ -130,6 +130,13 @@ def _softmax(
     return [power / total]
 
 
+def _log_softmax(
+    spec: cascade_spec.LogSoftmax, values: Values, rounded: Rounding, _: Rounding
+) -> list[np.ndarray]:
+    _power, total = below_maximum(values[0])
+    return [values[0] - values[0].max(axis=1, keepdims=True) - np.log(total)]
+
+
 def _cross_entropy(
     spec: cascade_spec.CrossEntropy, values: Values, rounded: Rounding, _: Rounding
 ) -> list[np.ndarray]:
@@ -144,12 +151,28 @@ def _deviations(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return away, (away * away).mean(axis=1, keepdims=True)
 
 
+def _summed(spec: cascade_spec.Norm, values: Values, rounded: Rounding) -> np.ndarray:
+    """What is normalised: what the operator before has stored."""
+    return rounded(values[0] + values[1]) if spec.residual else values[0]
+
+
 def _layernorm(
     spec: cascade_spec.LayerNorm, values: Values, rounded: Rounding, _: Rounding
 ) -> list[np.ndarray]:
-    x, weight, bias = values
+    weight, bias = values[-2:]
+    x = _summed(spec, values, rounded)
     away, variance = _deviations(x)
-    return [away / np.sqrt(variance + x.dtype.type(EPSILON)) * weight + bias]
+    normal = away / np.sqrt(variance + x.dtype.type(EPSILON)) * weight + bias
+    return [x, normal] if spec.residual else [normal]
+
+
+def _rmsnorm(
+    spec: cascade_spec.RmsNorm, values: Values, rounded: Rounding, _: Rounding
+) -> list[np.ndarray]:
+    x = _summed(spec, values, rounded)
+    mean = (x * x).mean(axis=1, keepdims=True)
+    normal = x / np.sqrt(mean + x.dtype.type(EPSILON)) * values[-1]
+    return [x, normal] if spec.residual else [normal]
 
 
 def _variance(
@@ -222,8 +245,10 @@ def _rmsnorm_gemm(
 
 _RULES: dict[type[CascadeSpec], Callable[..., list[np.ndarray]]] = {
     cascade_spec.Softmax: _softmax,
+    cascade_spec.LogSoftmax: _log_softmax,
     cascade_spec.CrossEntropy: _cross_entropy,
     cascade_spec.LayerNorm: _layernorm,
+    cascade_spec.RmsNorm: _rmsnorm,
     cascade_spec.Variance: _variance,
     cascade_spec.MomentOfInertia: _moment_of_inertia,
     cascade_products.Attention: _attention,

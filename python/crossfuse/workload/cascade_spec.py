@@ -105,6 +105,13 @@ class Softmax(CascadeSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LogSoftmax(Softmax):
+    """``y[i,l] = x[i,l] - max x[i] - log sum exp(x[i] - max x[i])``."""
+
+    kind: ClassVar[str] = "log_softmax"
+
+
+@dataclass(frozen=True, kw_only=True)
 class CrossEntropy(CascadeSpec):
     """``loss[i] = log sum exp(x[i]) - x[i, labels[i]]``."""
 
@@ -126,24 +133,53 @@ class CrossEntropy(CascadeSpec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerNorm(CascadeSpec):
-    """``y = (x - mean) / sqrt(variance + 1e-5) * weight + bias`` of each row."""
+class Norm(CascadeSpec):
+    """Rows that are normalised and scaled; with a residual, of ``h = x + residual``.
 
-    kind: ClassVar[str] = "layernorm"
+    Attributes
+    ----------
+    rows, cols : int
+        Rows, and elements of each.
+    residual : bool
+        Whether a second matrix is added first. The sum is an output too: the next layer adds to it.
+        It is rounded where it is stored; what is normalised is not.
+    """
+
+    #: What rows are scaled by and moved to.
+    parameters: ClassVar[tuple[str, ...]] = ()
 
     rows: int
     cols: int
+    residual: bool = False
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """Rows, and what they are scaled by and moved to."""
-        parameters = (Operand(name, (self.cols,), self.dtype) for name in ("weight", "bias"))
-        return (Operand("x", (self.rows, self.cols), self.dtype), *parameters)
+        """Rows, what is added to them, and the parameters."""
+        added = ("residual",) * self.residual
+        rows = (Operand(name, (self.rows, self.cols), self.dtype) for name in ("x", *added))
+        return (*rows, *(Operand(name, (self.cols,), self.dtype) for name in self.parameters))
 
     @property
     def outputs(self) -> tuple[Operand, ...]:
-        """Rows."""
-        return (Operand("y", (self.rows, self.cols), self.out),)
+        """The sum if there is a residual, and normalised rows."""
+        summed = (Operand("h", (self.rows, self.cols), self.dtype),) * self.residual
+        return (*summed, Operand("y", (self.rows, self.cols), self.out))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm(Norm):
+    """``y = (x - mean) / sqrt(variance + 1e-5) * weight + bias`` of each row."""
+
+    kind: ClassVar[str] = "layernorm"
+    parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmsNorm(Norm):
+    """``y = x / sqrt(mean(x**2) + 1e-5) * weight`` of each row."""
+
+    kind: ClassVar[str] = "rmsnorm"
+    parameters: ClassVar[tuple[str, ...]] = ("weight",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,10 @@
 
 ```
 softmax:rows=4096,cols=32768,dtype=bfloat16
+log_softmax:rows=4096,cols=32768
 cross_entropy:rows=4096,cols=128256
 layernorm:rows=8192,cols=8192
+rmsnorm:rows=8192,cols=8192,residual=true
 variance:rows=1024,cols=1048576
 moment_of_inertia:bodies=1024,points=65536
 attention:batch=8,heads=32,q_len=2048,kv_len=2048,head_dim=128,causal=true
@@ -34,9 +36,11 @@ _CLASSES: tuple[type[CascadeSpec], ...] = (
     cascade_products.MoeRouting,
     cascade_products.QuantGemm,
     cascade_spec.Softmax,
+    cascade_spec.LogSoftmax,
     cascade_spec.CrossEntropy,
     cascade_products.RmsNormGemm,
     cascade_spec.LayerNorm,
+    cascade_spec.RmsNorm,
     cascade_spec.Variance,
     cascade_spec.MomentOfInertia,
 )
@@ -144,7 +148,7 @@ def resolve(text: str) -> CascadeSpec:
         return parse(text)
     entry = suites.entry(head.strip())
     if entry.kind != "cascade":
-        limit, instead = "a cascade, R1 to R12", "read it by crossfuse.workload.resolve"
+        limit, instead = "a cascade, R1 to R14", "read it by crossfuse.workload.resolve"
         raise refused("workload-kind", entry.id, f"{entry.kind} ({entry.title})", limit, instead)
     values = {key: value_text(value) for key, value in entry.values.items() if key != "kind"}
     spelt = _SPELLINGS.get(entry.title, {})

@@ -94,7 +94,7 @@ def entry(name: str) -> Entry:
         "workload-id",
         "suites",
         found=repr(name),
-        limit="G1 to G10, S1 to S8, C1 to C8, R1 to R12",
+        limit="G1 to G10, S1 to S8, C1 to C8, R1 to R14",
         instead=closest(
             name, _entries(), "choose one of these, or write a spec such as gemm:M=8,K=8,N=8"
         ),

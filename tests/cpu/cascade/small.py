@@ -18,6 +18,8 @@ SMALL = {
     "R10": "R10:rows=5,cols=33",
     "R11": "R11:rows=5,cols=33",
     "R12": "R12:bodies=5,points=33",
+    "R13": "R13:rows=5,cols=33",
+    "R14": "R14:rows=5,cols=33",
 }
 
 

@@ -98,12 +98,14 @@ FIRST = {
     "R4": "rows=64 elements=64 cluster=1 share=2",
     "R5": "rows=64 elements=128 cluster=1 share=1",
     "R6": "rows=128 columns=256 cluster=2 split=1 across=1 chunk=512",
-    "R7": "threads=256 unroll=8 cluster=1 rows=1 resident=shared",
+    "R7": "threads=256 unroll=8 cluster=2 rows=1 resident=registers",
     "R8": "threads=256 unroll=8 cluster=1 rows=1 resident=none",
     "R9": "rows=128 columns=192 cluster=2 split=1 across=1",
     "R10": "threads=256 unroll=4 cluster=1 rows=1 resident=registers",
     "R11": "threads=256 unroll=8 cluster=1 rows=1 resident=none",
     "R12": "threads=256 unroll=2 cluster=1 rows=1 resident=none",
+    "R13": "threads=256 unroll=8 cluster=2 rows=1 resident=registers",
+    "R14": "threads=256 unroll=4 cluster=1 rows=1 resident=registers",
 }
 
 

@@ -56,6 +56,23 @@ def test_bfloat16_is_packed_two_by_two() -> None:
     assert_becomes(pack_registers, before, expected)
 
 
+def test_copies_part_what_computes_over_words() -> None:
+    """Each array that is copied into has a number of its own."""
+
+    @T.prim_func
+    def before(X: T.Buffer((8,), "bfloat16"), Y: T.Buffer((2,), "float32")):
+        T.func_attr({FAST: 1})
+        A = T.alloc_local((8,), "bfloat16")
+        B = T.alloc_local((4,), "bfloat16")
+        A[T.ramp(0, 1, 8)] = X[T.ramp(0, 1, 8)]
+        B[T.ramp(0, 1, 4)] = A[T.ramp(4, 1, 4)]
+        Y[0] = T.float32(A[4])
+        Y[1] = T.float32(B[0])
+
+    found = str(apply(pack_registers, before))
+    assert found.count('"crossfuse_opaque"') == 2
+
+
 def test_arrays_that_are_used_otherwise_stay() -> None:
     """One is stored to at an odd place, one read whole, one at a place that is not known."""
 

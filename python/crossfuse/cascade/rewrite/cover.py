@@ -80,9 +80,12 @@ class Cover:
         rest = self.steps - begun
         if rest and rest <= self.unroll and last == self.slice and self.length % self.slice == 0:
             return (*found, Tiling(begun, 1, rest, False))
-        if rest:
-            size = min(rest, self.unroll)
-            found.append(Tiling(begun, -(-rest // size), size, True))
+        full, short = divmod(rest, self.unroll)
+        if full:
+            found.append(Tiling(begun, full, self.unroll, True))
+        if short:
+            # Of its own: a tile beyond the CTA's slice would be that of the next one.
+            found.append(Tiling(begun + full * self.unroll, 1, short, True))
         return tuple(found)
 
     @property
@@ -96,7 +99,7 @@ class Cover:
         return place + step * self.stride + thread * self.vector + lane
 
     def inside(self, tiling: Tiling, place: tuple[Any, Any, Any], first: Any, step: Any) -> Any:
-        """Condition under which a vector lies within the axis and the CTA's slice.
+        """Condition under which a vector lies within the axis.
 
         Parameters
         ----------
@@ -115,13 +118,4 @@ class Cover:
         if not tiling.guarded:
             return None
         _, cta, thread = place
-        within = self.element(cta, thread, first + step) < self.length
-        if tiling.first + tiling.count * tiling.steps > self.steps:
-            within = _both(first + step < self.steps, within)
-        return within
-
-
-def _both(one: Any, other: Any) -> Any:
-    from crossfuse import _tvm as ir
-
-    return ir.tirx.And(one, other)
+        return self.element(cta, thread, first + step) < self.length

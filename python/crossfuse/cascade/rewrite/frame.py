@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -14,6 +14,7 @@ from crossfuse.cascade.derivation import Derivation, guarded, new, value
 from crossfuse.cascade.rewrite.arithmetic import Definitions
 from crossfuse.cascade.rewrite.cover import Cover
 from crossfuse.cascade.rewrite.numbers import is_chosen, numbers
+from crossfuse.cascade.rewrite.reuse import Reused, can_reuse, reusing
 from crossfuse.cascade.rewrite.scripting import Scratch, held
 from crossfuse.cascade.rewrite.streams import Stream, streams, vector_of, with_tiles
 from crossfuse.cascade.rewrite.tiles import StreamTiles
@@ -36,6 +37,8 @@ class Frame:
         Of the axis.
     dtype : str
         Type of the state and of all arithmetic.
+    reused : tuple[Reused, ...]
+        Contributions that outputs use again.
     """
 
     site: Site
@@ -43,6 +46,7 @@ class Frame:
     tiles: StreamTiles
     cover: Cover
     dtype: str
+    reused: tuple[Reused, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -54,6 +58,11 @@ class Frame:
         """Elements that the state takes in."""
         used = set().union(*(each.contribution.free_symbols for each in self.derivation.slots))
         return tuple(each for each in self.site.cascade.elements if each in used)
+
+    @property
+    def moving(self) -> tuple[sympy.Symbol, ...]:
+        """What differs from element to element."""
+        return (*self.site.cascade.elements, *(each.kept for each in self.reused))
 
     @property
     def emitted(self) -> tuple[sympy.Symbol, ...]:
@@ -115,7 +124,10 @@ def frame_of(site: Site, derivation: Derivation, tiles: StreamTiles) -> Frame:
     if tiles.vector:
         vector = tiles.vector if length % tiles.vector == 0 else 1
     cover = Cover(length, tiles.threads, vector, tiles.unroll, tiles.cluster)
-    return Frame(site, derivation, tiles, cover, dtype)
+    reused: tuple[Reused, ...] = ()
+    if can_reuse(cover, tiles.resident):
+        derivation, reused = reusing(derivation)
+    return Frame(site, derivation, tiles, cover, dtype, reused)
 
 
 def finished(
@@ -145,3 +157,8 @@ def tile_of(stream: Stream, frame: Frame, steps: int, name: str) -> Any:
     """A tile of a stream in registers: a vector for each step."""
     width = frame.cover.vector * stream.width
     return held(name, (steps, width), str(stream.buffer.ty.dtype), "local")
+
+
+def row_of(buffer: Any, step: Any) -> Callable[[Any], Any]:
+    """Elements of a tile at a step."""
+    return lambda number: buffer[step, number]

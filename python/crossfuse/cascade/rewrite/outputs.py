@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.derivation import value
 from crossfuse.cascade.rewrite.arithmetic import Definitions
 from crossfuse.cascade.rewrite.cover import Tiling
-from crossfuse.cascade.rewrite.frame import Frame, at, finished, tile_of
-from crossfuse.cascade.rewrite.numbers import place_symbol
+from crossfuse.cascade.rewrite.frame import Frame, at, finished, row_of, tile_of
+from crossfuse.cascade.rewrite.numbers import numbers, place_symbol
 from crossfuse.cascade.rewrite.phases import Shared, share
 from crossfuse.cascade.rewrite.residence import Residence, load
+from crossfuse.cascade.rewrite.reuse import then
 from crossfuse.cascade.rewrite.scripting import held, loop, steps, when
 from crossfuse.cascade.rewrite.segments import Place
 from crossfuse.cascade.rewrite.streams import BYTES, Stream
@@ -32,16 +34,25 @@ class Outputs:
         Where elements stayed.
     state : Mapping[str, tvm.ir.PrimExpr]
         The finished state of the row.
+    before : Mapping[str, tvm.ir.PrimExpr]
+        That of the thread, before states merged; needed where contributions were kept.
     """
 
     def __init__(
-        self, frame: Frame, place: Place, residence: Residence, state: Mapping[str, Any]
+        self,
+        frame: Frame,
+        place: Place,
+        residence: Residence,
+        state: Mapping[str, Any],
+        before: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.frame = frame
         self.place = place
         self.residence = residence
         self.rows = frame.at_row(place[0])
         self.values = finished(frame, frame.invariants(self.rows), state)
+        for slot in frame.derivation.slots if before else ():
+            self.values.values[then(slot.name)] = before[numbers(slot, frame.dtype)[0].name]
         derived = frame.derivation
         self.results = [each for each in frame.site.outputs if each.name in derived.results]
         self.along = [each for each in frame.site.outputs if each.name in derived.rows]
@@ -59,7 +70,7 @@ class Outputs:
         if self.along:
             derived = self.frame.derivation
             rows = [derived.rows[each.name] for each in self.along]
-            parts = share(rows, self.frame.site.cascade.elements, derived.slots)
+            parts = share(rows, self.frame.moving, derived.slots)
             self.values.define(parts.fixed)
             for number, tiling in enumerate(self.frame.cover.tilings):
                 kind = "unroll" if self.residence.where == "registers" else "serial"
@@ -114,12 +125,17 @@ class _Tile:
             if outputs.residence.kept(stream) is None:
                 name = f"{stream.name}_again_{suffix}"
                 self.loaded[stream] = tile_of(stream, self.frame, tiling.steps, name)
+        residence = outputs.residence
+        kept = residence.buffers if residence.where == "registers" else {}
+        self.copied = {
+            each: tile_of(each, self.frame, 1, f"{each.name}_packed_{suffix}") for each in kept
+        }
 
     def run(self) -> None:
         for stream, buffer in self.loaded.items():
             with loop("step", self.tiling.steps, "unroll") as step, when(self.inside(step)):
                 place = (*self.outputs.place, self.first + step)
-                load(self.frame, stream, place, _row_of(buffer, step))
+                load(self.frame, stream, place, row_of(buffer, step))
         staged = {
             output.name: held(
                 f"{output.name}_out_{self.suffix}",
@@ -130,6 +146,9 @@ class _Tile:
             for output in self.outputs.along
         }
         with loop("step", self.tiling.steps, "unroll") as step, when(self.inside(step)):
+            place = (*self.outputs.place, self.first + step)
+            for stream, buffer in self.copied.items():
+                self.outputs.residence.take(stream, place, buffer)
             with loop("lane", self.frame.cover.vector, "unroll") as lane:
                 self.lane(step, lane, staged)
             for output in self.outputs.along:
@@ -142,7 +161,8 @@ class _Tile:
         residence = self.outputs.residence
         place = (*self.outputs.place, self.first + step)
         found = {each: residence.element(each, place) for each in residence.buffers}
-        return found | {each: _row_of(buffer, step) for each, buffer in self.loaded.items()}
+        found |= {each: row_of(buffer, 0) for each, buffer in self.copied.items()}
+        return found | {each: row_of(buffer, step) for each, buffer in self.loaded.items()}
 
     def lane(self, step: Any, lane: Any, staged: Mapping[str, Any]) -> None:
         """Statements: what is wanted of one element."""
@@ -150,6 +170,9 @@ class _Tile:
         element = self.frame.cover.element(cta, thread, self.first + step, lane)
         where = {**self.outputs.rows, self.frame.site.axis: element}
         symbols = self.frame.symbols(where, self.tiles(step), lane)
+        for each in self.frame.reused:
+            kept = self.outputs.residence.reused[each.slot]
+            symbols[each.kept] = kept[(*self.outputs.place, self.first + step, lane)]
         values = Definitions({**self.outputs.values.values, **symbols}, self.frame.dtype)
         for output, each in zip(self.outputs.along, values.all(self.parts), strict=True):
             ir.script.buffer_store(staged[output.name], each.astype(_dtype(output)), [lane])
@@ -173,10 +196,6 @@ class _Tile:
         where = {**self.outputs.rows, self.frame.site.axis: element}
         indices = [at(each, where) for each in output.indices]
         ir.script.buffer_store(output.buffer, staged[number], indices)
-
-
-def _row_of(buffer: Any, step: Any) -> Callable[[Any], Any]:
-    return lambda number: buffer[step, number]
 
 
 def _dtype(output: OutputSite) -> str:

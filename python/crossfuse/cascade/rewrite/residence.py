@@ -7,6 +7,7 @@ from typing import Any
 
 from crossfuse import _tvm as ir
 from crossfuse.cascade.rewrite.frame import Frame, at
+from crossfuse.cascade.rewrite.reuse import Reused
 from crossfuse.cascade.rewrite.scripting import held, loop, steps, zero
 from crossfuse.cascade.rewrite.streams import Stream
 
@@ -27,6 +28,8 @@ class Residence:
         self.frame = frame
         self.where = frame.tiles.resident if frame.derivation.rows else "none"
         self.buffers: dict[Stream, Any] = {}
+        #: Contributions that outputs use again, by slot.
+        self.reused = {each.slot: self._contributions(each) for each in frame.reused}
         if self.where == "none":
             return
         for stream in frame.streams(frame.swept):
@@ -38,10 +41,15 @@ class Residence:
         width = cover.vector * stream.width
         dtype = str(stream.buffer.ty.dtype)
         if self.where == "registers":
-            shape = (self.frame.rows, 1, cover.threads, cover.held, width)
+            shape = (self.frame.rows, tiles.cluster, cover.threads, cover.held, width)
         else:
             shape = (tiles.cluster, self.frame.rows, cover.held, cover.threads, width)
         return held(f"{stream.name}_kept", shape, dtype)
+
+    def _contributions(self, reused: Reused) -> Any:
+        cover = self.frame.cover
+        shape = (self.frame.rows, cover.cluster, cover.threads, cover.held, cover.vector)
+        return held(f"{reused.kept.name}", shape, self.frame.dtype)
 
     def registers(self, stream: Stream) -> Any:
         """The buffer of a stream that stays in registers, or None."""
@@ -66,6 +74,15 @@ class Residence:
     def _shared(place: Sequence[Any], number: Any) -> list[Any]:
         row, cta, thread, step = place
         return [cta, row, step, thread, number]
+
+    def take(self, stream: Stream, place: Sequence[Any], into: Any) -> None:
+        """Statements: a vector of elements that stayed in registers, as it was loaded.
+
+        Else nvcc keeps them as the numbers that one sweep made of them, for the next: twice as
+        many registers, and half as many CTAs. See `crossfuse.lower.pack_registers`.
+        """
+        kept = self.element(self.kept(stream), place)
+        for_lanes(self.frame, stream, lambda i: ir.script.buffer_store(into, kept(i), [0, i]))
 
     def element(self, stream: Stream, place: Sequence[Any]) -> Tile:
         """Elements of a kept stream at a step."""

@@ -10,7 +10,7 @@ from crossfuse.cascade.derivation import Slot, guarded, new, value
 from crossfuse.cascade.rewrite.arithmetic import Definitions, combined, written
 from crossfuse.cascade.rewrite.choosing import insert
 from crossfuse.cascade.rewrite.cover import Tiling
-from crossfuse.cascade.rewrite.frame import Frame, tile_of
+from crossfuse.cascade.rewrite.frame import Frame, row_of, tile_of
 from crossfuse.cascade.rewrite.numbers import PLACE, is_chosen, nothing, numbers, pairs
 from crossfuse.cascade.rewrite.phases import Phase, Shared, phases, share
 from crossfuse.cascade.rewrite.residence import Residence, load
@@ -105,8 +105,8 @@ class _Tile:
                 place = (*self.segment.place, self.first + step)
                 load(self.frame, stream, place, tile(step))
                 self.segment.residence.keep(stream, place, tile(step))
-        for phase in self.segment.phases:
-            self.sweep(phase)
+        for which, phase in enumerate(self.segment.phases):
+            self.sweep(phase, which)
         for _, number in self.segment.numbers:
             self.segment.state[number.name].set(self.segment.next[number.name].value)
 
@@ -117,8 +117,9 @@ class _Tile:
     def inside(self, step: Any) -> Any:
         return self.frame.cover.inside(self.tiling, self.segment.place, self.first, step)
 
-    def sweep(self, phase: Phase) -> None:
+    def sweep(self, phase: Phase, number: int) -> None:
         """Statements: reduce the tile's contributions, then make new values."""
+        copied = self.copied(number) if number else {}
         totals = {
             slot.name: Scratch(
                 f"{slot.name}_tile_{self.number}_",
@@ -139,13 +140,25 @@ class _Tile:
                 self.add(slot, totals, definitions.write(times * slot.contribution))
             moving = [each for each in phase.slots if each not in plain]
             if moving:
+                tiles = {stream: tile(step) for stream, tile in self.tiles.items()}
+                place = (*self.segment.place, self.first + step)
+                for stream, buffer in copied.items():
+                    self.segment.residence.take(stream, place, buffer)
+                    tiles[stream] = row_of(buffer, 0)
                 with loop("lane", self.frame.cover.vector, "unroll") as lane:
-                    self.lane(moving, parts, definitions, totals, step, lane)
+                    self.lane(moving, parts, definitions, totals, tiles, step, lane)
         for slot in phase.slots:
             if is_chosen(slot):
                 self.known(slot, self.following(slot)[0])
             else:
                 self.renew(slot, totals[slot.name].value, parts, definitions)
+
+    def copied(self, number: int) -> dict[Stream, Any]:
+        """Places for a vector of each stream that stays in registers, of a later sweep."""
+        residence = self.segment.residence
+        kept = [each for each in self.tiles if residence.registers(each) is not None]
+        names = {each: f"{each.name}_packed_{self.number}_{number}" for each in kept}
+        return {each: tile_of(each, self.frame, 1, name) for each, name in names.items()}
 
     def following(self, slot: Slot) -> list[Scratch]:
         """The slot's numbers after this tile."""
@@ -175,11 +188,11 @@ class _Tile:
         parts: Shared,
         fixed: Definitions,
         totals: Mapping[str, Scratch],
+        tiles: Mapping[Stream, Callable[[Any], Any]],
         step: Any,
         lane: Any,
     ) -> None:
         """Statements: one element's contributions."""
-        tiles = {stream: tile(step) for stream, tile in self.tiles.items()}
         where = {**self.segment.rows, self.frame.site.axis: self.element(step, lane)}
         values = {**fixed.values, **self.frame.symbols(where, tiles, lane)}
         brought = Definitions(values, self.frame.dtype).all(parts)
@@ -189,7 +202,16 @@ class _Tile:
                 place = ir.tirx.Cast(PLACE, self.element(step, lane))
                 insert(slot.monoid, kept, (each, place), self.frame.dtype)
             else:
-                self.add(slot, totals, each)
+                self.add(slot, totals, self.kept(slot, each, step, lane))
+
+    def kept(self, slot: Slot, what: Any, step: Any, lane: Any) -> Any:
+        """A contribution; statement: it stays for outputs that use it again."""
+        buffer = self.segment.residence.reused.get(slot.name)
+        if buffer is None:
+            return what
+        index = [*self.segment.place, self.first + step, lane]
+        ir.script.buffer_store(buffer, what, index)
+        return buffer[tuple(index)]
 
     def add(self, slot: Slot, totals: Mapping[str, Scratch], what: Any) -> None:
         total = totals[slot.name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -13,11 +14,20 @@ from crossfuse.cascade.rewrite.numbers import numbers
 from crossfuse.cascade.rewrite.outputs import Outputs
 from crossfuse.cascade.rewrite.refusal import refused
 from crossfuse.cascade.rewrite.residence import Residence
-from crossfuse.cascade.rewrite.scripting import held, loop, named, spatial, symbol_of
+from crossfuse.cascade.rewrite.scripting import (
+    held,
+    loop,
+    named,
+    spatial,
+    steps,
+    symbol_of,
+    when,
+)
 from crossfuse.cascade.rewrite.segments import Segment
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.site import OutputSite, Site, StageSite
-from crossfuse.markers import FAST, MERGE, RESIDENT_CTAS
+from crossfuse.hardware import WARP
+from crossfuse.markers import FAST, MERGE, MERGE_EQUAL, PUSH, RESIDENT_CTAS
 
 
 @checked
@@ -28,11 +38,12 @@ def streaming(site: Site, derivation: Derivation, tiles: StreamTiles | None = No
 
         for row:
             for cta, thread:  SEGMENT[row, cta, thread] = state of the thread's elements
-            for cta, thread:  CTA[cta, row] (+)= SEGMENT[row, cta, thread]      # merge
-            for cta, thread, other:  FINAL[row, cta, thread] (+)= CTA[other, row]
+            for cta, thread:  MERGED[cta, row] (+)= SEGMENT[row, cta, thread]   # merge
+            for cta, peer:  INBOX[peer, row, cta] = MERGED[cta, row]            # push
+            for cta, thread, other:  FINAL[row, cta, thread] (+)= INBOX[cta, row, other]
             for cta, thread:  outputs of the thread's elements, over FINAL
 
-    ``(+)`` merges tuples, one number for each slot. In one CTA the third line is left out.
+    ``(+)`` merges tuples, one number for each slot. In one CTA the lines of INBOX are left out.
 
     Parameters
     ----------
@@ -66,11 +77,11 @@ def streaming(site: Site, derivation: Derivation, tiles: StreamTiles | None = No
     """
     sizes = tiles or StreamTiles()
     _check(site, derivation)
+    sizes.check(prod(int(site.extents[each]) for each in site.rows))
     with ir.IRBuilder() as builder, ir.script.prim_func(s_tir=True):
         ir.script.func_name(symbol_of(site.function))
         ir.script.func_attr({FAST: 1} | ({RESIDENT_CTAS: sizes.ctas} if sizes.ctas else {}))
         frame = frame_of(over_parameters(site), derivation, sizes)
-        sizes.check(frame.rows)
         _Writer(frame).run()
     return builder.get()
 
@@ -151,9 +162,11 @@ class _Writer:
         self.merged = self._state(
             "cta", (frame.rows,) if self.ctas == 1 else (self.ctas, frame.rows)
         )
-        self.final = (
-            self._state("final", (frame.rows, self.ctas, self.threads)) if self.ctas > 1 else {}
-        )
+        self.inbox: dict[str, Any] = {}
+        self.final: dict[str, Any] = {}
+        if self.ctas > 1:
+            self.inbox = self._state("inbox", (self.ctas, frame.rows, self.ctas))
+            self.final = self._state("final", (frame.rows, self.ctas, self.threads))
 
     def _state(self, name: str, shape: tuple[int, ...]) -> dict[str, Any]:
         return {
@@ -167,6 +180,7 @@ class _Writer:
             self._nest(row, self._segment)
             self._nest(row, self._merge)
             if self.ctas > 1:
+                self._nest(row, self._push)
                 self._nest(row, self._fold)
             self._nest(row, self._outputs)
 
@@ -194,15 +208,16 @@ class _Writer:
             ir.script.writes(
                 *[each[place] for each in self.segments.values()],
                 *[self._kept(each, place) for each in self.residence.buffers.values()],
+                *[self._kept(each, place) for each in self.residence.reused.values()],
             )
             Segment(self.frame, place, self.residence).run(self.segments)
 
     def _kept(self, buffer: Any, place: tuple[Any, Any, Any]) -> Any:
         row, cta, thread = place
-        steps, width = self.frame.cover.held, int(buffer.ty.shape[-1])
+        count, width = self.frame.cover.held, int(buffer.ty.shape[-1])
         if self.residence.where == "registers":
-            return buffer[row, cta, thread, 0:steps, 0:width]
-        return buffer[cta, row, 0:steps, thread, 0:width]
+            return buffer[row, cta, thread, 0:count, 0:width]
+        return buffer[cta, row, 0:count, thread, 0:width]
 
     def _merge(self, row: Any, cta: Any, thread: Any) -> None:
         with ir.script.sblock("merge"):
@@ -211,16 +226,42 @@ class _Writer:
             of = named("thread_", ir.script.axis.reduce(self.threads, thread))
             into = (at_row,) if self.ctas == 1 else (rank, at_row)
             invariants = self.frame.invariants(self.frame.at_row(at_row))
-            ir.script.sblock_attr({MERGE: 1})
+            ir.script.sblock_attr({MERGE: 1} | self._counts(1))
             place = (at_row, rank, of)
             self._join(self.merged, into, self.segments, place, invariants)
+
+    def _push(self, row: Any, cta: Any, thread: Any) -> None:
+        """Each CTA's state to all: a thread for each peer, several where threads are few."""
+        with steps("turn", -(-self.ctas // self.threads)) as turn, ir.script.sblock("push"):
+            at_row, rank, at = self._place(row, cta, thread)
+            peer = turn * self.threads + at
+            ir.script.sblock_attr({PUSH: 1})
+            with when(peer < self.ctas):
+                for name, buffer in self.inbox.items():
+                    index = [ir.tirx.floormod(peer, self.ctas), at_row, rank]
+                    ir.script.buffer_store(buffer, self.merged[name][rank, at_row], index)
 
     def _fold(self, row: Any, cta: Any, thread: Any) -> None:
         with loop("other", self.ctas) as other, ir.script.sblock("fold"):
             place = self._place(row, cta, thread)
             of = named("other_", ir.script.axis.reduce(self.ctas, other))
             invariants = self.frame.invariants(self.frame.at_row(place[0]))
-            self._join(self.final, place, self.merged, (of, place[0]), invariants)
+            if self.ctas & (self.ctas - 1) == 0 and self.ctas <= min(self.threads, WARP):
+                ir.script.sblock_attr({MERGE: 1} | self._counts(self.threads))
+            self._join(self.final, place, self.inbox, (place[1], place[0], of), invariants)
+
+    def _counts(self, threads: int) -> dict[str, Any]:
+        """An annotation: which numbers count the elements of so many threads, and how many."""
+        cover = self.frame.cover
+        each = cover.steps * cover.vector * threads
+        if any(tiling.guarded for tiling in cover.tilings):
+            each = 0
+        counts = [
+            each * (slot.monoid.name == "sum" and slot.contribution == 1)
+            for slot in self.slots
+            for _ in numbers(slot, self.frame.dtype)
+        ]
+        return {MERGE_EQUAL: counts} if any(counts) else {}
 
     def _join(self, into: Any, into_place: Any, of: Any, of_place: Any, invariants: Any) -> None:
         merge(self.slots, into, into_place, of, of_place, invariants, self.frame.dtype)
@@ -231,7 +272,8 @@ class _Writer:
             held_in = self.final if self.ctas > 1 else self.merged
             index = place if self.ctas > 1 else (place[0],)
             state = {name: buffer[index] for name, buffer in held_in.items()}
-            Outputs(self.frame, place, self.residence, state).run()
+            before = {name: buffer[place] for name, buffer in self.segments.items()}
+            Outputs(self.frame, place, self.residence, state, before).run()
 
 
 def _whole(buffer: Any) -> Any:

@@ -90,10 +90,3 @@ class StreamTiles:
         if self.resident not in RESIDENCES:
             limit = ", ".join(RESIDENCES)
             raise refused("tiles, resident", repr(self.resident), limit, "pass one of these")
-        if self.resident == "registers" and self.cluster > 1:
-            raise refused(
-                "tiles, resident",
-                f"registers, in a cluster of {self.cluster} CTAs",
-                "registers in one CTA",
-                "pass resident='shared', or cluster=1",
-            )

@@ -44,6 +44,11 @@ class Work:
         Registers of a vector of everything that outputs need.
     unpacked : bool
         Whether registers hold two elements each, which takes as many again to compute with.
+    reused : int
+        Registers of a vector of contributions that outputs use again; see
+        `crossfuse.cascade.rewrite.reuse`.
+    spared : int
+        Operations of an element that these spare.
     slots : int
         Numbers of the state.
     exponentials, operations : int
@@ -62,6 +67,8 @@ class Work:
     held: int = 0
     emitted: int = 0
     unpacked: bool = False
+    reused: int = 0
+    spared: int = 0
     slots: int = 2
     exponentials: int = 0
     operations: int = 0
@@ -90,6 +97,7 @@ def work_of(site: Site, derivation: Derivation) -> Work:
     from crossfuse.cascade.rewrite.counting import exponentials, operations
     from crossfuse.cascade.rewrite.frame import frame_of
     from crossfuse.cascade.rewrite.numbers import numbers
+    from crossfuse.cascade.rewrite.reuse import reusing
     from crossfuse.cascade.rewrite.tiles import StreamTiles
 
     frame = frame_of(site, derivation, StreamTiles())
@@ -100,6 +108,8 @@ def work_of(site: Site, derivation: Derivation) -> Work:
     elements = site.cascade.elements
     taken = [each.contribution for each in derivation.slots]
     given = list(derivation.rows.values())
+    shorter, reused = reusing(derivation)
+    left = operations(list(shorter.rows.values()), (*elements, *(each.kept for each in reused)))
     along = [each for each in site.outputs if each.name in derivation.rows]
     return Work(
         frame.rows,
@@ -114,6 +124,8 @@ def work_of(site: Site, derivation: Derivation) -> Work:
         held=_registers(again, vector),
         emitted=_registers(emitted, vector),
         unpacked=any(_is_packed(each) for each in swept),
+        reused=vector * len(reused),
+        spared=max(0, operations(given, elements) - left),
         slots=sum(len(numbers(each, frame.dtype)) for each in derivation.slots),
         # What outputs compute again is computed in a second sweep.
         exponentials=exponentials(taken, elements) + exponentials(given, elements),

@@ -233,8 +233,8 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         (r"cp\.async\.bulk\.commit_group;", _call("bulk_commit")),
         (r"cp\.async\.bulk\.wait_group(?P<read>\.read)? (?P<pending>\d+);", _await_copies),
         (
-            r"st\.async\.(?:weak\.)?shared::cluster\.mbarrier::complete_tx::bytes\.v[24]\.f32 "
-            r"\[%0\], \{[%\d, ]*\}, \[%\d\];",
+            r"st\.async\.(?:weak\.)?shared::cluster\.mbarrier::complete_tx::bytes(?:\.v[24])?\.f32 "
+            r"\[%0\], (?:\{[%\d, ]*\}|%1), \[%\d\];",
             _push,
         ),
         (r"st\.global\.u32 \[%0\], %1;", _store_word),
@@ -266,7 +266,7 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
             r"(?:add\.)?[us]32 %0, \[%1\], %2;",
             _flag_add,
         ),
-        (r"ld\.shared\.v[24]\.f32 \{[%\d, ]*\}, \[%\d\];", _fetch),
+        (r"ld\.shared(?:\.v[24])?\.f32 (?:\{[%\d, ]*\}|%0), \[%\d\];", _fetch),
         (r"cvt\.rn\.(bf16x2|f16x2)\.f32 %0, %1, %2;", _pack),
         (
             r"\.reg \.pred p; setp\.lt\.f32 p, %0, 0f00000000; @p st\.shared\.f32 \[%1\], %0;",

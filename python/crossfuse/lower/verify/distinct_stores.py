@@ -123,7 +123,33 @@ def _ranges(loops: list[Any], indices: list[Any]) -> dict[Any, Any]:
 
 def _injective(indices: list[Any], ranges: dict[Any, Any], predicate: Any) -> bool:
     # Injective without the predicate is injective with it; some maps need it to be affine.
-    return any(len(_detect(indices, ranges, each).indices) > 0 for each in (_TRUE, predicate))
+    return _is_spread(indices, ranges) or any(
+        len(_detect(indices, ranges, each).indices) > 0 for each in (_TRUE, predicate)
+    )
+
+
+def _is_spread(indices: list[Any], ranges: dict[Any, Any]) -> bool:
+    """Whether each variable steps over all that smaller steps reach, in one dimension or another.
+
+    Then different values give different places, also where places between are left out.
+    """
+    variables = list(ranges)
+    if any(ir.constant(each.extent) is None for each in ranges.values()):
+        return False
+    left = dict(ranges)
+    for index in indices:
+        terms = ir.sym.detect_linear_equation(index, variables)
+        steps = [abs(ir.constant(each) or 0) for each in terms[:-1]] if terms else []
+        found = [(step, var) for step, var in zip(steps, variables, strict=False) if step]
+        reached = 0
+        for step, var in sorted(found, key=lambda pair: pair[0]):
+            if step <= reached:
+                break
+            reached += step * (int(ir.constant(ranges[var].extent) or 0) - 1)
+        else:
+            for _, var in found:
+                left.pop(var, None)
+    return not left
 
 
 def _detect(indices: list[Any], ranges: dict[Any, Any], predicate: Any) -> Any:

@@ -102,8 +102,9 @@ def timed(
         return _timed_rows(shape, device, rates)
     steps, found = candidates(shape, device)
     times: Any = [(float(estimate(shape, e, device, rates).microseconds), e) for e in found]
-    order = stream_space.ordered if shape.family == STREAM else tile_space.ordered
-    return steps, tuple(order(times))
+    if isinstance(shape.work, Work):
+        return steps, tuple(stream_space.ordered(shape.work, times))
+    return steps, tuple(tile_space.ordered(times))
 
 
 def parted(

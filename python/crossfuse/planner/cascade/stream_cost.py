@@ -5,6 +5,9 @@
     time = start + hbm + exponentials + issue + waiting      (a maximum: what each adds)
            + merge + clusters + barrier + shared
 
+Where outputs over the axis wait for the state, so do all elements of a CTA: what it loads and what
+it computes follow each other, and the maximum is a smooth one (`_with_outputs`).
+
 Constants were fitted to streams on an H100 SXM (CUDA graph, cold L2, medians of 15; most are in
 benchmarks/results/cascade-candidates-h100.jsonl), and are good for the order of tiles rather than
 for times; see docs/cascade-lowering.md.
@@ -17,7 +20,7 @@ from math import log2
 
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work
-from crossfuse.hardware import Device
+from crossfuse.hardware import WARP, Device
 from crossfuse.planner.cascade.rates import lanes_time, special_time
 from crossfuse.planner.cascade.stream_limits import ctas, shared_bytes, steps
 from crossfuse.planner.cost.rates import Rates, at
@@ -44,7 +47,23 @@ IDLE, IDLE_OF_WARP = 0.4, 0.005
 #: 5 % longer in clusters of 2, and 12 of 4.
 CLUSTER_CTA, CLUSTER_WAVES = 0.012, 0.03
 #: Bytes a microsecond of a multiprocessor's shared memory, and the part of its time that shows.
-SHARED_RATE, SHARED_SHOWN = 218e3, 0.25
+SHARED_RATE, SHARED_SHOWN = 218e3, 0.33
+#: Of streams with outputs over the axis: bytes a microsecond that a multiprocessor takes in,
+#: microseconds of a CTA for each of its warps, and for each number of the state and each round in
+#: which threads merge two by two. With those below fitted to 120 kernels of softmaxes and norms of
+#: 1024 to 262144 columns on H100s (rows-candidates-h100.jsonl): near the best 4 %
+#: off, the first choice 0.8 % behind the best that was measured.
+TAKEN, WARP_STAYS, ROUND = 100e3, 0.006, 0.016
+#: Microseconds that the CTAs of a cluster wait for each other, for two of them and for each time
+#: that there are twice as many; and how much longer they compute, since what is uneven adds up.
+MEET, MEET_TWICE, UNEVEN = 0.02, 0.436, 1.02
+#: Instructions for each operation of an element.
+PER_OPERATION = 1.56
+#: How sharply the longer of two decides, what memory takes of a wave of CTAs or what one of them
+#: takes that has memory for itself: a maximum is too low where they are close.
+SHARPNESS = 4
+#: Part of the time that reads and writes together take longer than each at its own rate.
+MIXED = 0.059
 #: Part of L2 in which rows are found again: 60 % of a softmax that was read twice came from HBM
 #: the second time, with 52 MB of rows at work.
 USED_L2 = 0.35
@@ -83,6 +102,8 @@ def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates
         Terms in microseconds.
     """
     waves = _waves(work, tiles, device)
+    if work.outputs:
+        return _with_outputs(work, tiles, waves, device, rates)
     idle = IDLE + IDLE_OF_WARP * tiles.threads * tiles.rows / 32
     together = min(waves.side, -(-waves.groups * tiles.cluster // device.sms))
     busy = {
@@ -102,12 +123,61 @@ def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates
         share = CLUSTER_CTA * tiles.cluster + CLUSTER_WAVES * (waves.count > 1)
         terms["clusters"] = share * (reached + terms["merge"])
         terms["barrier"] = waves.count * float(at(rates.measured.cluster_barrier, tiles.cluster))
+    running = min(waves.groups, waves.places) * tiles.cluster
+    terms["start"] = float(start_time(rates, tiles.cluster, running))
+    return Estimate({name: time for name, time in terms.items() if time}, busy)
+
+
+def _with_outputs(
+    work: Work, tiles: StreamTiles, waves: _Waves, device: Device, rates: Rates
+) -> Estimate:
+    """Estimate a stream with outputs over the axis."""
+    elements = steps(work, tiles) * work.vector * tiles.threads * tiles.rows
+    reuses = work.reused and tiles.resident == "registers" and steps(work, tiles) <= tiles.unroll
+    operations = PER_OPERATION * (work.operations - (work.spared if reuses else 0))
+    ctas = waves.groups * tiles.cluster
+    hbm = _memory(work, tiles, waves, rates, device) * (1 + MIXED)
+    special = special_time(work.rows * work.length * work.exponentials, device, rates)
+    busy = {
+        "hbm": hbm,
+        "exponentials": special,
+        "issue": lanes_time(ctas * elements * operations, device, rates),
+    }
+    terms: dict[str, float] = {}
+    reached = 0.0
+    for name, time in busy.items():
+        terms[name] = max(0.0, time - reached)
+        reached = max(reached, time)
+    together = min(waves.side, -(-ctas // device.sms))
+    count = max(1.0, ctas / (device.sms * together))
+    computed = together * lanes_time(elements * operations * device.sms, device, rates)
+    batches = -(-steps(work, tiles) // tiles.unroll)
+    sweeps = 2 if tiles.resident == "none" else 1
+    loaded = sweeps * together * elements / work.vector * work.fetched / TAKEN
+    warps = max(1.0, tiles.threads * tiles.rows / WARP)
+    merged = ROUND * work.slots * log2(max(2, tiles.threads))
+    alone = sweeps * (batches - 1) * TURNAROUND + loaded + computed + WARP_STAYS * warps + merged
+    # Where a CTA has a multiprocessor for itself, nobody loads while it computes; in clusters that
+    # is told by how long CTAs wait for each other.
+    lone = together == 1 < count and tiles.cluster == 1
+    read = reached / 2 if lone else 0.0
+    by_itself = _longer(reached, read + count * alone)
+    terms["waiting"] = by_itself - reached
+    if tiles.cluster > 1:
+        alone += MEET + MEET_TWICE * log2(tiles.cluster) + UNEVEN * computed
+        last = CLUSTER_CTA * tiles.cluster * reached * (count == 1)
+        terms["clusters"] = _longer(reached, read + count * alone) - by_itself + last
     if tiles.resident == "shared":
-        each = waves.groups * tiles.cluster / min(device.sms, waves.groups * tiles.cluster)
+        each = ctas / min(device.sms, ctas)
         terms["shared"] = SHARED_SHOWN * each * 2 * shared_bytes(work, tiles) / SHARED_RATE
     running = min(waves.groups, waves.places) * tiles.cluster
     terms["start"] = float(start_time(rates, tiles.cluster, running))
     return Estimate({name: time for name, time in terms.items() if time}, busy)
+
+
+def _longer(one: float, other: float) -> float:
+    """Both at once: hardly more than the longer."""
+    return float((one**SHARPNESS + other**SHARPNESS) ** (1 / SHARPNESS))
 
 
 def stream_bytes(work: Work, tiles: StreamTiles, device: Device) -> dict[str, int]:
@@ -165,5 +235,4 @@ def _alone(work: Work, tiles: StreamTiles, together: int) -> float:
     total = steps(work, tiles)
     batches = -(-total // tiles.unroll)
     taken = work.fetched * total * tiles.threads * tiles.rows
-    sweeps = 2 if work.outputs and tiles.resident == "none" else 1
-    return sweeps * max(batches * TURNAROUND, together * taken / INGEST)
+    return max(batches * TURNAROUND, together * taken / INGEST)

@@ -10,6 +10,8 @@ from crossfuse.hardware import Device
 #: a kernel may need; with more than the limit it would spill.
 BASE, MARGIN = 16, 1.2
 _MAX_REGISTERS, _UNIT = 255, 8
+#: Vectors that are loaded or unpacked at once behind a wait for peers.
+_AT_ONCE = 2
 _MAX_THREADS, _MAX_CTAS = 2048, 32
 #: Shared memory that each CTA takes beyond its own, in bytes.
 _RESERVED = 1024
@@ -25,7 +27,8 @@ def registers(work: Work, tiles: StreamTiles, least: bool = False) -> int:
     tiles : StreamTiles
         Sizes.
     least : bool
-        Whether kept elements stay packed; nvcc unpacks them all if registers allow.
+        Whether kept elements stay packed; nvcc unpacks them all if registers allow, and nothing
+        stands between what it moves: in clusters CTAs wait for each other there.
 
     Returns
     -------
@@ -33,12 +36,17 @@ def registers(work: Work, tiles: StreamTiles, least: bool = False) -> int:
         What loads in flight, kept elements and the state take.
     """
     kept = work.held * steps(work, tiles) if tiles.resident == "registers" else 0
+    if kept and work.reused and steps(work, tiles) <= tiles.unroll:
+        return BASE + 2 * max(0, work.slots - 4) + work.reused * steps(work, tiles)
+    waits = bool(kept) and tiles.cluster > 1
     beside = work.swept - (work.held if kept else 0)
-    sweep = kept + tiles.unroll * (beside + (work.swept if work.unpacked else 0))
-    if work.unpacked and not least:
-        sweep += kept
+    at_once = min(tiles.unroll, _AT_ONCE) if waits else tiles.unroll
+    sweep = kept + tiles.unroll * beside
+    if work.unpacked:
+        sweep += at_once * work.swept
+        sweep += 0 if least or waits else kept
     loaded = work.emitted - (work.held if tiles.resident != "none" else 0)
-    emit = kept + tiles.unroll * loaded if work.outputs else 0
+    emit = kept + at_once * loaded if work.outputs else 0
     return BASE + 2 * max(0, work.slots - 4) + max(sweep, emit)
 
 

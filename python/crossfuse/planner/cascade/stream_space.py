@@ -8,7 +8,7 @@ from math import gcd, log, log2
 
 from crossfuse.cascade.rewrite.tiles import RESIDENCES, StreamTiles
 from crossfuse.cascade.rewrite.work import Work
-from crossfuse.hardware import Device
+from crossfuse.hardware import WARP, Device
 from crossfuse.planner.cascade.stream_limits import ctas, steps
 from crossfuse.planner.space.count import Step
 
@@ -27,10 +27,13 @@ _LINE = 128
 _HELD = 32
 #: Bytes of a thread in flight at most, as many as were measured.
 _LOADED = 128
+#: Bytes of a load that is not narrow.
+_WIDE = 16
 #: Rows for each multiprocessor from which on clusters have nothing to fill.
 _FULL = 2
-#: Estimates closer than this are equal; of equal ones CTAs of this size come first.
-_EQUAL, _THREADS_OF_CTA = 1.02, 256
+#: Estimates closer than this are equal, the second with outputs over the axis; of equal ones CTAs
+#: of this size come first.
+_EQUAL, _EQUAL_ALONG, _THREADS_OF_CTA = 1.02, 1.005, 256
 
 #: A rule: its name, what it keeps in words, and whether tiles keep it.
 Rule = tuple[str, str, Callable[[StreamTiles], bool]]
@@ -40,7 +43,8 @@ def stream_tiles(work: Work, device: Device) -> tuple[tuple[Step, ...], tuple[St
     """List tiles that a stream can have.
 
     Several rows share a CTA where one keeps no full CTA at work. Several CTAs share a row where
-    there are too few rows to fill the multiprocessors. No thread is without elements, if one of
+    there are too few rows to fill the multiprocessors, or where elements that outputs need again
+    stay in more room than a CTA has. No thread is without elements, if one of
     half as many is not.
 
     Parameters
@@ -65,21 +69,27 @@ def stream_tiles(work: Work, device: Device) -> tuple[tuple[Step, ...], tuple[St
     return tuple(counts), tuple(left)
 
 
-def ordered(times: Sequence[tuple[float, StreamTiles]]) -> list[tuple[float, StreamTiles]]:
+def ordered(
+    work: Work, times: Sequence[tuple[float, StreamTiles]]
+) -> list[tuple[float, StreamTiles]]:
     """Tiles by their times, the best first.
 
-    Of equal times those without clusters come first, then the most usual CTAs.
+    Of equal times those without clusters come first, then the most usual CTAs. Rows that stay in
+    registers are loaded by as many threads as there can be, unless each load is a narrow one.
     """
+    wide = work.fetched >= _WIDE
+    equal = _EQUAL_ALONG if work.outputs else _EQUAL
     if not times:
         return []
     best = min(time for time, _ in times)
 
     def key(pair: tuple[float, StreamTiles]) -> tuple[float, ...]:
         time, tiles = pair
-        beyond = int(log(time / best) / log(_EQUAL) + 1e-9)
+        beyond = int(log(time / best) / log(equal) + 1e-9)
         unusual = abs(log2(tiles.threads * tiles.rows / _THREADS_OF_CTA))
         residence = RESIDENCES.index(tiles.resident)
-        return (beyond, tiles.cluster, unusual, -tiles.unroll, residence, tiles.threads)
+        batch = tiles.unroll if tiles.resident == "registers" and wide else -tiles.unroll
+        return (beyond, tiles.cluster, unusual, batch, residence, tiles.threads)
 
     return sorted(times, key=key)
 
@@ -104,6 +114,7 @@ def _rows(work: Work, threads: int, cluster: int) -> tuple[int, ...]:
 
 def _rules(work: Work, device: Device) -> tuple[Rule, ...]:
     few = work.rows < _FULL * device.sms
+    along = work.outputs and work.kept > 0
 
     def shared_out(tiles: StreamTiles) -> bool:
         threads = tiles.threads * tiles.cluster
@@ -111,6 +122,9 @@ def _rules(work: Work, device: Device) -> tuple[Rule, ...]:
 
     def loads(tiles: StreamTiles) -> bool:
         few_vectors = tiles.unroll < 2 * steps(work, tiles)
+        narrow = tiles.unroll * work.fetched < _WIDE and tiles.threads > WARP
+        if narrow and work.outputs:
+            return False
         return tiles.unroll == 1 or (few_vectors and tiles.unroll * work.fetched <= _LOADED)
 
     def short(tiles: StreamTiles) -> bool:
@@ -119,18 +133,23 @@ def _rules(work: Work, device: Device) -> tuple[Rule, ...]:
         return tiles.threads >= _LONG or (total <= _FEW and lines)
 
     def kept(tiles: StreamTiles) -> bool:
-        held = steps(work, tiles) * work.held <= _HELD
-        return tiles.resident != "registers" or (held and tiles.cluster == 1)
+        total = steps(work, tiles)
+        held = total * work.held <= _HELD and total <= tiles.unroll
+        return tiles.resident != "registers" or held
 
     def clusters(tiles: StreamTiles) -> bool:
         inside = tiles.cluster <= device.max_cluster
-        return tiles.cluster == 1 or (few and tiles.threads >= _LONG and inside)
+        return tiles.cluster == 1 or ((few or along) and tiles.threads >= _LONG and inside)
 
     return (
-        ("clusters", f"clusters for fewer than {_FULL} rows an SM, CTAs of 128 threads", clusters),
+        (
+            "clusters",
+            f"clusters for fewer than {_FULL} rows an SM or outputs over the axis, of 128 threads",
+            clusters,
+        ),
         ("threads", "no thread is without elements", shared_out),
         ("short", "a warp or two for rows of few vectors alone", short),
         ("flight", f"loads in flight: what there is, and {_LOADED} bytes a thread", loads),
-        ("kept", f"elements kept in {_HELD} registers, and in one CTA", kept),
+        ("kept", f"elements kept in {_HELD} registers are loaded at once", kept),
         ("fits", "registers without spills, shared memory", lambda t: ctas(work, t, device) > 0),
     )

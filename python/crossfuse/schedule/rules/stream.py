@@ -10,8 +10,9 @@ from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.markers import DSM_SCOPE
 from crossfuse.schedule.install import install
 
-#: Blocks of a streaming function, in program order; the third one in clusters only.
-BLOCKS = ("segment", "merge", "fold", "outputs")
+#: Blocks of a streaming function, in program order, and those that only clusters have.
+BLOCKS = ("segment", "merge", "push", "fold", "outputs")
+OF_CLUSTERS = ("push", "fold")
 
 
 @checked
@@ -59,7 +60,7 @@ def bind_stream(sch: Any, tiles: StreamTiles) -> None:
     tiles : StreamTiles
         The sizes that the stream was written with.
     """
-    names = [each for each in BLOCKS if each != "fold" or tiles.cluster > 1]
+    names = [each for each in BLOCKS if each not in OF_CLUSTERS or tiles.cluster > 1]
     blocks = {name: sch.get_sblock(name) for name in names}
     row = sch.get_loops(blocks["segment"])[0]
     if tiles.rows > 1:
@@ -75,13 +76,14 @@ def bind_stream(sch: Any, tiles: StreamTiles) -> None:
 
 
 def _place(sch: Any, blocks: dict[str, Any], tiles: StreamTiles) -> None:
-    """Put states into registers, those of CTAs into slabs, and elements where they stay."""
+    """Put states into registers, what CTAs tell each other into slabs, elements where they stay."""
     states = len(sch.get(blocks["merge"]).writes)
     for number in range(len(sch.get(blocks["segment"]).writes)):
         kept = number >= states and tiles.resident == "shared"
         shared = DSM_SCOPE if tiles.cluster > 1 else "shared.dyn"
         sch.set_scope(blocks["segment"], number, shared if kept else "local")
     for number in range(states):
-        sch.set_scope(blocks["merge"], number, DSM_SCOPE if tiles.cluster > 1 else "local")
+        sch.set_scope(blocks["merge"], number, "local")
         if tiles.cluster > 1:
+            sch.set_scope(blocks["push"], number, DSM_SCOPE)
             sch.set_scope(blocks["fold"], number, "local")

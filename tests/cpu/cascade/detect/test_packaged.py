@@ -57,6 +57,11 @@ DUE: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         },
         {"inertia": "inertia"},
     ),
+    "R13": (SOFTMAX, {"y": "-m + x - log(s)"}),
+    "R14": (
+        {"squares": "sum (residual + x)**2"},
+        {"h": "residual + x", "y": "weight*(residual + x)/sqrt(1/100000 + squares/N)"},
+    ),
 }
 CASTS = {"R1": "bfloat16", "R6": "float8_e4m3fn", "R9": "bfloat16", "R7": ""}
 
@@ -73,7 +78,7 @@ def test_stages_and_results(name: str) -> None:
     found = {each.name: f"{each.monoid.name} {each.term}" for each in cascade.stages}
     assert found == stages
     assert {key: str(each) for key, each in {**cascade.results, **cascade.rows}.items()} == made
-    assert bool(cascade.rows) == (name in ("R7", "R10"))
+    assert bool(cascade.rows) == (name in ("R7", "R10", "R13", "R14"))
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -1,0 +1,87 @@
+"""Contributions that outputs want again, kept as a thread made them.
+
+The softmax of an element is ``exp(x - m) / s``, and ``exp(x - m)`` was what it contributed to the
+sum, below the maximum of its thread. What corrects a thread's sum when maxima grow corrects each
+of its terms: kept, they are multiplied by it, instead of computed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import sympy
+
+from crossfuse.cascade.derivation import Derivation, Slot, new, value
+from crossfuse.cascade.rewrite.cover import Cover
+
+
+@dataclass(frozen=True)
+class Reused:
+    """A contribution of each element that is kept.
+
+    Attributes
+    ----------
+    slot : str
+        The slot that it is brought to.
+    kept : sympy.Symbol
+        What it is, in the place of an element.
+    """
+
+    slot: str
+    kept: sympy.Symbol
+
+
+def then(name: str) -> sympy.Symbol:
+    """A slot as it was when a thread had taken in its elements, and before states merged."""
+    return sympy.Symbol(f"{name}^", real=True)
+
+
+def reusing(derivation: Derivation) -> tuple[Derivation, tuple[Reused, ...]]:
+    """Outputs over kept contributions, where these are worth it.
+
+    Parameters
+    ----------
+    derivation : Derivation
+        How a cascade streams.
+
+    Returns
+    -------
+    Derivation
+        The same, its `rows` over what is kept and slots as they were (`then`).
+    tuple[Reused, ...]
+        What is kept; none where no output repeats an exponential.
+    """
+    found: list[Reused] = []
+    rows = dict(derivation.rows)
+    for slot in derivation.slots:
+        factor = _factor(slot)
+        if factor is None or not slot.contribution.has(sympy.exp):
+            continue
+        finished = {new(each.name): value(each.name) for each in derivation.slots}
+        again = slot.contribution.xreplace(finished)
+        before = {value(each.name): then(each.name) for each in derivation.slots}
+        kept = sympy.Symbol(f"{slot.name}_kept", real=True)
+        corrected = kept * factor.xreplace(before).xreplace(finished)
+        changed = {name: each.xreplace({again: corrected}) for name, each in rows.items()}
+        if changed != rows:
+            rows = changed
+            found.append(Reused(slot.name, kept))
+    return (replace(derivation, rows=rows), tuple(found)) if found else (derivation, ())
+
+
+def can_reuse(cover: Cover, resident: str) -> bool:
+    """Whether threads take in all of their elements at once, and keep them in registers."""
+    tilings = cover.tilings
+    return resident == "registers" and len(tilings) == 1 and tilings[0].count == 1
+
+
+def _factor(slot: Slot) -> sympy.Expr | None:
+    """What a step multiplies the state by; None where it does something else, or nothing."""
+    if slot.monoid.name != "sum" or not isinstance(slot.carry, sympy.Mul):
+        return None
+    others = [each for each in slot.carry.args if each != slot.symbol]
+    if len(others) + 1 != len(slot.carry.args) or any(
+        slot.symbol in e.free_symbols for e in others
+    ):
+        return None
+    return sympy.Mul(*others)
