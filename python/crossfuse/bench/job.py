@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
+from crossfuse.measure.timing import CALLS, REPEATS
 from crossfuse.runtime.resources import ResourceUsage, read_usage
 
 OURS = "ours"
@@ -63,8 +64,6 @@ PROTOCOLS = {
 }
 #: ``refused`` is an answer; the last four are faults.
 STATUSES = ("ok", "refused", "wrong", "failed", "crashed", "timeout")
-REPEATS = 15
-CALLS = 16
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from math import exp, inf, isfinite, log
 from pathlib import Path
 from typing import Any
 
-from crossfuse.bench.timing import DISTURBED
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.hardware import Device, device
+from crossfuse.measure.timing import DISTURBED
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.estimate import estimate
@@ -64,7 +64,10 @@ class Measured:
 
     @property
     def disturbed(self) -> bool:
-        """Whether half of its times were far above the least, see `bench.timing.quietest`."""
+        """Whether half of its times were far above the least.
+
+        See `crossfuse.measure.timing.quietest`.
+        """
         least = self.minimum or self.microseconds
         return bool(self.microseconds and least and self.microseconds > DISTURBED * least)
 
