@@ -104,9 +104,13 @@ def _bound(way: Way, device: str, how: How) -> Sequence[Callable[[], Any]]:
 def _compiled(run: Callable[..., Any], mode: str | None) -> Callable[..., Any]:
     import torch
 
+    if mode is None:
+        return run
+    # Of one function it compiles a few forms only, and here each workload is one more.
+    torch.compiler.reset()
     # Its own CUDA graphs would be captured inside of ours.
     modes = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
-    return run if mode is None else torch.compile(run, mode=modes.get(mode, mode), dynamic=False)
+    return torch.compile(run, mode=modes.get(mode, mode), dynamic=False)
 
 
 def _of_program(way: Way, device: str, how: How) -> Sequence[Callable[[], Any]]:

@@ -130,13 +130,13 @@ class Measured:
         return faster(best.taken, other.taken)
 
     @property
-    def gain(self) -> float | None:
-        """Microseconds that the best kernel saves; None where one of both has no time."""
+    def times(self) -> tuple[float, float] | None:
+        """Microseconds of the best kernel and of separate ones; None where one has none."""
         best, other = self.best, self.baseline
-        if best is None or other is None or other.taken.microseconds is None:
+        if best is None or other is None:
             return None
-        assert best.taken.microseconds is not None
-        return other.taken.microseconds - best.taken.microseconds
+        ours, separate = best.taken.microseconds, other.taken.microseconds
+        return None if ours is None or separate is None else (ours, separate)
 
     @property
     def text(self) -> str:

@@ -64,7 +64,9 @@ class Record:
         """The record of `to_dict`'s values, or any error where they are none."""
         report = record["report"]
         outcomes = tuple(_outcome(each) for each in report["outcomes"])
-        made = Report(outcomes, tuple(report["untranslated"]), str(report["reason"]))
+        made = Report(
+            outcomes, tuple(report["untranslated"]), str(report["reason"]), str(report["note"])
+        )
         return cls(made, tuple(_step(each) for each in record["steps"]))
 
 

@@ -26,6 +26,8 @@ class Report:
         their type.
     reason : str
         Why the graph was left to torch as a whole; empty if it was looked at.
+    note : str
+        Why nothing was measured, though it was asked for; else empty.
 
     Examples
     --------
@@ -38,6 +40,7 @@ class Report:
     outcomes: tuple[ChainOutcome, ...] = ()
     untranslated: tuple[str, ...] = ()
     reason: str = ""
+    note: str = ""
 
     @property
     def fused(self) -> tuple[str, ...]:
@@ -45,12 +48,13 @@ class Report:
         return tuple(each.name for each in self.outcomes if each.name)
 
     def text(self) -> str:
-        """One line for each pair of layers."""
+        """One line for each pair of layers, and what was measured of it."""
         if self.reason:
             return f"left to torch: {self.reason}"
-        if self.outcomes or not self.untranslated:
-            return told(self.outcomes)
-        return f"{told(())}; left to torch: {', '.join(self.untranslated)}"
+        text = told(self.outcomes)
+        if self.untranslated and not self.outcomes:
+            text += f"; left to torch: {', '.join(self.untranslated)}"
+        return f"{text}\nnot measured: {self.note}" if self.note else text
 
 
 def in_torch(outcome: ChainOutcome, names: Mapping[str, str]) -> ChainOutcome:

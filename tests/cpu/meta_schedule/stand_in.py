@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import crossfuse.runtime as runtime
-from crossfuse.bench import timing, variants
+from crossfuse.bench import variants
 from crossfuse.bench.cascade_torch import formula
+from crossfuse.measure import timing
 from crossfuse.meta_schedule import serve
 from crossfuse.meta_schedule.functions import is_function
 from crossfuse.meta_schedule.session import Session
