@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,8 +110,7 @@ def separate_graph(
         If it needs more than these, or has no words.
     """
     form = eager_form(output, inputs)
-    order = [each for each in output.graph.nodes if each in form.inside]
-    words = "\n".join(node_words(each, "val") for each in order)
+    words = _words(inputs, [each for each in output.graph.nodes if each in form.inside])
     given = tuple(
         Given(
             tuple(map(int, value.shape)),
@@ -121,3 +121,16 @@ def separate_graph(
         for value, each in zip((node.meta["val"] for node in inputs), cold, strict=True)
     )
     return SeparateGraph(form.run, given, mode, words)
+
+
+def _words(inputs: Sequence[fx.Node], nodes: Sequence[fx.Node]) -> str:
+    """Nodes in words, numbered in order: equal layers of a model have equal ones."""
+    numbers = {each.name: str(at) for at, each in enumerate(dict.fromkeys((*inputs, *nodes)))}
+    lines = (node_words(each, "val").partition(" = ")[2] for each in nodes)
+    places = [numbers[each.name] for each in inputs]
+    return "\n".join(
+        (
+            f"of {places}",
+            *(re.sub(r"%(\w+)", lambda name: f"%{numbers[name[1]]}", line) for line in lines),
+        )
+    )

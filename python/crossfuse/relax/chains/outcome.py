@@ -116,4 +116,5 @@ def _bin_line(outcome: BinOutcome) -> str:
 
 
 def _times(outcome: ChainOutcome | BinOutcome) -> str:
-    return f"about {outcome.microseconds:.1f} of {outcome.eager_microseconds:.1f} us"
+    times = f"{outcome.microseconds:.1f} of {outcome.eager_microseconds:.1f} us"
+    return f"{times} measured" if outcome.measured else f"about {times}"
