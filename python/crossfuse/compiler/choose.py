@@ -113,7 +113,8 @@ def choose(
     if timer is not None:
         from crossfuse.compiler.measured import measured_option
 
-        options = [measured_option(source, options, target, timer)]
+        how = repr((wanted, source.constant_weights))
+        options = [measured_option(source, options, target, timer, how)]
     for option in options:
         rule = option.why.get("rule")
         try:

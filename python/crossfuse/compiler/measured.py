@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def measured_option(
-    source: Source, options: Sequence[Option], target: Device, timer: Timer, few: int = FEW
+    source: Source, options: Sequence[Option], target: Device, timer: Timer, how: str
 ) -> Option:
     """The option whose kernel is the fastest, with all times in what it is recorded with.
 
@@ -38,8 +38,8 @@ def measured_option(
         What to build for.
     timer : Timer
         Times them.
-    few : int
-        How many.
+    how : str
+        What decides how options are scheduled, beside their plans.
 
     Returns
     -------
@@ -57,9 +57,9 @@ def measured_option(
         found = measured_choice(
             timer,
             target,
-            [_content(source, options), str(few), way],
+            [_content(source, options), how, str(FEW), way],
             source.summary,
-            lambda: entrants(source, options, target, Path(folder), few),
+            lambda: entrants(source, options, target, Path(folder)),
             lambda: baseline(source, Path(folder)),
         )
     best = found.best
@@ -76,10 +76,12 @@ def entrants(
 
     Parameters
     ----------
-    source, options, target, few
+    source, options, target
         See `measured_option`.
     folder : pathlib.Path
         Where the libraries go.
+    few : int
+        How many.
 
     Returns
     -------
