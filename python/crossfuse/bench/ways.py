@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -23,6 +23,8 @@ from crossfuse.measure.way import GRAPH, LIBRARY, PROGRAM, Given, Taken, Way
 
 _LONGEST = 600
 _HOW = Conditions()
+#: Milliseconds between two timestamps; a single call may take longer.
+_LONGEST_STEP = 5.0
 
 
 def main() -> None:
@@ -58,7 +60,7 @@ def ways_of(index: int) -> Serve:
     return serve
 
 
-def time_way(way: Way, device: str = "cuda", how: How = _HOW) -> Taken:
+def time_way(way: Way, device: str = "cuda", how: Conditions = _HOW) -> Taken:
     """Time a way in this process.
 
     Parameters
@@ -67,7 +69,7 @@ def time_way(way: Way, device: str = "cuda", how: How = _HOW) -> Taken:
         What.
     device : str
         Where its tensors are.
-    how : How
+    how : Conditions
         Cache, protocol, repeats and calls; cold, and replayed from a CUDA graph.
 
     Returns
@@ -78,9 +80,25 @@ def time_way(way: Way, device: str = "cuda", how: How = _HOW) -> Taken:
     bound = _bound(way, device, how)
     for call in bound:
         call()
+    how = _within(how, bound[0], device)
     timed = steps(how, bound)
     times = quietest(lambda: measure(how, timed, device))
     return Taken(statistics.median(times), min(times))
+
+
+def _within(how: Conditions, call: Callable[[], Any], device: str) -> Conditions:
+    """With so many calls between two timestamps that slow ones do not take minutes."""
+    import torch
+
+    if device != "cuda":
+        return how
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    calls = int(_LONGEST_STEP / max(start.elapsed_time(end), 1e-3))
+    return replace(how, calls=max(1, min(how.calls, calls)))
 
 
 def _bound(way: Way, device: str, how: How) -> Sequence[Callable[[], Any]]:
