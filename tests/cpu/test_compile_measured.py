@@ -131,3 +131,19 @@ def test_without_a_gpu_compile_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crossfuse.measure.timer.find_gpus", tuple)
     with pytest.raises(EnvironmentRefused, match="leave measure out: the planner's estimates"):
         crossfuse.compile(CHAIN, measure=True)
+
+
+def test_the_command_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from crossfuse.cli import app
+
+    words = ["compile", CHAIN, "--measure", "--target", "nvidia-h100", "-o", str(tmp_path)]
+    monkeypatch.setattr("crossfuse.measure.timer.find_gpus", tuple)
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 2
+    timer = times(10.0, 8.0, separate=9.5)
+    monkeypatch.setattr("crossfuse.measure.timer.find_timer", lambda index: timer)
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0
+    assert "measured on NVIDIA H100 80GB HBM3" in " ".join(done.output.split())
