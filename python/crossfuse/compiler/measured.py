@@ -149,7 +149,10 @@ def baseline(source: Source, folder: Path) -> Way | None:
         Given(tuple(map(int, each.ty.shape.values)), str(each.ty.dtype), cold=False)
         for each in variables
     )
-    inputs = tuple(torch.zeros(each.shape, dtype=getattr(torch, each.dtype)) for each in given)
+    place = next((each.device for each in source.module.parameters()), None)
+    inputs = tuple(
+        torch.zeros(each.shape, dtype=getattr(torch, each.dtype), device=place) for each in given
+    )
     path = folder / "program.pt2"
     torch.export.save(torch.export.export(source.module, inputs), path)
     return Way(PROGRAM, str(path), given)
