@@ -66,6 +66,11 @@ class Timed:
         See `Entrant`.
     taken : Taken
         Its time, or why it has none.
+
+    Examples
+    --------
+    >>> Timed(0, "l2", 9.0, Taken(10.0, 9.9)).text
+    'l2 10.00 us'
     """
 
     place: int
