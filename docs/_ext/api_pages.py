@@ -18,6 +18,7 @@ _TITLES = {
     "crossfuse.cascade": "Cascades",
     "crossfuse.errors": "Errors",
     "crossfuse.hardware": "Devices",
+    "crossfuse.measure": "Times",
     "crossfuse.meta_schedule": "Tuning",
     "crossfuse.planner": "The planner",
 }

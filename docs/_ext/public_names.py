@@ -45,6 +45,7 @@ CHOSEN = {
         "crossfuse.errors.refuse",
     ),
     "crossfuse.hardware": ("crossfuse.hardware.Device", "crossfuse.hardware.tvm_target"),
+    "crossfuse.measure": ("crossfuse.measure.choice.Measured", "crossfuse.measure.choice.Timed"),
     "crossfuse.meta_schedule": (
         "crossfuse.meta_schedule.builder.NvccBuilder",
         "crossfuse.meta_schedule.candidate.Candidate",

@@ -11,13 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from crossfuse.bench import counted, timing, variants
+from crossfuse.bench import counted, variants
 from crossfuse.bench.counters import MEMORY, METRICS, count
 from crossfuse.bench.job import Counters, Job, Planned, Row, Timing
 from crossfuse.bench.models import ways
 from crossfuse.bench.run import run
 from crossfuse.bench.table import progress, report
 from crossfuse.bench.variant import Variant
+from crossfuse.measure import timing
 from null.ncu_logs import DENIED, LOG
 
 JOB = Job("gemm:M=8,K=16,N=32", "eager")

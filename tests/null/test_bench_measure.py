@@ -9,12 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from crossfuse.bench import environment, rotation, timing, variants, worker
+from crossfuse.bench import environment, variants, worker
 from crossfuse.bench.job import OURS_EAGER, OWN, Job
 from crossfuse.bench.problem import make_problem
-from crossfuse.bench.timing import quietest
 from crossfuse.bench.variant import Variant
 from crossfuse.errors import Refusal, WorkloadRefused
+from crossfuse.measure import rotation, timing
+from crossfuse.measure.timing import quietest
 from crossfuse.workload import parse
 
 torch = pytest.importorskip("torch")

@@ -9,8 +9,8 @@ import pytest
 from crossfuse.bench.floor import floor, weight_bytes
 from crossfuse.bench.job import VARIANTS, Job, Planned, Row, Timing
 from crossfuse.bench.plan import Setting, plan, select, setting
-from crossfuse.bench.rotation import COLD_BYTES, MOST_COPIES, copies_needed, groups
 from crossfuse.errors import WorkloadRefused
+from crossfuse.measure.rotation import COLD_BYTES, MOST_COPIES, copies_needed, groups
 from crossfuse.runtime.resources import ResourceUsage
 from crossfuse.workload import lookup, parse
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from crossfuse.bench import timing, worker  # noqa: E402
+from crossfuse.bench import worker  # noqa: E402
 from crossfuse.bench.job import Job, Row, Timing  # noqa: E402
 from crossfuse.bench.models.ahead import compile_models  # noqa: E402
 from crossfuse.bench.models.measure import measure_model  # noqa: E402
@@ -16,6 +16,7 @@ from crossfuse.bench.models.summary import summary  # noqa: E402
 from crossfuse.bench.plan import plan, setting  # noqa: E402
 from crossfuse.bench.table import report  # noqa: E402
 from crossfuse.errors import RefusedError  # noqa: E402
+from crossfuse.measure import timing  # noqa: E402
 from crossfuse.models import ModelSpec, build, cost, names_one, parse  # noqa: E402
 from crossfuse.models.widths import MODELS  # noqa: E402
 from null.test_bench_measure import cuda  # noqa: E402, F401 -- a fixture

@@ -43,7 +43,7 @@ TASKS = {
     "Checking a kernel": ("crossfuse.emulate", "crossfuse.workload.accuracy"),
     "Loading and calling a kernel": ("crossfuse.runtime",),
     "Tuning": ("crossfuse.meta_schedule", "crossfuse.planner.tune"),
-    "Measuring": ("crossfuse.bench",),
+    "Measuring": ("crossfuse.bench", "crossfuse.measure"),
     "Looking at a kernel": ("crossfuse.view",),
     "Calling the package": ("crossfuse.calls",),
     "At the command line": ("crossfuse.cli", "crossfuse.script"),

@@ -13,6 +13,7 @@ from crossfuse.bench.floor import Floor, roofs_of
 from crossfuse.bench.job import OWN, Job, Timing
 from crossfuse.bench.variant import no_such
 from crossfuse.errors import CheckFailed
+from crossfuse.measure.timing import How
 from crossfuse.workload import cascade_products
 from crossfuse.workload.cascade_spec import CascadeSpec
 
@@ -110,11 +111,11 @@ def measure_way(job: Job, spec: CascadeSpec, way: Way, device: str = "cuda") -> 
     """Check, time, and check again one way to compute a cascade; see `measure_cascade`."""
     import torch
 
-    from crossfuse.bench.rotation import groups
-    from crossfuse.bench.timing import measure, quietest, steps
+    from crossfuse.measure.rotation import groups
+    from crossfuse.measure.timing import measure, quietest, steps
 
     with torch.no_grad():
-        sets = _sets(job, spec, device)
+        sets = draw_sets(job, spec, device)
         bound = [_bound(way, each) for each in sets]
         for each in bound:
             each()
@@ -185,9 +186,24 @@ def _bound(way: Way, inputs: dict[str, Any]) -> Callable[[], Any]:
     return lambda: way.run(*values)
 
 
-def _sets(job: Job, spec: CascadeSpec, device: str) -> list[dict[str, Any]]:
-    """Sets of inputs: several of them, so that none is in the cache when its turn comes."""
-    from crossfuse.bench.rotation import copies_needed
+def draw_sets(job: How, spec: CascadeSpec, device: str) -> list[dict[str, Any]]:
+    """Sets of inputs: several of them, so that none is in the cache when its turn comes.
+
+    Parameters
+    ----------
+    job : How
+        Cache and calls.
+    spec : CascadeSpec
+        Says shapes and types.
+    device : str
+        Where.
+
+    Returns
+    -------
+    list[dict[str, torch.Tensor]]
+        Each as of `draw`.
+    """
+    from crossfuse.measure.rotation import copies_needed
 
     size = spec.bytes
     wanted = copies_needed(size, job.calls, job.l2)

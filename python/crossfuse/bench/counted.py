@@ -43,7 +43,7 @@ def compute_once(job: Job, device: str = "cuda") -> None:
     """
     import torch
 
-    from crossfuse.bench.timing import flusher
+    from crossfuse.measure.timing import flusher
 
     with torch.no_grad():
         call = _call(job, device)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from crossfuse.measure.timing import CALLS, REPEATS
 from crossfuse.runtime.resources import ResourceUsage
 from crossfuse.schema import Extent, Positive, typed
 
@@ -65,8 +66,6 @@ PROTOCOLS = {
 }
 #: ``refused`` is an answer; the last four are faults.
 STATUSES = ("ok", "refused", "wrong", "failed", "crashed", "timeout")
-REPEATS = 15
-CALLS = 16
 
 
 @dataclass(frozen=True)

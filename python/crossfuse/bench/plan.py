@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from crossfuse.bench.cascades import cascade_floor, rows_of
 from crossfuse.bench.floor import floor
-from crossfuse.bench.job import CALLS, L2, PROTOCOLS, REPEATS, VARIANTS, Job, Planned
+from crossfuse.bench.job import L2, PROTOCOLS, VARIANTS, Job, Planned
 from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.measure.timing import CALLS, REPEATS
 from crossfuse.models.spec import ModelSpec, names_one
 from crossfuse.workload import cascades
 from crossfuse.workload.cascade_spec import CascadeSpec

@@ -8,14 +8,14 @@ goes to standard error. References are kept in FOLDER between processes.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from crossfuse.bench.job import OWN, Job, Timing
 from crossfuse.errors import RefusedError
+from crossfuse.measure.serving import own_stdout
 from crossfuse.models import spec as models
 from crossfuse.schema import read
 from crossfuse.workload import cascades
@@ -158,7 +158,7 @@ def measure_job(job: Job, problem: Problem | None = None, device: str = "cuda") 
 
 
 def _measure(job: Job, variant: Variant, problem: Problem, device: str) -> Timing:
-    from crossfuse.bench.rotation import copies_needed
+    from crossfuse.measure.rotation import copies_needed
 
     copies = copies_needed(problem.weight_bytes, job.calls, job.l2)
     bound = bind(variant, problem.inputs, copies, device)
@@ -181,7 +181,7 @@ def measure_bound(
     variant : Variant
         How it is computed.
     bound : Sequence[Callable]
-        The computation on each set of weights, see `crossfuse.bench.rotation.copies_needed`.
+        The computation on each set of weights, see `crossfuse.measure.rotation.copies_needed`.
     problem : Problem
         Whose weights they are.
     device : str
@@ -192,7 +192,7 @@ def measure_bound(
     Timing
         See `measure_job`.
     """
-    from crossfuse.bench.timing import measure, quietest, steps
+    from crossfuse.measure.timing import measure, quietest, steps
 
     first = bound[0]().clone()
     worst, message = problem.judge(first)
@@ -270,20 +270,6 @@ def place(
     a, *weights = (to_torch(array).to(device) for array in inputs.values())
     by_name = dict(zip(list(inputs)[1:], weights, strict=True))
     return a, [variant.pack(by_name) for _ in range(copies)]
-
-
-def own_stdout() -> TextIO:
-    """Keep standard output for answers, and send what libraries print to standard error.
-
-    Returns
-    -------
-    TextIO
-        The standard output that the process began with.
-    """
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    sys.stdout.flush()
-    os.dup2(2, 1)
-    return answer
 
 
 if __name__ == "__main__":

@@ -33,6 +33,13 @@ def compile_workload(
         Path | None,
         typer.Option(help="Folder of crossfuse tune: compile the fastest kernel measured there."),
     ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Time the plan's first few kernels on this machine's GPU; compile the fastest.",
+        ),
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Compile a workload into a shared library with its cubin, and a manifest beside it."""
@@ -49,6 +56,7 @@ def compile_workload(
         constant_weights=constant_weights,
         directory=make_folder(output),
         database=database,
+        measure=measure,
     )
     report = make_report(compiled)
     if as_json:

@@ -67,6 +67,7 @@ def compile_bins(
     schedule: Callable[[WorkloadSpec], Any] | None = None,
     target: str | Device | None = None,
     constant_weights: bool | None = None,
+    measure: bool = False,
     directory: str | Path | None = None,
     name: str = "main",
 ) -> CompiledBins:
@@ -88,6 +89,9 @@ def compile_bins(
         What to compile for.
     constant_weights : bool | None
         See `crossfuse.compile`.
+    measure : bool
+        Whether each bin gets the kernel that is the fastest at as many rows, see
+        `crossfuse.compile`.
     directory : str | Path | None
         The folder, see `crossfuse.runtime.write_dispatch`; None makes one that goes with the
         process.
@@ -131,6 +135,7 @@ def compile_bins(
             placement=places[each],
             constant_weights=constant_weights,
             fewer_rows=True,
+            measure=measure,
             directory=folder,
             name=f"{name}_{each}",
         )

@@ -20,6 +20,7 @@ from crossfuse.hardware import Device
 
 if TYPE_CHECKING:
     from crossfuse.lower.extract import Lowered
+    from crossfuse.measure.timer import Timer
     from crossfuse.planner.cascade.plan import CascadePlan
     from crossfuse.planner.plan import Plan
 
@@ -73,7 +74,13 @@ class Chosen:
         return {**self.option.why, **({"refused": [*self.refused]} if self.refused else {})}
 
 
-def choose(source: Source, target: Device, wanted: Wanted = Wanted(), name: str = "main") -> Chosen:
+def choose(
+    source: Source,
+    target: Device,
+    wanted: Wanted = Wanted(),
+    name: str = "main",
+    timer: Timer | None = None,
+) -> Chosen:
     """Schedule and lower a source in the best way that gives a correct kernel.
 
     Parameters
@@ -86,6 +93,8 @@ def choose(source: Source, target: Device, wanted: Wanted = Wanted(), name: str 
         What narrows the choice.
     name : str
         Of the function in the library.
+    timer : Timer | None
+        Times the first few kernels, of which the fastest is taken; None takes the first.
 
     Returns
     -------
@@ -100,7 +109,13 @@ def choose(source: Source, target: Device, wanted: Wanted = Wanted(), name: str 
     from crossfuse.lower.extract import lower
 
     refusals: list[tuple[Any, RefusedError]] = []
-    for option in _options(source, target, wanted):
+    options = options_of(source, target, wanted)
+    if timer is not None:
+        from crossfuse.compiler.measured import measured_option
+
+        how = repr((wanted, source.constant_weights))
+        options = [measured_option(source, options, target, timer, how)]
+    for option in options:
         rule = option.why.get("rule")
         try:
             schedule = option.make()
@@ -113,8 +128,8 @@ def choose(source: Source, target: Device, wanted: Wanted = Wanted(), name: str 
     raise _none_fits(source, [error for _, error in refusals])
 
 
-def _options(source: Source, target: Device, wanted: Wanted) -> Sequence[Option]:
-    """Ways to schedule a source, the best one first."""
+def options_of(source: Source, target: Device, wanted: Wanted = Wanted()) -> Sequence[Option]:
+    """Ways to schedule a source, the best one first; see `choose`."""
     check_known("rule", wanted.rule, RULES)
     check_known("placement", wanted.placement, PLACEMENTS)
     cascade = is_cascade(source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,9 @@ from crossfuse.compiler.choose import Wanted, choose
 from crossfuse.compiler.source import Source, read_source
 from crossfuse.files import scratch_folder
 from crossfuse.hardware import Device, device
+from crossfuse.measure.choice import Measured
+from crossfuse.measure.timer import timing
+from crossfuse.schema import typed
 
 if TYPE_CHECKING:
     from crossfuse.lower.extract import Lowered
@@ -57,6 +61,15 @@ class Compiled:
     artefact: Artefact
     target: Device
     plan: Plan | CascadePlan | None = None
+
+    @property
+    def measured(self) -> Measured | None:
+        """Times of the kernels that it was chosen from, and of separate ones; None: not measured.
+
+        Where `crossfuse.measure.choice.Measured.fuse` is False, separate kernels are faster.
+        """
+        found = self.artefact.manifest.metadata.get("measured")
+        return None if found is None else typed(Measured, found)
 
     @cached_property
     def kernel(self) -> LoadedKernel:
@@ -113,6 +126,7 @@ def compile(
     constant_weights: bool | None = None,
     fewer_rows: bool = False,
     database: str | Path | None = None,
+    measure: bool = False,
     directory: str | Path | None = None,
     name: str = "main",
 ) -> Compiled:
@@ -164,6 +178,10 @@ def compile(
     database : str | Path | None
         Folder of a tuning session (``crossfuse tune --work-dir``): the fastest kernel that was
         measured there is compiled, whatever rule and placement say.
+    measure : bool
+        Whether to time the first few kernels of the plan on the GPU of this machine, beside torch's
+        separate kernels where torch knows the source, and to compile the fastest kernel; see
+        `Compiled.measured`. What was timed once is kept, for each GPU.
     directory : str | Path | None
         Where ``<name>.so`` and ``<name>.json`` go; None makes a directory that goes with the
         process.
@@ -180,7 +198,8 @@ def compile(
     WorkloadRefused, ScheduleRefused, LoweringRefused
         If there is no correct kernel of this kind, with the reason.
     EnvironmentRefused
-        If nvcc or a C++ compiler is missing.
+        If nvcc or a C++ compiler is missing; to measure, without torch, or a Hopper GPU that the
+        target names.
 
     Examples
     --------
@@ -194,7 +213,8 @@ def compile(
     read = read_source(source, example_inputs)
     spec = device(target)
     wanted = Wanted(rule, placement, cluster, plan, constant_weights, fewer_rows, database)
-    chosen = choose(read, spec, wanted, name)
+    with timing(spec) if measure else nullcontext() as timer:
+        chosen = choose(read, spec, wanted, name, timer)
     size = chosen.lowered.image.launches[0].cluster_size
     artefact = build_library(
         chosen.lowered.image,

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse.calls import checked
 from crossfuse.errors import EnvironmentRefused, refuse
+from crossfuse.measure.timing import Conditions, measure, quietest, steps
 from crossfuse.runtime.tensors import to_torch
 
 if TYPE_CHECKING:
     from crossfuse.compiler.compiled import Compiled
     from crossfuse.compiler.problem import Problem
 
-#: Bytes written before each run so that no operand is left in the L2 cache.
-FLUSH_BYTES = 256 * 2**20
 RUNS = 30
+#: One call at a time, on one set of inputs: nothing of it is in the L2 cache, which is flushed.
+ONE_CALL = Conditions(repeats=RUNS, calls=1)
 
 
 @dataclass(frozen=True)
@@ -126,17 +127,5 @@ def median_microseconds(run: Callable[[], Any]) -> float:
     torch = _torch()
     run()
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
-    times = []
-    for _ in range(RUNS):
-        flush.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(times)
+    timed = steps(ONE_CALL, [run])
+    return statistics.median(quietest(lambda: measure(ONE_CALL, timed)))

@@ -47,7 +47,7 @@ class KernelReport:
     plan : dict | None
         Family, tiles and estimated microseconds, and those of not fusing, if it follows a plan.
     choice : str
-        One line: what was planned, or why nothing was.
+        What was planned, or why nothing was; a second line says what was measured.
     """
 
     workload: str
@@ -134,6 +134,9 @@ def choice_text(why: Mapping[str, Any]) -> str:
     str
         What was planned, or why nothing was; empty of what the caller scheduled.
     """
+    if "measured" in why:
+        rest = {key: each for key, each in why.items() if key != "measured"}
+        return f"{choice_text(rest)}\n{why['measured']['text']}".strip()
     if "plan" in why:
         return _planned(why["plan"])
     if "rows_first" in why:

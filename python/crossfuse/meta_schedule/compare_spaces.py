@@ -13,10 +13,10 @@ from typing import Any
 
 from crossfuse import schema
 from crossfuse.bench.job import Timing
-from crossfuse.bench.timing import DISTURBED
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.files import read_text
 from crossfuse.hardware import Device, device
+from crossfuse.measure.timing import DISTURBED
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.estimate import estimate
@@ -67,7 +67,10 @@ class Measured:
 
     @property
     def disturbed(self) -> bool:
-        """Whether half of its times were far above the least, see `bench.timing.quietest`."""
+        """Whether half of its times were far above the least.
+
+        See `crossfuse.measure.timing.quietest`.
+        """
         least = self.minimum or self.microseconds
         return bool(self.microseconds and least and self.microseconds > DISTURBED * least)
 

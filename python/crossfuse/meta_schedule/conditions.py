@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field, replace
 
 from crossfuse.bench.job import OURS, Job
 from crossfuse.meta_schedule.candidate import Candidate
+
+
+def serving(kind: str) -> tuple[str, ...]:
+    """The program `crossfuse.meta_schedule.serve` of one of its kinds."""
+    return (sys.executable, "-m", "crossfuse.meta_schedule.serve", kind)
 
 
 @dataclass(frozen=True)
@@ -26,8 +32,9 @@ class Conditions:
         Processes that compile.
     gpu : str
         Name of the device, for the records.
-    builder, measurer : tuple[str, ...] | None
-        Programs instead of `crossfuse.meta_schedule.serve`.
+    builder, measurer : tuple[str, ...]
+        Programs of the processes that compile and that measure, see
+        `crossfuse.meta_schedule.serve`.
     """
 
     target: str = "nvidia-h100"
@@ -36,8 +43,8 @@ class Conditions:
     build_timeout: float = 300.0
     builders: int = 1
     gpu: str = ""
-    builder: tuple[str, ...] | None = None
-    measurer: tuple[str, ...] | None = None
+    builder: tuple[str, ...] = field(default_factory=lambda: serving("build"))
+    measurer: tuple[str, ...] = field(default_factory=lambda: serving("measure"))
 
     def job_of(self, candidate: Candidate) -> Job:
         """How one candidate is measured; kernels of ours have no time where they are wrong."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from crossfuse.bench.job import Job, Timing
+from crossfuse.measure.peer import NoAnswer, Peer
 from crossfuse.meta_schedule.conditions import Conditions
-from crossfuse.meta_schedule.peer import NoAnswer, Peer
 from crossfuse.meta_schedule.preparing import REFERENCE_SECONDS
 
 
@@ -31,7 +31,7 @@ class Measurer:
 
     def __init__(self, references: Path, how: Conditions) -> None:
         self._references, self._how = references, how
-        self._peer = Peer("measure", how.measurer)
+        self._peer = Peer(how.measurer)
         self._spec = ""
         self._used = 0
         #: Preparations of which the answer is still to come.

@@ -11,10 +11,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from crossfuse.measure.peer import NoAnswer, Peer
 from crossfuse.meta_schedule.build import Build
 from crossfuse.meta_schedule.candidate import Candidate
 from crossfuse.meta_schedule.conditions import Conditions
-from crossfuse.meta_schedule.peer import NoAnswer, Peer
 
 #: Seconds in which a float64 reference is worked out by a process with one thread.
 REFERENCE_SECONDS = 600.0
@@ -122,7 +122,7 @@ class Builders:
     """
 
     def __init__(self, how: Conditions) -> None:
-        self._peers = [Peer("build", how.builder, _ONE_THREAD) for _ in range(how.builders)]
+        self._peers = [Peer(how.builder, _ONE_THREAD) for _ in range(how.builders)]
         self._idle: queue.SimpleQueue[Peer] = queue.SimpleQueue()
         for peer in self._peers:
             self._idle.put(peer)

@@ -17,11 +17,11 @@ from tvm.s_tir.meta_schedule.runner import PyRunner, PyRunnerFuture, RunnerInput
 from crossfuse.bench.job import OURS, Job, Timing
 from crossfuse.calls import checked
 from crossfuse.files import read_text
+from crossfuse.measure.peer import NoAnswer, Peer
 from crossfuse.meta_schedule.builder import recorded_workload
 from crossfuse.meta_schedule.conditions import Conditions
 from crossfuse.meta_schedule.functions import is_function, path_of
 from crossfuse.meta_schedule.measurer import Measurer
-from crossfuse.meta_schedule.peer import NoAnswer, Peer
 from crossfuse.meta_schedule.preparing import REFERENCE_SECONDS
 from crossfuse.runtime.manifest import Manifest
 
@@ -64,7 +64,7 @@ class GpuRunner(PyRunner):
         self._measurer = Measurer(Path(self._folder.name), self._how)
         self._measurer.start()
         self._prepared = ""
-        self._referee = Peer("build", self._how.builder)
+        self._referee = Peer(self._how.builder)
         #: Why a function has no reference; empty where it has one.
         self._without: dict[str, str] = {}
         self._waiting: queue.SimpleQueue[tuple[Path, Future[Timing]] | None] = queue.SimpleQueue()

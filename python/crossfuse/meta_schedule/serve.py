@@ -7,31 +7,18 @@ ends with its standard input, so that none outlives who asked for it.
 
 from __future__ import annotations
 
-import json
 import os
-import queue
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from crossfuse.schema import parse
-
-Serve = Callable[[Mapping[str, Any]], Any]
+from crossfuse.measure.serving import Serve, serve_lines
 
 
 def main() -> None:
     """Serve until standard input ends."""
-    from crossfuse.bench.worker import own_stdout
-
-    answers = own_stdout()
-    requests = _requests()
-    serve = KINDS[sys.argv[1]](*sys.argv[2:])
-    answers.write("ready\n")
-    while True:
-        answers.flush()
-        answers.write(json.dumps(serve(requests.get())) + "\n")
+    serve_lines(lambda: KINDS[sys.argv[1]](*sys.argv[2:]))
 
 
 def builder() -> Serve:
@@ -98,19 +85,6 @@ def over_rpc(tracker: str, timeout: str) -> Serve:
 
 #: What a process can be asked to serve.
 KINDS: dict[str, Callable[..., Serve]] = {"build": builder, "measure": measurer, "rpc": over_rpc}
-
-
-def _requests() -> queue.SimpleQueue[Any]:
-    """Requests, read beside what is served: the end of them ends the process at any time."""
-    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            found.put(parse(line))
-        os._exit(0)
-
-    threading.Thread(target=read, daemon=True).start()
-    return found
 
 
 if __name__ == "__main__":

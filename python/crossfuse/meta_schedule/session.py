@@ -38,7 +38,7 @@ class Session:
         import tvm_ffi  # noqa: F401
 
         import crossfuse.bench.problem
-        import crossfuse.bench.timing
+        import crossfuse.measure.timing
         import crossfuse.runtime  # noqa: F401
 
         torch.set_grad_enabled(False)
@@ -99,8 +99,8 @@ class Session:
         """A candidate of a chain, or of a function."""
         import torch
 
-        from crossfuse.bench.rotation import copies_needed
         from crossfuse.bench.worker import measure_bound, place
+        from crossfuse.measure.rotation import copies_needed
 
         variant = self._variant(family, library, problem)
         copies = copies_needed(problem.weight_bytes, job.calls, job.l2)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from typing import Any
+
+from crossfuse.schema import parse
 
 #: Of the function that the machine calls with what is called, as JSON, and its tensors.
 NAME = "crossfuse.torch_operator"
@@ -28,7 +29,7 @@ def operators_in(module: Any) -> tuple[str, ...]:
         if isinstance(value, relax.Call) and str(getattr(value.op, "name", "")) == _PURE:
             function, text, *_ = value.args
             if str(getattr(function, "global_symbol", "")) == NAME:
-                found[json.loads(str(text.value))["operator"]] = None
+                found[parse(str(text.value))["operator"]] = None
 
     relax.analysis.post_order_visit(module["main"], visit)
     return tuple(found)
@@ -39,7 +40,7 @@ def _call(text: str, *tensors: Any) -> Any:
     import torch
     import tvm
 
-    call, given = json.loads(str(text)), [torch.from_dlpack(each) for each in tensors]
+    call, given = parse(str(text)), [torch.from_dlpack(each) for each in tensors]
     on_gpu = any(each.is_cuda for each in given)
     stream = torch.cuda.stream(torch.cuda.default_stream(0)) if on_gpu else nullcontext()
     with torch.no_grad(), stream:

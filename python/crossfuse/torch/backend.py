@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from crossfuse.calls import checked
-from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.driver import find_gpus
+from crossfuse.errors import EnvironmentRefused, WorkloadRefused, refuse
 from crossfuse.hardware import Device, device, local_devices
+from crossfuse.measure.timer import Timer, timing
 from crossfuse.runtime.bin_rows import BINS
 from crossfuse.torch.known import Record, graph_key, recall, remember
 from crossfuse.torch.options import check_options, with_options
@@ -48,7 +51,11 @@ class Backend:
         rows are computed by torch.
     mode : str
         How inductor compiles the rest, as ``torch.compile`` names it: ``"max-autotune"``,
-        ``"reduce-overhead"``, ... Empty is torch's default.
+        ``"reduce-overhead"``, ... Empty is torch's default. The modes ``max-autotune`` measure.
+    measure : bool
+        Whether the first few kernels of each group, and what torch has for it, are timed on the
+        GPU, and the fastest is taken. What was timed once is kept, for each GPU; without a GPU
+        estimates choose, and the report says so.
 
     Examples
     --------
@@ -67,6 +74,7 @@ class Backend:
     cascades: bool = True
     bins: tuple[int, ...] = BINS
     mode: str = ""
+    measure: bool = False
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -147,16 +155,39 @@ class Backend:
             # TVM is loaded with it, which what is kept does without.
             from crossfuse.torch.fuse_graph import fuse_graph
 
-            record, whole = fuse_graph(module, self, target, sequential)
+            with ExitStack() as stack:
+                timer, note = self._timer(target, place, stack)
+                record, whole = fuse_graph(module, self, target, sequential, timer)
+            record = replace(record, report=replace(record.report, note=note))
             key = key if whole else ""
             if key:
                 remember(key, record)
         return record.report, record if key else None
 
+    def _timer(
+        self, target: Device, place: torch.device, stack: ExitStack
+    ) -> tuple[Timer | None, str]:
+        """What times kernels, if they are to be timed; or why nothing does."""
+        if not self.measures:
+            return None, ""
+        if self.sequential(place):
+            return None, "functions on the CPU are no kernels"
+        try:
+            return stack.enter_context(timing(target, _index(place))), ""
+        except EnvironmentRefused as error:
+            return None, f"{error.refusal.found}; estimates chose"
+
+    @property
+    def measures(self) -> bool:
+        """Whether kernels are timed."""
+        return self.measure or self.mode.startswith("max-autotune")
+
     @property
     def choices(self) -> tuple[Any, ...]:
         """Options that decide what becomes of a graph of static shapes."""
-        return (self.always, self.cascades, self.mode)
+        # What was measured holds for the GPUs that there are, and against who compiles the rest.
+        against = (self.rest, *(each.name for each in find_gpus())) if self.measures else ()
+        return (self.always, self.cascades, self.mode, against)
 
     def runs_on(self, place: torch.device) -> bool:
         """Whether kernels run where tensors are.
@@ -219,8 +250,7 @@ class Backend:
                 limit="9.0, a Hopper GPU",
                 instead="use another backend there",
             )
-        index = torch.cuda.current_device() if place.index is None else place.index
-        here = dict(enumerate(local_devices())).get(index)
+        here = dict(enumerate(local_devices())).get(_index(place))
         return device(here.name if here is not None else None)
 
 
@@ -273,6 +303,13 @@ def crossfuse(
     crossfuse.errors.WorkloadRefused: torch-backend: options: found 'bin'; limit: rest, always, ...
     """
     return Backend()(module, inputs, mode=mode, options=options)
+
+
+def _index(place: torch.device) -> int:
+    """Of the GPU that tensors are on, or of that which kernels of tensors on the CPU are for."""
+    if place.type != "cuda":
+        return 0
+    return torch.cuda.current_device() if place.index is None else place.index
 
 
 def _place(module: fx.GraphModule) -> torch.device:

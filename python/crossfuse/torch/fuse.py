@@ -11,10 +11,17 @@ from crossfuse.relax.dataflow import read_dataflow
 from crossfuse.torch.fused import Fused, Step, replaced
 from crossfuse.torch.kernels import offer_kernels
 from crossfuse.torch.report import in_torch
+from crossfuse.torch.separate import Timing
 from crossfuse.torch.translate import translate
 
 
-def fuse_chains(module: fx.GraphModule, target: Device, always: bool, cpu: bool) -> Fused:
+def fuse_chains(
+    module: fx.GraphModule,
+    target: Device,
+    always: bool,
+    cpu: bool,
+    timing: Timing | None = None,
+) -> Fused:
     """Replace the chains of a graph whose shapes are numbers by kernels, in place.
 
     Parameters
@@ -27,6 +34,8 @@ def fuse_chains(module: fx.GraphModule, target: Device, always: bool, cpu: bool)
         Whether chains are fused that are estimated to be slower than not to fuse them.
     cpu : bool
         Whether the scheduled functions run on the CPU instead.
+    timing : Timing | None
+        Times kernels, so that the fastest is taken; None: estimates choose.
 
     Returns
     -------
@@ -35,7 +44,10 @@ def fuse_chains(module: fx.GraphModule, target: Device, always: bool, cpu: bool)
     """
     translation = translate(module.graph)
     dataflow = read_dataflow(translation.module["main"])
-    kernels = ChainKernels(translation.module, target, constant_weights=False, named=False)
+    measuring = None if timing is None else timing.of(translation.nodes)
+    kernels = ChainKernels(
+        translation.module, target, constant_weights=False, named=False, measuring=measuring
+    )
     chosen = choose_chains("main", dataflow, kernels, always, frozenset(translation.nodes))
     step = Step()
     if chosen.replacements:

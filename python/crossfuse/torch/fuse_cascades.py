@@ -9,7 +9,10 @@ from torch import fx
 from tvm import relax
 from tvm.ir import GlobalVar, Var
 
+from crossfuse import _tvm as ir
 from crossfuse.hardware import Device
+from crossfuse.measure.choice import Measured
+from crossfuse.measure.way import Given
 from crossfuse.planner.cascade.plan import CascadePlan, ranked_cascade
 from crossfuse.planner.cascade.shape import cascade_shape
 from crossfuse.planner.families import CASCADE_FAMILIES, EAGER
@@ -18,13 +21,16 @@ from crossfuse.relax.cascades.forms import Forms
 from crossfuse.relax.cascades.found import TILES, Kernel
 from crossfuse.relax.cascades.groups import Group, Refused, find_groups
 from crossfuse.relax.chains.outcome import ChainOutcome
+from crossfuse.relax.chains.planned import left
 from crossfuse.relax.chains.replace import Replacement
 from crossfuse.relax.dataflow import read_dataflow
 from crossfuse.relax.fuse_cascades import text_of
 from crossfuse.relax.gather import GATHER
+from crossfuse.relax.measured import Contestant, Measuring, measured_kernels
 from crossfuse.relax.operators import PRODUCT, dtype_of, shape_of
 from crossfuse.torch.fused import Fused, Step, replaced
 from crossfuse.torch.kernels import offer_kernels
+from crossfuse.torch.separate import Timing
 from crossfuse.torch.translate import Translation, translate
 
 #: The function that TVM makes of a product.
@@ -33,7 +39,13 @@ _LEGAL_PRODUCT = "matmul"
 _PRODUCTS, _BATCHED = 2, 3
 
 
-def fuse_cascades(module: fx.GraphModule, target: Device, always: bool, cpu: bool) -> Fused:
+def fuse_cascades(
+    module: fx.GraphModule,
+    target: Device,
+    always: bool,
+    cpu: bool,
+    timing: Timing | None = None,
+) -> Fused:
     """Replace cascades with products by kernels, in place.
 
     They are looked for where products multiply batches by batches. A kernel has to beat separate
@@ -46,7 +58,7 @@ def fuse_cascades(module: fx.GraphModule, target: Device, always: bool, cpu: boo
     ----------
     module : torch.fx.GraphModule
         A graph of aten operators, as `crossfuse.torch.fuse.fuse_chains` leaves it.
-    target, always, cpu
+    target, always, cpu, timing
         See `crossfuse.torch.fuse.fuse_chains`.
 
     Returns
@@ -59,7 +71,8 @@ def fuse_cascades(module: fx.GraphModule, target: Device, always: bool, cpu: boo
     if not _may_have_attention(translation):
         return Fused()
     legal = relax.transform.LegalizeOps(dict(GATHER))(translation.module)
-    made = _Made(translation, always)
+    measuring = None if timing is None else timing.of(translation.nodes)
+    made = _Made(translation, always, measuring)
     for block in legal["main"].body.blocks:
         if isinstance(block, relax.DataflowBlock):
             flow = read_flow(legal, block)
@@ -77,7 +90,8 @@ def fuse_cascades(module: fx.GraphModule, target: Device, always: bool, cpu: boo
 class _Made:
     """Cascades of a translated graph that are to be kernels, and what became of all."""
 
-    def __init__(self, translation: Translation, always: bool) -> None:
+    def __init__(self, translation: Translation, always: bool, measuring: Measuring | None) -> None:
+        self._measuring = measuring
         self._names = translation.names
         self._always = always
         #: Legalisation may bind new variables, of the same names.
@@ -95,18 +109,45 @@ class _Made:
         blank = ChainOutcome(
             "main", self._reductions(group), "", ours.family, ours.microseconds, eager, ""
         )
-        gain = eager - ours.microseconds
         reason = self._refusal(flow, group)
         if reason:
             self.outcomes.append(replace(blank, text=reason))
-        elif gain <= 0 and not self._always:
-            text = f"not to fuse is estimated to be faster by {-gain:.1f} us"
+            return
+        found = self._measured(flow, group, ours, target)
+        if found is not None:
+            times = found.times or (ours.microseconds, eager)
+            blank = replace(
+                blank, microseconds=times[0], eager_microseconds=times[1], measured=found.text
+            )
+        text = left(eager - ours.microseconds, found, self._always)
+        if text:
             self.outcomes.append(replace(blank, family=EAGER, text=text))
         else:
             call = self._call(flow, group)
             self.outcomes.append(
                 replace(blank, name=str(call.function.name_hint), text=text_of(group.found.site))
             )
+
+    def _measured(
+        self, flow: Flow, group: Group, ours: CascadePlan, target: Device
+    ) -> Measured | None:
+        """Times of the kernel and of separate ones, if they are asked for."""
+        if self._measuring is None:
+            return None
+        (output,) = flow.outputs(group.members)
+        inputs = [self._results[str(each.name)] for each in flow.inputs(group.members)]
+        given = [Given(shape_of(each, str(each.name)), dtype_of(each)) for each in inputs]
+        return measured_kernels(
+            self._measuring.timer,
+            target,
+            [ir.tvm.ir.save_json(group.kernel.func)],
+            text_of(group.found.site),
+            [Contestant(ours, lambda: group.kernel.func)],
+            given,
+            self._measuring.separate(
+                self._results[str(output.var.name)], inputs, [True] * len(inputs)
+            ),
+        )
 
     def _reductions(self, group: Group) -> tuple[str, ...]:
         """Torch's names of the operators that reduce."""

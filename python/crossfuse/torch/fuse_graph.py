@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from crossfuse.hardware import Device
+from crossfuse.measure.timer import Timer
 from crossfuse.relax.chains.outcome import ChainOutcome
 from crossfuse.torch.fuse import fuse_chains
 from crossfuse.torch.fuse_cascades import fuse_cascades
@@ -19,10 +20,15 @@ from crossfuse.torch.fused import Fused
 from crossfuse.torch.known import Record
 from crossfuse.torch.options import Given
 from crossfuse.torch.report import Report
+from crossfuse.torch.separate import Timing
 
 
 def fuse_graph(
-    module: fx.GraphModule, options: Given, target: Device, sequential: bool
+    module: fx.GraphModule,
+    options: Given,
+    target: Device,
+    sequential: bool,
+    timer: Timer | None = None,
 ) -> tuple[Record, bool]:
     """Find, plan and build what no earlier process kept, and replace it in place.
 
@@ -39,6 +45,8 @@ def fuse_graph(
         What to build for.
     sequential : bool
         Whether the scheduled functions run on the CPU instead.
+    timer : Timer | None
+        Times kernels, so that the fastest is taken; None: estimates choose.
 
     Returns
     -------
@@ -46,12 +54,14 @@ def fuse_graph(
         What was done; and whether nothing went wrong.
     """
     where = (target, options.always, sequential)
-    chains = fuse_chains(module, *where)
-    rows = fuse_rows(module, *where, options.bins, partial(_apart, options))
+    mode = (options.mode or "default") if options.rest == "inductor" else None
+    timing = None if timer is None else Timing(timer, mode)
+    chains = fuse_chains(module, *where, timing)
+    rows = fuse_rows(module, *where, options.bins, partial(_apart, options), timing)
     failed: tuple[ChainOutcome, ...] = ()
     cascades = Fused()
     try:
-        cascades = fuse_cascades(module, *where) if options.cascades else cascades
+        cascades = fuse_cascades(module, *where, timing) if options.cascades else cascades
     except Exception as error:  # whatever it is, the graph is right without cascades
         text = f"{type(error).__name__}: {error}"
         failed = (ChainOutcome("main", ("cascades",), "", "", None, None, text),)

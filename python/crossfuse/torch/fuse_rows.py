@@ -28,6 +28,7 @@ from crossfuse.torch.kernels import kernels_of
 from crossfuse.torch.operator import BinnedKernel, offer
 from crossfuse.torch.report import in_torch
 from crossfuse.torch.rewrite_rows import RowsCall, rewrite_rows
+from crossfuse.torch.separate import Timing
 from crossfuse.torch.translate import Translation, translate
 
 #: The least that a symbol stands for: 0 and 1 are no symbols in torch, and 1 would be broadcast.
@@ -63,6 +64,7 @@ def fuse_rows(
     cpu: bool,
     bins: Sequence[int],
     apart: Callable[[fx.GraphModule], Callable[..., Any]] = lambda module: module,
+    timing: Timing | None = None,
 ) -> tuple[ChainOutcome, ...]:
     """Replace chains whose number of rows is symbolic, in place.
 
@@ -74,7 +76,7 @@ def fuse_rows(
     ----------
     module : torch.fx.GraphModule
         A graph of aten operators with symbols in the shapes of its inputs.
-    target, always, cpu
+    target, always, cpu, timing
         See `crossfuse.torch.fuse.fuse_chains`.
     bins : Sequence[int]
         Rows that kernels are made for, at most.
@@ -89,7 +91,10 @@ def fuse_rows(
     hints = {each: max(_LEAST, size) for each, size in symbols_of(module.graph).items()}
     outcomes: list[ChainOutcome] = []
     for rows in _row_counts(module.graph, hints):
-        every = [_planned(module.graph, rows, each, target, always) for each in _sizes(rows, bins)]
+        every = [
+            _planned(module.graph, rows, each, target, always, timing)
+            for each in _sizes(rows, bins)
+        ]
         hint = int(rows.xreplace(hints))
         first = next((each for each in every if hint <= each.rows), every[-1])
         order = [first, *(each for each in every if each is not first)]
@@ -139,13 +144,20 @@ def _planned(
     sizes: Mapping[sympy.Symbol, int],
     target: Device,
     always: bool,
+    timing: Timing | None,
 ) -> _Bin:
     """Choose chains at the sizes of a bin."""
     image = concrete(graph, sizes)
     translation = translate(image.graph)
     dataflow = read_dataflow(translation.module["main"])
+    measuring = None if timing is None else timing.of(translation.nodes)
     kernels = ChainKernels(
-        translation.module, target, constant_weights=False, fewer_rows=True, named=False
+        translation.module,
+        target,
+        constant_weights=False,
+        fewer_rows=True,
+        named=False,
+        measuring=measuring,
     )
     chosen = choose_chains("main", dataflow, kernels, always, frozenset(translation.nodes))
     count = int(rows.xreplace(dict(sizes)))

@@ -29,6 +29,8 @@ class Report:
         their type.
     reason : str
         Why the graph was left to torch as a whole; empty if it was looked at.
+    note : str
+        Why nothing was measured, though it was asked for; else empty.
 
     Examples
     --------
@@ -43,6 +45,7 @@ class Report:
     outcomes: tuple[ChainOutcome, ...] = ()
     untranslated: tuple[str, ...] = ()
     reason: str = ""
+    note: str = ""
 
     @property
     def fused(self) -> tuple[str, ...]:
@@ -62,6 +65,8 @@ class Report:
             lines = [told(())]
         if self.untranslated:
             lines += _wrapped("left to torch: ", list(self.untranslated), ", ")
+        if self.note:
+            lines.append(f"not measured: {self.note}")
         return "\n".join(_cut(lines))
 
 

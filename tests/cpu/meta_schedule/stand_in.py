@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import crossfuse.runtime as runtime
-from crossfuse.bench import timing, variants
+from crossfuse.bench import variants
 from crossfuse.bench.cascade_torch import formula
+from crossfuse.measure import timing
+from crossfuse.measure.serving import Serve
 from crossfuse.meta_schedule import serve
 from crossfuse.meta_schedule.functions import is_function
 from crossfuse.meta_schedule.session import Session
@@ -63,7 +65,7 @@ class Kernel:
 runtime_load = runtime.load
 
 
-def measurer() -> serve.Serve:
+def measurer() -> Serve:
     session = Session("cpu")
     session.load()
 

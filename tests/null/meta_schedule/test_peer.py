@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crossfuse.meta_schedule.peer import NoAnswer, Peer
+from crossfuse.measure.peer import NoAnswer, Peer
 from null.meta_schedule.peers import program
 
 MOODY = """
@@ -35,7 +35,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def peer():
-    made = Peer("build", program(MOODY))
+    made = Peer(program(MOODY))
     yield made
     made.close()
 
@@ -88,7 +88,7 @@ def test_a_child_that_holds_the_pipe_does_not_hide_that_the_process_died(peer: P
 
 def test_program_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(NoAnswer, match="the worker does not start"):
-        Peer("build", (str(tmp_path / "nothing"),)).ask({}, 5)
+        Peer((str(tmp_path / "nothing"),)).ask({}, 5)
 
 
 def test_nothing_is_started_after_the_end(peer: Peer) -> None:

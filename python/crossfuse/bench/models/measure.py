@@ -13,7 +13,7 @@ from crossfuse.models.spec import ModelSpec
 from crossfuse.models.widths import Widths
 
 if TYPE_CHECKING:
-    from crossfuse.bench.timing import Step
+    from crossfuse.measure.timing import Step
     from crossfuse.models.zoo import Built
     from crossfuse.workload.tolerances import Tolerance
 
@@ -42,7 +42,7 @@ def measure_model(job: Job, spec: ModelSpec, device: str = "cuda", **options: An
     """
     import torch
 
-    from crossfuse.bench.timing import measure, quietest
+    from crossfuse.measure.timing import measure, quietest
     from crossfuse.models.zoo import build
 
     job = replace(job, calls=1)
@@ -123,7 +123,7 @@ def _depth(spec: ModelSpec) -> int:
 
 def _steps(job: Job, call: Callable[[], Any]) -> tuple[list[Step], str]:
     """What is timed, and why it is no graph where one was asked for."""
-    from crossfuse.bench.timing import steps
+    from crossfuse.measure.timing import steps
 
     try:
         return steps(job, [call]), ""

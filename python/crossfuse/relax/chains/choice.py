@@ -93,11 +93,13 @@ def _judged(
     always: bool,
 ) -> ChainOutcome:
     """The outcome of a chain that is left alone; without text if it is to be fused."""
+    ours, eager = chain.times
     judged = replace(
         blank,
         family=chain.ours.family,
-        microseconds=chain.ours.microseconds,
-        eager_microseconds=chain.eager,
+        microseconds=ours,
+        eager_microseconds=eager,
+        measured=chain.words,
     )
     products = (*chain.group.first, chain.group.second)
     other = next((taken[each] for each in products if each in taken), "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +19,7 @@ from crossfuse.cache.keys import content_key
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.lower.extract import buffer_specs, lower
-from crossfuse.planner.families import EAGER
+from crossfuse.measure.way import Given
 from crossfuse.planner.noted import noted
 from crossfuse.relax.chains.call import call_of, value_of
 from crossfuse.relax.chains.checks import check_kernel, check_known, check_used_inside
@@ -38,6 +39,7 @@ from crossfuse.relax.chains.symbols import (
 )
 from crossfuse.relax.dataflow import Dataflow, subgraph
 from crossfuse.relax.kernel_mark import REST, marked, with_plan
+from crossfuse.relax.measured import Contestant, Measuring, measured_kernels
 from crossfuse.relax.outline import Outlined, outline
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.planned import rank_function, schedule_planned
@@ -72,6 +74,8 @@ class ChainKernels:
     bins : Sequence[int]
         Rows that kernels of chains of symbolic rows are made for, at most; without any these are
         refused.
+    measuring : Measuring | None
+        Times kernels of static shapes, so that the fastest is taken; None: estimates choose.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class ChainKernels:
         fewer_rows: bool = False,
         named: bool = True,
         bins: Sequence[int] = (),
+        measuring: Measuring | None = None,
     ) -> None:
         self._builder = relax.BlockBuilder(mod)
         self.target = target
@@ -89,6 +94,7 @@ class ChainKernels:
         self._fewer_rows = fewer_rows
         self._named = named
         self._bins = tuple(bins)
+        self._measuring = measuring
         self._plans = Equal()
         self._names = Equal()
         self._rows_images = Equal()
@@ -143,7 +149,8 @@ class ChainKernels:
 
         def plan(static: Any) -> PlannedChain:
             outlined = self.outlined(static)
-            return PlannedChain(group, output, given, outlined, self._ranked(outlined.func))
+            planned = PlannedChain(group, output, given, outlined, self._ranked(outlined.func))
+            return self._timed(planned)
 
         if not self._bins or not symbols_of(module["main"]):
             return plan(module)
@@ -247,6 +254,32 @@ class ChainKernels:
         plans: tuple[Plan | CascadePlan, ...] = self._plans.find(func, rank)
         return plans
 
+    def _timed(self, chain: PlannedChain) -> PlannedChain:
+        """A chain with what was measured of it, if anything is."""
+        if self._measuring is None:
+            return chain
+        given = [
+            Given(each.shape, each.dtype, cold=at > 0)
+            for at, each in enumerate(chain.outlined.arguments)
+        ]
+        first = chain.outlined.arguments[0].position
+        cold = [at != first for at in range(len(chain.given))]
+        plans = [
+            Contestant(each, partial(self._of_plan, chain, each, self._fewer_rows))
+            for each in chain.kernels
+        ]
+        func = tvm.ir.save_json(chain.outlined.func)
+        found = measured_kernels(
+            self._measuring.timer,
+            self.target,
+            [func, str(self._constant), str(self._fewer_rows)],
+            _label(chain.outlined.func, self.target),
+            plans,
+            given,
+            self._measuring.separate(chain.output, chain.given, cold),
+        )
+        return replace(chain, measured=found)
+
     def _added(self, chain: PlannedChain) -> GlobalVar:
         return self._builder.add_func(self._kernel(chain, self._fewer_rows), chain.name)
 
@@ -262,7 +295,8 @@ class ChainKernels:
 
     def _kernel(self, chain: PlannedChain, fewer_rows: bool) -> Any:
         """The scheduled function of a chain."""
-        options = (str(self._constant), str(fewer_rows))
+        best = None if chain.measured is None else chain.ours.to_json()
+        options = (str(self._constant), str(fewer_rows), str(best))
         make = partial(self._scheduled, chain, fewer_rows)
         func = chain.outlined.func
         return marked(self._answer("schedule", func, make, read_function, *options))
@@ -285,17 +319,21 @@ class ChainKernels:
     def _scheduled(self, chain: PlannedChain, fewer_rows: bool) -> str:
         """The first plan that has a kernel, as a scheduled function in TVM's JSON."""
         refusals: list[RefusedError] = []
-        for plan in (each for each in chain.plans if each.family != EAGER):
+        for plan in chain.tried:
             try:
-                schedule = self.scheduled(chain.outlined.func, plan)
-                if fewer_rows:
-                    accept_fewer_rows(schedule)
-                lower(schedule, self.target)
-                (image,) = schedule.mod.functions.values()
-                return str(tvm.ir.save_json(with_plan(image, noted(plan, chain.eager))))
+                return str(tvm.ir.save_json(self._of_plan(chain, plan, fewer_rows)))
             except RefusedError as error:
                 refusals.append(error)
         raise refusals[0]
+
+    def _of_plan(self, chain: PlannedChain, plan: Any, fewer_rows: bool) -> Any:
+        """The function of a chain as a plan schedules it."""
+        schedule = self.scheduled(chain.outlined.func, plan)
+        if fewer_rows:
+            accept_fewer_rows(schedule)
+        lower(schedule, self.target)
+        (image,) = schedule.mod.functions.values()
+        return with_plan(image, noted(plan, chain.eager))
 
 
 def read_function(text: str) -> Any:

@@ -16,7 +16,7 @@ class BinOutcome:
         Rows of a call at most; fewer than those of the bin before belong to that.
     name : str
         The kernel that computes them; empty where TVM's operators do.
-    family, microseconds, eager_microseconds, text
+    family, microseconds, eager_microseconds, text, measured
         As of `ChainOutcome`, of as many rows; `text` is empty where there is a kernel.
 
     Examples
@@ -32,6 +32,7 @@ class BinOutcome:
     microseconds: float | None
     eager_microseconds: float | None
     text: str
+    measured: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,14 @@ class ChainOutcome:
     family : str
         Its family, see `crossfuse.planner.families`; ``"eager"`` where not to fuse is faster.
     microseconds, eager_microseconds : float | None
-        Estimated times of the kernel and of not fusing, in microseconds; None where nothing was
-        planned. Of symbolic rows those of the bin in which fusing saves most.
+        Times of the kernel and of not fusing, in microseconds: estimates, or both measured. None
+        where nothing was planned. Of symbolic rows those of the bin in which fusing saves most.
     text : str
         The chain that was found, or why there is none.
     bins : tuple[BinOutcome, ...]
         Of symbolic rows in Relax what became of each bin, few rows first.
+    measured : str
+        All times that were measured, on which GPU, and what won; empty where nothing was.
 
     Examples
     --------
@@ -71,6 +74,7 @@ class ChainOutcome:
     eager_microseconds: float | None
     text: str
     bins: tuple[BinOutcome, ...] = ()
+    measured: str = ""
 
 
 def told(outcomes: Sequence[ChainOutcome]) -> str:
@@ -86,7 +90,11 @@ def told(outcomes: Sequence[ChainOutcome]) -> str:
     str
         With estimated times of kernels, and reasons of the others; never empty.
     """
-    lines = (line for each in outcomes for line in (_line(each), *map(_bin_line, each.bins)))
+    lines = (
+        line
+        for each in outcomes
+        for line in (_line(each), *_measured(each), *map(_bin_line, each.bins))
+    )
     return "\n".join(lines) or "no two layers of matrix products"
 
 
@@ -101,10 +109,16 @@ def _line(outcome: ChainOutcome) -> str:
     return f"{', '.join(outcome.products)}: {headline(outcome)}"
 
 
+def _measured(outcome: ChainOutcome) -> tuple[str, ...]:
+    return (f"  {outcome.measured}",) if outcome.measured else ()
+
+
 def _bin_line(outcome: BinOutcome) -> str:
     what = f"{outcome.name}, {_times(outcome)}" if outcome.name else f"left, {outcome.text}"
-    return f"  up to {outcome.rows} rows: {what}"
+    words = f"; {outcome.measured}" if outcome.measured else ""
+    return f"  up to {outcome.rows} rows: {what}{words}"
 
 
 def _times(outcome: ChainOutcome | BinOutcome) -> str:
-    return f"about {outcome.microseconds:.1f} of {outcome.eager_microseconds:.1f} us"
+    times = f"{outcome.microseconds:.1f} of {outcome.eager_microseconds:.1f} us"
+    return f"{times} measured" if outcome.measured else f"about {times}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm.ir import Var
 
+from crossfuse.measure.choice import Measured
 from crossfuse.planner.families import EAGER
 from crossfuse.relax.chains.groups import Group
 from crossfuse.relax.chains.outcome import BinOutcome
@@ -35,6 +36,8 @@ class PlannedChain:
         The chain as one function.
     plans : tuple[Plan, ...]
         The fastest first.
+    measured : Measured | None
+        Times of the first few kernels and of not fusing; places are those of `kernels`.
     """
 
     group: Group
@@ -42,6 +45,7 @@ class PlannedChain:
     given: tuple[Var, ...]
     outlined: Outlined
     plans: tuple[Plan | CascadePlan, ...]
+    measured: Measured | None = None
 
     @property
     def name(self) -> str:
@@ -49,9 +53,20 @@ class PlannedChain:
         return f"crossfuse_{self.outlined.kind}"
 
     @property
+    def kernels(self) -> tuple[Plan | CascadePlan, ...]:
+        """Plans of kernels of ours."""
+        return tuple(each for each in self.plans if each.family != EAGER)
+
+    @property
+    def tried(self) -> tuple[Plan | CascadePlan, ...]:
+        """Plans of which the first that has a kernel is taken; of those measured the fastest."""
+        best = self.measured.best if self.measured is not None else None
+        return self.kernels if best is None else (self.kernels[best.place],)
+
+    @property
     def ours(self) -> Plan | CascadePlan:
         """The best plan of a kernel of ours."""
-        return next(each for each in self.plans if each.family != EAGER)
+        return self.tried[0]
 
     @property
     def eager(self) -> float:
@@ -60,20 +75,52 @@ class PlannedChain:
         return next(each.microseconds for each in every if each.family == EAGER)
 
     @property
+    def times(self) -> tuple[float, float]:
+        """Microseconds of the kernel and of not fusing, both measured or both estimated."""
+        found = None if self.measured is None else self.measured.times
+        return found or (self.ours.microseconds, self.eager)
+
+    @property
     def gain(self) -> float:
-        """Estimated microseconds that fusing saves."""
-        return self.eager - self.ours.microseconds
+        """Microseconds that fusing saves."""
+        ours, eager = self.times
+        return eager - ours
 
     @property
     def summary(self) -> str:
         """What it is, for people."""
         return self.outlined.summary
 
+    @property
+    def words(self) -> str:
+        """What was measured, for people; empty if nothing was."""
+        return "" if self.measured is None else self.measured.text
+
     def left(self, always: bool) -> str:
         """Why it is not to be fused; empty if it is."""
-        if self.gain > 0 or always:
-            return ""
-        return f"not to fuse is estimated to be faster by {-self.gain:.1f} us"
+        return left(self.gain, self.measured, always)
+
+
+def left(gain: float, measured: Measured | None, always: bool) -> str:
+    """Why a group is not to be fused; empty if it is.
+
+    Parameters
+    ----------
+    gain : float
+        Microseconds that fusing saves.
+    measured : Measured | None
+        If it was measured.
+    always : bool
+        Whether it is fused also where that is slower.
+    """
+    if measured is not None and measured.best is None:
+        return "none of its kernels ran"
+    fuse = None if measured is None else measured.fuse
+    if always or fuse or (fuse is None and gain > 0):
+        return ""
+    if fuse is None:
+        return f"not to fuse is estimated to be faster by {-gain:.1f} us"
+    return "no kernel was measured to be faster than not to fuse"
 
 
 @dataclass(frozen=True)
@@ -100,7 +147,8 @@ class PlannedBin:
             return BinOutcome(self.rows, "", "", None, None, self.text)
         ours, text = self.chain.ours, text or self.chain.left(always)
         family = EAGER if self.chain.left(always) else ours.family
-        return BinOutcome(self.rows, name, family, ours.microseconds, self.chain.eager, text)
+        times, words = self.chain.times, self.chain.words
+        return BinOutcome(self.rows, name, family, *times, text, words)
 
 
 @dataclass(frozen=True)
@@ -143,14 +191,19 @@ class PlannedRows:
         return self.best.ours
 
     @property
-    def eager(self) -> float:
-        """Estimated microseconds of not fusing, in that bin."""
-        return self.best.eager
+    def times(self) -> tuple[float, float]:
+        """See `PlannedChain.times`, in that bin."""
+        return self.best.times
 
     @property
     def gain(self) -> float:
-        """Estimated microseconds that fusing saves, in that bin."""
+        """Microseconds that fusing saves, in that bin."""
         return self.best.gain
+
+    @property
+    def words(self) -> str:
+        """Nothing: each bin says what was measured of it."""
+        return ""
 
     @property
     def summary(self) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from crossfuse.bench.job import Job
-from crossfuse.bench.rotation import groups
+from crossfuse.measure.rotation import groups
 
 #: Read before each cold measurement; reads leave nothing behind that has to be written back.
 FLUSH_BYTES = 256 * 2**20
 WARMUPS = 3
+REPEATS = 15
+CALLS = 16
 #: Median over least time from which on something else had the machine for half of the repeats: a
 #: host that launches late is the usual reason. An undisturbed median is 0.5 % above the least.
 DISTURBED = 1.1
@@ -20,6 +21,49 @@ DISTURBED = 1.1
 ROUNDS = 3
 #: Calls before each hot measurement at least.
 HEATING_CALLS = 16
+
+
+class How(Protocol):
+    """How a measurement is made: `Conditions`, or `crossfuse.bench.job.Job`."""
+
+    @property
+    def l2(self) -> str:
+        """See `Conditions`."""
+
+    @property
+    def protocol(self) -> str:
+        """See `Conditions`."""
+
+    @property
+    def repeats(self) -> int:
+        """See `Conditions`."""
+
+    @property
+    def calls(self) -> int:
+        """See `Conditions`."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """How a measurement is made.
+
+    Attributes
+    ----------
+    l2 : str
+        ``"cold"``: weights not in the L2 cache; ``"hot"``: one set of them, left there.
+    protocol : str
+        ``"graph"``: replayed from a CUDA graph; ``"stream"``: launched one by one.
+    repeats : int
+        Times of which the median is taken.
+    calls : int
+        Computations between two timestamps at most, one after another and cold each on weights of
+        its own: one graph holds them, and a time is divided by their number.
+    """
+
+    l2: str = "cold"
+    protocol: str = "graph"
+    repeats: int = REPEATS
+    calls: int = CALLS
 
 
 @dataclass(frozen=True)
@@ -38,13 +82,13 @@ class Step:
     calls: int
 
 
-def steps(job: Job, bound: Sequence[Callable[[], Any]]) -> list[Step]:
+def steps(how: How, bound: Sequence[Callable[[], Any]]) -> list[Step]:
     """Arrange computations into what is timed.
 
     Parameters
     ----------
-    job : Job
-        Says protocol, cache and how many calls a step has.
+    how : How
+        Protocol, cache and how many calls a step has.
     bound : Sequence[Callable]
         The computation on each set of weights; each has been called before.
 
@@ -53,9 +97,9 @@ def steps(job: Job, bound: Sequence[Callable[[], Any]]) -> list[Step]:
     list[Step]
         To be taken in turn.
     """
-    used = groups(len(bound), job.calls, job.l2)[: WARMUPS + job.repeats]
+    used = groups(len(bound), how.calls, how.l2)[: WARMUPS + how.repeats]
     chosen = [[bound[index] for index in group] for group in used]
-    if job.protocol == "stream":
+    if how.protocol == "stream":
         return [Step(_in_order(group), len(group)) for group in chosen]
     import torch
 
@@ -109,13 +153,13 @@ def quietest(take: Callable[[], list[float]]) -> list[float]:
     return min(rounds, key=statistics.median)
 
 
-def measure(job: Job, timed: Sequence[Step], device: str = "cuda") -> list[float]:
+def measure(how: How, timed: Sequence[Step], device: str = "cuda") -> list[float]:
     """Time the steps in turn.
 
     Parameters
     ----------
-    job : Job
-        Says protocol, cache and repeats.
+    how : How
+        Protocol, cache and repeats.
     timed : Sequence[Step]
         From `steps`.
     device : str
@@ -124,20 +168,20 @@ def measure(job: Job, timed: Sequence[Step], device: str = "cuda") -> list[float
     Returns
     -------
     list[float]
-        Microseconds of one call, as many as the job has repeats.
+        Microseconds of one call, as many as there are repeats.
     """
     import torch
 
-    flush = flusher(device) if job.l2 == "cold" else None
+    flush = flusher(device) if how.l2 == "cold" else None
     times = []
-    for index in range(WARMUPS + job.repeats):
+    for index in range(WARMUPS + how.repeats):
         step = timed[index % len(timed)]
         # Also keeps the GPU busy while the graph is being launched, which is not to be timed.
         if flush is not None:
             flush()
         else:
             _heat(step)
-        if job.protocol == "stream":
+        if how.protocol == "stream":
             # Launching is part of what this protocol times: begin with an idle GPU.
             torch.cuda.synchronize()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

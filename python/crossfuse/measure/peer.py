@@ -7,7 +7,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -50,22 +49,18 @@ class Peer:
 
     Parameters
     ----------
-    kind : str
-        What it serves, see `crossfuse.meta_schedule.serve`.
-    command : Sequence[str] | None
-        Another program instead.
+    command : Sequence[str]
+        The program: it writes a line when it is ready, then one of JSON for each request.
     environment : Mapping[str, str] | None
         Variables besides those of this process.
     """
 
     def __init__(
         self,
-        kind: str,
-        command: Sequence[str] | None = None,
+        command: Sequence[str],
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        serve = (sys.executable, "-m", "crossfuse.meta_schedule.serve", kind)
-        self._command = tuple(command) if command is not None else serve
+        self._command = tuple(command)
         self._environment = dict(os.environ) | dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()

@@ -1,0 +1,186 @@
+"""The kernel of a source that is the fastest on the GPU of this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from crossfuse.compiler.option import Option
+from crossfuse.compiler.source import Source
+from crossfuse.errors import LoweringRefused, RefusedError, refuse
+from crossfuse.hardware import Device
+from crossfuse.measure.choice import FEW, Entrant, Measured, measured_choice
+from crossfuse.measure.timer import Timer
+from crossfuse.measure.way import LIBRARY, PROGRAM, SPEC, Given, Way
+from crossfuse.planner.explain.tables import tiles_text
+
+if TYPE_CHECKING:
+    from crossfuse.lower.extract import Lowered
+
+
+def measured_option(
+    source: Source, options: Sequence[Option], target: Device, timer: Timer, how: str
+) -> Option:
+    """The option whose kernel is the fastest, with all times in what it is recorded with.
+
+    Parameters
+    ----------
+    source : Source
+        What is computed.
+    options : Sequence[Option]
+        The fastest estimate first; the first few that lower are timed.
+    target : Device
+        What to build for.
+    timer : Timer
+        Times them.
+    how : str
+        What decides how options are scheduled, beside their plans.
+
+    Returns
+    -------
+    Option
+        Of a kernel of ours, also where separate kernels are faster.
+
+    Raises
+    ------
+    LoweringRefused
+        If none of them lowers, or none runs.
+    """
+    way = "" if source.spec is None and source.cascade is None else SPEC
+    way = PROGRAM if source.module is not None else way
+    with TemporaryDirectory(prefix="crossfuse-measure-") as folder:
+        found = measured_choice(
+            timer,
+            target,
+            [_content(source, options), how, str(FEW), way],
+            source.summary,
+            lambda: entrants(source, options, target, Path(folder)),
+            lambda: baseline(source, Path(folder)),
+        )
+    best = found.best
+    if best is None:
+        raise _none_runs(source, found)
+    chosen = options[best.place]
+    return replace(chosen, why={**chosen.why, "measured": {**found.to_json(), "text": found.text}})
+
+
+def entrants(
+    source: Source, options: Sequence[Option], target: Device, folder: Path, few: int = FEW
+) -> list[Entrant]:
+    """Build the first few options that lower.
+
+    Parameters
+    ----------
+    source, options, target
+        See `measured_option`.
+    folder : pathlib.Path
+        Where the libraries go.
+    few : int
+        How many.
+
+    Returns
+    -------
+    list[Entrant]
+        At least one; those that nvcc does not take have no way.
+
+    Raises
+    ------
+    RefusedError
+        Of the first option, if none lowers.
+    """
+    from crossfuse.lower.extract import lower
+    from crossfuse.runtime import build_library
+
+    lowered: list[tuple[int, Lowered]] = []
+    refusals: list[RefusedError] = []
+    for place, option in enumerate(options):
+        try:
+            lowered.append((place, lower(option.make(), target, name="main")))
+        except RefusedError as error:
+            refusals.append(error)
+        if len(lowered) == few:
+            break
+    if not lowered:
+        raise refusals[0]
+
+    def build(place: int, made: Lowered) -> Entrant:
+        option = options[place]
+        estimate = None if option.plan is None else option.plan.microseconds
+        blank = Entrant(place, name_of(option, place), estimate, None)
+        try:
+            library = build_library(made.image, folder / str(place), device=target)
+        except LoweringRefused as error:
+            return replace(blank, message=str(error))
+        given = [each for each in made.image.buffers if not each.output]
+        inputs = tuple(
+            Given(each.shape, each.dtype, cold=at > 0 or source.cascade is not None)
+            for at, each in enumerate(given)
+        )
+        return replace(blank, way=Way(LIBRARY, str(library.shared_object), inputs))
+
+    with ThreadPoolExecutor(len(lowered)) as pool:
+        return list(pool.map(build, *zip(*lowered, strict=True)))
+
+
+def baseline(source: Source, folder: Path) -> Way | None:
+    """How torch computes a source; None of what it does not know.
+
+    Parameters
+    ----------
+    source : Source
+        What is computed.
+    folder : pathlib.Path
+        Where an exported program goes.
+    """
+    spec = source.cascade or source.spec
+    if spec is not None:
+        return Way(SPEC, str(spec))
+    if source.module is None or source.imported is None:
+        return None
+    import torch
+
+    variables = source.imported.mod["main"].params[: len(source.imported.inputs)]
+    given = tuple(
+        Given(tuple(map(int, each.ty.shape.values)), str(each.ty.dtype), cold=False)
+        for each in variables
+    )
+    place = next((each.device for each in source.module.parameters()), None)
+    inputs = tuple(
+        torch.zeros(each.shape, dtype=getattr(torch, each.dtype), device=place) for each in given
+    )
+    path = folder / "program.pt2"
+    torch.export.save(torch.export.export(source.module, inputs), path)
+    return Way(PROGRAM, str(path), given)
+
+
+def name_of(option: Option, place: int) -> str:
+    """Family and tiles of an option, for people."""
+    if option.plan is None:
+        return f"kernel {place + 1}"
+    return f"{option.plan.family} ({tiles_text(option.plan.tiles)})"
+
+
+def _content(source: Source, options: Sequence[Option]) -> str:
+    """All that says what is timed."""
+    from crossfuse import _tvm as ir
+
+    func = source.func if source.func is not None else source.schedule.mod
+    plans = [None if each.plan is None else each.plan.to_json() for each in options]
+    whys: list[Any] = [each.why for each in options]
+    return json.dumps([ir.tvm.ir.save_json(func), plans, whys], default=str)
+
+
+def _none_runs(source: Source, found: Measured) -> RefusedError:
+    return refuse(
+        LoweringRefused,
+        "measure",
+        source.summary,
+        found="; ".join(each.text for each in found.ours),
+        limit="a kernel that runs on the GPU of this machine",
+        instead="leave measure out, and check the kernel with crossfuse.check",
+    )

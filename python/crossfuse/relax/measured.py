@@ -1,0 +1,137 @@
+"""Kernels of a group in a model timed on the GPU, beside what computes the group otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from crossfuse.errors import RefusedError
+from crossfuse.hardware import Device
+from crossfuse.measure.choice import FEW, Entrant, Measured, measured_choice
+from crossfuse.measure.timer import Timer
+from crossfuse.measure.way import LIBRARY, Given, Way
+from crossfuse.planner.explain.tables import tiles_text
+from crossfuse.runtime.kept import LIBRARIES
+
+
+class Separate(Protocol):
+    """What computes a group without a kernel of ours."""
+
+    @property
+    def text(self) -> str:
+        """All that says what it is."""
+
+    def write(self, path: Path) -> Way:
+        """Write it to a file that another process can run."""
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """How groups of a model are timed.
+
+    Attributes
+    ----------
+    timer : Timer
+        Times them.
+    separate : Callable
+        What computes a group otherwise, of its output, its inputs, and which of these are cold;
+        None where that cannot be said.
+    """
+
+    timer: Timer
+    separate: Callable[[Any, Sequence[Any], Sequence[bool]], Separate | None]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A plan of a group.
+
+    Attributes
+    ----------
+    plan : Any
+        With family, tiles and estimated microseconds.
+    make : Callable
+        The scheduled function, or a refusal.
+    """
+
+    plan: Any
+    make: Callable[[], Any]
+
+
+def measured_kernels(
+    timer: Timer,
+    target: Device,
+    content: Sequence[str],
+    label: str,
+    plans: Sequence[Contestant],
+    given: Sequence[Given],
+    separate: Separate | None,
+) -> Measured:
+    """Time the first few plans of a group that have kernels, and what computes it otherwise.
+
+    Parameters
+    ----------
+    timer, target, label
+        See `crossfuse.measure.choice.measured_choice`.
+    content : Sequence[str]
+        Texts of the function and of what decides how it is scheduled.
+    plans : Sequence[Contestant]
+        Of kernels of ours, the fastest estimate first.
+    given : Sequence[Given]
+        Inputs of the kernels.
+    separate : Separate | None
+        What computes it otherwise.
+    """
+    texts = [*content, *(each.plan.to_json() for each in plans), str(given), str(FEW)]
+    with TemporaryDirectory(prefix="crossfuse-measure-") as name:
+        folder = Path(name)
+        return measured_choice(
+            timer,
+            target,
+            [*texts, separate.text if separate is not None else ""],
+            label,
+            lambda: _entrants(plans, tuple(given), target, folder),
+            lambda: None if separate is None else separate.write(folder / "separate.pt"),
+        )
+
+
+def _entrants(
+    plans: Sequence[Contestant], given: tuple[Given, ...], target: Device, folder: Path
+) -> list[Entrant]:
+    """The first few kernels, built at the same time."""
+    functions: dict[int, Any] = {}
+    found: dict[int, Entrant] = {}
+    for place, each in enumerate(plans):
+        plan = each.plan
+        name = f"{plan.family} ({tiles_text(plan.tiles)})"
+        found[place] = Entrant(place, name, plan.microseconds, None)
+        try:
+            functions[place] = each.make()
+        except RefusedError as error:
+            found[place] = replace(found[place], message=str(error))
+        if len(functions) == FEW:
+            break
+    for place, way in _built(functions, target, folder).items():
+        message, source = ("", way) if isinstance(way, Path) else (way, None)
+        entry = None if source is None else Way(LIBRARY, str(source), given)
+        found[place] = replace(found[place], way=entry, message=message)
+    return list(found.values())
+
+
+def _built(functions: dict[int, Any], target: Device, folder: Path) -> dict[int, Path | str]:
+    """Libraries, or why there is none."""
+    from crossfuse.relax.build_kernels import built
+
+    named = {f"crossfuse_entrant_{place}": func for place, func in functions.items()}
+    try:
+        made = built(LIBRARIES, named, target, folder)
+        return {place: each.shared_object for place, each in zip(functions, made, strict=True)}
+    except RefusedError as error:
+        if len(functions) == 1:
+            return dict.fromkeys(functions, str(error))
+        # One that nvcc does not take is not to end the others.
+        each_alone = (_built({place: func}, target, folder) for place, func in functions.items())
+        return {place: way for one in each_alone for place, way in one.items()}

@@ -1,0 +1,91 @@
+"""What the process that times does with each kind of way, on the CPU and without a clock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from crossfuse.bench import ways  # noqa: E402
+from crossfuse.measure import rotation, timing  # noqa: E402
+from crossfuse.measure.way import GRAPH, LIBRARY, PROGRAM, SPEC, Given, Way  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every call runs once and takes a microsecond; results are kept."""
+    made: list[Any] = []
+
+    def steps(how: timing.How, bound: Any) -> list[timing.Step]:
+        made.extend(each() for each in bound)
+        return [timing.Step(bound[0], 1)]
+
+    monkeypatch.setattr(rotation, "COLD_BYTES", 40_000)
+    monkeypatch.setattr(ways, "steps", steps)
+    monkeypatch.setattr(ways, "measure", lambda how, timed, device: [1.0])
+    return made
+
+
+def timed(way: Way) -> Any:
+    with torch.no_grad():
+        return ways.time_way(Way.from_json(json.loads(json.dumps(way.to_json()))), "cpu")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gated_ffn:M=4,K=64,N=32,L=16,act=gelu,weights=nk",
+        "gemm_chain:M=4,K=64,N=32,L=16,act=relu,bias=first+last",
+        "softmax:rows=4,cols=64",
+        "cross_entropy:rows=4,cols=64",
+        "rmsnorm_gemm:tokens=4,K=64,N=32",
+    ],
+)
+def test_workloads(text: str, no_clock: list[Any]) -> None:
+    assert timed(Way(SPEC, text)).microseconds == 1.0
+    assert len(no_clock) > 1  # each on inputs of its own
+    assert all(torch.isfinite(each.float()).all() for each in no_clock)
+
+
+def test_a_graph_gets_the_strides_that_it_has_in_the_model(
+    tmp_path: Path, no_clock: list[Any]
+) -> None:
+    graph = torch.fx.Graph()
+    nodes = [graph.placeholder(name) for name in ("x", "weight")]
+    graph.output(graph.call_function(torch.ops.aten.mm.default, tuple(nodes)))
+    path = tmp_path / "graph.pt"
+    torch.save(torch.fx.GraphModule(torch.nn.Module(), graph), path)
+    given = (Given((4, 64), "float32", (64, 1), False), Given((64, 32), "float32", (1, 64)))
+    assert timed(Way(GRAPH, str(path), given)).microseconds == 1.0
+    assert len(no_clock) == rotation.copies_needed(64 * 32 * 4, timing.CALLS, "cold")
+    assert all(torch.equal(each, no_clock[0]) for each in no_clock)
+    first, second = ways._sets(given, "cpu", timing.Conditions())[:2]
+    assert first[0] is second[0]
+    assert first[1] is not second[1]
+    assert second[1].stride() == (1, 64)
+
+
+def test_a_program_runs_on_copies_of_its_weights(tmp_path: Path, no_clock: list[Any]) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.GELU()).eval()
+    x = torch.zeros(4, 64)
+    path = tmp_path / "program.pt2"
+    torch.export.save(torch.export.export(module, (x,)), path)
+    given = (Given((4, 64), "float32", cold=False),)
+    assert timed(Way(PROGRAM, str(path), given)).microseconds == 1.0
+    assert len(no_clock) > 1
+    assert no_clock[0].shape == (4, 32)
+
+
+def test_a_library(monkeypatch: pytest.MonkeyPatch, no_clock: list[Any]) -> None:
+    class Kernel:
+        def run(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return x.float() @ weight.float()
+
+    monkeypatch.setattr("crossfuse.runtime.load", lambda path, check_device: Kernel())
+    given = (Given((4, 64), "bfloat16", cold=False), Given((64, 32), "bfloat16"))
+    assert timed(Way(LIBRARY, "a.so", given)).microseconds == 1.0
+    assert len(no_clock) > 1
