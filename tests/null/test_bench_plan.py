@@ -113,7 +113,7 @@ def test_rows_replace_those_of_the_workload() -> None:
         (["S3"], "0", "write M=128"),
         (["S3"], "1,two", "write --m 1,16,64,128"),
         (["S33"], "", "write 'S3'"),
-        (["R13"], "", "write 'R3'"),
+        (["R15"], "", "write 'R5'"),
         (["C1"], "16", "change batch, H, W and k1"),
     ],
 )

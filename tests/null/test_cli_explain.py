@@ -88,9 +88,6 @@ def test_rates_of_a_file(tmp_path: Path) -> None:
             ("gemm:M=16,K=64,N=64", "--only", "dsm,l2"),
             "found dsm has no kernels of one product; l2 has no kernels of one product",
         ),
-        (("G1", "--top", "0"), "explain: top: found 0; limit: 1 or more plans"),
-        (("G1", "--max-cluster", "17"), "budget: max_cluster: found 17; limit: 1 to 16"),
-        (("G1", "--shared-bytes", "-1"), "budget: max_shared_bytes: found -1; limit: 1 to 232448"),
         (
             ("G1", "--only", "l2", "--shared-bytes", "1024"),
             "'two stages of each ring fit 1 KiB of shared memory' leaves 0 of",

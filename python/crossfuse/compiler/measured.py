@@ -66,7 +66,7 @@ def measured_option(
     if best is None:
         raise _none_runs(source, found)
     chosen = options[best.place]
-    return replace(chosen, why={**chosen.why, "measured": {**found.to_json(), "text": found.text}})
+    return replace(chosen, why={**chosen.why, "measured": found.to_json()})
 
 
 def entrants(

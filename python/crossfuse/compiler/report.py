@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.compiler.checks import Verdict
+from crossfuse.measure.choice import Measured
 from crossfuse.planner.explain.tables import tiles_text
+from crossfuse.schema import typed
 
 if TYPE_CHECKING:
     from crossfuse.compiler.compiled import Compiled
@@ -136,7 +138,7 @@ def choice_text(why: Mapping[str, Any]) -> str:
     """
     if "measured" in why:
         rest = {key: each for key, each in why.items() if key != "measured"}
-        return f"{choice_text(rest)}\n{why['measured']['text']}".strip()
+        return f"{choice_text(rest)}\n{typed(Measured, why['measured']).text}".strip()
     if "plan" in why:
         return _planned(why["plan"])
     if "rows_first" in why:

@@ -48,12 +48,11 @@ def test_json_of_something_else_is_refused() -> None:
 
 def test_runners_are_other_places_and_not_fusing() -> None:
     found = plan_cascade(SOFTMAX)
-    assert found.place == "states in registers, elements in shared memory"
-    assert [each.family for each in found.runners] == [
-        "stream: states in registers, elements in registers",
-        "stream: states in registers, elements in L2",
+    assert found.place == "states in DSM, elements in registers"
+    assert {each.family for each in found.runners} >= {
+        "stream: states in registers, elements in shared memory",
         EAGER,
-    ]
+    }
     times = [each.microseconds for each in found.runners]
     assert times == sorted(times) and times[0] > found.microseconds
     clustered = plan_cascade(DECODE)
