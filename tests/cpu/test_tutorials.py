@@ -16,7 +16,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from crossfuse.doctor.gpu import find_gpus
+from crossfuse.driver import find_gpus
 
 FOLDER = Path(__file__).resolve().parents[2] / "tutorials"
 PAGES = sorted(FOLDER.glob("[0-9]*.py"))
