@@ -129,10 +129,10 @@ class ArgumentRefused(RefusedError):
     --------
     >>> import crossfuse
     >>> try:
-    ...     crossfuse.check("softmax:rows=8,cols=64")
+    ...     crossfuse.device(90)
     ... except ArgumentRefused as error:
-    ...     print(error.refusal.where, "|", error.refusal.limit)
-    compiled of check | a Compiled
+    ...     print(error.refusal.where, "|", error.refusal.found)
+    name of device | 90
     """
 
 

@@ -41,14 +41,14 @@ CROSSFUSE_DEVICE unsigned crossfuse_push_take(const void* own) {
   return __float_as_uint(word);
 }
 
-// Wait until all bytes are there.
+// Wait until all bytes are there; they come from the whole cluster.
 CROSSFUSE_DEVICE void crossfuse_push_end(void* barrier) {
   unsigned address = crossfuse_ptx_shared_address(barrier);
   asm volatile(
       "{\n"
       ".reg .pred P1;\n"
       "LAB_WAIT:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 P1, [%0], %1;\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 P1, [%0], %1;\n"
       "@P1 bra DONE;\n"
       "bra LAB_WAIT;\n"
       "DONE:\n"

@@ -57,7 +57,7 @@ DUE: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         },
         {"inertia": "inertia"},
     ),
-    "R13": (SOFTMAX, {"y": "-m + x - log(s)"}),
+    "R13": (SOFTMAX, {"y": "-log(s) - m + x"}),
     "R14": (
         {"squares": "sum (residual + x)**2"},
         {"h": "residual + x", "y": "weight*(residual + x)/sqrt(1/100000 + squares/N)"},

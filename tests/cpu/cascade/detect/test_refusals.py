@@ -21,7 +21,7 @@ from cpu.cascade.detect.writing import (
     tensor,
 )
 from crossfuse.cascade.detect import detect
-from crossfuse.errors import CascadeRefused
+from crossfuse.errors import ArgumentRefused, CascadeRefused
 
 pytestmark = pytest.mark.cpu
 
@@ -201,7 +201,7 @@ def test_functions_without_reductions() -> None:
     assert "function: found no reduction; limit: at least one" in refusal(
         x, each("y", (4,), lambda i: x(i) + 1.0)
     )
-    with pytest.raises(CascadeRefused, match="found a int; limit: a PrimFunc in s_tir form"):
+    with pytest.raises(ArgumentRefused, match="func of detect: found 3; limit: a PrimFunc"):
         detect(3)
 
 

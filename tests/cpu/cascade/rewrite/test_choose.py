@@ -31,6 +31,8 @@ COUNTED = {
         held=4,
         emitted=4,
         unpacked=True,
+        reused=8,
+        spared=1,
         slots=2,
         exponentials=2,
         operations=5,
@@ -57,7 +59,7 @@ COUNTED = {
     ),
     ("variance", "float32", 33): Work(64, 33, 1, 4, fetched=4, swept=1, slots=4, operations=7),
     ("inertia", "float32", 4096): Work(
-        64, 4096, 4, 16, fetched=64, swept=16, slots=9, operations=27
+        64, 4096, 4, 16, fetched=64, swept=16, slots=9, operations=30
     ),
 }
 

@@ -108,10 +108,10 @@ void check_seen(const Access& write, Reader kind, Site site, size_t at) {
 void check_visible(const Span& span, Reader kind, Site site) {
   if (span.begin >= span.end) return;
   const Thread& self = *device.current;
-  Access last;
+  const Access* last = nullptr;
   for_cells(span, [&](const Cell& cell, size_t at) {
-    if (is_same(cell.write, last)) return;
-    last = cell.write;
+    if (last && is_same(cell.write, *last)) return;
+    last = &cell.write;
     if (!is_empty(cell.write, self, true)) return check_seen(cell.write, kind, site, at);
     // Rows of a product that nobody needs may hold anything.
     if (kind == Reader::kProduct || !is_news("async-race", site, kNoSite)) return;
