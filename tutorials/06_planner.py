@@ -121,7 +121,7 @@ record["fitted"]["flag"] = -1
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "mine.json"
     path.write_text(json.dumps(record))
-    with refused("limit: a positive number"):
+    with refused("limit: at least 1e-12"):
         rates_of_file(path, "nvidia-h100")
 
 # %% [markdown]
