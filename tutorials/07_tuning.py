@@ -314,7 +314,7 @@ with refused("found extent 32; limit: 1 to 16 CTAs in a cluster"):
     by_hand("global", first={"rows": 128, "columns": 64, "cluster": 32})
 
 # %%
-with refused("limit: rows, cluster, parts, stages, multiple"):
+with refused("limit: at most rows, cluster, parts, stages, multiple"):
     by_hand("dsm", row=128)
 
 # %%

@@ -210,3 +210,12 @@ def test_points_are_tiles() -> None:
     assert space.find("stream", {"threads": 64}) is None
     assert space.find("tiles", {"rows": 63}) is None
     assert space.tiles(space.order[0])[1] == dict(plan_cascade(DECODE).tiles)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "layernorm", "log_softmax", "rmsnorm", "variance"])
+def test_rows_of_any_length_have_a_kernel(kind: str) -> None:
+    """Short, odd and wide ones: no rule of thumb leaves none."""
+    for dtype in ("float32", "bfloat16"):
+        for rows, length in ((1, 1), (3, 131), (1000, 7), (16, 50257), (3, 300001)):
+            found = plan_cascade(f"{kind}:rows={rows},cols={length},dtype={dtype}")
+            assert found.family == "stream"

@@ -123,7 +123,8 @@ def _rules(work: Work, device: Device) -> tuple[Rule, ...]:
     def loads(tiles: StreamTiles) -> bool:
         few_vectors = tiles.unroll < 2 * steps(work, tiles)
         narrow = tiles.unroll * work.fetched < _WIDE and tiles.threads > WARP
-        if narrow and work.outputs:
+        # Of a short row there may be no more to load.
+        if narrow and work.outputs and tiles.unroll < steps(work, tiles):
             return False
         return tiles.unroll == 1 or (few_vectors and tiles.unroll * work.fetched <= _LOADED)
 
