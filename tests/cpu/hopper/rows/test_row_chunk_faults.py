@@ -98,7 +98,7 @@ def test_factors_come_where_loads_may_be_on_their_way() -> None:
 @pytest.mark.parametrize(
     "plant",
     [
-        lambda: drop_call(right(), r"crossfuse_correct_\d+"),
+        lambda: drop_call(right(), r"crossfuse_scale_\d+"),
         lambda: planted(r"return __any_sync\(0xffffffffu, found\)", "return 0"),
     ],
     ids=["no correction", "factors are not looked at"],
