@@ -76,7 +76,7 @@ def _groups(outcomes: Sequence[ChainOutcome]) -> list[str]:
     for fused in (True, False):
         alike: dict[str, list[str]] = {}
         for each in (one for one in outcomes if bool(one.name) == fused):
-            head = headline(each)
+            head = "; ".join(filter(None, (headline(each), each.measured)))
             members = [name for name in each.products if name not in seen]
             # Of what was left, only operators that no kernel computes are of interest.
             if members and (fused or len(members) == len(each.products)):
@@ -85,7 +85,7 @@ def _groups(outcomes: Sequence[ChainOutcome]) -> list[str]:
         for head, groups in alike.items():
             count = f"{len(groups)} x " if len(groups) > 1 else ""
             text = f"{count}{head}"
-            lines += wrap(text, COLUMNS, subsequent_indent=" " * 4, max_lines=3, placeholder=" ...")
+            lines += wrap(text, COLUMNS, subsequent_indent=" " * 4, max_lines=6, placeholder=" ...")
             lines += _wrapped("    ", groups, " | ")
     return lines
 

@@ -79,9 +79,10 @@ def test_separate_kernels_stay_where_they_are_faster(monkeypatch: pytest.MonkeyP
     assert not found.fused
     assert [each.kind for each in timer.asked].count(GRAPH) == 1  # equal layers once
     assert [each.family for each in found.outcomes] == ["eager", "eager"]
-    assert "no kernel was measured to be faster than not to fuse" in found.text()
-    assert "measured on NVIDIA H100 80GB HBM3: " in found.text()
-    assert "separate kernels won" in found.text()
+    text = " ".join(found.text().split())
+    assert "no kernel was measured to be faster than not to fuse" in text
+    assert "measured on NVIDIA H100 80GB HBM3: " in text
+    assert "separate kernels won" in text
 
 
 def test_the_fastest_kernel_takes_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
