@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from crossfuse.cache import Entry, Shelf, kept, limit_bytes, prune, root, shelf, upkeep
 from crossfuse.cache.answers import answered
 from crossfuse.cache.keys import content_key, package_hash
-from crossfuse.cache.shelf import whole
+from crossfuse.cache.shelf import itself
 from crossfuse.cli import app
 from crossfuse.errors import EnvironmentRefused, PlanRefused, RefusedError, refuse
 from crossfuse.hardware import device
@@ -25,26 +25,26 @@ MAKER = """
 import sys, time
 from pathlib import Path
 from crossfuse.cache import Entry, Shelf
-from crossfuse.cache.shelf import whole
+from crossfuse.cache.shelf import itself
 folder = Path(sys.argv[1])
 def make():
     (folder / f"made-{sys.argv[2]}").touch()
     time.sleep(0.5)
     return Entry(b"content" * 1000, {"label": "made"})
-print(len(Shelf(folder, ".entry").made("ab12", make, whole).data))
+print(len(Shelf(folder, ".entry").made("ab12", make, itself).data))
 """
 # Is killed between the first half of a file and its name, holding the lock.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from crossfuse.cache import Entry, Shelf
-from crossfuse.cache.shelf import whole
+from crossfuse.cache.shelf import itself
 from crossfuse import files
 def stop(*names):
     print("half", flush=True)
     signal.pause()
 os.replace = stop
-Shelf(Path(sys.argv[1]), ".entry").made("ab12", lambda: Entry(b"content", {}), whole)
+Shelf(Path(sys.argv[1]), ".entry").made("ab12", lambda: Entry(b"content", {}), itself)
 """
 
 
@@ -68,7 +68,7 @@ def test_processes_that_need_the_same_make_it_once(tmp_path: Path) -> None:
     makers = [start(MAKER, str(tmp_path), str(number)) for number in range(4)]
     assert [each.communicate()[0] for each in makers] == ["7000\n"] * 4
     assert len(list(tmp_path.glob("made-*"))) == 1
-    assert Shelf(tmp_path, ".entry").made("ab12", never, whole).about == {"label": "made"}
+    assert Shelf(tmp_path, ".entry").made("ab12", never, itself).about == {"label": "made"}
 
 
 def test_a_killed_writer_leaves_neither_an_entry_nor_a_lock(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_a_killed_writer_leaves_neither_an_entry_nor_a_lock(tmp_path: Path) -> N
     assert writer.stdout and writer.stdout.readline() == "half\n"
     writer.send_signal(signal.SIGKILL)
     writer.wait()
-    assert Shelf(folder, ".entry").read("ab12", whole) is None
-    assert Shelf(folder, ".entry").made("ab12", lambda: Entry(b"again", {}), whole).data == b"again"
+    assert Shelf(folder, ".entry").read("ab12", itself) is None
+    assert Shelf(folder, ".entry").made("ab12", lambda: Entry(b"again", {}), itself).data == b"again"
     # Its half of a file is nobody's entry, and goes when it is old enough.
     (half,) = folder.glob(".ab12.entry-*")
     assert [each.path.name for each in kept(tmp_path)] == ["ab12.entry"]
@@ -92,25 +92,25 @@ def test_a_killed_writer_leaves_neither_an_entry_nor_a_lock(tmp_path: Path) -> N
 @pytest.mark.parametrize("cut", [0, 1, 40, -1])
 def test_a_damaged_entry_is_made_again(tmp_path: Path, cut: int) -> None:
     some = Shelf(tmp_path, ".entry")
-    some.made("ab12", lambda: Entry(b"content", {"label": "x"}), whole)
+    some.made("ab12", lambda: Entry(b"content", {"label": "x"}), itself)
     path = some.path("ab12")
     path.write_bytes(path.read_bytes()[:cut])
-    assert some.read("ab12", whole) is None
-    assert some.made("ab12", lambda: Entry(b"content", {}), whole).data == b"content"
-    assert some.made("ab12", never, whole).data == b"content"
+    assert some.read("ab12", itself) is None
+    assert some.made("ab12", lambda: Entry(b"content", {}), itself).data == b"content"
+    assert some.made("ab12", never, itself).data == b"content"
 
 
 def test_what_makes_it_may_fail(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="made again"):
-        Shelf(tmp_path, ".entry").made("ab12", never, whole)
-    assert Shelf(tmp_path, ".entry").read("ab12", whole) is None
+        Shelf(tmp_path, ".entry").made("ab12", never, itself)
+    assert Shelf(tmp_path, ".entry").read("ab12", itself) is None
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     some = Shelf(tmp_path / "file" / "below", ".entry")
-    assert some.made("ab12", lambda: Entry(b"content", {}), whole).data == b"content"
-    assert some.read("ab12", whole) is None
+    assert some.made("ab12", lambda: Entry(b"content", {}), itself).data == b"content"
+    assert some.read("ab12", itself) is None
 
 
 def filled(count: int = 4, kind: str = "library") -> Shelf:
@@ -125,7 +125,7 @@ def filled(count: int = 4, kind: str = "library") -> Shelf:
 
 def test_what_was_not_used_for_longest_goes_first(home: Path) -> None:
     some = filled()
-    assert some.read("key0", whole)  # is used now
+    assert some.read("key0", itself)  # is used now
     gone = prune(limit=5 * 2**19)
     assert [each.path.name for each in gone] == ["key1.library", "key2.library"]
     assert [each.path.stem for each in kept()] == ["key3", "key0"]

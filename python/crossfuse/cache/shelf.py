@@ -156,7 +156,7 @@ def shelf(kind: str) -> Shelf:
     return Shelf(root() / kind, f".{kind}")
 
 
-def whole(entry: Entry) -> Entry:
+def itself(entry: Entry) -> Entry:
     """An entry as it is, of those who look into it themselves."""
     return entry
 

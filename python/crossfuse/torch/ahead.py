@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from crossfuse.cache import Entry, shelf
+from crossfuse.cache.shelf import itself
 from crossfuse.calls import checked
 from crossfuse.files import scratch
 from crossfuse.schema import parse
@@ -203,7 +204,7 @@ def _key(module: torch.nn.Module, inputs: Any, named: Any, backend: Backend) -> 
 
 def _kept(key: str, whole: _Whole, inputs: Any, named: Any) -> Any:
     """The program of an earlier process; None if there is none, or it is not of this module now."""
-    entry = shelf(_KIND).read(key, whole)
+    entry = shelf(_KIND).read(key, itself)
     if entry is None:
         return None
     try:

@@ -19,7 +19,7 @@ from torch._dynamo.aot_compile_types import (
 
 from crossfuse.cache import Entry, shelf
 from crossfuse.cache.keys import package_hash
-from crossfuse.cache.shelf import whole
+from crossfuse.cache.shelf import itself
 from crossfuse.errors import ArtefactRefused, RefusedError, refuse
 from crossfuse.runtime.kept import LIBRARIES
 from crossfuse.schema import typed
@@ -110,7 +110,7 @@ class SavedProgram(SerializableCallable):
 
 
 def _library(key: str) -> Entry | None:
-    return shelf(LIBRARIES.name).read(key, whole)
+    return shelf(LIBRARIES.name).read(key, itself)
 
 
 class _Kept:
