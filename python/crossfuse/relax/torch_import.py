@@ -225,7 +225,9 @@ def _decompositions(operators: set[Any]) -> dict[Any, Any]:
     table = torch.export.default_decompositions()
     core = {each: table[each] for each in operators if each in table}
     others = [each for each in operators - set(core) if hasattr(each, "overloadpacket")]
-    return {**core, **get_decompositions(others)}
+    # What is defined by other operators alone, such as ``numpy_T``, stands in no table.
+    composite = {each: each.decompose for each in others if each._can_decompose()}
+    return {**core, **composite, **get_decompositions(others)}
 
 
 def _weights(exported: Any) -> dict[str, torch.Tensor]:

@@ -135,20 +135,21 @@ def stored_again() -> KernelImage:
 
 
 @pytest.mark.parametrize(
-    ("name", "make", "detail"),
+    ("name", "make", "details"),
     [
-        ("bulk, 2", stored_again, "a store overwrites what a copy still reads"),
+        ("bulk, 2", stored_again, {"a store overwrites what a copy still reads"}),
+        # Two copies, of which either may be issued first.
         (
             "bulk, 3",
             lambda: change_argument(right("bulk, 3"), COPY, 0, "{} + 8192", 0),
-            "a copy reads what another still writes",
+            {"a copy reads what another still writes", "a store writes what a copy still reads"},
         ),
     ],
     ids=["by a store", "by a copy"],
 )
-def test_slice_that_changes_while_it_is_copied(name: str, make: Any, detail: str) -> None:
+def test_slice_that_changes_while_it_is_copied(name: str, make: Any, details: set[str]) -> None:
     report = emulate(make(), random_inputs(parse(CASES[name][0])), orders=4)
-    assert detail in {each.detail for each in report.findings}, report.findings
+    assert details & {each.detail for each in report.findings}, report.findings
 
 
 _STEP = r"(int step_of_ring\w* = )(.*);"

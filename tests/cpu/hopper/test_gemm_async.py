@@ -98,17 +98,25 @@ def test_a_missing_fence_is_caught() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "reason"),
+    ("call", "reasons"),
     [
-        (r"tvm_builtin_ptx_fence_proxy\w+", "wgmma reads bytes whose store no fence.proxy.async"),
-        (r"tvm_builtin_cuda_cta_sync", "wgmma reads bytes whose store no barrier orders before it"),
+        (r"tvm_builtin_ptx_fence_proxy\w+", ["wgmma reads bytes whose store no fence.proxy.async"]),
+        # Whichever of the two comes first.
+        (
+            r"tvm_builtin_cuda_cta_sync",
+            [
+                "wgmma reads bytes whose store no barrier orders before it",
+                "a store overwrites a tile that is still being multiplied",
+            ],
+        ),
     ],
     ids=["fence", "barrier"],
 )
-def test_ordinary_stores_of_tiles_are_ordered_with_wgmma(call: str, reason: str) -> None:
+def test_ordinary_stores_of_tiles_are_ordered_with_wgmma(call: str, reasons: list[str]) -> None:
     tiles = CASES["shared memory"]
     report = emulate(drop_call(image(tiles), call, 0), inputs_of(tiles), orders=3)
-    assert any(reason in str(each) for each in report.findings), report.findings
+    found = " ".join(map(str, report.findings))
+    assert any(each in found for each in reasons), report.findings
 
 
 def test_a_wrong_register_is_caught() -> None:
