@@ -161,7 +161,7 @@ class Growth:
             text = f"{name_of(more[0])}, which lies between, reduces too"
             self._note_each(units, 0, text)
             return False
-        unit = self.units.joined(*parts)
+        unit = self._with_constants(self.units.joined(*parts))
         if (unit, due) in self._tried:
             return False
         self._tried.add((unit, due))
@@ -172,6 +172,17 @@ class Growth:
             return False
         self._keep(unit)
         return True
+
+    def _with_constants(self, unit: Unit) -> Unit:
+        """A unit with calls that read nothing and that it alone reads, such as one of zeros.
+
+        Detection sees their number then, where of a tensor it would take any.
+        """
+        sources = {each for node in unit for each in self.flow.sources(node)} - unit
+        alone = {
+            each for each in sources if not each.reads and unit.issuperset(self.flow.users(each))
+        }
+        return unit | {each for each in alone if self.units.of[each] == {each}}
 
     def _note_each(self, units: Sequence[Unit], weight: int, reason: str) -> None:
         """Keep of two units why they were not taken together."""

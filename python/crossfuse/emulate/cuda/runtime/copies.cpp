@@ -14,12 +14,39 @@ namespace emu {
 namespace {
 using Flying = std::vector<std::unique_ptr<Copy>>;  // pointers, as many are erased out of turn
 std::vector<Flying> copies;  // by the window that they write or read
-size_t flying = 0;                      // all of them
-size_t passing = 0;                     // those that still read what they take to another CTA
+size_t flying = 0;            // all of them
+
+// How many copies touch each so many bytes of a window: each access asks, and mostly there is none.
+class Touched {
+ public:
+  void change(const Span& span, int by) {
+    if (last(span) >= counts.size()) counts.resize(last(span) + 1);
+    for (size_t i = span.begin / kBytes; i <= last(span); ++i) counts[i] += by;
+  }
+  bool meets(const Span& span) const {
+    const size_t end = std::min(last(span) + 1, counts.size());
+    for (size_t i = span.begin / kBytes; i < end; ++i) {
+      if (counts[i]) return true;
+    }
+    return false;
+  }
+
+ private:
+  static constexpr size_t kBytes = 16;
+  static size_t last(const Span& span) { return (std::max(span.end, span.begin + 1) - 1) / kBytes; }
+  std::vector<int> counts;
+};
+std::vector<Touched> fill_places, read_places;  // by the window
+
+void count_copy(const Copy& copy, int by) {
+  flying += by;
+  if (copy.fills_shared()) fill_places[copy.shared.window].change(copy.shared, by);
+  if (copy.flight == Flight::kStore) read_places[copy.shared.window].change(copy.shared, by);
+  if (copy.flight == Flight::kPass) read_places[copy.source.window].change(copy.source, by);
+}
 
 void enlist(std::unique_ptr<Copy> copy) {
-  ++flying;
-  passing += copy->flight == Flight::kPass;
+  count_copy(*copy, 1);
   copies[copy->shared.window].push_back(std::move(copy));
 }
 
@@ -151,8 +178,7 @@ void step(Flying& among, size_t index) {
   // Taken out first: a finding may end the process, and what it wakes may look at what is left.
   std::unique_ptr<Copy> copy = std::move(among[index]);
   among.erase(among.begin() + static_cast<long>(index));
-  --flying;
-  passing -= copy->flight == Flight::kPass;
+  count_copy(*copy, -1);
   if (!is_landed(*copy)) enlist(std::move(copy));
 }
 }  // namespace
@@ -203,6 +229,7 @@ bool advance_copies(bool forced) {
 }
 
 Site copy_into(const Span& span) {
+  if (!fill_places[span.window].meets(span)) return kNoSite;
   for (const auto& copy : copies[span.window]) {
     if (copy->fills_shared() && copy->shared.meets(span)) return copy->site;
   }
@@ -210,10 +237,10 @@ Site copy_into(const Span& span) {
 }
 
 Site copy_out_of(const Span& span) {
+  if (!read_places[span.window].meets(span)) return kNoSite;
   for (const auto& copy : copies[span.window]) {
     if (copy->flight == Flight::kStore && copy->shared.meets(span)) return copy->site;
   }
-  if (passing == 0) return kNoSite;
   for (const Cta& target : ctas_of(*device.ctas[span.window].cluster)) {
     for (const auto& copy : copies[target.window]) {
       if (copy->flight == Flight::kPass && copy->source.meets(span)) return copy->site;
@@ -226,7 +253,7 @@ void check_copies_at_end(const Cluster& cluster) {
   for (const Cta& cta : ctas_of(cluster)) {
     for (const auto& each : copies[cta.window]) {
       const Copy& copy = *each;
-      passing -= copy.flight == Flight::kPass;
+      count_copy(copy, -1);
       // What has been read needs the CTA no more.
       if (copy.flight == Flight::kLanding) land(copy);
       if (copy.flight == Flight::kLanding || !is_news("early-exit", copy.site, kNoSite)) continue;
@@ -234,15 +261,15 @@ void check_copies_at_end(const Cluster& cluster) {
               static_cast<int>(cta.linear), -1,
               "the CTA has exited while this copy was in flight"});
     }
-    flying -= copies[cta.window].size();
     copies[cta.window].clear();
   }
 }
 
 void clear_copies() {
+  for (auto each : {&fill_places, &read_places}) each->assign(device.ctas.size(), {});
   copies.clear();
   copies.resize(device.ctas.size());
-  flying = passing = 0;
+  flying = 0;
 }
 
 }  // namespace emu
