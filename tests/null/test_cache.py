@@ -78,7 +78,9 @@ def test_a_killed_writer_leaves_neither_an_entry_nor_a_lock(tmp_path: Path) -> N
     writer.send_signal(signal.SIGKILL)
     writer.wait()
     assert Shelf(folder, ".entry").read("ab12", itself) is None
-    assert Shelf(folder, ".entry").made("ab12", lambda: Entry(b"again", {}), itself).data == b"again"
+    assert (
+        Shelf(folder, ".entry").made("ab12", lambda: Entry(b"again", {}), itself).data == b"again"
+    )
     # Its half of a file is nobody's entry, and goes when it is old enough.
     (half,) = folder.glob(".ab12.entry-*")
     assert [each.path.name for each in kept(tmp_path)] == ["ab12.entry"]

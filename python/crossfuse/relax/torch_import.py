@@ -47,15 +47,15 @@ class Imported:
 
 
 @checked
-def import_torch(module: torch.nn.Module, example_inputs: Sequence[torch.Tensor]) -> Imported:
+def import_torch(module: torch.nn.Module, example_inputs: Sequence[Any]) -> Imported:
     """Trace a module with `torch.export` and translate it to Relax.
 
     Parameters
     ----------
     module : torch.nn.Module
         In evaluation mode.
-    example_inputs : Sequence[torch.Tensor]
-        Positional inputs; their shapes and types become those of the Relax function.
+    example_inputs : Sequence[Any]
+        Positional inputs, all of them tensors; their shapes and types become those of the Relax function.
 
     Returns
     -------
@@ -109,7 +109,7 @@ def import_exported(exported: torch.export.ExportedProgram) -> Imported:
     return Imported(mod, tuple(parameters[:count]), params)
 
 
-def _check(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> None:
+def _check(module: torch.nn.Module, inputs: Sequence[Any]) -> None:
     try:
         import torch
     except ImportError:
@@ -121,10 +121,6 @@ def _check(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> None:
             limit="torch 2.8 or later",
             instead="install torch, or import the model from ONNX or Relax",
         ) from None
-    if not isinstance(module, torch.nn.Module):
-        raise _refused(
-            "module", f"a {type(module).__name__}", "a torch.nn.Module", "wrap it in one"
-        )
     training = [name or "the module" for name, part in module.named_modules() if part.training]
     if training:
         where = type(module).__name__

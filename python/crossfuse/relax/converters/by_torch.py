@@ -42,7 +42,7 @@ def by_torch(node: fx.Node, importer: Any) -> Any:
     }
     results = node.meta["val"]
     several = isinstance(results, (tuple, list))
-    types = [_type(each) for each in (results if several else (results,))]
+    types = [_type(each, node) for each in (results if several else (results,))]
     made = relax.op.call_pure_packed(
         NAME,
         StringImm(json.dumps(call)),
@@ -68,7 +68,9 @@ def _written(value: Any, tensors: list[Any], importer: Any) -> Any:
     raise NotImplementedError(f"an argument that is a {type(value).__name__}")
 
 
-def _type(value: Any) -> Any:
+def _type(value: Any, node: fx.Node) -> Any:
     if not isinstance(value, torch.Tensor) or not all(isinstance(e, int) for e in value.shape):
-        raise NotImplementedError("a result whose shape is not known")
+        raise NotImplementedError(f"{node.target}, which makes a result of no known shape")
+    if value.is_complex():
+        raise NotImplementedError(f"{node.target}, which makes {name_of(value.dtype)}")
     return relax.TensorType(tuple(value.shape), name_of(value.dtype))

@@ -18,7 +18,7 @@ from cpu.cascade.tiles.masked import Masked, function
 from crossfuse import _tvm as ir
 from crossfuse.cascade.rewrite.tiled.sizes import CascadeTiles
 from crossfuse.cascade.rewrite.tiled.tiled import tiled
-from crossfuse.errors import CascadeRefused
+from crossfuse.errors import ArgumentRefused, CascadeRefused
 from crossfuse.lower.open_blocks import open_blocks
 from crossfuse.schedule.rules.cascade_tiles import schedule_cascade_tiles
 from crossfuse.schedule.trace_json import trace_json
@@ -140,16 +140,21 @@ def test_a_single_row_is_refused() -> None:
 @pytest.mark.parametrize(
     ("tiles", "message"),
     [
-        (CascadeTiles(rows=-1), r"tiles, rows: found -1; limit: 0 \(choose\) or more"),
         (CascadeTiles(cluster=0), "tiles, cluster: found 0; limit: 1 to 16 CTAs"),
         (CascadeTiles(cluster=17), "tiles, cluster: found 17; limit: 1 to 16 CTAs"),
         (CascadeTiles(merge="l2"), "tiles, merge: found 'l2'; limit: dsm or kernel"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(tiles: CascadeTiles, message: str) -> None:
+def test_sizes_that_do_not_fit_are_refused(tiles: CascadeTiles, message: str) -> None:
     site, derivation = found(prim_func(small("R3")))
     with pytest.raises(CascadeRefused, match=message):
         tiled(site, derivation, tiles)
+
+
+@pytest.mark.parametrize("sizes", [{"rows": -1}, {"cluster": -1}, {"elements": 1 << 20}])
+def test_sizes_that_cannot_be_are_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(ArgumentRefused, match="limit: a whole number of at least"):
+        CascadeTiles(**sizes)
 
 
 def test_rounding_of_what_nothing_scales_is_refused() -> None:

@@ -175,11 +175,11 @@ def right() -> KernelImage:
 #: Instructions left out, in the order of the text: who scores, then who adds.
 FAULTS = {
     "weights read before they are there": (SYNC, 1, "async-race"),
-    "weights overwritten before they have been read": (SYNC, 0, "race"),
+    "weights overwritten before they have been read": (SYNC, 0, "async-race"),
     "weights that nobody says are there": (ARRIVE, 0, "deadlock"),
     "weights that nobody says have been read": (ARRIVE, 1, "deadlock"),
     "no fence behind the weights": (FENCE, 0, "async-race"),
-    "scores read before they are made": (PRODUCTS, 0, "async-race"),
+    "scores read before they are made": (PRODUCTS, 0, "register-race"),
     "a stage handed back before the second product has read it": (PRODUCTS, 1, "async-race"),
     "a stage never handed back": (RELEASE, 0, "deadlock"),
     "queries loaded before results have left": (BOXES, 0, "async-race"),

@@ -92,7 +92,7 @@ def kinds(image: KernelImage) -> set[str]:
 FAULTS = {
     "states that are read before they are there": (
         lambda: drop_call(right(), RECEIVED),
-        "async-race",
+        "uninitialised-read",
     ),
     "bytes that nobody announces": (lambda: drop_call(right(), EXPECT, 3), "deadlock"),
     "bytes that are announced in vain": (
@@ -122,7 +122,7 @@ def test_who_has_not_received_everything_may_not_exit() -> None:
     text = re.sub(RECEIVED + r"\(\(&\(memory.*;", leave, right().cuda)
     findings = emulate(replace(right(), cuda=text), inputs(DECODE), orders=1).findings
     told = [str(each) for each in findings if each.kind == "early-exit"]
-    assert any("or for the phase of the mbarrier that counts it" in each for each in told)
+    assert any("nobody waits for the phase of the mbarrier that counts it" in each for each in told)
 
 
 def test_states_need_their_factors() -> None:

@@ -97,15 +97,11 @@ class CascadeTiles:
         Raises
         ------
         CascadeRefused
-            For negative numbers, and clusters that cannot be.
+            For clusters and merges that cannot be.
         """
         if self.merge not in MERGES:
             instead = "name one of these, or leave it out"
             raise refused("tiles, merge", repr(self.merge), " or ".join(MERGES), instead)
-        for name in (each for each in self.__dataclass_fields__ if each != "merge"):
-            if getattr(self, name) < 0:
-                limit, instead = "0 (choose) or more", f"pass a positive {name}, or leave it out"
-                raise refused(f"tiles, {name}", getattr(self, name), limit, instead)
         if not 1 <= self.cluster <= MAX_CLUSTER:
             limit = f"1 to {MAX_CLUSTER} CTAs"
             raise refused("tiles, cluster", self.cluster, limit, "pass a smaller cluster")
