@@ -55,7 +55,8 @@ def import_torch(module: torch.nn.Module, example_inputs: Sequence[Any]) -> Impo
     module : torch.nn.Module
         In evaluation mode.
     example_inputs : Sequence[Any]
-        Positional inputs, all of them tensors; their shapes and types become those of the Relax function.
+        Positional inputs, all of them tensors; their shapes and types become those of the Relax
+        function.
 
     Returns
     -------
