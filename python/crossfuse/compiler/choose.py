@@ -159,13 +159,14 @@ def _of_chain(
     """The planner's choice; ordinary instructions where the Hopper pipeline has no kernel."""
     options: list[Option] = []
     if wanted.rule != "threads":
+        whole = source if wanted.fewer_rows or plan is not None else source.padded or source
         options += tensor_options(
-            source,
+            whole,
             wanted.placement,
             target,
             plan=plan,
             cluster=wanted.cluster or 0,
-            constant=constant,
+            constant=constant and whole is source,
         )
     if wanted.rule != "tensor" and wanted.placement == "auto" and plan is None:
         options += thread_options(source.func, wanted.cluster)

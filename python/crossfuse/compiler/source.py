@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.calls import checked
@@ -54,6 +55,20 @@ class Source:
     outlined: Outlined | None = None
     schedule: Any = None
     constant_weights: bool = False
+
+    @cached_property
+    def padded(self) -> Source | None:
+        """The same of padded arguments, where TMA does not copy its rows; None if it does."""
+        from crossfuse.workload.aligned import aligned
+        from crossfuse.workload.build import form_of
+
+        func = None
+        if self.spec is not None:
+            func = aligned(form_of(self.spec))
+        elif self.outlined is not None:
+            func = self.outlined.form and aligned(self.outlined.form)
+        # The copies are made by a kernel that runs just before.
+        return func and replace(self, func=func, spec=None, constant_weights=False)
 
 
 @checked

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.emulate.smaller import of_shapes
 from crossfuse.emulate.widen import converted, widen
-from crossfuse.lower.extract import only_function
+from crossfuse.lower.extract import buffer_specs, only_function
 from crossfuse.lower.keep_nans import keep_nans
 from crossfuse.lower.passes import prim_func_pass
-from crossfuse.markers import MERGE
+from crossfuse.markers import MERGE, unpadded_shapes
 
 #: Annotation of loops whose iterations may run in any order.
 _FREE = "crossfuse.free_order"
@@ -29,9 +30,14 @@ def serialise(func: Any, *, backwards: bool = False) -> Any:
     Returns
     -------
     tvm.tirx.PrimFunc
-        Serial loops without blocks; buffers in global scope, as small as TVM makes them.
+        Serial loops without blocks; buffers in global scope, as small as TVM makes them. Of
+        arguments as callers pass them, which the kernels copy to padded rows.
     """
-    function = widen(keep_nans(only_function(func)))
+    function = only_function(func)
+    if unpadded_shapes(function):
+        specs = buffer_specs(function)
+        function = of_shapes(function, specs, [each.shape for each in specs], beyond=0.0)
+    function = widen(keep_nans(function))
     plain = _global_buffers(function.body)
 
     def serial(loop: Any, mutator: Any) -> Any:

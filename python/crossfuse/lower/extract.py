@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -13,6 +13,7 @@ from crossfuse.lower.hopper import generate, is_tile_program, row_tensors, takes
 from crossfuse.lower.image import BufferSpec, KernelImage
 from crossfuse.lower.keep_nans import keep_nans
 from crossfuse.lower.launches import check_host, is_kernel, kernels_of, launch_of
+from crossfuse.lower.padded_rows import with_padding
 from crossfuse.lower.pipeline import cluster_passes, host_passes
 from crossfuse.lower.place_shared_memory import SHARED_MEMORY
 from crossfuse.lower.refusal import refusals, refuse
@@ -20,7 +21,7 @@ from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan
 from crossfuse.lower.tree import accesses, coordinate
 from crossfuse.lower.verify.grid_stage import check_grid_stage
 from crossfuse.lower.verify.structure import check_structure
-from crossfuse.markers import ROWS
+from crossfuse.markers import ROWS, unpadded_shapes
 
 ENTRY = "main"
 
@@ -75,9 +76,16 @@ def lower(
         If the function has no correct cluster kernel, or none that fits the device.
     """
     register()
-    spec = device(target)
     function = keep_nans(only_function(func))
-    buffers = buffer_specs(function)
+    lowered = _lowered(function, device(target), name, timeline)
+    if shapes := unpadded_shapes(function):
+        return replace(lowered, image=with_padding(lowered.image, shapes))
+    return lowered
+
+
+def _lowered(function: Any, spec: Device, name: str, timeline: bool) -> Lowered:
+    """A function as it is, of padded arguments if it has such."""
+    buffers = _parameters(function)
     _check_bound(function, name)
     with refusals(f"function '{name}'"):
         check_structure(function)
@@ -147,7 +155,7 @@ def only_function(func: Any) -> Any:
 
 
 def buffer_specs(function: Any) -> tuple[BufferSpec, ...]:
-    """Parameters of a function of constant shapes; those that it writes are outputs.
+    """Arguments of a function of constant shapes, as callers pass them; outputs are written.
 
     Raises
     ------
@@ -155,6 +163,13 @@ def buffer_specs(function: Any) -> tuple[BufferSpec, ...]:
         If a parameter is no buffer, or its shape is symbolic; or if a function that takes fewer
         rows has none to leave out.
     """
+    found = _parameters(function)
+    shapes = unpadded_shapes(function) or [each.shape for each in found]
+    return tuple(replace(each, shape=shape) for each, shape in zip(found, shapes, strict=True))
+
+
+def _parameters(function: Any) -> tuple[BufferSpec, ...]:
+    """Parameters of a function, which may be padded."""
     written = {access.buffer for access in accesses(function.body) if access.write}
     by_row = _row_tensors(function)
     specs: list[BufferSpec] = []
@@ -183,6 +198,14 @@ def _row_tensors(function: Any) -> tuple[Any, ...]:
     """Parameters of which a call may have fewer rows."""
     if not takes_fewer_rows(function):
         return ()
+    if unpadded_shapes(function):
+        raise refuse(
+            ROWS,
+            "function",
+            found="arguments whose rows are padded for TMA, all of them in each call",
+            limit="extents whose rows are multiples of 16 bytes",
+            instead="pad the model's widths, or leave accept_fewer_rows out",
+        )
     if not is_tile_program(function):
         raise refuse(
             ROWS,

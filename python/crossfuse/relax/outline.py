@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tvm.ir import GenericConst, Var
@@ -14,6 +14,7 @@ from crossfuse.relax.graph import Graph, read_graph
 from crossfuse.relax.match import Match, Weight, match_chain
 from crossfuse.relax.operators import dtype_of, refused, shape_of
 from crossfuse.relax.rebuild import Leaf
+from crossfuse.workload.aligned import aligned
 from crossfuse.workload.build import Form, Product, emit
 from crossfuse.workload.dtypes import FLOAT_TYPES
 from crossfuse.workload.operand import Operand
@@ -83,6 +84,8 @@ class Outlined:
         Of the model's output.
     middle, epilogue : str
         The expressions between the products and after them, for people.
+    form : Form | None
+        What `func` was written of, if it is a chain.
 
     Examples
     --------
@@ -109,6 +112,12 @@ class Outlined:
     output_dtype: str
     middle: str
     epilogue: str
+    form: Form | None = None
+
+    def padded(self) -> Outlined:
+        """The same of padded arguments where rows are not aligned, see `workload.aligned`."""
+        func = self.form and aligned(self.form)
+        return self if func is None else replace(self, func=func)
 
     @property
     def kind(self) -> str:
@@ -218,6 +227,7 @@ def _outlined(
         output_dtype=form.out,
         middle=regions[0].text,
         epilogue=regions[1].text,
+        form=form,
     )
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 from crossfuse.blocks.chain import read_chain
 from crossfuse.calls import checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
+from crossfuse.markers import unpadded_shapes
+from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families import EAGER, FAMILIES
 from crossfuse.planner.kernels.shape import shape_of, shape_of_blocks
 from crossfuse.planner.plan import Plan, ranked
@@ -102,10 +106,30 @@ def rank_function(func: Any, target: Device, *, keep: int = 1, fused: bool = Fal
 
     chain, k_major = chain_from(func), read_chain(ir.Schedule(func)).k_major
     found = ranked(chain, target, k_major=k_major, keep=keep, fused=fused)
-    if any(each.family != EAGER for each in found):
-        return found
-    # Says which rule leaves no tiles of each family.
-    return ranked(chain, target, k_major=k_major, keep=keep, fused=True)
+    if all(each.family == EAGER for each in found):
+        # Says which rule leaves no tiles of each family.
+        found = ranked(chain, target, k_major=k_major, keep=keep, fused=True)
+    return [_with_padding(each, func, target) for each in found]
+
+
+def _with_padding(plan: Plan, func: Any, target: Device) -> Plan:
+    """A plan with the time of copies to padded rows, where the function has such arguments."""
+    from crossfuse import _tvm as ir
+
+    short = unpadded_shapes(func)
+    if not short or plan.family == EAGER:
+        return plan
+    fitted = rates_of(target).fitted
+    wide = [tuple(map(int, each.ty.shape)) for each in func.params]
+    moved, launches = 0, 1 + (wide[-1] != short[-1])
+    for each, one, other in zip(func.params, wide, short, strict=True):
+        item = int(ir.tvm.DataType(str(each.ty.dtype)).bits) // 8
+        moved += (math.prod(one) + math.prod(other)) * item * (one != other)
+    # Bits at both edges of the memory's clock, in bytes for each microsecond.
+    rate = fitted.hbm * target.memory_bits * target.memory_mhz / 4
+    return replace(
+        plan, microseconds=plan.microseconds + launches * fitted.eager_kernel + moved / rate
+    )
 
 
 def schedule_planned(func: Any, plan: Plan, *, constant_weights: bool = False) -> Any:

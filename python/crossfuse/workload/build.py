@@ -57,12 +57,20 @@ class Product:
         ``"kn"`` when the weight is [K, N], ``"nk"`` when it is [N, K].
     combine : str
         The reduction.
+    width : int
+        Columns of the product; 0 for as many as the weight has, whose rows may be longer.
     """
 
     name: str
     weight: Operand
     layout: str
     combine: str = "sum"
+    width: int = 0
+
+    @property
+    def columns(self) -> int:
+        """Columns of the product."""
+        return self.width or self.weight.shape[self.layout == "kn"]
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,22 @@ def prim_func(spec: WorkloadSpec) -> tirx.PrimFunc:
     >>> [str(each.name) for each in func.params]
     ['A', 'B', 'out']
     """
+    return emit(form_of(spec))
+
+
+def form_of(spec: WorkloadSpec) -> Form:
+    """What a workload leaves the canonical form to be.
+
+    Parameters
+    ----------
+    spec : WorkloadSpec
+        What it computes.
+
+    Returns
+    -------
+    Form
+        With its operands in the order of the spec's inputs.
+    """
     a, *others = spec.operands
     weights, extras = others[: len(spec.products)], tuple(others[len(spec.products) :])
     *first, last = (
@@ -129,14 +153,14 @@ def prim_func(spec: WorkloadSpec) -> tirx.PrimFunc:
     )
     if spec.kind == "gemm":
         single = _with_residual(spec, _activated(spec, last.name))
-        return emit(Form(a, (last,), None, None, single, extras, spec.out))
+        return Form(a, (last,), None, None, single, extras, spec.out)
     gate, *up = (each.name for each in first)
     middle = _activated(spec, gate)
     if up:
         middle = _multiplied(middle, _finished(spec, *up))
     epilogue = _with_residual(spec, _finished(spec, last.name))
     window = spec.k1 if isinstance(spec, ConvChainSpec) else 0
-    return emit(Form(a, tuple(first), middle, last, epilogue, extras, spec.out, window))
+    return Form(a, tuple(first), middle, last, epilogue, extras, spec.out, window)
 
 
 def _finished(spec: WorkloadSpec, product: str) -> Elementwise:
@@ -230,15 +254,14 @@ def _windows(images: te.Tensor, k: int) -> te.Tensor:
 def _multiply(left: te.Tensor, tensors: Mapping[str, te.Tensor], product: Product) -> te.Tensor:
     right = tensors[product.weight.name]
     by_row = product.layout == "nk"
-    depth, width = (right.shape[1], right.shape[0]) if by_row else right.shape
-    k = te.reduce_axis((0, depth), "k")
+    k = te.reduce_axis((0, left.shape[1]), "k")
     reduce = _REDUCE[product.combine]
 
     def element(i: Any, j: Any) -> Any:
         factor = right(j, k) if by_row else right(k, j)
         return reduce(_cast(left(i, k), "float32") * _cast(factor, "float32"), axis=k)
 
-    return te.compute((left.shape[0], width), element, name=product.name)
+    return te.compute((left.shape[0], product.columns), element, name=product.name)
 
 
 def _elementwise(

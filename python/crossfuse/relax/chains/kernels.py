@@ -19,6 +19,7 @@ from crossfuse.cache.keys import content_key
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device
 from crossfuse.lower.extract import buffer_specs, lower
+from crossfuse.markers import unpadded_shapes
 from crossfuse.measure.way import Given
 from crossfuse.planner.noted import noted
 from crossfuse.relax.chains.call import call_of, value_of
@@ -147,13 +148,15 @@ class ChainKernels:
     ) -> PlannedChain | PlannedRows:
         """Plan a group that is a module of its own."""
 
-        def plan(static: Any) -> PlannedChain:
+        def plan(static: Any, padded: bool = False) -> PlannedChain:
             outlined = self.outlined(static)
+            outlined = outlined.padded() if padded else outlined
             planned = PlannedChain(group, output, given, outlined, self._ranked(outlined.func))
             return self._timed(planned)
 
         if not self._bins or not symbols_of(module["main"]):
-            return plan(module)
+            # Of padded arguments a call has all rows.
+            return plan(module, padded=not self._fewer_rows)
         self.check_rows(module["main"], rows_of(output))
         bins = Bins(self._bins, dataflow.function.attrs)
         return plan_rows(group, output, given, module["main"], bins, plan)
@@ -281,7 +284,11 @@ class ChainKernels:
         return replace(chain, measured=found)
 
     def _added(self, chain: PlannedChain) -> GlobalVar:
-        return self._builder.add_func(self._kernel(chain, self._fewer_rows), chain.name)
+        kernel = self._kernel(chain, self._fewer_rows)
+        # The variable has the type of what callers pass, where the kernel copies that.
+        name = self._builder.add_func(_declared(kernel), chain.name)
+        self._builder.update_func(name, kernel)
+        return name
 
     def _bin_image(self, chain: PlannedChain) -> tuple[Any, tuple[BufferSpec, ...]]:
         image = self._kernel(chain, True)
@@ -334,6 +341,17 @@ class ChainKernels:
         lower(schedule, self.target)
         (image,) = schedule.mod.functions.values()
         return with_plan(image, noted(plan, chain.eager))
+
+
+def _declared(kernel: Any) -> Any:
+    """A function without a body of the arguments of a kernel, as callers pass them."""
+    if not unpadded_shapes(kernel):
+        return kernel
+    params = [
+        ir.tirx.decl_buffer(list(each.shape), each.dtype, each.name)
+        for each in buffer_specs(kernel)
+    ]
+    return ir.PrimFunc(params, ir.tirx.Evaluate(0), kernel.ret_type, kernel.attrs)
 
 
 def read_function(text: str) -> Any:

@@ -1,0 +1,101 @@
+"""Rows that are no multiple of 16 bytes: kernels of the Hopper pipeline on padded copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import crossfuse
+from cpu.hopper.checkers import emulated
+from crossfuse.emulate.llvm import run_sequential
+from crossfuse.errors import LoweringRefused
+from crossfuse.lower.extract import buffer_specs, lower
+from crossfuse.markers import unpadded_shapes
+from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
+from crossfuse.workload import adversarial_inputs, check, parse, random_inputs
+from crossfuse.workload.aligned import aligned
+from crossfuse.workload.build import form_of
+
+CASES = {
+    "[n, k]": "gemm_chain:M=40,K=65,N=131,L=65,dtype=float16,act=gelu,weights=nk,bias=first+last",
+    "[k, n]": "gemm_chain:M=40,K=65,N=131,L=65,dtype=bfloat16,act=relu",
+    "gated": "gated_ffn:M=5,K=33,N=77,L=33,dtype=bfloat16,residual=out",
+    "one product": "gemm:M=70,K=129,N=45,dtype=float16,bias=last",
+    "intermediate alone": "gemm_chain:M=16,K=64,N=99,L=64,dtype=bfloat16,weights=nk",
+    "8 bits": "gemm_chain:M=16,K=40,N=80,L=24,dtype=float8_e4m3fn,weights=nk,out=bfloat16",
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_are_right(name: str) -> None:
+    spec = parse(CASES[name])
+    compiled = crossfuse.compile(CASES[name], target="nvidia-h100", rule="tensor")
+    image, inputs = compiled.lowered.image, random_inputs(spec)
+    assert {each.name: each.shape for each in image.buffers if not each.output} == spec.inputs
+    assert image.launches[0].symbol == "main_pad"
+    assert (image.launches[-1].symbol == "main_unpad") == (name != "intermediate alone")
+    emulated(spec, image, inputs, orders=1)
+    sequential = run_sequential(compiled.schedule, inputs)
+    sequential.raise_if_wrong()
+    check(spec, inputs, sequential.outputs["out"])
+
+
+def test_adversarial_inputs() -> None:
+    spec = parse(CASES["gated"])
+    image = crossfuse.compile(CASES["gated"], target="nvidia-h100").lowered.image
+    for inputs in dict(adversarial_inputs(spec)).values():
+        emulated(spec, image, inputs, orders=1)
+
+
+def test_infinite_rows_meet_no_padding() -> None:
+    """Zeros of a wider intermediate would turn this one row's zeros into numbers that are none."""
+    spec = parse(CASES["[k, n]"])
+    inputs = random_inputs(spec)
+    inputs["A"][0, 0], inputs["B"][0] = np.inf, -1
+    image = crossfuse.compile(CASES["[k, n]"], target="nvidia-h100").lowered.image
+    report = crossfuse.emulate.cuda.emulate(image, inputs, orders=1)
+    report.raise_if_wrong()
+    assert (report.outputs["out"][0] == 0).all()
+
+
+def test_rows_of_whole_boxes_stay() -> None:
+    for text in ("gemm_chain:M=3,K=64,N=128,L=72,dtype=bfloat16", "gemm:M=3,K=65,N=1"):
+        assert aligned(form_of(parse(text))) is None
+
+
+def test_fewer_rows_are_refused() -> None:
+    func = aligned(form_of(parse(CASES["one product"])))
+    assert unpadded_shapes(func) == ((70, 129), (129, 45), (45,), (70, 45))
+    assert buffer_specs(func)[0].shape == (70, 129)
+    from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
+
+    schedule = schedule_tiled_gemm(func)
+    accept_fewer_rows(schedule)
+    with pytest.raises(LoweringRefused, match="found arguments whose rows are padded for TMA"):
+        lower(schedule)
+
+
+def test_models_are_right() -> None:
+    torch = pytest.importorskip("torch")
+    from tvm import relax
+
+    from crossfuse.relax import FuseChains, import_torch
+    from crossfuse.relax.on_cpu import serial_kernels
+    from crossfuse.runtime.tensors import to_numpy
+
+    torch.manual_seed(0)
+    layers = (torch.nn.Linear(65, 131), torch.nn.GELU(), torch.nn.Linear(131, 65))
+    module, x = torch.nn.Sequential(*layers).half().eval(), torch.randn(12, 65).half()
+    imported = import_torch(module, (x,))
+    fuse = FuseChains("nvidia-h100", always=True)
+    mod = serial_kernels(relax.transform.LegalizeOps()(fuse(imported.mod)))
+    assert [each.family for each in fuse.outcomes if each.name]
+    import tvm
+
+    machine: Any = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    given = [tvm.runtime.tensor(to_numpy(x)), *map(tvm.runtime.tensor, imported.params.values())]
+    with torch.no_grad():
+        expected = module(x).numpy()
+    np.testing.assert_allclose(machine["main"](*given).numpy(), expected, atol=2e-3)
