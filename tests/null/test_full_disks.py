@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from crossfuse.cache import Entry, Shelf
-from crossfuse.cache.shelf import whole
+from crossfuse.cache.shelf import itself
 from crossfuse.errors import EnvironmentRefused, RefusedError, refuse
 from crossfuse.files import scratch, scratch_folder, write_atomically, writing
 
@@ -79,7 +79,7 @@ def test_a_cache_on_a_full_disk_keeps_nothing(
 ) -> None:
     monkeypatch.setattr(os, "replace", failing(errno.ENOSPC))
     shelf = Shelf(tmp_path, ".entry")
-    assert shelf.made("ab", lambda: Entry(b"content", {}), whole).data == b"content"
+    assert shelf.made("ab", lambda: Entry(b"content", {}), itself).data == b"content"
     assert [each.name for each in tmp_path.iterdir() if not each.name.endswith(".lock")] == []
 
 
