@@ -60,6 +60,13 @@ def test_infinite_rows_meet_no_padding() -> None:
     assert (report.outputs["out"][0] == 0).all()
 
 
+def test_a_timeline_stays_as_it_is() -> None:
+    compiled = crossfuse.compile(CASES["[k, n]"], target="nvidia-h100")
+    image = lower(compiled.schedule, timeline=True).image
+    assert [each.shape for each in image.buffers[:4]] == [(40, 65), (65, 131), (131, 65), (40, 65)]
+    assert image.buffers[4].dtype == "int64"
+
+
 def test_rows_of_whole_boxes_stay() -> None:
     for text in ("gemm_chain:M=3,K=64,N=128,L=72,dtype=bfloat16", "gemm:M=3,K=65,N=1"):
         assert aligned(form_of(parse(text))) is None

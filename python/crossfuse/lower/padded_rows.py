@@ -28,7 +28,7 @@ def with_padding(image: KernelImage, shapes: Sequence[tuple[int, ...]]) -> Kerne
     image : KernelImage
         Of padded arguments.
     shapes : Sequence[tuple[int, ...]]
-        Those of the arguments as callers pass them.
+        Those of the arguments as callers pass them; further outputs, such as a timeline, stay.
 
     Returns
     -------
@@ -37,7 +37,7 @@ def with_padding(image: KernelImage, shapes: Sequence[tuple[int, ...]]) -> Kerne
     """
     names = {each.name for each in image.memory}
     copies = []
-    for buffer, shape in zip(image.buffers, shapes, strict=True):
+    for buffer, shape in zip(image.buffers, shapes, strict=False):
         if buffer.shape != shape:
             copies.append(_Copy(replace(buffer, shape=shape), _padded(buffer, names)))
     given = [each for each in copies if not each.short.output]
