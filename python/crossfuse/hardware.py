@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Shared memory that one CTA can own on compute capability 9.0, in bytes (227 KiB).
 MAX_SHARED_BYTES = 232448
+#: Bytes that rows of a tensor map begin on multiples of (CUDA driver API, ``cuTensorMapEncode``).
+TMA_PITCH = 16
 
 #: Threads of a warp, and of a warpgroup: the four warps that issue wgmma together.
 WARP, WARPGROUP = 32, 128

@@ -61,8 +61,8 @@ ROWS = "crossfuse.rows"
 #: From one row up to as many as the function has.
 ROW_COUNTS = ("at most",)
 
-#: Annotation of the root block: the parameters have padded rows, and callers pass shorter ones, of
-#: the shapes that are the value, such as "16,65;65,131;16,131".
+#: Annotation of the root block: inputs have padded rows, and callers pass shorter ones, of the
+#: shapes that are the value, such as "16,65;65,131".
 UNPADDED = "crossfuse.unpadded"
 
 #: Annotation of a block that reduces a tuple over threads: its body binds the right state, number
@@ -164,6 +164,6 @@ def marked_blocks_in(body: Any, mark: str) -> list[Any]:
 
 
 def unpadded_shapes(func: Any) -> tuple[tuple[int, ...], ...]:
-    """Shapes of the arguments as callers pass them; empty if no rows are padded."""
+    """Shapes of the inputs as callers pass them; empty if no rows are padded."""
     text = str(func.body.block.annotations.get(UNPADDED, ""))
     return tuple(tuple(map(int, each.split(","))) for each in text.split(";") if each)

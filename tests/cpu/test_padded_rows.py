@@ -35,7 +35,6 @@ def test_kernels_are_right(name: str) -> None:
     image, inputs = compiled.lowered.image, random_inputs(spec)
     assert {each.name: each.shape for each in image.buffers if not each.output} == spec.inputs
     assert image.launches[0].symbol == "main_pad"
-    assert (image.launches[-1].symbol == "main_unpad") == (name != "intermediate alone")
     emulated(spec, image, inputs, orders=1)
     sequential = run_sequential(compiled.schedule, inputs)
     sequential.raise_if_wrong()
@@ -68,13 +67,13 @@ def test_a_timeline_stays_as_it_is() -> None:
 
 
 def test_rows_of_whole_boxes_stay() -> None:
-    for text in ("gemm_chain:M=3,K=64,N=128,L=72,dtype=bfloat16", "gemm:M=3,K=65,N=1"):
-        assert aligned(form_of(parse(text))) is None
+    for text in ("gemm_chain:M=3,K=64,N=128,L=72", "gemm:M=3,K=64,N=99,weights=nk"):
+        assert aligned(form_of(parse(f"{text},dtype=bfloat16"))) is None
 
 
 def test_fewer_rows_are_refused() -> None:
     func = aligned(form_of(parse(CASES["one product"])))
-    assert unpadded_shapes(func) == ((70, 129), (129, 45), (45,), (70, 45))
+    assert unpadded_shapes(func) == ((70, 129), (129, 45), (45,))
     assert buffer_specs(func)[0].shape == (70, 129)
     from crossfuse.schedule.rules.tiled_gemm import schedule_tiled_gemm
 

@@ -164,8 +164,9 @@ def buffer_specs(function: Any) -> tuple[BufferSpec, ...]:
         rows has none to leave out.
     """
     found = _parameters(function)
-    shapes = unpadded_shapes(function) or [each.shape for each in found]
-    return tuple(replace(each, shape=shape) for each, shape in zip(found, shapes, strict=True))
+    shapes = unpadded_shapes(function)
+    shorter = (replace(each, shape=shape) for each, shape in zip(found, shapes, strict=False))
+    return (*shorter, *found[len(shapes) :])
 
 
 def _parameters(function: Any) -> tuple[BufferSpec, ...]:

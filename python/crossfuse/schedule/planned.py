@@ -9,7 +9,7 @@ from typing import Any
 from crossfuse.blocks.chain import read_chain
 from crossfuse.calls import checked
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.hardware import Device
+from crossfuse.hardware import TMA_PITCH, Device
 from crossfuse.markers import unpadded_shapes
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families import EAGER, FAMILIES
@@ -109,27 +109,32 @@ def rank_function(func: Any, target: Device, *, keep: int = 1, fused: bool = Fal
     if all(each.family == EAGER for each in found):
         # Says which rule leaves no tiles of each family.
         found = ranked(chain, target, k_major=k_major, keep=keep, fused=True)
-    return [_with_padding(each, func, target) for each in found]
+    return _padded(func, found, target) if unpadded_shapes(func) else found
 
 
-def _with_padding(plan: Plan, func: Any, target: Device) -> Plan:
-    """A plan with the time of copies to padded rows, where the function has such arguments."""
+def _padded(func: Any, plans: list[Plan], target: Device) -> list[Plan]:
+    """Plans of a function of padded inputs, with the time that their copies take.
+
+    The intermediate is not padded: where TMA cannot copy it, it does not go through memory.
+    """
     from crossfuse import _tvm as ir
 
-    short = unpadded_shapes(func)
-    if not short or plan.family == EAGER:
-        return plan
-    fitted = rates_of(target).fitted
-    wide = [tuple(map(int, each.ty.shape)) for each in func.params]
-    moved, launches = 0, 1 + (wide[-1] != short[-1])
-    for each, one, other in zip(func.params, wide, short, strict=True):
-        item = int(ir.tvm.DataType(str(each.ty.dtype)).bits) // 8
-        moved += (math.prod(one) + math.prod(other)) * item * (one != other)
+    shape, fitted = shape_of_blocks(read_chain(ir.Schedule(func))), rates_of(target).fitted
+    moved = 0
+    for each, short in zip(func.params, unpadded_shapes(func), strict=False):
+        wide = tuple(map(int, each.ty.shape))
+        moved += (math.prod(wide) + math.prod(short)) * shape.item * (wide != short)
     # Bits at both edges of the memory's clock, in bytes for each microsecond.
     rate = fitted.hbm * target.memory_bits * target.memory_mhz / 4
-    return replace(
-        plan, microseconds=plan.microseconds + launches * fitted.eager_kernel + moved / rate
-    )
+    more = fitted.eager_kernel + moved / rate
+    inside = [each for each in plans if each.family not in ("l2", "global")]
+    if shape.n * shape.item % TMA_PITCH and any(each.family != EAGER for each in inside):
+        plans = inside
+    found = [
+        each if each.family == EAGER else replace(each, microseconds=each.microseconds + more)
+        for each in plans
+    ]
+    return sorted(found, key=lambda each: each.microseconds)
 
 
 def schedule_planned(func: Any, plan: Plan, *, constant_weights: bool = False) -> Any:

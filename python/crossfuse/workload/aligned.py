@@ -1,8 +1,8 @@
 """Forms whose operands have rows that begin on multiples of 16 bytes, as TMA copies them.
 
-Of a chain of extents such as 65 and 131, operands are copied to rows of 72 and 136. What is summed
-over, and the columns of the output, are then as many, with zeros at the end of the operands. The
-intermediate keeps its columns: of more of them an infinite input would make numbers that are none.
+Of a chain of extents such as 65 and 131, operands are copied to rows of 72 and 136. The first
+products sum over as many elements, with zeros at the ends. The intermediate and the output keep
+their columns: an infinite input times the zeros of more of them would be no number.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from typing import Any
 
 from tvm import tirx
 
+from crossfuse.hardware import TMA_PITCH
 from crossfuse.markers import UNPADDED
 from crossfuse.workload.build import Form, Product, emit
 from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.operand import Operand
-
-#: Bytes that rows of a tensor map begin on multiples of (CUDA driver API, ``cuTensorMapEncode``).
-PITCH = 16
 
 
 def aligned(form: Form) -> tirx.PrimFunc | None:
@@ -42,18 +40,23 @@ def aligned(form: Form) -> tirx.PrimFunc | None:
     >>> from crossfuse.workload.build import form_of
     >>> func = aligned(form_of(parse("gemm:M=16,K=65,N=131,dtype=bfloat16")))
     >>> [tuple(map(int, each.ty.shape)) for each in func.params]
-    [(16, 72), (72, 136), (16, 136)]
+    [(16, 72), (72, 136), (16, 131)]
     """
     item = float_type(form.left.dtype).numpy.itemsize
-    last = form.second or form.first[-1]
-    if form.window or item > 2 or last.combine != "sum" or last.columns == 1:
+    products = (*form.first, *((form.second,) if form.second else ()))
+    if form.window or item > 2 or any(each.combine != "sum" for each in products):
         return None
-    step = PITCH // item
-    padded = _padded(form, last, step)
-    if padded is None:
+    step = TMA_PITCH // item
+    left = _wide(form.left, step)
+    found = replace(
+        form,
+        left=left,
+        first=tuple(_product(each, left.shape[1], step) for each in form.first),
+        second=form.second and _product(form.second, 0, step),
+    )
+    if _operands(found) == _operands(form):
         return None
-    shapes = [*(each.shape for each in _operands(form)), (form.left.shape[0], last.columns)]
-    return _noted(emit(padded), shapes)
+    return _noted(emit(found), [each.shape for each in _operands(form)])
 
 
 def _operands(form: Form) -> tuple[Operand, ...]:
@@ -61,39 +64,22 @@ def _operands(form: Form) -> tuple[Operand, ...]:
     return (form.left, *(each.weight for each in products), *form.extras)
 
 
-def _padded(form: Form, last: Product, step: int) -> Form | None:
-    """The form with rows of multiples of `step` elements; None if it has them."""
-    width = last.columns
-
-    def rows(operand: Operand) -> Operand:
-        *outer, inner = operand.shape
-        return replace(operand, shape=(*outer, math.ceil(inner / step) * step))
-
-    def product(each: Product) -> Product:
-        weight = rows(each.weight)
-        if each is not last:
-            return replace(each, weight=weight, width=each.columns)
-        if each.layout == "nk":  # the output's columns are rows of the weight
-            weight = replace(weight, shape=(math.ceil(width / step) * step, weight.shape[1]))
-        return replace(each, weight=weight)
-
-    depth = rows(form.left).shape[1]
-    first = tuple(_deeper(product(each), depth) for each in form.first)
-    second = form.second and product(form.second)
-    extras = tuple(rows(each) if each.shape[-1] == width else each for each in form.extras)
-    found = replace(form, left=rows(form.left), first=first, second=second, extras=extras)
-    return None if _operands(found) == _operands(form) else found
+def _wide(operand: Operand, step: int) -> Operand:
+    """An operand with rows of a multiple of so many elements."""
+    *outer, inner = operand.shape
+    return replace(operand, shape=(*outer, math.ceil(inner / step) * step))
 
 
-def _deeper(product: Product, depth: int) -> Product:
-    """A product of which the weight has as many rows as the padded left operand has columns."""
-    if product.layout == "nk":
-        return product
-    weight = replace(product.weight, shape=(depth, product.weight.shape[1]))
-    return replace(product, weight=weight)
+def _product(product: Product, depth: int, step: int) -> Product:
+    """The same columns by a weight with wider rows, with more of them if it sums over more."""
+    weight = _wide(product.weight, step)
+    if depth and product.layout == "kn":
+        weight = replace(weight, shape=(depth, weight.shape[1]))
+    return replace(product, weight=weight, width=product.columns)
 
 
 def _noted(func: tirx.PrimFunc, shapes: list[tuple[int, ...]]) -> Any:
+    """A function with the shapes of its inputs as callers pass them."""
     from crossfuse import _tvm as ir
 
     sch = ir.Schedule(func)

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import TMA_PITCH
 from crossfuse.lower.hopper.program.tile import Place, Tile
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.program.window_tile import WindowTile, window_map
@@ -17,8 +18,6 @@ from crossfuse.planner.kernels.boxes import ROW_BYTES, box_columns
 
 #: Rows of a box at most. PTX ISA, cp.async.bulk.tensor.
 MAX_BOX = 256
-#: Multiple of bytes that strides of a tensor map must be.
-PITCH = 16
 
 
 @dataclass(frozen=True)
@@ -155,11 +154,11 @@ def tensor_map(tile: Tile, box: tuple[int, int], swizzle: int, fetch: int = ROW_
     """
     rows, columns = tile.extents
     pitch = columns * item_bytes(tile.dtype)
-    if pitch % PITCH:
+    if pitch % TMA_PITCH:
         raise _refuse(
             tile,
             f"rows of {pitch} bytes",
-            f"rows of a multiple of {PITCH} bytes, which TMA copies",
+            f"rows of a multiple of {TMA_PITCH} bytes, which TMA copies",
             "pad the rows, or leave the stages out for the general lowering",
         )
     name = str(tile.buffer.name)

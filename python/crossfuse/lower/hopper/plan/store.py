@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
-from crossfuse.lower.hopper.plan.operand import PITCH, item_bytes, tensor_map
+from crossfuse.hardware import TMA_PITCH
+from crossfuse.lower.hopper.plan.operand import item_bytes, tensor_map
 from crossfuse.lower.hopper.program.tile import Tile
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.image import TensorMap
@@ -139,7 +140,7 @@ def plan_store(program: TileProgram, blocks: int = 1) -> StorePlan:
     if program.store.adds:
         return _plan_addition(tile, program.contraction.rows > WARPGROUP_ROWS)
     elsewhere = program.exchange is not None or program.gives is not None or program.keeps
-    if tile.dtype not in PACKED_TYPES or pitch % PITCH or elsewhere:
+    if tile.dtype not in PACKED_TYPES or pitch % TMA_PITCH or elsewhere:
         return StorePlan()
     by_chunks = program.rows is not None and program.rows.chunks is not None
     if blocks > 1 or (program.rows is not None and not by_chunks):

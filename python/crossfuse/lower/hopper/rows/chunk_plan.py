@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crossfuse import _tvm as ir
+from crossfuse.hardware import TMA_PITCH
 from crossfuse.lower.hopper.plan.operand import item_bytes
 from crossfuse.lower.hopper.program.tile_program import TileProgram
 from crossfuse.lower.hopper.rows.program import ChunkLoop
@@ -29,8 +30,6 @@ _ELEMENTS, _FEW_ROWS = 2048, 128
 _SLOTS = 2
 #: Elements of a row of a box. PTX ISA, cp.async.bulk.tensor.
 BOX = 256
-#: Multiple of bytes that rows of tensors in global memory must be.
-_PITCH = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,11 +184,11 @@ def _described(buffer: Any, box: tuple[int, int]) -> TensorMap:
     """A descriptor of boxes that lie in shared memory row by row."""
     rows, columns = (int(each) for each in buffer.ty.shape)
     pitch = columns * item_bytes(str(buffer.ty.dtype))
-    if pitch % _PITCH:
+    if pitch % TMA_PITCH:
         raise _refused(
             f"tensor '{buffer.name}'",
             f"rows of {pitch} bytes",
-            f"rows of a multiple of {_PITCH} bytes, which TMA copies",
+            f"rows of a multiple of {TMA_PITCH} bytes, which TMA copies",
         )
     name = str(buffer.name)
     return TensorMap(f"{name}_chunk_map", name, (columns, rows), (pitch,), box, 0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd
 
-from crossfuse.lower.hopper.plan.operand import PITCH, item_bytes
+from crossfuse.hardware import TMA_PITCH
+from crossfuse.lower.hopper.plan.operand import item_bytes
 from crossfuse.lower.hopper.recover.function import identifier
 from crossfuse.lower.hopper.stream.program.parts import Box
 from crossfuse.lower.hopper.stream.program.stream import StreamProgram
@@ -108,7 +109,7 @@ def _operand(name: str, box: Box, rows: int, width: int, height: int = 0) -> Ope
         strides.append(stride)
         stride *= extent
     strides.reverse()
-    if box.columns * item % PITCH or box.columns % 16:
+    if box.columns * item % TMA_PITCH or box.columns % 16:
         raise refuse(
             "stream-operand",
             f"tensor '{box.buffer.name}'",
