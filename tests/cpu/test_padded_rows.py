@@ -23,8 +23,8 @@ CASES = {
     "[k, n]": "gemm_chain:M=40,K=65,N=131,L=65,dtype=bfloat16,act=relu",
     "gated": "gated_ffn:M=5,K=33,N=77,L=33,dtype=bfloat16,residual=out",
     "one product": "gemm:M=70,K=129,N=45,dtype=float16,bias=last",
-    "intermediate alone": "gemm_chain:M=16,K=64,N=99,L=64,dtype=bfloat16,weights=nk",
-    "8 bits": "gemm_chain:M=16,K=40,N=80,L=24,dtype=float8_e4m3fn,weights=nk,out=bfloat16",
+    "intermediate alone": "gemm_chain:M=16,K=64,N=99,L=99,dtype=bfloat16,weights=nk,bias=first",
+    "8 bits": "gemm_chain:M=16,K=40,N=72,L=24,dtype=float8_e4m3fn,weights=nk,out=bfloat16",
 }
 
 

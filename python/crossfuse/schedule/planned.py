@@ -9,7 +9,7 @@ from typing import Any
 from crossfuse.blocks.chain import read_chain
 from crossfuse.calls import checked
 from crossfuse.errors import ScheduleRefused, refuse
-from crossfuse.hardware import TMA_PITCH, Device
+from crossfuse.hardware import Device
 from crossfuse.markers import unpadded_shapes
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families import EAGER, FAMILIES
@@ -113,23 +113,17 @@ def rank_function(func: Any, target: Device, *, keep: int = 1, fused: bool = Fal
 
 
 def _padded(func: Any, plans: list[Plan], target: Device) -> list[Plan]:
-    """Plans of a function of padded inputs, with the time that their copies take.
-
-    The intermediate is not padded: where TMA cannot copy it, it does not go through memory.
-    """
+    """Plans of a function of padded inputs, with the time that their copies take."""
     from crossfuse import _tvm as ir
 
-    shape, fitted = shape_of_blocks(read_chain(ir.Schedule(func))), rates_of(target).fitted
+    item, fitted = read_chain(ir.Schedule(func)).item, rates_of(target).fitted
     moved = 0
     for each, short in zip(func.params, unpadded_shapes(func), strict=False):
         wide = tuple(map(int, each.ty.shape))
-        moved += (math.prod(wide) + math.prod(short)) * shape.item * (wide != short)
+        moved += (math.prod(wide) + math.prod(short)) * item * (wide != short)
     # Bits at both edges of the memory's clock, in bytes for each microsecond.
     rate = fitted.hbm * target.memory_bits * target.memory_mhz / 4
     more = fitted.eager_kernel + moved / rate
-    inside = [each for each in plans if each.family not in ("l2", "global")]
-    if shape.n * shape.item % TMA_PITCH and any(each.family != EAGER for each in inside):
-        plans = inside
     found = [
         each if each.family == EAGER else replace(each, microseconds=each.microseconds + more)
         for each in plans

@@ -1,13 +1,13 @@
 """Forms whose operands have rows that begin on multiples of 16 bytes, as TMA copies them.
 
-Of a chain of extents such as 65 and 131, operands are copied to rows of 72 and 136. The first
-products sum over as many elements, with zeros at the ends. The intermediate and the output keep
-their columns: an infinite input times the zeros of more of them would be no number.
+Of a chain of extents such as 65 and 131, operands are copied to rows of 72 and 136, with zeros at
+the ends, and products sum over as many elements. The output keeps its columns.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from tvm import tirx
 
 from crossfuse.hardware import TMA_PITCH
 from crossfuse.markers import UNPADDED
-from crossfuse.workload.build import Form, Product, emit
+from crossfuse.workload.build import Elementwise, Form, Product, emit
 from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.operand import Operand
 
@@ -43,16 +43,19 @@ def aligned(form: Form) -> tirx.PrimFunc | None:
     [(16, 72), (72, 136), (16, 131)]
     """
     item = float_type(form.left.dtype).numpy.itemsize
-    products = (*form.first, *((form.second,) if form.second else ()))
-    if form.window or item > 2 or any(each.combine != "sum" for each in products):
+    inner = form.first[0].columns if form.second else 0
+    if form.window or item > 2 or inner == 1 or form.first[0].combine != "sum":
         return None
     step = TMA_PITCH // item
     left = _wide(form.left, step)
+    width = math.ceil(inner / step) * step
     found = replace(
         form,
         left=left,
-        first=tuple(_product(each, left.shape[1], step) for each in form.first),
-        second=form.second and _product(form.second, 0, step),
+        first=tuple(_product(each, left.shape[1], width, step) for each in form.first),
+        middle=form.middle and _zero_behind(form.middle, inner),
+        second=form.second and _product(form.second, width, 0, step),
+        extras=tuple(_wide(e, step) if e.shape[-1] == inner else e for e in form.extras),
     )
     if _operands(found) == _operands(form):
         return None
@@ -70,12 +73,24 @@ def _wide(operand: Operand, step: int) -> Operand:
     return replace(operand, shape=(*outer, math.ceil(inner / step) * step))
 
 
-def _product(product: Product, depth: int, step: int) -> Product:
-    """The same columns by a weight with wider rows, with more of them if it sums over more."""
-    weight = _wide(product.weight, step)
-    if depth and product.layout == "kn":
-        weight = replace(weight, shape=(depth, weight.shape[1]))
-    return replace(product, weight=weight, width=product.columns)
+def _product(product: Product, depth: int, width: int, step: int) -> Product:
+    """A product of wider rows that sums over more; of more columns, or of as many if 0 is given."""
+    weight, width = _wide(product.weight, step), width or product.columns
+    rows = depth if product.layout == "kn" else width
+    weight = replace(weight, shape=(rows, weight.shape[1]))
+    return replace(product, weight=weight, width=width)
+
+
+def _zero_behind(middle: Elementwise, columns: int) -> Elementwise:
+    """An intermediate of which further columns are zero, whatever is in its row.
+
+    An infinite input times the zeros of a weight is no number, nor is that times zero.
+    """
+
+    def element(tensors: Mapping[str, Any], i: Any, j: Any) -> Any:
+        return tirx.if_then_else(j < columns, middle(tensors, i, j), tirx.const(0, "float32"))
+
+    return element
 
 
 def _noted(func: tirx.PrimFunc, shapes: list[tuple[int, ...]]) -> Any:

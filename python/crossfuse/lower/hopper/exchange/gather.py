@@ -117,7 +117,11 @@ class Giver:
         self.barriers = barriers
         self.warmup = warmup
         self.fragment = Fragment(plan, where, accumulators)
-        groups = tuple((first, _GROUP) for first in range(0, gather.width, _GROUP))
+        # A slice has whole steps of the product that reads it, maybe more than the tile that makes it.
+        self.made = min(gather.width, plan.columns)
+        groups = tuple(
+            (first, min(_GROUP, self.made - first)) for first in range(0, self.made, _GROUP)
+        )
         self.further = Ahead(self.fragment, groups, warmup)
         self.rank = where.places[gather.place.var]
 
@@ -165,9 +169,16 @@ class Giver:
 
     def _store(self, packed: Any, row: Any, column: Any, group: int, start: Any) -> None:
         """Sixteen columns of the warp's rows, as four matrices of eight rows and columns."""
-        self.further.advance()
+        first = group * _GROUP
+        # Two matrices for each eight columns: both halves of the rows.
+        made = min(4, max(0, self.made - first) // 4)
         matrices = [packed[each] for each in range(4)]
-        self.fragment.pack(matrices, row, column, group * _GROUP, self.further.pairs)
+        if made:
+            self.further.advance()
+            self.fragment.pack(matrices[:made], row, column, first, self.further.pairs)
+        # Behind the tile there are no sums; the weights' rows there are zeros, which NaNs would pass.
+        for each in range(made, 4):
+            ir.script.buffer_store(packed, ir.script.uint32(0), [each])
         run(
             ir.script.ptx.stmatrix.sync.aligned.m8n8.x4.shared.b16(
                 self.buffer(start + group * (2 * CHUNK)), *matrices
