@@ -51,6 +51,13 @@ void __ubsan_handle_type_mismatch_v1(UbsanMismatch* data, unsigned long pointer)
           format("the access needs an alignment of %u bytes", 1u << data->log_alignment)});
 }
 
+void __ubsan_handle_out_of_bounds(void*, unsigned long index) {
+  Site site = CROSSFUSE_SITE;
+  if (!device.current || !is_news("out-of-bounds", site, kNoSite)) return;
+  report({"out-of-bounds", {}, site, kNoSite, current_cta(), current_thread(),
+          format("index %lu lies beyond a thread's own array", index)});
+}
+
 void crossfuse_emulate_atomic(void* pointer, unsigned bytes) {
   access(pointer, bytes, Mode::kAtomic, CROSSFUSE_SITE);
   relaxed_read(pointer);
