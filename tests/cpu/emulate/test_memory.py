@@ -144,6 +144,18 @@ def test_write_to_an_input() -> None:
     assert finding.buffer == "A" and finding.detail == "the buffer is not an output"
 
 
+def test_index_beyond_an_array_of_the_thread() -> None:
+    """As of registers: what lies there is nobody's, and often zero."""
+    body = """
+  float own[4] = {A[threadIdx.x], 1.0f, 2.0f, 3.0f};
+  C[threadIdx.x] = own[threadIdx.x < 63 ? 0 : 5];
+"""
+    wrong = image(body, PAIR)
+    finding = only(emulate(wrong, [ramp(64)]), "out-of-bounds")
+    assert finding.first == statement(wrong, "C[threadIdx.x] =") and finding.buffer == ""
+    assert finding.detail == "index 5 lies beyond a thread's own array"
+
+
 def test_misaligned_vector_access() -> None:
     body = """
   if (threadIdx.x < 16) *(float4*)(C + threadIdx.x * 4) = *(float4*)(A + threadIdx.x * 4 + 1);

@@ -55,6 +55,9 @@ CLUSTERS: dict[str, tuple[str, tuple[int, ...], dict[str, bool]]] = {
         (64, 4, 3),
         {"ring": True, "bulk": True},
     ),
+    # Its tile has 80 or 72 columns, its slice 128.
+    "one CTA": ("gated_ffn:M=5,K=40,N=80,L=40,dtype=bfloat16", (64, 1, 1), {}),
+    "one CTA, odd eights": ("gemm_chain:M=5,K=40,N=72,L=40,dtype=float16", (64, 1, 1), {}),
     "chosen": ("gated_ffn:M=49,K=64,N=520,L=264,dtype=bfloat16", (0, 0, 0), {}),
     "one row": ("gemm_chain:M=1,K=64,N=72,L=72,dtype=bfloat16,weights=nk", (0, 0, 0), {}),
 }

@@ -117,7 +117,7 @@ class Giver:
         self.barriers = barriers
         self.warmup = warmup
         self.fragment = Fragment(plan, where, accumulators)
-        # A slice has whole steps of the product that reads it, maybe more than the tile that makes it.
+        # A slice has whole steps of the product that reads it, maybe more than the tile has columns.
         self.made = min(gather.width, plan.columns)
         groups = tuple(
             (first, min(_GROUP, self.made - first)) for first in range(0, self.made, _GROUP)
@@ -176,7 +176,7 @@ class Giver:
         if made:
             self.further.advance()
             self.fragment.pack(matrices[:made], row, column, first, self.further.pairs)
-        # Behind the tile there are no sums; the weights' rows there are zeros, which NaNs would pass.
+        # Behind the tile there are no sums; a NaN there would pass the zero rows of the weight.
         for each in range(made, 4):
             ir.script.buffer_store(packed, ir.script.uint32(0), [each])
         run(
