@@ -15,7 +15,7 @@ from crossfuse.errors import EnvironmentRefused, refuse
 # -no-pie: return addresses are then the addresses that debug information speaks of, below 2 GiB.
 COMMON = ("-std=c++17", "-fno-pie", "-U_FORTIFY_SOURCE", "-pthread")
 # The thread sanitizer's instrumentation (not its library) calls a hook before each access that may
-# be shared, the alignment sanitizer's a handler for each misaligned one, that of bounds one for each
+# be shared, the alignment sanitizer's a handler for each misaligned one, that of bounds one for an
 # index beyond a thread's own array. Aliasing and overflow are defined because generated text puns
 # types; nothing contracts a * b + c, as x86-64 may not. -Og compiles a kernel in half the time that
 # -O1 takes, and it runs as fast: the hooks take the time.

@@ -117,7 +117,7 @@ class Giver:
         self.barriers = barriers
         self.warmup = warmup
         self.fragment = Fragment(plan, where, accumulators)
-        # A slice has whole steps of the product that reads it, maybe more than the tile has columns.
+        # A slice has whole steps of the product that reads it, maybe more than the tile makes.
         self.made = min(gather.width, plan.columns)
         groups = tuple(
             (first, min(_GROUP, self.made - first)) for first in range(0, self.made, _GROUP)
