@@ -83,7 +83,9 @@ def test_fewer_rows_are_refused() -> None:
         lower(schedule)
 
 
-def test_models_are_right() -> None:
+@pytest.mark.parametrize("divided", [False, True], ids=["an MLP", "by columns and rows"])
+def test_models_are_right(divided: bool) -> None:
+    """Padded columns are divided by padded zeros, and do not matter."""
     torch = pytest.importorskip("torch")
     from tvm import relax
 
@@ -91,9 +93,20 @@ def test_models_are_right() -> None:
     from crossfuse.relax.on_cpu import serial_kernels
     from crossfuse.runtime.tensors import to_numpy
 
+    class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(65, 131), torch.nn.Linear(131, 65)
+            self.columns = torch.nn.Parameter(torch.rand(131) + 0.5)
+            self.rows = torch.nn.Parameter(torch.rand(2, 6, 1) + 0.5)
+
+        def forward(self, x: Any) -> Any:
+            hidden = torch.nn.functional.gelu(self.up(x))
+            hidden = hidden / self.columns / self.rows if divided else hidden
+            return x + self.down(hidden)
+
     torch.manual_seed(0)
-    layers = (torch.nn.Linear(65, 131), torch.nn.GELU(), torch.nn.Linear(131, 65))
-    module, x = torch.nn.Sequential(*layers).half().eval(), torch.randn(12, 65).half()
+    module, x = Model().half().eval(), torch.randn(2, 6, 65).half()
     imported = import_torch(module, (x,))
     fuse = FuseChains("nvidia-h100", always=True)
     mod = serial_kernels(relax.transform.LegalizeOps()(fuse(imported.mod)))
@@ -104,4 +117,4 @@ def test_models_are_right() -> None:
     given = [tvm.runtime.tensor(to_numpy(x)), *map(tvm.runtime.tensor, imported.params.values())]
     with torch.no_grad():
         expected = module(x).numpy()
-    np.testing.assert_allclose(machine["main"](*given).numpy(), expected, atol=2e-3)
+    np.testing.assert_allclose(machine["main"](*given).numpy(), expected, atol=4e-3)
