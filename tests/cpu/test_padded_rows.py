@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,14 @@ def test_infinite_rows_meet_no_padding() -> None:
     report = crossfuse.emulate.cuda.emulate(image, inputs, orders=1)
     report.raise_if_wrong()
     assert (report.outputs["out"][0] == 0).all()
+
+
+def test_copies_that_are_not_made_are_caught() -> None:
+    image = crossfuse.compile(CASES["[k, n]"], target="nvidia-h100").lowered.image
+    inputs = random_inputs(parse(CASES["[k, n]"]))
+    faulty = replace(image, launches=image.launches[1:])
+    report = crossfuse.emulate.cuda.emulate(faulty, inputs, orders=1)
+    assert "uninitialised-read" in {each.kind for each in report.findings}
 
 
 def test_a_timeline_stays_as_it_is() -> None:

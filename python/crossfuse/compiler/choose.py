@@ -159,14 +159,15 @@ def _of_chain(
     """The planner's choice; ordinary instructions where the Hopper pipeline has no kernel."""
     options: list[Option] = []
     if wanted.rule != "threads":
-        whole = source if wanted.fewer_rows or plan is not None else source.padded or source
+        # A plan is of the extents as they are, and of padded operands a call has all rows.
+        padded = None if wanted.fewer_rows or plan is not None else source.padded
         options += tensor_options(
-            whole,
+            padded or source,
             wanted.placement,
             target,
             plan=plan,
             cluster=wanted.cluster or 0,
-            constant=constant and whole is source,
+            constant=constant and padded is None,
         )
     if wanted.rule != "tensor" and wanted.placement == "auto" and plan is None:
         options += thread_options(source.func, wanted.cluster)

@@ -44,7 +44,9 @@ def aligned(form: Form) -> tirx.PrimFunc | None:
     """
     item = float_type(form.left.dtype).numpy.itemsize
     inner = form.first[0].columns if form.second else 0
-    if form.window or item > 2 or inner == 1 or form.first[0].combine != "sum":
+    # A further operand of one column may be of an intermediate that has one, or the same for all.
+    unclear = inner == 1 and bool(form.extras)
+    if form.window or item > 2 or unclear or form.first[0].combine != "sum":
         return None
     step = TMA_PITCH // item
     left = _wide(form.left, step)
@@ -53,7 +55,7 @@ def aligned(form: Form) -> tirx.PrimFunc | None:
         form,
         left=left,
         first=tuple(_product(each, left.shape[1], width, step) for each in form.first),
-        middle=form.middle and _zero_behind(form.middle, inner),
+        middle=form.middle and _zero_behind(form.middle, inner) if width > inner else form.middle,
         second=form.second and _product(form.second, width, 0, step),
         extras=tuple(_wide(e, step) if e.shape[-1] == inner else e for e in form.extras),
     )
