@@ -27,8 +27,10 @@ from crossfuse.planner.calibration.lookup import measured
 from crossfuse.planner.calibration.record import load
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.fit import Sample, fit, predict, report
-from crossfuse.planner.cost.grow import grow, held_out, rows_of, without_eager
+from crossfuse.planner.cost.grow import Rows, grow, held_out, joined, rows_of, without_eager
 from crossfuse.planner.cost.rates import Fitted, Rates, rates_from, rates_of
+from crossfuse.planner.families import EAGER
+from crossfuse.planner.kernels.read import read_kernel
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.schedule.tiles_of import chosen_tiles
 from crossfuse.workload import parse
@@ -54,6 +56,9 @@ def main() -> None:
     parser.add_argument("--held", nargs="*", default=[], help="constants that stay")
     parser.add_argument("--out", type=Path, help="where the record goes")
     parser.add_argument("--trees", type=Path, help="where trees go that learn what is left")
+    parser.add_argument(
+        "--beside", nargs=2, metavar=("DEVICE", "RESULTS"), help="trees learn from them, too"
+    )
     parser.add_argument("--report", type=Path, help="where the reports go, as JSON")
     parser.add_argument("--only-report", action="store_true", help="fit nothing")
     parser.add_argument("--each", action="store_true", help="print the error of each kernel")
@@ -62,7 +67,7 @@ def main() -> None:
     # Of trees that are learned anew, those of the package are no part, and may be out of date.
     packaged = rates_of if given.only_report else lambda each: rates_from(measured(each))
     rates = rates_from(load(given.record)) if given.record else packaged(target)
-    samples = [each for path in given.results for each in _read(path)]
+    samples = [each for path in given.results for each in _planned(path, target)]
     if given.only_report:
         times = predict(samples, target)(rates)
         errors = np.log(times / [each.microseconds for each in samples])
@@ -71,7 +76,8 @@ def main() -> None:
         rates = replace(found.rates, fitted=_rounded(found.rates.fitted))
         errors = np.log(predict(samples, target)(rates) / [each.microseconds for each in samples])
     print("  ".join(f"{name} {value:.4g}" for name, value in asdict(rates.fitted).items()))
-    judged = {"estimate": errors, **_learned(samples, errors, target, rates, given.trees)}
+    beside = _beside(*given.beside) if given.beside else None
+    judged = {"estimate": errors, **_learned(samples, errors, target, rates, given.trees, beside)}
     if given.each:
         for each, error in zip(samples, errors, strict=True):
             print(f"{error:+.3f} {each.microseconds:8.2f} {each.family:9} {each.spec} {each.tiles}")
@@ -89,7 +95,12 @@ def _rounded(fitted: Fitted) -> Fitted:
 
 
 def _learned(
-    samples: list[Sample], errors: np.ndarray, target: Device, rates: Rates, out: Path | None
+    samples: list[Sample],
+    errors: np.ndarray,
+    target: Device,
+    rates: Rates,
+    out: Path | None,
+    beside: Rows | None,
 ) -> dict[str, np.ndarray]:
     """Errors with trees: new ones if they go to a file, else those of the package."""
     ours = without_eager(samples)
@@ -98,16 +109,37 @@ def _learned(
     found: dict[str, np.ndarray] = {}
     trees = rates.trees
     if out:
-        trees = grow(rows, -errors[ours], target)
+        seen: Rows = (rows, -errors[ours])
+        trees = grow(*(joined(seen, beside) if beside else seen), target)
         out.write_text(trees.text())
         found["workloads that trees did not see"] = errors.copy()
         found["workloads that trees did not see"][ours] += held_out(
-            some, rows, -errors[ours], target
+            some, rows, -errors[ours], target, beside
         )
     if trees:
         found["with trees"] = errors.copy()
         found["with trees"][ours] += trees.sum(rows)
     return found
+
+
+def _planned(path: Path, target: Device) -> list[Sample]:
+    """Kernels of a file that plans may choose: rules that came later leave some out."""
+
+    def legal(sample: Sample) -> bool:
+        if sample.family == EAGER:
+            return True
+        return bool(read_kernel(sample.family, sample.tiles).legal(sample.shape, target))
+
+    return [each for each in _read(path) if legal(each)]
+
+
+def _beside(name: str, path: str) -> Rows:
+    """Kernels of another device, by its own record."""
+    target = device(name)
+    rates = rates_from(measured(target))
+    samples = [each for each in _planned(Path(path), target) if each.family != EAGER]
+    times = np.log([each.microseconds for each in samples])
+    return rows_of(samples, target, rates), times - np.log(predict(samples, target)(rates))
 
 
 class _Plain(argparse.RawDescriptionHelpFormatter):

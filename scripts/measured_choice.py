@@ -110,6 +110,8 @@ def prepare(spec: str, folder: str, few: int, target: str | None, build: bool) -
         options = options_of(source, spec_target)
         plans = [each.plan for each in options if each.plan is not None]
         eager = not_fusing(plans) if plans else None
+        # Kernels of ordinary instructions have no estimate, and may take seconds.
+        options = [each for each in options if each.plan is not None] or options
         if build:
             where = Path(tempfile.mkdtemp(dir=folder))
             made = entrants(source, options, spec_target, where, few)

@@ -10,11 +10,14 @@ import pytest
 
 import crossfuse
 from cpu.hopper.checkers import emulated
+from crossfuse.compiler import read_source
 from crossfuse.emulate.llvm import run_sequential
 from crossfuse.errors import LoweringRefused
+from crossfuse.hardware import device
 from crossfuse.lower.extract import buffer_specs, lower
 from crossfuse.markers import unpadded_shapes
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
+from crossfuse.schedule.planned import rank_function
 from crossfuse.workload import adversarial_inputs, check, parse, random_inputs
 from crossfuse.workload.aligned import aligned
 from crossfuse.workload.build import form_of
@@ -127,3 +130,26 @@ def test_models_are_right(divided: bool) -> None:
     with torch.no_grad():
         expected = module(x).numpy()
     np.testing.assert_allclose(machine["main"](*given).numpy(), expected, atol=4e-3)
+
+
+def test_inputs_of_fewer_rows_stay_where_they_are() -> None:
+    compiled = crossfuse.compile(
+        "gated_ffn:M=64,K=128,N=131,L=64,dtype=bfloat16", target="nvidia-h100", rule="tensor"
+    )
+    image = compiled.lowered.image
+    copied = [each.name for each in image.workspaces if each.name.endswith("_padded")]
+    assert copied == ["D_padded"]
+    ends = {each.buffer: each.extents for at in image.launches for each in at.tensor_maps}
+    assert ends["B_gate"] == ends["B_up"] == (128, 131)
+
+
+@pytest.mark.parametrize("extents", ["N=1023,L=1024", "N=1024,L=1023"])
+def test_cublas_is_slower_too(extents: str) -> None:
+    def not_fusing(text: str) -> float:
+        source = read_source(f"gemm_chain:M=64,K=1024,{text},dtype=bfloat16,weights=nk")
+        func = (source.padded or source).func
+        plans = rank_function(func, device("nvidia-h100"))
+        return next(each.microseconds for each in plans if each.family == "eager")
+
+    plain = not_fusing("N=1024,L=1024")
+    assert 1.1 * plain < not_fusing(extents) < 4 * plain

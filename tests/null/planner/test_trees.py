@@ -79,8 +79,8 @@ def test_those_of_the_package_add_a_term() -> None:
 
 
 def test_devices_that_nothing_was_learned_of_have_none() -> None:
-    assert trees_of("nvidia-h200") is None
-    assert LEARNED not in plan("G4", "nvidia-h200").terms
+    assert trees_of("nvidia-h20") is None
+    assert LEARNED not in plan("G4", rates=replace(RATES, trees=None)).terms
 
 
 def test_kernels_of_a_workload_do_not_judge_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,9 @@ def test_kernels_of_a_workload_do_not_judge_themselves(monkeypatch: pytest.Monke
     inside = grow(rows, own, H100).sum(rows)
     outside = held_out(known, rows, own, H100, folds=3)
     assert np.abs(inside - own).mean() < 0.1 < np.abs(outside - own).mean()
-    # What holds for all is.
+    # What holds for all is, and what kernels beside them say of it is learned from, too.
+    told = held_out(known, rows, own, H100, (rows, own), folds=3)
+    assert np.abs(told - own).mean() < 0.1
     same = held_out(known, rows, np.full(len(known), 0.2), H100, folds=3)
     assert np.abs(same - 0.2).mean() < 0.05
 

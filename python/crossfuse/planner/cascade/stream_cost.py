@@ -8,9 +8,9 @@
 Where outputs over the axis wait for the state, so do all elements of a CTA: what it loads and what
 it computes follow each other, and the maximum is a smooth one (`_with_outputs`).
 
-Constants were fitted to streams on an H100 SXM (CUDA graph, cold L2, medians of 15; most are in
-benchmarks/results/cascade-candidates-h100.jsonl), and are good for the order of tiles rather than
-for times; see docs/cascade-lowering.md.
+Constants were fitted to streams on an H100 SXM and an H200 (CUDA graph, cold L2, medians of 15;
+most are in benchmarks/results/cascade-candidates-h100.jsonl and rows-candidates-h200.jsonl); see
+docs/cascade-lowering.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from crossfuse.hardware import WARP, Device
 from crossfuse.planner.cascade.rates import lanes_time, special_time
 from crossfuse.planner.cascade.stream_limits import ctas, shared_bytes, steps
 from crossfuse.planner.cost.rates import Rates, at
-from crossfuse.planner.cost.start import start_time
 from crossfuse.planner.cost.terms import Estimate
 
 #: Microseconds until a load under full traffic is there: 64 CTAs with 32 KiB of loads each took in
@@ -46,24 +45,39 @@ IDLE, IDLE_OF_WARP = 0.4, 0.005
 #: rows took 1 to 3 % longer than its bytes in clusters of 2, 5 of 4, 9 of 8; softmax of many rows
 #: 5 % longer in clusters of 2, and 12 of 4.
 CLUSTER_CTA, CLUSTER_WAVES = 0.012, 0.03
-#: Bytes a microsecond of a multiprocessor's shared memory, and the part of its time that shows.
-SHARED_RATE, SHARED_SHOWN = 218e3, 0.33
+#: Bytes a microsecond of a multiprocessor's shared memory.
+SHARED_RATE = 218e3
 #: Of streams with outputs over the axis: bytes a microsecond that a multiprocessor takes in,
 #: microseconds of a CTA for each of its warps, and for each number of the state and each round in
-#: which threads merge two by two. With those below fitted to 120 kernels of softmaxes and norms of
-#: 1024 to 262144 columns on H100s (rows-candidates-h100.jsonl): near the best 4 %
-#: off, the first choice 0.8 % behind the best that was measured.
-TAKEN, WARP_STAYS, ROUND = 100e3, 0.006, 0.016
+#: which threads merge two by two. With those below fitted to 94 kernels of softmaxes and norms of
+#: 1024 to 262144 columns on H100s (rows-candidates-h100.jsonl) and 539 on an H200
+#: (rows-candidates-h200.jsonl): near the best 2 and 4 % off, the first choice 3 and 7 % behind the
+#: best that was measured, on the H200 most of it where all rows together take 5 us.
+TAKEN, WARP_STAYS, ROUND = 337e3, 0.0396, 0.0126
 #: Microseconds that the CTAs of a cluster wait for each other, for two of them and for each time
 #: that there are twice as many; and how much longer they compute, since what is uneven adds up.
-MEET, MEET_TWICE, UNEVEN = 0.02, 0.436, 1.02
+MEET, MEET_TWICE, UNEVEN = 0.0144, 0.334, 0.508
 #: Instructions for each operation of an element.
-PER_OPERATION = 1.56
+PER_OPERATION = 2.23
 #: How sharply the longer of two decides, what memory takes of a wave of CTAs or what one of them
 #: takes that has memory for itself: a maximum is too low where they are close.
-SHARPNESS = 4
+SHARPNESS = 4.9
+#: Part of the time of memory that a CTA with a multiprocessor for itself adds: nobody loads while
+#: it computes. Halves of rows of 128 KiB take 162 us in CTAs of which one fits, quarters 132,
+#: of which three fit (softmax of 2048 rows on an H200).
+LONE = 0.362
 #: Part of the time that reads and writes together take longer than each at its own rate.
-MIXED = 0.059
+MIXED = 0.077
+#: Microseconds of a batch of loads behind the first, and part of shared memory's time that shows.
+BATCH, SHOWN = 0.2, 1.0
+#: Microseconds in which a multiprocessor begins a CTA: 16384 rows of 4 KiB take 48 us by one CTA
+#: each, and 34 by CTAs of two rows or eight.
+BEGIN = 0.31
+#: Microseconds of a start beyond the latency of memory, of rows with outputs and of sums alone, and
+#: for each time that there are twice as many CTAs.
+LATE, LATE_SUMS, CROWD = 0.93, 0.4, 0.034
+#: Part of the time that each CTA of the only wave of clusters adds.
+LAST = 0.02
 #: Part of L2 in which rows are found again: 60 % of a softmax that was read twice came from HBM
 #: the second time, with 52 MB of rows at work.
 USED_L2 = 0.35
@@ -124,7 +138,7 @@ def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates
         terms["clusters"] = share * (reached + terms["merge"])
         terms["barrier"] = waves.count * float(at(rates.measured.cluster_barrier, tiles.cluster))
     running = min(waves.groups, waves.places) * tiles.cluster
-    terms["start"] = float(start_time(rates, tiles.cluster, running))
+    terms["start"] = _start(rates, tiles, running, LATE_SUMS)
     return Estimate({name: time for name, time in terms.items() if time}, busy)
 
 
@@ -142,12 +156,17 @@ def _with_outputs(
         "hbm": hbm,
         "exponentials": special,
         "issue": lanes_time(ctas * elements * operations, device, rates),
+        "launches": BEGIN * ctas / device.sms,
     }
     terms: dict[str, float] = {}
     reached = 0.0
     for name, time in busy.items():
         terms[name] = max(0.0, time - reached)
         reached = max(reached, time)
+    if tiles.resident == "shared":
+        each = ctas / min(device.sms, ctas)
+        terms["shared"] = SHOWN * each * 2 * shared_bytes(work, tiles) / SHARED_RATE
+        reached += terms["shared"]
     together = min(waves.side, -(-ctas // device.sms))
     count = max(1.0, ctas / (device.sms * together))
     computed = together * lanes_time(elements * operations * device.sms, device, rates)
@@ -156,23 +175,24 @@ def _with_outputs(
     loaded = sweeps * together * elements / work.vector * work.fetched / TAKEN
     warps = max(1.0, tiles.threads * tiles.rows / WARP)
     merged = ROUND * work.slots * log2(max(2, tiles.threads))
-    alone = sweeps * (batches - 1) * TURNAROUND + loaded + computed + WARP_STAYS * warps + merged
-    # Where a CTA has a multiprocessor for itself, nobody loads while it computes; in clusters that
-    # is told by how long CTAs wait for each other.
-    lone = together == 1 < count and tiles.cluster == 1
-    read = reached / 2 if lone else 0.0
+    alone = sweeps * (batches - 1) * BATCH + loaded + computed + WARP_STAYS * warps + merged
+    read = LONE * reached if together == 1 < count else 0.0
     by_itself = _longer(reached, read + count * alone)
     terms["waiting"] = by_itself - reached
     if tiles.cluster > 1:
         alone += MEET + MEET_TWICE * log2(tiles.cluster) + UNEVEN * computed
-        last = CLUSTER_CTA * tiles.cluster * reached * (count == 1)
+        last = LAST * tiles.cluster * reached * (count == 1)
         terms["clusters"] = _longer(reached, read + count * alone) - by_itself + last
-    if tiles.resident == "shared":
-        each = ctas / min(device.sms, ctas)
-        terms["shared"] = SHARED_SHOWN * each * 2 * shared_bytes(work, tiles) / SHARED_RATE
     running = min(waves.groups, waves.places) * tiles.cluster
-    terms["start"] = float(start_time(rates, tiles.cluster, running))
+    terms["start"] = _start(rates, tiles, running, LATE)
     return Estimate({name: time for name, time in terms.items() if time}, busy)
+
+
+def _start(rates: Rates, tiles: StreamTiles, running: int, late: float) -> float:
+    """Microseconds until the first elements are there; less than where rings are set up."""
+    measured = rates.measured
+    together = measured.early_launch + measured.hbm + at(measured.cluster_barrier, tiles.cluster)
+    return float(late + together + CROWD * log2(running))
 
 
 def _longer(one: float, other: float) -> float:

@@ -38,7 +38,8 @@ def registers(work: Work, tiles: StreamTiles, least: bool = False) -> int:
     kept = work.held * steps(work, tiles) if tiles.resident == "registers" else 0
     if kept and work.reused and steps(work, tiles) <= tiles.unroll:
         return BASE + 2 * max(0, work.slots - 4) + work.reused * steps(work, tiles)
-    waits = bool(kept) and tiles.cluster > 1
+    # Under conditions nvcc unpacks what is kept in front of the wait.
+    waits = bool(kept) and tiles.cluster > 1 and not ragged(work, tiles)
     beside = work.swept - (work.held if kept else 0)
     at_once = min(tiles.unroll, _AT_ONCE) if waits else tiles.unroll
     sweep = kept + tiles.unroll * beside
@@ -48,6 +49,11 @@ def registers(work: Work, tiles: StreamTiles, least: bool = False) -> int:
     loaded = work.emitted - (work.held if tiles.resident != "none" else 0)
     emit = kept + at_once * loaded if work.outputs else 0
     return BASE + 2 * max(0, work.slots - 4) + max(sweep, emit)
+
+
+def ragged(work: Work, tiles: StreamTiles) -> bool:
+    """Whether threads have vectors that lie beyond the row."""
+    return work.length % (tiles.threads * tiles.cluster * work.vector) != 0
 
 
 def steps(work: Work, tiles: StreamTiles) -> int:

@@ -89,7 +89,7 @@ def ordered(
         unusual = abs(log2(tiles.threads * tiles.rows / _THREADS_OF_CTA))
         residence = RESIDENCES.index(tiles.resident)
         batch = tiles.unroll if tiles.resident == "registers" and wide else -tiles.unroll
-        return (beyond, tiles.cluster, unusual, batch, residence, tiles.threads)
+        return (beyond, tiles.cluster > 1, unusual, tiles.cluster, residence, batch, -tiles.threads)
 
     return sorted(times, key=key)
 

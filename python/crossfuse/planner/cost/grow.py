@@ -18,6 +18,8 @@ from crossfuse.planner.kernels.every import memories
 from crossfuse.planner.kernels.read import read_kernel
 from crossfuse.schema import parse
 
+#: Features of kernels, see `rows_of`, and corrections of their estimates.
+Rows = tuple[np.ndarray, np.ndarray]
 _DEPTH, _ROUNDS = 5, 200
 _SETTINGS = {
     "max_depth": _DEPTH,
@@ -41,6 +43,11 @@ def rows_of(samples: Sequence[Sample], device: Device, rates: Rates) -> np.ndarr
         times = estimate(kernel, each.shape, device, rates, room)
         row[:] = features(kernel, each.shape, device, times, room)[0]
     return found
+
+
+def joined(one: Rows, other: Rows) -> Rows:
+    """All kernels of two."""
+    return np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]])
 
 
 def grow(rows: np.ndarray, corrections: np.ndarray, device: Device) -> Trees:
@@ -92,6 +99,7 @@ def held_out(
     rows: np.ndarray,
     corrections: np.ndarray,
     device: Device,
+    beside: Rows | None = None,
     folds: int = 6,
 ) -> np.ndarray:
     """Correct each kernel by trees that saw no kernel of its workload, of any number of rows.
@@ -100,6 +108,8 @@ def held_out(
     ----------
     samples, rows, corrections, device
         See `grow`; the samples are none of cuBLAS.
+    beside : Rows | None
+        Kernels that all trees see.
     folds : int
         In how many parts workloads are divided.
 
@@ -116,7 +126,9 @@ def held_out(
     for number in range(folds):
         inside = part == number
         if inside.any():
-            found[inside] = grow(rows[~inside], corrections[~inside], device).sum(rows[inside])
+            seen: Rows = (rows[~inside], corrections[~inside])
+            seen = joined(seen, beside) if beside else seen
+            found[inside] = grow(*seen, device).sum(rows[inside])
     return found
 
 

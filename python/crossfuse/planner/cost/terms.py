@@ -41,6 +41,7 @@ CASCADE_TERMS = (
     "tensor",
     "exponentials",
     "issue",
+    "launches",
     "steps",
     "masks",
     "waves",

@@ -16,7 +16,7 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, least
 from crossfuse.planner.kernels.parted import PartedKernel
-from crossfuse.planner.kernels.phase import Phase
+from crossfuse.planner.kernels.phase import Phase, hold_both
 from crossfuse.planner.kernels.rules import TileRule
 from crossfuse.planner.kernels.shape import Shape
 from crossfuse.planner.kernels.shares import rows_in_parts
@@ -109,6 +109,7 @@ class ClusteredKernel(PartedKernel):
             ),
             TileRule("slice", f"slices of at most {most} columns", width <= most),
             TileRule("output", "tiles of the output of at most 256 columns", columns <= 256),
+            hold_both(*self.phases(shape)),
             TileRule(
                 "gathered",
                 f"the intermediate takes at most {MAX_GATHERED >> 10} KiB of a CTA",

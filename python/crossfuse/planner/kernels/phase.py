@@ -21,6 +21,7 @@ from crossfuse.planner.kernels.boxes import (
     pages,
     stored_bytes,
 )
+from crossfuse.planner.kernels.rules import TileRule
 from crossfuse.planner.kernels.shape import Shape
 
 #: Float32 registers of a thread for sums where the loading warpgroup makes rows, too.
@@ -28,6 +29,11 @@ SUMS_BESIDE_ROWS = 160
 #: The same where rows are made chunk by chunk, and the most rows of a tile then: one block of 64
 #: for each of three warpgroups, whose sums have two factors in a thread.
 SUMS_BESIDE_CHUNKS, TALLEST_BY_CHUNKS = 128, 192
+#: Registers of a thread for the sums of both products of a kernel, by how many warpgroups multiply:
+#: ptxas keeps both. Beyond them it spilt 900 to 2600 bytes and made products wait for each other
+#: (C7512): with 176 sums in three warpgroups a kernel took 10 times as long on an H200, with 200 in
+#: two 6 times; 116 and 196 were as fast as ever.
+BOTH_OF_ONE, BOTH_OF_TWO, BOTH_OF_THREE = 240, 196, 132
 #: Groups of rows that parts of a multicast start on.
 _PATTERN = 8
 
@@ -104,6 +110,14 @@ class Phase:
     def sums(self) -> Count:
         """Float32 registers of a thread that hold sums."""
         return self.blocks * self.products * self.columns // 2
+
+
+def hold_both(first: Phase, second: Phase) -> TileRule:
+    """The rule that registers hold the sums of two products of one kernel."""
+    groups = first.warpgroups
+    most = choose(groups > 2, BOTH_OF_THREE, choose(groups > 1, BOTH_OF_TWO, BOTH_OF_ONE))
+    text = "registers hold the sums of both products"
+    return TileRule("registers", text, first.sums + second.sums <= most)
 
 
 def stored(

@@ -19,6 +19,7 @@ from crossfuse.planner.kernels.phase import (
     Phase,
     copies_of,
     divides_sums,
+    hold_both,
     left_tile,
     right_tile,
     stored,
@@ -206,7 +207,11 @@ class TiledKernel(TileKernel):
         # A cluster computes one tile of a split reduction, and waits for tiles of others.
         fits = self._second(shape).tiles <= resident(device, self.cluster)
         text = "clusters of a split second product all run at once"
-        return (*rules, TileRule("resident", text, fits | ~_flag(self.split2)))
+        return (
+            *rules,
+            hold_both(*self.phases(shape)),
+            TileRule("resident", text, fits | ~_flag(self.split2)),
+        )
 
     def tiles(self) -> dict[str, Any]:
         """The fields of `TensorTiles`, of one candidate; of a chain as ``first`` and ``second``."""

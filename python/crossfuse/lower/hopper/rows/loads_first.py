@@ -5,18 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse import _tvm as ir
-
-#: Types and numbers of elements that one load of 16 bytes takes.
-_VECTORS = {("bfloat16", 8), ("float16", 8)}
-_LOAD = """\
-__device__ __forceinline__ uint4 crossfuse_load_in_order(const void* place) {
-  uint4 words;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-               : "l"(place) : "memory");
-  return words;
-}
-"""
+from crossfuse.lower.order_loads import VECTORS, load_in_order
 
 
 def loads_first(statement: Any, known: tuple[Any, ...]) -> Any:
@@ -73,19 +62,14 @@ def _in_order(node: Any) -> Any:
             return mutator.default_mutate(loop)
         source, lanes = store.value, ir.constant(loop.extent)
         dtype = str(store.buffer.ty.dtype)
-        if not isinstance(source, ir.TensorLoad) or (dtype, lanes) not in _VECTORS:
+        if not isinstance(source, ir.TensorLoad) or (dtype, lanes) not in VECTORS:
             return mutator.default_mutate(loop)
         first = {loop.loop_var: ir.tirx.IntImm(str(loop.loop_var.ty), 0)}
         to, place = (
             [ir.substitute(index, lambda var: first.get(var, var)) for index in each.indices]
             for each in (store, source)
         )
-        words = ir.cuda_func_call(
-            "crossfuse_load_in_order",
-            source.source.ptr_to(place),
-            source_code=_LOAD,
-            return_type=f"{dtype}x{lanes}",
-        )
+        words = load_in_order(source.source, place, dtype, lanes)
         return ir.BufferStore(store.buffer, words, [*to[:-1], ir.tirx.Ramp(to[-1], 1, lanes)])
 
     return ir.mutate(node, (ir.For, load))

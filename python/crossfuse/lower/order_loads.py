@@ -1,0 +1,100 @@
+"""Vectors of global memory that are loaded in the order in which they are written down.
+
+ptxas puts a load where its number is needed if that takes fewer registers: of eight loads of a
+thread, some under conditions, it left three behind what is computed from the one before, and a CTA
+waited for memory four times in the place of once. It keeps the order of relaxed loads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crossfuse import _tvm as ir
+from crossfuse.lower.passes import prim_func_pass
+from crossfuse.markers import FAST
+
+#: Types and numbers of elements that one load of 16 bytes takes.
+VECTORS = {("bfloat16", 8), ("float16", 8)}
+_LOAD = """\
+__device__ __forceinline__ uint4 crossfuse_load_in_order(const void* place) {
+  uint4 words;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "l"(place) : "memory");
+  return words;
+}
+"""
+
+
+def load_in_order(source: Any, indices: list[Any], dtype: str, lanes: int | None) -> Any:
+    """A load of 16 bytes from a buffer, behind which no later one stays back."""
+    return ir.cuda_func_call(
+        "crossfuse_load_in_order",
+        source.ptr_to(indices),
+        source_code=_LOAD,
+        return_type=f"{dtype}x{lanes}",
+    )
+
+
+def order_loads() -> Any:
+    """Pass: where vectors are loaded under conditions, those outside loops are loaded in order.
+
+    ::
+
+        if step < last:                     if step < last:
+            A[8:16] = X[...]                    A[8:16] = load_in_order(&X[...])
+
+    In a loop ptxas has loads of the next turn begin while it computes, which an order forbids.
+
+    Returns
+    -------
+    tvm.ir.transform.Pass
+        A PrimFunc pass for where loops are unrolled; functions without `FAST` pass through.
+    """
+
+    def transform(func: Any) -> Any:
+        if func.attrs is None or FAST not in func.attrs or not _guarded(func.body):
+            return func
+        return ir.with_body(func, ir.mutate(func.body, (ir.For, _kept), (ir.BufferStore, _ordered)))
+
+    return prim_func_pass("OrderLoads", transform)
+
+
+def _guarded(body: Any) -> bool:
+    """Whether a vector is loaded to registers under a condition, and in no loop."""
+    nothing = ir.tirx.Evaluate(0)
+    straight = ir.mutate(body, (ir.For, lambda node, mutator: nothing))
+    found: list[Any] = []
+
+    def visit(store: Any) -> None:
+        if _is_load(store):
+            found.append(store)
+
+    ir.walk(straight, (ir.IfThenElse, lambda node: ir.walk(node, (ir.BufferStore, visit))))
+    return bool(found)
+
+
+def _kept(loop: Any, mutator: Any) -> Any:
+    return loop
+
+
+def _ordered(store: Any, mutator: Any) -> Any:
+    if not _is_load(store):
+        return mutator.default_mutate(store)
+    ramp, source = store.value.indices[0], store.value.source
+    lanes = int(ramp.lanes)
+    words = load_in_order(source, [ramp.base], str(source.ty.dtype), lanes)
+    return ir.BufferStore(store.buffer, words, store.indices)
+
+
+def _is_load(store: Any) -> bool:
+    """Whether a store fills 16 bytes of registers from neighbours in global memory."""
+    value = store.value
+    if store.buffer.scope() != "local" or not isinstance(value, ir.TensorLoad):
+        return False
+    if value.source.scope() != "global" or len(value.indices) != 1:
+        return False
+    ramp = value.indices[0]
+    if not isinstance(ramp, ir.tirx.Ramp) or ir.constant(ramp.stride) != 1:
+        return False
+    return (str(value.source.ty.dtype), int(ramp.lanes)) in VECTORS
