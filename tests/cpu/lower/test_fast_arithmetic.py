@@ -7,6 +7,7 @@ from tvm.script import tirx as T
 from cpu.lower.support import apply, assert_becomes
 from crossfuse.lower.fast_exponentials import fast_exponentials
 from crossfuse.lower.launch_clusters import bound_registers
+from crossfuse.lower.order_loads import order_loads
 from crossfuse.lower.pack_registers import pack_registers
 from crossfuse.markers import FAST, RESIDENT_CTAS
 
@@ -54,6 +55,37 @@ def test_bfloat16_is_packed_two_by_two() -> None:
         Y[1] = T.reinterpret("float32", T.bitwise_and(W[4], T.uint32(0xFFFF0000)))
 
     assert_becomes(pack_registers, before, expected)
+
+
+def test_loads_under_conditions_are_asked_for_in_order() -> None:
+    """All of a thread outside loops: where ptxas begins loads of the next turn, it still does."""
+
+    @T.prim_func
+    def before(X: T.Buffer((64,), "bfloat16"), Y: T.Buffer((4,), "float32"), n: T.int32):
+        T.func_attr({FAST: 1})
+        A = T.alloc_local((24,), "bfloat16")
+        A[T.ramp(0, 1, 8)] = X[T.ramp(0, 1, 8)]
+        if n > 1:
+            A[T.ramp(8, 1, 8)] = X[T.ramp(n * 8, 1, 8)]
+        for i in range(n):
+            if i > 1:
+                A[T.ramp(16, 1, 8)] = X[T.ramp(i * 8, 1, 8)]
+            Y[i] = T.float32(A[0])
+
+    found = str(apply(order_loads, before))
+    assert found.count('T.cuda.func_call("crossfuse_load_in_order"') == 2
+    assert "A[16:24] = X[T.Ramp(i * 8, 1, 8)]" in found
+
+    @T.prim_func
+    def plain(X: T.Buffer((64,), "bfloat16"), n: T.int32):
+        T.func_attr({FAST: 1})
+        A = T.alloc_local((16,), "bfloat16")
+        A[T.ramp(0, 1, 8)] = X[T.ramp(0, 1, 8)]
+        for i in range(n):
+            if i > 1:
+                A[T.ramp(8, 1, 8)] = X[T.ramp(i * 8, 1, 8)]
+
+    assert apply(order_loads, plain).same_as(plain)
 
 
 def test_copies_part_what_computes_over_words() -> None:
