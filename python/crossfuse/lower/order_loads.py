@@ -1,8 +1,8 @@
 """Vectors of global memory that are loaded in the order in which they are written down.
 
 ptxas puts a load where its number is needed if that takes fewer registers: of eight loads of a
-thread, some under conditions, it left three behind what is computed from the one before, and a CTA
-waited for memory four times in the place of once. It keeps the order of relaxed loads.
+thread, five of them under conditions, it left two behind what is computed from the one before, and
+a CTA waited for memory three times in the place of once. It keeps the order of relaxed loads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __device__ __forceinline__ uint4 crossfuse_load_in_order(const void* place) {
 
 
 def load_in_order(source: Any, indices: list[Any], dtype: str, lanes: int | None) -> Any:
-    """A load of 16 bytes from a buffer, behind which no later one stays back."""
+    """A load of 16 bytes from a buffer, which ptxas leaves in its place among others of its kind."""
     return ir.cuda_func_call(
         "crossfuse_load_in_order",
         source.ptr_to(indices),

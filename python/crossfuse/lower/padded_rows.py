@@ -40,19 +40,21 @@ def with_padding(image: KernelImage, shapes: Sequence[tuple[int, ...]]) -> Kerne
     """
     names = {each.name for each in image.memory}
     read = {name for each in image.launches for name in each.arguments}
-    shorter = [
-        replace(buffer, shape=shape)
+    wide = {each.name: each for each in image.buffers}
+    shorter = {
+        buffer.name: replace(buffer, shape=shape)
         for buffer, shape in zip(image.buffers, shapes, strict=False)
         if buffer.shape != shape
-    ]
-    wide = {each.name: each for each in image.buffers}
-    ended = [each for each in shorter if _ends(each, wide[each.name]) and each.name not in read]
-    copies = [
-        _Copy(each, _workspace(wide[each.name], names)) for each in shorter if each not in ended
-    ]
+    }
+    ended, copies = [], []
+    for name, short in shorter.items():
+        if _ends(short, wide[name]) and name not in read:
+            ended.append(short)
+        else:
+            copies.append(_Copy(short, _workspace(wide[name], names)))
     found = replace(
         image,
-        buffers=tuple({b.name: b for b in shorter}.get(each.name, each) for each in image.buffers),
+        buffers=tuple(shorter.get(each.name, each) for each in image.buffers),
         launches=tuple(_ended(each, ended) for each in image.launches),
     )
     return _with_copies(found, copies) if copies else found
