@@ -27,7 +27,7 @@ __device__ __forceinline__ uint4 crossfuse_load_in_order(const void* place) {
 
 
 def load_in_order(source: Any, indices: list[Any], dtype: str, lanes: int | None) -> Any:
-    """A load of 16 bytes from a buffer, which ptxas leaves in its place among others of its kind."""
+    """A load of 16 bytes from a buffer; ptxas keeps the order of such loads."""
     return ir.cuda_func_call(
         "crossfuse_load_in_order",
         source.ptr_to(indices),
