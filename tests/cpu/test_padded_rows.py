@@ -16,6 +16,7 @@ from crossfuse.errors import LoweringRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import buffer_specs, lower
 from crossfuse.markers import unpadded_shapes
+from crossfuse.planner.noted import not_fusing
 from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 from crossfuse.schedule.planned import rank_function
 from crossfuse.workload import adversarial_inputs, check, parse, random_inputs
@@ -145,11 +146,14 @@ def test_inputs_of_fewer_rows_stay_where_they_are() -> None:
 
 @pytest.mark.parametrize("extents", ["N=1023,L=1024", "N=1024,L=1023"])
 def test_cublas_is_slower_too(extents: str) -> None:
-    def not_fusing(text: str) -> float:
+    def time_of(text: str) -> float:
         source = read_source(f"gemm_chain:M=64,K=1024,{text},dtype=bfloat16,weights=nk")
         func = (source.padded or source).func
         plans = rank_function(func, device("nvidia-h100"))
-        return next(each.microseconds for each in plans if each.family == "eager")
+        told = next(each.microseconds for each in plans if each.family == "eager")
+        assert not_fusing(plans) == told
+        assert not_fusing(rank_function(func, device("nvidia-h100"), fused=True)) == told
+        return told
 
-    plain = not_fusing("N=1024,L=1024")
-    assert 1.1 * plain < not_fusing(extents) < 4 * plain
+    plain = time_of("N=1024,L=1024")
+    assert 1.1 * plain < time_of(extents) < 4 * plain

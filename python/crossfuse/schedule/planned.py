@@ -12,7 +12,7 @@ from crossfuse.calls import checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.markers import unpadded_shapes
-from crossfuse.planner.choice import plain_numbers
+from crossfuse.planner.choice import plain_numbers, runner_of
 from crossfuse.planner.cost.estimate import eager
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families import EAGER, FAMILIES
@@ -139,13 +139,22 @@ def _padded(func: Any, plans: list[Plan], target: Device) -> list[Plan]:
         else _taking(each, {**each.terms, "padding": copies})
         for each in plans
     ]
-    return sorted(found, key=lambda each: each.microseconds)
+    found.sort(key=lambda each: each.microseconds)
+    # Not to fuse is a runner where it is no plan.
+    library = _taking(replace(found[0], family=EAGER, tiles={}), apart.terms)
+    first = {each.family: each for each in (library, *reversed(found))}
+    others = sorted(
+        (each for name, each in first.items() if name != found[0].family),
+        key=lambda each: each.microseconds,
+    )
+    best = replace(found[0], runners=tuple(runner_of(each, found[0]) for each in others))
+    return [best, *found[1:]]
 
 
 def _taking(plan: Plan, terms: Mapping[str, Any]) -> Plan:
-    """The plan with other terms."""
+    """The plan with other terms; of what it lost by nothing is known then."""
     plain = plain_numbers(terms)
-    return replace(plan, microseconds=sum(plain.values()), terms=plain)
+    return replace(plan, microseconds=sum(plain.values()), terms=plain, runners=())
 
 
 def schedule_planned(func: Any, plan: Plan, *, constant_weights: bool = False) -> Any:
