@@ -101,7 +101,7 @@ FIRST = {
     "R7": "threads=256 unroll=8 cluster=2 rows=1 resident=registers",
     "R8": "threads=256 unroll=8 cluster=1 rows=1 resident=none",
     "R9": "rows=128 columns=192 cluster=2 split=1 across=1",
-    "R10": "threads=256 unroll=4 cluster=1 rows=1 resident=registers",
+    "R10": "threads=128 unroll=8 cluster=1 rows=1 resident=registers",
     "R11": "threads=256 unroll=8 cluster=1 rows=1 resident=none",
     "R12": "threads=256 unroll=2 cluster=1 rows=1 resident=none",
     "R13": "threads=256 unroll=8 cluster=2 rows=1 resident=registers",

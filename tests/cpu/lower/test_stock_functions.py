@@ -210,6 +210,7 @@ def test_pass_list_is_that_of_stock_tvm_and_ours(monkeypatch: pytest.MonkeyPatch
         "crossfuse.ShowIndices",
         "crossfuse.LowerDsmAccess",
         "crossfuse.StorageRewriteElsewhere",
+        "crossfuse.OrderLoads",
         "crossfuse.PackRegisters",
         "crossfuse.FastExponentials",
         "crossfuse.DistrustEqualIndices",
