@@ -5,8 +5,10 @@
 Of each shape the first few kernels of the plan and torch's separate kernels are timed, as
 `crossfuse.compile(..., measure=True)` does; what won, and the separate kernels, once more, to see
 whether the choice holds. Kernels are built by several processes while others are timed. Each shape
-is a line of ``shapes.jsonl`` as soon as it is known, and ``summary.json`` says how good estimates
-and choices were. ``--dry-run`` shows it without a GPU: nothing is built, and times are made up.
+is a line of ``shapes.jsonl`` as soon as it is known, each kernel with its tiles one of
+``candidates.jsonl``, which ``scripts/fit_costs.py`` reads, and ``summary.json`` says how good
+estimates and choices were. ``--dry-run`` shows it without a GPU: nothing is built, and times are
+made up.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from crossfuse.hardware import device
 from crossfuse.measure.choice import NOISE, SEPARATE, Entrant, Measured, Timed, faster
 from crossfuse.measure.timer import Timer, find_timer
 from crossfuse.measure.way import LIBRARY, SPEC, Taken, Way
+from crossfuse.planner.families import EAGER
 from crossfuse.schema import typed
 
 #: Extents and rows, and columns of rows that are reduced.
@@ -46,6 +49,7 @@ class Prepared:
 
     spec: str
     entrants: tuple[Entrant, ...] = ()
+    plans: tuple[Any, ...] = ()  # of the options, by place
     eager: float | None = None  # estimated microseconds of not fusing
     refused: str = ""
 
@@ -98,8 +102,10 @@ def _shape(draw: random.Random, place: int) -> str:
     return f"{of_rows}:rows={rows},cols={extent(COLUMNS)}"
 
 
-def prepare(spec: str, folder: str, few: int, target: str | None, build: bool) -> Prepared:
-    """Plan a shape and build its first few kernels; needs no GPU."""
+def prepare(
+    spec: str, folder: str, few: int, others: int, target: str | None, build: bool
+) -> Prepared:
+    """Plan a shape and build its first few kernels, and others of the plan; needs no GPU."""
     from crossfuse.compiler import read_source
     from crossfuse.compiler.choose import options_of
     from crossfuse.compiler.measured import entrants, name_of
@@ -112,15 +118,19 @@ def prepare(spec: str, folder: str, few: int, target: str | None, build: bool) -
         eager = not_fusing(plans) if plans else None
         # Kernels of ordinary instructions have no estimate, and may take seconds.
         options = [each for each in options if each.plan is not None] or options
+        behind = options[few:]
+        drawn = random.Random(spec).sample(behind, min(others, len(behind)))
+        options = [*options[:few], *drawn]
         if build:
             where = Path(tempfile.mkdtemp(dir=folder))
-            made = entrants(source, options, spec_target, where, few)
+            made = entrants(source, options, spec_target, where, len(options))
         else:
             made = [
                 Entrant(at, name_of(each, at), each.plan and each.plan.microseconds, None)
-                for at, each in enumerate(options[:few])
+                for at, each in enumerate(options)
             ]
-        return Prepared(str(source.cascade or source.spec), tuple(made), eager)
+        whole = str(source.cascade or source.spec)
+        return Prepared(whole, tuple(made), tuple(each.plan for each in options), eager)
     except RefusedError as error:
         return Prepared(spec, refused=str(error))
     except Exception as error:  # one broken shape must not hide the others
@@ -138,7 +148,7 @@ def made_up(every: Sequence[Prepared]) -> tuple[list[Prepared], MadeUp]:
             estimates[way.source] = one.estimate or 50.0
             entrants.append(Entrant(one.place, one.name, one.estimate, way))
         estimates[each.spec] = each.eager or 50.0
-        found.append(Prepared(each.spec, tuple(entrants), each.eager, each.refused))
+        found.append(Prepared(each.spec, tuple(entrants), each.plans, each.eager, each.refused))
     return found, MadeUp(estimates)
 
 
@@ -172,6 +182,37 @@ def judge(shape: Prepared, timer: Timer, modes: Sequence[str | None]) -> dict[st
             "separate": asdict(timer.time(ways[least])),
         }
     return row
+
+
+def candidates(shape: Prepared, row: dict[str, Any], gpu: str) -> list[str]:
+    """What was timed of a shape, as lines that `scripts/fit_costs.py` reads.
+
+    Not kernels without a plan, nor those on padded copies, whose time is part of theirs.
+    """
+    measured = typed(Measured, row["measured"])
+    timed = [(shape.plans[each.place], each) for each in measured.ours]
+    found = [
+        (plan.family, dict(plan.tiles), each)
+        for plan, each in timed
+        if plan is not None and "padding" not in plan.terms
+    ]
+    if found and measured.baseline is not None:
+        found.append((EAGER, {}, measured.baseline))
+    return [
+        json.dumps(
+            {
+                "candidate": {"spec": shape.spec, "family": family, "tiles": tiles},
+                "status": "ok",
+                "microseconds": each.taken.microseconds,
+                "minimum": each.taken.least,
+                "estimate": each.estimate,
+                "gpu": gpu,
+            },
+            default=dict,
+        )
+        for family, tiles, each in found
+        if each.taken.microseconds
+    ]
 
 
 @dataclass(frozen=True)
@@ -330,7 +371,8 @@ def ready(
     # A spawned process has no threads of this one's, which TVM may hold.
     pool = ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"))
     pending: set[Future[Prepared]] = {
-        pool.submit(prepare, each, folder, options.few, target, build) for each in texts
+        pool.submit(prepare, each, folder, options.few, options.others, target, build)
+        for each in texts
     }
     try:
         while pending and (left := options.end - time.monotonic()) > 0:
@@ -350,6 +392,7 @@ def main() -> None:
     parser.add_argument("--shapes", type=int, default=60)
     parser.add_argument("--seed", type=int, default=27)
     parser.add_argument("--few", type=int, default=4, help="kernels of the plan to time")
+    parser.add_argument("--others", type=int, default=0, help="of the rest, drawn by chance")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument("--spec", action="append", help="this workload instead; may be repeated")
     parser.add_argument("--inductor", action="store_true", help="torch.compile is timed too")
@@ -365,6 +408,7 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="crossfuse-choice-") as folder,
         (options.out / "shapes.jsonl").open("w", encoding="utf-8") as file,
+        (options.out / "candidates.jsonl").open("w", encoding="utf-8") as kernels,
     ):
         for shape in ready(texts, options, timer and timer.target, folder):
             if options.end <= time.monotonic():
@@ -376,6 +420,8 @@ def main() -> None:
             print(line(row), flush=True)
             if "measured" in row:
                 rows.append(read_row(row))
+                kernels.writelines(f"{each}\n" for each in candidates(shape, row, here.gpu))
+                kernels.flush()
                 document = {"gpu": here.gpu, "few": options.few, "seed": options.seed}
                 document |= {"asked": len(texts), **summary(rows)}
                 (options.out / "summary.json").write_text(json.dumps(document, indent=1) + "\n")

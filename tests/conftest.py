@@ -54,8 +54,8 @@ def is_nightly(config: pytest.Config) -> bool:
     return (named or os.environ.get("HYPOTHESIS_PROFILE")) == "nightly"
 
 
-#: Folders of tests/cpu whose tests have many cases that take long; so have the files beside them.
-_MANY_CASES = ("", "cascade", "emulate", "hopper", "lower", "planner", "schedule")
+#: Folders of tests/cpu whose tests have many cases that take long.
+_MANY_CASES = ("cascade", "emulate", "hopper", "lower", "schedule")
 
 
 def _every_other_case(items: list[pytest.Item]) -> list[pytest.Item]:
@@ -67,9 +67,9 @@ def _every_other_case(items: list[pytest.Item]) -> list[pytest.Item]:
     cases: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
         name = getattr(item, "originalname", None) or item.name
-        folder = item.path.relative_to(TESTS).parts[:-1]
-        many = folder[:1] == ("cpu",) and "".join(folder[1:2]) in _MANY_CASES
-        if many and name != item.name:
+        if any(item.path.is_relative_to(TESTS / "cpu" / each) for each in _MANY_CASES) and (
+            name != item.name
+        ):
             cases.setdefault((item.path, name), []).append(item)
     stay = ("caught", "fault", "refused", "spill")
     return [

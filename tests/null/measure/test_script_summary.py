@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -64,3 +66,18 @@ def test_ranks(script: ModuleType) -> None:
     assert script.spearman([(1, 10), (2, 20), (3, 90)]) == pytest.approx(1)
     assert script.spearman([(1, 3), (2, 2), (3, 1)]) == pytest.approx(-1)
     assert script.spearman([(1, 3)]) is None
+
+
+def test_kernels_are_candidates_that_costs_are_fitted_to(script: ModuleType) -> None:
+    def told(text: str) -> list[dict[str, Any]]:
+        shape = script.prepare(text, "", 2, 1, "nvidia-h100", build=False)
+        (pretended,), timer = script.made_up([shape])
+        lines = script.candidates(pretended, script.judge(pretended, timer, [None]), "a GPU")
+        return [json.loads(each) for each in lines]
+
+    found = told("gemm_chain:M=16,K=64,N=128,L=64,weights=nk")
+    families = [each["candidate"]["family"] for each in found]
+    assert families[-1] == "eager" and "eager" not in families[:-1]
+    assert all(each["microseconds"] >= each["minimum"] > 0 for each in found)
+    # Times of kernels on padded copies are not of these tiles alone.
+    assert told("gemm_chain:M=16,K=65,N=131,L=65,weights=nk") == []
