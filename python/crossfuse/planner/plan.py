@@ -168,19 +168,33 @@ def ranked(
     plans = [
         each for family in wanted for each in _of_family(frame, family, shape, spec, known, keep)
     ]
-    plans.sort(key=lambda each: each.microseconds)
-    first = {each.family: each for each in reversed(plans)}
-    if fused:
-        plans = [each for each in plans if each.family != EAGER]
-    if not plans:
+    found = in_order(plans, fused=fused)
+    if not found:
         raise _none_fits([each for each in wanted if each != EAGER], shape, spec)
-    best = plans[0]
+    return found
+
+
+def in_order(plans: Sequence[Plan], *, fused: bool) -> list[Plan]:
+    """Plans with the fastest first, which has the best of each other family as its runners.
+
+    Parameters
+    ----------
+    plans : Sequence[Plan]
+        Of one chain.
+    fused : bool
+        See `ranked`.
+    """
+    every = sorted(plans, key=lambda each: each.microseconds)
+    first = {each.family: each for each in reversed(every)}
+    found = [each for each in every if not fused or each.family != EAGER]
+    if not found:
+        return []
+    best = found[0]
     others = sorted(
         (each for name, each in first.items() if name != best.family),
         key=lambda each: each.microseconds,
     )
-    plans[0] = replace(best, runners=tuple(runner_of(each, best) for each in others))
-    return plans
+    return [replace(best, runners=tuple(runner_of(each, best) for each in others)), *found[1:]]
 
 
 def _read_workload(workload: Any, k_major: bool) -> tuple[Chain, bool]:

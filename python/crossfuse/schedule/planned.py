@@ -12,17 +12,18 @@ from crossfuse.calls import checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.markers import unpadded_shapes
-from crossfuse.planner.choice import plain_numbers, runner_of
+from crossfuse.planner.choice import plain_numbers
 from crossfuse.planner.cost.estimate import eager
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families import EAGER, FAMILIES
 from crossfuse.planner.kernels.shape import shape_of, shape_of_blocks
-from crossfuse.planner.plan import Plan, ranked
+from crossfuse.planner.plan import Plan, in_order, ranked
 from crossfuse.schedule.families import schedule_family
 
 #: What a function must have in common with the chain that was planned.
 _EXTENTS = ("m", "n", "k", "l", "products")
-#: Part of the memory's rate that copies to padded rows reach: 2.9 TB/s of an H200's 4.8.
+#: Part of the memory's rate that copies to padded rows reach: 2.9 TB/s of an H200's 4.8, from what
+#: chains on copies took beyond their estimate (7 shapes).
 _COPIED = 0.6
 
 
@@ -110,11 +111,13 @@ def rank_function(func: Any, target: Device, *, keep: int = 1, fused: bool = Fal
     from crossfuse.planner.extract.chain import chain_from
 
     chain, k_major = chain_from(func), read_chain(ir.Schedule(func)).k_major
-    found = ranked(chain, target, k_major=k_major, keep=keep, fused=fused)
+    shapes = unpadded_shapes(func)
+    # What not to fuse takes is of rows without padding.
+    found = ranked(chain, target, k_major=k_major, keep=keep, fused=fused and not shapes)
     if all(each.family == EAGER for each in found):
         # Says which rule leaves no tiles of each family.
         found = ranked(chain, target, k_major=k_major, keep=keep, fused=True)
-    return _padded(func, found, target) if unpadded_shapes(func) else found
+    return in_order(_padded(func, found, target), fused=fused) if shapes else found
 
 
 def _padded(func: Any, plans: list[Plan], target: Device) -> list[Plan]:
@@ -133,26 +136,16 @@ def _padded(func: Any, plans: list[Plan], target: Device) -> list[Plan]:
     columns = shapes[1][0 if blocks.k_major else 1]
     unpadded = replace(shape_of_blocks(blocks), k=shapes[0][-1], n=columns)
     apart = eager(unpadded, rates, target.sms)
-    found = [
+    return [
         _taking(each, apart.terms)
         if each.family == EAGER
         else _taking(each, {**each.terms, "padding": copies})
         for each in plans
     ]
-    found.sort(key=lambda each: each.microseconds)
-    # Not to fuse is a runner where it is no plan.
-    library = _taking(replace(found[0], family=EAGER, tiles={}), apart.terms)
-    first = {each.family: each for each in (library, *reversed(found))}
-    others = sorted(
-        (each for name, each in first.items() if name != found[0].family),
-        key=lambda each: each.microseconds,
-    )
-    best = replace(found[0], runners=tuple(runner_of(each, found[0]) for each in others))
-    return [best, *found[1:]]
 
 
 def _taking(plan: Plan, terms: Mapping[str, Any]) -> Plan:
-    """The plan with other terms; of what it lost by nothing is known then."""
+    """The plan with other terms."""
     plain = plain_numbers(terms)
     return replace(plan, microseconds=sum(plain.values()), terms=plain, runners=())
 

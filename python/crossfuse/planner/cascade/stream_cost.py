@@ -24,6 +24,7 @@ from crossfuse.hardware import WARP, Device
 from crossfuse.planner.cascade.rates import lanes_time, special_time
 from crossfuse.planner.cascade.stream_limits import ctas, shared_bytes, steps
 from crossfuse.planner.cost.rates import Rates, at
+from crossfuse.planner.cost.start import start_time
 from crossfuse.planner.cost.terms import Estimate
 
 #: Microseconds until a load under full traffic is there: 64 CTAs with 32 KiB of loads each took in
@@ -68,8 +69,11 @@ SHARPNESS = 4.9
 LONE = 0.362
 #: Part of the time that reads and writes together take longer than each at its own rate.
 MIXED = 0.077
-#: Microseconds of a batch of loads behind the first, and part of shared memory's time that shows.
-BATCH, SHOWN = 0.2, 1.0
+#: Microseconds of a batch of loads behind the first.
+BATCH = 0.2
+#: Part of shared memory's time that shows: 1.2 fits an H200; an H100, whose memory is slower, hides
+#: all of it in softmaxes, and is told up to 12 % too much.
+SHOWN = 1.0
 #: Microseconds in which a multiprocessor begins a CTA: 16384 rows of 4 KiB take 48 us by one CTA
 #: each, and 34 by CTAs of two rows or eight.
 BEGIN = 0.31
@@ -138,7 +142,7 @@ def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates
         terms["clusters"] = share * (reached + terms["merge"])
         terms["barrier"] = waves.count * float(at(rates.measured.cluster_barrier, tiles.cluster))
     running = min(waves.groups, waves.places) * tiles.cluster
-    terms["start"] = _start(rates, tiles, running, LATE_SUMS)
+    terms["start"] = float(start_time(rates, tiles.cluster, running, (LATE_SUMS, CROWD)))
     return Estimate({name: time for name, time in terms.items() if time}, busy)
 
 
@@ -184,15 +188,8 @@ def _with_outputs(
         last = LAST * tiles.cluster * reached * (count == 1)
         terms["clusters"] = _longer(reached, read + count * alone) - by_itself + last
     running = min(waves.groups, waves.places) * tiles.cluster
-    terms["start"] = _start(rates, tiles, running, LATE)
+    terms["start"] = float(start_time(rates, tiles.cluster, running, (LATE, CROWD)))
     return Estimate({name: time for name, time in terms.items() if time}, busy)
-
-
-def _start(rates: Rates, tiles: StreamTiles, running: int, late: float) -> float:
-    """Microseconds until the first elements are there; less than where rings are set up."""
-    measured = rates.measured
-    together = measured.early_launch + measured.hbm + at(measured.cluster_barrier, tiles.cluster)
-    return float(late + together + CROWD * log2(running))
 
 
 def _longer(one: float, other: float) -> float:

@@ -1,4 +1,4 @@
-"""From the launch of a kernel to its first tiles: the same for kernels of every kind."""
+"""From the launch of a kernel to its first tiles or rows, for kernels of every kind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from crossfuse.planner.cost.rates import Rates, at
 from crossfuse.planner.dataflow.counts import Count, Share
 
 
-def start_time(rates: Rates, cluster: Count, ctas: Count) -> Share:
+def start_time(
+    rates: Rates, cluster: Count, ctas: Count, own: tuple[float, float] | None = None
+) -> Share:
     """Microseconds until what is asked for first is there.
 
     Parameters
@@ -19,8 +21,12 @@ def start_time(rates: Rates, cluster: Count, ctas: Count) -> Share:
         CTAs of a cluster, which meet.
     ctas : Count
         That begin at the same time.
+    own : tuple[float, float] | None
+        Microseconds beyond the latency of memory, and for each time that there are twice as many
+        CTAs; None takes those that were fitted to kernels with rings of tiles.
     """
     fitted, measured = rates.fitted, rates.measured
+    late, crowd = own or (fitted.start, fitted.crowd)
     latency = measured.early_launch + measured.hbm
     together = latency + at(measured.cluster_barrier, cluster)
-    return fitted.start + together + fitted.crowd * np.log2(ctas)
+    return late + together + crowd * np.log2(ctas)

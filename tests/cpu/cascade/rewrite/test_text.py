@@ -171,12 +171,22 @@ def test_nvcc_compiles_without_spills(
     assert usage.registers <= 128
 
 
-@pytest.mark.parametrize(("name", "registers"), [("R10", 128), ("R11", 56), ("R12", 72)])
-def test_packaged_moments_keep_their_registers(name: str, registers: int) -> None:
-    """With their first choice of tiles: as many CTAs a multiprocessor as were timed."""
+@pytest.mark.parametrize(
+    ("name", "tiles", "registers"),
+    [
+        ("R10", StreamTiles(256, unroll=4, resident="registers"), 64),
+        ("R10", None, 128),
+        ("R11", None, 56),
+        ("R12", None, 72),
+    ],
+)
+def test_packaged_moments_keep_their_registers(
+    name: str, tiles: StreamTiles | None, registers: int
+) -> None:
+    """With their first choice of tiles, and others: as many CTAs a multiprocessor as were timed."""
     site = only_site(prim_func(lookup(name)))
     derivation = derive(site.cascade)
-    tiles = StreamTiles(**ranked_cascade(name)[0].tiles)
+    tiles = tiles or StreamTiles(**ranked_cascade(name)[0].tiles)
     text = lower(schedule_stream(streaming(site, derivation, tiles), tiles)).image.cuda
     (usage,) = compile_cubin(text).resources
     assert (usage.complaints, usage.stack_bytes) == ((), 0)
