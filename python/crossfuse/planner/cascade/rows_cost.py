@@ -24,6 +24,7 @@ from crossfuse.planner.cascade.rows_product import RowsProduct
 from crossfuse.planner.cost.corrected import corrected
 from crossfuse.planner.cost.loop import ingest_speed, memory_speed, overlapped
 from crossfuse.planner.cost.rates import Rates
+from crossfuse.planner.cost.start import OF_ROWS, start_time
 from crossfuse.planner.cost.terms import Estimate
 from crossfuse.planner.dataflow.counts import Share, ceil_div, least
 from crossfuse.planner.families import ROWS
@@ -79,6 +80,9 @@ def rows_estimate(
     found = corrected(kernel, product.shape, device, replace(rates, own=()))
     active = least(kernel.clusters(product.shape, device)[0], resident(device, kernel.cluster))
     ctas = active * kernel.cluster
+    # Rings of tiles wait for rows: what begins is a kernel that loads rows.
+    start = start_time(rates, kernel.cluster, ctas, OF_ROWS)
+    found = replace(found, terms={**found.terms, "start": _plain(start)})
     rows = product.rows
     asked, filled = _weights(product, kernel, device, rates, ctas)
     if chunked:
@@ -92,7 +96,7 @@ def rows_estimate(
     made = ceil_div(rows.rows, WARPS * ctas) * each
     more = overlapped(hbm + wait - hidden, l2, ingest, tensor + wait, made)
     added = TOGETHER + more - overlapped(hbm, l2, ingest, tensor)
-    terms = {**found.terms, ROWS: added if np.ndim(added) else float(added)}
+    terms = {**found.terms, ROWS: _plain(added)}
     return replace(found, terms=terms, busy={**found.busy, ROWS: made})
 
 
@@ -100,8 +104,13 @@ def _by_chunks(product: RowsProduct, found: Estimate, rates: Rates) -> Estimate:
     """Products that take rows in as they come: later by the first chunk, and slower throughout."""
     first = ROW + product.chunk * product.rows.read / BYTES + rates.measured.flag
     added = TOGETHER + first + (BESIDE_CHUNKS - 1) * sum(found.terms.values())
-    terms = {**found.terms, ROWS: added if np.ndim(added) else float(added)}
+    terms = {**found.terms, ROWS: _plain(added)}
     return replace(found, terms=terms)
+
+
+def _plain(time: Share) -> Share:
+    """One kernel's as a float."""
+    return time if np.ndim(time) else float(time)
 
 
 def rows_memory(product: RowsProduct, kernel: TiledKernel, device: Device) -> Memory:

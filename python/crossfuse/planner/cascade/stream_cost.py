@@ -8,15 +8,17 @@
 Where outputs over the axis wait for the state, so do all elements of a CTA: what it loads and what
 it computes follow each other, and the maximum is a smooth one (`_with_outputs`).
 
-Constants were fitted to streams on an H100 SXM and an H200 (CUDA graph, cold L2, medians of 15;
-most are in benchmarks/results/cascade-candidates-h100.jsonl and rows-candidates-h200.jsonl); see
+Constants were fitted to streams on H100s and H200s (CUDA graph, cold L2, medians of 15; most are in
+cascade-candidates-h100.jsonl, rows-candidates-h100.jsonl and rows-candidates-h200.jsonl of
+benchmarks/results): near the best 2 and 5 % off in the median, the first choice 3 and 7 % behind
+the best that was measured, on the H200 most of it where all rows together take 5 us. See
 docs/cascade-lowering.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log2
+from math import ceil, log2
 
 from crossfuse.cascade.rewrite.tiles import StreamTiles
 from crossfuse.cascade.rewrite.work import Work
@@ -24,7 +26,7 @@ from crossfuse.hardware import WARP, Device
 from crossfuse.planner.cascade.rates import lanes_time, special_time
 from crossfuse.planner.cascade.stream_limits import ctas, shared_bytes, steps
 from crossfuse.planner.cost.rates import Rates, at
-from crossfuse.planner.cost.start import start_time
+from crossfuse.planner.cost.start import OF_ROWS, start_time
 from crossfuse.planner.cost.terms import Estimate
 
 #: Microseconds until a load under full traffic is there: 64 CTAs with 32 KiB of loads each took in
@@ -48,40 +50,43 @@ IDLE, IDLE_OF_WARP = 0.4, 0.005
 CLUSTER_CTA, CLUSTER_WAVES = 0.012, 0.03
 #: Bytes a microsecond of a multiprocessor's shared memory.
 SHARED_RATE = 218e3
-#: Of streams with outputs over the axis: bytes a microsecond that a multiprocessor takes in,
-#: microseconds of a CTA for each of its warps, and for each number of the state and each round in
-#: which threads merge two by two. With those below fitted to 94 kernels of softmaxes and norms of
-#: 1024 to 262144 columns on H100s (rows-candidates-h100.jsonl) and 539 on an H200
-#: (rows-candidates-h200.jsonl): near the best 2 and 4 % off, the first choice 3 and 7 % behind the
-#: best that was measured, on the H200 most of it where all rows together take 5 us.
-TAKEN, WARP_STAYS, ROUND = 337e3, 0.0396, 0.0126
-#: Microseconds that the CTAs of a cluster wait for each other, for two of them and for each time
-#: that there are twice as many; and how much longer they compute, since what is uneven adds up.
-MEET, MEET_TWICE, UNEVEN = 0.0144, 0.334, 0.508
-#: Instructions for each operation of an element.
-PER_OPERATION = 2.23
+#: Microseconds of a CTA for each of its warps, and for each number of the state and each round in
+#: which threads merge two by two.
+WARP_STAYS, ROUND = 0.0378, 0.019
+#: Microseconds that the CTAs of a cluster wait for each other, for each time that there are twice
+#: as many, and how much longer they compute, since what is uneven adds up.
+MEET, UNEVEN = 0.278, 0.543
+#: Instructions for each operation and each exponential of an element, and of taking one of two out
+#: of a register.
+PER_OPERATION, PER_EXPONENTIAL, UNPACK = 2.12, 0.77, 1.32
+#: Threads of a multiprocessor below which each waits for its own results, and computes no faster
+#: than among so many. A layer norm of one row of 1024 columns takes 2.9 us with 16 threads, 2.4
+#: with 32.
+FEWEST = 152
+#: How much of the last wave is lost in which few CTAs run: 173 rows of 194 thousand columns take
+#: 32 us in CTAs of which one fits a multiprocessor, and 23 in clusters of two with three.
+LAST_WAVE = 0.805
 #: How sharply the longer of two decides, what memory takes of a wave of CTAs or what one of them
 #: takes that has memory for itself: a maximum is too low where they are close.
-SHARPNESS = 4.9
+SHARPNESS = 4.74
 #: Part of the time of memory that a CTA with a multiprocessor for itself adds: nobody loads while
 #: it computes. Halves of rows of 128 KiB take 162 us in CTAs of which one fits, quarters 132,
 #: of which three fit (softmax of 2048 rows on an H200).
-LONE = 0.362
+LONE = 0.297
 #: Part of the time that reads and writes together take longer than each at its own rate.
-MIXED = 0.077
+MIXED = 0.0685
 #: Microseconds of a batch of loads behind the first.
-BATCH = 0.2
+BATCH = 0.287
 #: Part of shared memory's time that shows: 1.2 fits an H200; an H100, whose memory is slower, hides
 #: all of it in softmaxes, and is told up to 12 % too much.
 SHOWN = 1.0
 #: Microseconds in which a multiprocessor begins a CTA: 16384 rows of 4 KiB take 48 us by one CTA
 #: each, and 34 by CTAs of two rows or eight.
-BEGIN = 0.31
-#: Microseconds of a start beyond the latency of memory, of rows with outputs and of sums alone, and
-#: for each time that there are twice as many CTAs.
-LATE, LATE_SUMS, CROWD = 0.93, 0.4, 0.034
+BEGIN = 0.275
+#: Microseconds of a start beyond the latency of memory, of sums alone.
+LATE_SUMS = 0.4
 #: Part of the time that each CTA of the only wave of clusters adds.
-LAST = 0.02
+LAST = 0.0155
 #: Part of L2 in which rows are found again: 60 % of a softmax that was read twice came from HBM
 #: the second time, with 52 MB of rows at work.
 USED_L2 = 0.35
@@ -94,10 +99,6 @@ class _Waves:
     side: int
     groups: int
     places: int
-
-    @property
-    def count(self) -> float:
-        return max(1.0, self.groups / self.places)
 
 
 def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates) -> Estimate:
@@ -129,20 +130,22 @@ def stream_estimate(work: Work, tiles: StreamTiles, device: Device, rates: Rates
         "exponentials": special_time(work.rows * work.length * work.exponentials, device, rates),
         "issue": lanes_time(_instructions(work, tiles), device, rates),
     }
-    alone = waves.count * (_alone(work, tiles, together) + idle)
+    count = _rounds(waves.groups * tiles.cluster, together, device)
+    computed = _computed(work, tiles, together, device, rates)
+    alone = count * (max(_alone(work, tiles, together), computed) + idle)
     terms: dict[str, float] = {}
     reached = 0.0
     for name, time in (*busy.items(), ("waiting", alone)):
         terms[name] = max(0.0, time - reached)
         reached = max(reached, time)
     # While one CTA of a multiprocessor is idle the others load.
-    terms["merge"] = waves.count * idle / waves.side
+    terms["merge"] = count * idle / waves.side
     if tiles.cluster > 1:
-        share = CLUSTER_CTA * tiles.cluster + CLUSTER_WAVES * (waves.count > 1)
+        share = CLUSTER_CTA * tiles.cluster + CLUSTER_WAVES * (count > 1)
         terms["clusters"] = share * (reached + terms["merge"])
-        terms["barrier"] = waves.count * float(at(rates.measured.cluster_barrier, tiles.cluster))
+        terms["barrier"] = count * float(at(rates.measured.cluster_barrier, tiles.cluster))
     running = min(waves.groups, waves.places) * tiles.cluster
-    terms["start"] = float(start_time(rates, tiles.cluster, running, (LATE_SUMS, CROWD)))
+    terms["start"] = float(start_time(rates, tiles.cluster, running, (LATE_SUMS, OF_ROWS[1])))
     return Estimate({name: time for name, time in terms.items() if time}, busy)
 
 
@@ -150,17 +153,17 @@ def _with_outputs(
     work: Work, tiles: StreamTiles, waves: _Waves, device: Device, rates: Rates
 ) -> Estimate:
     """Estimate a stream with outputs over the axis."""
-    elements = steps(work, tiles) * work.vector * tiles.threads * tiles.rows
-    reuses = work.reused and tiles.resident == "registers" and steps(work, tiles) <= tiles.unroll
-    operations = PER_OPERATION * (work.operations - (work.spared if reuses else 0))
-    ctas = waves.groups * tiles.cluster
-    hbm = _memory(work, tiles, waves, rates, device) * (1 + MIXED)
-    special = special_time(work.rows * work.length * work.exponentials, device, rates)
+    elements = steps(work, tiles) * work.vector  # of a thread
+    launched = waves.groups * tiles.cluster
     busy = {
-        "hbm": hbm,
-        "exponentials": special,
-        "issue": lanes_time(ctas * elements * operations, device, rates),
-        "launches": BEGIN * ctas / device.sms,
+        "hbm": _memory(work, tiles, waves, rates, device),
+        "exponentials": special_time(work.rows * work.length * work.exponentials, device, rates),
+        "issue": lanes_time(
+            launched * tiles.threads * tiles.rows * elements * _operations(work, tiles),
+            device,
+            rates,
+        ),
+        "launches": BEGIN * launched / device.sms,
     }
     terms: dict[str, float] = {}
     reached = 0.0
@@ -168,28 +171,53 @@ def _with_outputs(
         terms[name] = max(0.0, time - reached)
         reached = max(reached, time)
     if tiles.resident == "shared":
-        each = ctas / min(device.sms, ctas)
+        each = launched / min(device.sms, launched)
         terms["shared"] = SHOWN * each * 2 * shared_bytes(work, tiles) / SHARED_RATE
         reached += terms["shared"]
-    together = min(waves.side, -(-ctas // device.sms))
-    count = max(1.0, ctas / (device.sms * together))
-    computed = together * lanes_time(elements * operations * device.sms, device, rates)
-    batches = -(-steps(work, tiles) // tiles.unroll)
-    sweeps = 2 if tiles.resident == "none" else 1
-    loaded = sweeps * together * elements / work.vector * work.fetched / TAKEN
-    warps = max(1.0, tiles.threads * tiles.rows / WARP)
-    merged = ROUND * work.slots * log2(max(2, tiles.threads))
-    alone = sweeps * (batches - 1) * BATCH + loaded + computed + WARP_STAYS * warps + merged
-    read = LONE * reached if together == 1 < count else 0.0
+    together = min(waves.side, -(-launched // device.sms))
+    read = LONE * reached if together == 1 and launched > device.sms else 0.0
+    count = _rounds(launched, together, device)
+    computed = _computed(work, tiles, together, device, rates)
+    alone = computed + _waited(work, tiles)
     by_itself = _longer(reached, read + count * alone)
     terms["waiting"] = by_itself - reached
     if tiles.cluster > 1:
-        alone += MEET + MEET_TWICE * log2(tiles.cluster) + UNEVEN * computed
+        alone += MEET * log2(tiles.cluster) + UNEVEN * computed
         last = LAST * tiles.cluster * reached * (count == 1)
         terms["clusters"] = _longer(reached, read + count * alone) - by_itself + last
     running = min(waves.groups, waves.places) * tiles.cluster
-    terms["start"] = float(start_time(rates, tiles.cluster, running, (LATE, CROWD)))
+    terms["start"] = float(start_time(rates, tiles.cluster, running, OF_ROWS))
     return Estimate({name: time for name, time in terms.items() if time}, busy)
+
+
+def _rounds(launched: int, together: int, device: Device) -> float:
+    """How often a multiprocessor takes `together` CTAs, the last time fewer of them run."""
+    count = max(1.0, launched / (device.sms * together))
+    return count + LAST_WAVE * (ceil(count) - count)
+
+
+def _operations(work: Work, tiles: StreamTiles) -> float:
+    """Instructions of an element."""
+    reuses = work.reused and tiles.resident == "registers" and steps(work, tiles) <= tiles.unroll
+    found = PER_OPERATION * (work.operations - (work.spared if reuses else 0))
+    return found + PER_EXPONENTIAL * work.exponentials + UNPACK * work.unpacked
+
+
+def _computed(work: Work, tiles: StreamTiles, together: int, device: Device, rates: Rates) -> float:
+    """Microseconds in which `together` CTAs of a multiprocessor compute."""
+    threads = -(-tiles.threads * tiles.rows // WARP) * WARP
+    lanes = max(together * threads, FEWEST) * device.sms
+    elements = steps(work, tiles) * work.vector
+    return lanes_time(lanes * elements * _operations(work, tiles), device, rates)
+
+
+def _waited(work: Work, tiles: StreamTiles) -> float:
+    """Microseconds in which a CTA waits for loads, and merges states."""
+    batches = -(-steps(work, tiles) // tiles.unroll)
+    sweeps = 2 if tiles.resident == "none" else 1
+    merged = ROUND * work.slots * log2(max(2, tiles.threads))
+    warps = max(1.0, tiles.threads * tiles.rows / WARP)
+    return sweeps * (batches - 1) * BATCH + WARP_STAYS * warps + merged
 
 
 def _longer(one: float, other: float) -> float:
@@ -227,7 +255,8 @@ def _memory(work: Work, tiles: StreamTiles, waves: _Waves, rates: Rates, device:
     if work.outputs and tiles.resident == "none":
         read += work.kept * _missed(work, tiles, waves, device)
     measured = rates.measured
-    return elements * (read / measured.hbm_read + work.written / measured.hbm_write)
+    time = elements * (read / measured.hbm_read + work.written / measured.hbm_write)
+    return time * (1 + MIXED) if work.outputs else time
 
 
 def _instructions(work: Work, tiles: StreamTiles) -> float:

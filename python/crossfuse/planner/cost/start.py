@@ -7,6 +7,10 @@ import numpy as np
 from crossfuse.planner.cost.rates import Rates, at
 from crossfuse.planner.dataflow.counts import Count, Share
 
+#: Microseconds of a start beyond the latency of memory, and for each time that there are twice as
+#: many CTAs, of kernels that load rows: fitted to streams on H100s and H200s.
+OF_ROWS = (0.68, 0.0623)
+
 
 def start_time(
     rates: Rates, cluster: Count, ctas: Count, own: tuple[float, float] | None = None
