@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import os
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -21,6 +25,22 @@ try:
     from hypothesis import HealthCheck, settings
 except ImportError:  # a GPU machine without a network runs tests/gpu, which needs no hypothesis
     settings = None
+
+_module_of = inspect.getmodule
+
+
+def _module_of_file(of: Any, filename: str | None = None) -> ModuleType | None:
+    """`inspect.getmodule`, without a search for what has no file.
+
+    For every function of TVMScript, and every macro in one, TVM looks at the whole stack. Pytest's
+    has many frames of `<frozen importlib>`, and each was looked for among thousands of modules:
+    that took a fifth of the time of all Python.
+    """
+    return None if filename and filename.startswith("<") else _module_of(of, filename)
+
+
+inspect.getmodule = _module_of_file
+gc.disable()  # until all tests are collected
 
 TESTS = Path(__file__).parent
 TIERS = ("null", "cpu", "gpu")
@@ -80,6 +100,16 @@ def _every_other_case(items: list[pytest.Item]) -> list[pytest.Item]:
     ]
 
 
+def pytest_collection_finish() -> None:
+    """Take what was imported and collected for what stays: no cycles of garbage are sought there.
+
+    That is most of what there is, and looking through it took a tenth of the time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give every test its tier, before -m selects by it, and skip what this machine cannot run."""
@@ -111,6 +141,16 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(run / "cache"))
         patch.setenv("XDG_DATA_HOME", str(run / "data"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_command_line() -> Iterator[None]:
+    """Read the annotations of all commands once, which takes longer than most commands run."""
+    import typer.main
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.testing._get_command", lru_cache(typer.main.get_command))
         yield
 
 
