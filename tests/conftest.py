@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator
+from datetime import date
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -74,15 +75,19 @@ def is_nightly(config: pytest.Config) -> bool:
     return (named or os.environ.get("HYPOTHESIS_PROFILE")) == "nightly"
 
 
+#: Days after which all cases have run, and which of them this is: every process of a run has the
+#: same, and a run of another day can be repeated.
+_DAYS = 3
+_DAY = int(os.environ.setdefault("CROSSFUSE_TEST_DAY", str(date.today().toordinal() % _DAYS)))
 #: Folders of tests/cpu whose tests have many cases that take long.
 _MANY_CASES = ("cascade", "emulate", "hopper", "lower", "schedule")
 
 
-def _every_other_case(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Of tests that compile or emulate many cases every other one, for the night.
+def _cases_of_other_days(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of tests that compile or emulate many cases, those that are not of this day.
 
-    Each takes up to seconds, and a run on two cores is to end within half an hour. Planted faults
-    and refusals stay.
+    Each takes up to seconds, and a run on two cores is to end within a quarter of an hour. A day
+    has every third case, the next day the next ones, a night all. Planted faults and refusals stay.
     """
     cases: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
@@ -96,7 +101,8 @@ def _every_other_case(items: list[pytest.Item]) -> list[pytest.Item]:
         item
         for (_, name), found in cases.items()
         if len(found) > 4 and not any(each in name for each in stay)
-        for item in found[1::2]
+        for place, item in enumerate(found)
+        if place % _DAYS != _DAY % _DAYS
     ]
 
 
@@ -115,7 +121,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Give every test its tier, before -m selects by it, and skip what this machine cannot run."""
     if not is_nightly(config):
         later = [each for each in items if each.get_closest_marker("nightly")]
-        later += _every_other_case(items)
+        later += _cases_of_other_days(items)
         config.hook.pytest_deselected(items=later)
         left_out = set(map(id, later))
         items[:] = [each for each in items if id(each) not in left_out]
