@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import os
 import sys
 from collections.abc import Iterator
+from datetime import date
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -21,6 +26,22 @@ try:
     from hypothesis import HealthCheck, settings
 except ImportError:  # a GPU machine without a network runs tests/gpu, which needs no hypothesis
     settings = None
+
+_module_of = inspect.getmodule
+
+
+def _module_of_file(of: Any, filename: str | None = None) -> ModuleType | None:
+    """`inspect.getmodule`, without a search for what has no file.
+
+    For every function of TVMScript, and every macro in one, TVM looks at the whole stack. Pytest's
+    has many frames of `<frozen importlib>`, and each was looked for among thousands of modules:
+    that took a fifth of the time of all Python.
+    """
+    return None if filename and filename.startswith("<") else _module_of(of, filename)
+
+
+inspect.getmodule = _module_of_file
+gc.disable()  # until all tests are collected
 
 TESTS = Path(__file__).parent
 TIERS = ("null", "cpu", "gpu")
@@ -54,15 +75,19 @@ def is_nightly(config: pytest.Config) -> bool:
     return (named or os.environ.get("HYPOTHESIS_PROFILE")) == "nightly"
 
 
+#: Days after which all cases have run, and which of them this is: every process of a run has the
+#: same, and a run of another day can be repeated.
+_DAYS = 3
+_DAY = int(os.environ.setdefault("CROSSFUSE_TEST_DAY", str(date.today().toordinal() % _DAYS)))
 #: Folders of tests/cpu whose tests have many cases that take long.
 _MANY_CASES = ("cascade", "emulate", "hopper", "lower", "schedule")
 
 
-def _every_other_case(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Of tests that compile or emulate many cases every other one, for the night.
+def _cases_of_other_days(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of tests that compile or emulate many cases, those that are not of this day.
 
-    Each takes up to seconds, and a run on two cores is to end within half an hour. Planted faults
-    and refusals stay.
+    Each takes up to seconds, and a run on two cores is to end within a quarter of an hour. A day
+    has every third case, the next day the next ones, a night all. Planted faults and refusals stay.
     """
     cases: dict[tuple[Path, str], list[pytest.Item]] = {}
     for item in items:
@@ -76,8 +101,19 @@ def _every_other_case(items: list[pytest.Item]) -> list[pytest.Item]:
         item
         for (_, name), found in cases.items()
         if len(found) > 4 and not any(each in name for each in stay)
-        for item in found[1::2]
+        for place, item in enumerate(found)
+        if place % _DAYS != _DAY % _DAYS
     ]
+
+
+def pytest_collection_finish() -> None:
+    """Take what was imported and collected for what stays: no cycles of garbage are sought there.
+
+    That is most of what there is, and looking through it took a tenth of the time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -85,7 +121,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Give every test its tier, before -m selects by it, and skip what this machine cannot run."""
     if not is_nightly(config):
         later = [each for each in items if each.get_closest_marker("nightly")]
-        later += _every_other_case(items)
+        later += _cases_of_other_days(items)
         config.hook.pytest_deselected(items=later)
         left_out = set(map(id, later))
         items[:] = [each for each in items if id(each) not in left_out]
@@ -111,6 +147,16 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(run / "cache"))
         patch.setenv("XDG_DATA_HOME", str(run / "data"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_command_line() -> Iterator[None]:
+    """Read the annotations of all commands once, which takes longer than most commands run."""
+    import typer.main
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.testing._get_command", lru_cache(typer.main.get_command))
         yield
 
 

@@ -38,6 +38,7 @@ from tvm.tirx.buffer import is_buffer_var
 from tvm.tirx.layout import Axis as layout_axes
 from tvm.tirx.layout import S as _shard
 from tvm.tirx.layout import TileLayout
+from tvm_ffi import _ffi_api as _calls
 
 from crossfuse.schema import Damaged, parse
 
@@ -125,14 +126,27 @@ def alike(one: Any, other: Any) -> bool:
     return bool(tvm_ffi.structural_equal(one, other))
 
 
-def walk(node: Any, *callbacks: tuple[type, Callable[[Any], Any]]) -> None:
-    """Visit every node below `node`; each callback sees the nodes of its type."""
+# What `tvm_ffi.structural_walk`, `structural_map` and `structural_mutate` call. They look up types
+# and signatures of callbacks each time, which took longer than most walks: those of an index.
+_POSTORDER = int(tvm_ffi.WalkOrder.POSTORDER)
+
+
+@functools.cache
+def _indices(kinds: Any) -> tuple[int, ...]:
+    """Numbers of a type of nodes, or of each of a tuple of types."""
+    each = kinds if isinstance(kinds, tuple) else (kinds,)
+    return tuple(tvm_ffi.core.TypeSchema.from_annotation(kind).origin_type_index for kind in each)
+
+
+def walk(node: Any, *callbacks: tuple[Any, Callable[[Any], Any]]) -> None:
+    """Visit every node below `node`; each callback sees the nodes of its type, or types."""
     for node_type, callback in callbacks:
 
         def visit(found: Any, callback: Callable[[Any], Any] = callback) -> None:
             callback(found)  # its result, if any, would steer the walk
 
-        tvm_ffi.structural_walk(node, (node_type, visit))
+        entries = [(index, visit) for index in _indices(node_type)]
+        _calls.StructuralWalk(node, entries, (), _POSTORDER)
 
 
 def buffer_loads(*expressions: Any) -> list[Any]:
@@ -157,12 +171,13 @@ def buffer_stores(node: Any) -> list[Any]:
 
 def substitute(node: Any, replace: Callable[[Any], Any]) -> Any:
     """Replace variables (buffers too) below `node`; `replace` returns the variable or its image."""
-    return tvm_ffi.structural_map(node, (Var, replace))
+    return _calls.StructuralMap(node, [(_indices(Var)[0], replace)], (), _POSTORDER)
 
 
-def mutate(node: Any, *callbacks: tuple[type, Callable[[Any, Any], Any]]) -> Any:
+def mutate(node: Any, *callbacks: tuple[Any, Callable[[Any, Any], Any]]) -> Any:
     """Rewrite nodes by type; a callback gets (node, mutator) and decides whether to descend."""
-    return tvm_ffi.structural_mutate(node, list(callbacks))
+    entries = [(index, each, False) for kind, each in callbacks for index in _indices(kind)]
+    return _calls.StructuralMutate(node, entries)
 
 
 def variables(node: Any) -> Iterator[Any]:

@@ -37,8 +37,15 @@ def flatten_buffers() -> list[Any]:
     return [
         prim_func_pass("HideIndices", lambda func: _changed(func, _Hiding(func.body).index)),
         ir.tirx.transform.FlattenBuffer(),
-        prim_func_pass("ShowIndices", lambda func: _changed(func, _Showing(func.body).index)),
+        prim_func_pass("ShowIndices", _shown),
     ]
+
+
+def _shown(func: Any) -> Any:
+    """A function without the calls of `_Hiding`, of which most functions have none."""
+    hidden: list[Any] = []
+    ir.walk(func.body, (ir.Call, lambda node: hidden.append(node) if _is_hidden(node) else None))
+    return _changed(func, _Showing(func.body).index) if hidden else func
 
 
 def _changed(func: Any, change: Any) -> Any:
@@ -86,6 +93,8 @@ class _Iterators:
 class _Hiding(_Iterators):
     def index(self, index: Any) -> Any:
         """The index, as the argument of a call if it is in question."""
+        if isinstance(index, (ir.tirx.IntImm, ir.Var)):
+            return index
         dividends: list[Any] = []
         kinds = (ir.tirx.FloorDiv, ir.tirx.FloorMod)
         ir.walk(index, *((kind, lambda node: dividends.append(node.a)) for kind in kinds))
@@ -112,6 +121,8 @@ class _Hiding(_Iterators):
 class _Showing(_Iterators):
     def index(self, index: Any) -> Any:
         """The index without the calls of `_Hiding`."""
+        if isinstance(index, (ir.tirx.IntImm, ir.Var)):
+            return index
         calls: list[Any] = []
 
         def show(node: Any, mutator: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +92,17 @@ def test_all_functions_of_a_model_are_checked(tmp_path: Path, parts: Any) -> Non
     assert [each.microseconds for each in records] == pytest.approx([7.5] * len(records))
 
 
-def measured(path: str) -> Any:
+@pytest.fixture
+def measured() -> Iterator[Callable[[str], Any]]:
+    """What one runner, whose processes take seconds to start, says of a library."""
     runner = GpuRunner(HOW)
-    try:
+
+    def result(path: str) -> Any:
         (future,) = runner.run([ms.runner.RunnerInput(path, "cuda", [])])
         return future.result()
-    finally:
-        runner.close()
+
+    yield result
+    runner.close()
 
 
 def chain_library(folder: Path, workload: Any) -> Path:
@@ -118,7 +123,9 @@ def module_of(func: Any) -> Any:
     return IRModule({"main": func.with_attr("global_symbol", "main")})
 
 
-def test_a_function_may_be_the_workload_and_wrong_kernels_have_no_time(tmp_path: Path) -> None:
+def test_a_function_may_be_the_workload_and_wrong_kernels_have_no_time(
+    tmp_path: Path, measured: Callable[[str], Any]
+) -> None:
     path = chain_library(tmp_path, None)
     assert measured(str(path)).error_msg is None
     for suffix in (".so", ".json"):
@@ -128,7 +135,9 @@ def test_a_function_may_be_the_workload_and_wrong_kernels_have_no_time(tmp_path:
     assert "element-error" in str(wrong.error_msg)
 
 
-def test_without_the_function_there_is_no_time(tmp_path: Path) -> None:
+def test_without_the_function_there_is_no_time(
+    tmp_path: Path, measured: Callable[[str], Any]
+) -> None:
     path = chain_library(tmp_path, Tasks(device("nvidia-h100")))
     (answer,) = {str(measured(str(path)).error_msg)}
     assert answer.startswith("refused: nothing to check it against: no function beside the library")

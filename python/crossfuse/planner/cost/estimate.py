@@ -16,6 +16,7 @@ While the intermediate passes, weights of the second phase are loaded, as many a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -61,7 +62,7 @@ class _Work:
     rates: Rates
     room: Memory
 
-    @property
+    @cached_property
     def active(self) -> Count:
         """Clusters that run at the same time."""
         room = resident(self.device, self.kernel.cluster)
@@ -93,7 +94,7 @@ class _Work:
         """Bytes of a phase's weights that the ring of a CTA holds."""
         return np.minimum(self.room.right, phase.steps) * phase.right
 
-    @property
+    @cached_property
     def arrival(self) -> Share:
         """Bytes a microsecond of memory that come to a CTA."""
         ctas = self.active * self.kernel.cluster
@@ -118,7 +119,7 @@ class _Work:
             where(phase.split > 1, (turns - 1) * (self.start + self.rates.fitted.store), 0.0),
         )
 
-    @property
+    @cached_property
     def start(self) -> Share:
         """From the launch to the first tiles."""
         return start_time(self.rates, self.kernel.cluster, self.active * self.kernel.cluster)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cpu
 #: Fewer SMs than tiles.
 SMALL = replace(device("nvidia-h100"), sms=2)
 CASES = {
-    "128 experts": (spec(128, 128, 128, 8), {}),
+    "128 experts": (spec(64, 128, 128, 8), {}),
     "odd sizes": (spec(77, 200, 60, 6), {}),
     "16 experts, 8 of them": (spec(64, 128, 16, 8), {}),
     "one of 64": (spec(64, 128, 64, 1), {}),

@@ -64,10 +64,10 @@ TILES = {"rows": 128, "columns": 192}
 #: Norms whose products begin with raw rows, and their tiles: CTAs alone and in pairs, with one row
 #: each, with two, and with none.
 HEADS: dict[str, tuple[CascadeSpec, dict[str, int]]] = {
-    "a tile without rows": (spec(16, 2048, 768), TILES | {"cluster": 2}),
+    "a tile without rows": (spec(8, 1024, 384), TILES | {"cluster": 2}),
     "one CTA a cluster": (spec(3, 1024, 576), TILES | {"cluster": 1}),
-    "whole tiles": (spec(128, 768, 4096), {"rows": 128, "columns": 64, "cluster": 1}),
-    "odd rows and columns": (spec(7, 520, 800), {"rows": 128, "columns": 160, "cluster": 2}),
+    "whole tiles": (spec(128, 576, 4096), {"rows": 128, "columns": 64, "cluster": 1}),
+    "odd rows and columns": (spec(3, 520, 480), {"rows": 128, "columns": 160, "cluster": 2}),
 }
 
 

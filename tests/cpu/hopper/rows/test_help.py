@@ -30,7 +30,7 @@ CASES: dict[str, tuple[CascadeSpec, dict[str, int]]] = {
     "weights shared": (spec(4, 128, 64), {"rows": 64, "columns": 32, "cluster": 2}),
     "three warpgroups": (spec(5, 128, 32), {"rows": 192, "columns": 16}),
     "scales": (quantised(3, 80, 48), {"rows": 64, "columns": 16}),
-    "weights held back": (spec(16, 2048, 768), {"rows": 128, "columns": 192, "cluster": 2}),
+    "weights held back": (spec(8, 1024, 384), {"rows": 128, "columns": 192, "cluster": 2}),
 }
 
 

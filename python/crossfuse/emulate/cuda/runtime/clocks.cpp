@@ -16,6 +16,7 @@ using Shared = std::shared_ptr<const Times>;
 // SSE2 compares; no count comes near the sign.
 typedef int32_t Counts __attribute__((vector_size(16)));
 constexpr size_t kSide = sizeof(Counts) / sizeof(uint32_t);
+constexpr size_t kBlock = 16 * kSide;
 
 Counts counts_at(const Times& times, size_t place) {
   Counts counts;
@@ -23,28 +24,34 @@ Counts counts_at(const Times& times, size_t place) {
   return counts;
 }
 
+// Counts end with the last block of them that is known; all behind it are 0.
+uint32_t count_at(const Times& times, size_t slot) { return slot < times.size() ? times[slot] : 0; }
+
+std::shared_ptr<Times> copy_of(const Times& times, size_t size) {
+  auto copy = std::make_shared<Times>();
+  size = std::max(times.size(), (size + kBlock - 1) / kBlock * kBlock);
+  copy->reserve(size);
+  *copy = times;
+  copy->resize(size);
+  return copy;
+}
+
 bool covers(const Times& a, const Times& b) {
-  constexpr size_t kBlock = 16 * kSide;
-  size_t i = 0;
-  for (; i + kBlock <= a.size(); i += kBlock) {
+  const size_t both = std::min(a.size(), b.size());
+  for (size_t i = 0; i < both; i += kBlock) {
     Counts less{};
     for (size_t j = i; j < i + kBlock; j += kSide) less |= counts_at(a, j) < counts_at(b, j);
     if (less[0] | less[1] | less[2] | less[3]) return false;
   }
-  for (; i < a.size(); ++i) {
-    if (a[i] < b[i]) return false;
-  }
-  return true;
+  return std::all_of(b.begin() + both, b.end(), [](uint32_t count) { return count == 0; });
 }
 
 void join_into(Times& both, const Times& other) {
-  size_t i = 0;
-  for (; i + kSide <= both.size(); i += kSide) {
+  for (size_t i = 0; i < other.size(); i += kSide) {
     const Counts a = counts_at(both, i), b = counts_at(other, i), more = a > b;
     const Counts joined = (a & more) | (b & ~more);
     memcpy(both.data() + i, &joined, sizeof joined);
   }
-  for (; i < both.size(); ++i) both[i] = std::max(both[i], other[i]);
 }
 
 // What was joined lately. Threads that met know the same and learn the same next, each by itself:
@@ -73,7 +80,7 @@ class Recent {
 Shared joined_anew(const Shared& a, const Shared& b) {
   if (covers(*a, *b)) return a;
   if (covers(*b, *a)) return b;
-  auto both = std::make_shared<Times>(*a);
+  auto both = copy_of(*a, b->size());
   join_into(*both, *b);
   return both;
 }
@@ -104,21 +111,25 @@ Known joined(const Known& a, const Known& b) {
   return recent.joined(a, b, [](const Known& x, const Known& y) { return joined_anew(x, y); });
 }
 
-// Agents that count by thread come first.
-constexpr unsigned kByThread = 4;
+// Threads come first, which all count; then mbarriers and products, and last what few threads have:
+// copies. What is known of a CTA ends early then, and most of the time goes into copying that.
+constexpr size_t kCopies = static_cast<size_t>(Agent::kFills) - 1;  // agents that count by thread
 
 size_t slot_of(Agent agent, unsigned index) {
   const size_t threads = device.launch.threads();
-  return std::min(static_cast<size_t>(agent), size_t(kByThread)) * threads + index;
+  if (agent == Agent::kThread) return index;
+  if (agent >= Agent::kFills) return threads + index;
+  const size_t place = index * kCopies + static_cast<size_t>(agent) - 1;
+  return threads + kMostBarriers + kMostWarpgroups + place;
 }
 size_t slot_of_products(unsigned warpgroup) {
-  return kByThread * size_t(device.launch.threads()) + kMostBarriers + warpgroup;
+  return size_t(device.launch.threads()) + kMostBarriers + warpgroup;
 }
 
-// A copy of the counts of one CTA, to be changed before they are shared.
-std::shared_ptr<Times> times_of(const Known& known, unsigned window) {
-  if (known && (*known)[window]) return std::make_shared<Times>(*(*known)[window]);
-  return std::make_shared<Times>(slot_of_products(kMostWarpgroups), 0);
+// A copy of the counts of one CTA with so many of them, to be changed before they are shared.
+std::shared_ptr<Times> times_of(const Known& known, unsigned window, size_t size) {
+  static const Times none;
+  return copy_of(known && (*known)[window] ? *(*known)[window] : none, size);
 }
 
 Known replaced(const Known& known, unsigned window, Shared times) {
@@ -129,8 +140,8 @@ Known replaced(const Known& known, unsigned window, Shared times) {
 }
 
 Known raised(const Known& known, unsigned window, size_t slot, uint32_t time) {
-  if (known && (*known)[window] && (*(*known)[window])[slot] >= time) return known;
-  auto times = times_of(known, window);
+  if (known && (*known)[window] && count_at(*(*known)[window], slot) >= time) return known;
+  auto times = times_of(known, window, slot + 1);
   (*times)[slot] = time;
   return replaced(known, window, times);
 }
@@ -161,7 +172,7 @@ bool holds(const Known& known, unsigned window, size_t slot, uint32_t time) {
   if (time == 0) return true;
   if (!known) return false;
   const Shared& times = (*known)[window];
-  return times && (*times)[slot] >= time;
+  return times && count_at(*times, slot) >= time;
 }
 
 bool holds(const Known& known, const Access& access) {
@@ -248,7 +259,7 @@ Clock met_clock(const std::vector<Arrived>& arrivals) {
   const bool one = all.known == all.over;
   for (Known* known : {&all.over, &all.known}) {
     if (one && known == &all.known) continue;
-    auto times = times_of(*known, window);
+    auto times = times_of(*known, window, device.launch.threads());
     for (const Arrived& each : arrivals) {
       uint32_t& slot = (*times)[slot_of(Agent::kThread, each.thread->index())];
       slot = std::max(slot, each.time);

@@ -21,7 +21,7 @@ enum class Agent : uint8_t { kThread, kLoads, kStores, kStoreReads, kFills, kPus
 // warpgroups and their products.
 constexpr unsigned kMostBarriers = 64, kMostWarpgroups = 8;
 
-// Counts of one CTA, agent by agent; and those of all CTAs by window. Null: nothing is known. They
+// Counts of one CTA by slot (clocks.cpp), and those of all CTAs by window. Null: nothing is known. They
 // are shared rather than copied, because threads that met at a barrier know the same.
 using Times = std::vector<uint32_t>;
 using Knowledge = std::vector<std::shared_ptr<const Times>>;
