@@ -17,6 +17,8 @@ from crossfuse.emulate.cuda.mutants import Mutant
 Uses = Mapping[int, bool]
 
 _MEET = re.compile(r"bar_sync|cta_sync|warp_sync|__syncthreads|__syncwarp")
+#: Statements that do nothing but wait: nothing is issued and nobody is told of anything by them.
+_WAIT = re.compile(r"behind `\w*(?:mbarrier_wait|bulk_wait|wgmma_wait)\w*\(")
 _PEERS = re.compile(r"shared__cluster_b64|st_async|_s2c_|crossfuse_dsm_|mapa")
 #: Of the first thread of a warpgroup alone.
 _FIRST = re.compile(r"^\s*if \(.*(?:% 128\) == 0\)|& 127\) < 1\)) \{$")
@@ -25,7 +27,19 @@ _TOUCHES = re.compile(
 )
 
 
-def reason_of(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+#: Of a mutant of groups, if the runtime has noted the same guarantees as of the right kernel: all
+#: that groups do is end what their thread waits for, and others know of that by releases alone.
+#: What the thread itself does too early, the runtime names.
+TELLS_THE_SAME = "all that others learn of tells of the same copies and products"
+_GROUP = re.compile(r"wgmma_(?:wait|commit)|cp_async_bulk_(?:wait|commit)")
+
+
+def is_of_groups(mutant: Mutant) -> bool:
+    """Whether a mutant changes which copies or products a thread waits for, and nothing else."""
+    return bool(_GROUP.search(mutant.statement.partition("(")[0]))
+
+
+def reason_of(lines: Sequence[str], uses: Uses, mutant: Mutant, news: Uses | None = None) -> str:
     """Why a mutant is no fault; empty if no rule says so.
 
     Parameters
@@ -36,6 +50,8 @@ def reason_of(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
         What statements had to do.
     mutant : Mutant
         One that nothing was found in.
+    news : Uses | None
+        Of arrivals, whether who waits for them learns anything.
 
     Returns
     -------
@@ -45,6 +61,9 @@ def reason_of(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
     for rule in _RULES:
         if reason := rule(lines, uses, mutant):
             return reason
+    relaxed = mutant.change == "a relaxed arrival" and "mbarrier_arrive" in mutant.statement
+    if relaxed and not (news or {}).get(mutant.line, True):
+        return "whoever waits for the arrival has learned from others all that it tells of"
     return ""
 
 
@@ -68,6 +87,8 @@ def _idle(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
         return "nobody waits for the phases that are arrived at here"
     if "wgmma_fence" in name:
         return "no register was touched since the last fence that products use"
+    if re.search("cta_sync|__syncthreads", name):
+        return "no two threads touch the same bytes on either side of it before they meet again"
     if "wait_group" in name:
         return "all groups that are waited for here are over, or too few are under way"
     return ""
@@ -81,11 +102,17 @@ def _announced_late(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
 
 
 def _fenced_later(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    """The thread that copies or multiplies has met the others, and fences behind that."""
-    if "fence_proxy" not in mutant.statement or mutant.operation != "move":
+    """No copy, product or release lies between the two places.
+
+    Behind a meeting the thread that copies or multiplies has met the others, and fences then.
+    """
+    later = mutant.operation == "move" and mutant.change.startswith("behind")
+    if "fence_proxy" not in mutant.statement or not later:
         return ""
-    if mutant.change.startswith("behind") and _MEET.search(mutant.change):
+    if _MEET.search(mutant.change):
         return "a proxy fence on either side of where threads meet is enough"
+    if _WAIT.match(mutant.change):
+        return "a proxy fence behind another wait follows all that it followed, and more"
     return ""
 
 
@@ -110,23 +137,6 @@ def _fenced_on_the_other_side(lines: Sequence[str], uses: Uses, mutant: Mutant) 
         ):
             return ""
     return ""
-
-
-def _told_to_nobody(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    """Products in flight when their tiles are handed back, to a ring that comes round no more."""
-    if not re.search("wgmma_(?:wait|commit)", mutant.statement) or mutant.operation == "count":
-        return ""
-    groups, told = 0, False
-    for number, line in enumerate(lines[mutant.line :], mutant.line + 1):
-        groups += "wgmma_commit" in line
-        if groups > 2 or "wait_group_sync_aligned_0" in line:
-            break
-        if "mbarrier_arrive" not in line:
-            continue
-        if uses.get(number, False):
-            return ""
-        told = True
-    return "nobody waits for the tiles that are handed back behind it" if told else ""
 
 
 def _met_for_nothing(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
@@ -159,6 +169,24 @@ def _met_already(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
     return ""
 
 
+def _met_in_a_product(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """Who has waited for a product knows that its warpgroup had issued it, and was there so far."""
+    if mutant.operation != "drop" or "bar_sync" not in mutant.statement:
+        return ""
+    indent = _indent(lines[mutant.line - 1])
+    for line in reversed(lines[: mutant.line - 1]):
+        if "wgmma_wait_group_wait_group_sync_aligned_0" in line and _indent(line) <= indent:
+            return "threads have waited for a product that all issued, and touched nothing since"
+        told = "mbarrier_arrive" in line
+        if (
+            "wgmma" in line
+            or (_TOUCHES.search(line) and not told)
+            or line.strip().startswith("for")
+        ):
+            break
+    return ""
+
+
 def _said_later(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
     """Nothing hangs: an arrival tells of all before it, a wait orders all behind it."""
     if mutant.operation != "move":
@@ -186,12 +214,12 @@ def _one_thread(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
 def _around(lines: Sequence[str], index: int, step: int) -> tuple[list[str], bool]:
     """Lines up to the same statement or the end of its block; and whether there is one."""
     statement = lines[index]
-    indent = len(statement) - len(statement.lstrip())
+    indent = _indent(statement)
     found: list[str] = []
     for line in lines[index + step :: step]:
         if line == statement:
             return found, True
-        if line.strip() and len(line) - len(line.lstrip()) < indent:
+        if line.strip() and _indent(line) < indent:
             return found, False
         found.append(line)
     return found, False
@@ -213,13 +241,17 @@ def _alone(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
     if mutant.change != "a relaxed arrival" or "barrier_cluster_arrive" not in mutant.statement:
         return ""
     index = mutant.line - 1
-    indent = len(lines[index]) - len(lines[index].lstrip())
+    indent = _indent(lines[index])
     for line in reversed(lines[:index]):
-        if line.strip() and len(line) - len(line.lstrip()) < indent:
+        if line.strip() and _indent(line) < indent:
             break
         if _PEERS.search(line):
             return ""
     return "threads of this role touch no other CTA"
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 Rule = Callable[[Sequence[str], Uses, Mutant], str]
@@ -231,8 +263,8 @@ _RULES: tuple[Rule, ...] = (
     _fenced_on_the_other_side,
     _met_already,
     _met_for_nothing,
-    _told_to_nobody,
     _one_thread,
+    _met_in_a_product,
     _said_later,
     _alone,
 )

@@ -294,6 +294,28 @@ void products_done(uint32_t number) {
   raise_both(self.clock, self.cta->window, slot_of_products(warpgroup), number);
 }
 
+Publication publication_now() {
+  const Thread& self = *device.current;
+  return {self.clock, &self, self.last_access};
+}
+
+bool knows_all(const Publication& published) {
+  if (!device.launch.clocked || !published.by) return false;
+  const Clock &own = device.current->clock, &other = published.clock;
+  const std::pair<const Known*, const Known*> parts[] = {
+      {&own.known, &other.known},
+      {&own.over, &other.over},
+      {&own.visible, &other.visible},
+      {&own.visible_shared, &other.visible_shared},
+      {&own.refreshed, &other.refreshed}};
+  for (const auto& [mine, theirs] : parts) {
+    if (joined(*mine, *theirs) != *mine) return false;
+  }
+  const size_t slot = slot_of(Agent::kThread, published.by->index());
+  return own.launches >= other.launches &&
+         holds(own.known, published.by->cta->window, slot, published.last_access);
+}
+
 void know_over(const Clock& clock) {
   Clock over = clock;
   over.known = nullptr;

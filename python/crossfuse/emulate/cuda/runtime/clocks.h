@@ -80,6 +80,14 @@ void complete_to(Clock& clock, const Thread& issuer, Agent agent, uint32_t numbe
 // A phase of an mbarrier is complete; products of a warpgroup of the running thread are.
 Clock phase_clock(unsigned window, unsigned barrier, uint32_t phase);
 void products_done(uint32_t number);
+// What the running thread would publish now; and whether it has learned all of that of another one.
+struct Publication {
+  Clock clock;
+  const Thread* by = nullptr;
+  uint32_t last_access = 0;
+};
+Publication publication_now();
+bool knows_all(const Publication& published);
 // What others had done before is over, though it need not be visible.
 void know_over(const Clock& clock);
 // What the running thread knows now is visible to the copies and products that it issues from now on:

@@ -1,20 +1,28 @@
 // Barriers in shared memory that count arrivals and bytes.
 #include <map>
+#include <utility>
 
 #include "async.h"
+#include "guarantees.h"
 #include "races.h"
 #include "schedule.h"
 
 namespace emu {
 
 namespace {
+// An arrival: what it tells of copies and products, 0 once somebody has learned of that; and of all.
+struct Told {
+  Site site = kNoSite;
+  uint64_t guarantee = 0;
+  Publication published;
+};
 struct Mbarrier {
   uint64_t phase = 0;  // phases that are complete
   long expected = 0, pending = 0, bytes = 0;
   Site site = kNoSite;
   unsigned number = 0;      // among those of its CTA
   Signal arrived, released;  // what those who arrived published: so far, and until the last phase
-  std::vector<Site> arrivals, last_arrivals;  // statements, in this phase and in the last one
+  std::vector<Told> arrivals, last_arrivals;  // in this phase and in the last one
   bool counts = false;      // bytes in this phase
   int sender = -1;          // and those of another CTA: its window
   struct {
@@ -91,10 +99,14 @@ void complete_if_due(const Key& key, Mbarrier& barrier) {
 }
 
 // Somebody goes on behind the last phase: a fresh barrier has none that is waited for.
-void note_wait(const Mbarrier& barrier, Site site) {
+void note_wait(Mbarrier& barrier, Site site) {
   note_use(site, barrier.phase > 0);
   if (barrier.phase > 0) note_use(barrier.made.site, true);
-  for (Site each : barrier.last_arrivals) note_use(each, true);
+  for (Told& each : barrier.last_arrivals) {
+    note_use(each.site, true);
+    note_guarantee(std::exchange(each.guarantee, 0));
+    note_news(each.site, !knows_all(each.published));
+  }
 }
 
 void arrive(unsigned address, unsigned count, unsigned bytes, int scope, Site site) {
@@ -106,7 +118,7 @@ void arrive(unsigned address, unsigned count, unsigned bytes, int scope, Site si
   if (!barrier) return;
   barrier->site = site;
   note_use(site, false);
-  barrier->arrivals.push_back(site);
+  barrier->arrivals.push_back({site, guarantee_of(*device.current), publication_now()});
   if (scope >= 0) barrier->arrived.release(static_cast<Scope>(scope));
   barrier->bytes += bytes;
   barrier->pending -= count;
@@ -241,7 +253,7 @@ bool passes(unsigned address, int scope, Site site, size_t& offset) {
   if ((barrier->phase & 1) == 0) return false;
   barrier->awaited = barrier->phase;
   note_wait(*barrier, site);
-  barrier->released.acquire(static_cast<Scope>(scope));
+  if (scope >= 0) barrier->released.acquire(static_cast<Scope>(scope));  // else relaxed
   return true;
 }
 }  // namespace
@@ -292,7 +304,7 @@ void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity, int scop
   }
   barrier->awaited = barrier->phase;
   note_wait(*barrier, site);
-  barrier->released.acquire(static_cast<Scope>(scope));
+  if (scope >= 0) barrier->released.acquire(static_cast<Scope>(scope));  // else relaxed
 }
 
 unsigned crossfuse_emulate_mbarrier_test(unsigned address, int scope) {
