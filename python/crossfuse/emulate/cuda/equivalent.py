@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from crossfuse.emulate.cuda.mutants import Mutant
 
@@ -17,6 +18,11 @@ from crossfuse.emulate.cuda.mutants import Mutant
 Uses = Mapping[int, bool]
 
 _MEET = re.compile(r"bar_sync|cta_sync|warp_sync|__syncthreads|__syncwarp")
+#: Text of what raises flags, and of what waits for them or for what is counted by them.
+_FLAG_HELPERS = re.compile(
+    r"^\S[^\n;]* crossfuse_(?:raise_flag|await_flags\w*|await_parts)\([^;{]*\)\s*\{.*?^\}",
+    re.MULTILINE | re.DOTALL,
+)
 #: Statements that do nothing but wait: nothing is issued and nobody is told of anything by them.
 _WAIT = re.compile(r"behind `\w*(?:mbarrier_wait|bulk_wait|wgmma_wait)\w*\(")
 _PEERS = re.compile(r"shared__cluster_b64|st_async|_s2c_|crossfuse_dsm_|mapa")
@@ -58,11 +64,12 @@ def reason_of(lines: Sequence[str], uses: Uses, mutant: Mutant, news: Uses | Non
     str
         The reason.
     """
+    if mutant.operation == "part":  # what nobody needs to do, some need not do either
+        mutant = replace(mutant, operation="drop", change="left out")
     for rule in _RULES:
         if reason := rule(lines, uses, mutant):
             return reason
-    relaxed = mutant.change == "a relaxed arrival" and "mbarrier_arrive" in mutant.statement
-    if relaxed and not (news or {}).get(mutant.line, True):
+    if mutant.change == "a relaxed arrival" and not (news or {}).get(mutant.line, True):
         return "whoever waits for the arrival has learned from others all that it tells of"
     return ""
 
@@ -117,16 +124,9 @@ def _fenced_later(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
 
 
 def _fenced_on_the_other_side(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    if mutant.operation not in ("weaken", "drop", "move"):
+    if mutant.operation not in ("weaken", "drop", "move") or not _loses_a_fence(mutant):
         return ""
-    fences = mutant.change in ("no fence", "a fence of the other memory") or (
-        "fence" in mutant.statement and "proxy" in mutant.statement
-    )
-    if not fences:
-        return ""
-    text = "\n".join(lines)
-    flag = "crossfuse_raise_flag" in text and "fence.proxy.async.global" in text
-    if flag and re.search("flag|parts|global|fence_copies", mutant.statement):
+    if re.search("flag|parts|global|fence_copies", mutant.statement) and _fences_flags(lines):
         return "a proxy fence lies on the other side of the flag"
     name = mutant.statement.partition("(")[0]
     for line in lines[mutant.line :]:
@@ -137,6 +137,19 @@ def _fenced_on_the_other_side(lines: Sequence[str], uses: Uses, mutant: Mutant) 
         ):
             return ""
     return ""
+
+
+def _loses_a_fence(mutant: Mutant) -> bool:
+    if mutant.change in ("no fence", "a fence of the other memory"):
+        return True
+    return bool(re.search(r"fence_proxy|fence_copies", mutant.statement))
+
+
+def _fences_flags(lines: Sequence[str]) -> bool:
+    """Whether a fence lies before every release of a flag, and one behind every wait for flags."""
+    text = "\n".join(lines)
+    sides = [each[0] for each in _FLAG_HELPERS.finditer(text)]
+    return len(sides) > 1 and all("fence.proxy.async.global" in each for each in sides)
 
 
 def _met_for_nothing(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
