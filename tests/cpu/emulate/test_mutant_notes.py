@@ -9,6 +9,7 @@ import pytest
 
 from cpu.emulate.copies import BARRIERS, LOADS, STORES
 from cpu.emulate.kernels import clean, image, ramp
+from crossfuse.emulate.cuda import emulate
 from crossfuse.emulate.cuda.mutants import mutate
 from crossfuse.emulate.cuda.mutation import Outcome, outcomes
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch, TensorMap
@@ -212,3 +213,63 @@ def test_a_wait_of_one_thread_for_its_warp() -> None:
     change = "left out by all but one thread of a warp"
     (alone,) = found(loads(), [ramp(1, 32)], "part", change, "mbarrier_wait")
     assert alone.named and "async-race" in alone.kinds
+
+
+AHEAD = """
+  __shared__ alignas(8) uint64_t bars[1];
+  if (threadIdx.x == 0) init(AT(bars));
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    tvm_builtin_ptx_mbarrier_arrive_b64(AT(bars));
+    AGAIN
+  }
+  tvm_builtin_cuda_mbarrier_wait(bars, 0);
+  C[threadIdx.x] = A[threadIdx.x];
+"""
+
+
+def test_a_phase_that_ends_before_who_waits_for_the_last_one_has_looked() -> None:
+    """A parity tells a phase from its neighbours, and not from the next but one."""
+    buffers = [(name, (64,), "float32") for name in "AC"]
+    preamble = BARRIERS + HELPERS
+    clean(image(AHEAD.replace("AGAIN", ""), buffers, preamble=preamble), ramp(64))
+    again = "tvm_builtin_ptx_mbarrier_arrive_b64(AT(bars));"
+    wrong = image(AHEAD.replace("AGAIN", again), buffers, preamble=preamble)
+    reports = [emulate(wrong, [ramp(64)], seed=seed, orders=1) for seed in range(4)]
+    assert all(not report.ok for report in reports)
+    found = [each for report in reports for each in report.findings if each.kind == "mbarrier"]
+    assert any("the next one is, too, before it has looked" in each.detail for each in found)
+
+
+PAIR = """
+  __shared__ alignas(8) uint64_t bars[1];
+  if (threadIdx.x == 0) init_pair(AT(bars));
+  __syncthreads();
+  for (int phase = 0; phase < 2 && threadIdx.x % 32 == 0; ++phase) {
+    tvm_builtin_ptx_mbarrier_arrive_b64(AT(bars));
+    WAIT
+  }
+  C[threadIdx.x] = A[threadIdx.x];
+"""
+OF_TWO = """
+__forceinline__ __device__ void init_pair(unsigned bar) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(bar), "r"(2) : "memory");
+}
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_arrival_that_the_phase_before_may_count(seed: int) -> None:
+    """Of two that arrive one waits: the other's second arrival may be the first phase's last."""
+    buffers = [(name, (64,), "float32") for name in "AC"]
+    preamble = BARRIERS + HELPERS + OF_TWO
+    wait = "tvm_builtin_cuda_mbarrier_wait(bars, phase);"
+    right = image(PAIR.replace("WAIT", wait), buffers, preamble=preamble)
+    clean(right, ramp(64))
+    wrong = image(PAIR.replace("WAIT", f"if (threadIdx.x) {wait}"), buffers, preamble=preamble)
+    report = emulate(wrong, [ramp(64)], seed=seed, orders=3)
+    found = [each for each in report.findings if each.kind in ("mbarrier", "deadlock")]
+    assert found, report.findings
+    told = "nothing says that the phase before is over: it may be counted there"
+    if found[0].kind == "mbarrier":
+        assert told in found[0].detail or "an arrival too many" in found[0].detail

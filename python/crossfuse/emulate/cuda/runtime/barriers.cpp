@@ -77,6 +77,7 @@ void cluster_arrive(bool relaxed, Site site) {
   if (relaxed) {
     cluster.relaxed[phase] = true;
     self.relaxed.push_back(phase);
+    cluster.released[phase].join(past_of(self.clock));
   } else {
     release_to(cluster.released[phase]);
   }

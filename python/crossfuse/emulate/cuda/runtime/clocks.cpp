@@ -187,6 +187,7 @@ void Clock::join(const Clock& other) {
   visible = joined(visible, other.visible);
   visible_shared = joined(visible_shared, other.visible_shared);
   refreshed = joined(refreshed, other.refreshed);
+  past = joined(past, other.past);
   launches |= other.launches;
 }
 
@@ -285,6 +286,24 @@ Clock phase_clock(unsigned window, unsigned barrier, uint32_t phase) {
   if (!device.launch.clocked || barrier >= kMostBarriers) return clock;
   raise_both(clock, window, slot_of(Agent::kFills, barrier), phase);
   return clock;
+}
+
+Clock past_clock(unsigned window, unsigned barrier, uint32_t phase) {
+  Clock clock;
+  if (!device.launch.clocked || barrier >= kMostBarriers) return clock;
+  clock.past = raised(nullptr, window, slot_of(Agent::kFills, barrier), phase);
+  return clock;
+}
+
+Clock past_of(const Clock& clock) {
+  Clock past;
+  past.past = clock.past;
+  return past;
+}
+
+bool is_phase_past(unsigned window, unsigned barrier, uint32_t phase) {
+  if (!device.launch.clocked || barrier >= kMostBarriers) return true;
+  return holds(device.current->clock.past, window, slot_of(Agent::kFills, barrier), phase);
 }
 
 void products_done(uint32_t number) {

@@ -81,15 +81,19 @@ void wake_waiting(const Key& key, const Mbarrier& barrier) {
   }
 }
 
+// What is past, whatever orders it: scopes do not matter.
+void pass_on(Signal& signal, const Clock& past) { signal.release(past, 0, Scope::kGpu); }
+
 void complete_if_due(const Key& key, Mbarrier& barrier) {
   if (barrier.pending != 0 || barrier.bytes != 0) return;
   ++barrier.phase;
   barrier.pending = barrier.expected;
+  const auto phase = static_cast<uint32_t>(barrier.phase);
   if (barrier.counts) {
     const unsigned source = barrier.sender < 0 ? key.first : static_cast<unsigned>(barrier.sender);
-    const Clock filled = phase_clock(key.first, barrier.number, static_cast<uint32_t>(barrier.phase));
-    barrier.arrived.release(filled, source, Scope::kCluster);
+    barrier.arrived.release(phase_clock(key.first, barrier.number, phase), source, Scope::kCluster);
   }
+  pass_on(barrier.arrived, past_clock(key.first, barrier.number, phase));
   barrier.counts = false;
   barrier.sender = -1;
   barrier.last_arrivals.swap(barrier.arrivals);
@@ -109,6 +113,35 @@ void note_wait(Mbarrier& barrier, Site site) {
   }
 }
 
+// Who arrives knows that the phase before is over, through whatever has waited for it: else the arrival
+// may be counted there.
+void check_phase(const Mbarrier& barrier, unsigned window, size_t offset, Site site) {
+  const auto phase = static_cast<uint32_t>(barrier.phase);
+  if (is_phase_past(window, barrier.number, phase) || !is_news("mbarrier", barrier.made.site, site)) {
+    return;
+  }
+  report({"mbarrier", shared_place(offset), site, kNoSite, current_cta(), current_thread(),
+          format("arrives in phase %u, and nothing says that the phase before is over: it may be counted "
+                 "there",
+                 phase)});
+}
+
+// A thread has been woken by the end of a phase. If the next one has ended, too, before it looks, a real
+// thread, which knows of the parity alone, may wait on.
+void check_not_missed(const Mbarrier& barrier, size_t offset, unsigned parity, Site site) {
+  if ((barrier.phase & 1) != (parity & 1) || !is_news("mbarrier", barrier.site, site)) return;
+  report({"mbarrier", shared_place(offset), barrier.site, site, current_cta(), current_thread(),
+          format("phase %u that it waits for is over, and the next one is, too, before it has looked: it "
+                 "may wait forever",
+                 parity & 1)});
+}
+
+// A relaxed wait, of scope -1, tells of nothing but phases.
+void learn(const Mbarrier& barrier, int scope) {
+  if (scope >= 0) return barrier.released.acquire(static_cast<Scope>(scope));
+  acquire_from(past_of(barrier.released.of(Scope::kCta)));
+}
+
 void arrive(unsigned address, unsigned count, unsigned bytes, int scope, Site site) {
   unsigned window = 0;
   size_t offset = 0;
@@ -116,10 +149,12 @@ void arrive(unsigned address, unsigned count, unsigned bytes, int scope, Site si
   note_peer(window, offset, site);
   Mbarrier* barrier = used(window, offset, site);
   if (!barrier) return;
+  check_phase(*barrier, window, offset, site);
   barrier->site = site;
   note_use(site, false);
   barrier->arrivals.push_back({site, guarantee_of(*device.current), publication_now()});
   if (scope >= 0) barrier->arrived.release(static_cast<Scope>(scope));
+  pass_on(barrier->arrived, past_of(device.current->clock));
   barrier->bytes += bytes;
   barrier->pending -= count;
   if (barrier->pending < 0 && is_news("mbarrier", site, kNoSite)) {
@@ -128,6 +163,10 @@ void arrive(unsigned address, unsigned count, unsigned bytes, int scope, Site si
     stop();
   }
   complete_if_due({window, offset}, *barrier);
+  // Who arrives alone has ended the phase.
+  const bool alone = barrier->expected == long(count) && bytes == 0 && barrier->phase > 0;
+  if (!alone || barrier->pending != barrier->expected) return;
+  acquire_from(past_clock(window, barrier->number, static_cast<uint32_t>(barrier->phase)));
 }
 }  // namespace
 
@@ -161,9 +200,10 @@ void count_by(unsigned window, size_t offset, Access& fill) {
 }
 
 void complete_bytes(unsigned window, size_t offset, long bytes, Site site, const Thread& issuer,
-                    Agent agent, uint32_t number) {
+                    Agent agent, uint32_t number, const Clock& past) {
   Mbarrier* barrier = find(window, offset, site);
   if (!barrier) return;
+  pass_on(barrier->arrived, past);
   barrier->counts = true;
   if (agent == Agent::kFills) {
     Clock loaded;
@@ -253,7 +293,7 @@ bool passes(unsigned address, int scope, Site site, size_t& offset) {
   if ((barrier->phase & 1) == 0) return false;
   barrier->awaited = barrier->phase;
   note_wait(*barrier, site);
-  if (scope >= 0) barrier->released.acquire(static_cast<Scope>(scope));  // else relaxed
+  learn(*barrier, scope);
   return true;
 }
 }  // namespace
@@ -301,10 +341,11 @@ void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity, int scop
     self.other = kNoBarrier;
     self.parity = parity & 1;
     block(Wait::kPhase, site);
+    check_not_missed(*barrier, offset, parity, site);
   }
   barrier->awaited = barrier->phase;
   note_wait(*barrier, site);
-  if (scope >= 0) barrier->released.acquire(static_cast<Scope>(scope));  // else relaxed
+  learn(*barrier, scope);
 }
 
 unsigned crossfuse_emulate_mbarrier_test(unsigned address, int scope) {
