@@ -14,6 +14,25 @@ FENCE = "tvm_builtin_ptx_fence_proxy_proxy_async_shared__cta"
 EXPECT = "tvm_builtin_ptx_mbarrier_arrive_expect_tx_arrive_expect_tx_shared_b64"
 PRODUCTS = "tvm_builtin_ptx_wgmma_wait_group_wait_group_sync_aligned_"
 ARRIVE = "tvm_builtin_ptx_mbarrier_arrive_x"
+LANES = "tvm_builtin_cuda_warp_sync"
+FLAG_READ = "uint launches_before = crossfuse_flags_0_ptr[8];"
+COUNTED = "crossfuse_flags_0_ptr[8] = (launches_before + (uint)1);"
+RAISE = "crossfuse_raise_flag(f);"
+RAISE_FENCED = [
+    "__device__ __forceinline__ void crossfuse_raise_flag(void* flag) {",
+    '  asm volatile("fence.proxy.async.global;" ::: "memory");',
+    '  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" :: "l"(flag), "r"(1) : "memory");',
+    "}",
+]
+AWAIT_PARTS = [
+    "__device__ __forceinline__ void crossfuse_await_parts(const void* flags, int pitch) {",
+    "  for (int part = threadIdx.x & 31; part < 2; part += 32) {",
+    "    unsigned seen = load(flags, part);",
+    "  }",
+    "  __syncwarp();",
+    "}",
+    "void k() {",
+]
 COPY = "tvm_builtin_ptx_cp_async_bulk_tensor_g2s_x"
 TEXT = f"""\
 __forceinline__ __device__ void {WAIT}(void* barrier, int phase) {{
@@ -224,6 +243,48 @@ RULES = {
         "drop",
         "left out",
         "no two threads touch",
+    ),
+    "a flag read, and all parts awaited before it is written": (
+        [*AWAIT_PARTS, FLAG_READ, f"{LANES}();", "crossfuse_await_parts(f, 4, 2, n);", COUNTED],
+        {9: True},
+        "drop",
+        "left out",
+        "lanes have read a flag alone",
+    ),
+    "a flag read, and written before all parts are awaited": (
+        [*AWAIT_PARTS, FLAG_READ, f"{LANES}();", COUNTED, "crossfuse_await_parts(f, 4, 2, n);"],
+        {9: True},
+        "drop",
+        "left out",
+        "",
+    ),
+    "a fence before a flag that loads wait for": (
+        [*RAISE_FENCED, *AWAIT_PARTS, "crossfuse_raise_flag(f);"],
+        {12: True},
+        "weaken",
+        "no fence",
+        "ordinary loads",
+    ),
+    "a fence before a flag that copies wait for": (
+        [*RAISE_FENCED, *(each.replace("parts", "flags") for each in AWAIT_PARTS), RAISE],
+        {12: True},
+        "weaken",
+        "no fence",
+        "",
+    ),
+    "a wait in vain": (
+        ["ready = crossfuse_await_flags_or_help(f, 0, 0, 1, n, a, b, c);"],
+        {1: True},
+        "count",
+        "a count more is awaited",
+        "ended by help",
+    ),
+    "a wait in vain without help": (
+        ["ready = crossfuse_await_flags(f, 0, 0, 1, n);"],
+        {1: True},
+        "count",
+        "a count more is awaited",
+        "",
     ),
     "threads store between": (
         [f"{MEET}(1, 128);", "memory_ptr[0] = 1;", f"{MEET}(1, 128);"],

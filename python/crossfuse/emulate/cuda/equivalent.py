@@ -20,8 +20,13 @@ Uses = Mapping[int, bool]
 _MEET = re.compile(r"bar_sync|cta_sync|warp_sync|__syncthreads|__syncwarp")
 #: Text of what raises flags, and of what waits for them or for what is counted by them.
 _FLAG_HELPERS = re.compile(
-    r"^\S[^\n;]* crossfuse_(?:raise_flag|await_flags\w*|await_parts)\([^;{]*\)\s*\{.*?^\}",
+    r"^\S[^\n;]* crossfuse_(?P<name>raise_flag|await_flags\w*|await_parts)\([^;{]*\)\s*\{.*?^\}",
     re.MULTILINE | re.DOTALL,
+)
+_FLAG_READ = re.compile(r"^\s*uint \w+ = (?P<flags>crossfuse_flags_\w+)\[")
+#: A wait for flags of a whole warp that ends with a meeting of its lanes.
+_AWAIT_ALL = re.compile(
+    r"crossfuse_await_parts\([^;{]*\)\s*\{.*?^  __syncwarp\(\);\n\}", re.M | re.S
 )
 #: Statements that do nothing but wait: nothing is issued and nobody is told of anything by them.
 _WAIT = re.compile(r"behind `\w*(?:mbarrier_wait|bulk_wait|wgmma_wait)\w*\(")
@@ -126,8 +131,13 @@ def _fenced_later(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
 def _fenced_on_the_other_side(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
     if mutant.operation not in ("weaken", "drop", "move") or not _loses_a_fence(mutant):
         return ""
-    if re.search("flag|parts|global|fence_copies", mutant.statement) and _fences_flags(lines):
-        return "a proxy fence lies on the other side of the flag"
+    if re.search("flag|parts|global|fence_copies", mutant.statement):
+        if _fences_flags(lines):
+            return "a proxy fence lies on the other side of the flag"
+        if _read_by_loads(lines):
+            return (
+                "copies that are over are visible to the ordinary loads that flags are raised for"
+            )
     name = mutant.statement.partition("(")[0]
     for line in lines[mutant.line :]:
         if "fence_proxy" in line and line.split("(")[0].strip() == name:
@@ -150,6 +160,16 @@ def _fences_flags(lines: Sequence[str]) -> bool:
     text = "\n".join(lines)
     sides = [each[0] for each in _FLAG_HELPERS.finditer(text)]
     return len(sides) > 1 and all("fence.proxy.async.global" in each for each in sides)
+
+
+def _read_by_loads(lines: Sequence[str]) -> bool:
+    """Whether those who wait for flags read what these tell of by ordinary loads alone.
+
+    The completion of a bulk copy includes a proxy fence (PTX ISA, async proxy), and it is waited
+    for before flags are raised.
+    """
+    names = {each["name"] for each in _FLAG_HELPERS.finditer("\n".join(lines))}
+    return names == {"raise_flag", "await_parts"}
 
 
 def _met_for_nothing(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
@@ -197,6 +217,28 @@ def _met_in_a_product(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
             or line.strip().startswith("for")
         ):
             break
+    return ""
+
+
+def _met_before_the_store(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """All lanes read a word, which one of them writes behind another meeting."""
+    before = _FLAG_READ.match(lines[mutant.line - 2])
+    if mutant.operation != "drop" or "warp_sync" not in mutant.statement or not before:
+        return ""
+    indent, text = _indent(lines[mutant.line - 1]), "\n".join(lines)
+    for line in lines[mutant.line :]:
+        if _indent(line) < indent or line.strip().startswith(before["flags"]):
+            return ""
+        called = re.match(r"crossfuse_await_parts\(", line.strip())
+        if called and _indent(line) == indent and _AWAIT_ALL.search(text):
+            return "lanes have read a flag alone, and meet again before one of them writes it"
+    return ""
+
+
+def _helps_in_the_end(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """Flags that never come are what help is for: it makes all that they tell of."""
+    if mutant.change == "a count more is awaited" and "_or_help(" in mutant.statement:
+        return "a wait that flags do not end is ended by help, which orders as much"
     return ""
 
 
@@ -278,6 +320,8 @@ _RULES: tuple[Rule, ...] = (
     _met_for_nothing,
     _one_thread,
     _met_in_a_product,
+    _met_before_the_store,
+    _helps_in_the_end,
     _said_later,
     _alone,
 )
