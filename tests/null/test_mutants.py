@@ -33,6 +33,15 @@ AWAIT_PARTS = [
     "}",
     "void k() {",
 ]
+AWAIT_FLAGS = [each.replace("parts", "flags") for each in AWAIT_PARTS]
+AWAITED = "    ready_ptr[0] = crossfuse_await_flags(f, ready_ptr[0], 0, 1, n);"
+FIRST_STEP = [
+    "for (int step_1 = 0; step_1 < 8; ++step_1) {",
+    "  if (ready_ptr[0] <= 0) {",
+    AWAITED,
+    "  }",
+    "}",
+]
 COPY = "tvm_builtin_ptx_cp_async_bulk_tensor_g2s_x"
 TEXT = f"""\
 __forceinline__ __device__ void {WAIT}(void* barrier, int phase) {{
@@ -251,6 +260,27 @@ RULES = {
         "left out",
         "lanes have read a flag alone",
     ),
+    "a flag read, and flags awaited in the first step": (
+        [*AWAIT_FLAGS, FLAG_READ, f"{LANES}();", "ready_ptr[0] = 0;", *FIRST_STEP, COUNTED],
+        {9: True},
+        "drop",
+        "left out",
+        "lanes have read a flag alone",
+    ),
+    "a flag read, and flags awaited unless they are known": (
+        [*AWAIT_FLAGS, FLAG_READ, f"{LANES}();", "ready_ptr[0] = more;", *FIRST_STEP, COUNTED],
+        {9: True},
+        "drop",
+        "left out",
+        "",
+    ),
+    "a flag read, and flags awaited in a tile that there may not be": (
+        [*AWAIT_FLAGS, FLAG_READ, f"{LANES}();", "if (tile < 2) {", AWAITED, "}", COUNTED],
+        {9: True},
+        "drop",
+        "left out",
+        "",
+    ),
     "a flag read, and written before all parts are awaited": (
         [*AWAIT_PARTS, FLAG_READ, f"{LANES}();", COUNTED, "crossfuse_await_parts(f, 4, 2, n);"],
         {9: True},
@@ -266,7 +296,7 @@ RULES = {
         "ordinary loads",
     ),
     "a fence before a flag that copies wait for": (
-        [*RAISE_FENCED, *(each.replace("parts", "flags") for each in AWAIT_PARTS), RAISE],
+        [*RAISE_FENCED, *AWAIT_FLAGS, RAISE],
         {12: True},
         "weaken",
         "no fence",

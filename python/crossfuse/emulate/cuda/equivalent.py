@@ -24,10 +24,10 @@ _FLAG_HELPERS = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _FLAG_READ = re.compile(r"^\s*uint \w+ = (?P<flags>crossfuse_flags_\w+)\[")
-#: A wait for flags of a whole warp that ends with a meeting of its lanes.
-_AWAIT_ALL = re.compile(
-    r"crossfuse_await_parts\([^;{]*\)\s*\{.*?^  __syncwarp\(\);\n\}", re.M | re.S
-)
+_AWAIT = re.compile(r"crossfuse_(?P<name>await_(?:flags\w*|parts))\(")
+#: Headers of blocks that are entered: of loops over steps, and of the first look at flags, which
+#: begins with none.
+_SURE = re.compile(r"for \(int step_?\d* = 0; step_?\d* < [1-9]\d*; |if \(ready_ptr\[0\] <= 0\) \{")
 #: Statements that do nothing but wait: nothing is issued and nobody is told of anything by them.
 _WAIT = re.compile(r"behind `\w*(?:mbarrier_wait|bulk_wait|wgmma_wait)\w*\(")
 _PEERS = re.compile(r"shared__cluster_b64|st_async|_s2c_|crossfuse_dsm_|mapa")
@@ -225,14 +225,28 @@ def _met_before_the_store(lines: Sequence[str], uses: Uses, mutant: Mutant) -> s
     before = _FLAG_READ.match(lines[mutant.line - 2])
     if mutant.operation != "drop" or "warp_sync" not in mutant.statement or not before:
         return ""
-    indent, text = _indent(lines[mutant.line - 1]), "\n".join(lines)
+    indent, headers, none = _indent(lines[mutant.line - 1]), list[str](), False
     for line in lines[mutant.line :]:
-        if _indent(line) < indent or line.strip().startswith(before["flags"]):
+        if not line.strip():
+            continue
+        depth = (_indent(line) - indent) // 2
+        if depth < 0 or line.strip().startswith(before["flags"]):
             return ""
-        called = re.match(r"crossfuse_await_parts\(", line.strip())
-        if called and _indent(line) == indent and _AWAIT_ALL.search(text):
-            return "lanes have read a flag alone, and meet again before one of them writes it"
+        headers[depth:] = [line.strip()]
+        none |= line.strip() == "ready_ptr[0] = 0;"  # flags are known to be raised
+        called = _AWAIT.search(line)
+        if called and (none or depth == 0) and all(_SURE.match(each) for each in headers[:-1]):
+            met = _meets_in_the_end(lines, called["name"])
+            return (
+                "lanes have read a flag alone, and meet again before one writes it" if met else ""
+            )
     return ""
+
+
+def _meets_in_the_end(lines: Sequence[str], name: str) -> bool:
+    """Whether the lanes of a warp meet in a helper, whatever it is given."""
+    helpers = _FLAG_HELPERS.finditer("\n".join(lines))
+    return any(each["name"] == name and "\n  __syncwarp();" in each[0] for each in helpers)
 
 
 def _helps_in_the_end(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
