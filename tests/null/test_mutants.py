@@ -35,6 +35,7 @@ AWAIT_PARTS = [
 ]
 AWAIT_FLAGS = [each.replace("parts", "flags") for each in AWAIT_PARTS]
 AWAITED = "    ready_ptr[0] = crossfuse_await_flags(f, ready_ptr[0], 0, 1, n);"
+FIRST_LANE = ["  if ((((int)threadIdx.x) % 32) == 0) {", f"    {WAIT}(a, 1);", "  }"]
 FIRST_STEP = [
     "for (int step_1 = 0; step_1 < 8; ++step_1) {",
     "  if (ready_ptr[0] <= 0) {",
@@ -259,6 +260,27 @@ RULES = {
         "drop",
         "left out",
         "lanes have read a flag alone",
+    ),
+    "one flag, of which the lane learns that loads": (
+        ["  " + FLAG_READ, f"  {LANES}();", AWAITED, *FIRST_LANE, "}"],
+        {3: True},
+        "weaken",
+        "no __syncwarp",
+        "alone touches memory",
+    ),
+    "one flag, and all lanes load": (
+        ["  " + FLAG_READ, f"  {LANES}();", AWAITED, f"  {WAIT}(a, 1);", "}"],
+        {3: True},
+        "weaken",
+        "no __syncwarp",
+        "",
+    ),
+    "two flags, of which lanes learn": (
+        ["  " + FLAG_READ, f"  {LANES}();", AWAITED.replace("0, 1,", "0, 2,"), *FIRST_LANE, "}"],
+        {3: True},
+        "weaken",
+        "no __syncwarp",
+        "",
     ),
     "a flag read, and flags awaited in the first step": (
         [*AWAIT_FLAGS, FLAG_READ, f"{LANES}();", "ready_ptr[0] = 0;", *FIRST_STEP, COUNTED],

@@ -24,6 +24,7 @@ _FLAG_HELPERS = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _FLAG_READ = re.compile(r"^\s*uint \w+ = (?P<flags>crossfuse_flags_\w+)\[")
+_FIRST_LANE = re.compile(r"^\s*if \(\(\(\(int\)threadIdx\.x\) % 32\) == 0\) \{$")
 _AWAIT = re.compile(r"crossfuse_(?P<name>await_(?:flags\w*|parts))\(")
 #: Headers of blocks that are entered: of loops over steps, and of the first look at flags, which
 #: begins with none.
@@ -249,6 +250,28 @@ def _meets_in_the_end(lines: Sequence[str], name: str) -> bool:
     return any(each["name"] == name and "\n  __syncwarp();" in each[0] for each in helpers)
 
 
+def _awaited_by_one(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """Of a wait for one flag the first lane alone learns, and it alone goes on to touch memory."""
+    one = re.search(r"await_flags\w*\(.*, ready_ptr\[0\], 0, 1, ", mutant.statement)
+    if mutant.change != "no __syncwarp" or not one:
+        return ""
+    start = next((n for n in range(mutant.line - 1, -1, -1) if _FLAG_READ.match(lines[n])), -1)
+    if start < 0 or not re.search("warp_sync", lines[start + 1]):  # of other lanes' reads of flags
+        return ""
+    role, lane = _indent(lines[start]), 0
+    for line in lines[start + 2 :]:
+        if line.strip() and _indent(line) < role:
+            return "the lane that waits for the flag learns of it, and alone touches memory then"
+        if lane and line.strip() and _indent(line) <= lane:
+            lane = 0
+        touches = _TOUCHES.search(line) or "flags_" in line
+        if not lane and touches and line.strip() != mutant.statement:
+            return ""
+        if not lane and _FIRST_LANE.match(line):
+            lane = _indent(line)
+    return ""
+
+
 def _helps_in_the_end(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
     """Flags that never come are what help is for: it makes all that they tell of."""
     if mutant.change == "a count more is awaited" and "_or_help(" in mutant.statement:
@@ -335,6 +358,7 @@ _RULES: tuple[Rule, ...] = (
     _one_thread,
     _met_in_a_product,
     _met_before_the_store,
+    _awaited_by_one,
     _helps_in_the_end,
     _said_later,
     _alone,
