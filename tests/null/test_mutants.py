@@ -369,5 +369,5 @@ def test_groups_alone_are_compared_by_what_releases_tell() -> None:
 def test_rules_say_what_is_no_fault(name: str) -> None:
     lines, uses, operation, change, reason = RULES[name]
     line = max(uses, default=1)  # the last one that is watched
-    found = reason_of(lines, uses, Mutant(1, operation, line, lines[line - 1], change))
+    found = reason_of(lines, uses, Mutant(1, operation, line, lines[line - 1].strip(), change))
     assert reason in found and bool(reason) == bool(found)
