@@ -70,6 +70,8 @@ def reason_of(lines: Sequence[str], uses: Uses, mutant: Mutant, news: Uses | Non
     str
         The reason.
     """
+    if mutant.operation == "part" and _met_behind(lines, mutant):
+        return "who waits meets the others before anything is touched"
     if mutant.operation == "part":  # what nobody needs to do, some need not do either
         mutant = replace(mutant, operation="drop", change="left out")
     for rule in _RULES:
@@ -201,6 +203,31 @@ def _met_already(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
                 break
             index += direction
     return ""
+
+
+def _met_behind(lines: Sequence[str], mutant: Mutant) -> bool:
+    """Whether threads meet behind a wait, and do nothing but wait in between."""
+    if "mbarrier_wait" not in mutant.statement:
+        return False
+    indent = _indent(lines[mutant.line - 1])
+    for line in lines[mutant.line :]:
+        if line.strip() and _indent(line) < indent:
+            indent = _indent(line)
+            if not _closes_a_condition(lines[: mutant.line], line):
+                return False
+        if _MEET.search(line):
+            return _indent(line) == indent
+        if line.strip().startswith(("for", "while")) or "wgmma" in line:
+            return False
+        if _TOUCHES.search(line) and "cuda_mbarrier_wait" not in line:
+            return False
+    return False
+
+
+def _closes_a_condition(before: Sequence[str], line: str) -> bool:
+    """Whether a line ends a block that some condition opens, and no loop."""
+    opened = next((each for each in reversed(before) if _indent(each) == _indent(line)), "")
+    return line.strip().startswith("}") and opened.strip().startswith("if (")
 
 
 def _met_in_a_product(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
