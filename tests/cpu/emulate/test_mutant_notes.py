@@ -273,3 +273,24 @@ def test_an_arrival_that_the_phase_before_may_count(seed: int) -> None:
     told = "nothing says that the phase before is over: it may be counted there"
     if found[0].kind == "mbarrier":
         assert told in found[0].detail or "an arrival too many" in found[0].detail
+
+
+KNOWN = """
+  __shared__ alignas(8) uint64_t bars[1];
+  if (threadIdx.x == 0) {
+    init(AT(bars));
+    tvm_builtin_ptx_mbarrier_arrive_b64(AT(bars));
+    tvm_builtin_cuda_mbarrier_wait(bars, 0);
+  }
+  __syncthreads();
+  tvm_builtin_cuda_mbarrier_wait(bars, 0 * 1);
+  C[threadIdx.x] = A[threadIdx.x];
+"""
+
+
+def test_a_wait_for_a_phase_that_is_known_to_be_over() -> None:
+    """The threads have met one that had waited."""
+    buffers = [(name, (64,), "float32") for name in "AC"]
+    kernel = image(KNOWN, buffers, preamble=BARRIERS + HELPERS)
+    (again,) = found(kernel, [ramp(64)], "drop", "left out", "mbarrier_wait(bars, 0 * 1)")
+    assert again.equivalent.startswith("the phase is known to be over already")

@@ -9,34 +9,27 @@ left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from crossfuse.emulate.cuda.equivalent_flags import (
+    TOUCHES,
+    Uses,
+    awaited_by_one,
+    fences_flags,
+    helps_in_the_end,
+    indent_of,
+    met_before_the_store,
+    read_by_loads,
+)
 from crossfuse.emulate.cuda.mutants import Mutant
 
-#: By line of the right text, whether a statement there that ran has had something to do.
-Uses = Mapping[int, bool]
-
 _MEET = re.compile(r"bar_sync|cta_sync|warp_sync|__syncthreads|__syncwarp")
-#: Text of what raises flags, and of what waits for them or for what is counted by them.
-_FLAG_HELPERS = re.compile(
-    r"^\S[^\n;]* crossfuse_(?P<name>raise_flag|await_flags\w*|await_parts)\([^;{]*\)\s*\{.*?^\}",
-    re.MULTILINE | re.DOTALL,
-)
-_FLAG_READ = re.compile(r"^\s*uint \w+ = (?P<flags>crossfuse_flags_\w+)\[")
-_FIRST_LANE = re.compile(r"^\s*if \(\(\(\(int\)threadIdx\.x\) % 32\) == 0\) \{$")
-_AWAIT = re.compile(r"crossfuse_(?P<name>await_(?:flags\w*|parts))\(")
-#: Headers of blocks that are entered: of loops over steps, and of the first look at flags, which
-#: begins with none.
-_SURE = re.compile(r"for \(int step_?\d* = 0; step_?\d* < [1-9]\d*; |if \(ready_ptr\[0\] <= 0\) \{")
 #: Statements that do nothing but wait: nothing is issued and nobody is told of anything by them.
 _WAIT = re.compile(r"behind `\w*(?:mbarrier_wait|bulk_wait|wgmma_wait)\w*\(")
 _PEERS = re.compile(r"shared__cluster_b64|st_async|_s2c_|crossfuse_dsm_|mapa")
 #: Of the first thread of a warpgroup alone.
 _FIRST = re.compile(r"^\s*if \(.*(?:% 128\) == 0\)|& 127\) < 1\)) \{$")
-_TOUCHES = re.compile(
-    r"memory_ptr|tvm_builtin_ptx_(?:st_|ld_|stmatrix)|crossfuse_dsm_|_wait|await|arrive"
-)
 
 
 #: Of a mutant of groups, if the runtime has noted the same guarantees as of the right kernel: all
@@ -77,7 +70,11 @@ def reason_of(lines: Sequence[str], uses: Uses, mutant: Mutant, news: Uses | Non
     for rule in _RULES:
         if reason := rule(lines, uses, mutant):
             return reason
-    if mutant.change == "a relaxed arrival" and not (news or {}).get(mutant.line, True):
+    learned = (news or {}).get(mutant.line, True)
+    elsewhere = mutant.operation in ("parity", "place")
+    if "mbarrier_wait" in mutant.statement and not learned and not elsewhere:
+        return "the phase is known to be over already, and so is all that it tells of"
+    if mutant.change == "a relaxed arrival" and not learned:
         return "whoever waits for the arrival has learned from others all that it tells of"
     return ""
 
@@ -135,9 +132,9 @@ def _fenced_on_the_other_side(lines: Sequence[str], uses: Uses, mutant: Mutant) 
     if mutant.operation not in ("weaken", "drop", "move") or not _loses_a_fence(mutant):
         return ""
     if re.search("flag|parts|global|fence_copies", mutant.statement):
-        if _fences_flags(lines):
+        if fences_flags(lines):
             return "a proxy fence lies on the other side of the flag"
-        if _read_by_loads(lines):
+        if read_by_loads(lines):
             return (
                 "copies that are over are visible to the ordinary loads that flags are raised for"
             )
@@ -158,23 +155,6 @@ def _loses_a_fence(mutant: Mutant) -> bool:
     return bool(re.search(r"fence_proxy|fence_copies", mutant.statement))
 
 
-def _fences_flags(lines: Sequence[str]) -> bool:
-    """Whether a fence lies before every release of a flag, and one behind every wait for flags."""
-    text = "\n".join(lines)
-    sides = [each[0] for each in _FLAG_HELPERS.finditer(text)]
-    return len(sides) > 1 and all("fence.proxy.async.global" in each for each in sides)
-
-
-def _read_by_loads(lines: Sequence[str]) -> bool:
-    """Whether those who wait for flags read what these tell of by ordinary loads alone.
-
-    The completion of a bulk copy includes a proxy fence (PTX ISA, async proxy), and it is waited
-    for before flags are raised.
-    """
-    names = {each["name"] for each in _FLAG_HELPERS.finditer("\n".join(lines))}
-    return names == {"raise_flag", "await_parts"}
-
-
 def _met_for_nothing(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
     """One thread waits for its copies before threads meet, and there are none in these sizes."""
     if mutant.operation != "drop" or "bar_sync" not in mutant.statement:
@@ -183,7 +163,7 @@ def _met_for_nothing(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
         line = lines[number - 1]
         if "bulk_wait_group" in line and not uses.get(number, True):
             return "what one thread waits for before threads meet is over already"
-        if _TOUCHES.search(line):
+        if TOUCHES.search(line):
             break
     return ""
 
@@ -199,7 +179,7 @@ def _met_already(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
             if line == mutant.statement:
                 return "threads have met just before or meet just after, and did nothing between"
             idle = not uses.get(index + 1, True)
-            if (_TOUCHES.search(line) and not idle) or line.startswith(("for", "while", "} else")):
+            if (TOUCHES.search(line) and not idle) or line.startswith(("for", "while", "} else")):
                 break
             index += direction
     return ""
@@ -209,24 +189,24 @@ def _met_behind(lines: Sequence[str], mutant: Mutant) -> bool:
     """Whether threads meet behind a wait, and do nothing but wait in between."""
     if "mbarrier_wait" not in mutant.statement:
         return False
-    indent = _indent(lines[mutant.line - 1])
+    indent = indent_of(lines[mutant.line - 1])
     for line in lines[mutant.line :]:
-        if line.strip() and _indent(line) < indent:
-            indent = _indent(line)
+        if line.strip() and indent_of(line) < indent:
+            indent = indent_of(line)
             if not _closes_a_condition(lines[: mutant.line], line):
                 return False
         if _MEET.search(line):
-            return _indent(line) == indent
+            return indent_of(line) == indent
         if line.strip().startswith(("for", "while")) or "wgmma" in line:
             return False
-        if _TOUCHES.search(line) and "cuda_mbarrier_wait" not in line:
+        if TOUCHES.search(line) and "cuda_mbarrier_wait" not in line:
             return False
     return False
 
 
 def _closes_a_condition(before: Sequence[str], line: str) -> bool:
     """Whether a line ends a block that some condition opens, and no loop."""
-    opened = next((each for each in reversed(before) if _indent(each) == _indent(line)), "")
+    opened = next((each for each in reversed(before) if indent_of(each) == indent_of(line)), "")
     return line.strip().startswith("}") and opened.strip().startswith("if (")
 
 
@@ -234,75 +214,23 @@ def _met_in_a_product(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
     """Who has waited for a product knows that its warpgroup had issued it, and was there so far."""
     if mutant.operation != "drop" or "bar_sync" not in mutant.statement:
         return ""
-    indent = _indent(lines[mutant.line - 1])
+    indent = indent_of(lines[mutant.line - 1])
     for line in reversed(lines[: mutant.line - 1]):
-        if "wgmma_wait_group_wait_group_sync_aligned_0" in line and _indent(line) <= indent:
+        if "wgmma_wait_group_wait_group_sync_aligned_0" in line and indent_of(line) <= indent:
             return "threads have waited for a product that all issued, and touched nothing since"
         told = "mbarrier_arrive" in line
-        if (
-            "wgmma" in line
-            or (_TOUCHES.search(line) and not told)
-            or line.strip().startswith("for")
-        ):
+        if "wgmma" in line or (TOUCHES.search(line) and not told) or line.strip().startswith("for"):
             break
     return ""
 
 
-def _met_before_the_store(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    """All lanes read a word, which one of them writes behind another meeting."""
-    before = _FLAG_READ.match(lines[mutant.line - 2])
-    if mutant.operation != "drop" or "warp_sync" not in mutant.statement or not before:
-        return ""
-    indent, headers, none = _indent(lines[mutant.line - 1]), list[str](), False
-    for line in lines[mutant.line :]:
-        if not line.strip():
-            continue
-        depth = (_indent(line) - indent) // 2
-        if depth < 0 or line.strip().startswith(before["flags"]):
-            return ""
-        headers[depth:] = [line.strip()]
-        none |= line.strip() == "ready_ptr[0] = 0;"  # flags are known to be raised
-        called = _AWAIT.search(line)
-        if called and (none or depth == 0) and all(_SURE.match(each) for each in headers[:-1]):
-            met = _meets_in_the_end(lines, called["name"])
-            return (
-                "lanes have read a flag alone, and meet again before one writes it" if met else ""
-            )
-    return ""
-
-
-def _meets_in_the_end(lines: Sequence[str], name: str) -> bool:
-    """Whether the lanes of a warp meet in a helper, whatever it is given."""
-    helpers = _FLAG_HELPERS.finditer("\n".join(lines))
-    return any(each["name"] == name and "\n  __syncwarp();" in each[0] for each in helpers)
-
-
-def _awaited_by_one(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    """Of a wait for one flag the first lane alone learns, and it alone goes on to touch memory."""
-    one = re.search(r"await_flags\w*\(.*, ready_ptr\[0\], 0, 1, ", mutant.statement)
-    if mutant.change != "no __syncwarp" or not one:
-        return ""
-    start = next((n for n in range(mutant.line - 1, -1, -1) if _FLAG_READ.match(lines[n])), -1)
-    if start < 0 or not re.search("warp_sync", lines[start + 1]):  # of other lanes' reads of flags
-        return ""
-    role, lane = _indent(lines[start]), 0
-    for line in lines[start + 2 :]:
-        if line.strip() and _indent(line) < role:
-            return "the lane that waits for the flag learns of it, and alone touches memory then"
-        if lane and line.strip() and _indent(line) <= lane:
-            lane = 0
-        touches = _TOUCHES.search(line) or "flags_" in line
-        if not lane and touches and line.strip() != mutant.statement:
-            return ""
-        if not lane and _FIRST_LANE.match(line):
-            lane = _indent(line)
-    return ""
-
-
-def _helps_in_the_end(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    """Flags that never come are what help is for: it makes all that they tell of."""
-    if mutant.change == "a count more is awaited" and "_or_help(" in mutant.statement:
-        return "a wait that flags do not end is ended by help, which orders as much"
+def _announced_in_its_phase(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """The runtime names an arrival of which nothing says that the phase before is over."""
+    announces = mutant.operation == "move" and re.match(r"behind `\w*expect_tx", mutant.change)
+    if announces and "cuda_mbarrier_wait" in mutant.statement:
+        return (
+            "bytes are announced in a phase that is known to be theirs, and copied behind the wait"
+        )
     return ""
 
 
@@ -333,12 +261,12 @@ def _one_thread(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
 def _around(lines: Sequence[str], index: int, step: int) -> tuple[list[str], bool]:
     """Lines up to the same statement or the end of its block; and whether there is one."""
     statement = lines[index]
-    indent = _indent(statement)
+    indent = indent_of(statement)
     found: list[str] = []
     for line in lines[index + step :: step]:
         if line == statement:
             return found, True
-        if line.strip() and _indent(line) < indent:
+        if line.strip() and indent_of(line) < indent:
             return found, False
         found.append(line)
     return found, False
@@ -348,7 +276,7 @@ def _is_of_first(lines: Sequence[str]) -> bool:
     """Whether only the first thread of a warpgroup touches anything."""
     depth = 0
     for line in lines:
-        if depth == 0 and _TOUCHES.search(line):
+        if depth == 0 and TOUCHES.search(line):
             return False
         if _FIRST.search(line) or depth:
             depth += line.count("{") - line.count("}")
@@ -360,17 +288,13 @@ def _alone(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
     if mutant.change != "a relaxed arrival" or "barrier_cluster_arrive" not in mutant.statement:
         return ""
     index = mutant.line - 1
-    indent = _indent(lines[index])
+    indent = indent_of(lines[index])
     for line in reversed(lines[:index]):
-        if line.strip() and _indent(line) < indent:
+        if line.strip() and indent_of(line) < indent:
             break
         if _PEERS.search(line):
             return ""
     return "threads of this role touch no other CTA"
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
 
 
 Rule = Callable[[Sequence[str], Uses, Mutant], str]
@@ -384,9 +308,10 @@ _RULES: tuple[Rule, ...] = (
     _met_for_nothing,
     _one_thread,
     _met_in_a_product,
-    _met_before_the_store,
-    _awaited_by_one,
-    _helps_in_the_end,
+    met_before_the_store,
+    awaited_by_one,
+    _announced_in_its_phase,
+    helps_in_the_end,
     _said_later,
     _alone,
 )

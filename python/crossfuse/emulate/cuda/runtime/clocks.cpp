@@ -318,9 +318,8 @@ Publication publication_now() {
   return {self.clock, &self, self.last_access};
 }
 
-bool knows_all(const Publication& published) {
-  if (!device.launch.clocked || !published.by) return false;
-  const Clock &own = device.current->clock, &other = published.clock;
+bool knows(const Clock& other) {
+  const Clock& own = device.current->clock;
   const std::pair<const Known*, const Known*> parts[] = {
       {&own.known, &other.known},
       {&own.over, &other.over},
@@ -330,9 +329,13 @@ bool knows_all(const Publication& published) {
   for (const auto& [mine, theirs] : parts) {
     if (joined(*mine, *theirs) != *mine) return false;
   }
+  return own.launches >= other.launches;
+}
+
+bool knows_all(const Publication& published) {
+  if (!device.launch.clocked || !published.by || !knows(published.clock)) return false;
   const size_t slot = slot_of(Agent::kThread, published.by->index());
-  return own.launches >= other.launches &&
-         holds(own.known, published.by->cta->window, slot, published.last_access);
+  return holds(device.current->clock.known, published.by->cta->window, slot, published.last_access);
 }
 
 void know_over(const Clock& clock) {

@@ -93,6 +93,7 @@ struct Publication {
 };
 Publication publication_now();
 bool knows_all(const Publication& published);
+bool knows(const Clock& other);  // nothing of it is new
 // What others had done before is over, though it need not be visible.
 void know_over(const Clock& clock);
 // What the running thread knows now is visible to the copies and products that it issues from now on:

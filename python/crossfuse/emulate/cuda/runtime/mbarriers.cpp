@@ -23,7 +23,7 @@ struct Mbarrier {
   unsigned number = 0;      // among those of its CTA
   Signal arrived, released;  // what those who arrived published: so far, and until the last phase
   std::vector<Told> arrivals, last_arrivals;  // in this phase and in the last one
-  bool counts = false;      // bytes in this phase
+  bool counts = false, brought = false;  // bytes in this phase, and in the last one
   int sender = -1;          // and those of another CTA: its window
   struct {
     Site site = kNoSite;
@@ -94,7 +94,7 @@ void complete_if_due(const Key& key, Mbarrier& barrier) {
     barrier.arrived.release(phase_clock(key.first, barrier.number, phase), source, Scope::kCluster);
   }
   pass_on(barrier.arrived, past_clock(key.first, barrier.number, phase));
-  barrier.counts = false;
+  barrier.brought = std::exchange(barrier.counts, false);
   barrier.sender = -1;
   barrier.last_arrivals.swap(barrier.arrivals);
   barrier.arrivals.clear();
@@ -102,14 +102,25 @@ void complete_if_due(const Key& key, Mbarrier& barrier) {
   wake_waiting(key, barrier);
 }
 
+// Whether the running thread learns from the last phase that it is over, or of anything that it brought.
+bool tells_of_phase(const Mbarrier& barrier, unsigned window) {
+  const auto phase = static_cast<uint32_t>(barrier.phase);
+  if (!is_phase_past(window, barrier.number, phase)) return true;
+  return barrier.brought && !knows(phase_clock(window, barrier.number, phase));
+}
+
 // Somebody goes on behind the last phase: a fresh barrier has none that is waited for.
-void note_wait(Mbarrier& barrier, Site site) {
+void note_wait(Mbarrier& barrier, unsigned window, Site site) {
+  if (!notes_uses()) return;
   note_use(site, barrier.phase > 0);
   if (barrier.phase > 0) note_use(barrier.made.site, true);
+  note_news(site, tells_of_phase(barrier, window));
   for (Told& each : barrier.last_arrivals) {
+    const bool news = !knows_all(each.published);
     note_use(each.site, true);
     note_guarantee(std::exchange(each.guarantee, 0));
-    note_news(each.site, !knows_all(each.published));
+    note_news(each.site, news);
+    note_news(site, news);
   }
 }
 
@@ -292,7 +303,7 @@ bool passes(unsigned address, int scope, Site site, size_t& offset) {
   if (!barrier) return true;
   if ((barrier->phase & 1) == 0) return false;
   barrier->awaited = barrier->phase;
-  note_wait(*barrier, site);
+  note_wait(*barrier, window, site);
   learn(*barrier, scope);
   return true;
 }
@@ -344,7 +355,7 @@ void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity, int scop
     check_not_missed(*barrier, offset, parity, site);
   }
   barrier->awaited = barrier->phase;
-  note_wait(*barrier, site);
+  note_wait(*barrier, window, site);
   learn(*barrier, scope);
 }
 
