@@ -1,4 +1,4 @@
-"""Mutants that are no faults: of waits of a warp for flags in global memory, and of their fences."""
+"""Mutants that are no faults: of waits of a warp for flags in global memory, and their fences."""
 
 from __future__ import annotations
 
