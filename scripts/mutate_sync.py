@@ -3,10 +3,10 @@
     python scripts/mutate_sync.py [--kernels gather split] [--every 10] [--json found.json]
 
 Takes kernels of every family, right ones. Of each it makes mutants: fences, arrivals, waits,
-commits, barriers and flags are left out, weakened (order, scope, groups, memory), moved past their
-neighbours, and given other phases, bytes, counts and barriers. It runs the emulator on each and
-reports how many are named, by which kind of finding; which are no fault, by the rule that says so;
-and which survive.
+commits, barriers and flags are left out, also by parts of a warp, weakened (order, scope, groups,
+memory), moved past their neighbours, done twice, and given other phases, bytes, counts and
+barriers. It runs the emulator on each and reports how many are named, by which kind of finding;
+which are no fault, by the rule that says so; and which survive.
 """
 
 from __future__ import annotations

@@ -35,3 +35,12 @@ def test_a_persistent_kernel_starts_early_with_constant_weights_alone(constant: 
     assert [each.early for each in image.launches] == [constant]
     assert (f"{WAIT}()" in image.cuda) == constant
     assert emulate(image, random_inputs(SPEC), orders=1).findings == ()
+
+
+def test_the_call_before_may_still_use_flags_and_outputs() -> None:
+    """One call alone: another of the same kernel may come before it, and be under way."""
+    image = lower(schedule_tiled_ffn(prim_func(SPEC), constant_weights=True)).image
+    report = emulate(drop_call(image, WAIT, 0), random_inputs(SPEC), orders=1)
+    found = {each.buffer: each for each in report.findings if each.kind == "early-launch"}
+    assert "crossfuse_flags_0" in found, report.findings
+    assert "what a launch before may still be writing" in found["crossfuse_flags_0"].detail

@@ -9,23 +9,42 @@ left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from crossfuse.emulate.cuda.equivalent_flags import (
+    TOUCHES,
+    Uses,
+    awaited_by_one,
+    fences_flags,
+    helps_in_the_end,
+    indent_of,
+    met_before_the_store,
+    read_by_loads,
+)
 from crossfuse.emulate.cuda.mutants import Mutant
 
-#: By line of the right text, whether a statement there that ran has had something to do.
-Uses = Mapping[int, bool]
-
 _MEET = re.compile(r"bar_sync|cta_sync|warp_sync|__syncthreads|__syncwarp")
+#: Statements that do nothing but wait: nothing is issued and nobody is told of anything by them.
+_WAIT = re.compile(r"behind `\w*(?:mbarrier_wait|bulk_wait|wgmma_wait)\w*\(")
 _PEERS = re.compile(r"shared__cluster_b64|st_async|_s2c_|crossfuse_dsm_|mapa")
 #: Of the first thread of a warpgroup alone.
 _FIRST = re.compile(r"^\s*if \(.*(?:% 128\) == 0\)|& 127\) < 1\)) \{$")
-_TOUCHES = re.compile(
-    r"memory_ptr|tvm_builtin_ptx_(?:st_|ld_|stmatrix)|crossfuse_dsm_|_wait|await|arrive"
-)
 
 
-def reason_of(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+#: Of a mutant of groups, if the runtime has noted the same guarantees as of the right kernel: all
+#: that groups do is end what their thread waits for, and others know of that by releases alone.
+#: What the thread itself does too early, the runtime names.
+TELLS_THE_SAME = "all that others learn of tells of the same copies and products"
+_GROUP = re.compile(r"wgmma_(?:wait|commit)|cp_async_bulk_(?:wait|commit)")
+
+
+def is_of_groups(mutant: Mutant) -> bool:
+    """Whether a mutant changes which copies or products a thread waits for, and nothing else."""
+    return bool(_GROUP.search(mutant.statement.partition("(")[0]))
+
+
+def reason_of(lines: Sequence[str], uses: Uses, mutant: Mutant, news: Uses | None = None) -> str:
     """Why a mutant is no fault; empty if no rule says so.
 
     Parameters
@@ -36,15 +55,27 @@ def reason_of(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
         What statements had to do.
     mutant : Mutant
         One that nothing was found in.
+    news : Uses | None
+        Of arrivals, whether who waits for them learns anything.
 
     Returns
     -------
     str
         The reason.
     """
+    if mutant.operation == "part" and _met_behind(lines, mutant):
+        return "who waits meets the others before anything is touched"
+    if mutant.operation == "part":  # what nobody needs to do, some need not do either
+        mutant = replace(mutant, operation="drop", change="left out")
     for rule in _RULES:
         if reason := rule(lines, uses, mutant):
             return reason
+    learned = (news or {}).get(mutant.line, True)
+    elsewhere = mutant.operation in ("parity", "place")
+    if "mbarrier_wait" in mutant.statement and not learned and not elsewhere:
+        return "the phase is known to be over already, and so is all that it tells of"
+    if mutant.change == "a relaxed arrival" and not learned:
+        return "whoever waits for the arrival has learned from others all that it tells of"
     return ""
 
 
@@ -68,6 +99,8 @@ def _idle(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
         return "nobody waits for the phases that are arrived at here"
     if "wgmma_fence" in name:
         return "no register was touched since the last fence that products use"
+    if re.search("cta_sync|__syncthreads", name):
+        return "no two threads touch the same bytes on either side of it before they meet again"
     if "wait_group" in name:
         return "all groups that are waited for here are over, or too few are under way"
     return ""
@@ -81,26 +114,30 @@ def _announced_late(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
 
 
 def _fenced_later(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    """The thread that copies or multiplies has met the others, and fences behind that."""
-    if "fence_proxy" not in mutant.statement or mutant.operation != "move":
+    """No copy, product or release lies between the two places.
+
+    Behind a meeting the thread that copies or multiplies has met the others, and fences then.
+    """
+    later = mutant.operation == "move" and mutant.change.startswith("behind")
+    if "fence_proxy" not in mutant.statement or not later:
         return ""
-    if mutant.change.startswith("behind") and _MEET.search(mutant.change):
+    if _MEET.search(mutant.change):
         return "a proxy fence on either side of where threads meet is enough"
+    if _WAIT.match(mutant.change):
+        return "a proxy fence behind another wait follows all that it followed, and more"
     return ""
 
 
 def _fenced_on_the_other_side(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    if mutant.operation not in ("weaken", "drop", "move"):
+    if mutant.operation not in ("weaken", "drop", "move") or not _loses_a_fence(mutant):
         return ""
-    fences = mutant.change in ("no fence", "a fence of the other memory") or (
-        "fence" in mutant.statement and "proxy" in mutant.statement
-    )
-    if not fences:
-        return ""
-    text = "\n".join(lines)
-    flag = "crossfuse_raise_flag" in text and "fence.proxy.async.global" in text
-    if flag and re.search("flag|parts|global|fence_copies", mutant.statement):
-        return "a proxy fence lies on the other side of the flag"
+    if re.search("flag|parts|global|fence_copies", mutant.statement):
+        if fences_flags(lines):
+            return "a proxy fence lies on the other side of the flag"
+        if read_by_loads(lines):
+            return (
+                "copies that are over are visible to the ordinary loads that flags are raised for"
+            )
     name = mutant.statement.partition("(")[0]
     for line in lines[mutant.line :]:
         if "fence_proxy" in line and line.split("(")[0].strip() == name:
@@ -112,21 +149,10 @@ def _fenced_on_the_other_side(lines: Sequence[str], uses: Uses, mutant: Mutant) 
     return ""
 
 
-def _told_to_nobody(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    """Products in flight when their tiles are handed back, to a ring that comes round no more."""
-    if not re.search("wgmma_(?:wait|commit)", mutant.statement) or mutant.operation == "count":
-        return ""
-    groups, told = 0, False
-    for number, line in enumerate(lines[mutant.line :], mutant.line + 1):
-        groups += "wgmma_commit" in line
-        if groups > 2 or "wait_group_sync_aligned_0" in line:
-            break
-        if "mbarrier_arrive" not in line:
-            continue
-        if uses.get(number, False):
-            return ""
-        told = True
-    return "nobody waits for the tiles that are handed back behind it" if told else ""
+def _loses_a_fence(mutant: Mutant) -> bool:
+    if mutant.change in ("no fence", "a fence of the other memory"):
+        return True
+    return bool(re.search(r"fence_proxy|fence_copies", mutant.statement))
 
 
 def _met_for_nothing(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
@@ -137,7 +163,7 @@ def _met_for_nothing(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
         line = lines[number - 1]
         if "bulk_wait_group" in line and not uses.get(number, True):
             return "what one thread waits for before threads meet is over already"
-        if _TOUCHES.search(line):
+        if TOUCHES.search(line):
             break
     return ""
 
@@ -153,9 +179,58 @@ def _met_already(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
             if line == mutant.statement:
                 return "threads have met just before or meet just after, and did nothing between"
             idle = not uses.get(index + 1, True)
-            if (_TOUCHES.search(line) and not idle) or line.startswith(("for", "while", "} else")):
+            if (TOUCHES.search(line) and not idle) or line.startswith(("for", "while", "} else")):
                 break
             index += direction
+    return ""
+
+
+def _met_behind(lines: Sequence[str], mutant: Mutant) -> bool:
+    """Whether threads meet behind a wait, and do nothing but wait in between."""
+    if "mbarrier_wait" not in mutant.statement:
+        return False
+    indent = indent_of(lines[mutant.line - 1])
+    for line in lines[mutant.line :]:
+        if line.strip() and indent_of(line) < indent:
+            indent = indent_of(line)
+            if not _closes_a_condition(lines[: mutant.line], line):
+                return False
+        if _MEET.search(line):
+            return indent_of(line) == indent
+        if line.strip().startswith(("for", "while")) or "wgmma" in line:
+            return False
+        if TOUCHES.search(line) and "cuda_mbarrier_wait" not in line:
+            return False
+    return False
+
+
+def _closes_a_condition(before: Sequence[str], line: str) -> bool:
+    """Whether a line ends a block that some condition opens, and no loop."""
+    opened = next((each for each in reversed(before) if indent_of(each) == indent_of(line)), "")
+    return line.strip().startswith("}") and opened.strip().startswith("if (")
+
+
+def _met_in_a_product(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """Who has waited for a product knows that its warpgroup had issued it, and was there so far."""
+    if mutant.operation != "drop" or "bar_sync" not in mutant.statement:
+        return ""
+    indent = indent_of(lines[mutant.line - 1])
+    for line in reversed(lines[: mutant.line - 1]):
+        if "wgmma_wait_group_wait_group_sync_aligned_0" in line and indent_of(line) <= indent:
+            return "threads have waited for a product that all issued, and touched nothing since"
+        told = "mbarrier_arrive" in line
+        if "wgmma" in line or (TOUCHES.search(line) and not told) or line.strip().startswith("for"):
+            break
+    return ""
+
+
+def _announced_in_its_phase(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """The runtime names an arrival of which nothing says that the phase before is over."""
+    announces = mutant.operation == "move" and re.match(r"behind `\w*expect_tx", mutant.change)
+    if announces and "cuda_mbarrier_wait" in mutant.statement:
+        return (
+            "bytes are announced in a phase that is known to be theirs, and copied behind the wait"
+        )
     return ""
 
 
@@ -186,12 +261,12 @@ def _one_thread(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
 def _around(lines: Sequence[str], index: int, step: int) -> tuple[list[str], bool]:
     """Lines up to the same statement or the end of its block; and whether there is one."""
     statement = lines[index]
-    indent = len(statement) - len(statement.lstrip())
+    indent = indent_of(statement)
     found: list[str] = []
     for line in lines[index + step :: step]:
         if line == statement:
             return found, True
-        if line.strip() and len(line) - len(line.lstrip()) < indent:
+        if line.strip() and indent_of(line) < indent:
             return found, False
         found.append(line)
     return found, False
@@ -201,7 +276,7 @@ def _is_of_first(lines: Sequence[str]) -> bool:
     """Whether only the first thread of a warpgroup touches anything."""
     depth = 0
     for line in lines:
-        if depth == 0 and _TOUCHES.search(line):
+        if depth == 0 and TOUCHES.search(line):
             return False
         if _FIRST.search(line) or depth:
             depth += line.count("{") - line.count("}")
@@ -213,9 +288,9 @@ def _alone(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
     if mutant.change != "a relaxed arrival" or "barrier_cluster_arrive" not in mutant.statement:
         return ""
     index = mutant.line - 1
-    indent = len(lines[index]) - len(lines[index].lstrip())
+    indent = indent_of(lines[index])
     for line in reversed(lines[:index]):
-        if line.strip() and len(line) - len(line.lstrip()) < indent:
+        if line.strip() and indent_of(line) < indent:
             break
         if _PEERS.search(line):
             return ""
@@ -231,8 +306,12 @@ _RULES: tuple[Rule, ...] = (
     _fenced_on_the_other_side,
     _met_already,
     _met_for_nothing,
-    _told_to_nobody,
     _one_thread,
+    _met_in_a_product,
+    met_before_the_store,
+    awaited_by_one,
+    _announced_in_its_phase,
+    helps_in_the_end,
     _said_later,
     _alone,
 )

@@ -43,24 +43,27 @@ def _scope(name: str) -> str:
     return f"CROSSFUSE_{name.upper().replace('SYS', 'GPU')}"
 
 
+def _acquired(match: re.Match[str]) -> str:
+    """The scope of what a wait acquires; a relaxed one acquires nothing."""
+    return "-1" if match["order"] == "relaxed" else _scope(match["scope"] or "cta")
+
+
 def _wait(match: re.Match[str], operands: list[str]) -> str:
     barrier, parity, *_ = operands
-    return (
-        f"crossfuse_emulate_mbarrier_wait({barrier}, {parity}, {_scope(match['scope'] or 'cta')})"
-    )
+    return f"crossfuse_emulate_mbarrier_wait({barrier}, {parity}, {_acquired(match)})"
 
 
 def _look(match: re.Match[str], operands: list[str]) -> str:
     """Whether the first phase of a barrier is complete: at once, or a while later."""
     target, barrier, *_ = operands
     call = f"crossfuse_emulate_mbarrier_{match['way']}"
-    return f"{target} = {call}({barrier}, {_scope(match['scope'])})"
+    return f"{target} = {call}({barrier}, {_acquired(match)})"
 
 
 def _either(match: re.Match[str], operands: list[str]) -> str:
     target, barrier, other, *_ = operands
     call = "crossfuse_emulate_mbarrier_either"
-    return f"{target} = {call}({barrier}, {other}, {_scope(match['scope'] or 'cta')})"
+    return f"{target} = {call}({barrier}, {other}, {_acquired(match)})"
 
 
 def _store_negative(_: re.Match[str], operands: list[str]) -> str:
@@ -178,6 +181,7 @@ def _extreme(match: re.Match[str], operands: list[str]) -> str:
 
 
 _WORD = r"(?:u32|s32|b32)"
+_ACQUIRE = r"\.(?P<order>acquire|relaxed)\.(?P<scope>cta|cluster)"
 _SCOPE = r"\.(?P<scope>cta|cluster|gpu|sys)"
 #: Patterns of whole instructions, and what becomes of them.
 INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
@@ -211,18 +215,19 @@ INSTRUCTIONS: list[tuple[re.Pattern[str], Translator]] = [
         ),
         (
             r"\.reg \.pred p; mbarrier\.(?P<way>try|test)_wait\.parity"
-            r"\.acquire\.(?P<scope>cta|cluster)\.shared::cta\.b64 p, "
+            + _ACQUIRE
+            + r"\.shared::cta\.b64 p, "
             r"\[%1\], 0(?:, %2)?; selp\.u32 %0, 1, 0, p;",
             _look,
         ),
         (
             r"\.reg \.pred f, c; mov\.u32 %0, 0; .*mbarrier\.try_wait\.parity"
-            r"(?:\.acquire\.(?P<scope>cta|cluster))?.*test_wait\.parity.*",
+            rf"(?:{_ACQUIRE})?.*test_wait\.parity.*",
             _either,
         ),
         (
             r"\.reg \.pred P1; .*mbarrier\.try_wait\.parity"
-            r"(?:\.acquire\.(?P<scope>cta|cluster))?.*",
+            rf"(?:{_ACQUIRE})?.*",
             _wait,
         ),
         (

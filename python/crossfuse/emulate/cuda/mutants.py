@@ -11,6 +11,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from crossfuse.emulate.cuda.changes import (
+    ARGUMENTS,
+    BY_ALL,
+    TOLD_TWICE,
+    barrier_position,
+    weaker,
+)
 from crossfuse.emulate.cuda.text import arguments_of, closing
 from crossfuse.lower.image import KernelImage
 
@@ -32,6 +39,12 @@ _CALLS = re.compile(
 _OPERATIONS = re.compile(
     r"tvm_builtin_ptx_(?:wgmma|cp_|st_|ld_|stmatrix|red_)|crossfuse_dsm_|memory_ptr|flags_\w+\["
 )
+#: Copies whose bytes a barrier counts.
+_COPIES = re.compile(
+    r"^\s*(?P<name>tvm_builtin_ptx_(?:cp_async_bulk|st_async)\w*mbarrier\w*)\(.*\);\s*$"
+)
+#: The header of a block of one thread of a warp, or of none that has others beside it.
+_OF_ONE = re.compile(r"threadIdx\.x\) (?:% (?:32|128)|& (?:31|127))\)+ (?:== \d+|< 1)\b")
 _FLAG_COUNT = re.compile(r"^\s*crossfuse_flags_\w+\[.*\] = \(launches_before \+ .*\);\s*$")
 
 
@@ -44,7 +57,8 @@ class Mutant:
     number : int
         By which it is chosen.
     operation : str
-        What was done: ``"drop"``, ``"weaken"``, ``"count"``, ``"parity"`` or ``"move"``.
+        What was done: ``"drop"``, ``"weaken"``, ``"count"``, ``"parity"``, ``"place"``,
+        ``"twice"``, ``"part"`` or ``"move"``.
     line : int
         Line of the right text.
     statement : str
@@ -122,60 +136,6 @@ class _Line:
         return " ".join(parts)
 
 
-#: Instructions of helpers, and weaker ones: a description, a pattern and what takes its place.
-_WEAKER: tuple[tuple[str, str, str], ...] = (
-    ("the scope of a wait is the CTA", r"(wait\.parity\.acquire)\.cluster", r"\1.cta"),
-    ("a relaxed arrival", r"(cluster\.arrive)\.release", r"\1.relaxed"),
-    ("a relaxed arrival", r"(mbarrier\.arrive)(\.shared::cluster)", r"\1.relaxed.cluster\2"),
-    ("a relaxed arrival", r"(mbarrier\.arrive)(\.shared\.)", r"\1.relaxed.cta\2"),
-    ("a relaxed release", r"red\.release\.", r"red.relaxed."),
-    ("a release to the CTA", r"red\.release\.gpu", r"red.release.cta"),
-    ("a release to the cluster", r"red\.release\.gpu", r"red.release.cluster"),
-    ("a relaxed acquire", r"ld\.acquire\.", r"ld.relaxed."),
-    ("an acquire from the CTA", r"ld\.acquire\.gpu", r"ld.acquire.cta"),
-    ("an acquire from the cluster", r"ld\.acquire\.gpu", r"ld.acquire.cluster"),
-    ("a fence of the other memory", r"(fence\.proxy\.async)\.shared::cta", r"\1.global"),
-    ("a fence of the other memory", r"(fence\.proxy\.async)\.global", r"\1.shared::cta"),
-    ("no fence", r'asm volatile\("fence\.proxy\.async[^;]*;"[^;]*;', ""),
-    ("no __syncwarp", r"__syncwarp\(\);", ""),
-    ("a wait for reads alone", r"(cp\.async\.bulk\.wait_group) (?=\d)", r"\1.read "),
-)
-_GROUPS = re.compile(r"(wait_group(?:\.read|\.sync\.aligned)?) (\d+);")
-
-
-def _weaker(definition: str) -> Iterator[tuple[str, str]]:
-    """Weaker forms of a helper, with what is weaker."""
-    for what, pattern, by in _WEAKER:
-        changed, count = re.subn(pattern, by, definition, count=1)
-        body = changed[changed.index("{") :]
-        if count and re.sub(r"\s", "", body) != "{}":  # that is a call left out
-            yield what, changed
-    found = _GROUPS.search(definition)
-    if found:
-        more = f"{found[1]} {int(found[2]) + 1};"
-        yield (
-            "a group more may be under way",
-            definition[: found.start()] + more + definition[found.end() :],
-        )
-
-
-#: By what the name of a call contains: arguments that are changed, and to what.
-_ARGUMENTS: tuple[tuple[str, int, str, str, str], ...] = (
-    ("cuda_mbarrier_wait", 1, "{} ^ 1", "parity", "the other parity"),
-    ("expect_tx", 1, "{} + 16", "count", "16 bytes more"),
-    ("expect_tx", 1, "{} - 16", "count", "16 bytes less"),
-    ("mbarrier_init_init", 1, "{} + 1", "count", "an arrival more is expected"),
-    ("mbarrier_init_init", 1, "{} - 1", "count", "an arrival less is expected"),
-    ("mbarrier_arrive_arrive", 1, "{} + 1", "count", "an arrival more"),
-    ("ptx_bar_", 1, "{} + 32", "count", "a warp more is expected"),
-    ("ptx_bar_", 1, "{} - 32", "count", "a warp less is expected"),
-    ("ptx_bar_", 0, "{} + (threadIdx.x >> 5 & 1) * 7", "count", "another barrier, for odd warps"),
-    ("crossfuse_await_flags", 2, "{} - 1", "count", "a flag less is awaited"),
-    ("crossfuse_await_flags", 4, "{} - 1", "count", "a count less is awaited"),
-    ("crossfuse_await_flags", 4, "{} + 1", "count", "a count more is awaited"),
-)
-
-
 def mutate(image: KernelImage) -> Mutated:
     """Find the mutants of an image.
 
@@ -234,9 +194,14 @@ class _Mutation:
             self._instead(index, "drop", "launches are not counted", "")
         found = _call(line)
         if found is None:
-            return
+            return self._aim(index)
         self._drop(index, found)
-        for part, position, by, operation, what in _ARGUMENTS:
+        if TOLD_TWICE.search(found.name):
+            self._instead(index, "twice", "done twice", f"{found.text} {found.text}")
+        if BY_ALL.search(found.name) and not self._is_of_one(index):
+            by = f"if (threadIdx.x % 32 == 0) {{ {found.text} }}"
+            self._instead(index, "part", "left out by all but one thread of a warp", by)
+        for part, position, by, operation, what in ARGUMENTS:
             if part in found.name and len(found.arguments) > position:
                 self._instead(index, operation, what, found.with_argument(position, by))
         for what, name in self._weaker_helpers(found.name):
@@ -244,6 +209,25 @@ class _Mutation:
         for other in (index - 1, index + 1):
             if other in body:
                 self._move(index, other)
+
+    def _aim(self, index: int) -> None:
+        """Let another barrier count the bytes of a copy."""
+        copy = _COPIES.match(self.lines[index])
+        position = copy and barrier_position(_definition(self.image.cuda, copy["name"]))
+        if copy is None or position is None:
+            return
+        by = _parsed(self.lines[index], copy["name"]).with_argument(position, "{} + 8")
+        self._instead(index, "place", "the barrier beside it counts the bytes", by)
+
+    def _is_of_one(self, index: int) -> bool:
+        """Whether a block around a line is that of one thread."""
+        indent = _indent(self.lines[index])
+        for line in reversed(self.lines[:index]):
+            if line.strip() and _indent(line) < indent:
+                indent = _indent(line)
+                if _OF_ONE.search(line):
+                    return True
+        return False
 
     def _drop(self, index: int, call: _Call) -> None:
         by = f"{call.target} = 0;" if call.target else ""
@@ -282,10 +266,10 @@ class _Mutation:
         if name not in self.weaker:
             definition = _definition(self.image.cuda, name)
             self.weaker[name] = []
-            for number, (what, text) in enumerate(_weaker(definition)):
-                weaker = f"{name}_weaker_{number}"
-                self.copies[weaker] = re.sub(rf"\b{name}\b", weaker, text)
-                self.weaker[name].append((what, weaker))
+            for number, (what, text) in enumerate(weaker(definition)):
+                copy = f"{name}_weaker_{number}"
+                self.copies[copy] = re.sub(rf"\b{name}\b", copy, text)
+                self.weaker[name].append((what, copy))
         return self.weaker[name]
 
 
@@ -298,15 +282,18 @@ def _bodies(text: str) -> Iterator[tuple[int, int]]:
 
 def _call(line: str) -> _Call | None:
     found = _CALLS.match(line)
-    if found is None:
-        return None
+    return _parsed(line, found["name"], found["target"] or "") if found else None
+
+
+def _parsed(line: str, name: str, target: str = "") -> _Call:
     text = line.strip()
-    start = text.index(found["name"])
-    spans = arguments_of(text, start, len(text) - 1)
+    spans = arguments_of(text, text.index(name), len(text) - 1)
     arguments = tuple(text[a:b] for a, b in spans)
-    if arguments == ("",):
-        arguments = ()
-    return _Call(found["name"], text, arguments, found["target"] or "")
+    return _Call(name, text, () if arguments == ("",) else arguments, target)
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _kind(call: _Call) -> str:

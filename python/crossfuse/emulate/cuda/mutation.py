@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from crossfuse.emulate.cuda.equivalent import reason_of
+from crossfuse.emulate.cuda.equivalent import TELLS_THE_SAME, is_of_groups, reason_of
 from crossfuse.emulate.cuda.lines import find_statements
 from crossfuse.emulate.cuda.mutants import VARIABLE, Mutant, Mutated, mutate
 from crossfuse.emulate.cuda.run import Program, prepare
@@ -93,9 +94,9 @@ def outcomes(
         )
     chosen = mutated.mutants[first::every]
     found = [(each, _kinds(program, each, seeds, timeout_s)) for each in chosen]
-    uses = _uses(program, mutated, timeout_s)
+    right = _Right(program, mutated, timeout_s)
     return [
-        Outcome(each, kinds, "" if _is_named(kinds) else reason_of(mutated.lines, uses, each))
+        Outcome(each, kinds, "" if _is_named(kinds) else right.reason_of(each))
         for each, kinds in found
     ]
 
@@ -104,18 +105,42 @@ def _is_named(kinds: Iterable[str]) -> bool:
     return any(kind not in UNNAMED for kind in kinds)
 
 
-def _uses(program: Program, mutated: Mutated, timeout_s: float) -> dict[int, bool]:
-    """What statements of the right kernel had to do, by their lines in its own text."""
-    records, _ = program.run(0, 2, _LIMIT, timeout_s, {VARIABLE: "0", "CROSSFUSE_USES": "1"})
-    useful = {int(each["first"]): bool(each["useful"]) for each in records if each["kind"] == "use"}
-    translation, text = program.translation, mutated.image.cuda
-    found: dict[int, bool] = {}
-    for site, statement in find_statements(
-        program.executable, useful, translation.symbols, text
-    ).items():
-        line = int(statement.split(":")[0].removeprefix("line ")) - mutated.shift
-        found[line] = found.get(line, False) or useful[site]
-    return found
+class _Right:
+    """What the right kernel does, to which mutants are compared that nothing was found in."""
+
+    def __init__(self, program: Program, mutated: Mutated, timeout_s: float) -> None:
+        self.program, self.mutated, self.timeout_s = program, mutated, timeout_s
+        records = self._notes(0)
+        self.guarantees = _guarantees(records)
+        self.uses, self.news = self._by_line(records, "use"), self._by_line(records, "news")
+
+    def reason_of(self, mutant: Mutant) -> str:
+        """Why a mutant is no fault; empty if no rule says so."""
+        reason = reason_of(self.mutated.lines, self.uses, mutant, self.news)
+        if not reason and is_of_groups(mutant):
+            same = _guarantees(self._notes(mutant.number)) == self.guarantees
+            reason = TELLS_THE_SAME if same else ""
+        return reason
+
+    def _notes(self, number: int) -> list[dict[str, Any]]:
+        noted = {VARIABLE: str(number), "CROSSFUSE_USES": "1"}
+        return self.program.run(0, 2, _LIMIT, self.timeout_s, noted)[0]
+
+    def _by_line(self, records: list[dict[str, Any]], kind: str) -> dict[int, bool]:
+        """What was noted of statements, by their lines in the right text."""
+        useful = {each["first"]: bool(each["useful"]) for each in records if each["kind"] == kind}
+        symbols, text = self.program.translation.symbols, self.mutated.image.cuda
+        statements = find_statements(self.program.executable, useful, symbols, text)
+        found: dict[int, bool] = {}
+        for site, statement in statements.items():
+            line = int(statement.split(":")[0].removeprefix("line ")) - self.mutated.shift
+            found[line] = found.get(line, False) or useful[site]
+        return found
+
+
+def _guarantees(records: list[dict[str, Any]]) -> list[int]:
+    """The sum of what releases have told, if the run came to its end."""
+    return [each["sum"] for each in records if each["kind"] == "guarantees"]
 
 
 def _kinds(

@@ -30,9 +30,10 @@ void note_push(unsigned window, size_t barrier, size_t offset, Site site);
 void check_barrier(unsigned window, size_t offset, bool by_proxy, Site site);
 // How what completes bytes of a barrier now is known to be over: by its phase.
 void count_by(unsigned window, size_t offset, Access& fill);
-// Bytes of a copy of `issuer`; of a load it is the load of this number.
+// Bytes of a copy of `issuer`; of a load it is the load of this number. What was past when it was issued
+// is so for whoever waits for it.
 void complete_bytes(unsigned window, size_t offset, long bytes, Site site, const Thread& issuer,
-                    Agent agent, uint32_t number);
+                    Agent agent, uint32_t number, const Clock& past);
 // What the running thread has initialised is visible to copies, and with `to_cluster` behind the cluster
 // barriers that follow.
 void publish_barriers(bool to_cluster);

@@ -3,6 +3,7 @@
 
 #include "async.h"
 #include "findings.h"
+#include "guarantees.h"
 #include "memory.h"
 #include "schedule.h"
 
@@ -19,12 +20,22 @@ void check_same_statement(const Thread& other, Site before, Site now, const char
                  other.index(), current_thread(), current_cta(), what)});
 }
 
+// Whether some threads know of other CTAs or launches what others of this one do not.
+bool passes_on(const Cta& cta) {
+  const Thread& first = *cta.threads[0];
+  return std::any_of(cta.threads.begin(), cta.threads.end(), [&](const Thread* each) {
+    return each->acquired != first.acquired || each->clock.launches != first.clock.launches;
+  });
+}
+
 void cta_barrier(Site site) {
   Thread& self = *device.current;
   Cta& cta = *self.cta;
-  note_use(site, true);
+  note_guarantee(guarantee_of(self));
+  self.cta_barrier = site;
   if (++cta.at_barrier < cta.threads.size()) return block(Wait::kCta, site);
   cta.at_barrier = 0;
+  note_use(site, device.launch.clocked || passes_on(cta));
   meet_clocks(cta.threads);
   uint16_t acquired = 0;
   for (const Thread* thread : cta.threads) {
@@ -55,6 +66,7 @@ void cluster_arrive(bool relaxed, Site site) {
             "a thread arrives twice at the cluster barrier without waiting in between"});
   }
   note_use(site, true);
+  note_guarantee(guarantee_of(self));
   uint16_t phase = ++self.arrived;
   Cluster& cluster = *self.cta->cluster;
   if (cluster.arrivals.size() <= phase) {
@@ -65,6 +77,7 @@ void cluster_arrive(bool relaxed, Site site) {
   if (relaxed) {
     cluster.relaxed[phase] = true;
     self.relaxed.push_back(phase);
+    cluster.released[phase].join(past_of(self.clock));
   } else {
     release_to(cluster.released[phase]);
   }

@@ -116,6 +116,7 @@ void store(Copy copy, unsigned source) {
   note_copy_read(copy.shared, copy.number, copy.site);
   device.current->last_store = copy.number;
   device.current->store_site = copy.site;
+  ++device.current->stores;
   if (device.launch.cooperative) note_global(copy);
   launch(copy);
 }
@@ -206,7 +207,9 @@ void crossfuse_emulate_bulk_pass(unsigned address, unsigned source, unsigned byt
 
 void crossfuse_emulate_bulk_commit() {
   emu::note_use(CROSSFUSE_SITE, true);
-  ++emu::device.current->bulk_groups;
+  emu::Thread& self = *emu::device.current;
+  ++self.bulk_groups;
+  self.store_groups.push_back(self.stores);
 }
 
 void crossfuse_emulate_bulk_wait(unsigned pending, int only_reads) {

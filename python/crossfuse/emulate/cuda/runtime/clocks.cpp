@@ -198,6 +198,7 @@ void Clock::join(const Clock& other) {
   visible = joined(visible, other.visible);
   visible_shared = joined(visible_shared, other.visible_shared);
   refreshed = joined(refreshed, other.refreshed);
+  past = joined(past, other.past);
   launches |= other.launches;
 }
 
@@ -298,11 +299,54 @@ Clock phase_clock(unsigned window, unsigned barrier, uint32_t phase) {
   return clock;
 }
 
+Clock past_clock(unsigned window, unsigned barrier, uint32_t phase) {
+  Clock clock;
+  if (!device.launch.clocked || barrier >= kMostBarriers) return clock;
+  clock.past = raised(nullptr, window, slot_of(Agent::kFills, barrier), phase);
+  return clock;
+}
+
+Clock past_of(const Clock& clock) {
+  Clock past;
+  past.past = clock.past;
+  return past;
+}
+
+bool is_phase_past(unsigned window, unsigned barrier, uint32_t phase) {
+  if (!device.launch.clocked || barrier >= kMostBarriers) return true;
+  return holds(device.current->clock.past, window, slot_of(Agent::kFills, barrier), phase);
+}
+
 void products_done(uint32_t number) {
   if (!device.launch.clocked) return;
   Thread& self = *device.current;
   const unsigned warpgroup = self.index() / kWarpgroup;
   raise_both(self.clock, self.cta->window, slot_of_products(warpgroup), number);
+}
+
+Publication publication_now() {
+  const Thread& self = *device.current;
+  return {self.clock, &self, self.last_access};
+}
+
+bool knows(const Clock& other) {
+  const Clock& own = device.current->clock;
+  const std::pair<const Known*, const Known*> parts[] = {
+      {&own.known, &other.known},
+      {&own.over, &other.over},
+      {&own.visible, &other.visible},
+      {&own.visible_shared, &other.visible_shared},
+      {&own.refreshed, &other.refreshed}};
+  for (const auto& [mine, theirs] : parts) {
+    if (joined(*mine, *theirs) != *mine) return false;
+  }
+  return own.launches >= other.launches;
+}
+
+bool knows_all(const Publication& published) {
+  if (!device.launch.clocked || !published.by || !knows(published.clock)) return false;
+  const size_t slot = slot_of(Agent::kThread, published.by->index());
+  return holds(device.current->clock.known, published.by->cta->window, slot, published.last_access);
 }
 
 void know_over(const Clock& clock) {

@@ -35,6 +35,7 @@ struct Clock {
   // of shared memory.
   Known visible, visible_shared;
   Known refreshed;  // what was known at the latest proxy fence of this cluster
+  Known past;       // phases of mbarriers that have ended, though nothing need be visible through that
   bool launches = false;  // the launches before are over: known without clocks, too (early.cpp)
   void join(const Clock& other);
 };
@@ -79,7 +80,20 @@ void meet_clocks(const std::vector<Thread*>& threads);
 void complete_to(Clock& clock, const Thread& issuer, Agent agent, uint32_t number);
 // A phase of an mbarrier is complete; products of a warpgroup of the running thread are.
 Clock phase_clock(unsigned window, unsigned barrier, uint32_t phase);
+// So many phases of it have ended, which is all that relaxed arrivals and waits, and copies, pass on.
+Clock past_clock(unsigned window, unsigned barrier, uint32_t phase);
+Clock past_of(const Clock& clock);
+bool is_phase_past(unsigned window, unsigned barrier, uint32_t phase);
 void products_done(uint32_t number);
+// What the running thread would publish now; and whether it has learned all of that of another one.
+struct Publication {
+  Clock clock;
+  const Thread* by = nullptr;
+  uint32_t last_access = 0;
+};
+Publication publication_now();
+bool knows_all(const Publication& published);
+bool knows(const Clock& other);  // nothing of it is new
 // What others had done before is over, though it need not be visible.
 void know_over(const Clock& clock);
 // What the running thread knows now is visible to the copies and products that it issues from now on:

@@ -168,7 +168,7 @@ bool is_landed(Copy& copy) {
   } else {
     fill_shared(copy);
     complete_bytes(copy.shared.window, copy.barrier, long(copy.shared.end - copy.shared.begin),
-                   copy.site, *copy.owner, copy.fills, copy.number);
+                   copy.site, *copy.owner, copy.fills, copy.number, copy.past);
   }
   if (copy.owner->wait == Wait::kCopies) wake(*copy.owner);
   return !reads;
@@ -185,6 +185,7 @@ void step(Flying& among, size_t index) {
 
 void launch(Copy copy) {
   copy.owner = device.current;
+  copy.past = past_of(device.current->clock);
   copy.delay = random_delay();
   enlist(std::make_unique<Copy>(std::move(copy)));
 }

@@ -26,6 +26,7 @@ struct Copy {
   size_t barrier = 0;  // that a load or push completes
   Site site = kNoSite;
   Thread* owner = nullptr;      // who issued it
+  Clock past;                   // and what it knew to be past
   unsigned number = 0;          // of the owner's loads; of the group of a store
   std::vector<uint8_t> values;  // of a push; of a store once it has been read
   unsigned delay = 0;

@@ -3,12 +3,14 @@
 
 namespace emu {
 
-// Called before each launch of a run; `first` for that which no other of the run precedes.
-void start_launch_dependences(bool first) {
+// Called before each launch of a run; `first` for that which no other of the run precedes. Before it may
+// be another call: if it starts early, that may still use all but inputs, of which some are constant.
+void start_launch_dependences(bool first, bool early) {
   for (Buffer& buffer : buffers) {
     Region& region = buffer.region;
-    region.was_read = !first && (region.was_read || region.read);
-    region.was_written = !first && (region.was_written || region.written);
+    const bool shared = first && early && buffer.role != Role::kInput;
+    region.was_read = shared || (!first && (region.was_read || region.read));
+    region.was_written = shared || (!first && (region.was_written || region.written));
     region.read = region.written = false;
   }
 }

@@ -9,6 +9,8 @@
 #include <tuple>
 #include <unistd.h>
 
+#include "guarantees.h"
+
 namespace emu {
 
 namespace {
@@ -16,7 +18,7 @@ FILE* file = nullptr;
 size_t limit = 0, count = 0, faults = 0;
 std::set<std::tuple<const void*, Site, Site>> known;
 const bool counts_uses = getenv("CROSSFUSE_USES") != nullptr;
-std::map<Site, bool> uses;
+std::map<Site, bool> uses, news;
 
 void write_text(const char* key, const std::string& text) {
   fprintf(file, "\"%s\": \"", key);
@@ -32,9 +34,22 @@ void note_use(Site site, bool useful) {
   if (counts_uses) uses[site] |= useful;
 }
 
+void note_news(Site site, bool something) {
+  if (counts_uses) news[site] |= something;
+}
+
+bool notes_uses() { return counts_uses; }
+
 void write_uses() {
-  for (const auto& [site, useful] : uses) {
-    fprintf(file, "{\"kind\": \"use\", \"first\": %u, \"useful\": %d}\n", site, useful);
+  const std::pair<const char*, const std::map<Site, bool>&> all[] = {{"use", uses}, {"news", news}};
+  for (const auto& [kind, sites] : all) {
+    for (const auto& [site, useful] : sites) {
+      fprintf(file, "{\"kind\": \"%s\", \"first\": %u, \"useful\": %d}\n", kind, site, useful);
+    }
+  }
+  if (counts_uses) {
+    fprintf(file, "{\"kind\": \"guarantees\", \"sum\": %llu}\n",
+            static_cast<unsigned long long>(sum_of_guarantees()));
   }
   fflush(file);
 }

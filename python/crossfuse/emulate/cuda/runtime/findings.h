@@ -35,6 +35,9 @@ size_t faults_count();
 // Whether a statement that synchronises has had something to do: asked for by the environment, to tell
 // mutants of such a statement that are no fault.
 void note_use(Site site, bool useful);
+// Whether who waits for an arrival learns anything from it.
+void note_news(Site site, bool news);
+bool notes_uses();
 void write_uses();
 void open_findings(const char* path, size_t limit);
 

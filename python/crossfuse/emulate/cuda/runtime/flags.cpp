@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "async.h"
+#include "guarantees.h"
 #include "schedule.h"
 #include "shadow.h"
 
@@ -35,6 +36,7 @@ std::map<const void*, Signal> flags;
 
 Clock published() {
   Clock clock;
+  note_guarantee(guarantee_of(*device.current));
   release_to(clock);
   // A proxy fence of this cluster does not put the copies of another one behind its acquire.
   clock.refreshed = nullptr;

@@ -145,7 +145,7 @@ void run_once(const Job& job, unsigned order) {
     if (buffer.role == Role::kOutput) memset(buffer.region.base, kPoison, buffer.bytes);
   }
   for (const Launch& launch : job.launches) {
-    start_launch_dependences(&launch == &job.launches.front());
+    start_launch_dependences(&launch == &job.launches.front(), launch.early);
     Launch now = launch;
     now.alone = launch.helps && order % 2 != 0;
     run_launch(now, crossfuse_kernels[launch.kernel]);

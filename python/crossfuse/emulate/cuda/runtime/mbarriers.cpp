@@ -1,21 +1,29 @@
 // Barriers in shared memory that count arrivals and bytes.
 #include <map>
+#include <utility>
 
 #include "async.h"
+#include "guarantees.h"
 #include "races.h"
 #include "schedule.h"
 
 namespace emu {
 
 namespace {
+// An arrival: what it tells of copies and products, 0 once somebody has learned of that; and of all.
+struct Told {
+  Site site = kNoSite;
+  uint64_t guarantee = 0;
+  Publication published;
+};
 struct Mbarrier {
   uint64_t phase = 0;  // phases that are complete
   long expected = 0, pending = 0, bytes = 0;
   Site site = kNoSite;
   unsigned number = 0;      // among those of its CTA
   Signal arrived, released;  // what those who arrived published: so far, and until the last phase
-  std::vector<Site> arrivals, last_arrivals;  // statements, in this phase and in the last one
-  bool counts = false;      // bytes in this phase
+  std::vector<Told> arrivals, last_arrivals;  // in this phase and in the last one
+  bool counts = false, brought = false;  // bytes in this phase, and in the last one
   int sender = -1;          // and those of another CTA: its window
   struct {
     Site site = kNoSite;
@@ -73,16 +81,20 @@ void wake_waiting(const Key& key, const Mbarrier& barrier) {
   }
 }
 
+// What is past, whatever orders it: scopes do not matter.
+void pass_on(Signal& signal, const Clock& past) { signal.release(past, 0, Scope::kGpu); }
+
 void complete_if_due(const Key& key, Mbarrier& barrier) {
   if (barrier.pending != 0 || barrier.bytes != 0) return;
   ++barrier.phase;
   barrier.pending = barrier.expected;
+  const auto phase = static_cast<uint32_t>(barrier.phase);
   if (barrier.counts) {
     const unsigned source = barrier.sender < 0 ? key.first : static_cast<unsigned>(barrier.sender);
-    const Clock filled = phase_clock(key.first, barrier.number, static_cast<uint32_t>(barrier.phase));
-    barrier.arrived.release(filled, source, Scope::kCluster);
+    barrier.arrived.release(phase_clock(key.first, barrier.number, phase), source, Scope::kCluster);
   }
-  barrier.counts = false;
+  pass_on(barrier.arrived, past_clock(key.first, barrier.number, phase));
+  barrier.brought = std::exchange(barrier.counts, false);
   barrier.sender = -1;
   barrier.last_arrivals.swap(barrier.arrivals);
   barrier.arrivals.clear();
@@ -90,11 +102,55 @@ void complete_if_due(const Key& key, Mbarrier& barrier) {
   wake_waiting(key, barrier);
 }
 
+// Whether the running thread learns from the last phase that it is over, or of anything that it brought.
+bool tells_of_phase(const Mbarrier& barrier, unsigned window) {
+  const auto phase = static_cast<uint32_t>(barrier.phase);
+  if (!is_phase_past(window, barrier.number, phase)) return true;
+  return barrier.brought && !knows(phase_clock(window, barrier.number, phase));
+}
+
 // Somebody goes on behind the last phase: a fresh barrier has none that is waited for.
-void note_wait(const Mbarrier& barrier, Site site) {
+void note_wait(Mbarrier& barrier, unsigned window, Site site) {
+  if (!notes_uses()) return;
   note_use(site, barrier.phase > 0);
   if (barrier.phase > 0) note_use(barrier.made.site, true);
-  for (Site each : barrier.last_arrivals) note_use(each, true);
+  note_news(site, tells_of_phase(barrier, window));
+  for (Told& each : barrier.last_arrivals) {
+    const bool news = !knows_all(each.published);
+    note_use(each.site, true);
+    note_guarantee(std::exchange(each.guarantee, 0));
+    note_news(each.site, news);
+    note_news(site, news);
+  }
+}
+
+// Who arrives knows that the phase before is over, through whatever has waited for it: else the arrival
+// may be counted there.
+void check_phase(const Mbarrier& barrier, unsigned window, size_t offset, Site site) {
+  const auto phase = static_cast<uint32_t>(barrier.phase);
+  if (is_phase_past(window, barrier.number, phase) || !is_news("mbarrier", barrier.made.site, site)) {
+    return;
+  }
+  report({"mbarrier", shared_place(offset), site, kNoSite, current_cta(), current_thread(),
+          format("arrives in phase %u, and nothing says that the phase before is over: it may be counted "
+                 "there",
+                 phase)});
+}
+
+// A thread has been woken by the end of a phase. If the next one has ended, too, before it looks, a real
+// thread, which knows of the parity alone, may wait on.
+void check_not_missed(const Mbarrier& barrier, size_t offset, unsigned parity, Site site) {
+  if ((barrier.phase & 1) != (parity & 1) || !is_news("mbarrier", barrier.site, site)) return;
+  report({"mbarrier", shared_place(offset), barrier.site, site, current_cta(), current_thread(),
+          format("phase %u that it waits for is over, and the next one is, too, before it has looked: it "
+                 "may wait forever",
+                 parity & 1)});
+}
+
+// A relaxed wait, of scope -1, tells of nothing but phases.
+void learn(const Mbarrier& barrier, int scope) {
+  if (scope >= 0) return barrier.released.acquire(static_cast<Scope>(scope));
+  acquire_from(past_of(barrier.released.of(Scope::kCta)));
 }
 
 void arrive(unsigned address, unsigned count, unsigned bytes, int scope, Site site) {
@@ -104,10 +160,12 @@ void arrive(unsigned address, unsigned count, unsigned bytes, int scope, Site si
   note_peer(window, offset, site);
   Mbarrier* barrier = used(window, offset, site);
   if (!barrier) return;
+  check_phase(*barrier, window, offset, site);
   barrier->site = site;
   note_use(site, false);
-  barrier->arrivals.push_back(site);
+  barrier->arrivals.push_back({site, guarantee_of(*device.current), publication_now()});
   if (scope >= 0) barrier->arrived.release(static_cast<Scope>(scope));
+  pass_on(barrier->arrived, past_of(device.current->clock));
   barrier->bytes += bytes;
   barrier->pending -= count;
   if (barrier->pending < 0 && is_news("mbarrier", site, kNoSite)) {
@@ -116,6 +174,10 @@ void arrive(unsigned address, unsigned count, unsigned bytes, int scope, Site si
     stop();
   }
   complete_if_due({window, offset}, *barrier);
+  // Who arrives alone has ended the phase.
+  const bool alone = barrier->expected == long(count) && bytes == 0 && barrier->phase > 0;
+  if (!alone || barrier->pending != barrier->expected) return;
+  acquire_from(past_clock(window, barrier->number, static_cast<uint32_t>(barrier->phase)));
 }
 }  // namespace
 
@@ -149,9 +211,10 @@ void count_by(unsigned window, size_t offset, Access& fill) {
 }
 
 void complete_bytes(unsigned window, size_t offset, long bytes, Site site, const Thread& issuer,
-                    Agent agent, uint32_t number) {
+                    Agent agent, uint32_t number, const Clock& past) {
   Mbarrier* barrier = find(window, offset, site);
   if (!barrier) return;
+  pass_on(barrier->arrived, past);
   barrier->counts = true;
   if (agent == Agent::kFills) {
     Clock loaded;
@@ -240,8 +303,8 @@ bool passes(unsigned address, int scope, Site site, size_t& offset) {
   if (!barrier) return true;
   if ((barrier->phase & 1) == 0) return false;
   barrier->awaited = barrier->phase;
-  note_wait(*barrier, site);
-  barrier->released.acquire(static_cast<Scope>(scope));
+  note_wait(*barrier, window, site);
+  learn(*barrier, scope);
   return true;
 }
 }  // namespace
@@ -289,10 +352,11 @@ void crossfuse_emulate_mbarrier_wait(unsigned address, unsigned parity, int scop
     self.other = kNoBarrier;
     self.parity = parity & 1;
     block(Wait::kPhase, site);
+    check_not_missed(*barrier, offset, parity, site);
   }
   barrier->awaited = barrier->phase;
-  note_wait(*barrier, site);
-  barrier->released.acquire(static_cast<Scope>(scope));
+  note_wait(*barrier, window, site);
+  learn(*barrier, scope);
 }
 
 unsigned crossfuse_emulate_mbarrier_test(unsigned address, int scope) {

@@ -4,6 +4,7 @@
 
 #include "async.h"
 #include "findings.h"
+#include "guarantees.h"
 #include "schedule.h"
 
 namespace emu {
@@ -74,6 +75,7 @@ bool arrive(unsigned id, unsigned threads, bool waits, Site site) {
   Thread& self = *device.current;
   NamedBarrier& barrier = named[{self.cta->window, id}];
   note_use(site, true);
+  note_guarantee(guarantee_of(self));
   if (!waits) check_arrives_once(barrier, id, site);
   barrier.arrivals.push_back({arrive_now(self), waits, ++self.warp_epoch, self.acquired, self.met});
   if (barrier.arrivals.size() < threads) return true;

@@ -8,6 +8,7 @@
 #include "early.cpp"
 #include "findings.cpp"
 #include "flags.cpp"
+#include "guarantees.cpp"
 #include "hooks.cpp"
 #include "main.cpp"
 #include "mbarriers.cpp"

@@ -90,6 +90,8 @@ void start_thread(Thread& thread, const CrossfuseIndex& block) {
   memset(thread.seen, 0, sizeof thread.seen);
   thread.met = nullptr;
   thread.bulk_groups = thread.last_store = thread.read_stores = thread.landed_stores = 0;
+  thread.stores = 0;
+  thread.store_groups.clear();
   thread.products = thread.ended_products = 0;
   thread.product_groups.clear();
   thread.registers = Registers();
@@ -100,6 +102,7 @@ void start_thread(Thread& thread, const CrossfuseIndex& block) {
   thread.polls = 0;
   thread.clock = thread.behind_fence = thread.before_fence = Clock();
   thread.time = 1;
+  thread.last_access = 0;
   thread.loads = 0;
   thread.block_index = block;
   device.ready.push_back(&thread);

@@ -78,6 +78,13 @@ const Access& writer_of(const Region& region, const Cell& cell, size_t offset,
   return cell.write;
 }
 
+// Notes that a CTA barrier is needed: it alone orders these two. Where clocks run, all count as needed.
+void note_ordering(const Access& before, const Thread& now) {
+  if (device.launch.clocked || before.cluster != now.cta->cluster->id) return;
+  if (before.rank() != now.cta->rank || before.thread == now.id) return;
+  if (now.cta_epoch == before.cta_epoch + 1) note_use(now.cta_barrier, true);
+}
+
 void check_cell(Region& region, Cell& cell, size_t offset, const Access& now, const Thread& thread,
                 Mode mode) {
   bool shared = region.argument < 0;
@@ -93,11 +100,13 @@ void check_cell(Region& region, Cell& cell, size_t offset, const Access& now, co
   if (written && !both_atomic && !ordered(write, thread, shared)) {
     race(region, offset, write, true, now, mode);
   }
+  if (written) note_ordering(write, thread);
   bool by_copy = now.agent == static_cast<unsigned>(Agent::kLoads);
   if (by_copy && device.launch.cooperative) check_proxy(region, offset, write, now, thread);
   if (!writes(mode)) return keep_read(cell, now, thread, shared);
   for (Access& read : cell.reads) {
     if (is_empty(read, thread, shared)) continue;
+    note_ordering(read, thread);
     both_atomic = now.site & read.site & kAtomic;
     if (!both_atomic && !ordered(read, thread, shared, Due::kOver)) {
       race(region, offset, read, false, now, mode);
@@ -237,6 +246,7 @@ Access access_now(Mode mode, Site site, Doer doer) {
   now.thread = thread.id;
   now.agent = static_cast<unsigned>(doer.agent);
   now.time = doer.agent == Agent::kThread ? thread.time : doer.number;
+  if (doer.agent == Agent::kThread) device.current->last_access = thread.time;
   return now;
 }
 

@@ -25,7 +25,7 @@ void settle();
 // An access through the cluster window. False: the address is bad and must not be followed.
 bool remote_access(Cta& target, size_t offset, size_t bytes, Mode mode, Site site);
 // Of early launches (early.cpp).
-void start_launch_dependences(bool first);
+void start_launch_dependences(bool first, bool early);
 void check_dependence(Region& region, const Place& place, bool write, Site site);
 // Notes that nothing wrote parts of an output.
 void check_outputs();

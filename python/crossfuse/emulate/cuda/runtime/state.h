@@ -98,6 +98,7 @@ struct Thread {
   uint16_t id = 0;  // as in Access::thread
   unsigned lane = 0;
   uint32_t cta_epoch = 0, warp_epoch = 0;
+  Site cta_barrier = kNoSite;  // the CTA barrier that it came to last
   uint16_t arrived = 0, waited = 0;
   uint16_t acquired = 0;  // cluster barriers whose release this thread has seen, also through others
   std::vector<uint16_t> relaxed;   // those that it arrived at without release
@@ -117,6 +118,8 @@ struct Thread {
   // The group of its last copy; the last ones that it knows have been read, and have landed.
   unsigned last_store = 0, read_stores = 0, landed_stores = 0;
   Site store_site = kNoSite;  // of that copy
+  unsigned stores = 0;        // copies to global memory that it has issued
+  std::vector<unsigned> store_groups;  // those before each commit
   size_t products = 0, ended_products = 0;  // issued products; those that it has waited for
   std::vector<size_t> product_groups;  // products issued before each commit
   Registers registers;                 // that they use
@@ -129,6 +132,7 @@ struct Thread {
   Clock behind_fence;  // what its latest memory fence publishes by the relaxed writes after it
   Clock before_fence;  // what its relaxed reads have found, for its next fence
   uint32_t time = 1, loads = 0;
+  uint32_t last_access = 0;  // its count then
 };
 
 // Lanes that meet in one warp-wide operation. Values are double buffered: a lane that is a step

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "findings.h"
+#include "guarantees.h"
 #include "schedule.h"
 
 namespace emu {
@@ -41,6 +42,7 @@ void order_lanes(Warp& warp, const Meeting& meeting) {
   for (Thread* lane : warp.lanes) {
     if (!(meeting.arrived >> lane->lane & 1)) continue;
     met.push_back(lane);
+    note_guarantee(guarantee_of(*lane));
     ++lane->warp_epoch;
     lane->seen[lane->lane] = lane->warp_epoch;
     acquired = std::max(acquired, lane->acquired);

@@ -1,0 +1,183 @@
+"""Mutants that are no faults: of waits of a warp for flags in global memory, and their fences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from crossfuse.emulate.cuda.mutants import Mutant
+
+#: By line of the right text, whether a statement there that ran has had something to do.
+Uses = Mapping[int, bool]
+#: Text of what raises flags, and of what waits for them or for what is counted by them.
+_FLAG_HELPERS = re.compile(
+    r"^\S[^\n;]* crossfuse_(?P<name>raise_flag|await_flags\w*|await_parts)\([^;{]*\)\s*\{.*?^\}",
+    re.MULTILINE | re.DOTALL,
+)
+_FLAG_READ = re.compile(r"^\s*uint \w+ = (?P<flags>crossfuse_flags_\w+)\[")
+_FIRST_LANE = re.compile(r"^\s*if \(\(\(\(int\)threadIdx\.x\) % 32\) == 0\) \{$")
+_AWAIT = re.compile(r"crossfuse_(?P<name>await_(?:flags\w*|parts))\(")
+#: Headers of blocks that are entered: of loops over steps, and of the first look at flags, which
+#: begins with none.
+_SURE = re.compile(r"for \(int step_?\d* = 0; step_?\d* < [1-9]\d*; |if \(ready_ptr\[0\] <= 0\) \{")
+#: What others may see, or wait for.
+TOUCHES = re.compile(
+    r"memory_ptr|tvm_builtin_ptx_(?:st_|ld_|stmatrix)|crossfuse_dsm_|_wait|await|arrive"
+)
+
+
+def indent_of(line: str) -> int:
+    """How far a line is indented.
+
+    Parameters
+    ----------
+    line : str
+        Of a text.
+
+    Returns
+    -------
+    int
+        Blanks before its first character.
+    """
+    return len(line) - len(line.lstrip())
+
+
+def fences_flags(lines: Sequence[str]) -> bool:
+    """Whether a fence lies before every release of a flag, and one behind every wait for flags.
+
+    Parameters
+    ----------
+    lines : Sequence[str]
+        Of the right text.
+
+    Returns
+    -------
+    bool
+        Whether it is so.
+    """
+    text = "\n".join(lines)
+    sides = [each[0] for each in _FLAG_HELPERS.finditer(text)]
+    return len(sides) > 1 and all("fence.proxy.async.global" in each for each in sides)
+
+
+def read_by_loads(lines: Sequence[str]) -> bool:
+    """Whether those who wait for flags read what these tell of by ordinary loads alone.
+
+    The completion of a bulk copy includes a proxy fence (PTX ISA, async proxy), and it is waited
+    for before flags are raised.
+
+    Parameters
+    ----------
+    lines : Sequence[str]
+        Of the right text.
+
+    Returns
+    -------
+    bool
+        Whether it is so.
+    """
+    names = {each["name"] for each in _FLAG_HELPERS.finditer("\n".join(lines))}
+    return names == {"raise_flag", "await_parts"}
+
+
+def met_before_the_store(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """All lanes read a word, which one of them writes behind another meeting.
+
+    Parameters
+    ----------
+    lines : Sequence[str]
+        Of the right text.
+    uses : Uses
+        What statements had to do.
+    mutant : Mutant
+        One that nothing was found in.
+
+    Returns
+    -------
+    str
+        The reason; empty if there is none.
+    """
+    before = _FLAG_READ.match(lines[mutant.line - 2])
+    if mutant.operation != "drop" or "warp_sync" not in mutant.statement or not before:
+        return ""
+    indent, headers, none = indent_of(lines[mutant.line - 1]), list[str](), False
+    for line in lines[mutant.line :]:
+        if not line.strip():
+            continue
+        depth = (indent_of(line) - indent) // 2
+        if depth < 0 or line.strip().startswith(before["flags"]):
+            return ""
+        headers[depth:] = [line.strip()]
+        none |= line.strip() == "ready_ptr[0] = 0;"  # flags are known to be raised
+        called = _AWAIT.search(line)
+        if called and (none or depth == 0) and all(_SURE.match(each) for each in headers[:-1]):
+            met = _meets_in_the_end(lines, called["name"])
+            return (
+                "lanes have read a flag alone, and meet again before one writes it" if met else ""
+            )
+    return ""
+
+
+def _meets_in_the_end(lines: Sequence[str], name: str) -> bool:
+    """Whether the lanes of a warp meet in a helper, whatever it is given."""
+    helpers = _FLAG_HELPERS.finditer("\n".join(lines))
+    return any(each["name"] == name and "\n  __syncwarp();" in each[0] for each in helpers)
+
+
+def awaited_by_one(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """Of a wait for one flag the first lane alone learns, and it alone goes on to touch memory.
+
+    Parameters
+    ----------
+    lines : Sequence[str]
+        Of the right text.
+    uses : Uses
+        What statements had to do.
+    mutant : Mutant
+        One that nothing was found in.
+
+    Returns
+    -------
+    str
+        The reason; empty if there is none.
+    """
+    one = re.search(r"await_flags\w*\(.*, ready_ptr\[0\], 0, 1, ", mutant.statement)
+    if mutant.change != "no __syncwarp" or not one:
+        return ""
+    start = next((n for n in range(mutant.line - 1, -1, -1) if _FLAG_READ.match(lines[n])), -1)
+    if start < 0 or not re.search("warp_sync", lines[start + 1]):  # of other lanes' reads of flags
+        return ""
+    role, lane = indent_of(lines[start]), 0
+    for line in lines[start + 2 :]:
+        if line.strip() and indent_of(line) < role:
+            return "the lane that waits for the flag learns of it, and alone touches memory then"
+        if lane and line.strip() and indent_of(line) <= lane:
+            lane = 0
+        touches = TOUCHES.search(line) or "flags_" in line
+        if not lane and touches and line.strip() != mutant.statement:
+            return ""
+        if not lane and _FIRST_LANE.match(line):
+            lane = indent_of(line)
+    return ""
+
+
+def helps_in_the_end(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
+    """Flags that never come are what help is for: it makes all that they tell of.
+
+    Parameters
+    ----------
+    lines : Sequence[str]
+        Of the right text.
+    uses : Uses
+        What statements had to do.
+    mutant : Mutant
+        One that nothing was found in.
+
+    Returns
+    -------
+    str
+        The reason; empty if there is none.
+    """
+    if mutant.change == "a count more is awaited" and "_or_help(" in mutant.statement:
+        return "a wait that flags do not end is ended by help, which orders as much"
+    return ""
