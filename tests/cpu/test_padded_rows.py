@@ -12,7 +12,7 @@ import crossfuse
 from cpu.hopper.checkers import emulated
 from crossfuse.compiler import read_source
 from crossfuse.emulate.llvm import run_sequential
-from crossfuse.errors import LoweringRefused
+from crossfuse.errors import LoweringRefused, ScheduleRefused
 from crossfuse.hardware import device
 from crossfuse.lower.extract import buffer_specs, lower
 from crossfuse.markers import unpadded_shapes
@@ -157,3 +157,44 @@ def test_cublas_is_slower_too(extents: str) -> None:
 
     plain = time_of("N=1024,L=1024")
     assert 1.1 * plain < time_of(extents) < 4 * plain
+
+
+UNALIGNED = "gemm_chain:M=40,K=65,N=131,L=65,dtype=bfloat16,weights=nk"
+
+
+def test_a_plan_is_what_compile_builds() -> None:
+    """Of extents that TMA does not copy it is of padded copies, and says what they take."""
+    plan = crossfuse.plan(UNALIGNED)
+    by_itself = crossfuse.compile(UNALIGNED).plan
+    assert by_itself is not None
+    assert (plan.family, plan.tiles) == (by_itself.family, by_itself.tiles)
+    assert plan.terms["padding"] > 2
+    assert "m = 40, k = 72, n = 136, l = 65" in plan.explain().text()
+    for each in (plan, by_itself, crossfuse.Plan.from_json(plan.to_json())):
+        assert isinstance(each, crossfuse.Plan)
+        compiled = crossfuse.compile(UNALIGNED, plan=each)
+        assert compiled.lowered.image.launches[0].symbol == "main_pad"
+    spec = parse(UNALIGNED)
+    emulated(spec, compiled.lowered.image, random_inputs(spec), orders=1)
+
+
+def test_a_padded_plan_is_scheduled() -> None:
+    schedule = crossfuse.schedule(UNALIGNED, crossfuse.plan(UNALIGNED))
+    assert lower(schedule).image.launches[0].symbol == "main_pad"
+
+
+def test_plans_that_are_not_compiled_say_what_to_do() -> None:
+    text = "gemm:M=70,K=129,N=45,dtype=float16"
+    plan = crossfuse.plan(text)
+    assert plan.family == "eager" and "padding" not in plan.terms
+    with pytest.raises(ScheduleRefused) as caught:
+        crossfuse.compile(text, plan=plan)
+    assert str(caught.value.refusal.instead) == (
+        "call the library, plan with only=('gemm',), or compile without a plan, which fuses"
+    )
+    chosen = crossfuse.plan(text, only=("gemm",))
+    assert crossfuse.compile(text, plan=chosen).lowered.image.launches[0].symbol == "main_pad"
+    with pytest.raises(ScheduleRefused, match="found m = 70; limit: m = 71, which the plan is of"):
+        crossfuse.compile(text, plan=crossfuse.plan(text.replace("70", "71"), only=("gemm",)))
+    with pytest.raises(LoweringRefused, match="found arguments whose rows are padded for TMA"):
+        crossfuse.compile(text, plan=chosen, fewer_rows=True)

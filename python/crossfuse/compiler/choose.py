@@ -159,8 +159,8 @@ def _of_chain(
     """The planner's choice; ordinary instructions where the Hopper pipeline has no kernel."""
     options: list[Option] = []
     if wanted.rule != "threads":
-        # A plan is of the extents as they are, and of padded operands a call has all rows.
-        padded = None if wanted.fewer_rows or plan is not None else source.padded
+        # Of padded operands a call has all rows; a plan is of them, or of something else.
+        padded = None if wanted.fewer_rows and plan is None else source.padded
         options += tensor_options(
             padded or source,
             wanted.placement,

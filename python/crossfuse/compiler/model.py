@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crossfuse.calls import checked
-from crossfuse.errors import WorkloadRefused, refuse
+from crossfuse.errors import RefusedError, WorkloadRefused, refuse
 from crossfuse.files import sha256
 from crossfuse.hardware import Device, device, tvm_target
 from crossfuse.runtime.bin_rows import BINS
@@ -251,11 +251,24 @@ def compile_model(
     spec = device(target)
     steps = phases(spec, always=always, bins=bins, build=runs_on == "cuda")
     built = pipeline(spec, dump=dump, steps=steps)
-    executable = _build(imported.mod, built, spec, runs_on)
+    try:
+        executable = _build(imported.mod, built, spec, runs_on)
+    except RefusedError:
+        raise
+    except Exception as error:  # TVM's passes and code generators raise whatever they like
+        found = f"a failure of TVM: {_reason(error)}"
+        instead = "leave out what it names, or call torch.compile(model, backend='crossfuse')"
+        raise _refused("model", found, "operators that TVM builds", instead) from error
     outcomes = {each.name: getattr(each.run, "outcomes", ()) for each in steps}
     by_torch = operators_in(imported.mod)
     report = ModelReport(outcomes["fuse_chains"], outcomes["fuse_cascades"], by_torch)
     return CompiledModel(imported, executable, report, spec, runs_on)
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, without the frames of C++ that TVM's have."""
+    lines = [each.strip() for each in str(error).splitlines() if each.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:200]
 
 
 def _check_elements(function: Any) -> None:

@@ -59,9 +59,12 @@ def planned_options(
 
 
 def _plans(source: Source, target: Device) -> list[Plan]:
+    from crossfuse.planner.chain.build import chain_of
     from crossfuse.planner.plan import ranked
     from crossfuse.schedule.planned import rank_function
 
     if source.spec is None:
         return rank_function(source.func, target, keep=_TRIED, fused=True)
-    return ranked(source.spec, target, keep=_TRIED, fused=True)
+    # Of the extents as they are: padded operands are a source of their own.
+    chain, k_major = chain_of(source.spec), source.spec.weights == "nk"
+    return ranked(chain, target, k_major=k_major, keep=_TRIED, fused=True)

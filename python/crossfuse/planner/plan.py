@@ -77,7 +77,8 @@ def plan(
     ----------
     workload : str | WorkloadSpec | CascadeSpec | Chain
         What is computed: a packaged id or the text of a spec, a spec, or a chain. A spec says how
-        its weights are stored.
+        its weights are stored. Of a spec whose rows TMA does not copy the plan is that of padded
+        copies, whose extents it has; ``"padding"`` among its terms is what they take.
     target : str | Device | None
         Device.
     k_major : bool
@@ -159,9 +160,18 @@ def ranked(
     ['dsm', 'eager', 'l2']
     """
     spec = device(target)
+    known = rates or rates_of(spec)
+    padded = None if isinstance(workload, Chain) else _padded(workload)
+    if padded is not None:
+        from crossfuse.planner.extract.chain import chain_from
+        from crossfuse.planner.padded import with_copies
+
+        # What not to fuse takes is of rows without padding, and compared with that added.
+        chain, stored = chain_from(padded), _read_workload(workload, k_major)[1]
+        plans = ranked(chain, spec, k_major=stored, only=only, rates=known, keep=keep)
+        return in_order(with_copies(padded, plans, spec, known), fused=fused)
     chain, stored = _read_workload(workload, k_major)
     shape = shape_of(chain, k_major=stored)
-    known = rates or rates_of(spec)
     frame = Plan(chain, stored, spec.name, EAGER, {}, 0.0, {}, "", {})
     wanted = tuple(only) or (*families(shape), EAGER)
     _check(wanted)
@@ -195,6 +205,14 @@ def in_order(plans: Sequence[Plan], *, fused: bool) -> list[Plan]:
         key=lambda each: each.microseconds,
     )
     return [replace(best, runners=tuple(runner_of(each, best) for each in others)), *found[1:]]
+
+
+def _padded(workload: Any) -> Any:
+    """The function on padded operands that a spec is compiled as, if it is."""
+    from crossfuse.planner.padded import aligned_function
+    from crossfuse.workload.suites import resolve
+
+    return aligned_function(resolve(workload) if isinstance(workload, str) else workload)
 
 
 def _read_workload(workload: Any, k_major: bool) -> tuple[Chain, bool]:

@@ -101,6 +101,7 @@ def import_exported(exported: torch.export.ExportedProgram) -> Imported:
     WorkloadRefused
         For operators that TVM cannot translate.
     """
+    exported = _functional(exported)
     mod = _translate(exported)
     parameters = [v.name for v in mod["main"].params]
     count = int(mod["main"].attrs["num_input"])
@@ -201,11 +202,53 @@ def _translate(exported: Any) -> Any:
             raise _refused("graph", _first_line(error), limit, advice) from error
 
 
+def _functional(exported: Any) -> Any:
+    """The program without writes: those to a view, such as ``h[1:] = 0``, are in what it views.
+
+    TVM's importer takes ``mul_`` for ``mul``, and whatever else is stored in the same memory stays
+    as it was.
+    """
+    if not _writes(exported):
+        return exported
+    try:
+        exported = exported.run_decompositions({})
+    except Exception as error:
+        raise _left_writing(_first_line(error)) from error
+    if left := _writes(exported):
+        raise _left_writing(f"{left[0]}, which stays one that writes")
+    kinds = {each.kind.name for each in exported.graph_signature.output_specs}
+    if kinds & {"USER_INPUT_MUTATION", "BUFFER_MUTATION", "PARAMETER_MUTATION"}:
+        raise _refused(
+            "graph",
+            "a write to an input, a buffer or a parameter of the module",
+            "writes to what the module makes itself",
+            "write to a clone, and return what shall be kept",
+        )
+    return exported
+
+
+def _writes(exported: Any) -> list[Any]:
+    """Operators of a program that write to an argument."""
+    calls = [each.target for each in exported.graph.nodes if each.op == "call_function"]
+    return [e for e in calls if hasattr(e, "_schema") and e._schema.is_mutable]
+
+
+def _left_writing(found: str) -> RefusedError:
+    limit = "in-place operators that torch's run_decompositions makes others of"
+    return _refused("graph", found, limit, "write the model without them")
+
+
 def _decomposed(exported: Any, parts: dict[Any, Any]) -> Any:
-    """The program with other operators for some; as it was if they have effects, such as checks."""
+    """The program with other operators for some.
+
+    As it was if they have effects, such as checks, or write: then they are left to torch.
+    """
     from torch.export.graph_signature import InputKind
 
-    found = exported.run_decompositions(parts)
+    try:
+        found = exported.run_decompositions(parts)
+    except Exception:  # that of a scatter into a diagonal writes, which torch asserts not to be
+        return exported
     effects = any(each.kind is InputKind.TOKEN for each in found.graph_signature.input_specs)
     return exported if effects else found
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from crossfuse.blocks.chain import read_chain
@@ -12,19 +9,16 @@ from crossfuse.calls import checked
 from crossfuse.errors import ScheduleRefused, refuse
 from crossfuse.hardware import Device
 from crossfuse.markers import unpadded_shapes
-from crossfuse.planner.choice import plain_numbers
-from crossfuse.planner.cost.estimate import eager
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.families import EAGER, FAMILIES
-from crossfuse.planner.kernels.shape import shape_of, shape_of_blocks
+from crossfuse.planner.kernels.every import families
+from crossfuse.planner.kernels.shape import Shape, shape_of, shape_of_blocks
+from crossfuse.planner.padded import aligned_function, with_copies
 from crossfuse.planner.plan import Plan, in_order, ranked
 from crossfuse.schedule.families import schedule_family
 
 #: What a function must have in common with the chain that was planned.
 _EXTENTS = ("m", "n", "k", "l", "products")
-#: Part of the memory's rate that copies to padded rows reach: 2.9 TB/s of an H200's 4.8, from what
-#: chains on copies took beyond their estimate (7 shapes).
-_COPIED = 0.6
 
 
 @checked
@@ -61,16 +55,28 @@ def schedule_workload(workload: Any, plan: Plan, *, constant_weights: bool = Fal
     from crossfuse.workload import prim_func, resolve
 
     if not isinstance(workload, ir.PrimFunc):
-        workload = prim_func(resolve(workload) if isinstance(workload, str) else workload)
+        spec = resolve(workload) if isinstance(workload, str) else workload
+        padded = aligned_function(spec)
+        workload = padded if padded is not None and is_of(plan, padded) else prim_func(spec)
     return schedule_planned(workload, plan, constant_weights=constant_weights)
+
+
+def is_of(plan: Plan, func: Any) -> bool:
+    """Whether a plan is of the extents of a canonical function."""
+    return not _differ(func, plan)[0]
+
+
+def _differ(func: Any, plan: Plan) -> tuple[list[str], Shape, Shape]:
+    """Extents in which function and plan differ, and what each has."""
+    from crossfuse import _tvm as ir
+
+    found, wanted = shape_of_blocks(read_chain(ir.Schedule(func))), shape_of(plan.chain)
+    return [e for e in _EXTENTS if getattr(found, e) != getattr(wanted, e)], found, wanted
 
 
 def _check_chain(func: Any, plan: Plan) -> None:
     """Refuse a plan of other extents: its tiles may fit, but were not chosen for these."""
-    from crossfuse import _tvm as ir
-
-    found, wanted = shape_of_blocks(read_chain(ir.Schedule(func))), shape_of(plan.chain)
-    differ = [each for each in _EXTENTS if getattr(found, each) != getattr(wanted, each)]
+    differ, found, wanted = _differ(func, plan)
     if differ:
         raise refuse(
             ScheduleRefused,
@@ -117,37 +123,11 @@ def rank_function(func: Any, target: Device, *, keep: int = 1, fused: bool = Fal
     if all(each.family == EAGER for each in found):
         # Says which rule leaves no tiles of each family.
         found = ranked(chain, target, k_major=k_major, keep=keep, fused=True)
-    return in_order(_padded(func, found, target), fused=fused) if shapes else found
-
-
-def _padded(func: Any, plans: list[Plan], target: Device) -> list[Plan]:
-    """Plans of a function of padded inputs, with the time that their copies take."""
-    from crossfuse import _tvm as ir
-
-    blocks, rates = read_chain(ir.Schedule(func)), rates_of(target)
-    shapes = unpadded_shapes(func)
-    moved = 0
-    for each, short in zip(func.params, shapes, strict=False):
-        wide = tuple(map(int, each.ty.shape))
-        moved += (math.prod(wide) + math.prod(short)) * blocks.item * (wide[-1] != short[-1])
-    # Bits at both edges of the memory's clock, in bytes for each microsecond.
-    rate = _COPIED * target.memory_bits * target.memory_mhz / 4
-    copies = rates.fitted.eager_kernel + moved / rate if moved else 0.0
-    columns = shapes[1][0 if blocks.k_major else 1]
-    unpadded = replace(shape_of_blocks(blocks), k=shapes[0][-1], n=columns)
-    apart = eager(unpadded, rates, target.sms)
-    return [
-        _taking(each, apart.terms)
-        if each.family == EAGER
-        else _taking(each, {**each.terms, "padding": copies})
-        for each in plans
-    ]
-
-
-def _taking(plan: Plan, terms: Mapping[str, Any]) -> Plan:
-    """The plan with other terms."""
-    plain = plain_numbers(terms)
-    return replace(plan, microseconds=sum(plain.values()), terms=plain, runners=())
+    return (
+        in_order(with_copies(func, found, target, rates_of(target)), fused=fused)
+        if shapes
+        else found
+    )
 
 
 def schedule_planned(func: Any, plan: Plan, *, constant_weights: bool = False) -> Any:
@@ -183,5 +163,11 @@ def schedule_planned(func: Any, plan: Plan, *, constant_weights: bool = False) -
         f"family '{plan.family}'",
         found=f"a plan of {plan.microseconds:.1f} us that leaves the chain to a library",
         limit="a plan of a kernel of ours",
-        instead="call the library, or plan with only=('l2', 'dsm', 'registers', 'global')",
+        instead=f"call the library, plan with only={_families(plan)}, or compile without a plan, "
+        "which fuses",
     )
+
+
+def _families(plan: Plan) -> tuple[str, ...]:
+    """Families of kernels that a plan's chain may have."""
+    return families(shape_of(plan.chain, k_major=plan.k_major))

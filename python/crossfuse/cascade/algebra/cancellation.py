@@ -1,14 +1,15 @@
-"""Sums that were split into several, tried on rows whose parts might cancel.
+"""Sums that were split or brought out of, tried on rows whose parts cancel or leave the range.
 
 ``sum (x - s)`` is ``sum x - n s`` in real arithmetic; in float32 the two may leave nothing of a
 small difference of large numbers. Distances avoid that where ``s`` is a mean or an extreme of x.
-For what is left no identity says how large the parts are beside their sum, so the derivation is
-run on rows far from zero, and refused if two passes are more exact.
+``sum (x/s)**2`` is ``sum x**2 / s**2``, but squares of large numbers are none. For what no identity
+says how large it is, the derivation is run on rows far from zero, with very large and with very
+small numbers, and refused if two passes are more exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,10 +19,16 @@ from crossfuse.cascade.algebra.refusal import refused
 from crossfuse.cascade.derivation import Derivation
 from crossfuse.cascade.spec import Cascade, Stage
 
+#: From a stage, the kind of rows, the error there and what is allowed to the refusal.
+_Refusal = Callable[[str, str, float, float], Exception]
 #: Where numbers lie, and how far apart: together with zero, what a row may be about.
 _PLACES = ((0.0, 1.0), (1.0, 1e-3), (100.0, 1.0), (1e4, 1.0), (1e4, 1e-2), (-1e3, 1.0))
 #: What one element of a row is besides, in rows with an outlier.
 _OUTLIER = 1e6
+#: What is brought out of a sum that is not of distances, or of a product (`Step.pair`).
+_DISTRIBUTED = ("sum, *", "prod, *")
+#: Such an element whose square is out of range, and scales of rows whose powers are.
+_HUGE, _SCALES = 1e37, (1e13, 1e30, 1e-13, 1e-30)
 #: Rows of each kind, and elements of a row.
 _ROWS, _LENGTH = 3, 96
 #: How elements come: three threads, 16 at a time.
@@ -46,33 +53,45 @@ def check(derivation: Derivation, split: Sequence[str]) -> None:
     Raises
     ------
     CascadeRefused
-        Naming the first of them that loses digits.
+        Naming the first of them that loses digits, or the first whose sum is out of range where
+        what is divided first is not.
     """
-    if not split:
-        return
+    free = _free(derivation.cascade)
+    if split:
+        _try(derivation, split, _kinds(free), _cancels)
+    hoisted = [e.stage for e in derivation.steps if e.hoisted and e.pair in _DISTRIBUTED]
+    if hoisted and derivation.exact:
+        _try(derivation, hoisted, _far_kinds(free), _overflows)
+
+
+def _try(
+    derivation: Derivation, names: Sequence[str], kinds: Sequence[_Kind], refusal: _Refusal
+) -> None:
+    """Hold stages on rows of some kinds against separate passes."""
     import numpy as np
 
     from crossfuse.cascade.run import merge_tree, two_pass
 
     cascade = derivation.cascade
-    kinds, single, double = _data(cascade)
+    single, double = _data(cascade, kinds)
+    limits = np.finfo(np.float32)
     with np.errstate(all="ignore"):
         exact = two_pass(cascade, double)
         apart = two_pass(cascade, single)
         streamed = merge_tree(derivation, single, _SEGMENTS, _TILE)
-        for name in split:
+        for name in names:
             known = np.isfinite(exact[name]) & np.isfinite(apart[name])
             size = np.abs(exact[name]) + two_pass(_magnitudes(cascade, name), double)[name]
             unfused, fused = (
                 _worst(np.where(known, np.abs(each[name] - exact[name]), 0))
                 for each in (apart, streamed)
             )
-            rounding = _UNITS * np.finfo(np.float32).eps * _worst(np.where(known, size, 0))
+            rounding = _UNITS * (limits.eps * _worst(np.where(known, size, 0)) + limits.tiny)
             allowed = _FACTOR * unfused + rounding
             lost = ~(fused <= allowed)
             if lost.any():
                 which = int(np.argmax(lost))
-                raise _refusal(name, kinds[which], float(fused[which]), float(allowed[which]))
+                raise refusal(name, kinds[which].text, float(fused[which]), float(allowed[which]))
 
 
 def _worst(rows: Any) -> Any:
@@ -80,7 +99,7 @@ def _worst(rows: Any) -> Any:
     return rows.reshape(-1, _ROWS).max(axis=1)
 
 
-def _refusal(name: str, where: str, error: float, allowed: float) -> Exception:
+def _cancels(name: str, where: str, error: float, allowed: float) -> Exception:
     return refused(
         "cascade-cancels",
         name,
@@ -88,6 +107,19 @@ def _refusal(name: str, where: str, error: float, allowed: float) -> Exception:
         limit=f"{_FACTOR} times the error of separate passes, {allowed:.2g} there",
         instead="take distances from a mean or an extreme of the same elements, or cut the cascade "
         "before this stage",
+    )
+
+
+def _overflows(name: str, where: str, error: float, allowed: float) -> Exception:
+    return refused(
+        "cascade-range",
+        name,
+        found="a sum that is divided, or multiplied, when it is complete: of "
+        f"{where} it is {error:.2g} off in float32",
+        limit=f"{_FACTOR} times the error of separate passes, which scale each element, "
+        f"{allowed:.2g} there",
+        instead="divide by a largest magnitude of the same elements, or cut the cascade before "
+        "this stage",
     )
 
 
@@ -110,32 +142,42 @@ class _Kind:
     spread: float
     moved: tuple[sympy.Symbol, ...]
     alike: bool = False
-    outlier: bool = False
+    outlier: float = 0.0
 
     @property
     def text(self) -> str:
         names = ", ".join(str(each.name) for each in self.moved)
         nearly = " nearly equal" if self.alike else ""
-        but = f", but one of {_OUTLIER:g}" if self.outlier else ""
+        but = f", but one of {self.outlier:g}" if self.outlier else ""
         return f"rows of{nearly} {names} about {self.about:g}, {self.spread:g} apart{but}"
 
 
-def _kinds(cascade: Cascade) -> list[_Kind]:
-    free = [each for each in cascade.elements if each != cascade.index and not each.is_integer]
+def _free(cascade: Cascade) -> tuple[sympy.Symbol, ...]:
+    """Elements that may be any number."""
+    return tuple(e for e in cascade.elements if e != cascade.index and not e.is_integer)
+
+
+def _kinds(free: Sequence[sympy.Symbol]) -> list[_Kind]:
+    """Rows far from zero, with outliers, or nearly equal."""
     found = [_Kind(*place, tuple(free)) for place in _PLACES]
-    found += [_Kind(0.0, 1.0, (each,), outlier=True) for each in free]
+    found += [_Kind(0.0, 1.0, (each,), outlier=_OUTLIER) for each in free]
     if len(free) > 1:
         found += [_Kind(*place, tuple(free), alike=True) for place in _PLACES]
         found += [_Kind(*place, (each,)) for each in free for place in _PLACES[3:]]
     return found
 
 
-def _data(cascade: Cascade) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
-    """Rows of all kinds: what they are, in float32, and the same numbers in float64."""
+def _far_kinds(free: Sequence[sympy.Symbol]) -> list[_Kind]:
+    """Rows whose powers are out of range."""
+    found = [_Kind(0.0, 1.0, (each,), outlier=_HUGE) for each in free]
+    return found + [_Kind(0.0, scale, (each,)) for each in free for scale in _SCALES]
+
+
+def _data(cascade: Cascade, kinds: Sequence[_Kind]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Rows of some kinds in float32, and the same numbers in float64."""
     import numpy as np
 
     rng = np.random.default_rng(7)
-    kinds = _kinds(cascade)
     shape = (len(kinds), _ROWS, _LENGTH)
     common = rng.standard_normal(shape)
     single: dict[str, Any] = {}
@@ -152,10 +194,10 @@ def _data(cascade: Cascade) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
                 if symbol in kind.moved:
                     found[number] = kind.about + kind.spread * found[number]
                 if symbol in kind.moved and kind.outlier:
-                    found[number, :, _LENGTH // 2] = _OUTLIER
+                    found[number, :, _LENGTH // 2] = kind.outlier
             found = np.abs(found) if symbol.is_nonnegative else found
         rows = found.reshape(-1, _LENGTH)
         rows = rows if symbol in cascade.elements else rows[:, 0]
         single[str(symbol.name)] = rows.astype(np.float32)
     double = {name: each.astype(np.float64) for name, each in single.items()}
-    return [each.text for each in kinds], single, double
+    return single, double

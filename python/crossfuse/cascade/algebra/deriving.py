@@ -8,7 +8,7 @@ import sympy
 
 from crossfuse.calls import checked
 from crossfuse.cascade.algebra import cancellation
-from crossfuse.cascade.algebra.exponents import joined
+from crossfuse.cascade.algebra.exponents import joined, rescaled
 from crossfuse.cascade.algebra.means import means, ordered
 from crossfuse.cascade.algebra.stages import Deriver
 from crossfuse.cascade.derivation import Derivation
@@ -63,7 +63,7 @@ def _derive(cascade: Cascade) -> Derivation:
         found = {}
         for name, each in wanted.items():
             whole = progress.direct.get(each, sympy.sympify(each).xreplace(known))
-            found[name] = joined(state.usable(joined(whole)))
+            found[name] = rescaled(joined(state.finished(joined(whole))))
         return found
 
     stages = over_slots({each.name: each.symbol for each in cascade.stages})

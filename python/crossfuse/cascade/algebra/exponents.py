@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import sympy
 
+#: Multiples that are taken for what sympy makes of an epsilon.
+_LARGE = 100
+
 
 def joined(expression: sympy.Basic) -> sympy.Basic:
     """Join the exponentials of every product in an expression.
@@ -72,6 +75,49 @@ def unlogged(expression: sympy.Basic) -> sympy.Basic:
 
 def _powers(product: sympy.Expr) -> list[sympy.Expr]:
     return [each for each in sympy.Mul.make_args(product) if isinstance(each, sympy.exp)]
+
+
+def rescaled(expression: sympy.Basic) -> sympy.Basic:
+    """Write powers of ``1e12 x + 1`` as those of ``x + 1e-12``, so that no large x overflows.
+
+    Sympy brings sums over a common denominator where it takes magnitudes of quotients.
+
+    Parameters
+    ----------
+    expression : sympy.Basic
+        Any.
+
+    Returns
+    -------
+    sympy.Basic
+        Equal to it.
+    """
+    if not expression.has(sympy.Pow):
+        return expression
+    if isinstance(expression, sympy.Piecewise):
+        sides = [(rescaled(value), test) for value, test in expression.args]
+        return sympy.Piecewise(*sides, evaluate=False)
+    if not isinstance(expression, sympy.Pow):
+        # A magnitude would be brought over a common denominator again.
+        unchanged = {"evaluate": False} if isinstance(expression, sympy.Abs) else {}
+        args = [rescaled(each) for each in expression.args]
+        return expression.func(*args, **unchanged) if args else expression
+    base, power = map(rescaled, expression.args)
+    scale = _scale(base)
+    if scale == 1 or not power.is_number:
+        return sympy.Pow(base, power)
+    return sympy.Pow(scale, power) * sympy.Pow(
+        sympy.Add(*(each / scale for each in base.args)), power
+    )
+
+
+def _scale(base: sympy.Basic) -> sympy.Expr:
+    """What the terms of a sum that has a number in it are large multiples of; else 1."""
+    if not isinstance(base, sympy.Add) or not any(each.is_Number for each in base.args):
+        return sympy.S.One
+    found = [each.as_coeff_Mul()[0] for each in base.args if not each.is_Number]
+    large = all(each.is_Integer and abs(each) >= _LARGE for each in found)
+    return sympy.Min(*map(abs, found)) if large else sympy.S.One
 
 
 def ratios(expression: sympy.Basic) -> sympy.Basic:

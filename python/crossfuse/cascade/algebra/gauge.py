@@ -235,9 +235,11 @@ def _scales(base: sympy.Expr, element: sympy.Expr, power: sympy.Expr, state: Sta
     """Whether a divisor keeps an element in range, and can be taken back where it is 0."""
     if base in state.symbols:
         return _is_largest(state.of(base)) and _vanishes(element, state.of(base), power)
-    # Such as max(a, epsilon): never 0, so that it can always be taken back.
-    inside = base.free_symbols & state.symbols
-    return isinstance(base, sympy.Max) and positive(base) and len(inside) == 1
+    # Such as max(a, epsilon) and a + epsilon: never 0, so that it can always be taken back.
+    inside = [state.of(each) for each in base.free_symbols & state.symbols]
+    if len(inside) != 1 or not positive(base):
+        return False
+    return isinstance(base, sympy.Max) or (isinstance(base, sympy.Add) and _is_largest(*inside))
 
 
 def _is_largest(kept: Kept) -> bool:

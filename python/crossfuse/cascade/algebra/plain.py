@@ -37,8 +37,9 @@ class Plain:
 def plain(cascade: Cascade) -> Plain:
     """Give a definition its values where a maximum is -oo or a divisor 0.
 
-    The rules are those of derivations (`State.usable`): a maximum of nothing counts as 0 within
-    expressions, and a divisor that is proved not to be negative counts as 1 where it is 0.
+    The rules are those of derivations (`State.usable`, `State.finished`): a maximum of nothing
+    counts as 0 within terms, and within exponents of results; a divisor that is proved not to be
+    negative counts as 1 where it is 0.
     """
     state = State(frozenset())
     known: dict[sympy.Symbol, sympy.Expr] = {}
@@ -55,8 +56,8 @@ def plain(cascade: Cascade) -> Plain:
             None,
             no_sign=scalar and nonnegative(term),
         )
-    results = {k: state.usable(each.xreplace(known)) for k, each in cascade.results.items()}
-    rows = {k: state.usable(each.xreplace(known)) for k, each in cascade.rows.items()}
+    results = {k: state.finished(each.xreplace(known)) for k, each in cascade.results.items()}
+    rows = {k: state.finished(each.xreplace(known)) for k, each in cascade.rows.items()}
     slots = [each.slot() for each in state.kept]
     guards = {each.name: each.guard for each in slots}
     return Plain(terms, results, rows, guards, {each.name: each.init for each in slots})

@@ -166,23 +166,37 @@ class State:
         """As `usable`, for a part of an expression: infinities never remain."""
         return self._defined(expression, side)
 
-    def _defined(self, part: sympy.Basic, side: Side) -> sympy.Basic:
+    def finished(self, expression: sympy.Expr) -> sympy.Expr:
+        """As `usable`, of finished slots in what is wanted of a row.
+
+        A maximum of nothing counts as 0 within exponents alone: anything else is what it is over
+        an infinity, as with separate passes.
+        """
+        if expression in self.symbols:
+            return self.raw(expression, value)
+        return self._defined(expression, value, within=False)
+
+    def _defined(self, part: sympy.Basic, side: Side, within: bool = True) -> sympy.Basic:
+        """A part over slots; `within` where infinities count as 0."""
         if not part.free_symbols & self.symbols:
             return part
         if isinstance(part, sympy.Symbol):
             kept = self.of(part)
-            return self._stand_in(kept) if kept.infinite else side(kept.name)
+            return self._stand_in(kept) if kept.infinite and within else side(kept.name)
         if isinstance(part, sympy.Max | sympy.Min):
             return self.raw(part, side)
         if isinstance(part, sympy.exp):
             return sympy.exp(sympy.Add(*(self._power(e, side) for e in _addends(part.args[0]))))
         if isinstance(part, sympy.Piecewise):
-            sides = [(self._defined(each, side), self.raw(test, side)) for each, test in part.args]
+            sides = [
+                (self._defined(each, side, within), self.raw(test, side))
+                for each, test in part.args
+            ]
             return sympy.Piecewise(*sides)
         if isinstance(part, sympy.Pow) and part.args[1].could_extract_minus_sign():
             base, power = part.args
-            return sympy.Pow(self._divisor(base, side), self._defined(power, side))
-        return part.func(*(self._defined(each, side) for each in part.args))
+            return sympy.Pow(self._divisor(base, side, within), self._defined(power, side, within))
+        return part.func(*(self._defined(each, side, within) for each in part.args))
 
     def _power(self, part: sympy.Expr, side: Side) -> sympy.Expr:
         """An addend of an exponent: one that is -oo makes the exponential 0, as it should."""
@@ -190,10 +204,10 @@ class State:
             return self.raw(part, side)
         return self._defined(part, side)
 
-    def _divisor(self, base: sympy.Expr, side: Side) -> sympy.Expr:
+    def _divisor(self, base: sympy.Expr, side: Side, within: bool) -> sympy.Expr:
         if base in self.symbols and not (self.of(base).signed or self.of(base).infinite):
             return self._stand_in(self.of(base))
-        defined = self._defined(base, side)
+        defined = self._defined(base, side, within)
         if positive(base) or not (nonnegative(base) or self._is_range(base)):
             return defined
         return chosen(defined, sympy.S.Zero, sympy.S.One, defined)

@@ -232,9 +232,12 @@ class _Writer:
 
     def _push(self, row: Any, cta: Any, thread: Any) -> None:
         """Each CTA's state to all: a thread for each peer, several where threads are few."""
-        with steps("turn", -(-self.ctas // self.threads)) as turn, ir.script.sblock("push"):
+        turns = -(-self.ctas // self.threads)
+        with steps("turn", turns) as turn, ir.script.sblock("push"):
             at_row, rank, at = self._place(row, cta, thread)
-            peer = turn * self.threads + at
+            # A block sees loops around it by its own iterators alone.
+            now = spatial("turn_", turns, turn) if turns > 1 else 0
+            peer = now * self.threads + at
             ir.script.sblock_attr({PUSH: 1})
             with when(peer < self.ctas):
                 for name, buffer in self.inbox.items():

@@ -26,8 +26,10 @@ _Operator = Callable[[Any, Any], Any]
 _KINDS = ("Tensor", "Scalar")
 
 
-def _binary(operator: _Operator, *, swapped: bool = False) -> Any:
-    """An operator in the type of its result."""
+def _binary(
+    operator: _Operator, *, swapped: bool = False, of_truths: _Operator | None = None
+) -> Any:
+    """An operator in the type of its result, and what it is of truth values, which TVM's lack."""
 
     def convert(node: fx.Node, importer: Any) -> Any:
         if any(not _plain(each) for each in node.args[:2]):
@@ -40,7 +42,8 @@ def _binary(operator: _Operator, *, swapped: bool = False) -> Any:
         if alpha != 1:
             scaled = relax.op.multiply(right, relax.const(alpha, dtype))
             right = importer.block_builder.emit(scaled)
-        return importer.block_builder.emit(operator(left, right))
+        made = of_truths if dtype == "bool" and of_truths is not None else operator
+        return importer.block_builder.emit(made(left, right))
 
     return convert
 
@@ -50,6 +53,7 @@ def _comparison(operator: _Operator) -> Any:
 
     def convert(node: fx.Node, importer: Any) -> Any:
         dtype = common_type(node)
+        dtype = "int8" if dtype == "bool" else dtype
         left, right = (operand(each, importer, dtype) for each in node.args[:2])
         return importer.block_builder.emit(operator(left, right))
 
@@ -93,9 +97,12 @@ def _largest(operator: Callable[..., Any]) -> Any:
     """The largest or least element along some axes."""
 
     def convert(node: fx.Node, importer: Any) -> Any:
+        emit, x = importer.block_builder.emit, importer.env[node.args[0]]
         axes, keep = argument(node, 1, "dim", []), argument(node, 2, "keepdim", False)
-        made = operator(importer.env[node.args[0]], list(axes) or None, keepdims=keep)
-        return importer.block_builder.emit(made)
+        dtype = str(x.ty.dtype)
+        wide = emit(relax.op.astype(x, "int32")) if dtype == "bool" else x
+        made = emit(operator(wide, list(axes) or None, keepdims=keep))
+        return emit(relax.op.astype(made, dtype)) if dtype == "bool" else made
 
     return convert
 
@@ -141,14 +148,19 @@ _COMPARISONS = {
     "gt": relax.op.greater,
     "ge": relax.op.greater_equal,
 }
+#: What sums and products of truth values are.
+_OF_TRUTHS = {"add": relax.op.logical_or, "mul": relax.op.logical_and}
 #: By the name of the operator.
 ARITHMETIC = {
-    **{f"{name}.{kind}": _binary(op) for name, op in _BINARY.items() for kind in _KINDS},
-    **{f"{name}_.Tensor": _binary(_BINARY[name]) for name in ("add", "mul")},
+    **{
+        f"{name}.{kind}": _binary(op, of_truths=_OF_TRUTHS.get(name))
+        for name, op in _BINARY.items()
+        for kind in _KINDS
+    },
     **{f"rsub.{kind}": _binary(relax.op.subtract, swapped=True) for kind in _KINDS},
     **{f"{name}.{kind}": _comparison(op) for name, op in _COMPARISONS.items() for kind in _KINDS},
-    "maximum.default": _binary(relax.op.maximum),
-    "minimum.default": _binary(relax.op.minimum),
+    "maximum.default": _binary(relax.op.maximum, of_truths=relax.op.logical_or),
+    "minimum.default": _binary(relax.op.minimum, of_truths=relax.op.logical_and),
     **{f"where.{kind}": _where for kind in ("self", "Scalar", "ScalarSelf", "ScalarOther")},
     **{f"any.{kind}": _truth(relax.op.max) for kind in ("default", "dim", "dims")},
     **{f"all.{kind}": _truth(relax.op.min) for kind in ("default", "dim", "dims")},

@@ -60,6 +60,16 @@ def test_clusters(cluster: int, threads: int, unroll: int, resident: str, name: 
         assert other[output].tobytes() == report.outputs[output].tobytes()
 
 
+@pytest.mark.parametrize(("cluster", "threads"), [(2, 1), (3, 2), (16, 8)])
+def test_fewer_threads_than_ctas(cluster: int, threads: int) -> None:
+    """Each tells its state to several peers."""
+    arrays = inputs("softmax", 2, 150)
+    tiles = StreamTiles(threads, unroll=1, cluster=cluster)
+    report = emulate(image_of("softmax", 2, 150, tiles), arrays)
+    assert report.ok, "\n".join(map(str, report.findings))
+    assert_close(report.outputs["Y"], "softmax", arrays)
+
+
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("name", ["softmax", "layer_norm"])
 def test_whole_rows_in_registers(name: str, cluster: int) -> None:

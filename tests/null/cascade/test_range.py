@@ -1,0 +1,104 @@
+"""Sums that are divided when they are complete, on numbers whose squares are out of range."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import sympy
+
+from crossfuse.cascade.algebra import derive
+from crossfuse.cascade.algebra.exponents import rescaled
+from crossfuse.cascade.monoid import MAX, MIN, PROD, SUM
+from crossfuse.cascade.run import merge_tree, two_pass
+from crossfuse.cascade.spec import Cascade, Stage
+from crossfuse.errors import CascadeRefused
+
+x, w, y = sympy.symbols("x w y", real=True)
+N = sympy.Symbol("N", integer=True, positive=True)
+EPS = sympy.Rational(1, 10**12)
+TOTAL = Stage("s", SUM, w * x)
+LEAST, LARGEST = Stage("l", MIN, x), Stage("a", MAX, sympy.Abs(x))
+s, a = TOTAL.symbol, LARGEST.symbol
+
+
+def of(term: sympy.Expr, first: Stage = TOTAL, monoid: object = SUM) -> Cascade:
+    return Cascade((first, Stage("t", monoid, term)), (x, w))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "cascade",
+    [
+        of((x / (sympy.Abs(s) + EPS)) ** 2),
+        of(w * (x / (1 + sympy.Abs(s))) ** 3),
+        of((x / (1 + sympy.Abs(LEAST.symbol))) ** 2, LEAST),
+        of(x / (1 + sympy.Abs(LEAST.symbol)), LEAST, PROD),
+    ],
+)
+def test_what_leaves_the_range_is_refused(cascade: Cascade) -> None:
+    with pytest.raises(CascadeRefused) as caught:
+        derive(cascade)
+    refusal = caught.value.refusal
+    assert (refusal.rule, refusal.where) == ("cascade-range", "stage t")
+    assert "divided, or multiplied, when it is complete: of rows of" in str(refusal.found)
+    assert "which scale each element" in str(refusal.limit)
+    assert "divide by a largest magnitude of the same elements" in str(refusal.instead)
+
+
+@pytest.mark.parametrize("scale", [a, a + EPS, sympy.Max(a, EPS)])
+def test_a_largest_magnitude_keeps_squares_in_range(scale: sympy.Expr) -> None:
+    """With an epsilon added too: it is what partial sums are scaled by."""
+    found = derive(of((x / scale) ** 2, LARGEST))
+    data = np.random.default_rng(0).standard_normal((4, 96)).astype(np.float32)
+    data[1] *= 1e30
+    data[2, 40] = 1e37
+    data[3] *= 1e-30
+    given = {"x": data, "w": np.ones_like(data)}
+    exact = two_pass(found.cascade, {k: v.astype(np.float64) for k, v in given.items()})["t"]
+    got = merge_tree(found, given, [32, 33, 31], tile=8)["t"]
+    np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-37)
+
+
+def test_means_of_sums_are_in_range() -> None:
+    """Quotients of sums by sums are hoisted, and no larger than elements are."""
+    assert derive(of(w * x / (1 + sympy.Abs(s)))).exact
+
+
+def test_epsilons_stay_small() -> None:
+    """Sympy's magnitudes bring sums over a common denominator, which is out of range."""
+    inside = sympy.Abs(y) + EPS
+    brought = sympy.Abs(x / sympy.sqrt(inside))
+    assert brought.has(sympy.Integer(10**12))
+    assert rescaled(brought) == sympy.Abs(x) / sympy.sqrt(inside)
+    choice = sympy.Piecewise((1 / (1000 * y + 1), y > 0), (2 * y + 1, True))
+    milli = sympy.Rational(1, 1000)
+    assert rescaled(choice) == sympy.Piecewise((milli / (y + milli), y > 0), (2 * y + 1, True))
+    assert rescaled(1 / (2 * y + 1)) == 1 / (2 * y + 1)
+
+
+def test_a_magnitude_of_a_quotient_by_a_large_number() -> None:
+    mean = Stage("m", SUM, w / sympy.sqrt(a + EPS))
+    result = w / (EPS + sympy.Abs(mean.symbol / N))
+    cascade = Cascade((LARGEST, mean), (x, w), (N,), rows={"r": result}, length=N)
+    found = derive(cascade)
+    data = np.random.default_rng(1).standard_normal((2, 24)).astype(np.float32)
+    data[0, 3] = 1e37
+    given = {"x": data, "w": np.ones_like(data)}
+    exact = two_pass(cascade, {k: v.astype(np.float64) for k, v in given.items()})["r"]
+    np.testing.assert_allclose(merge_tree(found, given, [8, 16], tile=4)["r"], exact, rtol=1e-5)
+
+
+def test_a_maximum_of_nothing_is_what_separate_passes_make_of_it() -> None:
+    """It counts as 0 within exponents alone; elsewhere infinities have results of their own."""
+    seen = sympy.Symbol("seen", real=True)
+    top = Stage("m", MAX, sympy.Piecewise((x, seen > 0), (-sympy.oo, True)))
+    power = sympy.Piecewise((sympy.exp(x - top.symbol), seen > 0), (0, True))
+    total = Stage("s", SUM, power)
+    rows = {"scaled": w * x / (sympy.Abs(top.symbol) + EPS), "power": power}
+    cascade = Cascade((top, total), (x, w, seen), (), {"top": top.symbol}, rows)
+    found = derive(cascade)
+    drawn = np.random.default_rng(2).standard_normal((2, 32)).astype(np.float32)
+    given = {"x": drawn, "w": np.ones_like(drawn), "seen": np.array([[1.0], [0.0]]) + 0 * drawn}
+    for made in (two_pass(cascade, given), merge_tree(found, given, [16, 16], tile=4)):
+        assert made["top"][1] == -np.inf
+        assert (made["scaled"][1] == 0).all() and (made["power"][1] == 0).all()
+        np.testing.assert_allclose(made["scaled"][0], drawn[0] / np.abs(drawn[0].max()), rtol=1e-5)
