@@ -168,6 +168,32 @@ def test_misaligned_vector_access() -> None:
     assert finding.detail == "the access needs an alignment of 16 bytes"
 
 
+@pytest.mark.parametrize(
+    ("shift", "text", "bytes_"),
+    [
+        (1, 'asm("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"', 16),
+        (2, 'asm("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"', 16),
+        (1, 'asm("st.global.v2.f32 [%0], {%1, %2};"', 8),
+    ],
+)
+def test_misaligned_instruction(shift: int, text: str, bytes_: int) -> None:
+    """Vectors of inline PTX need the alignment of those of C++."""
+    from_a = ': "=f"(x), "=f"(y), "=f"(z), "=f"(w) : "l"(A + at)'
+    to_c = ': : "l"(C + at), "f"(x), "f"(y)'
+    body = f"""
+  int at = threadIdx.x * 4 + {shift};
+  float x = 0.0f, y = 0.0f, z = 0.0f, w = 0.0f;
+  {text} {from_a if "ld" in text else to_c} : "memory");
+  C[threadIdx.x] = x + y + z + w;
+"""
+    shapes = [("A", (261,), "float32"), ("C", (261,), "float32")]
+    wrong = image(body, shapes, block=64)
+    found = [each for each in emulate(wrong, [ramp(261)]).findings if each.kind == "misaligned"]
+    assert {each.detail for each in found} == {f"the access needs an alignment of {bytes_} bytes"}
+    right = replace(wrong, cuda=wrong.cuda.replace(f"* 4 + {shift}", "* 4"))
+    assert all(each.kind != "misaligned" for each in emulate(right, [ramp(261)]).findings)
+
+
 def test_misaligned_shared_access() -> None:
     """The base has the declared alignment and no better: 16-byte accesses need 16."""
     body = """

@@ -113,20 +113,23 @@ def _store_four(_: re.Match[str], operands: list[str]) -> str:
 
 def _store_pair(_: re.Match[str], operands: list[str]) -> str:
     address, low, high = operands
-    return f"((float*)({address}))[0] = {low}; ((float*)({address}))[1] = {high}"
+    return f"*(float2*)({address}) = make_float2({low}, {high})"
 
 
 def _load_global(_: re.Match[str], operands: list[str]) -> str:
-    *targets, address = operands
-    return f"{{ const float* values_ = (const float*)({address}); {_taken(targets)}; }}"
+    return _load_four("float4", operands)
 
 
 def _load_words(_: re.Match[str], operands: list[str]) -> str:
     """Four words, which another thread does not write meanwhile: no order excuses that."""
+    return _load_four("uint4", operands)
+
+
+def _load_four(type_name: str, operands: list[str]) -> str:
     *targets, address = operands
     parts = zip(targets, "xyzw", strict=True)
     taken = "; ".join(f"{each} = values_.{part}" for each, part in parts)
-    return f"{{ const uint4 values_ = *(const uint4*)({address}); {taken}; }}"
+    return f"{{ const {type_name} values_ = *(const {type_name}*)({address}); {taken}; }}"
 
 
 def _read(match: re.Match[str], operands: list[str]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from crossfuse import _tvm as ir
@@ -18,6 +19,8 @@ from crossfuse.lower.hopper.sync import mbarrier
 from crossfuse.lower.hopper.sync.flags import PlacedFlags
 from crossfuse.lower.hopper.warmup import Warmup
 
+#: What stands in an instruction for so many neighbours.
+_VECTORS = {4: "v4.", 2: "v2.", 1: ""}
 # A lane for each part; what all of them saw is known to the lane that goes on.
 _AWAIT = """\
 __device__ __forceinline__ void crossfuse_await_parts(const void* flags, int pitch, int parts,
@@ -125,6 +128,8 @@ class Sum:
         self.threads = threads
         self.me = let("thread_of_sum", (where.warpgroup - 1) * WARPGROUP + where.thread)
         self.warmup = warmup
+        # Rows that are no multiple of a vector begin anywhere, and a vector would leave them.
+        self.width = gcd(UNIT, int(program.partial.shape[-1]))
         self.elements = Elements(SumPlan(program, (program.has_tail(0), program.has_tail(1))))
 
     def store(self, ready: Any, values: Mapping[Any, Any]) -> None:
@@ -170,29 +175,37 @@ class Sum:
         """Add a unit of all parts; several loads are on their way at once."""
         for each in range(UNIT):
             ir.script.buffer_store(total, ir.script.float32(0), [each])
-        load = ir.script.ptx["ld.global.v4.f32"]
+        for offset in range(0, UNIT, self.width):
+            with self._existing(row, column + offset):
+                self._add_neighbours(row, column, offset, total, part)
+
+    def _add_neighbours(self, row: Any, column: Any, offset: int, total: Any, part: Any) -> None:
+        """Add as many neighbours of a unit, from `offset` on, as one load takes."""
+        into = range(offset, offset + self.width)
         if self.program.accumulated:
-            with self._existing(row, column):
-                place = self.program.partial.ptr_to([row, column])
-                run(load(*[total[each] for each in range(UNIT)], place))
+            self._load(total, into, self.program.partial.ptr_to([row, column + offset]))
             return
-        with self._existing(row, column), ir.script.unroll(0, self.program.parts) as number:
+        with ir.script.unroll(0, self.program.parts) as number:
             ir.IRBuilder.name("number", number)
-            place = self.program.partial.ptr_to([number, row, column])
-            run(load(*[part[each] for each in range(UNIT)], place))
-            for each in range(UNIT):
+            self._load(part, into, self.program.partial.ptr_to([number, row, column + offset]))
+            for each in into:
                 ir.script.buffer_store(total, total[each] + part[each], [each])
+
+    def _load(self, registers: Any, into: Iterable[int], place: Any) -> None:
+        load = ir.script.ptx[f"ld.global.{_VECTORS[self.width]}f32"]
+        run(load(*[registers[each] for each in into], place))
 
     def _clear(self, row: Any, column: Any) -> None:
         """Make a unit of the sums zero again, which the next launch adds to."""
-        store = ir.script.ptx["st.global.v4.f32"]
-        with self._existing(row, column):
-            place = self.program.partial.ptr_to([row, column])
-            run(store(place, *[ir.script.float32(0)] * UNIT))
+        zeros = [ir.script.float32(0)] * self.width
+        store = ir.script.ptx[f"st.global.{_VECTORS[self.width]}f32"]
+        for offset in range(0, UNIT, self.width):
+            with self._existing(row, column + offset):
+                run(store(self.program.partial.ptr_to([row, column + offset]), *zeros))
 
     @contextmanager
     def _existing(self, row: Any, column: Any) -> Iterator[None]:
-        """Statements for units of the output, outside the warm-up."""
+        """Statements for what begins within the output, outside the warm-up."""
         inside = self.elements.inside(row, column)
         with self.warmup.skipped(), when(ir.conjunction(inside)) if inside else nullcontext():
             yield
