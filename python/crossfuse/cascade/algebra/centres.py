@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import sympy
 
 from crossfuse.cascade.algebra import gauge as gauges
-from crossfuse.cascade.algebra.masks import as_choices, as_factors, quotient
+from crossfuse.cascade.algebra.masks import as_choices, as_factors, masks_all, quotient
 from crossfuse.cascade.algebra.moments import Centre, Mean
 from crossfuse.cascade.algebra.progress import Progress
 from crossfuse.cascade.algebra.state import Kept, Side, chosen
@@ -160,13 +160,19 @@ class Centres:
         self.progress.centres.append(centre)
         return centre
 
-    def extreme(self, symbol: sympy.Symbol, term: sympy.Expr) -> Centre:
-        """A largest or least element, to take distances from in a term."""
+    def extreme(self, symbol: sympy.Symbol, term: sympy.Expr) -> Centre | None:
+        """A largest or least element, to take distances from in a term.
+
+        None where the term counts elements that the extreme leaves out: a tile that has no others
+        knows no place to take distances from, and what is far from 0 would cancel.
+        """
         kept = self.progress.state.of(symbol)
         element = kept.contribution
         if isinstance(element, sympy.Piecewise) and not term.has(element):
+            element, condition = element.args[0]
             # What is masked in the term is not masked a second time within it.
-            element = element.args[0][0]
+            if not masks_all(term, condition):
+                return None
         for each in self.progress.centres:
             if (each.symbol, each.element) == (symbol, element):
                 return each

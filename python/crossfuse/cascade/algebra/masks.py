@@ -50,6 +50,21 @@ def quotient(above: sympy.Expr, below: sympy.Expr) -> sympy.Expr | None:
     return joined(sympy.Mul(*over) / sympy.Mul(*under))
 
 
+def masks_all(term: sympy.Expr, condition: sympy.Basic) -> bool:
+    """Whether all products of a term, with masks as factors, are 0 where a condition is false."""
+    asked = set(sympy.And.make_args(condition))
+    return all(
+        asked
+        <= {
+            part
+            for each in sympy.Mul.make_args(product)
+            if _is_mask(each)
+            for part in sympy.And.make_args(each.args[0][1])
+        }
+        for product in sympy.Add.make_args(term)
+    )
+
+
 def _is_mask(term: sympy.Basic) -> bool:
     return (
         isinstance(term, sympy.Piecewise)

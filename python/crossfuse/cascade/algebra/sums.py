@@ -94,7 +94,8 @@ class Sums:
         extremes = [each for each in free & state.symbols if state.of(each).extreme]
         extremes.sort(key=lambda each: str(each.name))
         found = [each for each in means if each.symbol in free]
-        return found + [self.centres.extreme(each, term) for each in extremes]
+        places = [self.centres.extreme(each, term) for each in extremes]
+        return found + [each for each in places if each is not None]
 
     def _add(
         self,
