@@ -67,8 +67,8 @@ def ratios(
 
     Allowed is twice the error of separate passes; twice more for the luck of a few rows, in which
     sums are made in another order. What cancels is off by orders of magnitude. Rows in which a sum
-    is no number hold to nothing, nor do those in which separate passes have no two digits: quotients
-    of what nearly vanishes multiply any rounding.
+    is no number hold to nothing, nor do those in which separate passes have no two digits:
+    quotients of what nearly vanishes multiply any rounding.
     """
     due, dtype = exact[name], str(got.dtype)
     found = got if due.ndim == 1 else typed_cascades.rows_of(typed, got)
