@@ -18,6 +18,7 @@ N = sympy.Symbol("N", integer=True, positive=True)
 EPS = sympy.Rational(1, 10**12)
 TOTAL = Stage("s", SUM, w * x)
 LEAST, LARGEST = Stage("l", MIN, x), Stage("a", MAX, sympy.Abs(x))
+LARGEST_OF_ALL = Stage("m", MAX, x)
 s, a = TOTAL.symbol, LARGEST.symbol
 
 
@@ -102,3 +103,22 @@ def test_a_maximum_of_nothing_is_what_separate_passes_make_of_it() -> None:
         assert made["top"][1] == -np.inf
         assert (made["scaled"][1] == 0).all() and (made["power"][1] == 0).all()
         np.testing.assert_allclose(made["scaled"][0], drawn[0] / np.abs(drawn[0].max()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("otherwise", [0, w * sympy.exp(x - LARGEST_OF_ALL.symbol)])
+def test_exponentials_in_a_choice_by_a_result_stay_in_range(otherwise: sympy.Expr) -> None:
+    """As torch spells a softmax that is 0 where a row is masked: no exponential is of x alone."""
+    m = LARGEST_OF_ALL.symbol
+    total, least = Stage("e", SUM, sympy.exp(x - m)), Stage("l", MIN, w)
+    term = sympy.Piecewise(
+        (otherwise, least.symbol > 0), (w * sympy.exp(x - m) / total.symbol, True)
+    )
+    derivation = derive(Cascade((LARGEST_OF_ALL, total, least, Stage("o", SUM, term)), (x, w)))
+    rng = np.random.default_rng(3)
+    data = {name: rng.normal(size=(4, 32)).astype(np.float32) for name in "xw"}
+    data["x"] *= np.float32(1e4)
+    data["w"][2:] = np.abs(data["w"][2:])
+    wanted = two_pass(derivation.cascade, data)["o"]
+    assert np.isfinite(wanted).all()
+    found = merge_tree(derivation, data, [9, 0, 23])["o"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)

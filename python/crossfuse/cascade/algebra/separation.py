@@ -237,9 +237,22 @@ class _Parts:
         for kept in {key: None for side in sides for key in side}:
             conditions = [each for _, each in term.args]
             values = [side.get(kept, sympy.S.Zero) for side in sides]
-            made = sympy.Piecewise(*zip(values, conditions, strict=True))
+            shared, values = _shared(values)
+            made = shared * sympy.Piecewise(*zip(values, conditions, strict=True))
             found.append((kept, made) if chosen else (made, kept))
         return found
+
+
+def _shared(values: Sequence[sympy.Expr]) -> tuple[sympy.Expr, list[sympy.Expr]]:
+    """Factors that all values but 0 have, and the values without them.
+
+    An exponential of a maximum that stands in all sides of a choice keeps sums in range as one that
+    stands in none.
+    """
+    factors = [sympy.Mul.make_args(each) for each in values if each != 0]
+    common = [each for each in factors[0] if all(each in other for other in factors[1:])]
+    shared = sympy.Mul(*common)
+    return shared, [each / shared if each != 0 else each for each in values]
 
 
 _RULES = (
