@@ -87,9 +87,10 @@ BEGIN = 0.275
 LATE_SUMS = 0.4
 #: Part of the time that each CTA of the only wave of clusters adds.
 LAST = 0.0155
-#: Part of L2 in which rows are found again: 60 % of a softmax that was read twice came from HBM
-#: the second time, with 52 MB of rows at work.
-USED_L2 = 0.35
+#: Part of L2 in which all rows are found again, and how fast the share of those that are not grows
+#: beyond: 60 % of a softmax that was read twice came from HBM the second time, with 52 MB of rows
+#: at work; of a layer norm with 69 MB nearly all of it.
+USED_L2, LOST_L2 = 0.5, 1.5
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,8 @@ def _missed(work: Work, tiles: StreamTiles, waves: _Waves, device: Device) -> fl
     """Share of what is loaded again that L2 does not have any more."""
     rows = min(waves.groups, waves.places) * tiles.rows * work.length
     occupied = rows * (work.read + work.late + work.written)
-    return max(0.0, 1 - USED_L2 * device.l2_bytes / max(1, occupied))
+    lost = LOST_L2 * (1 - USED_L2 * device.l2_bytes / max(1, occupied))
+    return min(1.0, max(0.0, lost))
 
 
 def _alone(work: Work, tiles: StreamTiles, together: int) -> float:
