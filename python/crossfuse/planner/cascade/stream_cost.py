@@ -12,8 +12,8 @@ Constants were fitted to streams on H100s and H200s (CUDA graph, cold L2, median
 cascade-candidates-h100.jsonl, rows-candidates-h100.jsonl and rows-candidates-h200.jsonl of
 benchmarks/results). Of rows with outputs those near the best are 2 and 5 % off in the median, the
 first choice 3 and 6 % behind the best that was measured, on the H200 most of it where all rows
-together take 5 us. Sums alone are told 17 % too short on an H200 where rows are few, 1 % on an H100.
-See docs/cascade-lowering.md.
+together take 5 us. Sums alone are told 17 % too short on an H200 where rows are few, 1 % on an
+H100. See docs/cascade-lowering.md.
 """
 
 from __future__ import annotations
