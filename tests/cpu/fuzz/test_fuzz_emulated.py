@@ -67,7 +67,7 @@ def ratios(
 
     Allowed is twice the error of separate passes; twice more for the luck of a few rows, in which
     sums are made in another order. What cancels is off by orders of magnitude. Rows in which a sum
-    is no number hold to nothing, nor do those in which separate passes have no digit.
+    is no number hold to nothing (`separate`), nor do those in which separate passes have no digit.
     """
     due, dtype = exact[name], str(got.dtype)
     found = got if due.ndim == 1 else typed_cascades.rows_of(typed, got)

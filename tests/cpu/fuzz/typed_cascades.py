@@ -313,7 +313,8 @@ def separate(
     dict[str, numpy.ndarray]
         ``out`` as (rows, length) or (rows,), and ``also``; in `dtype`, not rounded. ``lost``: rows
         in which a sum is no number, an extreme is of NaN, which kernels drop, or of nothing but
-        infinities: exponentials are 0 there for separate passes' NaN (docs/cascades.md).
+        infinities: exponentials are 0 there for separate passes' NaN (docs/cascades.md). Or a sum
+        is infinite by an element that a mask hides from others: distances from its mean are NaN.
     """
     f, length = OfArrays(dtype), typed.length
     order = np.arange(length) if order is None else order
@@ -336,9 +337,11 @@ def separate(
             if stage.by:
                 whole = np.broadcast_to(found, (count, length))
                 found = by[stage.by](whole, axis=1, keepdims=True)
-                nothing = {"sum": np.inf, "max": -np.inf, "min": np.inf}[stage.by]
-                bad = ~np.isfinite(found) if stage.by == "sum" else np.isnan(found)
-                lost |= (bad | (found == nothing))[:, 0]
+                nothing = {"sum": np.nan, "max": -np.inf, "min": np.inf}[stage.by]
+                bad = np.isnan(found) | (found == nothing)
+                if stage.by == "sum":
+                    bad |= np.isinf(found) & (np.isinf(e["x"]) & ~shown).any(1, keepdims=True)
+                lost |= bad[:, 0]
             made[stage.name] = found
         last, wanted = made[typed.cascade.stages[-1].name], typed.cascade.output
         if wanted is None:

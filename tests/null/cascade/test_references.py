@@ -61,6 +61,29 @@ def test_infinities_stay_infinities() -> None:
     assert np.isinf(merge_tree(squares, data, [2, 2], tile=1)["t"]).all()
 
 
+@pytest.mark.parametrize("at", [0, 2, 3])
+def test_an_infinite_mean_is_infinite_where_it_is_seen(at: int) -> None:
+    seen = {"S": TOTAL.symbol}
+    variance = Cascade((TOTAL, Stage("t", SUM, (x - mean) ** 2)), (x,), (N,), seen, length=N)
+    data = {"x": np.array([[1.0, 2.0, 0.5, 4.0], [1.0, 2.0, 0.5, 4.0], [1.0, 2.0, 0.5, 4.0]])}
+    data["x"][0, at], data["x"][1, at] = np.inf, -np.inf
+    found = merge_tree(derive(variance), data, [2, 2], tile=1)
+    np.testing.assert_array_equal(found["S"], [np.inf, -np.inf, 7.5])
+    assert np.isnan(found["t"][:2]).all()
+
+
+def test_elements_that_are_sums_are_added_up_before_their_distance() -> None:
+    """The least of them is 0 away from itself, also where rounding made it another number."""
+    least = Stage("mn", MIN, x + y)
+    far = derive(Cascade((least, Stage("t", SUM, Fence(x + y) - mn)), (x, y)))
+    rng = np.random.default_rng(3)
+    data = {
+        "x": (1e4 + rng.standard_normal((64, 1))).astype(np.float32),
+        "y": rng.standard_normal((64, 1)).astype(np.float32),
+    }
+    assert not np.any(merge_tree(far, data, [1], tile=1)["t"])
+
+
 def test_moves_that_are_squared_alone_would_overflow() -> None:
     variance = derive(Cascade((TOTAL, Stage("t", SUM, (x - mean) ** 2)), (x,), (N,), length=N))
     drawn = 3e19 * (1 + 1e-3 * np.random.default_rng(5).standard_normal((3, 64)))
@@ -99,6 +122,15 @@ def test_what_would_cancel_is_refused(term: sympy.Expr, rule: str, words: str) -
         derive(cascade(term))
     assert (caught.value.refusal.rule, caught.value.refusal.where) == (rule, "stage t")
     assert "cut the cascade before this stage" in caught.value.refusal.instead
+
+
+def test_a_part_of_a_sum_has_no_distance_from_its_mean() -> None:
+    """`x - mean(x + y)` is a distance less `y`, with the rounding of the larger of the two."""
+    both = Stage("s", SUM, x + y)
+    mean = both.symbol / N
+    with pytest.raises(CascadeRefused, match="couples y with s") as caught:
+        derive(Cascade((both, Stage("t", SUM, (x - mean) * (y - mean))), (x, y), (N,), length=N))
+    assert caught.value.refusal.rule == "cascade-separable"
 
 
 def test_parts_of_one_sign_need_no_trial() -> None:

@@ -13,7 +13,7 @@ from crossfuse.cascade.algebra.moments import Centre, Mean
 from crossfuse.cascade.algebra.progress import Progress
 from crossfuse.cascade.algebra.state import Kept, Side, chosen
 from crossfuse.cascade.derivation import Factor, Step, left, new, right, value
-from crossfuse.cascade.expressions.fence import Fence, opened, settled
+from crossfuse.cascade.expressions.fence import Fence, fenced_sum, opened, settled
 from crossfuse.cascade.expressions.functions import magnitude
 from crossfuse.cascade.monoid import SUM
 from crossfuse.cascade.spec import Stage
@@ -75,7 +75,7 @@ class Centres:
         weight = progress.cascade.length if whole is None else whole
         scale = (mean.scale.xreplace(progress.known) * weight).cancel()
         name = stage.name if scale == 1 else state.fresh(f"{stage.name}_mean")
-        centre = self._mean(mean.element, mass, name)
+        centre = self._mean(mean, mass, name)
         kept = state.of(mass).name
         factor = Factor(mean.element, progress.spelt(scale), name)
         notes = (
@@ -111,14 +111,15 @@ class Centres:
         result = mean.scale.xreplace(progress.known) * weight * (centre.symbol + first / weight)
         progress.done(stage, result, step)
 
-    def _mean(self, element: sympy.Expr, mass: sympy.Symbol, name: str) -> Centre:
+    def _mean(self, wanted: Mean, mass: sympy.Symbol, name: str) -> Centre:
         """Keep a mean, and the first moment about it, which is what rounding leaves.
 
         A mean that is large against the deviation is rounded to some part of it, and higher
         moments move by that times how far the mean moves: so much is known instead of lost.
         The sum of weights says how sums are carried and merged; both slots put theirs in its place.
+        An infinite mean that is seen stays as it is: the first moment about it is no number.
         """
-        state = self.progress.state
+        state, element = self.progress.state, wanted.element
         kept, rest = state.of(mass), state.fresh(f"{name}_rest")
         below = state.usable(1 / mass, new) ** -1
         weight = as_factors(kept.contribution)
@@ -127,11 +128,14 @@ class Centres:
         so_far = _carried(kept, value(kept.name) * value(name) + value(rest)) / below
         moved = right(kept.name) * (right(name) - left(name)) + right(rest)
         merge = left(name) + _merged(kept, left(rest), moved) / below
+        if wanted.visible:
+            so_far = _unless_infinite([value(name)], so_far)
+            merge = _unless_infinite([left(name), right(name)], merge)
         mean = state.add(name, SUM, brought, so_far, merge, no_sign=False)
         about = [
             side(rest) + side(kept.name) * (side(name) - new(name)) for side in (value, left, right)
         ]
-        apart = as_choices(weight * (element - new(name)))
+        apart = as_choices(weight * fenced_sum(element, -new(name)))
         carry, merge = _carried(kept, about[0]), _merged(kept, *about[1:])
         first = state.add(rest, SUM, apart, carry, merge, no_sign=False)
         return self._centre(element, mean, mass, first)
@@ -141,7 +145,8 @@ class Centres:
         state = self.progress.state
         kept = state.of(mass)
         below = state.usable(1 / mass, new) ** -1
-        brought = as_choices(as_factors(kept.contribution) * (element - value(name)) / below)
+        apart = fenced_sum(element, -value(name))
+        brought = as_choices(as_factors(kept.contribution) * apart / below)
         share = _merged(kept, sympy.S.Zero, right(kept.name)) / below
         merge = left(name) + (right(name) - left(name)) * share
         symbol = state.add(name, SUM, brought, value(name), merge, no_sign=False)
@@ -241,8 +246,12 @@ class Centres:
         return self.progress.note_moment(symbol)
 
     def _spelt(self, centre: Centre) -> sympy.Expr:
-        """The distance of an element: taken before anything is added to it."""
-        return Fence(centre.element - self.progress.state.within(centre.symbol, new))
+        """The distance of an element: taken before anything is added to it.
+
+        The element is added up first, as it was where the place of the distance comes from: what
+        rounding took there of the least one would else be missing in every distance.
+        """
+        return Fence(fenced_sum(centre.element, -self.progress.state.within(centre.symbol, new)))
 
     def _own(
         self, gauge: gauges.Gauge, element: sympy.Expr, centres: list[Centre]
@@ -329,8 +338,7 @@ class Centres:
             for each in used & state.symbols
         ):
             return found
-        before = side(made.name)
-        return chosen(magnitude(before), sympy.oo, before, found)
+        return _unless_infinite([side(made.name)], found)
 
     def _moved(self, centre: Centre, side: Side) -> sympy.Expr:
         """How far a centre moves; of nothing to a first element any way will do."""
@@ -340,6 +348,12 @@ class Centres:
         if kept.infinite:
             before = chosen(before, kept.monoid.identity, sympy.S.Zero, before)
         return before - state.within(centre.symbol, new)
+
+
+def _unless_infinite(sides: Sequence[sympy.Expr], found: sympy.Expr) -> sympy.Expr:
+    """What was found, or the sum of sides where one of them is infinite."""
+    largest = sympy.Max(*(magnitude(each) for each in sides))
+    return chosen(largest, sympy.oo, sympy.Add(*sides), found)
 
 
 def _carried(mass: Kept, instead: sympy.Expr) -> sympy.Expr:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import sympy
 
@@ -30,8 +31,9 @@ def means(cascade: Cascade) -> dict[str, Mean]:
         if stage.monoid.name != "sum":
             continue
         for mean in _candidates(cascade, stage):
-            if any(_is_used(cascade, each, stage, mean) for each in cascade.stages):
-                found[stage.name] = mean
+            about = [each for each in cascade.stages if _is_used(cascade, each, stage, mean)]
+            if about:
+                found[stage.name] = replace(mean, visible=_is_visible(cascade, stage, about))
                 break
     return found
 
@@ -84,6 +86,15 @@ def _is_used(cascade: Cascade, later: Stage, stage: Stage, mean: Mean) -> bool:
     term = later.term.xreplace({stage.symbol: mean_value(cascade, mean, symbol)})
     found = centred(as_factors(term), symbol, mean.element, distance)
     return found is not None and is_polynomial(found, distance)
+
+
+def _is_visible(cascade: Cascade, stage: Stage, about: Sequence[Stage]) -> bool:
+    """Whether a mean is seen where no sum about it is: as `Mean.visible`."""
+    sums = {each.symbol for each in about}
+    terms = [each.term for each in cascade.stages if each not in about]
+    shown = [each.free_symbols for each in (*terms, *cascade.results.values())]
+    shown += [each.free_symbols for each in cascade.rows.values()]
+    return any(stage.symbol in free and not free & sums for free in shown)
 
 
 def mean_value(cascade: Cascade, mean: Mean, symbol: sympy.Symbol) -> sympy.Expr:

@@ -38,6 +38,9 @@ class Mean:
         The sum is this times the sum of weights times the mean; over stages and invariants.
     signed : bool
         Whether weights may be negative, so that the mean may not exist before the end.
+    visible : bool
+        Whether anything but sums about the mean shows it: an infinite one is then to stay
+        infinite, where those sums, and what is computed from them, are no numbers.
     """
 
     stage: str
@@ -45,6 +48,7 @@ class Mean:
     element: sympy.Expr
     scale: sympy.Expr
     signed: bool = False
+    visible: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,11 +156,16 @@ def _joined(
 
 
 def _cancels(part: sympy.Add, apart: sympy.Expr, element: sympy.Expr) -> bool:
-    """Whether there is less of an element in a sum from which its distance was taken."""
+    """Whether there is less of an element in a sum from which its distance was taken.
+
+    Of an element that is itself a sum, all addends are to be there: that `x - mean` is a distance
+    of `x + y` less `y` is true, and has the rounding of the larger of the two.
+    """
     before, after = part.coeff(element), apart.coeff(element)
     if before != 0 and before.is_number and after.is_number:
         return bool(abs(after) < abs(before))
-    return len(sympy.Add.make_args(apart)) <= max(1, len(part.args) - 2)
+    left = 0 if apart == 0 else len(sympy.Add.make_args(apart))
+    return left + 1 + len(sympy.Add.make_args(element)) <= len(part.args)
 
 
 def _shifted(
