@@ -123,7 +123,7 @@ def _first() -> dict[str, tuple[str, Term]]:
 def _later(rng: np.random.Generator, known: dict[str, str]) -> dict[str, tuple[str, Term]]:
     """Terms over results: differences, quotients, exponentials."""
     names = list(known)
-    a, b, c = _apart(rng, names)
+    a, b, c = (str(rng.choice(names)) for _ in range(3))
     eps = float(rng.choice(EPSILONS))
     means = [each for each in names if known[each] == "mean"]
     tops = [each for each in names if known[each] == "max"]
@@ -166,19 +166,9 @@ def _later(rng: np.random.Generator, known: dict[str, str]) -> dict[str, tuple[s
     return found
 
 
-def _apart(rng: np.random.Generator, names: list[str]) -> tuple[str, str, str]:
-    """Three names, the second neither of the others where there are as many.
-
-    What is subtracted from itself is 0 to the algebra, also where it is infinite.
-    """
-    a, b, c = (str(rng.choice(names)) for _ in range(3))
-    others = [each for each in names if each not in (a, c)] or [e for e in names if e != a]
-    return a, (b if b not in (a, c) or not others else others[0]), c
-
-
 def _output(rng: np.random.Generator, known: dict[str, str]) -> tuple[Term, str]:
     names = list(known)
-    a, b, c = _apart(rng, names)
+    a, b, c = (str(rng.choice(names)) for _ in range(3))
     eps = float(rng.choice(EPSILONS))
     choices: dict[str, Term] = {
         f"(x - {a})/(({b} - {a}) + {eps})": lambda f, e, r: (

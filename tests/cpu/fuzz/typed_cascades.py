@@ -144,6 +144,8 @@ def _later(rng: np.random.Generator, known: Mapping[str, str]) -> dict[str, tupl
 
 def _output(rng: np.random.Generator, known: Mapping[str, str]) -> tuple[Term, str]:
     a, b, c = (str(rng.choice(list(known))) for _ in range(3))
+    # What is subtracted from itself is 0 to the algebra, also where it is infinite.
+    c = next((each for each in known if each != b), c) if c == b else c
     eps = float(rng.choice(EPSILONS))
     choices: dict[str, Term] = {
         f"(x - {a})/sqrt(|{b}| + {eps})*g + y": lambda f, e, r: (
