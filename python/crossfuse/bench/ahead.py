@@ -18,26 +18,11 @@ _Kernel = tuple[WorkloadSpec | CascadeSpec, str | None]
 
 
 def build_ahead(planned: Sequence[Planned], workers: int, target: str, timeout: float) -> int:
-    """Fill the cache of cubins, which the jobs then find.
+    """Fill the kernel cache in parallel, so that timed jobs find their cubins; returns how many.
 
-    Jobs run one after another, since they are timed, and nvcc takes most of what one of ours takes.
-    What cannot be compiled is left to its job, which says why.
-
-    Parameters
-    ----------
-    planned : Sequence[Planned]
-        The jobs.
-    workers : int
-        Kernels that are compiled at the same time; 0 for none.
-    target : str
-        Device to compile for.
-    timeout : float
-        Seconds after which what is left is left to the jobs.
-
-    Returns
-    -------
-    int
-        Kernels compiled.
+    Jobs run one after another, since they are timed, and nvcc takes most of the time of one of
+    ours. A kernel that does not compile, or is not done after `timeout` seconds, is left to its
+    job, which says why. No workers: nothing is compiled.
     """
     wanted = distinct(each.job for each in planned if not names_one(each.job.spec))
     if not workers or len(wanted) < 2:
@@ -51,7 +36,7 @@ def build_ahead(planned: Sequence[Planned], workers: int, target: str, timeout: 
 
 
 def distinct(jobs: Iterable[Job]) -> tuple[_Kernel, ...]:
-    """Kernels of all jobs, each once, and where they keep their intermediate."""
+    """The kernels of all jobs without repetitions, each with the placement of its intermediate."""
     return tuple(
         dict.fromkeys(
             kernel for job in jobs for kernel in kernels(job.variant, resolve_any(job.spec))

@@ -25,26 +25,9 @@ RUN_S = 60.0
 
 
 def build(program: Program, directory: Path, nvcc: NvccInfo | None = None) -> Path:
-    """Compile one program.
+    """Compile a program and its generated headers in a directory of its own, to an executable.
 
-    Parameters
-    ----------
-    program : Program
-        What to compile.
-    directory : pathlib.Path
-        Where the executable and written headers go.
-    nvcc : NvccInfo, optional
-        The compiler; `find_nvcc` by default.
-
-    Returns
-    -------
-    pathlib.Path
-        The executable.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If there is no compiler, or it fails or warns.
+    It is refused if there is no compiler, or the compiler fails or so much as warns.
     """
     nvcc = nvcc or find_nvcc()
     place = directory / program.name
@@ -64,26 +47,9 @@ def build(program: Program, directory: Path, nvcc: NvccInfo | None = None) -> Pa
 
 
 def measure(program: Program, executable: Path, timeout: float = RUN_S) -> list[dict[str, Any]]:
-    """Run one program in a process of its own.
+    """Run a program in a process of its own; returns the lines that it prints, parsed.
 
-    Parameters
-    ----------
-    program : Program
-        What was built.
-    executable : pathlib.Path
-        From `build`.
-    timeout : float
-        Seconds until it is stopped.
-
-    Returns
-    -------
-    list[dict[str, Any]]
-        Its lines, see `crossfuse.planner.calibration.programs.parse`.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If it fails, does not end, or prints something else.
+    It is refused if it fails, is still running after `timeout` seconds, or prints something else.
     """
     done = _run([str(executable)], timeout, program)
     if done.returncode != 0:
@@ -98,30 +64,11 @@ def calibrate(
     programs: Iterable[Program] = PROGRAMS,
     note: Callable[[str], None] = lambda line: None,
 ) -> Measured:
-    """Measure the GPU of this machine.
+    """Measure the GPU of this machine with all micro-benchmarks, for the record of `device`.
 
-    Programs are compiled in parallel; then they run one after another.
-
-    Parameters
-    ----------
-    device : str
-        Target name of the record.
-    machine : Callable[[], dict[str, Any]]
-        Describes the machine; called after the measurement, with clocks still up.
-    programs : Iterable[Program]
-        What to run.
-    note : Callable[[str], None]
-        Told about each step.
-
-    Returns
-    -------
-    Measured
-        The record.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If a program does not compile, does not run, or what it found is absurd.
+    They are compiled in parallel, then run one after another. `machine` describes the machine; it
+    is called after the measurement, while clocks are still up. `note` hears of each step. A program
+    that does not compile or run, or an absurd result, is refused.
     """
     programs = tuple(programs)
     nvcc = find_nvcc()
@@ -142,7 +89,7 @@ def calibrate(
 def _measure_all(
     built: Iterable[tuple[Program, Future[Path]]], note: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], RefusedError | None]:
-    """Lines of all programs that run, and the first fault: others are still worth knowing."""
+    """Lines of all programs that run, and the first fault: other results are worth knowing."""
     lines: list[dict[str, Any]] = []
     fault = None
     for program, executable in built:

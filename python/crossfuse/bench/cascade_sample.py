@@ -1,7 +1,7 @@
-"""A part of a cascade that is small enough to be held against float64: some of its rows.
+"""Rows of a cascade that are few enough to be checked against float64.
 
-Rows of a cascade do not depend on each other, so that what some rows of the outputs should be is
-the same cascade with fewer rows.
+Rows of a cascade do not depend on each other, so that the expected values of some rows of the
+outputs are those of the same cascade with fewer rows.
 """
 
 from __future__ import annotations
@@ -38,21 +38,15 @@ _FEWER = {cascade_products.MlaDecode: 1, cascade_spec.Variance: 8, cascade_spec.
 
 @dataclass(frozen=True)
 class Sample:
-    """Some rows of a cascade.
+    """Some rows of a cascade, and how to cut them out of its tensors."""
 
-    Attributes
-    ----------
-    spec : CascadeSpec
-        The cascade of these rows alone.
-    picks : Mapping[str, Any]
-        How to index each operand and output that has rows.
-    """
-
+    #: The cascade of these rows alone.
     spec: CascadeSpec
+    #: Index into each operand and output that has rows; others are taken whole.
     picks: Mapping[str, Any]
 
     def take(self, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The rows of tensors, by name, on the host."""
+        """Cut the rows out of tensors on any device; returns them by name, on the host."""
         from crossfuse.runtime.tensors import to_numpy
 
         shapes = {each.name: each.shape for each in (*self.spec.operands, *self.spec.outputs)}
@@ -64,20 +58,7 @@ class Sample:
 
 
 def sample(spec: CascadeSpec, seed: int = 0) -> Sample:
-    """Choose rows.
-
-    Parameters
-    ----------
-    spec : CascadeSpec
-        All of them.
-    seed : int
-        Equal seeds choose equal rows; the first and the last row are always among them.
-
-    Returns
-    -------
-    Sample
-        Of at most `ROWS` rows.
-    """
+    """Choose at most `ROWS` rows, among them the first and the last; reproducible by its seed."""
     rng = np.random.default_rng(seed)
     if isinstance(spec, cascade_products.Attention):
         return _heads(spec, rng)
@@ -95,7 +76,7 @@ def sample(spec: CascadeSpec, seed: int = 0) -> Sample:
 
 
 def _heads(spec: cascade_products.Attention, rng: np.random.Generator) -> Sample:
-    """Single heads of single sequences."""
+    """Single heads of single sequences, each with the keys and values of its group."""
     share = spec.heads // spec.kv_heads
     picks: list[tuple[int, int]] = []
     for number in _some(rng, spec.batch * spec.heads, _HEADS):

@@ -21,25 +21,11 @@ _LIBRARY = {
 
 
 def formula(name: str, spec: CascadeSpec) -> Formula:
-    """Find how PyTorch computes a cascade.
+    """How PyTorch computes a cascade, as a function of its inputs.
 
-    Parameters
-    ----------
-    name : str
-        ``eager``, ``compile``, ``autotune``, ``sdpa-flash``, ``sdpa-cudnn``, ``sdpa-efficient`` or
-        ``quack``.
-    spec : CascadeSpec
-        What is computed.
-
-    Returns
-    -------
-    Callable
-        Not yet called; what ``torch.compile`` does comes with the first call.
-
-    Raises
-    ------
-    WorkloadRefused
-        For other variants, and library attention of something else.
+    Names are ``eager``, ``compile``, ``autotune``, ``quack``, and of attention alone
+    ``sdpa-flash``, ``sdpa-cudnn`` and ``sdpa-efficient``; others are refused. ``torch.compile``
+    compiles with the first call.
     """
     import torch
 
@@ -73,7 +59,7 @@ def _library(backend: str, spec: cascade_products.Attention) -> Formula:
 
 
 def _latent_library(backend: str, spec: cascade_products.MlaDecode) -> Formula:
-    """Heads are the rows of one head; the cache is keys and values, by views.
+    """Library attention of MLA: query heads as rows of one head, keys and values as views.
 
     Only the memory-efficient kernels take values narrower than keys. Others get all columns, of
     which the last results are dropped; on GPUs they refuse rows of more than 256 columns, as R4's.

@@ -1,4 +1,4 @@
-"""One cascade measured in this process: inputs on the GPU, some rows held against float64."""
+"""Measures one cascade in this process: inputs on the GPU, some rows checked against float64."""
 
 from __future__ import annotations
 
@@ -26,24 +26,16 @@ _SET_BYTES = 8 * 10**9
 
 
 def cascade_floor(spec: CascadeSpec) -> Floor:
-    """The least time of a cascade: every input read and every output written once, or products.
+    """Roofline of a cascade: every input read and every output written once, or its products.
 
-    Parameters
-    ----------
-    spec : CascadeSpec
-        What is computed.
-
-    Returns
-    -------
-    Floor
-        See `crossfuse.bench.floor.floor`. Of causal attention the half that is seen.
+    Causal attention counts the half of its scores that is visible.
     """
     eight_bits = isinstance(spec, cascade_products.QuantGemm)
     return Floor(spec.bytes, _products(spec), roofs_of(hardware.device()), eight_bits)
 
 
 def _products(spec: CascadeSpec) -> int:
-    """Multiplications and additions of the matrix products."""
+    """Operations of the matrix products, multiplications and additions counted apart."""
     if isinstance(spec, cascade_products.Attention):
         pairs = spec.q_len * spec.kv_len // (2 if spec.causal else 1)
         return 4 * spec.batch * spec.heads * pairs * spec.head_dim
@@ -64,46 +56,25 @@ def rows_of(spec: CascadeSpec) -> int:
 
 @dataclass(frozen=True)
 class CascadeProblem:
-    """What candidates of a cascade are held against: rows that are worked out as they are checked.
+    """What candidates of a cascade are checked against; references of rows are computed anew."""
 
-    Attributes
-    ----------
-    what : str
-        Text of the spec.
-    spec : CascadeSpec
-        What is computed.
-    """
-
+    #: Text of the spec.
     what: str
     spec: CascadeSpec
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to compute a cascade: gives the outputs of inputs; what is known of its kernels."""
+    """A way to compute a cascade, with what is known of its kernels."""
 
+    #: Takes the inputs in order, gives the output or outputs.
     run: Callable[..., Any]
     note: str = ""
     resources: tuple[ResourceUsage, ...] = ()
 
 
 def measure_cascade(job: Job, spec: CascadeSpec, device: str = "cuda") -> Timing:
-    """Check, time, and check again.
-
-    Parameters
-    ----------
-    job : Job
-        What to measure.
-    spec : CascadeSpec
-        Its workload.
-    device : str
-        Where the tensors are.
-
-    Returns
-    -------
-    Timing
-        See `crossfuse.bench.worker.measure_job`.
-    """
+    """Check, time, and check again a cascade; see `crossfuse.bench.worker.measure_job`."""
     return measure_way(job, spec, _way(job.variant, spec, device), device)
 
 
@@ -142,15 +113,7 @@ def measure_way(job: Job, spec: CascadeSpec, way: Way, device: str = "cuda") -> 
 
 
 def library_way(library: Path, device: str = "cuda") -> Way:
-    """A built kernel of ours.
-
-    Parameters
-    ----------
-    library : pathlib.Path
-        Its shared library.
-    device : str
-        Where the tensors are.
-    """
+    """The way of a kernel of ours that has been built as a shared library."""
     from crossfuse.bench.ours import note_of
     from crossfuse.runtime import load
 
@@ -159,7 +122,7 @@ def library_way(library: Path, device: str = "cuda") -> Way:
 
 
 def eager_way(spec: CascadeSpec) -> Way:
-    """PyTorch's plain formula."""
+    """The way of PyTorch's plain formula."""
     from crossfuse.bench.cascade_torch import formula
 
     return Way(formula("eager", spec))
@@ -187,22 +150,7 @@ def _bound(way: Way, inputs: dict[str, Any]) -> Callable[[], Any]:
 
 
 def draw_sets(job: How, spec: CascadeSpec, device: str) -> list[dict[str, Any]]:
-    """Sets of inputs: several of them, so that none is in the cache when its turn comes.
-
-    Parameters
-    ----------
-    job : How
-        Cache and calls.
-    spec : CascadeSpec
-        Says shapes and types.
-    device : str
-        Where.
-
-    Returns
-    -------
-    list[dict[str, torch.Tensor]]
-        Each as of `draw`.
-    """
+    """Draw several sets of inputs, so that none is in the L2 cache when it is read next."""
     from crossfuse.measure.rotation import copies_needed
 
     size = spec.bytes
@@ -214,19 +162,8 @@ def draw_sets(job: How, spec: CascadeSpec, device: str) -> list[dict[str, Any]]:
 def draw(spec: CascadeSpec, seed: int, device: str) -> dict[str, Any]:
     """Draw inputs on the device, as `crossfuse.workload.cascade_inputs` draws them on the host.
 
-    Parameters
-    ----------
-    spec : CascadeSpec
-        Says shapes and types.
-    seed : int
-        Equal seeds give equal inputs on equal devices.
-    device : str
-        Where.
-
-    Returns
-    -------
-    dict[str, torch.Tensor]
-        By name, in the order of the function's parameters.
+    They are named, in the order of the function's parameters; equal seeds give equal inputs on
+    equal devices.
     """
     import torch
 
@@ -250,7 +187,10 @@ def draw(spec: CascadeSpec, seed: int, device: str) -> dict[str, Any]:
 
 
 def _judge(spec: CascadeSpec, inputs: dict[str, Any], outputs: Any) -> tuple[float | None, str]:
-    """Hold some rows against the float64 rule."""
+    """Hold some rows against the float64 rule.
+
+    Gives the largest error over the allowed one and no message, or None and how the rule is broken.
+    """
     from crossfuse.bench.cascade_sample import sample
     from crossfuse.workload.cascade_accuracy import check
 

@@ -1,4 +1,4 @@
-"""Our kernel against the fastest baseline of the same run, and everything as one document."""
+"""Compares our kernel with the fastest baseline of the same run, and documents the whole run."""
 
 from __future__ import annotations
 
@@ -12,36 +12,25 @@ from crossfuse.bench.job import L2, OURS, OWN, PROTOCOLS, VARIANTS, Row
 
 @dataclass(frozen=True)
 class Comparison:
-    """One workload at one setting.
+    """Our kernel and the fastest baseline of one workload at one setting; times in microseconds."""
 
-    Attributes
-    ----------
-    workload : str
-        Its label.
-    M : int
-        Rows.
-    l2, protocol : str
-        The setting.
-    ours, best : float
-        Microseconds of our kernel and of the fastest baseline.
-    baseline : str
-        Which that is.
-    variant : str
-        Which kernel of ours: ``ours`` where it has a time, else the fastest with another placement.
-    """
-
+    #: Its label, without its rows.
     workload: str
+    #: Rows.
     M: int
     l2: str
     protocol: str
     ours: float
+    #: Of the fastest baseline.
     best: float
+    #: The name of that baseline.
     baseline: str
+    #: Which kernel of ours: ``ours`` where it has a time, else the fastest of the placements.
     variant: str = OURS
 
     @property
     def speedup(self) -> float:
-        """Time of the baseline over ours: below 1 where we lose."""
+        """Time of the baseline over ours: below 1 where ours is slower."""
         return self.best / self.ours
 
     def to_json(self) -> dict[str, Any]:
@@ -53,7 +42,7 @@ Place = tuple[str, int, str, str]
 
 
 def place(row: Row) -> Place:
-    """Label, rows, cache and protocol: what the rows have in common that are compared."""
+    """Label, rows, cache and protocol: what rows have in common that are compared."""
     job = row.planned.job
     return row.planned.label, row.planned.rows, job.l2, job.protocol
 
@@ -62,17 +51,8 @@ def compare(rows: Iterable[Row]) -> dict[Place, Comparison]:
     """Find the fastest baseline wherever a kernel of ours has a time.
 
     Kernels of ours are no baselines of each other. The one that is compared is what a user gets by
-    default, not the best placement found afterwards.
-
-    Parameters
-    ----------
-    rows : Iterable[Row]
-        Of any workloads and settings.
-
-    Returns
-    -------
-    dict[Place, Comparison]
-        By `place`; a place without our time, or without a baseline, is left out.
+    default, not the best placement found afterwards. A place without our time, or without a
+    baseline, is left out.
     """
     times: dict[Place, dict[str, float]] = {}
     for row in rows:
@@ -94,26 +74,13 @@ def fastest(times: Mapping[str, float]) -> str:
 
 
 def mean_speedup(found: Iterable[Comparison]) -> float | None:
-    """Geometric mean of the speed-ups; None of nothing."""
+    """Geometric mean of the speed-ups; None where there are none."""
     logarithms = [math.log(each.speedup) for each in found]
     return math.exp(sum(logarithms) / len(logarithms)) if logarithms else None
 
 
 def document(rows: Sequence[Row], environment: dict[str, Any]) -> dict[str, Any]:
-    """Everything that a run found.
-
-    Parameters
-    ----------
-    rows : Sequence[Row]
-        Outcomes so far.
-    environment : dict[str, Any]
-        From `crossfuse.bench.environment.record`.
-
-    Returns
-    -------
-    dict[str, Any]
-        What ``--json`` prints and ``--out`` writes.
-    """
+    """The document of a run so far, which ``--json`` prints and ``--out`` writes."""
     return {
         "ok": not any(row.timing.fault for row in rows),
         "environment": environment,

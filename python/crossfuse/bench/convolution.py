@@ -1,4 +1,4 @@
-"""Chains of convolutions by torch's own operators, which cuDNN computes."""
+"""Chains of convolutions by torch's own operators, which call cuDNN."""
 
 from __future__ import annotations
 
@@ -11,20 +11,11 @@ from crossfuse.workload.epilogue import affine
 
 
 def eager_chain(spec: ConvChainSpec) -> Variant:
-    """Two convolutions and the activation between, one after another, in channels_last.
+    """Two convolutions and the activation between them, one after another, in channels_last.
 
-    A bias is a part of the convolution, unless a scale comes before it.
-
-    Parameters
-    ----------
-    spec : ConvChainSpec
-        What is computed.
-
-    Returns
-    -------
-    Variant
-        Takes images NHWC and weights as the spec stores them; weights stored as [k, n] are turned
-        into torch's order when a set is made. Nothing else is copied.
+    A bias is a part of the convolution, unless a scale comes before it. Images are NHWC, weights as
+    the spec stores them; those stored as [k, n] are brought into torch's order when a set is
+    packed. Nothing else is copied.
     """
     from crossfuse.workload.torch_modules import activation
 
@@ -50,7 +41,7 @@ def eager_chain(spec: ConvChainSpec) -> Variant:
 
 
 def _channels_first(tensor: Any) -> Any:
-    """The same memory, which torch calls channels_last of [batch, channels, ...]."""
+    """A view of the same memory as [batch, channels, ...], torch's channels_last."""
     return tensor.permute(0, 3, 1, 2)
 
 

@@ -18,7 +18,7 @@ WARMUPS = 3
 
 
 def main() -> None:
-    """Run the job of the file that is named; a refusal goes to standard error."""
+    """Run the job whose file is named on the command line; a refusal goes to standard error."""
     job = read(Job, read_text(Path(sys.argv[1])))
     try:
         compute_once(job)
@@ -27,19 +27,9 @@ def main() -> None:
 
 
 def compute_once(job: Job, device: str = "cuda") -> None:
-    """Warm up, bring the L2 cache into the job's state, and compute once between the marks.
+    """Warm up, bring the L2 cache into the job's state, and compute once between profiler marks.
 
-    Parameters
-    ----------
-    job : Job
-        What to compute. Nothing is checked: the worker has done that.
-    device : str
-        Where the tensors are.
-
-    Raises
-    ------
-    WorkloadRefused, ScheduleRefused, LoweringRefused
-        Where there is no such kernel.
+    Nothing is checked: the worker has done that.
     """
     import torch
 
@@ -59,7 +49,7 @@ def compute_once(job: Job, device: str = "cuda") -> None:
 
 
 def _call(job: Job, device: str) -> Callable[[], Any]:
-    """What computes the job's chain, or its model, on inputs of its own."""
+    """The computation of the job's chain, or its model, on inputs of its own."""
     if models.names_one(job.spec):
         from crossfuse.bench.models.ways import way
         from crossfuse.models.zoo import build

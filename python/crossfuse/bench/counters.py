@@ -28,26 +28,12 @@ _TAIL = 600
 def count(
     job: Job, timeout: float, *, ncu: Path | None = None, program: Sequence[str] = PROGRAM
 ) -> Counters:
-    """Run a job once more and read its memory traffic.
+    """Run a job once more under Nsight Compute and read its memory traffic.
 
-    Where the metrics together take several passes, the caches are as the job says in the first of
-    them alone. What depends on that is then read again by itself.
-
-    Parameters
-    ----------
-    job : Job
-        What to run; its repeats and calls do not matter.
-    timeout : float
-        Seconds for each run.
-    ncu : pathlib.Path | None
-        Nsight Compute; found by itself by default.
-    program : Sequence[str]
-        What computes a job once.
-
-    Returns
-    -------
-    Counters
-        ``refused``, ``failed`` or ``timeout`` with the reason where they cannot be read.
+    Where the metrics together take several passes, the caches are in the job's state in the first
+    of them alone; what depends on that is then read again by itself. The job's repeats and calls do
+    not matter, `timeout` is in seconds for each run. Where nothing can be read, the status and
+    message of the result say why.
     """
     try:
         path = ncu or find_ncu()
@@ -62,7 +48,7 @@ def count(
 
 
 def _repaired(several: Counters, alone: Readings | Counters) -> Counters:
-    """The traffic of the memory from a run that read it alone; the rest as it is."""
+    """Counters of several passes, with the memory traffic taken from the run that read it alone."""
     if isinstance(alone, Counters):
         status, message = alone.status, alone.message
     elif alone.passes > 1:
@@ -84,7 +70,7 @@ def _repaired(several: Counters, alone: Readings | Counters) -> Counters:
 def _run(
     job: Job, timeout: float, ncu: Path, metrics: Sequence[str], program: Sequence[str]
 ) -> Readings | Counters:
-    """One run under Nsight Compute; counters say why there is nothing to read."""
+    """One run under Nsight Compute: its readings, or counters whose message says why not."""
     with tempfile.TemporaryDirectory(prefix="crossfuse-ncu-") as folder:
         log, task, out, errors = (Path(folder) / name for name in ("log", "job", "out", "err"))
         task.write_text(json.dumps(job.to_json()), encoding="utf-8")

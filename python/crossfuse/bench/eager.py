@@ -1,4 +1,4 @@
-"""A workload as torch's own operators, one after another."""
+"""A workload by torch's own operators, one after another."""
 
 from __future__ import annotations
 
@@ -13,21 +13,11 @@ from crossfuse.workload.spec import WorkloadSpec
 
 
 def eager(spec: WorkloadSpec, *, together: bool) -> Variant:
-    """Torch's own operators, one after another.
+    """A workload by torch's own operators, one after another.
 
-    A bias is a part of the product, as in ``torch.nn.Linear``, unless a scale comes before it.
-
-    Parameters
-    ----------
-    spec : WorkloadSpec
-        What is computed.
-    together : bool
-        Whether gate and up of a gated FFN are one matrix and one product.
-
-    Returns
-    -------
-    Variant
-        Without gate and up both are the same.
+    A bias is a part of the product, as in ``torch.nn.Linear``, unless a scale comes before it. With
+    `together`, gate and up of a gated FFN are one matrix and one product; other workloads are the
+    same either way.
     """
     if isinstance(spec, ConvChainSpec):
         return eager_chain(spec)
@@ -71,7 +61,7 @@ _NOTE = "gate and up "
 
 
 def _joined(name: str) -> str:
-    """What stands for a tensor of gate and that of up."""
+    """Name of the tensor that holds both gate and up."""
     return name.replace("_gate", "").replace("_up", "")
 
 
@@ -80,7 +70,7 @@ def _take(tensors: tuple[Any, ...], place: int | None) -> Any:
 
 
 def _finished(spec: WorkloadSpec, dtype: Any, x: Any, weight: Any, scale: Any, bias: Any) -> Any:
-    """A product with its scale and its bias."""
+    """A product with its scale and its bias, in the type of the output."""
     import torch
 
     fused = None if scale is not None else bias

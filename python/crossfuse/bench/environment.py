@@ -1,4 +1,4 @@
-"""The machine that a measurement needs, and a record of the one that it ran on."""
+"""The machine that a measurement needs, and the record of the one that it ran on."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ _FIELDS = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,temperature.gp
 
 
 def require_gpu() -> None:
-    """Refuse a machine on which no kernel can be measured.
-
-    Raises
-    ------
-    EnvironmentRefused
-        Without torch or a Hopper GPU.
-    """
+    """Refuse a machine on which no kernel can be measured: one without torch or a Hopper GPU."""
     advice = "run the command on such a machine; --dry-run lists jobs and floors on any"
     limit = "torch and a GPU of compute capability 9.0"
     found = _not_hopper() or ("no torch" if find_spec("torch") is None else "")
@@ -33,13 +27,7 @@ def require_gpu() -> None:
 
 
 def require_hopper() -> None:
-    """Refuse a machine whose GPU cannot be calibrated.
-
-    Raises
-    ------
-    EnvironmentRefused
-        Without a Hopper GPU.
-    """
+    """Refuse a machine without a Hopper GPU to calibrate."""
     if found := _not_hopper():
         raise refuse(
             EnvironmentRefused,
@@ -52,7 +40,7 @@ def require_hopper() -> None:
 
 
 def _not_hopper() -> str:
-    """What there is instead of a Hopper GPU."""
+    """What there is instead of a Hopper GPU; empty if there is one."""
     gpus = find_gpus()
     if any(each.capability == _HOPPER for each in gpus):
         return ""
@@ -61,13 +49,9 @@ def _not_hopper() -> str:
 
 
 def record() -> dict[str, Any]:
-    """Device, clocks, versions, commit.
+    """Describe GPU, clocks, versions and commit, for the document of a run.
 
-    Returns
-    -------
-    dict[str, Any]
-        ``gpu``: what nvidia-smi says; ``versions``: what `crossfuse doctor` found, by check;
-        ``crossfuse``, ``commit`` and ``date``.
+    ``gpu`` is what nvidia-smi says, ``versions`` what `crossfuse doctor` found, by check.
     """
     from crossfuse.doctor import collect
 
@@ -90,7 +74,7 @@ def _commit() -> str:
 
 
 def _output(command: list[str]) -> str:
-    """Standard output of a command; nothing where it is missing or fails."""
+    """Standard output of a command; empty where the command is missing or fails."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""The least time in which a GPU could do a workload."""
+"""The roofline: the least time in which a GPU could do a workload."""
 
 from __future__ import annotations
 
@@ -21,39 +21,24 @@ BYTES_PER_SECOND, FLOPS_PER_SECOND = 3.0e12, 790.0e12
 
 @dataclass(frozen=True)
 class Roofs:
-    """What a GPU does in practice.
+    """Rates that a GPU reaches in practice, the two roofs of the roofline."""
 
-    Attributes
-    ----------
-    bytes_per_second : float
-        That it reads from its memory.
-    flops_per_second : float
-        Of its tensor cores, 2-byte inputs; they take twice as many 1-byte ones in a cycle.
-    """
-
+    #: Reads from HBM.
     bytes_per_second: float = BYTES_PER_SECOND
+    #: Of the tensor cores on 2-byte inputs; 1-byte inputs go twice as fast.
     flops_per_second: float = FLOPS_PER_SECOND
 
 
 @dataclass(frozen=True)
 class Floor:
-    """What a workload costs at least.
+    """What a workload costs at least, and the time of that."""
 
-    Attributes
-    ----------
-    bytes : int
-        Every input read once, the output written once.
-    flops : int
-        Of the matrix products.
-    roofs : Roofs
-        What the GPU does in practice.
-    eight_bits : bool
-        Whether the products are of 1-byte inputs.
-    """
-
+    #: Every input read once, the output written once.
     bytes: int
+    #: Of the matrix products.
     flops: int
     roofs: Roofs = Roofs()
+    #: Whether the products are of 1-byte inputs.
     eight_bits: bool = False
 
     @property
@@ -63,28 +48,18 @@ class Floor:
 
     @property
     def compute_microseconds(self) -> float:
-        """Time to do the operations."""
+        """Time of the operations."""
         return self.flops / self.roofs.flops_per_second / (2 if self.eight_bits else 1) * 1e6
 
     @property
     def microseconds(self) -> float:
-        """The longer of the two."""
+        """The longer of the two times."""
         return max(self.memory_microseconds, self.compute_microseconds)
 
 
 @lru_cache(maxsize=8)
 def roofs_of(target: Device) -> Roofs:
-    """What a device does in practice, by its record.
-
-    Parameters
-    ----------
-    target : Device
-        Such as that of the GPU of this machine, ``device()``.
-
-    Returns
-    -------
-    Roofs
-        Of an H100 `BYTES_PER_SECOND` and `FLOPS_PER_SECOND`.
+    """Rates of a device, scaled from those of the H100 by the ratio of their calibration records.
 
     Examples
     --------
@@ -100,23 +75,12 @@ def roofs_of(target: Device) -> Roofs:
 
 
 def floor(spec: WorkloadSpec, target: Device | None = None) -> Floor:
-    """Work out the floor of a workload.
+    """Work out the roofline of a workload; the intermediate never leaves the chip.
 
     The dense tensor cores of the H100 SXM5 are rated at 989.4 TFLOP/s on bfloat16 and 1978.9, twice
     as many, on 8-bit floats (NVIDIA, "H100 Tensor Core GPU Architecture", 2022). Of the former the
-    chip reaches about 80 % in practice; the roof for 8-bit floats is twice that.
-
-    Parameters
-    ----------
-    spec : WorkloadSpec
-        What is computed.
-    target : Device | None
-        By which; None: the GPU of this machine, or an H100.
-
-    Returns
-    -------
-    Floor
-        Compulsory bytes and operations; the intermediate never leaves the chip.
+    chip reaches about 80 % in practice; the roof for 8-bit floats is twice that. Without a target
+    it is the GPU of this machine, or an H100.
 
     Examples
     --------
@@ -131,18 +95,7 @@ def floor(spec: WorkloadSpec, target: Device | None = None) -> Floor:
 
 
 def weight_bytes(spec: WorkloadSpec) -> int:
-    """Bytes of all weights of a workload: the right-hand sides of its products.
-
-    Parameters
-    ----------
-    spec : WorkloadSpec
-        What is computed.
-
-    Returns
-    -------
-    int
-        What one pass reads of them.
-    """
+    """Bytes that one computation reads of weights, the right-hand sides of the products."""
     return _bytes(spec.weight_operands)
 
 

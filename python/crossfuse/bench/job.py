@@ -1,4 +1,4 @@
-"""What is measured, and what came of it, as plain values that travel between processes."""
+"""Jobs of the bench and their outcomes, as plain values that travel between processes."""
 
 from __future__ import annotations
 
@@ -70,30 +70,22 @@ STATUSES = ("ok", "refused", "wrong", "failed", "crashed", "timeout")
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement.
+    """One measurement: a workload, how it is computed, and how that is timed."""
 
-    Attributes
-    ----------
-    spec : str
-        Text of the workload, see `crossfuse.workload.parse`.
-    variant, l2, protocol : str
-        Keys of `VARIANTS`, `L2` and `PROTOCOLS`.
-    repeats : int
-        Times of which the median is taken.
-    calls : int
-        Computations between two timestamps at most, one after another and cold each on weights of
-        its own: one graph holds them, and a time is divided by their number.
-    """
-
+    #: Text of the workload, see `crossfuse.workload.parse`.
     spec: str
+    #: A key of `VARIANTS`; the next two are keys of `L2` and `PROTOCOLS`.
     variant: str
     l2: str = "cold"
     protocol: str = "graph"
+    #: Times of which the median is taken.
     repeats: Extent = REPEATS
+    #: Computations between two timestamps at most, one after another and each, if cold, on weights
+    #: of its own: one graph holds them, and a time is divided by their number.
     calls: Extent = CALLS
 
     def to_json(self) -> dict[str, Any]:
-        """As a value that `json` can write."""
+        """The job as a value that `json` can write."""
         return asdict(self)
 
     @staticmethod
@@ -104,49 +96,33 @@ class Job:
 
 @dataclass(frozen=True)
 class Timing:
-    """What a job found.
+    """Outcome of a job: its time, or why it has none."""
 
-    Attributes
-    ----------
-    status : str
-        One of `STATUSES`.
-    message : str
-        What was run, or why there is no time.
-    microseconds, minimum : float | None
-        Median and least time of one computation.
-    worst_before, worst_after : float | None
-        Largest error of an element over what the float64 rule allows there, before and after the
-        measurement; at most 1. None where the rule was broken or nothing ran.
-    copies, calls : int
-        Sets of weights, and computations between two timestamps.
-    seconds : float
-        Wall time of the whole job, filled in by who waited for it.
-    resources : tuple[ResourceUsage, ...]
-        What ptxas said of each kernel of ours.
-    """
-
+    #: One of `STATUSES`.
     status: str
+    #: What was run, or why there is no time.
     message: str = ""
+    #: Median of the times of one computation; the next field is the least of them.
     microseconds: Positive | None = None
     minimum: Positive | None = None
+    #: Largest error of an element over what the float64 rule allows there, before and after the
+    #: measurement; at most 1. None where the rule was broken or nothing ran.
     worst_before: float | None = None
     worst_after: float | None = None
+    #: Sets of weights.
     copies: int = 0
+    #: Computations between two timestamps.
     calls: int = 0
+    #: Wall time of the whole job, filled in by whoever waited for it.
     seconds: float = 0.0
+    #: What ptxas said of each kernel of ours.
     resources: tuple[ResourceUsage, ...] = ()
 
     def judged(self, job: Job, wrong: str, times: Sequence[float]) -> Timing:
-        """The same with its times, unless they are those of a wrong kernel of ours.
+        """The outcome with its times in microseconds, unless a kernel of ours was found wrong.
 
-        Parameters
-        ----------
-        job : Job
-            What was measured.
-        wrong : str
-            What a check found; empty if both passed.
-        times : Sequence[float]
-            Microseconds.
+        `wrong` is what a check found, empty if both checks passed. A baseline that is less accurate
+        than the rule keeps its time.
         """
         found = replace(self, status="wrong", message=wrong) if wrong else self
         if wrong and job.variant in OWN:
@@ -155,17 +131,17 @@ class Timing:
 
     @property
     def fault(self) -> bool:
-        """Whether something broke: neither a time nor a refusal came of the job."""
+        """Whether something broke, so that the job has neither a sound time nor a refusal."""
         return self.status not in ("ok", "refused")
 
     @property
     def complaints(self) -> str:
-        """Kernels that spill registers or whose wgmma does not overlap; empty where all is well."""
+        """Kernels that spill registers or whose wgmma is serialised; empty where there are none."""
         bad = (each for each in self.resources if each.complaints)
         return "; ".join(f"{each.kernel}: {', '.join(each.complaints)}" for each in bad)
 
     def to_json(self) -> dict[str, Any]:
-        """As a value that `json` can write."""
+        """The outcome as a value that `json` can write."""
         return asdict(self)
 
     @staticmethod
@@ -176,44 +152,32 @@ class Timing:
 
 @dataclass(frozen=True)
 class Counters:
-    """Memory traffic of one computation, summed over its kernels.
+    """Memory traffic of one computation, summed over its kernels."""
 
-    Attributes
-    ----------
-    status : str
-        ``ok``; ``refused`` where the machine does not let them be read, ``failed`` or ``timeout``.
-        No fault of the row: its time stands.
-    message : str
-        Why they are not all there.
-    dram_read_bytes, dram_write_bytes : int | None
-        Between memory and the L2 cache. Results that are still in the cache when the last kernel
-        ends are not written yet, so that less than what is compulsory may be counted.
-    l2_to_sm_bytes : int | None
-        That arrived at the SMs from the crossbar: a multicast counts once for each SM, and what
-        comes from the shared memory of another SM counts too.
-    l2_bytes : int | None
-        Of all requests to the L2 cache, reads and writes.
-    microseconds : float | None
-        Sum over the kernels, which run one after another while counters are read.
-    kernels : tuple[str, ...]
-        Names, in order.
-    passes : int
-        Times that a kernel was run to read the traffic of the memory, at most.
-    """
-
+    #: ``ok``; ``refused`` where the machine does not let them be read, ``failed`` or ``timeout``.
+    #: No fault of the row: its time stands.
     status: str
+    #: Why some are missing.
     message: str = ""
+    #: Between memory and the L2 cache. Results that are still in the cache when the last kernel
+    #: ends are not written yet, so that less than what is compulsory may be counted.
     dram_read_bytes: int | None = None
     dram_write_bytes: int | None = None
+    #: What arrived at the SMs from the crossbar: a multicast counts once for each SM, and what
+    #: comes from the shared memory of another SM counts too.
     l2_to_sm_bytes: int | None = None
+    #: Of all requests to the L2 cache, reads and writes.
     l2_bytes: int | None = None
+    #: Sum over the kernels, which run one after another while counters are read.
     microseconds: float | None = None
+    #: Names, in the order of launch.
     kernels: tuple[str, ...] = ()
+    #: The most often that a kernel was run to read the traffic of the memory.
     passes: int = 0
 
     @property
     def dram_bytes(self) -> int | None:
-        """Read and written."""
+        """Bytes between memory and the L2 cache, in both directions."""
         if self.dram_read_bytes is None or self.dram_write_bytes is None:
             return None
         return self.dram_read_bytes + self.dram_write_bytes
@@ -221,30 +185,20 @@ class Counters:
 
 @dataclass(frozen=True)
 class Planned:
-    """A job and where it belongs in a table.
+    """A job and its place in a table."""
 
-    Attributes
-    ----------
-    label : str
-        The workload as it was asked for, without its rows.
-    rows : int
-        Extent M.
-    floor : float
-        Microseconds, see `crossfuse.bench.floor`.
-    job : Job
-        What to run.
-    compulsory : int
-        Bytes that have to be moved, see `crossfuse.bench.floor`.
-    """
-
+    #: The workload as it was asked for, without its rows.
     label: str
+    #: Extent M.
     rows: int
+    #: Roofline in microseconds, see `crossfuse.bench.floor`.
     floor: float
     job: Job
+    #: Bytes that have to be moved, see `crossfuse.bench.floor`.
     compulsory: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As a value that `json` can write."""
+        """The job and its roofline as a value that `json` can write."""
         head = {"workload": self.label, "M": self.rows, "floor_microseconds": self.floor}
         head["compulsory_bytes"] = self.compulsory
         return head | {"job": self.job.to_json()}
@@ -252,7 +206,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Row:
-    """A planned job and its outcome; counters where they were asked for."""
+    """A planned job and its outcome, with counters where they were asked for."""
 
     planned: Planned
     timing: Timing
@@ -260,7 +214,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Time over floor."""
+        """Time over the roofline; None without a time."""
         time = self.timing.microseconds
         return None if time is None else time / self.planned.floor
 
@@ -272,7 +226,7 @@ class Row:
         return None if moved is None or not due else moved / due
 
     def to_json(self) -> dict[str, Any]:
-        """As a value that `json` can write."""
+        """Everything about the job as a value that `json` can write."""
         rest: dict[str, Any] = {"time_over_floor": self.ratio, "timing": self.timing.to_json()}
         if self.counters is not None:
             rest["counters"] = asdict(self.counters) | {

@@ -1,4 +1,4 @@
-"""Nsight Compute: where it is, how it is called, what it answers."""
+"""Nsight Compute: finding it, its command line, and parsing its log."""
 
 from __future__ import annotations
 
@@ -27,36 +27,18 @@ PERMISSION = "ERR_NVGPUCTRPERM"
 
 @dataclass(frozen=True)
 class Readings:
-    """What one run of Nsight Compute answered.
+    """What one run of Nsight Compute measured."""
 
-    Attributes
-    ----------
-    kernels : tuple[str, ...]
-        Names, in order.
-    totals : Mapping[str, float]
-        Sum over the kernels by metric, in bytes or nanoseconds.
-    passes : int
-        Most runs of a kernel that the metrics took; 1 where it is not said.
-    """
-
+    #: Names, in the order of launch.
     kernels: tuple[str, ...]
+    #: Sum over the kernels by metric, in bytes or nanoseconds.
     totals: Mapping[str, float]
+    #: Most replays of a kernel that the metrics took; 1 where the log does not say.
     passes: int
 
 
 def find_ncu() -> Path:
-    """Find Nsight Compute in ``PATH``, the CUDA toolkit or NVIDIA's own package.
-
-    Returns
-    -------
-    pathlib.Path
-        The program ``ncu``.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If there is none.
-    """
+    """Find Nsight Compute in ``PATH``, the CUDA toolkit or NVIDIA's own package, or refuse."""
     for path in _candidates():
         if path.is_file():
             return path
@@ -86,23 +68,8 @@ def command(
     itself. Caches are left as the kernel before has left them, and clocks as they are: flushing,
     which is the default, would throw out the intermediate of a chain between its kernels.
     Cooperative launches fail under Nsight Compute 2025.3 (``LaunchFailed``); without the attribute
-    they do not.
-
-    Parameters
-    ----------
-    ncu : pathlib.Path
-        Nsight Compute.
-    metrics : Sequence[str]
-        What to read.
-    log : pathlib.Path
-        Where it writes messages and the table.
-    program : Sequence[str]
-        The program and its arguments.
-
-    Returns
-    -------
-    tuple[str, ...]
-        In a locale in which numbers have a full stop, and without cooperative launches.
+    they do not. The locale is one in which numbers have a full stop. Messages and the table go to
+    `log`.
     """
     return (
         *("env", "LC_ALL=C", "CROSSFUSE_COOPERATIVE=0", str(ncu)),
@@ -115,26 +82,10 @@ def command(
 
 
 def parse(text: str, metrics: Sequence[str]) -> Readings:
-    """Read what Nsight Compute wrote: lines that begin with ``==``, and a table.
+    """Parse a log of Nsight Compute: lines that begin with ``==``, and a table.
 
-    The table has a line of names, one of units, and then one for each kernel.
-
-    Parameters
-    ----------
-    text : str
-        The log.
-    metrics : Sequence[str]
-        What was asked for.
-
-    Returns
-    -------
-    Readings
-        Summed over the kernels.
-
-    Raises
-    ------
-    EnvironmentRefused
-        Where a kernel or a metric is missing, with what Nsight Compute says of it.
+    The table has a line of names, one of units, and then one for each kernel. A log that lacks a
+    kernel or a metric is refused, with Nsight Compute's own reason.
     """
     messages = [line for line in text.splitlines() if line.startswith("==")]
     lines = [line for line in text.splitlines() if line.startswith('"')]
@@ -162,7 +113,7 @@ def _value(row: Mapping[str, str], units: Mapping[str, str], name: str) -> float
 
 
 def _silent(messages: Sequence[str]) -> RefusedError:
-    """The refusal where there is nothing to read, for the gravest messages."""
+    """The refusal of a log without readings, which quotes its gravest messages."""
     levels = ("==ERROR==", "==WARNING==", "==")
     of_level = ([line for line in messages if line.startswith(level)] for level in levels)
     gravest: list[str] = next(filter(None, of_level), [])

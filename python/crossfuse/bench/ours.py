@@ -1,4 +1,4 @@
-"""Our own kernels as ways to compute a workload."""
+"""Our own kernels as variants of a workload."""
 
 from __future__ import annotations
 
@@ -22,35 +22,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A loaded kernel, its output buffer, its launches in words, what ptxas said of it."""
+    """A loaded kernel with its output buffer and facts about it."""
 
     run: Any
     output: Any
+    #: Its launches in words.
     note: str
+    #: What ptxas said of each of its functions.
     resources: tuple[ResourceUsage, ...]
 
 
 def fused(name: str, spec: WorkloadSpec, device: str) -> Variant:
-    """Compile a workload as one function of ours.
+    """Our fused kernel as a variant, with the placement of the intermediate that its name says.
 
-    Parameters
-    ----------
-    name : str
-        A key of `crossfuse.bench.job.OWN`, which says where the intermediate lives.
-    spec : WorkloadSpec
-        What is computed.
-    device : str
-        Where the output is.
-
-    Returns
-    -------
-    Variant
-        The function.
-
-    Raises
-    ------
-    WorkloadRefused, ScheduleRefused, LoweringRefused
-        Where there is no such kernel, or no intermediate to place.
+    Names are keys of `crossfuse.bench.job.OWN`. It is refused where there is no such kernel, or no
+    intermediate to place.
     """
     if name in OF_MODELS:
         raise no_such(name, spec, "models", "measure ours")
@@ -62,29 +48,15 @@ def fused(name: str, spec: WorkloadSpec, device: str) -> Variant:
 
 
 def loaded(kernel: LoadedKernel, output: tuple[int, ...], dtype: str, device: str) -> Variant:
-    """A function that has been compiled before, such as on another machine.
+    """A variant of a kernel that has been compiled before, such as on another machine.
 
-    Parameters
-    ----------
-    kernel : LoadedKernel
-        Takes the inputs of the workload in order, then its output.
-    output : tuple[int, ...]
-        Extents of the output.
-    dtype : str
-        Its type.
-    device : str
-        Where it is.
-
-    Returns
-    -------
-    Variant
-        The function.
+    The kernel takes the inputs of the workload in order, then its output.
     """
     return _whole(_loaded(kernel, output, dtype, device))
 
 
 def _whole(kernel: _Kernel) -> Variant:
-    """A kernel that computes all of a workload."""
+    """The variant of a kernel that computes all of a workload."""
 
     def call(a: Any, *weights: Any) -> Any:
         kernel.run(a, *weights, kernel.output)
@@ -94,22 +66,9 @@ def _whole(kernel: _Kernel) -> Variant:
 
 
 def unfused(spec: WorkloadSpec, device: str) -> Variant:
-    """Each product a kernel of ours with its activation; the gating is torch's.
+    """Each product a kernel of ours with its activation, one after another; the gating is torch's.
 
-    Parameters
-    ----------
-    spec, device
-        See `fused`.
-
-    Returns
-    -------
-    Variant
-        The kernels one after another.
-
-    Raises
-    ------
-    WorkloadRefused, ScheduleRefused, LoweringRefused
-        For a single product, for convolutions, and where there is no such kernel.
+    Single products and convolutions are refused, and what a product has no kernel for.
     """
     import torch
 
@@ -141,7 +100,7 @@ def unfused(spec: WorkloadSpec, device: str) -> Variant:
 
 
 def _inputs(part: WorkloadSpec, names: list[str], weight: str, number: str) -> list[int]:
-    """Places of the inputs of one product of a chain, among those of the chain."""
+    """Places of the inputs of one product of a chain among those of the chain."""
     renamed = {"B": weight, "scale0": f"scale{number}", "bias0": f"bias{number}"}
     return [names.index(renamed.get(each.name, each.name)) for each in part.operands[1:]]
 
@@ -149,15 +108,7 @@ def _inputs(part: WorkloadSpec, names: list[str], weight: str, number: str) -> l
 def kernels(
     name: str, spec: WorkloadSpec | CascadeSpec
 ) -> tuple[tuple[WorkloadSpec | CascadeSpec, str | None], ...]:
-    """What a variant compiles, and where each kernel keeps an intermediate; nothing for others.
-
-    Parameters
-    ----------
-    name : str
-        Of the variant.
-    spec : WorkloadSpec | CascadeSpec
-        What is computed.
-    """
+    """What a variant compiles, each with the placement of its intermediate; nothing for others."""
     if isinstance(spec, CascadeSpec):
         return ((spec, OWN[name]),) if has_cascade(name) else ()
     if name in OWN and name not in OF_MODELS and (spec.L or OWN[name] is None):
@@ -168,7 +119,7 @@ def kernels(
 
 
 def has_cascade(name: str) -> bool:
-    """Whether a variant is a kernel of a cascade: ours, or ours with states in some place."""
+    """Whether a variant is a kernel of a cascade: ours, or ours with its states placed."""
     return name == OURS or OWN.get(name) in STATE_PLACES
 
 
@@ -179,18 +130,9 @@ def compile_kernel(
     target: str,
     directory: str | None = None,
 ) -> Compiled:
-    """Compile a workload as everybody does, once in a process.
+    """Compile a workload as a user would, once in a process.
 
-    Parameters
-    ----------
-    spec : WorkloadSpec | CascadeSpec
-        What is computed.
-    placement : str | None
-        Where the intermediate lives; None leaves it to the planner.
-    target : str
-        Device.
-    directory : str | None
-        Where the library goes.
+    Without a placement the planner chooses where the intermediate lives.
     """
     from crossfuse import compiler
 
@@ -240,7 +182,7 @@ def _loaded(kernel: LoadedKernel, output: tuple[int, ...], dtype: str, device: s
 
 
 def note_of(manifest: Manifest) -> str:
-    """Grid and cluster of each launch, and what ptxas gave its kernel."""
+    """Grid and cluster of each launch, and the resources that ptxas gave its kernel."""
     usage = {each.kernel: each.summary for each in manifest.resources}
     launches = []
     for each in manifest.launches:

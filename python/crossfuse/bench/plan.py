@@ -1,4 +1,4 @@
-"""From the words of a command line to jobs."""
+"""Turns the words of a command line into jobs."""
 
 from __future__ import annotations
 
@@ -25,42 +25,21 @@ _ALIASES = {"compile-max": "autotune", "ours-two-kernels": "ours-global"}
 
 @dataclass(frozen=True)
 class Setting:
-    """How every workload is measured.
+    """How every workload is measured: the product of variants, cache states and protocols."""
 
-    Attributes
-    ----------
-    variants, l2, protocols : tuple[str, ...]
-        Keys of `VARIANTS`, `L2` and `PROTOCOLS` of `crossfuse.bench.job`.
-    repeats, calls : int
-        See `crossfuse.bench.job.Job`.
-    """
-
+    #: Keys of `VARIANTS`; the next two are keys of `L2` and `PROTOCOLS`.
     variants: tuple[str, ...]
     l2: tuple[str, ...] = ("cold",)
     protocols: tuple[str, ...] = ("graph",)
+    #: See `crossfuse.bench.job.Job`, also for calls.
     repeats: int = REPEATS
     calls: int = CALLS
 
 
 def setting(variants: str, l2: str, protocols: str, repeats: int, calls: int) -> Setting:
-    """Read the options that say how to measure.
+    """Read the options that say how to measure; names in a text are separated by commas.
 
-    Parameters
-    ----------
-    variants, l2, protocols : str
-        Names separated by commas.
-    repeats, calls : int
-        See `crossfuse.bench.job.Job`.
-
-    Returns
-    -------
-    Setting
-        The same as values.
-
-    Raises
-    ------
-    WorkloadRefused
-        For an unknown name, with the closest known one.
+    An unknown name is refused, with the closest known one.
     """
     named = _names("--variants", variants, (*VARIANTS, *_ALIASES))
     return Setting(
@@ -73,27 +52,11 @@ def setting(variants: str, l2: str, protocols: str, repeats: int, calls: int) ->
 
 
 def plan(workloads: Sequence[str], rows: str, how: Setting) -> tuple[Planned, ...]:
-    """List the jobs of a run, those of one workload next to each other.
+    """List the jobs of a run without repetitions, those of one workload next to each other.
 
-    Parameters
-    ----------
-    workloads : Sequence[str]
-        Ids (``S3``, ``S3:dtype=float16``), names of suites (``gated_ffn``) and texts of specs.
-    rows : str
-        Values for M separated by commas, of models their tokens; empty takes those of the
-        workloads. Cascades have none.
-    how : Setting
-        What to measure of each.
-
-    Returns
-    -------
-    tuple[Planned, ...]
-        Without repetitions.
-
-    Raises
-    ------
-    WorkloadRefused
-        For workloads and rows that are none.
+    Workloads are ids (``S3``, ``S3:dtype=float16``), names of suites (``gated_ffn``) and texts of
+    specs. `rows` are values for M separated by commas, for models their tokens; empty takes those
+    of the workloads. Rows of cascades are refused, as is what cannot be read.
     """
     found: dict[Job, Planned] = {}
     for label, spec in select(workloads, _rows(rows)):
@@ -119,25 +82,7 @@ def _planned(label: str, spec: WorkloadSpec | CascadeSpec | ModelSpec, job: Job)
 def select(
     workloads: Iterable[str], rows: Sequence[int]
 ) -> list[tuple[str, WorkloadSpec | CascadeSpec | ModelSpec]]:
-    """Resolve workloads and spread them over rows.
-
-    Parameters
-    ----------
-    workloads : Iterable[str]
-        See `plan`.
-    rows : Sequence[int]
-        Values for M; empty keeps those of the workloads.
-
-    Returns
-    -------
-    list[tuple[str, WorkloadSpec | CascadeSpec | ModelSpec]]
-        What to call each, rows apart, and its spec.
-
-    Raises
-    ------
-    WorkloadRefused
-        See `plan`.
-    """
+    """Resolve workloads and spread them over rows, see `plan`; labels leave out the rows."""
     found: list[tuple[str, WorkloadSpec | CascadeSpec | ModelSpec]] = []
     for text in workloads:
         for name in ids(text.strip()) if text.strip() in SUITES else (text,):

@@ -1,4 +1,4 @@
-"""Time over floor of every shape, as a picture."""
+"""Draws time over roofline of every shape."""
 
 from __future__ import annotations
 
@@ -15,13 +15,7 @@ _MARKERS = "osD^vPX"
 
 
 def require_matplotlib() -> None:
-    """Refuse before anything is measured where there is nothing to draw with.
-
-    Raises
-    ------
-    EnvironmentRefused
-        Without matplotlib.
-    """
+    """Refuse to plot without matplotlib, before anything is measured."""
     try:
         import_module("matplotlib")
     except ImportError as error:
@@ -36,19 +30,10 @@ def require_matplotlib() -> None:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Draw time over floor, one panel for each cache state and protocol.
+    """Draw time over roofline to a file, one panel for each cache state and protocol.
 
-    Parameters
-    ----------
-    rows : Sequence[Row]
-        Outcomes; those without a time leave a gap.
-    path : pathlib.Path
-        Picture to write; its suffix says the format.
-
-    Raises
-    ------
-    EnvironmentRefused
-        Without matplotlib.
+    Rows without a time leave a gap. The suffix of the path says the format; without matplotlib it
+    is refused.
     """
     require_matplotlib()
     # A figure of its own needs neither a display nor pyplot's global state.
@@ -69,7 +54,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
 
 def _panel(axes: Any, rows: Sequence[Row], shapes: Sequence[tuple[str, int]]) -> None:
-    """One series a variant over all shapes."""
+    """One series for each variant over all shapes."""
     variants = list(dict.fromkeys(row.planned.job.variant for row in rows))
     for index, variant in enumerate(variants):
         series = {

@@ -1,4 +1,4 @@
-"""Inputs of a workload and what its output may be off by, worked out once for all variants."""
+"""Inputs of a workload and the allowed error of its output, worked out once for all variants."""
 
 from __future__ import annotations
 
@@ -22,23 +22,15 @@ from crossfuse.workload.tolerances import Tolerance, tolerance
 
 @dataclass(frozen=True)
 class Problem:
-    """One set of random inputs.
+    """One set of random inputs, and what a result is checked against."""
 
-    Attributes
-    ----------
-    what : str
-        What is computed: text of a spec, or the name of a function.
-    inputs : dict[str, numpy.ndarray]
-        By name.
-    limits : Tolerance
-        The float64 reference and the rule.
-    weight_bytes : int
-        That one computation reads of weights.
-    """
-
+    #: What is computed: text of a spec, or the name of a function.
     what: str
+    #: By name, in the order of the parameters; the weights come after the first.
     inputs: dict[str, np.ndarray]
+    #: The float64 reference and the rule.
     limits: Tolerance
+    #: Bytes that one computation reads of weights.
     weight_bytes: int
 
     @property
@@ -52,19 +44,10 @@ class Problem:
         return str(self.limits.unfused.dtype)
 
     def judge(self, output: Any) -> tuple[float | None, str]:
-        """Hold an output against the rule.
+        """Hold an output, a torch tensor or an array, against the rule.
 
-        Parameters
-        ----------
-        output : torch.Tensor | numpy.ndarray
-            The result.
-
-        Returns
-        -------
-        worst : float | None
-            Largest error over the allowed one; None where the rule is broken.
-        message : str
-            How it is broken; else empty.
+        Gives the largest error over the allowed one and an empty message, or None and how the rule
+        is broken.
         """
         if not isinstance(output, np.ndarray):
             from crossfuse.runtime.tensors import to_numpy
@@ -77,19 +60,10 @@ class Problem:
 
 
 def make_problem(spec: WorkloadSpec, folder: Path | None = None) -> Problem:
-    """Draw the inputs and find or compute the limits.
+    """Draw the inputs and find or compute the limits; equal for equal specs.
 
-    Parameters
-    ----------
-    spec : WorkloadSpec
-        What is computed.
-    folder : pathlib.Path | None
-        Where limits are kept for the next variant of the same workload.
-
-    Returns
-    -------
-    Problem
-        Equal for equal specs.
+    The float64 reference is slow, so that it is stored in `folder`, if there is one, for the next
+    variant of the same workload.
     """
     inputs, size = random_inputs(spec), weight_bytes(spec)
     if folder is None:
@@ -101,7 +75,7 @@ def make_problem(spec: WorkloadSpec, folder: Path | None = None) -> Problem:
 
 
 def keep_limits(limits: Tolerance, path: Path) -> None:
-    """Write limits, see `kept_limits`."""
+    """Write limits to a file, see `kept_limits`."""
     from crossfuse.files import write_atomically
 
     file = io.BytesIO()
@@ -118,15 +92,7 @@ def keep_limits(limits: Tolerance, path: Path) -> None:
 
 
 def kept_limits(path: Path, dtype: str) -> Tolerance:
-    """Read limits.
-
-    Parameters
-    ----------
-    path : pathlib.Path
-        What `keep_limits` wrote.
-    dtype : str
-        Type of the result.
-    """
+    """Read limits that `keep_limits` wrote; `dtype` is the type of the result."""
     kind = FLOAT_TYPES[dtype].numpy if dtype in FLOAT_TYPES else np.dtype(dtype)
     stored = read_arrays(path, ("reference", "unfused", "absolute", "norm"))
     return Tolerance(

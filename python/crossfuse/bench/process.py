@@ -1,4 +1,4 @@
-"""Processes in groups of their own, that a timeout ends, and the worker among them."""
+"""Processes in groups of their own, which a timeout ends as a whole, and workers among them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,10 @@ _SECONDS_TO_DIE = 10.0
 
 
 def execute(command: Sequence[str], paths: Sequence[Path], timeout: float) -> int | None:
-    """Run a command in a process group of its own.
+    """Run a command in a process group of its own; gives its exit code, None where it was killed.
 
-    Parameters
-    ----------
-    command : Sequence[str]
-        Program and arguments.
-    paths : Sequence[pathlib.Path]
-        Files for standard input, output and error.
-    timeout : float
-        Seconds until the process and its children are killed.
-
-    Returns
-    -------
-    int | None
-        Exit code; None where it was killed.
+    `paths` are files for standard input, output and error. After `timeout` seconds the process and
+    its children are killed.
     """
     source, answer, log = paths
     with source.open("rb") as file:
@@ -45,14 +34,9 @@ def execute(command: Sequence[str], paths: Sequence[Path], timeout: float) -> in
 
 
 class Worker:
-    """A process that has been given its job, prepares, and measures when it is told to go.
+    """A process that gets its job, prepares, and measures when it is let.
 
-    Parameters
-    ----------
-    command : Sequence[str]
-        The worker, see `crossfuse.bench.worker`.
-    job : Job
-        Its job.
+    The command is that of `crossfuse.bench.worker`.
     """
 
     def __init__(self, command: Sequence[str], job: Job) -> None:
@@ -69,18 +53,10 @@ class Worker:
         self._write(f"{json.dumps(job.to_json())}\n".encode())
 
     def measure(self, timeout: float) -> Timing:
-        """Let it measure, and wait.
+        """Let it measure, and wait for its answer at most `timeout` seconds.
 
-        Parameters
-        ----------
-        timeout : float
-            Seconds from here until the process and its children are killed.
-
-        Returns
-        -------
-        Timing
-            The worker's answer; ``timeout`` or ``crashed`` where there is none. Its seconds are
-            those from here.
+        Without an answer the status is ``timeout`` or ``crashed``, and nothing of its process group
+        is left. Seconds of the timing count from here.
         """
         start = time.perf_counter()
         with self._folder:
@@ -88,7 +64,7 @@ class Worker:
         return replace(timing, seconds=round(time.perf_counter() - start, 2))
 
     def stop(self) -> None:
-        """Kill a worker that is not to measure any more."""
+        """Kill a worker that shall not measure any more."""
         with self._folder:
             if self._process is not None and self._process.poll() is None:
                 _kill(self._process)
@@ -102,7 +78,7 @@ class Worker:
         return _answer(answer) or _no_answer(code, timeout, _read(log))
 
     def _write(self, line: bytes | None) -> None:
-        """Write a line to the worker, or tell it that there are no more."""
+        """Write a line to the worker, or close its input so that it may measure."""
         assert self._process is not None
         assert self._process.stdin is not None
         # It may have died already, which its exit code will tell.
@@ -136,7 +112,7 @@ def _end(process: subprocess.Popen[bytes], timeout: float) -> int | None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a worker that was not waited for yet, and every process of its group."""
+    """Kill a process that was not waited for yet, and every other one of its group."""
     os.killpg(process.pid, signal.SIGKILL)
     try:
         process.wait(_SECONDS_TO_DIE)

@@ -1,4 +1,4 @@
-"""Rows as QuACK's kernels compute them (Tri Dao and others, ``quack-kernels``), where installed."""
+"""QuACK's kernels of rows (Tri Dao and others, ``quack-kernels``) as baselines, if installed."""
 
 from __future__ import annotations
 
@@ -14,25 +14,11 @@ Formula = Callable[..., Any]
 
 
 def quack(spec: CascadeSpec) -> Formula:
-    """Find QuACK's kernel of a cascade.
+    """QuACK's kernel of a softmax, cross entropy, or norm of rows; its first call compiles it.
 
     Its norms take a residual, and return the sum beside the rows. They are called below
-    ``layernorm_fwd``, which wants scales in float32: 16-bit scales are what ours read.
-
-    Parameters
-    ----------
-    spec : CascadeSpec
-        A softmax, cross entropy, or norm of rows.
-
-    Returns
-    -------
-    Callable
-        Not yet called; the kernel is compiled by the first call.
-
-    Raises
-    ------
-    WorkloadRefused
-        For what QuACK has no kernel of, and where it is not installed.
+    ``layernorm_fwd``, which wants scales in float32: 16-bit scales are what ours read. What QuACK
+    has no kernel for is refused, as is everything where it is not installed.
     """
     known: dict[type[CascadeSpec], Callable[[Any], Formula]] = {
         cascade_spec.Softmax: _softmax,

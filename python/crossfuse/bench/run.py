@@ -1,4 +1,4 @@
-"""Jobs measured one after another, each in a process of its own, while the next ones prepare."""
+"""Measures jobs one after another, each in a process of its own, while the next ones prepare."""
 
 from __future__ import annotations
 
@@ -25,25 +25,11 @@ def run(
     command: Sequence[str] | None = None,
     count: Callable[[Job, float], Counters] | None = None,
 ) -> tuple[Row, ...]:
-    """Measure everything; a job that breaks becomes a row that says so.
+    """Measure everything, in order; a job that breaks becomes a row that says so.
 
-    Parameters
-    ----------
-    planned : Sequence[Planned]
-        From `crossfuse.bench.plan.plan`.
-    timeout : float
-        Seconds for each job, from when it may measure.
-    report : Callable
-        Called with every row as soon as it is there.
-    command : Sequence[str] | None
-        A worker instead of `WORKER`.
-    count : Callable | None
-        Reads the memory traffic of a job that has a time, such as `crossfuse.bench.counters.count`.
-
-    Returns
-    -------
-    tuple[Row, ...]
-        In the order of the jobs.
+    `timeout` is in seconds for each job, from when it may measure. `report` gets every row as soon
+    as it is there. `count` reads the memory traffic of a job that has a time, such as
+    `crossfuse.bench.counters.count`. `command` replaces `WORKER`.
     """
     rows = []
     counted: dict[Job, Counters] = {}
@@ -66,19 +52,11 @@ def run(
 def measured(
     jobs: Sequence[Job], timeout: float, command: Sequence[str] = WORKER
 ) -> Iterator[Timing]:
-    """Timings of jobs, one after another.
+    """Yield the timings of jobs, one after another.
 
-    Those that come next prepare in the meantime, without the GPU. With protocols that time launches
-    nobody prepares: they would be on the same cores.
-
-    Parameters
-    ----------
-    jobs : Sequence[Job]
-        What to measure.
-    timeout : float
-        Seconds for each job, from when it may measure.
-    command : Sequence[str]
-        The worker.
+    The next ones prepare in the meantime, without the GPU. With protocols that time launches none
+    does: it would compete for the CPU cores. `timeout` is in seconds for each job, from when it may
+    measure.
     """
     quiet = any(each.protocol == "stream" for each in jobs)
     workers: deque[Worker] = deque()

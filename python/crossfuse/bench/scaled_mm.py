@@ -16,34 +16,15 @@ _MULTIPLE = 16
 
 
 def scaled_mm(name: str, spec: WorkloadSpec, device: str, *, fast: bool) -> Variant:
-    """Multiply 8-bit floats, with the scale of the workload or of one.
+    """A product of 8-bit floats by cuBLASLt, with the scale of the workload, or a scale of one.
 
     The weights are [n, k] in memory, which is the one layout that cuBLASLt has kernels for on
     Hopper; a workload that stores them as [k, n] is transposed before the clock starts. A bias is a
     part of the product, in the type of the output. An activation and a residual are torch's own, in
-    kernels after the product, as eager code would do it.
-
-    Parameters
-    ----------
-    name : str
-        Of the variant, for messages.
-    spec : WorkloadSpec
-        What is computed: kind gemm, sums, float8_e4m3fn in, bfloat16 or float16 out.
-    device : str
-        Where the scales are.
-    fast : bool
-        Whether sums stay in the tensor core's accumulator of fewer bits from the first step to
-        the last (``use_fast_accum``); otherwise they are added up in float32 every few steps.
-
-    Returns
-    -------
-    Variant
-        The product.
-
-    Raises
-    ------
-    WorkloadRefused
-        For any other workload: cuBLASLt has no product of two float8_e5m2 matrices.
+    kernels after the product, as eager code would do it. With `fast`, sums stay in the tensor
+    core's accumulator of fewer bits from the first step to the last (``use_fast_accum``); otherwise
+    they are added up in float32 every few steps. Refused is all but a gemm of sums of float8_e4m3fn
+    to bfloat16 or float16: cuBLASLt has no product of two float8_e5m2 matrices.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Rows for a person to read: what is planned, and what was found."""
+"""Tables of planned jobs and of outcomes, for a person to read."""
 
 from __future__ import annotations
 
@@ -23,18 +23,7 @@ _CAPTION = (
 
 
 def planned_table(planned: Sequence[Planned]) -> Table:
-    """What would be measured.
-
-    Parameters
-    ----------
-    planned : Sequence[Planned]
-        The jobs.
-
-    Returns
-    -------
-    Table
-        One line a job, with its floor.
-    """
+    """The jobs that would be measured, one line each, with their rooflines."""
     from rich.table import Table
     from rich.text import Text
 
@@ -49,18 +38,10 @@ def planned_table(planned: Sequence[Planned]) -> Table:
 
 
 def report(rows: Sequence[Row]) -> list[RenderableType]:
-    """What was found.
+    """The outcomes of a run.
 
-    Parameters
-    ----------
-    rows : Sequence[Row]
-        Outcomes.
-
-    Returns
-    -------
-    list[RenderableType]
-        A table for each state of the cache, one of memory traffic where it was read, then a line
-        for each row without a sound time.
+    A table for each state of the cache, one of memory traffic where it was read, then a line for
+    each row without a sound time.
     """
     from rich.text import Text
 
@@ -112,7 +93,7 @@ def _kind(row: Row) -> tuple[str, str]:
 
 
 def _cell(row: Row | None) -> Text:
-    """Time and its ratio to the floor; a mark where a baseline is less accurate than the rule."""
+    """Time and its ratio to the roofline; marked where a baseline breaks the accuracy rule."""
     from rich.text import Text
 
     if row is None:
@@ -134,7 +115,7 @@ def _verdict(found: Comparison | None) -> Text:
 
 
 def _fastest(rows: Iterable[Row | None]) -> Text:
-    """Which placement of the intermediate takes the least time."""
+    """The placement of the intermediate that takes the least time."""
     from rich.text import Text
 
     times = {
@@ -181,19 +162,9 @@ def _head(row: Row) -> str:
 
 
 def progress(row: Row, number: int, total: int) -> str:
-    """One line for a row that has just come in.
+    """One line of progress for an outcome that has just come in.
 
-    Parameters
-    ----------
-    row : Row
-        The outcome.
-    number, total : int
-        Its place among the jobs.
-
-    Returns
-    -------
-    str
-        Such as ``[3/40] S3 M=16 eager (cold, graph): 107.22 us, 1.19x floor, 9.1 s``.
+    Such as ``[3/40] S3 M=16 eager (cold, graph): 107.22 us, 1.19x floor, 9.1 s``.
     """
     head = f"[{number}/{total}] {_head(row)}"
     time = row.timing.microseconds

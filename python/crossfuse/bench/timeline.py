@@ -1,4 +1,4 @@
-"""When the CTAs of our kernels reach each event, in a row of launches with cold weights."""
+"""Measures when CTAs of our kernels reach each event, in a row of launches with cold weights."""
 
 from __future__ import annotations
 
@@ -21,42 +21,28 @@ LAUNCHES = 8
 
 @dataclass(frozen=True)
 class Event:
-    """When CTAs reached an event, in microseconds since the first one of them began.
+    """When CTAs reached an event, in microseconds since the first one of them began."""
 
-    Attributes
-    ----------
-    name : str
-        See `crossfuse.lower.hopper.timeline.events`.
-    first, median, last : float
-        Over the CTAs that reached it.
-    ctas : int
-        How many did: those without a tile of a phase pass its events by.
-    """
-
+    #: See `crossfuse.lower.hopper.timeline.events`.
     name: str
+    #: Over the CTAs that reached it, as are the next two.
     first: float
     median: float
     last: float
+    #: How many reached it: those without a tile of a phase skip its events.
     ctas: int
 
 
 @dataclass(frozen=True)
 class KernelTimeline:
-    """The last of several launches of a kernel.
+    """Events of the last of several launches of a kernel."""
 
-    Attributes
-    ----------
-    kernel : str
-        Its symbol.
-    gap : float | None
-        Microseconds from the end of the kernel before to the first CTA's beginning; negative where
-        they overlap. None for the first of a row.
-    events : tuple[Event, ...]
-        In the order of the kernel.
-    """
-
+    #: Its symbol.
     kernel: str
+    #: Microseconds from the end of the kernel before to the first CTA's beginning; negative where
+    #: they overlap. None for the first of a row.
     gap: float | None
+    #: In the order of the kernel.
     events: tuple[Event, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -67,22 +53,10 @@ class KernelTimeline:
 def summarise(
     symbols: Sequence[str], names: Sequence[Sequence[str]], stamps: Sequence[np.ndarray]
 ) -> tuple[KernelTimeline, ...]:
-    """Reduce the stamps of all CTAs to a few numbers.
+    """Reduce the time stamps of all CTAs to the events of each kernel, in the order of launches.
 
-    Parameters
-    ----------
-    symbols : Sequence[str]
-        Kernels, in the order of their launches.
-    names : Sequence[Sequence[str]]
-        Events of each kernel.
-    stamps : Sequence[numpy.ndarray]
-        Nanoseconds of each kernel, (CTAs, events); 0 for what did not happen. There may be more
-        than kernels: further rounds of the same, of which the last is reduced.
-
-    Returns
-    -------
-    tuple[KernelTimeline, ...]
-        One for each kernel.
+    Stamps are nanoseconds of shape (CTAs, events), 0 for what did not happen. There may be more of
+    them than kernels: further rounds of the same launches, of which the last is reduced.
     """
     count = len(symbols)
     found = []
@@ -105,26 +79,10 @@ def summarise(
 def measure_timeline(
     spec: WorkloadSpec, target: str | None = None, placement: str = "auto"
 ) -> tuple[KernelTimeline, ...]:
-    """Compile a workload with a timeline and run it.
+    """Compile a workload with a timeline and run it; for its options see `crossfuse.compile`.
 
-    Parameters
-    ----------
-    spec : WorkloadSpec
-        What is computed.
-    target, placement : str | None
-        See `crossfuse.compile`.
-
-    Returns
-    -------
-    tuple[KernelTimeline, ...]
-        Of each kernel.
-
-    Raises
-    ------
-    EnvironmentRefused
-        Without a Hopper GPU and torch.
-    WorkloadRefused, ScheduleRefused, LoweringRefused
-        If there is no kernel of the Hopper pipeline.
+    It is refused without torch and a Hopper GPU, and where there is no kernel of the Hopper
+    pipeline.
     """
     from crossfuse.bench.environment import require_gpu
     from crossfuse.compiler import compile as compile_source
@@ -142,7 +100,7 @@ def measure_timeline(
 
 
 def _stamps(spec: WorkloadSpec, kernel: LoadedKernel, timed: Lowered) -> list[np.ndarray]:
-    """Stamps of all kernels of all launches of a graph."""
+    """Time stamps of all kernels of all launches of a graph."""
     import torch
 
     from crossfuse.bench.floor import weight_bytes

@@ -1,4 +1,4 @@
-"""Memory traffic for a person to read."""
+"""Table of memory traffic, for a person to read."""
 
 from __future__ import annotations
 
@@ -30,17 +30,9 @@ _CAPTION = (
 
 
 def traffic(rows: Sequence[Row]) -> list[RenderableType]:
-    """Show what the counters said.
+    """A table of what the counters read, and each reason for a gap in it once.
 
-    Parameters
-    ----------
-    rows : Sequence[Row]
-        Outcomes.
-
-    Returns
-    -------
-    list[RenderableType]
-        A table and each reason for a gap in it once; nothing where no counters were asked for.
+    Empty where no counters were asked for.
     """
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""One way to compute a workload, and the refusal where there is no such way."""
+"""One way to compute a workload, and the refusal of a way that there is not."""
 
 from __future__ import annotations
 
@@ -14,24 +14,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to compute a workload.
+    """One way to compute a workload on torch tensors."""
 
-    Attributes
-    ----------
-    pack : Callable
-        Makes of the weights by name the tensors of one set, as `call` takes them.
-    call : Callable
-        Launches the computation on the current stream: ``call(A, *tensors of a set)`` gives the
-        output, which a later call may overwrite.
-    note : str
-        What is run, for the record.
-    resources : tuple[ResourceUsage, ...]
-        What ptxas said of each kernel of ours; nothing of a baseline.
-    """
-
+    #: Makes of the weights by name the tensors of one set, as `call` takes them.
     pack: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+    #: Launches the computation on the current stream: ``call(A, *tensors of a set)`` gives the
+    #: output, which a later call may overwrite.
     call: Callable[..., Any]
+    #: What is run, for the record.
     note: str = ""
+    #: What ptxas said of each kernel of ours; empty for a baseline.
     resources: tuple[ResourceUsage, ...] = ()
 
     def bind(self, a: Any, weights: tuple[Any, ...]) -> Callable[[], Any]:
@@ -40,36 +32,10 @@ class Variant:
 
 
 def pack_apart(weights: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Copy every weight as it is.
-
-    Parameters
-    ----------
-    weights : Mapping[str, torch.Tensor]
-        By name.
-
-    Returns
-    -------
-    tuple[torch.Tensor, ...]
-        In the same order.
-    """
+    """Copy every weight as it is, in the order of the mapping."""
     return tuple(each.clone() for each in weights.values())
 
 
 def no_such(name: str, spec: object, limit: str, instead: str) -> RefusedError:
-    """Build the refusal of a variant that a workload does not have.
-
-    Parameters
-    ----------
-    name : str
-        The variant.
-    spec : object
-        The workload, whose text the message has.
-    limit, instead : str
-        See `crossfuse.errors.Refusal`.
-
-    Returns
-    -------
-    RefusedError
-        To be raised.
-    """
+    """Build the refusal of a variant that a workload does not have, to be raised."""
     return refuse(WorkloadRefused, "bench", name, found=str(spec), limit=limit, instead=instead)

@@ -1,4 +1,4 @@
-"""Every way to compute a workload on torch CUDA tensors."""
+"""Finds a variant of a workload by its name."""
 
 from __future__ import annotations
 
@@ -15,26 +15,10 @@ _TORCH_TYPES = ("float16", "bfloat16", "float32")
 
 
 def make(name: str, spec: WorkloadSpec, device: str = "cuda") -> Variant:
-    """Build one way to compute a workload.
+    """Build a variant of a workload, compiled as far as it can be before the first call.
 
-    Parameters
-    ----------
-    name : str
-        A key of `crossfuse.bench.job.VARIANTS`.
-    spec : WorkloadSpec
-        What is computed.
-    device : str
-        Where buffers of our kernels are made.
-
-    Returns
-    -------
-    Variant
-        Compiled as far as it can be before the first call.
-
-    Raises
-    ------
-    WorkloadRefused, ScheduleRefused, LoweringRefused
-        Where there is no such way for this workload.
+    `name` is a key of `crossfuse.bench.job.VARIANTS`; buffers of our kernels are made on `device`.
+    What the workload has no such variant for is refused.
     """
     if name in OWN:
         return fused(name, spec, device)

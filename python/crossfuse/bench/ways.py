@@ -33,13 +33,7 @@ def main() -> None:
 
 
 def ways_of(index: int) -> Serve:
-    """What times ways on a GPU.
-
-    Parameters
-    ----------
-    index : int
-        As CUDA counts.
-    """
+    """The service that times ways on the GPU of a CUDA index."""
     import torch
     import tvm_ffi  # noqa: F401
 
@@ -61,21 +55,9 @@ def ways_of(index: int) -> Serve:
 
 
 def time_way(way: Way, device: str = "cuda", how: Conditions = _HOW) -> Taken:
-    """Time a way in this process.
+    """Time a way in this process: median and least time of one computation.
 
-    Parameters
-    ----------
-    way : Way
-        What.
-    device : str
-        Where its tensors are.
-    how : Conditions
-        Cache, protocol, repeats and calls; cold, and replayed from a CUDA graph.
-
-    Returns
-    -------
-    Taken
-        Median and least time of one computation.
+    By default the cache is cold, and a CUDA graph is replayed.
     """
     bound = _bound(way, device, how)
     for call in bound:
@@ -87,7 +69,7 @@ def time_way(way: Way, device: str = "cuda", how: Conditions = _HOW) -> Taken:
 
 
 def _within(how: Conditions, call: Callable[[], Any], device: str) -> Conditions:
-    """With so many calls between two timestamps that slow ones do not take minutes."""
+    """Conditions with so few calls between two timestamps that slow ones do not take minutes."""
     import torch
 
     if device != "cuda":
@@ -102,7 +84,7 @@ def _within(how: Conditions, call: Callable[[], Any], device: str) -> Conditions
 
 
 def _bound(way: Way, device: str, how: How) -> Sequence[Callable[[], Any]]:
-    """The computation on each set of its inputs."""
+    """The way's computation on each of several sets of inputs."""
     import torch
 
     if way.kind == LIBRARY:
@@ -132,7 +114,7 @@ def _compiled(run: Callable[..., Any], mode: str | None) -> Callable[..., Any]:
 
 
 def _of_program(way: Way, device: str, how: How) -> Sequence[Callable[[], Any]]:
-    """An exported program, on copies of its weights."""
+    """An exported program on copies of its weights."""
     import torch
     from torch.func import functional_call
 
@@ -146,7 +128,7 @@ def _of_program(way: Way, device: str, how: How) -> Sequence[Callable[[], Any]]:
 
 
 def _of_spec(way: Way, device: str, how: How) -> Sequence[Callable[[], Any]]:
-    """A workload as torch computes it."""
+    """A workload as torch computes it, on copies of its inputs."""
     from crossfuse.bench.cascade_torch import formula
     from crossfuse.bench.cascades import draw_sets
     from crossfuse.bench.eager import eager
@@ -172,7 +154,7 @@ def _of_spec(way: Way, device: str, how: How) -> Sequence[Callable[[], Any]]:
 
 
 def _sets(given: Sequence[Given], device: str, how: How) -> list[list[Any]]:
-    """Several sets of inputs, so that cold ones are not in the cache when their turn comes."""
+    """Several sets of inputs, so that cold ones are not in the L2 cache when they are read next."""
     warm = {at: _draw(each, at, device, at > 0) for at, each in enumerate(given) if not each.cold}
     first = {at: _draw(each, at, device, at > 0) for at, each in enumerate(given) if each.cold}
     count = copies_needed(sum(each.nbytes for each in first.values()), how.calls, how.l2)
@@ -190,7 +172,7 @@ def _copy(tensor: Any) -> Any:
 
 
 def _draw(each: Given, seed: int, device: str, weight: bool) -> Any:
-    """A tensor of normal numbers, of a weight so small that sums are of order one."""
+    """A tensor of normal numbers; those of a weight are so small that sums are of order one."""
     import torch
 
     dtype = getattr(torch, each.dtype)

@@ -1,8 +1,8 @@
-"""One job in this process: ``python -m crossfuse.bench.worker [FOLDER]``.
+"""Measures one job in this process: ``python -m crossfuse.bench.worker [FOLDER]``.
 
 Reads a job as a line of JSON from standard input and prepares what needs no GPU. When standard
 input ends it measures, and writes the timing as JSON to standard output; whatever else is printed
-goes to standard error. References are kept in FOLDER between processes.
+goes to standard error. References are stored in FOLDER for other processes.
 """
 
 from __future__ import annotations
@@ -43,19 +43,8 @@ def main() -> None:
 def run(job: Job, folder: Path | None = None, wait: Callable[[], Any] = lambda: None) -> Timing:
     """Measure a job; whatever goes wrong in Python is an answer too.
 
-    Parameters
-    ----------
-    job : Job
-        What to measure.
-    folder : pathlib.Path | None
-        See `crossfuse.bench.problem.make_problem`.
-    wait : Callable
-        Returns when the GPU is free.
-
-    Returns
-    -------
-    Timing
-        ``refused`` where there is no such kernel or no GPU, ``failed`` for any other exception.
+    `wait` returns when the GPU is free. The status is ``refused`` where there is no such kernel or
+    no GPU, ``failed`` for any other exception.
     """
     from crossfuse.bench.environment import require_gpu
 
@@ -95,18 +84,7 @@ def _run_cascade(job: Job, wait: Callable[[], Any]) -> Timing:
 
 
 def prepare(job: Job, folder: Path | None = None) -> Problem:
-    """Do what takes long and needs no GPU: imports, kernels of ours, the float64 reference.
-
-    Parameters
-    ----------
-    job, folder
-        See `run`.
-
-    Returns
-    -------
-    Problem
-        The job's.
-    """
+    """Do what takes long and needs no GPU: imports, kernels of ours, the float64 reference."""
     import torch  # noqa: F401
 
     from crossfuse.bench.problem import make_problem
@@ -118,7 +96,7 @@ def prepare(job: Job, folder: Path | None = None) -> Problem:
 
 
 def _compile(job: Job, spec: WorkloadSpec | CascadeSpec) -> None:
-    """Have the kernels of a job ready."""
+    """Compile the kernels of a job into the cache."""
     from crossfuse.bench.ours import compile_kernel, kernels
     from crossfuse.hardware import device
 
@@ -130,20 +108,8 @@ def _compile(job: Job, spec: WorkloadSpec | CascadeSpec) -> None:
 def measure_job(job: Job, problem: Problem | None = None, device: str = "cuda") -> Timing:
     """Check, time, and check again.
 
-    Parameters
-    ----------
-    job : Job
-        What to measure.
-    problem : Problem | None
-        From `prepare`; made here without one.
-    device : str
-        Where the tensors are.
-
-    Returns
-    -------
-    Timing
-        ``wrong`` where a check failed: a wrong kernel of ours has no time then, a baseline keeps
-        the one that it has.
+    Where a check failed the status is ``wrong``: a wrong kernel of ours has no time then, a
+    baseline keeps the one that it has. Without a problem from `prepare` it is made here.
     """
     import torch
 
@@ -172,25 +138,10 @@ def measure_bound(
     problem: Problem,
     device: str = "cuda",
 ) -> Timing:
-    """Check, time, and check again a computation whose weights are on the device.
+    """Check, time, and check again a computation on weights that are on the device.
 
-    Parameters
-    ----------
-    job : Job
-        What to measure.
-    variant : Variant
-        How it is computed.
-    bound : Sequence[Callable]
-        The computation on each set of weights, see `crossfuse.measure.rotation.copies_needed`.
-    problem : Problem
-        Whose weights they are.
-    device : str
-        Where the tensors are.
-
-    Returns
-    -------
-    Timing
-        See `measure_job`.
+    See `measure_job`. There is one of `bound` for each set of weights, see
+    `crossfuse.measure.rotation.copies_needed`.
     """
     from crossfuse.measure.timing import measure, quietest, steps
 
@@ -226,24 +177,7 @@ def _same(one: Any, other: Any) -> bool:
 def bind(
     variant: Variant, inputs: Mapping[str, np.ndarray], copies: int, device: str
 ) -> list[Callable[[], Any]]:
-    """The computation on several sets of weights.
-
-    Parameters
-    ----------
-    variant : Variant
-        How to compute.
-    inputs : Mapping[str, numpy.ndarray]
-        By name, the weights after the first.
-    copies : int
-        Sets of weights.
-    device : str
-        Where the tensors are.
-
-    Returns
-    -------
-    list[Callable]
-        One for each set.
-    """
+    """The computation on each of several sets of weights, which are the inputs after the first."""
     a, packed = place(variant, inputs, copies, device)
     return [variant.bind(a, each) for each in packed]
 
@@ -251,20 +185,7 @@ def bind(
 def place(
     variant: Variant, inputs: Mapping[str, np.ndarray], copies: int, device: str
 ) -> tuple[Any, list[tuple[Any, ...]]]:
-    """Copy inputs to the device.
-
-    Parameters
-    ----------
-    variant, inputs, copies, device
-        See `bind`.
-
-    Returns
-    -------
-    torch.Tensor
-        The first input.
-    list[tuple[torch.Tensor, ...]]
-        The other ones as the variant packs them, so many times.
-    """
+    """Copy inputs to the device: the first one, and several sets of the others, packed."""
     from crossfuse.runtime.tensors import to_torch
 
     a, *weights = (to_torch(array).to(device) for array in inputs.values())

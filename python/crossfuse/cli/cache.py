@@ -1,4 +1,4 @@
-"""``crossfuse cache``: what is kept between runs, and how it goes away."""
+"""``crossfuse cache``: lists and removes what is cached between runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``crossfuse calibrate``: measure the GPU of this machine, and keep its record."""
+"""``crossfuse calibrate``: measures the GPU of this machine, and stores its record."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def calibrate(
 
 
 def _machine() -> dict[str, Any]:
-    """What of this machine the numbers depend on; paths stay here."""
+    """What the numbers depend on in this machine; paths on it are left out."""
     from crossfuse.bench.environment import record
 
     found = record()

@@ -23,7 +23,7 @@ MOST, LONGEST = 2**31 - 1, 1e7
 
 
 def finite(value: float) -> float:
-    """Check an option: nan is neither below a limit nor above."""
+    """Refuse an infinite number or nan as an option: nan passes every comparison with a limit."""
     if not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no number of seconds.")
     return value
@@ -56,23 +56,7 @@ class RefusingGroup(TyperGroup):
     """
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that `ctx` names.
-
-        Parameters
-        ----------
-        ctx : typer.Context
-            Of the whole command line.
-
-        Returns
-        -------
-        Any
-            What the command returns.
-
-        Raises
-        ------
-        typer.Exit
-            With code 2 where the command was refused.
-        """
+        """Run the command of a command line; where it is refused, exit with code 2."""
         try:
             return super().invoke(ctx)
         except (RefusedError, OSError) as raised:
@@ -84,24 +68,12 @@ class RefusingGroup(TyperGroup):
 
 
 def print_json(value: Any) -> None:
-    """Print a value for a script to read.
-
-    Parameters
-    ----------
-    value : Any
-        Anything that `json` can write; it goes to standard output, indented by two.
-    """
+    """Print a value for a script to read, on standard output."""
     typer.echo(json.dumps(value, indent=2))
 
 
 def print_rich(*renderables: RenderableType) -> None:
-    """Print for a person, in colour where standard output is a terminal.
-
-    Parameters
-    ----------
-    *renderables : RenderableType
-        Tables, texts or strings, one below the other.
-    """
+    """Print for a person, one below the other, in colour where standard output is a terminal."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -110,13 +82,7 @@ def print_rich(*renderables: RenderableType) -> None:
 
 
 def print_error(message: str) -> None:
-    """Print one red paragraph on standard error.
-
-    Parameters
-    ----------
-    message : str
-        Left unbroken, so that it can be searched for and copied whole.
-    """
+    """Print one red paragraph on standard error, unbroken so that it can be searched for."""
     from rich.console import Console
     from rich.text import Text
 

@@ -122,7 +122,7 @@ def _check_chain(spec: Any) -> None:
 
 
 def _remote(how: Conditions, text: str, runner: Where) -> Conditions:
-    """How candidates are measured behind a tracker."""
+    """Conditions of candidates that are measured behind a tracker."""
     from dataclasses import replace
 
     from crossfuse.errors import EnvironmentRefused, refuse

@@ -1,4 +1,4 @@
-"""Put the checks together in the order in which a reader wants them."""
+"""Puts the checks together in the order in which a reader wants them."""
 
 from __future__ import annotations
 

@@ -20,13 +20,7 @@ _TORCH_CUDA = re.compile(r"^cuda\b[^=]*=\s*['\"](?P<version>[^'\"]+)['\"]", re.M
 
 
 def python() -> Check:
-    """Check that this Python is one of those that the package supports.
-
-    Returns
-    -------
-    Check
-        Fails outside 3.10 to 3.13.
-    """
+    """Check that this Python is one of those that the package supports, 3.10 to 3.13."""
     found = platform.python_version()
     if _OLDEST_PYTHON <= sys.version_info[:2] <= _NEWEST_PYTHON:
         return Check("python", "ok", found)
@@ -34,13 +28,7 @@ def python() -> Check:
 
 
 def system() -> Check:
-    """Check that this is the platform that the package is tested on.
-
-    Returns
-    -------
-    Check
-        Warns anywhere but on Linux on x86-64.
-    """
+    """Warn anywhere but on Linux on x86-64, the platform that the package is tested on."""
     found = f"{platform.system()} {platform.machine()}"
     if found == "Linux x86_64":
         return Check("platform", "ok", found)
@@ -48,13 +36,7 @@ def system() -> Check:
 
 
 def pins() -> tuple[Check, ...]:
-    """Check every pinned upstream package.
-
-    Returns
-    -------
-    tuple[Check, ...]
-        One each; a missing package or another release fails.
-    """
+    """Check every pinned upstream package; a missing one or another release fails."""
     refusals = {refusal.where: refusal for refusal in _compat.version_refusals()}
     checks = []
     for pin in _compat.PINS:
@@ -69,10 +51,7 @@ def pins() -> tuple[Check, ...]:
 def entry_point() -> Check:
     """Check that TVM finds the package by itself, in worker processes too.
 
-    Returns
-    -------
-    Check
-        Warns when the package is on the path without being installed.
+    It warns when the package is on the path without being installed.
     """
     for point in metadata.entry_points(group="tvm.backends"):
         if point.name == "crossfuse":
@@ -86,12 +65,9 @@ def entry_point() -> Check:
 
 
 def torch() -> Check:
-    """Check for torch, which only the torch front end needs.
+    """Check for torch and its CUDA version; it warns without 2.8 or newer.
 
-    Returns
-    -------
-    Check
-        Warns when it is missing or older than 2.8; `found` tells the CUDA version of the build.
+    Only the torch front end needs it.
     """
     version = _compat.installed_version("torch")
     if version is None:
@@ -104,20 +80,14 @@ def torch() -> Check:
 
 
 def _torch_build() -> str:
-    """Read the CUDA version from the file where torch keeps it: importing torch takes seconds."""
+    """CUDA version, from the file where torch has it: importing torch takes seconds."""
     source = Path(str(metadata.distribution("torch").locate_file("torch/version.py")))
     match = _TORCH_CUDA.search(source.read_text()) if source.is_file() else None
     return f"CUDA {match['version']}" if match else "CPU build"
 
 
 def cache() -> Check:
-    """Check that compiled kernels can be kept.
-
-    Returns
-    -------
-    Check
-        Fails when the cache folder, or the nearest folder above it, cannot be written.
-    """
+    """Check that the cache folder, or the nearest folder above it, can be written."""
     folder = cache_directory()
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):

@@ -30,10 +30,7 @@ std::vector<ucontext_t> fibers(2);
 def cxx() -> Check:
     """Check for the C++ compiler, which builds launchers and, for the CPU checkers, CUDA text.
 
-    Returns
-    -------
-    Check
-        Fails without one, with a g++ older than 10, and with one that lacks ``_Float16``.
+    It fails without one, with a g++ older than 10, and with one that lacks ``_Float16``.
     """
     try:
         path = find_host_compiler()
@@ -53,13 +50,7 @@ def cxx() -> Check:
 
 
 def nvcc() -> Check:
-    """Check for the CUDA compiler.
-
-    Returns
-    -------
-    Check
-        Fails without one; `found` tells the version and where it was found.
-    """
+    """Check for the CUDA compiler; says its version and where it was found."""
     try:
         info = find_nvcc()
     except EnvironmentRefused as error:
@@ -70,10 +61,7 @@ def nvcc() -> Check:
 def gpu() -> Check:
     """Check for a Hopper GPU with a driver that runs what is built.
 
-    Returns
-    -------
-    Check
-        Warns without one: everything but running kernels still works.
+    It warns without one: everything but running kernels still works.
     """
     gpus = find_gpus()
     if not gpus:

@@ -1,7 +1,7 @@
-"""A choice by times: kernels of ours against one another, and against not to fuse.
+"""Chooses by measured times: kernels of ours against one another, and against separate kernels.
 
-What was timed is kept by content and by the name of the GPU, so that each distinct group is timed
-once, in whichever process.
+Times are cached by content and by the name of the GPU, so that each distinct group is timed once,
+in whichever process.
 """
 
 from __future__ import annotations
@@ -30,26 +30,17 @@ SEPARATE = "separate kernels"
 
 @dataclass(frozen=True)
 class Entrant:
-    """A kernel of ours that competes.
+    """A kernel of ours that competes."""
 
-    Attributes
-    ----------
-    place : int
-        Of its plan in the ranking, from 0.
-    name : str
-        Family and tiles, for people.
-    estimate : float | None
-        Microseconds that were estimated.
-    way : Way | None
-        How to run it; None where it was not built.
-    message : str
-        Why it was not.
-    """
-
+    #: Place of its plan in the ranking, from 0.
     place: int
+    #: Family and tiles, for people.
     name: str
+    #: Microseconds by the planner.
     estimate: float | None
+    #: How to run it; None where it was not built.
     way: Way | None
+    #: Why it was not built.
     message: str = ""
 
 
@@ -161,7 +152,7 @@ class Measured:
 def faster(one: Taken, other: Taken) -> bool:
     """Whether a time is less than another one by more than noise.
 
-    Noise is `NOISE` of the other time, and what the repeats of either differ by.
+    Noise is `NOISE` of the other time, or by what the repeats of either differ, if that is more.
     """
     if one.microseconds is None or other.microseconds is None:
         return other.microseconds is None and one.microseconds is not None
@@ -177,27 +168,12 @@ def measured_choice(
     entrants: Callable[[], Sequence[Entrant]],
     baseline: Callable[[], Way | None],
 ) -> Measured:
-    """Time a group's kernels, or read what was timed before.
+    """Time a group's kernels, or read the times from the cache.
 
-    Parameters
-    ----------
-    timer : Timer
-        Times them.
-    target : Device
-        What they are built for.
-    parts : Sequence[str]
-        Texts of all that says what is timed: the function, its plans, options, separate kernels.
-    label : str
-        What it is, for people.
-    entrants : Callable
-        Builds the first few of the plan, at least one.
-    baseline : Callable
-        Separate kernels, if there is a way.
-
-    Returns
-    -------
-    Measured
-        The times. Where nothing has one, nothing is kept.
+    `parts` are the cache key: texts of all that determines what is timed, the function, its plans,
+    options, and separate kernels. `entrants` builds the first few plans, at least one, and
+    `baseline` the separate kernels, if there is a way; neither is called on a hit. Where nothing
+    has a time, nothing is cached. `label` is for people.
     """
     key = content_key(target, _KIND, timer.gpu, *parts)
     known = _read(key)
@@ -220,5 +196,5 @@ def _taken(timer: Timer, entrant: Entrant) -> Taken:
 
 
 def _read(key: str) -> Measured | None:
-    """What is kept; None where there is none, or it is damaged."""
+    """The cached times; None where there are none, or they are damaged."""
     return shelf(_KIND).read(key, lambda entry: schema.read(Measured, entry.data))

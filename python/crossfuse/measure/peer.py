@@ -27,12 +27,8 @@ _LOOK = 0.2
 class NoAnswer(Exception):
     """A process was killed, or ended, before it answered.
 
-    Parameters
-    ----------
-    status : str
-        ``timeout`` or ``crashed``.
-    message : str
-        After how long, or by what, and the end of what it wrote to standard error.
+    The status is ``timeout`` or ``crashed``; the message says after how long, or how it ended, with
+    the end of its standard error.
     """
 
     def __init__(self, status: str, message: str) -> None:
@@ -45,14 +41,8 @@ class Peer:
     """A process that answers one request after another, each a line of JSON.
 
     It is started by the first request; after `NoAnswer` it is gone and the next request starts
-    another one.
-
-    Parameters
-    ----------
-    command : Sequence[str]
-        The program: it writes a line when it is ready, then one of JSON for each request.
-    environment : Mapping[str, str] | None
-        Variables besides those of this process.
+    another one. The program writes a line when it is ready, then one of JSON for each request.
+    `environment` is added to the variables of this process.
     """
 
     def __init__(
@@ -70,16 +60,13 @@ class Peer:
 
     @property
     def running(self) -> bool:
-        """Whether the process that has been started is there still."""
+        """Whether the process has been started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
         """Start the process now, so that it imports what it needs in the meantime.
 
-        Raises
-        ------
-        NoAnswer
-            If there is no such program.
+        `NoAnswer` is raised if there is no such program, or the peer has been retired.
         """
         if self.running:
             return
@@ -107,18 +94,7 @@ class Peer:
         reader.start()
 
     def send(self, request: Mapping[str, Any]) -> None:
-        """Send a request; the answer is for `receive`.
-
-        Parameters
-        ----------
-        request : Mapping[str, Any]
-            JSON values.
-
-        Raises
-        ------
-        NoAnswer
-            As `start`.
-        """
+        """Send a request of JSON values, starting the process if need be, for `receive`."""
         self.start()
         assert self._process is not None
         assert self._process.stdin is not None
@@ -130,20 +106,8 @@ class Peer:
     def receive(self, timeout: float) -> Any:
         """Wait for the answer to the request that was sent first.
 
-        Parameters
-        ----------
-        timeout : float
-            Seconds from here, or from when the process is ready to serve.
-
-        Returns
-        -------
-        Any
-            A JSON value.
-
-        Raises
-        ------
-        NoAnswer
-            If it does not come; the process has been killed then.
+        `timeout` is in seconds from here, or from when the process is ready to serve. Without an
+        answer the process is killed and `NoAnswer` raised.
         """
         if not self._ready:
             self._line(STARTING)
@@ -170,12 +134,12 @@ class Peer:
             self._log = None
 
     def retire(self) -> None:
-        """Close, for good: nothing is started any more, whoever asks."""
+        """Close for good: no request starts a process again, whichever thread asks."""
         self._retired = True
         self.close()
 
     def _line(self, timeout: float) -> bytes:
-        """The next line that it writes."""
+        """The next line that the process writes."""
         end = time.monotonic() + timeout
         while True:
             try:
@@ -220,7 +184,7 @@ def _read(source: IO[bytes], lines: queue.SimpleQueue[bytes | None]) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and every process of its group, which is its session."""
+    """Kill a process and every other one of its group, which is its session."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Which set of weights each call reads, so that the L2 cache is as cold or hot as it is said."""
+"""Which set of weights each call reads, so that the L2 cache is cold or hot as asked."""
 
 from __future__ import annotations
 
@@ -9,23 +9,11 @@ MOST_COPIES = 1024
 
 
 def copies_needed(size: int, calls: int, l2: str) -> int:
-    """Sets of weights to make.
+    """Sets of weights to make, of `size` bytes each.
 
-    Parameters
-    ----------
-    size : int
-        Bytes of one set.
-    calls : int
-        Calls between two timestamps at most.
-    l2 : str
-        ``"cold"`` or ``"hot"``.
-
-    Returns
-    -------
-    int
-        One for a hot cache, and where there are no weights. Else enough to exceed `COLD_BYTES`,
-        and where that is more than `calls`, a multiple of it, so that no call reads a set twice in
-        a row of calls.
+    One for a hot cache, and where there are no weights. Else enough to exceed `COLD_BYTES`, and
+    where that is more than `calls`, the most calls between two timestamps, a multiple of it, so
+    that no call reads a set twice in a row of calls.
     """
     if l2 == "hot" or not size:
         return 1
@@ -36,19 +24,9 @@ def copies_needed(size: int, calls: int, l2: str) -> int:
 
 
 def groups(copies: int, calls: int, l2: str) -> tuple[tuple[int, ...], ...]:
-    """Indices of the sets that are used between two timestamps.
+    """Indices of the sets that are used between two timestamps, one group after another.
 
-    Parameters
-    ----------
-    copies : int
-        From `copies_needed`.
-    calls, l2
-        As there.
-
-    Returns
-    -------
-    tuple[tuple[int, ...], ...]
-        Used in turn. One group of the same set again and again for a hot cache.
+    For a hot cache there is one group, of the same set again and again.
     """
     if l2 == "hot":
         return ((0,) * calls,)

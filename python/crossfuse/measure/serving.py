@@ -1,4 +1,4 @@
-"""The other end of a `crossfuse.measure.peer.Peer`: requests in, answers out, a line each."""
+"""The serving end of a `crossfuse.measure.peer.Peer`: requests in, answers out, a line each."""
 
 from __future__ import annotations
 
@@ -17,14 +17,10 @@ Serve = Callable[[Mapping[str, Any]], Any]
 
 
 def serve_lines(make: Callable[[], Serve]) -> None:
-    """Serve until standard input ends; the first line says that all is ready.
+    """Serve until standard input ends; the first line written says that the process is ready.
 
-    Whatever else is printed goes to standard error.
-
-    Parameters
-    ----------
-    make : Callable
-        Imports what takes long; gives what answers requests.
+    `make` imports what takes long, then gives the function that answers requests. Whatever else is
+    printed goes to standard error.
     """
     answers = own_stdout()
     requests = _requests()
@@ -36,13 +32,7 @@ def serve_lines(make: Callable[[], Serve]) -> None:
 
 
 def own_stdout() -> TextIO:
-    """Keep standard output for answers, and send what libraries print to standard error.
-
-    Returns
-    -------
-    TextIO
-        The standard output that the process began with.
-    """
+    """Reserve standard output for answers; what libraries print goes to standard error."""
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     sys.stdout.flush()
     os.dup2(2, 1)
@@ -50,7 +40,7 @@ def own_stdout() -> TextIO:
 
 
 def _requests() -> queue.SimpleQueue[Any]:
-    """Requests, read beside what is served: the end of them ends the process at any time."""
+    """Requests, read by a thread of its own, so that their end can end the process at any time."""
     found: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def read() -> None:

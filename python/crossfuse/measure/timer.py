@@ -1,4 +1,4 @@
-"""Who times ways: a process of its own on a GPU, so that no way can harm this one."""
+"""Times ways in a process of its own on a GPU, so that no way can harm this process."""
 
 from __future__ import annotations
 
@@ -22,36 +22,27 @@ SECONDS, COMPILING = 60.0, 900.0
 
 
 class Timer(Protocol):
-    """What times ways."""
+    """Protocol of what times ways."""
 
     @property
     def gpu(self) -> str:
-        """Name of the GPU, as the driver calls it."""
+        """Name of the GPU, as the driver has it."""
 
     @property
     def target(self) -> str:
-        """Name of the target that the GPU is."""
+        """Name of the GPU as a target."""
 
     def time(self, way: Way) -> Taken:
         """Time a way; whatever goes wrong is an answer without a time."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release the GPU and the process."""
 
 
 class GpuTimer:
     """A process that times ways one after another, replaced whenever one may have harmed it.
 
-    Parameters
-    ----------
-    index : int
-        Of the GPU, as CUDA counts.
-    gpu, target : str
-        See `Timer`.
-    program : tuple[str, ...]
-        What the process runs.
-    seconds, compiling : float
-        Limits of one answer, see `SECONDS`.
+    `index` is that of the GPU in CUDA. Limits of one answer are in seconds, see `SECONDS`.
     """
 
     def __init__(
@@ -79,7 +70,7 @@ class GpuTimer:
         self._peer.close()
 
     def _attempt(self, way: Way) -> tuple[Taken, bool]:
-        """What came of a way, and whether what was timed before may be to blame."""
+        """Outcome of a way, and whether a way that was timed before may be to blame for it."""
         self._used = True
         try:
             limit = self._limits[0] if way.mode is None else self._limits[1]
@@ -97,18 +88,7 @@ class GpuTimer:
 
 
 def find_timer(index: int = 0) -> Timer:
-    """The timer of a GPU of this machine.
-
-    Parameters
-    ----------
-    index : int
-        Of the GPU, as CUDA counts.
-
-    Raises
-    ------
-    EnvironmentRefused
-        Without torch or a Hopper GPU.
-    """
+    """The timer of a GPU by its CUDA index; refused without torch or a Hopper GPU."""
     gpus = find_gpus()
     fits = index < len(gpus) and gpus[index].capability == (9, 0)
     if fits and find_spec("torch") is not None:
@@ -126,20 +106,7 @@ def find_timer(index: int = 0) -> Timer:
 
 @contextmanager
 def timing(target: Device, index: int = 0) -> Iterator[Timer]:
-    """The timer of a GPU, closed at the end.
-
-    Parameters
-    ----------
-    target : Device
-        What kernels are built for.
-    index : int
-        Of the GPU, as CUDA counts.
-
-    Raises
-    ------
-    EnvironmentRefused
-        Without torch or a Hopper GPU, or where the target is another one.
-    """
+    """The timer of a GPU as a context; refused where the GPU is not the target of the kernels."""
     timer = find_timer(index)
     try:
         if timer.target != target.name:

@@ -1,4 +1,4 @@
-"""Times between CUDA events, with the weights rotated and the L2 cache as it is said."""
+"""Times between CUDA events, with the weights rotated and the L2 cache cold or hot as asked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEATING_CALLS = 16
 
 
 class How(Protocol):
-    """How a measurement is made: `Conditions`, or `crossfuse.bench.job.Job`."""
+    """Protocol of what says how to measure: `Conditions`, or `crossfuse.bench.job.Job`."""
 
     @property
     def l2(self) -> str:
@@ -45,57 +45,33 @@ class How(Protocol):
 
 @dataclass(frozen=True)
 class Conditions:
-    """How a measurement is made.
+    """How a measurement is made."""
 
-    Attributes
-    ----------
-    l2 : str
-        ``"cold"``: weights not in the L2 cache; ``"hot"``: one set of them, left there.
-    protocol : str
-        ``"graph"``: replayed from a CUDA graph; ``"stream"``: launched one by one.
-    repeats : int
-        Times of which the median is taken.
-    calls : int
-        Computations between two timestamps at most, one after another and cold each on weights of
-        its own: one graph holds them, and a time is divided by their number.
-    """
-
+    #: ``"cold"``: weights not in the L2 cache; ``"hot"``: one set of them, left there.
     l2: str = "cold"
+    #: ``"graph"``: replayed from a CUDA graph; ``"stream"``: launched one by one.
     protocol: str = "graph"
+    #: Times of which the median is taken.
     repeats: int = REPEATS
+    #: Computations between two timestamps at most, one after another and each, if cold, on weights
+    #: of its own: one graph holds them, and a time is divided by their number.
     calls: int = CALLS
 
 
 @dataclass(frozen=True)
 class Step:
-    """The calls between two timestamps.
+    """The calls between two timestamps."""
 
-    Attributes
-    ----------
-    run : Callable
-        Does them all; gives the output of the last.
-    calls : int
-        How many there are.
-    """
-
+    #: Makes all of the calls; gives the output of the last.
     run: Callable[[], Any]
     calls: int
 
 
 def steps(how: How, bound: Sequence[Callable[[], Any]]) -> list[Step]:
-    """Arrange computations into what is timed.
+    """Arrange computations into what is timed between timestamps, one step after another.
 
-    Parameters
-    ----------
-    how : How
-        Protocol, cache and how many calls a step has.
-    bound : Sequence[Callable]
-        The computation on each set of weights; each has been called before.
-
-    Returns
-    -------
-    list[Step]
-        To be taken in turn.
+    There is one of `bound` for each set of weights; each has been called before, so that nothing is
+    compiled while it is captured.
     """
     used = groups(len(bound), how.calls, how.l2)[: WARMUPS + how.repeats]
     chosen = [[bound[index] for index in group] for group in used]
@@ -118,7 +94,7 @@ def _in_order(group: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
 
 
 def _captured(group: Sequence[Callable[[], Any]], pool: Any) -> Callable[[], Any]:
-    """A graph of the calls; only the last output is kept, so that the others share memory."""
+    """A CUDA graph of the calls; only the last output stays referenced, so others share memory."""
     import torch
 
     graph = torch.cuda.CUDAGraph()
@@ -133,17 +109,9 @@ def _captured(group: Sequence[Callable[[], Any]], pool: Any) -> Callable[[], Any
 
 
 def quietest(take: Callable[[], list[float]]) -> list[float]:
-    """Measure again what was disturbed.
+    """Take times of one computation until they are undisturbed.
 
-    Parameters
-    ----------
-    take : Callable
-        Gives times of one computation.
-
-    Returns
-    -------
-    list[float]
-        The first times that were not disturbed; after `ROUNDS`, those with the least median.
+    After `ROUNDS` without success, those with the least median are taken.
     """
     rounds: list[list[float]] = []
     while len(rounds) < ROUNDS:
@@ -154,22 +122,7 @@ def quietest(take: Callable[[], list[float]]) -> list[float]:
 
 
 def measure(how: How, timed: Sequence[Step], device: str = "cuda") -> list[float]:
-    """Time the steps in turn.
-
-    Parameters
-    ----------
-    how : How
-        Protocol, cache and repeats.
-    timed : Sequence[Step]
-        From `steps`.
-    device : str
-        Where the buffer is that flushes the cache.
-
-    Returns
-    -------
-    list[float]
-        Microseconds of one call, as many as there are repeats.
-    """
+    """Time the steps in turn; gives microseconds of one call for each repeat."""
     import torch
 
     flush = flusher(device) if how.l2 == "cold" else None
@@ -199,18 +152,10 @@ def _heat(step: Step) -> None:
 
 
 def flusher(device: str) -> Callable[[], Any]:
-    """Make what leaves nothing in the L2 cache that a computation reads.
+    """A function that evicts from the L2 cache what a computation reads, on the current stream.
 
-    Parameters
-    ----------
-    device : str
-        Where the buffer is.
-
-    Returns
-    -------
-    Callable
-        Reads the buffer on the current stream. Reads and no writes: what is left in the cache need
-        not be written back during what comes next.
+    It reads a large buffer and writes nothing: what is left in the cache need not be written back
+    during what comes next.
     """
     import torch
 

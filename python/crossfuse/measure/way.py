@@ -15,47 +15,31 @@ SPEC = "spec"  # text of a workload, computed by torch
 
 @dataclass(frozen=True)
 class Given:
-    """An input, as it is drawn.
-
-    Attributes
-    ----------
-    shape : tuple[int, ...]
-        Extents.
-    dtype : str
-        Of the elements, as torch calls it.
-    stride : tuple[int, ...]
-        In elements; empty of a contiguous one.
-    cold : bool
-        Whether it is read from memory, such as weights; else it stays in the L2 cache if it fits.
-    """
+    """An input of a way, whose values are drawn by whoever times it."""
 
     shape: tuple[int, ...]
+    #: As torch calls it.
     dtype: str
+    #: In elements; empty if contiguous.
     stride: tuple[int, ...] = ()
+    #: Whether it is read from memory, as weights are; else it stays in the L2 cache if it fits.
     cold: bool = True
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to compute something.
+    """A way to compute something: a kernel of ours, or torch."""
 
-    Attributes
-    ----------
-    kind, source : str
-        What it is; see the constants of this module.
-    given : tuple[Given, ...]
-        Inputs; a workload of a spec knows its own.
-    mode : str | None
-        Of torch's ways the mode of ``torch.compile``; None is eager.
-    """
-
+    #: A constant of this module, which says what `source` is.
     kind: str
     source: str
+    #: Inputs; empty for a spec, which knows its own.
     given: tuple[Given, ...] = ()
+    #: Mode of ``torch.compile`` for ways of torch; None is eager.
     mode: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As a value that `json` can write."""
+        """The way as a value that `json` can write."""
         return asdict(self)
 
     @staticmethod
@@ -70,16 +54,10 @@ class Way:
 
 @dataclass(frozen=True)
 class Taken:
-    """What timing a way found.
+    """Outcome of timing a way."""
 
-    Attributes
-    ----------
-    microseconds, least : float | None
-        Median and least time; None where there is none.
-    message : str
-        Why there is none.
-    """
-
+    #: Median of the times; the next field is the least of them. None without a time.
     microseconds: float | None = None
     least: float | None = None
+    #: Why there is no time.
     message: str = ""

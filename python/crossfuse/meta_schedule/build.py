@@ -1,4 +1,4 @@
-"""One candidate compiled to a library; whatever goes wrong is kept as text."""
+"""Compiles one candidate to a library; whatever goes wrong is returned as text."""
 
 from __future__ import annotations
 
@@ -18,25 +18,18 @@ LONGEST = 4000
 
 @dataclass(frozen=True)
 class Build:
-    """What came of a compilation.
+    """Outcome of a compilation."""
 
-    Attributes
-    ----------
-    status : str
-        ``ok``; ``refused`` where there is no such kernel; ``failed`` for any other exception,
-        ``timeout`` and ``crashed`` where its process was killed or ended.
-    message : str
-        Why there is no library.
-    seconds : float
-        Wall time.
-    """
-
+    #: ``ok``; ``refused`` where there is no such kernel; ``failed`` for any other exception,
+    #: ``timeout`` and ``crashed`` where its process was killed or ended.
     status: str
+    #: Why there is no library.
     message: str = ""
+    #: Wall time.
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """As a value that `json` can write."""
+        """The outcome as a value that `json` can write."""
         return asdict(self)
 
     @staticmethod
@@ -46,28 +39,15 @@ class Build:
 
 
 def shared_object(folder: Path, candidate: Candidate) -> Path:
-    """Where the library of a candidate lies."""
+    """Path of a candidate's library in a folder."""
     return folder / "libraries" / f"{candidate.id}.so"
 
 
 def build_candidate(candidate: Candidate, folder: Path, target: str, timeout: float) -> Build:
     """Schedule, lower and compile a candidate, unless its library is there already.
 
-    Parameters
-    ----------
-    candidate : Candidate
-        What to build.
-    folder : pathlib.Path
-        Of the bundle; the library goes to `shared_object`.
-    target : str
-        Device to compile for.
-    timeout : float
-        Seconds for nvcc.
-
-    Returns
-    -------
-    Build
-        Never raises: a candidate that does not compile is an answer.
+    It never raises: a candidate that does not compile is an answer too. The timeout is in seconds,
+    for nvcc.
     """
     start = time.perf_counter()
     try:
@@ -82,7 +62,7 @@ def build_candidate(candidate: Candidate, folder: Path, target: str, timeout: fl
 
 
 def _is_built(path: Path) -> bool:
-    """Whether both files are there: the manifest is written last."""
+    """Whether library and manifest are both there: the manifest is written last."""
     return path.is_file() and path.with_suffix(".json").is_file()
 
 

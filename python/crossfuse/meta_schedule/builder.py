@@ -164,7 +164,7 @@ def _by_tvm(given: BuilderInput, folder: Path) -> Path:
 
 
 def _text(workload: Any) -> str:
-    """The workload of all modules; empty where each says its own."""
+    """The workload of all modules; empty where each has its own."""
     from crossfuse.workload.suites import resolve
 
     if workload is None or isinstance(workload, Tasks):
@@ -175,7 +175,7 @@ def _text(workload: Any) -> str:
 
 
 def _functions(workload: Any) -> Mapping[str, Any]:
-    """Functions without a spec, by name; those of a search are more with time."""
+    """Functions without a spec, by name; a search adds to its own with time."""
     if isinstance(workload, Tasks):
         return workload.functions
     if isinstance(workload, (tvm.ir.IRModule, tvm.tirx.PrimFunc)):
@@ -184,16 +184,5 @@ def _functions(workload: Any) -> Mapping[str, Any]:
 
 
 def recorded_workload(metadata: Any) -> str:
-    """The workload that a library says it computes; empty where it says none.
-
-    Parameters
-    ----------
-    metadata : Mapping[str, Any]
-        Of its manifest.
-
-    Returns
-    -------
-    str
-        Text of a spec, or the name of a function.
-    """
+    """The spec or function that a library's metadata names as its workload; empty without one."""
     return str(metadata.get(WORKLOAD, "") or metadata.get("candidate", {}).get("spec", ""))

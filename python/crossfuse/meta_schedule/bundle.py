@@ -48,23 +48,13 @@ sys.exit(os.spawnlp(
 
 @dataclass(frozen=True)
 class Bundle:
-    """What ``bundle.json`` says.
-
-    Attributes
-    ----------
-    folder : pathlib.Path
-        Where it lies.
-    candidates : tuple[Candidate, ...]
-        What to measure.
-    target : str
-        Device that libraries are compiled for.
-    job : Job
-        How to measure, see `crossfuse.meta_schedule.conditions.Conditions`.
-    """
+    """Content of ``bundle.json``."""
 
     folder: Path
     candidates: tuple[Candidate, ...]
+    #: Device that libraries are compiled for.
     target: str
+    #: How to measure, see `crossfuse.meta_schedule.conditions.Conditions`.
     job: Job
 
     @property
@@ -73,7 +63,7 @@ class Bundle:
         return self.folder / "results.jsonl"
 
     def builds(self) -> dict[str, Build]:
-        """Builds that were tried where the bundle was made, by the candidate's id."""
+        """Outcomes of builds where the bundle was made, by the candidate's id."""
         path = self.folder / "builds.json"
         if not path.exists():
             return {}
@@ -96,7 +86,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class _Stored:
-    """What ``bundle.json`` says, besides its version."""
+    """``bundle.json`` as it is stored, besides its version."""
 
     target: str
     job: Job
@@ -111,25 +101,10 @@ def make_bundle(
     build_there: bool = False,
     report: Callable[[Candidate, Build], None] = lambda candidate, build: None,
 ) -> Bundle:
-    """Write a bundle.
+    """Write a bundle; libraries that lie in the folder already are not built again.
 
-    Parameters
-    ----------
-    candidates : Sequence[Candidate]
-        What to measure.
-    folder : pathlib.Path
-        Where; libraries that lie there already are kept.
-    how : Conditions
-        How to build here, and to measure there.
-    build_there : bool
-        Whether candidates are compiled where they are measured.
-    report : Callable
-        Called with each candidate that is built here, or is not.
-
-    Returns
-    -------
-    Bundle
-        What was written.
+    `how` says how to build here, and how to measure there. `build_there` leaves the compilation to
+    the machine that measures. `report` gets each candidate that is built here, or fails to.
     """
     make_folder(folder)
     bundle = Bundle(folder, tuple(candidates), how.target, how.job)
@@ -143,23 +118,7 @@ def make_bundle(
 
 
 def open_bundle(folder: Path) -> Bundle:
-    """Read what `make_bundle` wrote.
-
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Of the bundle.
-
-    Returns
-    -------
-    Bundle
-        Its content.
-
-    Raises
-    ------
-    ArtefactRefused
-        If it is no bundle, or one of another format.
-    """
+    """Read what `make_bundle` wrote; what is no bundle, or of another format, is refused."""
     path = folder / "bundle.json"
     try:
         stored = read(_Stored, read_text(path), version=FORMAT_VERSION)
@@ -178,18 +137,10 @@ def measure_bundle(
     report: Callable[[Record], None] = lambda record: None,
     budget: float | None = None,
 ) -> None:
-    """Measure what has no record yet; what is found is written at once.
+    """Measure what has no record yet; each record is written at once, then reported.
 
-    Parameters
-    ----------
-    bundle : Bundle
-        What to measure; what is not built is built first.
-    how : Conditions
-        Limits of time, and processes that compile; target and job are the bundle's.
-    report : Callable
-        Called with each record when it has been written.
-    budget : float | None
-        Seconds after which no further measurement begins.
+    What is not built is built first. Target and job are the bundle's; `how` gives limits of time,
+    and processes that compile. After `budget` seconds no further measurement begins.
     """
     end = None if budget is None else time.monotonic() + budget
     how = replace(how, target=bundle.target, job=bundle.job)

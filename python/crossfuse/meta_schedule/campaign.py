@@ -1,4 +1,4 @@
-"""Many candidates built by some processes and measured by one, workload after workload."""
+"""Builds many candidates in several processes and measures them in one, by workload."""
 
 from __future__ import annotations
 
@@ -29,23 +29,13 @@ def measure_all(
     report: Callable[[Record], None],
     stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Build and measure candidates.
+    """Build and measure candidates; each record is reported as soon as it is there.
 
     Workloads are measured one after another, each as soon as all of its candidates are built and
-    its reference is there. The next one's inputs are drawn meanwhile, by a second process.
-
-    Parameters
-    ----------
-    candidates : Sequence[Candidate]
-        What to measure.
-    folder : pathlib.Path
-        Where libraries lie or go (`crossfuse.meta_schedule.build.shared_object`), and references.
-    how : Conditions
-        How.
-    report : Callable
-        Called with each record as soon as it is there.
-    stop : Callable
-        Asked before each measurement whether to leave the rest; what is being built is dropped.
+    its reference is there. The next one's inputs are drawn meanwhile, by a second process. `stop`
+    is asked before each measurement whether to leave the rest; what is being built is dropped then.
+    Libraries lie in, or go to, `folder` (`crossfuse.meta_schedule.build.shared_object`), as do
+    references.
     """
     groups = grouped(candidates)
     turns = _Turns(folder, how, report, stop)
@@ -57,7 +47,7 @@ def measure_all(
 
 
 class _Turns:
-    """Two processes: one measures a workload, the other prepares the next."""
+    """Two processes in alternation: one measures a workload, the other prepares the next."""
 
     def __init__(
         self,
@@ -70,7 +60,7 @@ class _Turns:
         self._all = [Measurer(references(folder), how) for _ in range(2)]
 
     def run(self, ready: queue.SimpleQueue[Group], count: int) -> None:
-        """Measure so many workloads as they become ready."""
+        """Measure `count` workloads as they become ready."""
         idle = deque(self._all)
         for each in idle:
             each.start()
@@ -95,7 +85,7 @@ class _Turns:
             each.close()
 
     def _next(self, ready: queue.SimpleQueue[Group], *, wait: bool) -> Group | None:
-        """The next workload; None where there is none yet and nobody waits, or at the end."""
+        """The next workload; None when stopped, or, without `wait`, where there is none yet."""
         while True:
             try:
                 return ready.get(timeout=_LOOK if wait else 0.0)

@@ -1,4 +1,4 @@
-"""One kernel that may be built and measured, as a value that travels between machines."""
+"""A kernel that may be built and measured, as a value that travels between machines."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class _Written:
-    """What a file may say of a candidate: its own fields, and `NOTES`."""
+    """A candidate as a file has it: its own fields, and `NOTES`."""
 
     spec: str
     family: str
@@ -157,22 +157,9 @@ class _Written:
 
 
 def read_candidates(path: Path) -> tuple[Candidate, ...]:
-    """Read a JSON list of candidates, or JSON lines of them.
+    """Read a JSON list of candidates, or JSON lines of them, without repetitions.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        The file.
-
-    Returns
-    -------
-    tuple[Candidate, ...]
-        Each once, in the order of the file.
-
-    Raises
-    ------
-    WorkloadRefused
-        Naming the first entry that is no candidate.
+    The first entry that is no candidate is named in the refusal.
     """
     try:
         text = read_text(path)
@@ -192,7 +179,7 @@ def _lines(text: str) -> list[Any]:
 
 
 def _check(candidate: Candidate, where: str) -> None:
-    """Refuse what can be seen without scheduling anything."""
+    """Refuse what is wrong without scheduling anything."""
     if unknown := candidate.options.keys() - set(OPTIONS[candidate.family]):
         limit = ", ".join(OPTIONS[candidate.family]) or "no options"
         raise _refused(

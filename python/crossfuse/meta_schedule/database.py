@@ -1,4 +1,4 @@
-"""Records as those of MetaSchedule's JSON database, which replays them."""
+"""Stores records in MetaSchedule's JSON database, which replays them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,6 @@ def open_database(work_dir: str | os.PathLike[str]) -> Any:
 
     A process that was killed may have left a part of a line at the end of a file, with which
     MetaSchedule would read none of it. It is cut off.
-
-    Parameters
-    ----------
-    work_dir : path
-        The folder; made if need be.
-
-    Returns
-    -------
-    tvm.s_tir.meta_schedule.database.JSONDatabase
-        Its database.
     """
     from tvm.s_tir.meta_schedule.database import JSONDatabase
 
@@ -45,7 +35,7 @@ def open_database(work_dir: str | os.PathLike[str]) -> Any:
 
 
 def _cut(path: Path) -> None:
-    """Cut off what stands behind the last line end of a file."""
+    """Cut off what follows the last line end of a file."""
     if not path.is_file():
         return
     text = path.read_bytes()
@@ -55,39 +45,20 @@ def _cut(path: Path) -> None:
 
 
 def commit(database: Any, records: Iterable[Record], target: str) -> int:
-    """Store records, so that a search begins with them and `query_schedule` replays the best.
+    """Store records, for a search to begin with and `query_schedule` to replay; returns how many.
 
-    Parameters
-    ----------
-    database : tvm.s_tir.meta_schedule.database.Database
-        Where to.
-    records : Iterable[Record]
-        What was measured. Candidates that hang, die or are wrong are stored with
-        `FAILED_SECONDS`, as MetaSchedule does, so that they are not measured again; what has no
-        schedule (baselines, refused tiles) is left out.
-    target : str
-        Device that was measured.
-
-    Returns
-    -------
-    int
-        Records stored.
+    Candidates that hang, die or are wrong are stored with `FAILED_SECONDS`, as MetaSchedule does,
+    so that they are not measured again; what has no schedule (baselines, refused tiles) is left
+    out.
     """
     return sum(_commit(database, each, target) for each in records)
 
 
 class Store:
-    """The database of a folder, to which records are added as they come.
+    """The database of a folder, to which records of a device are added as they come.
 
-    A process that is killed loses none that was added: `catch_up` adds the one that it had kept
-    elsewhere and not yet here.
-
-    Parameters
-    ----------
-    work_dir : path
-        The folder, see `open_database`.
-    target : str
-        Device that is measured.
+    A process that is killed loses none that was added: `catch_up` adds the record that was written
+    elsewhere but not yet here.
     """
 
     def __init__(self, work_dir: str | os.PathLike[str], target: str) -> None:
@@ -99,17 +70,9 @@ class Store:
         commit(self._database, [record], self._target)
 
     def catch_up(self, records: Sequence[Record]) -> int:
-        """Commit the last records, back to the first that is here already.
+        """Commit the last records, back to the first that is here already; returns how many.
 
-        Parameters
-        ----------
-        records : Sequence[Record]
-            In the order in which they came.
-
-        Returns
-        -------
-        int
-            How many were added.
+        They are in the order in which they came.
         """
         there = {trace_json(each.trace) for each in self._database.get_all_tuning_records()}
         missing: list[Record] = []
@@ -124,7 +87,7 @@ class Store:
 
 
 def _trace(record: Record, target: str) -> Any:
-    """Trace of a candidate; None of what has no schedule."""
+    """Trace of a candidate; None where it has no schedule."""
     if record.candidate.family == "eager":
         return None
     with suppress(RefusedError):
@@ -152,17 +115,9 @@ def _commit(database: Any, record: Record, target: str) -> bool:
 
 
 def workload_module(spec: str) -> Any:
-    """The unscheduled module by which MetaSchedule knows a workload.
+    """The unscheduled module by which MetaSchedule identifies a workload.
 
-    Parameters
-    ----------
-    spec : str
-        Text of the workload.
-
-    Returns
-    -------
-    tvm.ir.IRModule
-        Equal to that of ``ms.tune_tir(prim_func(parse(spec)), ...)``.
+    It equals that of ``ms.tune_tir(prim_func(parse(spec)), ...)``.
     """
     from tvm.s_tir.meta_schedule.tune_context import _normalize_mod
 

@@ -1,8 +1,8 @@
-"""Functions without a spec: their names, and what results of their kernels are held against.
+"""Functions without a spec: their names, and the references of their kernels' results.
 
 A candidate is a scheduled function, which no longer says what it was made of. So the rules that
 schedule write the name of the function into the trace, as an annotation of the root block; the
-builder puts the function beside the library, and the runner has its reference worked out once::
+builder puts the function beside the library, and the runner has its reference computed once::
 
     crossfuse.function = "function:1f0c6e3b9a7d5240"
 """
@@ -37,17 +37,9 @@ def is_function(workload: str) -> bool:
 
 
 def name_of(func: Any) -> str:
-    """The name of an unscheduled function, by what it computes.
+    """The name of an unscheduled function, a hash of what it computes, whatever it is called.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc | tvm.ir.IRModule
-        Of a module its only function.
-
-    Returns
-    -------
-    str
-        Equal for equal functions, whatever they are called.
+    Of a module it is the name of its only function.
     """
     from crossfuse.lower.extract import only_function
 
@@ -56,7 +48,7 @@ def name_of(func: Any) -> str:
 
 
 def tag_of(module: Any) -> str:
-    """The name that a scheduled function carries; empty where it carries none."""
+    """The name in a scheduled function's annotation; empty where there is none."""
     from crossfuse.lower.extract import only_function
 
     root = getattr(only_function(module).body, "block", None)
@@ -64,15 +56,7 @@ def tag_of(module: Any) -> str:
 
 
 def tag(sch: Any, name: str) -> Any:
-    """Write the name of a schedule's function into its trace.
-
-    Parameters
-    ----------
-    sch : tvm.s_tir.Schedule
-        Of one function; returned.
-    name : str
-        From `name_of`.
-    """
+    """Write the name of a schedule's only function into its trace; returns the schedule."""
     ((variable, _),) = sch.mod.functions.items()
     root = sch.get_sblock("root", func_name=str(variable.name_hint))
     sch.annotate(root, TAG, name)
@@ -80,27 +64,12 @@ def tag(sch: Any, name: str) -> Any:
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """Where a function is kept."""
+    """The file of a function in a folder."""
     return folder / f"{name.removeprefix(PREFIX)}.function.json"
 
 
 def keep(func: Any, folder: Path, name: str) -> Path:
-    """Write a function.
-
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc | tvm.ir.IRModule
-        Unscheduled.
-    folder : pathlib.Path
-        Where to.
-    name : str
-        From `name_of`.
-
-    Returns
-    -------
-    pathlib.Path
-        The file: parameters, and the function as TVM writes it.
-    """
+    """Write an unscheduled function to its file: parameters, and the function as TVM writes it."""
     from crossfuse import _tvm as ir
     from crossfuse.lower.extract import only_function
 
@@ -113,21 +82,11 @@ def keep(func: Any, folder: Path, name: str) -> Path:
 
 
 def problem_of(workload: str, folder: Path) -> Problem | CascadeProblem:
-    """Inputs of a workload, and the limits of its result.
+    """Inputs of a workload, by its spec or the name of a function, and the limits of its result.
 
-    Rows of a cascade are drawn on the GPU, and some of them worked out, when it is measured.
-
-    Parameters
-    ----------
-    workload : str
-        Text of a spec, or the name of a function that is kept in the folder.
-    folder : pathlib.Path
-        Where limits are kept, once they are worked out.
-
-    Raises
-    ------
-    WorkloadRefused
-        If the function has no result in float64, or its file is damaged.
+    Limits, and functions, lie in the folder. Inputs of a cascade are drawn on the GPU, and some of
+    its rows computed in float64, when it is measured. A function without a result in float64, or
+    with a damaged file, is refused.
     """
     from crossfuse.bench.problem import make_problem
     from crossfuse.workload import cascades
@@ -151,7 +110,7 @@ def problem_of(workload: str, folder: Path) -> Problem | CascadeProblem:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What the file of a function says."""
+    """The file of a function."""
 
     parameters: tuple[Parameter, ...]
     function: str

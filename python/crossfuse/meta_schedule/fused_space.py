@@ -19,17 +19,9 @@ from crossfuse.meta_schedule.verify import VerifyLowered
 class FusedSpace(PySpaceGenerator):
     """Designs of chains are traces of our kernels; other functions are left to TVM's rules.
 
-    Parameters
-    ----------
-    tasks : Tasks
-        Shared with the search strategy and the cost model.
-    designs : int
-        Kernels of each family.
-    others : SpaceGenerator | None
-        For functions that are no chain; None for TVM's ``post-order-apply`` with the rules of the
-        target.
-    seed : int
-        Of the mutators.
+    `tasks` is shared with the search strategy and the cost model. There are `designs` kernels of
+    each family. `others` is the SpaceGenerator of functions that are no chain; None is TVM's
+    ``post-order-apply`` with the rules of the target. The seed is that of the mutators.
     """
 
     def __init__(
@@ -48,18 +40,7 @@ class FusedSpace(PySpaceGenerator):
             self._inner = others_context(context, space=self._others)
 
     def generate_design_space(self, mod: Any) -> list[Any]:
-        """Schedule the best kernels of each family.
-
-        Parameters
-        ----------
-        mod : tvm.IRModule
-            Of one function.
-
-        Returns
-        -------
-        list[tvm.s_tir.Schedule]
-            At least one.
-        """
+        """Schedule the best kernels of each family for a module of one function; at least one."""
         task = self._tasks.of(mod)
         if task is None:
             name = name_of(mod)
@@ -68,24 +49,14 @@ class FusedSpace(PySpaceGenerator):
         return task.designs(self._designs)
 
     def clone(self) -> Any:
-        """A generator of its own for each task."""
+        """A generator of its own for each task, as MetaSchedule asks for."""
         return FusedSpace(self._tasks, designs=self._designs, others=self._others, seed=self._seed)
 
 
 def others_context(context: Any, *, space: Any = None, strategy: Any = None) -> Any:
-    """A context in which TVM's own parts work on a function that is no chain.
+    """An initialised context in which TVM's own parts work on a function that is no chain.
 
-    Parameters
-    ----------
-    context : tvm.s_tir.meta_schedule.TuneContext
-        Of the search.
-    space, strategy : SpaceGenerator | SearchStrategy | None
-        None for ``post-order-apply`` and ``evolutionary``.
-
-    Returns
-    -------
-    tvm.s_tir.meta_schedule.TuneContext
-        Initialised.
+    The defaults are ``post-order-apply`` and ``evolutionary``.
     """
     return ms.TuneContext(
         mod=context.mod,

@@ -1,4 +1,4 @@
-"""TVM's tensor intrinsics, imported in seconds."""
+"""Imports TVM's tensor intrinsics in seconds."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def import_intrinsics() -> None:
 
     TVM parses hundreds of functions there, and asks for the call stack at each. Python's `inspect`
     then looks for the module of each frame through all that are loaded; beside torch, which has
-    thousands, the import takes minutes instead of seconds. Nobody uses the answer, so that here
-    the module is looked up by its name alone.
+    thousands, the import takes minutes instead of seconds. Nobody uses the answer, so that here the
+    module is looked up by its name alone.
     """
     with _lock:
         if _NAME in sys.modules:

@@ -1,4 +1,4 @@
-"""A callback of MetaSchedule that keeps what its database does not: why a candidate has no time."""
+"""A callback of MetaSchedule that records what its database does not: why there is no time."""
 
 from __future__ import annotations
 
@@ -27,17 +27,9 @@ class KeepRecords(PyMeasureCallback):
     """Appends a record of each candidate to a file of JSON lines, with its trace.
 
     The database of MetaSchedule stores all that fails with the same time; here hangs, crashes,
-    wrong results and errors of the compiler are told apart.
-
-    Parameters
-    ----------
-    path : str | os.PathLike[str]
-        The file, see `crossfuse.meta_schedule.records.read_records`.
-    workload : str | WorkloadSpec | None
-        What is tuned; None for functions without a spec, which are named by what they compute, see
-        `crossfuse.meta_schedule.functions`.
-    report : Callable
-        Called with each record, such as `crossfuse.meta_schedule.progress.Progress.add`.
+    wrong results and errors of the compiler are told apart. Without a workload, functions are named
+    by what they compute, see `crossfuse.meta_schedule.functions`. `report` gets each record, such
+    as `crossfuse.meta_schedule.progress.Progress.add`.
     """
 
     def __init__(
@@ -63,19 +55,7 @@ class KeepRecords(PyMeasureCallback):
         builder_results: Sequence[BuilderResult],
         runner_results: Sequence[RunnerResult],
     ) -> None:
-        """Keep what came of some candidates.
-
-        Parameters
-        ----------
-        task_scheduler : tvm.s_tir.meta_schedule.TaskScheduler
-            Knows the functions of its tasks.
-        task_id : int
-            Whose candidates they are.
-        measure_candidates : Sequence[MeasureCandidate]
-            What was measured.
-        builder_results, runner_results : Sequence
-            What came of each.
-        """
+        """Record the outcomes of some candidates of a task."""
         spec = self._spec or name_of(task_scheduler.tasks_[task_id].ctx.mod)
         results = zip(measure_candidates, builder_results, runner_results, strict=True)
         for each, built, ran in results:
@@ -85,22 +65,10 @@ class KeepRecords(PyMeasureCallback):
 
 
 def record_of(candidate: Candidate, built: BuilderResult, ran: RunnerResult) -> Record:
-    """What MetaSchedule was told of a candidate, as a record.
+    """The results of a candidate in MetaSchedule as a record.
 
-    Parameters
-    ----------
-    candidate : Candidate
-        What was measured.
-    built : BuilderResult
-        Of `crossfuse.meta_schedule.builder.NvccBuilder`, or another one.
-    ran : RunnerResult
-        Of `crossfuse.meta_schedule.runner.GpuRunner`, or another one; that of what was not built
-        repeats the builder's error.
-
-    Returns
-    -------
-    Record
-        With the statuses that our builder and runner tell; ``failed`` of others.
+    It has the statuses of our builder and runner; errors of others have the status ``failed``. A
+    runner repeats the builder's error for what was not built.
     """
     job = Job(candidate.spec, OURS)
     if built.error_msg is not None:
@@ -113,6 +81,6 @@ def record_of(candidate: Candidate, built: BuilderResult, ran: RunnerResult) -> 
 
 
 def _told(error: str) -> tuple[str, str]:
-    """Status and message of an error's text, as our builder and runner write it."""
+    """Status and message from an error's text, as our builder and runner write it."""
     status, _, message = error.partition(": ")
     return (status, message) if status in STATUSES else ("failed", error)

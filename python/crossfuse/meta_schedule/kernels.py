@@ -1,4 +1,4 @@
-"""The kernels of a workload, of a chain or of a cascade, as candidates."""
+"""The kernels of a chain or of a cascade as candidates."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from crossfuse.workload.spec import WorkloadSpec
 
 
 def kernels_of(spec: WorkloadSpec | CascadeSpec, target: str) -> Space:
-    """All kernels of a workload.
+    """The space of all kernels of a workload.
 
-    See `crossfuse.planner.tune.kernel_space.space_of`, and of cascades
+    See `crossfuse.planner.tune.kernel_space.space_of`, and for cascades
     `crossfuse.planner.tune.cascade_space.cascade_space_of`.
     """
     known = device(target)
@@ -29,23 +29,13 @@ def kernels_of(spec: WorkloadSpec | CascadeSpec, target: str) -> Space:
 
 
 def best_candidates(spec: WorkloadSpec | CascadeSpec, target: str, count: int) -> list[Candidate]:
-    """The best kernels of a workload by the estimate.
-
-    Parameters
-    ----------
-    spec : WorkloadSpec | CascadeSpec
-        What is computed.
-    target : str
-        Device.
-    count : int
-        At most so many.
-    """
+    """At most `count` kernels of a workload, the best by the estimate."""
     space = kernels_of(spec, target)
     return [candidate_at(space, str(spec), int(each)) for each in space.order[:count]]
 
 
 def candidate_at(space: Space, spec: str, point: int) -> Candidate:
-    """A point of the kernels of a workload as it is built, with its estimate."""
+    """A point of a workload's space of kernels as a candidate, with its estimate as a note."""
     family, tiles = space.tiles(point)
     notes = {"estimate": round(float(space.prior[point]), 3)}
     return Candidate(spec, family, tiles, notes=notes)

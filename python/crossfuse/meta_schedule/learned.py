@@ -1,4 +1,4 @@
-"""A CostModel and a FeatureExtractor of MetaSchedule, of the planner's estimate."""
+"""A CostModel and a FeatureExtractor of MetaSchedule, based on the planner's estimate."""
 
 from __future__ import annotations
 
@@ -23,14 +23,8 @@ from crossfuse.planner.tune.features import features
 class KernelCost(PyCostModel):
     """Scores kernels by the estimate and what was measured; the less time, the higher.
 
-    Parameters
-    ----------
-    tasks : Tasks
-        Shared with the search.
-    model : CostModel | None
-        What predicts and learns; shared with the search.
-    others : CostModel | None
-        For functions that are no chain; None scores them all alike.
+    `tasks` and `model`, which predicts and learns, are shared with the search. `others` is
+    MetaSchedule's CostModel of functions that are no chain; None scores them all alike.
     """
 
     def __init__(self, tasks: Tasks, model: CostModel | None = None, others: Any = None) -> None:
@@ -45,23 +39,13 @@ class KernelCost(PyCostModel):
             self._others.load(_beside(path))
 
     def save(self, path: str) -> None:
-        """Write what was learned."""
+        """Write what was learned; the model of other functions has a file beside this one."""
         self.model.save(path, write_atomically)
         if self._others is not None:
             self._others.save(_beside(path))
 
     def update(self, context: Any, candidates: list[Any], results: list[Any]) -> None:
-        """Learn from measurements.
-
-        Parameters
-        ----------
-        context : TuneContext
-            Of the function.
-        candidates : list[MeasureCandidate]
-            What was measured.
-        results : list[RunnerResult]
-            Times, or errors.
-        """
+        """Learn from the times of measurements, or from their errors."""
         task = self._tasks.of(context.mod)
         if task is None:
             if self._others is not None:
@@ -73,13 +57,7 @@ class KernelCost(PyCostModel):
         self.model.update(task.space, [p for p, _ in known], [t for _, t in known])
 
     def predict(self, context: Any, candidates: list[Any]) -> np.ndarray:
-        """Score candidates.
-
-        Returns
-        -------
-        np.ndarray
-            Kernels a microsecond; 0 for schedules that are none of ours.
-        """
+        """Score candidates in kernels a microsecond; 0 for schedules that are none of ours."""
         task = self._tasks.of(context.mod)
         found = np.zeros(len(candidates))
         if task is None:
@@ -99,10 +77,7 @@ class KernelCost(PyCostModel):
 class KernelFeatures(PyFeatureExtractor):
     """The features that the cost model learns from, `crossfuse.planner.tune.features.NAMES`.
 
-    Parameters
-    ----------
-    tasks : Tasks
-        Shared with the search.
+    `tasks` is shared with the search.
     """
 
     def __init__(self, tasks: Tasks) -> None:
@@ -110,13 +85,7 @@ class KernelFeatures(PyFeatureExtractor):
         self._tasks = tasks
 
     def extract_from(self, context: Any, candidates: list[Any]) -> list[Any]:
-        """Describe candidates.
-
-        Returns
-        -------
-        list[tvm.runtime.Tensor]
-            float32 of [1, features] for each; zeros for schedules that are none of ours.
-        """
+        """Describe candidates as float32 of [1, features]; zeros if none of our kernels."""
         task = self._tasks.of(context.mod)
         found = []
         for each in candidates:

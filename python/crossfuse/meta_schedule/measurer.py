@@ -18,15 +18,9 @@ class Measurer:
     """A process that measures the candidates of one workload after another.
 
     A candidate that hangs, dies, fails or computes something wrong costs its process, so that it
-    cannot harm the next one. If others were measured there before, it may have been one of those
-    that did harm, so it is measured once more in a process of its own.
-
-    Parameters
-    ----------
-    references : pathlib.Path
-        Where float64 references are, or are kept once they are worked out.
-    how : Conditions
-        How: limits of time, and the program.
+    cannot harm the next one. If others were measured there before, one of those may have done the
+    harm, so it is measured once more in a process of its own. Float64 references are read from
+    `references`, or written there once they are computed.
     """
 
     def __init__(self, references: Path, how: Conditions) -> None:
@@ -38,18 +32,12 @@ class Measurer:
         self._preparing = 0
 
     def start(self) -> None:
-        """Start the process ahead of its first request."""
+        """Start the process before its first request, so that imports are done by then."""
         with suppress(NoAnswer):
             self._peer.start()
 
     def prepare(self, spec: str) -> None:
-        """Let the process draw inputs and load the reference of a workload; does not wait.
-
-        Parameters
-        ----------
-        spec : str
-            The workload of the measurements to come.
-        """
+        """Let the process draw inputs and load the reference of a workload, without waiting."""
         self._spec, self._used = spec, 0
         request = {"do": "prepare", "spec": spec, "folder": str(self._references)}
         # That it does not start, the measurement will find too.
@@ -58,23 +46,9 @@ class Measurer:
             self._preparing += 1
 
     def measure(self, job: Job, library: Path, family: str = "") -> tuple[Timing, int]:
-        """Measure a candidate of the workload that was prepared.
+        """Measure a candidate of the prepared workload; returns also how often it was tried.
 
-        Parameters
-        ----------
-        job : Job
-            How.
-        library : pathlib.Path
-            Where it is built.
-        family : str
-            See `crossfuse.meta_schedule.candidate.FAMILIES`; ``eager`` has no library.
-
-        Returns
-        -------
-        Timing
-            What was measured, or what went wrong.
-        int
-            How many times it was tried.
+        The family ``eager`` has no library, see `crossfuse.meta_schedule.candidate.FAMILIES`.
         """
         attempts, earlier = 0, ""
         request = {

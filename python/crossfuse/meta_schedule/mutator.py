@@ -16,17 +16,10 @@ _TRIES = 4
 
 @derived_object
 class MutateKernel(PyMutator):
-    """Changes a trace's cluster, tiles, split or place to the next one that is legal.
+    """Changes a trace's cluster, tiles, split or placement to the next one that is legal.
 
-    The trace of a neighbour is another sequence of primitives, not the same with other numbers.
-    So it is made anew by the rule of its family.
-
-    Parameters
-    ----------
-    tasks : Tasks
-        What traces are of.
-    seed : int
-        Of the draws.
+    The trace of a neighbour is another sequence of primitives, not the same with other numbers. So
+    it is made anew by the rule of its family.
     """
 
     def __init__(self, tasks: Tasks, seed: int = 0) -> None:
@@ -39,13 +32,7 @@ class MutateKernel(PyMutator):
         self._task = self._tasks.of(context.mod)
 
     def apply(self, trace: Any, _: Any = None) -> Any:
-        """A neighbour's trace; None where the trace is not of a plan, or has no neighbour.
-
-        Parameters
-        ----------
-        trace : tvm.s_tir.schedule.Trace
-            Of a kernel of ours.
-        """
+        """A neighbour's trace; None where the trace is not of a plan, or has no neighbour."""
         point = None if self._task is None else self._task.point(trace)
         if self._task is None or point is None:
             return None
@@ -61,5 +48,5 @@ class MutateKernel(PyMutator):
         return None
 
     def clone(self) -> Any:
-        """A mutator that draws the same from the beginning."""
+        """A mutator that makes the same draws from the beginning."""
         return MutateKernel(self._tasks, self._seed)

@@ -1,4 +1,4 @@
-"""Candidates compiled by several processes at once, and the references that they are held to."""
+"""Compiles candidates in several processes at once, and computes their references."""
 
 from __future__ import annotations
 
@@ -26,20 +26,11 @@ _GRACE = 30.0
 
 @dataclass
 class Group:
-    """Candidates of one workload.
-
-    Attributes
-    ----------
-    spec : str
-        The workload.
-    candidates : list[Candidate]
-        Ways to compute it.
-    builds : dict[str, Build]
-        What came of each, by its id.
-    """
+    """Candidates of one workload."""
 
     spec: str
     candidates: list[Candidate]
+    #: Outcomes of the builds, by the candidate's id.
     builds: dict[str, Build] = field(default_factory=dict)
     _waiting: int = 0
 
@@ -53,7 +44,7 @@ def grouped(candidates: Sequence[Candidate]) -> list[Group]:
 
 
 def references(folder: Path) -> Path:
-    """Where float64 references are kept."""
+    """Folder of float64 references."""
     return folder / "references"
 
 
@@ -61,24 +52,10 @@ def references(folder: Path) -> Path:
 def preparing(
     groups: Sequence[Group], folder: Path, how: Conditions, *, with_references: bool = True
 ) -> Iterator[queue.SimpleQueue[Group]]:
-    """Build the candidates of all workloads.
+    """Build the candidates of all workloads, the first ones first, and compute their references.
 
-    Parameters
-    ----------
-    groups : Sequence[Group]
-        What to build, first things first.
-    folder : pathlib.Path
-        Where libraries go, see `crossfuse.meta_schedule.build.shared_object`.
-    how : Conditions
-        How.
-    with_references : bool
-        Whether to work out the reference of each workload too.
-
-    Yields
-    ------
-    queue.SimpleQueue[Group]
-        Gets each workload as soon as all of it is there. What is not when the context ends is
-        dropped.
+    The queue gets each workload as soon as all of it is there; what is not when the context ends is
+    dropped. Libraries go to `folder`, see `crossfuse.meta_schedule.build.shared_object`.
     """
     references(folder).mkdir(parents=True, exist_ok=True)
     ready: queue.SimpleQueue[Group] = queue.SimpleQueue()
@@ -113,13 +90,7 @@ def preparing(
 
 
 class Builders:
-    """Processes that compile, each driven by a thread.
-
-    Parameters
-    ----------
-    how : Conditions
-        How many, and the program.
-    """
+    """Processes that compile, each driven by a thread."""
 
     def __init__(self, how: Conditions) -> None:
         self._peers = [Peer(how.builder, _ONE_THREAD) for _ in range(how.builders)]
@@ -129,14 +100,9 @@ class Builders:
         self._threads = ThreadPoolExecutor(how.builders)
 
     def submit(self, request: dict[str, Any], timeout: float) -> Future[Any]:
-        """Ask the first process that is idle; `build_of` reads what comes of it.
+        """Send a request of `build_request` to the first idle process; `build_of` reads the answer.
 
-        Parameters
-        ----------
-        request : dict[str, Any]
-            Such as `build_request` makes.
-        timeout : float
-            Seconds for the answer.
+        The timeout is in seconds, for the answer.
         """
         return self._threads.submit(self._ask, request, timeout)
 
@@ -158,7 +124,7 @@ class Builders:
 def build_request(
     candidate: Candidate, folder: Path, how: Conditions
 ) -> tuple[dict[str, Any], float]:
-    """What `Builders.submit` is asked for a library of a candidate: a request and its timeout."""
+    """The request for a candidate's library and its timeout in seconds, for `Builders.submit`."""
     request = {
         "do": "build",
         "candidate": candidate.to_json(),
@@ -170,7 +136,7 @@ def build_request(
 
 
 def build_of(future: Future[Any]) -> Build:
-    """What came of a compilation, also where its process was killed or died."""
+    """Outcome of a compilation, also where its process was killed or died."""
     try:
         return Build.from_json(future.result())
     except NoAnswer as error:

@@ -1,4 +1,4 @@
-"""What a person sees while candidates are measured: a bar, and the best of each workload so far."""
+"""Shows progress while candidates are measured: a bar, and the best of each workload so far."""
 
 from __future__ import annotations
 
@@ -11,14 +11,8 @@ from crossfuse.meta_schedule.records import Record
 class Progress:
     """A bar on standard error, with a line above it for each record.
 
-    Where standard error is no terminal, the lines alone are written.
-
-    Parameters
-    ----------
-    total : int
-        Records to come.
-    console : rich.console.Console | None
-        Where to write.
+    Where standard error is no terminal, the lines alone are written. `total` is the number of
+    records to come.
     """
 
     def __init__(self, total: int, console: Any = None) -> None:
@@ -53,13 +47,7 @@ class Progress:
         self._bar.stop()
 
     def add(self, record: Record) -> None:
-        """Show a record.
-
-        Parameters
-        ----------
-        record : Record
-            As soon as it is there.
-        """
+        """Show a record."""
         from rich.text import Text
 
         self.records.append(record)

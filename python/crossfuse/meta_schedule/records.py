@@ -1,4 +1,4 @@
-"""What came of each candidate, one line of JSON each, appended as it is found."""
+"""The outcome of each candidate, one line of JSON each, appended as soon as it is there."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Record:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A record as a file has it: what follows from the rest is there for people."""
+    """A record as a file has it; the last fields follow from others, and are there for people."""
 
     id: str
     candidate: Mapping[str, Any]
@@ -139,30 +139,16 @@ class _Stored:
 
 @dataclass(frozen=True)
 class Found:
-    """Records of a file, and the lines that are none.
+    """Records of a file, and the lines that are not records."""
 
-    Attributes
-    ----------
-    records : tuple[Record, ...]
-        The last one of each candidate and job.
-    broken : tuple[str, ...]
-        For each other line, its number and what is wrong with it.
-    """
-
+    #: The last one of each candidate and job.
     records: tuple[Record, ...]
+    #: For each other line, its number and what is wrong with it.
     broken: tuple[str, ...]
 
 
 def append(path: Path, record: Record) -> None:
-    """Add a record to a file so that it survives whatever happens next.
-
-    Parameters
-    ----------
-    path : pathlib.Path
-        JSON lines; made if need be.
-    record : Record
-        What to add.
-    """
+    """Add a record to a file, made if need be, so that it survives whatever happens next."""
     append_line(path, record.to_json())
 
 
@@ -223,7 +209,7 @@ def read_records(path: Path) -> Found:
 
 
 def fastest(records: Iterable[Record]) -> dict[str, Record]:
-    """The fastest right candidate of each workload, by the text of its spec."""
+    """The fastest correct candidate of each workload, by the text of its spec."""
     best: dict[str, Record] = {}
     for each in records:
         time = each.microseconds

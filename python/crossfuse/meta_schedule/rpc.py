@@ -1,4 +1,4 @@
-"""Measurements behind an RPC tracker of TVM: on a server that has a GPU, checked here.
+"""Measures behind an RPC tracker of TVM: on a server that has a GPU, checked here.
 
 The server needs TVM with its CUDA runtime; libraries are uploaded. Every computation is launched on
 its own, with the L2 cache flushed before it, so that times are longer than those of CUDA graphs and
@@ -25,45 +25,27 @@ PROTOCOL = "stream"
 
 @dataclass(frozen=True)
 class Tracker:
-    """A tracker, and the servers of it that are asked.
-
-    Attributes
-    ----------
-    host : str
-        Its host.
-    port : int
-        Its port.
-    key : str
-        Under which its servers are registered.
-    """
+    """An RPC tracker and the key of its servers."""
 
     host: str
     port: int
+    #: The servers are registered under it.
     key: str
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}:{self.key}"
 
     def program(self, timeout: float) -> tuple[str, ...]:
-        """What measures there, as `crossfuse.meta_schedule.conditions.Conditions.measurer`.
+        """Command of the process that measures there, for `Conditions.measurer`.
 
-        Parameters
-        ----------
-        timeout : float
-            Seconds after which the server ends a session.
+        The server ends a session after `timeout` seconds.
         """
         serve = ("-m", "crossfuse.meta_schedule.serve", "rpc")
         return (sys.executable, *serve, str(self), str(max(1, round(timeout))))
 
 
 def read_tracker(text: str) -> Tracker:
-    """Read ``host:port:key``.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If it is something else.
-    """
+    """Parse ``host:port:key``; anything else is refused."""
     host, _, rest = text.partition(":")
     port, _, key = rest.partition(":")
     number = int(port) if port.isascii() and port.isdecimal() and len(port) < 6 else 0
@@ -82,14 +64,8 @@ def read_tracker(text: str) -> Tracker:
 class RpcSession(Session):
     """A session whose candidates run on a server; the workload stays here.
 
-    Parameters
-    ----------
-    tracker : Tracker
-        Where servers are.
-    timeout : int
-        Seconds after which the server ends what it runs.
-    device : str
-        ``"cuda"``, or ``"cpu"`` for libraries of the CPU.
+    `timeout` is in seconds, after which the server ends what it runs. The device is ``"cuda"``, or
+    ``"cpu"`` for libraries of the CPU.
     """
 
     def __init__(self, tracker: Tracker, timeout: int, device: str = "cuda") -> None:
@@ -97,26 +73,14 @@ class RpcSession(Session):
         self._tracker, self._timeout = tracker, timeout
 
     def load(self) -> None:
-        """Import what takes long."""
+        """Nothing to load: torch is not needed here."""
         import crossfuse.bench.problem  # noqa: F401
 
     def measure(self, job: Job, family: str, library: Path) -> Timing:
-        """Check a candidate against float64, time it, and check it again.
+        """Check a candidate against float64, time it, and check it again on a server.
 
-        Parameters
-        ----------
-        job, family, library
-            See `crossfuse.meta_schedule.session.Session.measure`.
-
-        Returns
-        -------
-        Timing
-            ``wrong``, without a time, where a check failed.
-
-        Raises
-        ------
-        WorkloadRefused
-            For the family ``eager``, which has no library that a server could load.
+        Where a check failed it is ``wrong``, without a time. The family ``eager``, which has no
+        library that a server could load, is refused.
         """
         if family == "eager":
             raise refuse(
@@ -162,7 +126,7 @@ class RpcSession(Session):
         return tracker.request(self._tracker.key, session_timeout=self._timeout)
 
     def _times(self, job: Job, module: Any, device: Any, arguments: list[Any]) -> list[float]:
-        """Microseconds of single computations."""
+        """Microseconds of computations that are launched one by one."""
         flush = COLD_BYTES if job.l2 == "cold" and self._device == "cuda" else 0
         timer = module.time_evaluator(
             "main", device, number=1, repeat=job.repeats, cache_flush_bytes=flush
@@ -171,7 +135,7 @@ class RpcSession(Session):
 
 
 def _place(problem: Any, device: Any) -> list[Any]:
-    """Inputs, and an output that holds nothing, on the server."""
+    """Inputs, and an output that holds no result yet, on the server."""
     from tvm.runtime import tensor
 
     arrays = [*problem.inputs.values(), _nothing(problem)]
@@ -179,7 +143,7 @@ def _place(problem: Any, device: Any) -> list[Any]:
 
 
 def _nothing(problem: Any) -> Any:
-    """An output of NaNs; of integers, of their largest number."""
+    """An output of NaNs, or of the largest integer, which no kernel may leave behind."""
     import numpy as np
 
     like = problem.limits.unfused

@@ -21,18 +21,12 @@ _CUSTOM = "schedule_rule"
 
 @derived_object
 class ScheduleKernels(PyScheduleRule):
-    """Schedules a whole chain when it meets the first of its blocks.
+    """Schedules a whole chain when it is applied to the first of its blocks.
 
-    What comes out are the best kernels of each family by the planner's estimate. Their blocks are
-    marked as done, so that rules that come after this one pass them by. Functions that are no chain
-    stay as they are for those rules, but for their name in the trace.
-
-    Parameters
-    ----------
-    tasks : Tasks
-        May be shared with a search strategy and a cost model.
-    designs : int
-        Kernels of each family.
+    What comes out are the best `designs` kernels of each family by the planner's estimate. Their
+    blocks are marked as done, so that later rules skip them. Functions that are no chain are left
+    to those rules as they are, but for their name in the trace. `tasks` may be shared with a search
+    strategy and a cost model.
     """
 
     def __init__(self, tasks: Tasks, *, designs: int = 4) -> None:
@@ -46,19 +40,10 @@ class ScheduleKernels(PyScheduleRule):
         self._tasks.look(self._mod)
 
     def apply(self, sch: Any, block: Any) -> list[Any]:
-        """Schedule the chain that a block is of.
+        """Schedule the chain of a block, once for each kernel.
 
-        Parameters
-        ----------
-        sch : tvm.s_tir.Schedule
-            Of one function.
-        block : tvm.s_tir.schedule.SBlockRV
-            A block of it; those of a chain that is scheduled already are marked.
-
-        Returns
-        -------
-        list[tvm.s_tir.Schedule]
-            One for each kernel; `sch` where no kernel of ours computes the function.
+        It gives `sch` itself where no kernel of ours computes the function. Blocks of a chain that
+        is scheduled already are only marked.
         """
         if note(sch.trace) is not None:
             return [_done(sch, block)]
@@ -71,28 +56,16 @@ class ScheduleKernels(PyScheduleRule):
         return found or [sch]
 
     def clone(self) -> Any:
-        """A rule that knows the same functions."""
+        """A rule that shares the functions read so far."""
         return ScheduleKernels(self._tasks, designs=self._designs)
 
 
 def post_order_apply(tasks: Tasks, *, designs: int = 4, kind: str = "cuda", seed: int = 0) -> Any:
     """TVM's ``PostOrderApply`` with our parts before those of a target.
 
-    Parameters
-    ----------
-    tasks : Tasks
-        May be shared with a search strategy and a cost model.
-    designs : int
-        Kernels of each family.
-    kind : str
-        Whose rules functions that are no chain go to: ``"cuda"`` or ``"cuda-tensorcore"``.
-    seed : int
-        Of our mutator.
-
-    Returns
-    -------
-    tvm.s_tir.meta_schedule.space_generator.PostOrderApply
-        Its postprocs check schedules of ours by lowering them, and others as TVM does.
+    `kind`, ``"cuda"`` or ``"cuda-tensorcore"``, names the rules of functions that are no chain.
+    Postprocs check schedules of ours by lowering them, and others as TVM does. `tasks` may be
+    shared with a search strategy and a cost model; the seed is that of our mutator.
     """
     return ms.space_generator.PostOrderApply(
         sch_rules=[ScheduleKernels(tasks, designs=designs), *ms.ScheduleRule.create(kind)],
@@ -106,13 +79,13 @@ def _traces(task: Any, designs: int) -> list[Any]:
 
 
 def _copied(sch: Any, trace: Any) -> Any:
-    """A copy with a trace applied; what the rules before have recorded stays part of it."""
+    """A copy with a trace applied; what earlier rules have recorded stays part of it."""
     found = sch.copy()
     trace.apply_to_schedule(found, remove_postproc=False)
     return found
 
 
 def _done(sch: Any, block: Any) -> Any:
-    """Mark a block for the rules after this one; the lowering passes the mark by."""
+    """Mark a block for later rules; the lowering ignores the mark."""
     sch.annotate(block, _CUSTOM, "None")
     return sch

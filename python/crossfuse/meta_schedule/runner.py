@@ -126,7 +126,7 @@ class GpuRunner(PyRunner):
         return timing
 
     def _refer(self, name: str, home: Path) -> str:
-        """Have the reference of a function worked out; why there is none, if so."""
+        """Have the reference of a function computed; returns why there is none, or nothing."""
         there = path_of(home, name)
         if not there.is_file():
             return f"no function beside the library; {_NO_WORKLOAD}"
@@ -164,7 +164,7 @@ _NO_WORKLOAD = "give the builder the workload, NvccBuilder('S3:M=128'), or the s
 
 
 def _workload(library: Path) -> str:
-    """What a library computes, as its manifest says."""
+    """What a library computes, by its manifest."""
     path = library.with_suffix(".json")
     return recorded_workload(Manifest.from_json(read_text(path), str(path)).metadata)
 

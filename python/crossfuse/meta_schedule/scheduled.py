@@ -1,4 +1,4 @@
-"""From a candidate to its schedule."""
+"""Schedules candidates."""
 
 from __future__ import annotations
 
@@ -13,22 +13,8 @@ from crossfuse.schema import parse
 def schedule_candidate(candidate: Candidate, target: Device) -> Any:
     """Schedule a candidate; its weights are constant, as they are while it is timed.
 
-    Parameters
-    ----------
-    candidate : Candidate
-        Of any family but ``eager``.
-    target : Device
-        What the rules count CTAs of.
-
-    Returns
-    -------
-    tvm.s_tir.Schedule
-        The schedule, with its trace.
-
-    Raises
-    ------
-    ScheduleRefused
-        If the tiles are no fields of the family's, or the rule has no such schedule.
+    The family ``eager`` has no schedule. It is refused if the tiles are no fields of the family's,
+    or the rule has no such schedule.
     """
     from crossfuse.schedule.cascades import schedule_cascade_of
     from crossfuse.schedule.families import schedule_family
@@ -49,13 +35,7 @@ def schedule_candidate(candidate: Candidate, target: Device) -> Any:
 
 
 def function_of(spec: str) -> Any:
-    """The unscheduled function of a spec, of a chain or of a cascade.
-
-    Parameters
-    ----------
-    spec : str
-        Its text.
-    """
+    """The unscheduled function of a spec, of a chain or of a cascade."""
     from crossfuse.workload import build, cascade_build, cascades, spec_text
 
     if cascades.names_one(spec):
@@ -64,27 +44,11 @@ def function_of(spec: str) -> Any:
 
 
 def replayable(candidate: Candidate, target: Device) -> Any:
-    """A schedule of the candidate's function whose trace a database can keep.
+    """A schedule of the candidate's function whose trace a database can store and replay.
 
-    The schedule of a cascade is one of its stream, which is another function; what is kept of it is
-    the plan, as an annotation by which `crossfuse.compile(..., database=...)` schedules it.
-
-    Parameters
-    ----------
-    candidate : Candidate
-        Of any family but ``eager``.
-    target : Device
-        See `schedule_candidate`.
-
-    Returns
-    -------
-    tvm.s_tir.Schedule
-        Its trace replays on the function of the spec.
-
-    Raises
-    ------
-    ScheduleRefused
-        See `schedule_candidate`.
+    The schedule of a cascade is one of its stream, which is another function; stored is the plan,
+    as an annotation by which `crossfuse.compile(..., database=...)` schedules it. See
+    `schedule_candidate`, also for what is refused.
     """
     if candidate.family not in CASCADE_FAMILIES:
         return schedule_candidate(candidate, target)
@@ -107,20 +71,7 @@ def _replayed(candidate: Candidate, func: Any) -> Any:
 
 
 def candidate_of(spec: str, schedule: Any) -> Candidate:
-    """A finished schedule as a candidate.
-
-    Parameters
-    ----------
-    spec : str
-        Text of the workload whose function was scheduled.
-    schedule : tvm.s_tir.Schedule
-        The schedule, with its trace.
-
-    Returns
-    -------
-    Candidate
-        Of family ``trace``.
-    """
+    """A finished schedule of a workload's function as a candidate of family ``trace``."""
     from crossfuse.schedule.trace_json import trace_json
 
     return Candidate(spec, "trace", trace=parse(trace_json(schedule.trace)))

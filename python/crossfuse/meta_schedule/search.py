@@ -25,20 +25,11 @@ class KernelSearch(PySearchStrategy):
     """Proposes kernels of a chain; other functions are left to TVM's search.
 
     What the database holds of the same function is known from the start and not measured again.
-
-    Parameters
-    ----------
-    tasks : Tasks
-        Shared with the space generator.
-    kind : str
-        One of `crossfuse.planner.tune.drive.STRATEGIES`.
-    model : Model | None
-        Predicts times; that of `crossfuse.meta_schedule.learned.KernelCost`, which teaches it. None
-        for the estimate.
-    others : SearchStrategy | None
-        For functions that are no chain; None for TVM's ``evolutionary``.
-    seed : int
-        The same seed and measurements give the same proposals.
+    `tasks` is shared with the space generator; `kind` is one of
+    `crossfuse.planner.tune.drive.STRATEGIES`. The model predicts times: that of
+    `crossfuse.meta_schedule.learned.KernelCost`, which teaches it, or None for the estimate.
+    `others` is the SearchStrategy of functions that are no chain; None is TVM's ``evolutionary``.
+    The same seed and measurements give the same proposals.
     """
 
     def __init__(
@@ -73,18 +64,10 @@ class KernelSearch(PySearchStrategy):
         database: Any = None,
         cost_model: Any = None,
     ) -> None:
-        """Begin a search.
+        """Begin a search, knowing what the database has of the function.
 
-        Parameters
-        ----------
-        max_trials, num_trials_per_iter : int
-            Kernels to measure, and at a time.
-        design_spaces : list[tvm.s_tir.Schedule]
-            For functions that are no chain; a chain's kernels are all searched.
-        database : Database | None
-            What was measured before.
-        cost_model : CostModel | None
-            For functions that are no chain.
+        Design spaces and cost model are for functions that are no chain; a chain's kernels are all
+        searched.
         """
         if self._inner is not None:
             self._inner.pre_tuning(
@@ -120,15 +103,7 @@ class KernelSearch(PySearchStrategy):
         return candidates or None
 
     def notify_runner_results(self, measure_candidates: list[Any], results: list[Any]) -> None:
-        """Learn what became of candidates.
-
-        Parameters
-        ----------
-        measure_candidates : list[MeasureCandidate]
-            What was measured.
-        results : list[RunnerResult]
-            Times, or errors.
-        """
+        """Learn from the times of candidates, or from their errors."""
         if self._inner is not None:
             self._inner.notify_runner_results(measure_candidates, results)
             return
@@ -172,7 +147,7 @@ class KernelSearch(PySearchStrategy):
 
 
 def microseconds_of(seconds: Any) -> float | None:
-    """Mean time of a result; None of one that failed."""
+    """Mean time of a result in seconds; None where it failed."""
     if not seconds:
         return None
     mean = sum(float(each) for each in seconds) / len(seconds)

@@ -1,8 +1,8 @@
-"""What a worker process serves: ``python -m crossfuse.meta_schedule.serve build|measure|rpc ...``.
+"""A worker process: ``python -m crossfuse.meta_schedule.serve build|measure|rpc ...``.
 
 Requests come as lines of JSON on standard input, answers go as lines to standard output; the first
 line says that everything is imported. Whatever else is printed goes to standard error. The process
-ends with its standard input, so that none outlives who asked for it.
+ends with its standard input, so that it does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -22,14 +22,10 @@ def main() -> None:
 
 
 def builder() -> Serve:
-    """Compile candidates and work out references; neither needs a GPU.
+    """Compile candidates and compute references; neither needs a GPU.
 
-    Returns
-    -------
-    Callable
-        Takes ``{"do": "build", "candidate", "folder", "target", "timeout"}`` or
-        ``{"do": "reference", "spec", "folder"}``, see
-        `crossfuse.meta_schedule.functions.problem_of`.
+    Requests are ``{"do": "build", "candidate", "folder", "target", "timeout"}`` or ``{"do":
+    "reference", "spec", "folder"}``, see `crossfuse.meta_schedule.functions.problem_of`.
     """
     # Beside the process that measures, which is not to wait for a core.
     os.nice(15)
@@ -69,12 +65,7 @@ def measurer() -> Serve:
 def over_rpc(tracker: str, timeout: str) -> Serve:
     """Measure candidates on a server, see `crossfuse.meta_schedule.rpc.RpcSession`.
 
-    Parameters
-    ----------
-    tracker : str
-        ``host:port:key``.
-    timeout : str
-        Seconds after which the server ends a session.
+    The tracker is ``host:port:key``; the server ends a session after `timeout` seconds.
     """
     from crossfuse.meta_schedule.rpc import RpcSession, read_tracker
 

@@ -1,4 +1,4 @@
-"""Measurements in this process: candidates of one workload share its inputs and its reference."""
+"""Measures in this process: candidates of one workload share its inputs and its reference."""
 
 from __future__ import annotations
 
@@ -19,13 +19,7 @@ _LONGEST = 1000
 
 
 class Session:
-    """The workload that was prepared last, and what of it is on the device.
-
-    Parameters
-    ----------
-    device : str
-        Where tensors are.
-    """
+    """The workload that was prepared last, and its tensors on the device."""
 
     def __init__(self, device: str = "cuda") -> None:
         self._device = device
@@ -46,18 +40,11 @@ class Session:
     def serve(self, request: Mapping[str, Any]) -> Any:
         """Answer a request; whatever goes wrong in Python is an answer too.
 
-        Parameters
-        ----------
-        request : Mapping[str, Any]
-            ``{"do": "prepare", "spec", "folder"}`` draws inputs and loads or computes the
-            reference, without the GPU; the spec may be a function that is kept in the folder, see
-            `crossfuse.meta_schedule.functions`. ``{"do": "measure", "family", "library", "job"}``
-            measures a candidate of that workload.
-
-        Returns
-        -------
-        dict[str, Any]
-            Of a preparation ``{"message"}``, empty if all is well; of a measurement the timing.
+        ``{"do": "prepare", "spec", "folder"}`` draws inputs and loads or computes the reference,
+        without the GPU; the spec may be a function that lies in the folder, see
+        `crossfuse.meta_schedule.functions`. The answer is ``{"message"}``, empty if all is well.
+        ``{"do": "measure", "family", "library", "job"}`` measures a candidate of that workload; the
+        answer is its timing.
         """
         if request["do"] == "prepare":
             return {"message": self._prepare(request["spec"], Path(request["folder"]))}
@@ -70,21 +57,9 @@ class Session:
             return Timing("failed", f"{type(error).__name__}: {error}"[:_LONGEST]).to_json()
 
     def measure(self, job: Job, family: str, library: Path) -> Timing:
-        """Check a candidate against float64, time it, and check it again.
+        """Check a candidate of the prepared workload against float64, time it, and check it again.
 
-        Parameters
-        ----------
-        job : Job
-            Of the workload that was prepared.
-        family : str
-            See `crossfuse.meta_schedule.candidate.FAMILIES`.
-        library : pathlib.Path
-            Where it was built.
-
-        Returns
-        -------
-        Timing
-            ``wrong``, without a time, where a check failed.
+        Where a check failed it is ``wrong``, without a time unless it is a baseline.
         """
         problem = self._problem
         assert problem is not None
@@ -96,7 +71,7 @@ class Session:
         return self._measure(job, family, library, problem)
 
     def _measure(self, job: Job, family: str, library: Path, problem: Problem) -> Timing:
-        """A candidate of a chain, or of a function."""
+        """Measure a candidate of a chain, or of a function."""
         import torch
 
         from crossfuse.bench.worker import measure_bound, place
@@ -138,7 +113,7 @@ class Session:
 
 
 def _forget() -> None:
-    """Give back what the tensors of the workload before took of the GPU's memory."""
+    """Free the GPU memory that tensors of the workload before took."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

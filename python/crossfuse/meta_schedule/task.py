@@ -1,4 +1,4 @@
-"""A function of a search as the kernels that compute it; a note in a trace names one."""
+"""A function of a search and the kernels that compute it; a note in a trace names one of them."""
 
 from __future__ import annotations
 
@@ -26,25 +26,16 @@ from crossfuse.schema import Damaged
 
 @dataclass(frozen=True)
 class Task:
-    """One function and all of its kernels.
+    """One function and all of its kernels."""
 
-    Attributes
-    ----------
-    func : tvm.tirx.PrimFunc
-        The function, unscheduled.
-    chain : Chain
-        What it computes.
-    space : KernelSpace
-        The kernels.
-    """
-
+    #: The ``tvm.tirx.PrimFunc``, unscheduled.
     func: Any
     chain: Chain
     space: KernelSpace
 
     @cached_property
     def name(self) -> str:
-        """See `crossfuse.meta_schedule.functions.name_of`."""
+        """Name of the function, see `crossfuse.meta_schedule.functions.name_of`."""
         return name_of(self.func)
 
     @cached_property
@@ -55,22 +46,9 @@ class Task:
         return found
 
     def schedule(self, point: int) -> Any:
-        """Schedule one kernel.
+        """Schedule one kernel, a point of `space`; its trace names the plan and the function.
 
-        Parameters
-        ----------
-        point : int
-            Of `space`.
-
-        Returns
-        -------
-        tvm.s_tir.Schedule
-            Its trace says which plan it is, and of which function.
-
-        Raises
-        ------
-        ScheduleRefused
-            If the rule does not take these tiles.
+        It is refused if the rule does not take these tiles.
         """
         family, tiles = self.space.tiles(point)
         plan = replace(self._frame, family=family, tiles=tiles)
@@ -79,18 +57,10 @@ class Task:
         return tag(sch, self.name)
 
     def designs(self, count: int) -> list[Any]:
-        """Schedule the best kernels of each family.
+        """Schedule the best `count` kernels of each family by the estimate.
 
-        Parameters
-        ----------
-        count : int
-            Kernels of each, by the estimate.
-
-        Returns
-        -------
-        list[tvm.s_tir.Schedule]
-            Those that the rules take: the planner counts what they take, but where the two differ,
-            the rule is right.
+        The planner counts kernels that the rules should take; where the two differ, the rule is
+        right, and the kernel is left out.
         """
         found = []
         order = self.space.order
@@ -102,18 +72,7 @@ class Task:
         return found
 
     def point(self, trace: Any) -> int | None:
-        """The kernel that a trace says it is.
-
-        Parameters
-        ----------
-        trace : tvm.s_tir.schedule.Trace
-            Of a schedule, or of a record.
-
-        Returns
-        -------
-        int | None
-            None where it says nothing, or names no kernel of the space.
-        """
+        """The kernel that a trace's note names; None without a note or such a kernel."""
         text = note(trace)
         if text is None:
             return None
@@ -125,19 +84,9 @@ class Task:
 
 
 def task_of(func: Any, target: Device) -> Task:
-    """Read a function.
+    """Read an unscheduled function, or the only one of a module.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc | tvm.IRModule
-        Unscheduled; of a module its only function.
-    target : Device
-        Where kernels are to run.
-
-    Raises
-    ------
-    PlanRefused
-        If it is no chain, or there are no kernels of it: the reason.
+    It is refused if it is no chain, or there are no kernels of it.
     """
     if isinstance(func, ir.tvm.IRModule):
         (func,) = func.functions.values()
@@ -147,13 +96,7 @@ def task_of(func: Any, target: Device) -> Task:
 
 
 def is_k_major(func: Any) -> bool:
-    """Whether the first weights are stored as [n, k]: what is summed over lies side by side.
-
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        A chain of products.
-    """
+    """Whether the first weights of a chain are stored as [n, k], contiguous along the reduction."""
     sch = ir.Schedule(func)
     for handle in sch.get_child_blocks(sch.get_sblock("root")):
         block = sch.get(handle)
@@ -169,13 +112,7 @@ def is_k_major(func: Any) -> bool:
 
 
 class Tasks:
-    """Functions that a search has met: reading one and listing its kernels takes a while.
-
-    Parameters
-    ----------
-    target : Device
-        Where kernels are to run.
-    """
+    """Functions that a search has met, since reading one and listing its kernels takes a while."""
 
     def __init__(self, target: Device) -> None:
         self.target = target

@@ -1,4 +1,4 @@
-"""A search for the fastest kernel of one workload, that goes on where it stopped.
+"""A search for the fastest kernel of one workload, which can be interrupted and continued.
 
 ::
 
@@ -38,32 +38,19 @@ VERSION = 1
 
 @dataclass
 class Tuning:
-    """A search and its folder.
-
-    Attributes
-    ----------
-    spec : WorkloadSpec | CascadeSpec
-        What is tuned.
-    folder : pathlib.Path
-        Where everything is kept.
-    how : Conditions
-        How candidates are built and measured.
-    search : Strategy
-        What proposes them; it knows the records of the folder.
-    broken : tuple[str, ...]
-        Lines of the records that are none.
-    store : Callable
-        Gets each record after it is kept, such as `crossfuse.meta_schedule.database.Store.add`.
-    added : list[Record]
-        What this process measured, in order.
-    """
+    """A search and its folder."""
 
     spec: WorkloadSpec | CascadeSpec
     folder: Path
+    #: How candidates are built and measured.
     how: Conditions
+    #: Proposes candidates, knowing the records of the folder.
     search: Strategy
+    #: Lines of the file of records that are not records.
     broken: tuple[str, ...] = ()
+    #: Gets each record once it is written, such as `crossfuse.meta_schedule.database.Store.add`.
     store: Callable[[Record], object] = lambda record: None
+    #: Records of this process, in order.
     added: list[Record] = field(default_factory=list)
 
     @property
@@ -73,39 +60,24 @@ class Tuning:
 
     @property
     def bundle(self) -> Path:
-        """The folder of candidates that wait."""
+        """The folder of candidates that wait for a machine with a GPU."""
         return self.folder / "bundle"
 
     def candidates(self, count: int) -> list[Candidate]:
-        """The next kernels to measure.
-
-        Parameters
-        ----------
-        count : int
-            At most so many.
-        """
+        """At most `count` kernels to measure next."""
         space = self.search.space
         return [candidate_at(space, str(self.spec), each) for each in self.search.propose(count)]
 
     def take(self, record: Record) -> None:
-        """Keep a record.
-
-        Parameters
-        ----------
-        record : Record
-            Of a candidate of this workload.
-        """
+        """Store a record of this workload."""
         append(self.records, record)
         self.store(record)
         self.added.append(record)
 
     def learn(self, records: Sequence[Record]) -> None:
-        """Let the search and its model learn.
+        """Let the search and its model learn from records.
 
-        Parameters
-        ----------
-        records : Sequence[Record]
-            Those of other workloads, or of kernels that are not in the space, are passed over.
+        Those of other workloads, or of kernels that are not in the space, are ignored.
         """
         points, times = [], []
         for each in records:
@@ -126,20 +98,11 @@ class Tuning:
         budget: float | None = None,
         report: Callable[[Record], None] = lambda record: None,
     ) -> None:
-        """Measure on this machine.
+        """Measure kernels on this machine.
 
-        Every record is kept when it is there, so that an interrupt loses what was under way alone.
-
-        Parameters
-        ----------
-        trials : int
-            Kernels to measure.
-        batch : int
-            Kernels that are built and measured between two proposals.
-        budget : float | None
-            Seconds after which no measurement is begun.
-        report : Callable
-            Called with each record.
+        Every record is written when it is there, so that an interrupt loses only what was under
+        way. `batch` is the number of kernels between two proposals; after `budget` seconds no
+        measurement is begun.
         """
         end = None if budget is None else time.monotonic() + budget
 
@@ -180,7 +143,7 @@ class Tuning:
         return len(fresh)
 
     def best(self) -> Record | None:
-        """The fastest kernel of all records that is right."""
+        """The fastest correct kernel of all records."""
         found = [
             each
             for each in read_records(self.records).records
@@ -189,7 +152,7 @@ class Tuning:
         return min(found, key=lambda each: each.microseconds or 0.0, default=None)
 
     def save(self) -> None:
-        """Write what was learned."""
+        """Write what the cost model learned."""
         model: Any = self.search.model
         if isinstance(model, CostModel):
             model.save(self.folder / "cost_model.json", write_atomically)
@@ -204,37 +167,13 @@ def open_tuning(
     learn: bool = True,
     seed: int = 0,
 ) -> Tuning:
-    """Begin a search, or go on with that of a folder.
+    """Begin a search, or go on with that of a folder, whatever the conditions of its records.
 
-    Parameters
-    ----------
-    spec : WorkloadSpec | CascadeSpec
-        What to tune.
-    folder : pathlib.Path
-        Made if need be.
-    how : Conditions
-        How to build and measure.
-    strategy : str
-        One of `crossfuse.planner.tune.drive.STRATEGIES`.
-    learn : bool
-        Whether measurements correct the estimate, which needs xgboost. Of cascades they do not:
-        the search goes by what it has measured, and by the estimate as it is.
-    seed : int
-        The same seed and measurements give the same search.
-
-    Returns
-    -------
-    Tuning
-        It knows what was measured in this folder, under the same conditions or others.
-
-    Raises
-    ------
-    ArtefactRefused
-        If the folder is of another workload or device; nothing in it is changed.
-    PlanRefused
-        If there are no kernels of this workload.
-    EnvironmentRefused
-        If it is to learn, and xgboost is not installed.
+    `strategy` is one of `crossfuse.planner.tune.drive.STRATEGIES`. With `learn`, measurements
+    correct the estimate, which needs xgboost. For cascades they do not: the search goes by what it
+    has measured, and by the estimate as it is. The same seed and measurements give the same search.
+    A folder of another workload or device is refused and left unchanged; so is a workload without
+    kernels, and learning without xgboost.
     """
     learn = learn and not isinstance(spec, CascadeSpec)
     if learn:
@@ -251,7 +190,7 @@ def open_tuning(
 
 
 def _check(folder: Path, spec: WorkloadSpec | CascadeSpec, target: str) -> None:
-    """Write what the folder is of, or hold it against what it was."""
+    """Write what the folder is of, or compare with what it was."""
     path = folder / "tuning.json"
     wanted = {"version": VERSION, "workload": str(spec), "target": device(target).name}
     if not path.is_file():

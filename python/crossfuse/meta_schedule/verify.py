@@ -1,4 +1,4 @@
-"""Postprocs of MetaSchedule: one that lowers schedules of ours, one that passes them by."""
+"""Postprocs of MetaSchedule: one that lowers schedules of ours, one that lets them pass."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ class VerifyLowered(PyPostproc):
 
     Nothing is compiled. TVM's own ``VerifyGPUCode`` reads the schedule before shared memory is
     divided among the CTAs of a cluster, and counts too much. Schedules that are not of a plan pass.
-
-    Parameters
-    ----------
-    target : Device
-        Whose limits hold.
     """
 
     def __init__(self, target: Device) -> None:
@@ -35,13 +30,7 @@ class VerifyLowered(PyPostproc):
         pass
 
     def apply(self, sch: Any) -> bool:
-        """Whether the schedule lowers.
-
-        Parameters
-        ----------
-        sch : tvm.s_tir.Schedule
-            Of one function.
-        """
+        """Whether the schedule of a function lowers within the device's limits."""
         from crossfuse.lower.extract import lower
 
         self.reason = ""
@@ -54,7 +43,7 @@ class VerifyLowered(PyPostproc):
         return not self.reason
 
     def clone(self) -> Any:
-        """A check of the same device."""
+        """A check for the same device."""
         return VerifyLowered(self._target)
 
 
@@ -62,10 +51,7 @@ class VerifyLowered(PyPostproc):
 class ForOthers(PyPostproc):
     """A postproc of TVM that leaves kernels of ours alone.
 
-    Parameters
-    ----------
-    inner : tvm.s_tir.meta_schedule.Postproc
-        For schedules that are not of a plan.
+    `inner` is applied to schedules that are not of a plan.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -76,15 +62,9 @@ class ForOthers(PyPostproc):
         self._inner._initialize_with_tune_context(context)
 
     def apply(self, sch: Any) -> bool:
-        """Whether the schedule is of a plan, or passes.
-
-        Parameters
-        ----------
-        sch : tvm.s_tir.Schedule
-            Of one function.
-        """
+        """Whether the schedule is of a plan, or passes the inner postproc."""
         return note(sch.trace) is not None or bool(self._inner.apply(sch))
 
     def clone(self) -> Any:
-        """The same for a copy of the inner one."""
+        """The same with a clone of the inner postproc."""
         return ForOthers(self._inner.clone())

@@ -1,4 +1,4 @@
-"""The CTAs of a cluster side by side, with the slab that each holds of every exchanged buffer."""
+"""Draws the CTAs of a cluster side by side, with their slabs of every exchanged buffer."""
 
 from __future__ import annotations
 
@@ -11,17 +11,9 @@ _SHOWN = 16
 
 
 def cluster_html(layout: ClusterLayout) -> str:
-    """Draw a cluster as HTML.
+    """Draw a cluster as HTML: a row of boxes of class ``slab`` for each buffer.
 
-    Parameters
-    ----------
-    layout : ClusterLayout
-        From `crossfuse.schedule.cluster_layout.cluster_layout`.
-
-    Returns
-    -------
-    str
-        A row of boxes of class ``slab`` for each buffer; a sentence where there is no cluster.
+    Where there is no cluster it is a sentence that says so.
     """
     if not layout.axes:
         return "<p>No clusters: CTAs exchange nothing.</p>"

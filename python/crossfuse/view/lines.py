@@ -1,4 +1,4 @@
-"""Which line of a schedule made which line of the CUDA: by tensors, loops and instructions.
+"""Finds the line of a schedule that made a line of CUDA: by tensors, loops and instructions.
 
 A line of the schedule names blocks and loops; blocks write tensors, and loops have variables, whose
 names are in the generated text. Primitives that become instructions rather than names are found by
@@ -31,30 +31,20 @@ _SHORT = 2
 
 @dataclass(frozen=True)
 class ScheduleLine:
-    """A line of a schedule.
+    """A line of a schedule, and how to recognise CUDA that comes of it."""
 
-    Attributes
-    ----------
-    text : str
-        As Python.
-    names : frozenset[str]
-        Tensors and variables of loops that it is about, as the CUDA spells them.
-    words : tuple[str, ...]
-        Instructions that come of it.
-    """
-
+    #: As Python.
     text: str
+    #: Tensors and loop variables that it is about, as the CUDA spells them.
     names: frozenset[str] = frozenset()
+    #: Instructions that come of it.
     words: tuple[str, ...] = ()
 
 
 def schedule_lines(sch: Any) -> tuple[ScheduleLine, ...]:
     """The trace of a schedule, a line for each instruction.
 
-    Parameters
-    ----------
-    sch : tvm.s_tir.Schedule
-        The schedule. Without a trace the lines are those of its function, which name nothing.
+    Without a trace the lines are those of its function, without names.
     """
     instructions = list(sch.trace.insts) if sch.trace is not None else []
     if not instructions:
@@ -72,7 +62,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _names(sch: Any, instruction: Any) -> frozenset[str]:
-    """Names of what an instruction made, or of what it was about where it made nothing."""
+    """Names of what an instruction made, or of what it was applied to where it made nothing."""
     found = _tensors(sch, instruction.outputs) or _tensors(sch, instruction.inputs)
     return frozenset(found)
 
@@ -97,33 +87,18 @@ def _spelt(name: str) -> str:
 
 @dataclass(frozen=True)
 class CudaText:
-    """Generated CUDA in two parts.
+    """Generated CUDA, in helpers and kernels."""
 
-    Attributes
-    ----------
-    helpers : str
-        What stands before the kernels: functions around single instructions.
-    lines : tuple[str, ...]
-        The kernels.
-    made_by : tuple[tuple[int, ...], ...]
-        For each of these, the lines of the schedule that made it.
-    """
-
+    #: What stands before the kernels: functions around single instructions.
     helpers: str
+    #: Of the kernels.
     lines: tuple[str, ...]
+    #: For each of these, the numbers of the schedule's lines that made it.
     made_by: tuple[tuple[int, ...], ...]
 
 
 def linked(schedule: Sequence[ScheduleLine], cuda: str) -> CudaText:
-    """Find the lines of a schedule behind each line of its kernels.
-
-    Parameters
-    ----------
-    schedule : Sequence[ScheduleLine]
-        From `schedule_lines`.
-    cuda : str
-        What it was lowered to.
-    """
+    """Find the lines of a schedule behind each line of its kernels."""
     first = _KERNEL.search(cuda)
     start = first.start() if first else 0
     lines = tuple(cuda[start:].splitlines())
@@ -141,6 +116,6 @@ def _makers(schedule: Sequence[ScheduleLine], text: str) -> tuple[int, ...]:
 
 
 def _is(name: str, identifier: str) -> bool:
-    """Whether an identifier of the CUDA is a tensor's: the same, or with a place or number."""
+    """Whether an identifier of the CUDA is a tensor's, perhaps with a scope or number appended."""
     stem = re.sub(r"_(shared|local|dsm|dyn|global|rf).*$", "", name)
     return identifier in (name, stem) or identifier.startswith(f"{stem}_")

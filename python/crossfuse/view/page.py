@@ -1,4 +1,4 @@
-"""Puts a page together."""
+"""Assembles a page."""
 
 from __future__ import annotations
 
@@ -12,19 +12,9 @@ from crossfuse.view.lines import CudaText, ScheduleLine
 
 
 def page(title: str, sections: Mapping[str, str]) -> str:
-    """Write a whole page.
+    """Write a whole page, with its style and script inside.
 
-    Parameters
-    ----------
-    title : str
-        What it shows.
-    sections : Mapping[str, str]
-        HTML by heading, in order; what is empty is left out.
-
-    Returns
-    -------
-    str
-        HTML with its style and script inside.
+    Sections are HTML by heading, in order; empty ones are left out.
     """
     here = files(__package__)
     shown = {heading: body for heading, body in sections.items() if body}
@@ -50,17 +40,7 @@ def _name(heading: str) -> str:
 def code_html(schedule: Sequence[ScheduleLine], cuda: CudaText) -> str:
     """Schedule and CUDA side by side.
 
-    Parameters
-    ----------
-    schedule : Sequence[ScheduleLine]
-        The left side.
-    cuda : CudaText
-        The right side, which says what made each of its lines.
-
-    Returns
-    -------
-    str
-        Lines of class ``made`` and ``by``; the script marks those that belong together.
+    Lines are of class ``made`` and ``by``; the script marks those that belong together.
     """
     counts = [0] * len(schedule)
     for makers in cuda.made_by:

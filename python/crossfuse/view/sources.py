@@ -1,4 +1,4 @@
-"""What can be looked at: workloads, plans, candidates and recorded traces, modules, schedules."""
+"""Reads what can be viewed: workloads, plans, candidates and traces, modules, schedules."""
 
 from __future__ import annotations
 
@@ -16,52 +16,26 @@ from crossfuse.schema import Damaged, parse
 
 @dataclass(frozen=True)
 class Viewed:
-    """What a page shows.
-
-    Attributes
-    ----------
-    title : str
-        What is looked at.
-    schedule : Any
-        The ``tvm.s_tir.Schedule``; None where nothing of ours runs, or a plan does not say of
-        which function it is.
-    reasons : Any
-        The explanation of its plan, with ``text`` and ``svg``; None without a plan.
-    choice : str
-        Of a workload: what was planned, or why nothing was.
-    """
+    """What a page shows."""
 
     title: str
+    #: The ``tvm.s_tir.Schedule``; None where nothing of ours runs, or a plan does not say of which
+    #: function it is.
     schedule: Any = None
+    #: The explanation of its plan, with ``text`` and ``svg``; None without a plan.
     reasons: Any = None
+    #: For a workload: what was planned, or why nothing was.
     choice: str = ""
 
 
 def read_viewed(source: Any, target: Device, workload: str = "") -> Viewed:
-    """Find out what is to be shown.
+    """Read what is to be shown, for planning on a target.
 
-    Parameters
-    ----------
-    source : str | pathlib.Path | tvm.s_tir.Schedule
-        A schedule; a packaged id or the text of a spec; or a file: a plan (``Plan.to_json``, or
-        what ``crossfuse explain --json`` printed), a candidate or the first of a list (also one
-        that holds a trace), or a scheduled module, as TVM's JSON or as TVMScript (``.py``).
-    target : Device
-        What is planned for.
-    workload : str
-        Of the plan of a chain: the spec that it is of.
-
-    Returns
-    -------
-    Viewed
-        What was found.
-
-    Raises
-    ------
-    WorkloadRefused
-        If the source is none of these.
-    PlanRefused, ScheduleRefused
-        If there is no plan, or the plan has no schedule.
+    A source is a schedule; a packaged id or the text of a spec; or a file: a plan
+    (``Plan.to_json``, or what ``crossfuse explain --json`` printed), a candidate or the first of a
+    list (also one that holds a trace), or a scheduled module, as TVM's JSON or as TVMScript
+    (``.py``). For the plan of a chain `workload` is its spec. Anything else is refused, and so is a
+    source without a plan or a schedule.
     """
     if not isinstance(source, (str, Path)):
         return Viewed("a schedule", source)
@@ -140,7 +114,7 @@ def _from_plan(path: Path, value: Any, workload: str) -> Viewed:
 
 
 def _schedule_of(spec: str, plan: Any) -> Any:
-    """The schedule of a plan; None of one that does not fuse, or without a workload."""
+    """The schedule of a plan; None for a plan that does not fuse, or without a workload."""
     if plan.family == EAGER or not spec:
         return None
     from crossfuse.planner.plan import is_cascade

@@ -1,4 +1,4 @@
-"""When things happen: the terms of an estimate one after another, and stamps of a GPU below."""
+"""Draws when things happen: the terms of an estimate one after another, time stamps below."""
 
 from __future__ import annotations
 
@@ -12,21 +12,12 @@ _LABEL, _BAR = 150, 14
 
 
 def timeline(terms: Mapping[str, float], measured: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Draw when a kernel does what.
+    """Draw estimated terms and measured events on one scale of time, as an SVG file.
 
-    Parameters
-    ----------
-    terms : Mapping[str, float]
-        Microseconds of an estimate by name, drawn one after another: what a stream adds to those
-        above it, in the order in which `crossfuse explain` tells them. May be empty.
-    measured : Sequence[Mapping[str, Any]]
-        Kernels of ``crossfuse timeline --json``: events with the microsecond of the first, the
-        median and the last CTA that came to them.
-
-    Returns
-    -------
-    str
-        The text of an SVG file on one scale of time: boxes of class ``step`` and ``event``.
+    `terms` are microseconds by name, drawn one after another: what a stream adds to those above it,
+    in the order of `crossfuse explain`; there may be none. `measured` are kernels of ``crossfuse
+    timeline --json``: events with the microsecond of the first, the median and the last CTA that
+    reached them. Boxes are of class ``step`` and ``event``.
     """
     page = Page()
     ends = [each["last"] for kernel in measured for each in kernel["events"]]

@@ -1,4 +1,4 @@
-"""`view_page`: everything that is known of a schedule, on one page."""
+"""`view_page`: all about a schedule, on one page."""
 
 from __future__ import annotations
 
@@ -18,29 +18,11 @@ def view_page(
     workload: str = "",
     measured: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """Show what a schedule becomes.
+    """Show what a schedule becomes, as HTML that needs no other file and no network.
 
-    Parameters
-    ----------
-    source : str | pathlib.Path | tvm.s_tir.Schedule
-        See `crossfuse.view.sources.read_viewed`: a workload, a plan, a candidate or trace, a
-        module, or a schedule.
-    target : str | Device | None
-        What it is planned and lowered for.
-    workload : str
-        Of the plan of a chain: the spec that it is of.
-    measured : Sequence[Mapping[str, Any]]
-        Kernels of ``crossfuse timeline --json``, drawn on the scale of the estimate.
-
-    Returns
-    -------
-    str
-        HTML that needs no other file and no network.
-
-    Raises
-    ------
-    WorkloadRefused, PlanRefused, ScheduleRefused, LoweringRefused
-        If the source is nothing that can be shown, or has no kernel.
+    For sources and `workload` see `crossfuse.view.sources.read_viewed`; what has nothing to show is
+    refused. `measured` are kernels of ``crossfuse timeline --json``, drawn on the scale of the
+    estimate.
 
     Examples
     --------
@@ -62,7 +44,7 @@ def view_page(
 
 
 def measured_refused(where: str, error: Damaged) -> RefusedError:
-    """Build the refusal of stamps of a GPU that are none."""
+    """Build the refusal of a file that should hold time stamps of a GPU but does not."""
     return refuse(
         WorkloadRefused,
         "view",

@@ -1,4 +1,4 @@
-"""Compiles models at once before they are timed one after another."""
+"""Compiles models in parallel, before they are timed one after another."""
 
 from __future__ import annotations
 
@@ -14,21 +14,10 @@ _MOST_BYTES = 4 * 10**9
 
 
 def compile_models(planned: Sequence[Planned], workers: int, timeout: float) -> int:
-    """Fill the caches of our kernels and of inductor, which the jobs then find.
+    """Fill the caches of our kernels and of inductor for timed jobs; returns how many compiled.
 
-    Parameters
-    ----------
-    planned : Sequence[Planned]
-        Jobs of any kind.
-    workers : int
-        Processes; 0 for none.
-    timeout : float
-        Seconds after which what is left is left to the jobs.
-
-    Returns
-    -------
-    int
-        Models that were compiled. Those that fail are left to their jobs, which say why.
+    A model that fails, is too large to share the GPU, or is not done after `timeout` seconds, is
+    left to its job, which says why. No workers: nothing is compiled.
     """
     wanted = dict.fromkeys(
         (each.job.spec, each.job.variant)

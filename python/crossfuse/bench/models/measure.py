@@ -1,4 +1,4 @@
-"""One model measured in this process: held against float64, timed, and held against it again."""
+"""Measures one model in this process: checked against float64, timed, and checked again."""
 
 from __future__ import annotations
 
@@ -19,26 +19,12 @@ if TYPE_CHECKING:
 
 
 def measure_model(job: Job, spec: ModelSpec, device: str = "cuda", **options: Any) -> Timing:
-    """Check, time, and check again.
+    """Check, time, and check again a variant of a model; `options` are those of `way`.
 
     There is one set of weights, and one call between two timestamps: weights of layers are more
-    than the L2 cache holds, and a cold cache is flushed before each call.
-
-    Parameters
-    ----------
-    job : Job
-        What to measure. A model that no CUDA graph takes is launched without one, and says so.
-    spec : ModelSpec
-        Its model.
-    device : str
-        Where the tensors are.
-    **options
-        See `crossfuse.bench.models.ways.way`.
-
-    Returns
-    -------
-    Timing
-        ``wrong`` where a check failed: ours has no time then, a baseline keeps the one it has.
+    than the L2 cache holds, and a cold cache is flushed before each call. A model that no CUDA
+    graph takes is launched without one, and the note says so. After a failed check ours has no
+    time, a baseline keeps the one it has.
     """
     import torch
 
@@ -65,18 +51,7 @@ def measure_model(job: Job, spec: ModelSpec, device: str = "cuda", **options: An
 
 
 def tolerance(built: Built) -> Tolerance:
-    """What a way to compute a model may be off by: twice what eager torch is in the same type.
-
-    Parameters
-    ----------
-    built : Built
-        The model.
-
-    Returns
-    -------
-    Tolerance
-        With the float64 result.
-    """
+    """Allowed error of a variant of a model: twice that of eager torch in the same type."""
     import torch
 
     from crossfuse.runtime.tensors import to_numpy
@@ -90,21 +65,8 @@ def tolerance(built: Built) -> Tolerance:
 def judge(limits: Tolerance, output: Any, spec: ModelSpec) -> tuple[float | None, str]:
     """Hold a result against the rule.
 
-    Parameters
-    ----------
-    limits : Tolerance
-        From `tolerance`.
-    output : torch.Tensor
-        The result.
-    spec : ModelSpec
-        For messages.
-
-    Returns
-    -------
-    worst : float | None
-        Largest error over the allowed one; None where the rule is broken.
-    message : str
-        How it is broken; else empty.
+    Gives the largest error over the allowed one and an empty message, or None and a message that
+    names the spec and says how the rule is broken.
     """
     from crossfuse.runtime.tensors import to_numpy
     from crossfuse.workload.accuracy import judge as judge_output
@@ -116,13 +78,13 @@ def judge(limits: Tolerance, output: Any, spec: ModelSpec) -> tuple[float | None
 
 
 def _depth(spec: ModelSpec) -> int:
-    """Terms of the longest sum."""
+    """Terms of the longest sum of the model."""
     widths = spec.widths
     return widths.intermediate if isinstance(widths, Widths) else 9 * max(widths.channels)
 
 
 def _steps(job: Job, call: Callable[[], Any]) -> tuple[list[Step], str]:
-    """What is timed, and why it is no graph where one was asked for."""
+    """What is timed, and why it is no graph where one was asked for; empty if it is one."""
     from crossfuse.measure.timing import steps
 
     try:

@@ -1,4 +1,4 @@
-"""Models of a command line as jobs."""
+"""Turns models of a command line into jobs."""
 
 from __future__ import annotations
 
@@ -14,46 +14,21 @@ from crossfuse.models.widths import Convolutions
 
 
 def spread(text: str, rows: Sequence[int]) -> list[ModelSpec]:
-    """A model at several numbers of tokens.
-
-    Parameters
-    ----------
-    text : str
-        See `crossfuse.models.parse`.
-    rows : Sequence[int]
-        New tokens of each sequence; empty takes those of the text.
-
-    Returns
-    -------
-    list[ModelSpec]
-        In order.
-    """
+    """Parse a model and spread it over numbers of new tokens, by default only that of its text."""
     spec = parse(text)
     return [replace(spec, tokens=each) for each in rows] or [spec]
 
 
 def label(spec: ModelSpec) -> str:
-    """The model without its tokens, which tables have in a column of their own."""
+    """The model without its tokens, which have a column of their own in tables."""
     words = str(spec).split(",")
     return ",".join(each for each in words if not each.startswith("tokens="))
 
 
 def planned(spec: ModelSpec, job: Job) -> list[Planned]:
-    """The job of a model; of eager also that of its feed-forward networks alone.
+    """The job of a model; for eager torch also that of its feed-forward networks alone.
 
-    Their share of the time says how much less fusing them can take.
-
-    Parameters
-    ----------
-    spec : ModelSpec
-        The model.
-    job : Job
-        Its measurement.
-
-    Returns
-    -------
-    list[Planned]
-        One or two.
+    Their share of the time bounds what fusing them can save.
     """
     specs = [spec]
     networks = not isinstance(spec.widths, Convolutions)

@@ -1,4 +1,4 @@
-"""What tables of times do not say of models: shares of the feed-forward networks, and means."""
+"""What tables of times leave out about models: shares of feed-forward networks, and means."""
 
 from __future__ import annotations
 
@@ -14,17 +14,9 @@ from crossfuse.models.spec import ModelSpec, names_one, parse
 def summary(rows: Sequence[Row]) -> list[str]:
     """Lines about the models among some rows.
 
-    Parameters
-    ----------
-    rows : Sequence[Row]
-        Outcomes.
-
-    Returns
-    -------
-    list[str]
-        For each model and state of the cache the share that its feed-forward networks have of
-        eager's time, and what of it ours saved; the kernels of each of ours; then geometric means
-        of baselines over each of ours.
+    For each model and state of the cache the share that its feed-forward networks have of eager's
+    time, and the bound that sets; the kernels of each variant of ours; then geometric means of
+    baselines over each of ours.
     """
     times = {
         (parse(row.planned.job.spec), row.planned.job.l2, row.planned.job.variant): row

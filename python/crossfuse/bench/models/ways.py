@@ -1,4 +1,4 @@
-"""Ways to compute a model."""
+"""Variants of a model: our backend, torch.compile, and eager torch."""
 
 from __future__ import annotations
 
@@ -27,28 +27,11 @@ VARIANTS = (*REST, "eager", *_MODES)
 
 
 def way(name: str, built: Built, **options: Any) -> tuple[Callable[[], Any], str]:
-    """Compile a model and call it once.
+    """Compile a model as a variant and call it once; gives its computation and a note.
 
-    Parameters
-    ----------
-    name : str
-        One of `VARIANTS`.
-    built : Built
-        The model.
-    **options
-        Further ones of `crossfuse.torch.Backend`, for variants of ours.
-
-    Returns
-    -------
-    Callable
-        Computes the model on its inputs, on the current stream.
-    str
-        Kernels of ours, and the seconds of the first call, most of which is compilation.
-
-    Raises
-    ------
-    WorkloadRefused
-        For other variants.
+    The note has our kernels and the seconds of the first call, most of which is compilation. The
+    computation runs on the model's inputs, on the current stream. Further `options` are those of
+    `crossfuse.torch.Backend`, for variants of ours; names that are not in `VARIANTS` are refused.
     """
     import torch
 
@@ -78,7 +61,7 @@ def _seen() -> int:
 
 
 def _fused(before: int) -> str:
-    """Kernels of ours in the graphs that this process compiled after some others."""
+    """Kernels of ours in the graphs that this process compiled after the first `before`."""
     from crossfuse.torch import reports
 
     new = reports()[before:]
