@@ -19,7 +19,7 @@ EIGHT_BITS = "gemm:M=256,K=1024,N=512,dtype=float8_e4m3fn,out=bfloat16,weights=n
 @pytest.mark.parametrize("variant", ["ours", "scaled-mm", "scaled-mm-fast"])
 @pytest.mark.parametrize("protocol", ["graph", "stream"])
 def test_products_of_8_bit_floats_are_right_and_timed(variant: str, protocol: str) -> None:
-    found = worker.run(Job(EIGHT_BITS, variant, protocol=protocol, repeats=3, calls=2))
+    found = worker.prepare(Job(EIGHT_BITS, variant, protocol=protocol, repeats=3, calls=2))()
     assert found.status == "ok", found.message
     assert found.microseconds is not None
     assert found.complaints == ""

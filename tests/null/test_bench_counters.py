@@ -132,8 +132,14 @@ def test_one_computation_is_marked(
 def test_every_job_with_a_time_is_counted_once() -> None:
     jobs = [JOB, replace(JOB, protocol="stream"), replace(JOB, variant="ours")]
     planned = [Planned("gemm", 8, 1.0, job, 272_110_592 // 2) for job in jobs]
-    answer = 'import json, sys; eager = json.load(sys.stdin)["variant"] == "eager"; '
-    answer += 'print(json.dumps({"status": "ok", "microseconds": 3.0 if eager else None}))'
+    answer = (
+        "import json, sys\n"
+        "print('ready', flush=True)\n"
+        "for each in map(json.loads, sys.stdin):\n"
+        "    eager = each['job']['variant'] == 'eager'\n"
+        "    timing = {'status': 'ok', 'microseconds': 3.0 if eager else None}\n"
+        "    print(json.dumps(timing if each['measure'] else None), flush=True)\n"
+    )
     seen: list[Job] = []
 
     def counting(job: Job, timeout: float) -> Counters:

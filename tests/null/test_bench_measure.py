@@ -217,7 +217,7 @@ def test_refusal_of_a_kernel_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(environment, "require_gpu", lambda: None)
     monkeypatch.setattr(worker, "measure_job", refuses)
-    found = worker.run(Job(SMALL, "ours"))
+    found = worker.prepare(Job(SMALL, "ours"))()
     assert (found.status, found.message) == ("refused", str(refusal))
 
 

@@ -80,6 +80,6 @@ def test_refused_placement_is_a_row(
     ours.compile_kernel.cache_clear()
     monkeypatch.setitem(vars(compiler), "compile", refuses)
     monkeypatch.setattr(environment, "require_gpu", lambda: None)
-    found = worker.run(Job(CHAIN, "ours-global"))
+    found = worker.prepare(Job(CHAIN, "ours-global"))()
     assert found.status == "refused"
     assert "found placement global" in found.message

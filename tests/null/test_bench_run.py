@@ -24,41 +24,47 @@ def fake(program: str) -> tuple[str, ...]:
     return (sys.executable, "-c", program)
 
 
-ECHO = """
-import json, sys
-job = json.load(sys.stdin)
-print(json.dumps({"status": "ok", "message": job["variant"], "microseconds": 3.0}))
+# What a worker reads: a job that is to be prepared, then the same to be measured.
+SERVE = """
+import json, os, signal, subprocess, sys, time
+print("ready", flush=True)
+def requests():
+    for line in sys.stdin:
+        request = json.loads(line)
+        yield request["job"], request["measure"]
+def answer(value):
+    print(json.dumps(value), flush=True)
 """
+LOOP = """
+for job, measure in requests():
+    answer({"status": "ok", "message": job["variant"], "microseconds": 3.0} if measure else None)
+"""
+ECHO = SERVE + LOOP
 # Answers for eager; anything else ends as its name says.
-MOODY = """
-import json, os, signal, sys, time
-variant = json.load(sys.stdin)["variant"]
-if variant == "ours":
-    time.sleep(60)
-if variant == "compile":
-    sys.exit("the GPU fell off [the bus]")
-if variant == "autotune":
-    os.kill(os.getpid(), signal.SIGSEGV)
-print(json.dumps({"status": "ok"}))
+MOODY = f"""{SERVE}
+for job, measure in requests():
+    if job["variant"] == "ours":
+        time.sleep(60)
+    if job["variant"] == "compile":
+        sys.exit("the GPU fell off [the bus]")
+    if job["variant"] == "autotune" and measure:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    answer({{"status": "ok"}} if measure else None)
 """
 # A worker with a child that would live on; the child's id is the job's spec file.
-PARENT = """
-import subprocess, sys, time
+PARENT = """{serve}
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 print(child.pid, file=open({path!r}, "w"), flush=True)
 time.sleep(60)
 """
-
-
 # Notes when it has its job and when it may measure, as seconds.
-PATIENT = """
-import json, sys, time
-job = json.loads(sys.stdin.readline())
+PATIENT = f"""{SERVE}
 begun = time.time()
-sys.stdin.read()
-free = time.time()
-time.sleep(0.3)
-print(json.dumps({"status": "ok", "message": f"{begun} {free} {time.time()}"}))
+for job, measure in requests():
+    free = time.time()
+    time.sleep(0.3 if measure else 0)
+    message = f"{{begun}} {{free}} {{time.time()}}"
+    answer({{"status": "ok", "message": message}} if measure else None)
 """
 
 
@@ -82,7 +88,7 @@ def test_bad_jobs_do_not_stop_the_others() -> None:
     assert list(rows) == seen
     assert rows[0].timing.message == "no answer in 2 s"
     assert rows[1].timing.message == "exit code 1 without an answer. the GPU fell off [the bus]"
-    assert rows[2].timing.message == "signal 11 without an answer."
+    assert rows[2].timing.message == "signal 11 without an answer"
 
 
 @pytest.mark.parametrize("protocol", ["graph", "stream"])
@@ -98,7 +104,7 @@ def test_the_next_jobs_prepare_while_one_measures(protocol: str) -> None:
 
 def test_nobody_prepares_any_more_when_the_run_is_broken_off(tmp_path: Path) -> None:
     note = tmp_path / "children"
-    program = f"import os, sys; print(os.getpid(), file=open({str(note)!r}, 'a')); sys.stdin.read()"
+    program = f"{SERVE}print(os.getpid(), file=open({str(note)!r}, 'a'), flush=True){LOOP}"
     timings = measured([JOB] * 5, 30, fake(program))
     next(timings)
     timings.close()
@@ -107,7 +113,7 @@ def test_nobody_prepares_any_more_when_the_run_is_broken_off(tmp_path: Path) -> 
 
 def test_timeout_kills_the_children_too(tmp_path: Path) -> None:
     note = tmp_path / "child"
-    assert run_job(JOB, 3, fake(PARENT.format(path=str(note)))).status == "timeout"
+    assert run_job(JOB, 3, fake(PARENT.format(serve=SERVE, path=str(note)))).status == "timeout"
     child = int(note.read_text())
     for _ in range(100):
         if not _alive(child):
@@ -132,7 +138,8 @@ def test_worker_that_does_not_start_is_a_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answer", ["[]", "{", '{"status": "ok", "color": "red"}', "null"])
 def test_nonsense_is_no_answer(answer: str) -> None:
-    assert run_job(JOB, 30, fake(f"print({answer!r})")).status == "crashed"
+    program = f"print('ready'); input(); print('null'); input(); print({answer!r}, flush=True)"
+    assert run_job(JOB, 30, fake(program)).status == "crashed"
 
 
 @pytest.mark.skipif(bool(find_gpus()), reason="there is a GPU")
@@ -146,10 +153,10 @@ def test_prints_of_libraries_do_not_reach_the_answer(tmp_path: Path) -> None:
     program = (
         "import os\n"
         "from crossfuse.bench import worker\n"
-        "def run(job, folder, wait):\n"
+        "def prepare(job, folder):\n"
         "    print('AUTOTUNE mm'); os.system('echo from a child')\n"
-        "    return worker.Timing('ok', job.variant)\n"
-        "worker.run = run\n"
+        "    return lambda: worker.Timing('ok', job.variant)\n"
+        "worker.prepare = prepare\n"
         "worker.main()\n"
     )
     assert run_job(JOB, 60, fake(program)).message == "eager"
@@ -161,7 +168,7 @@ def test_exceptions_of_a_job_are_answers(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(environment, "require_gpu", lambda: None)
     monkeypatch.setattr(worker, "measure_job", broken)
-    assert worker.run(JOB) == Timing("failed", "ValueError: no such kernel image")
+    assert worker.prepare(JOB)() == Timing("failed", "ValueError: no such kernel image")
 
 
 @pytest.mark.parametrize(

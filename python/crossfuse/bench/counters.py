@@ -11,8 +11,8 @@ from pathlib import Path
 
 from crossfuse.bench.job import Counters, Job
 from crossfuse.bench.ncu import PERMISSION, Readings, command, find_ncu, parse
-from crossfuse.bench.process import execute
 from crossfuse.errors import RefusedError
+from crossfuse.measure.peer import execute
 
 READ, WRITE = "dram__bytes_read.sum", "dram__bytes_write.sum"
 DURATION = "gpu__time_duration.sum"
@@ -76,7 +76,7 @@ def _run(
         task.write_text(json.dumps(job.to_json()), encoding="utf-8")
         words = command(ncu, metrics, log, (*program, str(task)))
         try:
-            code = execute(words, (Path("/dev/null"), out, errors), timeout)
+            code = execute(words, out, errors, timeout)
         except OSError as error:
             return Counters("failed", f"ncu does not start: {error}")
         if code is None:

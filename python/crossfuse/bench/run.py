@@ -4,17 +4,76 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from crossfuse.bench.job import Counters, Job, Planned, Row, Timing
-from crossfuse.bench.process import Worker
+from crossfuse.measure.peer import NoAnswer, Peer
+from crossfuse.schema import Damaged, typed
 
-#: Reads a job from standard input, writes a timing to standard output.
+#: Prepares and measures jobs.
 WORKER = (sys.executable, "-m", "crossfuse.bench.worker")
 #: Workers that import, compile and work out references while another one measures.
 _PREPARING = 2
+
+
+class Worker:
+    """A process that prepares its job at once, and measures it when the GPU is free.
+
+    Parameters
+    ----------
+    command : Sequence[str]
+        The worker, see `crossfuse.bench.worker`.
+    job : Job
+        Its job.
+    """
+
+    def __init__(self, command: Sequence[str], job: Job) -> None:
+        self._peer = Peer(command)
+        self._request = {"job": job.to_json(), "measure": False}
+        self._failure: NoAnswer | None = None
+        try:
+            self._peer.send(self._request)
+        except NoAnswer as failure:
+            self._failure = failure
+
+    def measure(self, timeout: float) -> Timing:
+        """Let it measure, and wait.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds from here for the rest of the preparation, and as many for the measurement,
+            until the process and its children are killed.
+
+        Returns
+        -------
+        Timing
+            The worker's answer; ``timeout`` or ``crashed`` where there is none. Its seconds are
+            those from here.
+        """
+        start = time.perf_counter()
+        timing = self._measured(timeout)
+        self.stop()
+        return replace(timing, seconds=round(time.perf_counter() - start, 2))
+
+    def stop(self) -> None:
+        """Kill it, and its children."""
+        self._peer.retire()
+
+    def _measured(self, timeout: float) -> Timing:
+        try:
+            if self._failure is not None:
+                raise self._failure
+            self._peer.receive(timeout)
+            answer = self._peer.ask(self._request | {"measure": True}, timeout)
+            return typed(Timing, answer)
+        except NoAnswer as error:
+            return Timing(error.status, error.message)
+        except Damaged as error:
+            return Timing("crashed", f"no timing in its answer: {error}")
 
 
 def run(

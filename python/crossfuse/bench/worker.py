@@ -1,13 +1,12 @@
-"""Measures one job in this process: ``python -m crossfuse.bench.worker [FOLDER]``.
+"""Jobs in a process of their own: ``python -m crossfuse.bench.worker [FOLDER]``.
 
-Reads a job as a line of JSON from standard input and prepares what needs no GPU. When standard
-input ends it measures, and writes the timing as JSON to standard output; whatever else is printed
-goes to standard error. References are stored in FOLDER for other processes.
+Serves a `crossfuse.measure.peer.Peer`. A request is a job; one that may not be measured yet is
+prepared as far as that needs no GPU, so that it costs nothing when its turn comes. References are
+kept in FOLDER between processes.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from crossfuse.bench.job import OWN, Job, Timing
 from crossfuse.errors import RefusedError
-from crossfuse.measure.serving import own_stdout
+from crossfuse.measure.serving import Serve, serve_lines
 from crossfuse.models import spec as models
-from crossfuse.schema import read
+from crossfuse.schema import typed
 from crossfuse.workload import cascades
 
 if TYPE_CHECKING:
@@ -32,59 +31,78 @@ _LONGEST = 600
 
 
 def main() -> None:
-    """Run the job on standard input."""
-    answer = own_stdout()
-    job = read(Job, sys.stdin.readline())
+    """Serve on standard input and output."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
-    json.dump(run(job, folder, sys.stdin.read).to_json(), answer)
-    answer.close()
+    serve_lines(lambda: jobs(folder))
 
 
-def run(job: Job, folder: Path | None = None, wait: Callable[[], Any] = lambda: None) -> Timing:
-    """Measure a job; whatever goes wrong in Python is an answer too.
+def jobs(folder: Path | None = None) -> Serve:
+    """Answer requests ``{"job": ..., "measure": ...}``, the latter a boolean.
 
-    `wait` returns when the GPU is free. The status is ``refused`` where there is no such kernel or
-    no GPU, ``failed`` for any other exception.
+    What is not to be measured yet is prepared, and answered by null.
+    """
+    prepared: dict[Job, Callable[[], Timing]] = {}
+
+    def serve(request: Mapping[str, Any]) -> Any:
+        job = typed(Job, request["job"])
+        if job not in prepared:
+            prepared[job] = prepare(job, folder)
+        return prepared.pop(job)().to_json() if request["measure"] else None
+
+    return serve
+
+
+def prepare(job: Job, folder: Path | None = None) -> Callable[[], Timing]:
+    """Do what takes long and needs no GPU: imports, kernels of ours, the float64 reference.
+
+    What it gives measures the job. Whatever goes wrong in Python is a timing too: ``refused`` where
+    there is no such kernel or no GPU, ``failed`` for any other exception.
     """
     from crossfuse.bench.environment import require_gpu
 
-    try:
+    def prepared() -> Callable[[], Timing]:
         require_gpu()
         if models.names_one(job.spec):
-            return _run_model(job, wait)
+            return _model(job)
         if cascades.names_one(job.spec):
-            return _run_cascade(job, wait)
-        problem = prepare(job, folder)
-        wait()
-        return measure_job(job, problem)
+            return _cascade(job)
+        return _workload(job, folder)
+
+    measured = _answered(prepared)
+    if isinstance(measured, Timing):
+        return lambda: measured
+    return lambda: _answered(measured)
+
+
+def _answered(step: Callable[[], Any]) -> Any:
+    """What a step gives, or its refusal or exception as a timing."""
+    try:
+        return step()
     except RefusedError as error:
         return Timing("refused", str(error))
     except Exception as error:
         return Timing("failed", f"{type(error).__name__}: {error}"[:_LONGEST])
 
 
-def _run_model(job: Job, wait: Callable[[], Any]) -> Timing:
+def _model(job: Job) -> Callable[[], Timing]:
     import crossfuse.models.zoo
     import crossfuse.torch.fuse  # noqa: F401 -- what takes seconds to import
     from crossfuse.bench.models.measure import measure_model
 
-    wait()
-    return measure_model(job, models.parse(job.spec))
+    return lambda: measure_model(job, models.parse(job.spec))
 
 
-def _run_cascade(job: Job, wait: Callable[[], Any]) -> Timing:
+def _cascade(job: Job) -> Callable[[], Timing]:
     import torch  # noqa: F401
 
     from crossfuse.bench.cascades import measure_cascade
 
     spec = cascades.resolve(job.spec)
     _compile(job, spec)
-    wait()
-    return measure_cascade(job, spec)
+    return lambda: measure_cascade(job, spec)
 
 
-def prepare(job: Job, folder: Path | None = None) -> Problem:
-    """Do what takes long and needs no GPU: imports, kernels of ours, the float64 reference."""
+def _workload(job: Job, folder: Path | None) -> Callable[[], Timing]:
     import torch  # noqa: F401
 
     from crossfuse.bench.problem import make_problem
@@ -92,7 +110,8 @@ def prepare(job: Job, folder: Path | None = None) -> Problem:
 
     spec = parse(job.spec)
     _compile(job, spec)
-    return make_problem(spec, folder)
+    problem = make_problem(spec, folder)
+    return lambda: measure_job(job, problem)
 
 
 def _compile(job: Job, spec: WorkloadSpec | CascadeSpec) -> None:
@@ -109,7 +128,7 @@ def measure_job(job: Job, problem: Problem | None = None, device: str = "cuda") 
     """Check, time, and check again.
 
     Where a check failed the status is ``wrong``: a wrong kernel of ours has no time then, a
-    baseline keeps the one that it has. Without a problem from `prepare` it is made here.
+    baseline keeps the one that it has. Without a problem it is made here.
     """
     import torch
 

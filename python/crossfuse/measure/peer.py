@@ -1,4 +1,4 @@
-"""A process of our own that answers requests, and is replaced when it hangs or dies."""
+"""Worker processes under supervision: in groups of their own, killed when they hang."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any
 
 from crossfuse.schema import Damaged, parse
@@ -173,6 +174,42 @@ class Peer:
             said = self._log.read().decode("utf-8", errors="replace").strip()[-_TAIL:]
         self.close()
         return NoAnswer(status, f"{message}. {said}".strip() if said else message)
+
+
+def execute(command: Sequence[str], output: Path, log: Path, timeout: float) -> int | None:
+    """Run a command in a process group of its own.
+
+    Parameters
+    ----------
+    command : Sequence[str]
+        Program and arguments.
+    output, log : pathlib.Path
+        Files for standard output and error.
+    timeout : float
+        Seconds until the process and its children are killed.
+
+    Returns
+    -------
+    int | None
+        Exit code; None where it was killed.
+    """
+    # Files and not pipes: a child that outlives the process would keep a pipe open.
+    with output.open("wb") as sink, log.open("wb") as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=errors,
+            start_new_session=True,
+        )
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        # Also on an interrupt, which does not reach the other session.
+        if process.returncode is None:
+            _kill(process)
 
 
 def _read(source: IO[bytes], lines: queue.SimpleQueue[bytes | None]) -> None:
