@@ -42,14 +42,8 @@ class Experts(nn.Module):
     """A shared gated network beside routed ones, as in Qwen's mixtures of experts.
 
     Every expert computes every token, and the router's weights choose: shapes are then fixed, as a
-    captured graph needs them, at the cost of the products of experts that are not chosen.
-
-    Parameters
-    ----------
-    hidden, shared, inside : int
-        Width of the model, and inside of the shared network and of one expert.
-    experts, top_k : int
-        How many there are, and how many a token takes.
+    captured graph needs them, at the cost of the products of experts that are not chosen. `shared`
+    and `inside` are the widths inside the shared network and inside one expert.
     """
 
     def __init__(self, hidden: int, shared: int, inside: int, experts: int, top_k: int) -> None:

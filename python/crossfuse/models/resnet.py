@@ -48,7 +48,7 @@ class ResNet(nn.Module):
 
     @property
     def mlps(self) -> list[nn.Module]:
-        """None."""
+        """Empty, since convolutional networks have no feed-forward ones."""
         return []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
