@@ -79,7 +79,7 @@ def name_of(sch: Any, item: Any) -> str:
 
 
 def position(sch: Any, rule: str, block: Any, loop: Any) -> tuple[list[Any], int]:
-    """Loops of `block` and the index of `loop` among them; `ScheduleRefused` if it is none of them."""
+    """Loops of `block`, and the index of `loop` among them; `ScheduleRefused` if it is none."""
     loops = list(sch.get_loops(block))
     target = sch.get_sref(loop)
     for index, candidate in enumerate(loops):

@@ -58,7 +58,7 @@ class Shelf:
         return self.folder / f"{key}{self.suffix}"
 
     def read(self, key: str, use: Callable[[Entry], T]) -> T | None:
-        """The value that `use` reads from a key's entry, which counts as used now; None without one.
+        """The value that `use` reads from a key's entry, which counts as used now; None if none.
 
         An entry for which `use` raises `Damaged` or a refusal counts as missing.
         """
