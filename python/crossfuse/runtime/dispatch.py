@@ -137,7 +137,10 @@ class Dispatch:
         )
 
     def _check_counts(self, arguments: Sequence[Any], rows: int) -> None:
-        """Refuse tensors of other row counts, which views would hide; the library checks one piece."""
+        """Refuse tensors of other row counts, which views would hide.
+
+        A call of one piece has no views, and its library checks.
+        """
         for buffer, each in zip(self.buffers, arguments, strict=False):
             shape = tuple(getattr(each, "shape", None) or ())
             if buffer.rows and shape[:1] != (rows,):
