@@ -169,7 +169,10 @@ def conv_chain(
 
 
 def from_options(options: dict[str, str]) -> ConvChainSpec:
-    """Make a spec from text values by key, of `KEYS`; refuses as `conv_chain`, and missing extents."""
+    """Make a spec from text values by key, of `KEYS`.
+
+    Refuses as `conv_chain`, and for missing extents.
+    """
     missing = [name for name in EXTENTS if name not in options]
     if missing:
         raise refused(
