@@ -23,7 +23,7 @@ _FACTS = {
 
 @dataclass(frozen=True)
 class Gpu:
-    """What the driver says about one CUDA device."""
+    """Facts that the driver gives about one CUDA device."""
 
     #: As the driver calls it, such as ``"NVIDIA H100 80GB HBM3"``.
     name: str

@@ -152,6 +152,6 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What the system says, without the path."""
+    """The system's error message, without the path."""
     text = getattr(error, "strerror", None) or str(error)
     return text[:1].lower() + text[1:]

@@ -1,4 +1,4 @@
-"""What a Hopper GPU allows: limits that legality checks and the lowering hold kernels to."""
+"""Limits of Hopper GPUs, to which legality checks and the lowering hold kernels."""
 
 from __future__ import annotations
 

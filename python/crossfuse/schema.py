@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Damaged(ValueError):
-    """What is wrong with a file or a text: what was found there, and what was expected.
+    """A fault in a file or a text: what was found there, and what was expected.
 
     `found` begins with its place in the document.
     """

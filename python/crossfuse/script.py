@@ -1,4 +1,4 @@
-"""What programs of subcommands share that are no part of the ``crossfuse`` command."""
+"""Shared parts of programs with subcommands that are not in the ``crossfuse`` command."""
 
 from __future__ import annotations
 

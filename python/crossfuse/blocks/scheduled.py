@@ -178,7 +178,7 @@ def read_of(sch: Any, consumer: Any, producer: Any) -> int:
 
 
 def reduces(sch: Any, block: Any) -> bool:
-    """Whether a block is a reduction, or a sum that it multiplies by factors on its way."""
+    """Whether a block is a reduction, possibly of a sum that it rescales on its way."""
     node = sch.get(block)
     return combiner_of(node) is not None or corrected(node.body) is not None
 

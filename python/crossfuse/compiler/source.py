@@ -1,4 +1,4 @@
-"""What can be compiled: specs, torch modules, Relax modules, functions, schedules."""
+"""Sources that can be compiled: specs, torch modules, Relax modules, functions, schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX models as Relax modules; initialisers are weights."""
+"""Importer of ONNX models as Relax modules; initialisers become weights."""
 
 from __future__ import annotations
 

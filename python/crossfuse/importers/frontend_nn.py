@@ -1,4 +1,4 @@
-"""Modules of ``tvm.relax.frontend.nn`` as Relax modules."""
+"""Importer of modules of ``tvm.relax.frontend.nn`` as Relax modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever people bring as a model, as a Relax module with its weights apart."""
+"""The importer that takes any kind of model and gives a Relax module with separate weights."""
 
 from __future__ import annotations
 

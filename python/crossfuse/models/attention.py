@@ -56,7 +56,7 @@ class Attention(nn.Module):
     def forward(
         self, x: torch.Tensor, rotate: nn.Module | None = None, cache: Cache | None = None
     ) -> torch.Tensor:
-        """From [batch, tokens, hidden] to the same."""
+        """Attend over [batch, tokens, hidden] and the cache; the result has the shape of `x`."""
         query = self._split(self.query(x), self.heads)
         key, value = (self._split(each(x), self.kv_heads) for each in (self.key, self.value))
         if rotate is not None:

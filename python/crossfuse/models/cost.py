@@ -1,4 +1,4 @@
-"""What a model moves and computes at least."""
+"""Lower bounds of a model's memory traffic and arithmetic."""
 
 from __future__ import annotations
 

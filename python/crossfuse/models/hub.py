@@ -32,7 +32,7 @@ class Layers(nn.Module):
         return self._mlps[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of rows [batch, tokens, hidden]."""
+        """Apply the model to rows [batch, tokens, hidden]."""
         result: torch.Tensor = self.model(inputs_embeds=x, **self.options).last_hidden_state
         return result
 

@@ -35,7 +35,7 @@ class Layer(nn.Module):
     def forward(
         self, x: torch.Tensor, rotate: nn.Module | None = None, cache: Cache | None = None
     ) -> torch.Tensor:
-        """From [batch, tokens, hidden] to the same."""
+        """Apply the layer to [batch, tokens, hidden]; the result has the same shape."""
         if self.norm_first:
             x = x + self.attention(self.attention_norm(x), rotate, cache)
             return x + self.mlp(self.mlp_norm(x))
@@ -63,9 +63,9 @@ class Transformer(nn.Module):
         return [each.mlp for each in self.layers]
 
     def forward(self, x: torch.Tensor, *cache: torch.Tensor) -> torch.Tensor:
-        """Of ids [batch, tokens] or rows [batch, tokens, hidden].
+        """Apply the model to ids [batch, tokens] or rows [batch, tokens, hidden].
 
-        Keys and values of earlier tokens follow, layer by layer.
+        `cache` holds keys and values of earlier tokens, layer by layer.
         """
         if self.embed is not None:
             x = self.embed(x)

@@ -1,4 +1,4 @@
-"""From a spec to a module with random weights and inputs."""
+"""Construction of a spec's module, with random weights and inputs."""
 
 from __future__ import annotations
 

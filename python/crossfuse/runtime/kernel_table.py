@@ -1,4 +1,4 @@
-"""The kernels of a model as a folder of libraries: written ahead of time, loaded without TVM."""
+"""A model's kernels as a folder of libraries, compiled ahead of time and loaded without TVM."""
 
 from __future__ import annotations
 

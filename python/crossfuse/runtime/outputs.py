@@ -11,7 +11,7 @@ from crossfuse.lower.image import BufferSpec
 
 
 class Callee(Protocol):
-    """What is called with its inputs and outputs, in the order of its buffers."""
+    """What is run: a kernel or a dispatch, called with inputs and outputs in buffer order."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""What ptxas says of a kernel: registers, spills, shared memory, and how it compiled wgmma."""
+"""Resources of a kernel as ptxas reports them: registers, spills, shared memory, advisories."""
 
 from __future__ import annotations
 

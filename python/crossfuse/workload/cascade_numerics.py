@@ -112,7 +112,7 @@ def _deviations(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _summed(spec: cascade_spec.Norm, values: Values, rounded: Rounding) -> np.ndarray:
-    """What is normalised: the sum as the operator before has stored it."""
+    """The rows to be normalised: the sum as the operator before has stored it."""
     return rounded(values[0] + values[1]) if spec.residual else values[0]
 
 

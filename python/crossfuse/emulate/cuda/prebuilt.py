@@ -1,4 +1,4 @@
-"""What all kernels share, compiled once: the runtime, and the headers of generated text."""
+"""Parts common to all kernels, compiled once: the runtime, and the headers of generated text."""
 
 from __future__ import annotations
 
