@@ -49,7 +49,7 @@ def shape_of(buffer: Any, where: str) -> tuple[int, ...]:
 
 
 def check_plain(block: Any) -> None:
-    """Refuse a block that sees buffers through views, as `placement` refuses."""
+    """Refuse a block that sees buffers through views, with `PlanRefused` as `placement`."""
     if len(block.match_buffers):
         name = block.match_buffers[0].buffer.name
         where = f"block '{block.name_hint}', buffer '{name}'"

@@ -111,7 +111,7 @@ def _backwards(loop: Any, mutator: Any) -> Any:
 
 
 def _global_buffers(body: Any) -> dict[Any, Any]:
-    """Copies in global scope of all buffers in other scopes."""
+    """Replacements in global scope for all buffers in other scopes."""
     images: dict[Any, Any] = {}
 
     def visit(block: Any) -> None:

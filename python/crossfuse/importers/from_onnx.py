@@ -19,10 +19,11 @@ def import_onnx(
 ) -> Imported:
     """Translate an ONNX model, or the file of one, to Relax; initialisers become its weights.
 
-    `shapes` gives extents of inputs by name, and is needed where the model leaves some open; a name
-    in place of a number is a symbolic extent, and equal names are one. `opset` overrides the
-    model's operator set. A missing ``onnx`` package raises `EnvironmentRefused`; missing files,
-    files that are no models, open extents and operators unknown to TVM raise `WorkloadRefused`.
+    Inputs keep the model's names. `shapes` gives their extents by name, and is needed where the
+    model leaves some open; a name in place of a number is a symbolic extent, and equal names are
+    one. `opset` overrides the version of the model's operators. A missing ``onnx`` package raises
+    `EnvironmentRefused`; missing files, files that are no models, open extents and operators
+    unknown to TVM raise `WorkloadRefused`.
     """
     from crossfuse.relax.torch_import import Imported
 

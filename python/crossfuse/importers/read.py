@@ -23,11 +23,11 @@ def read_model(
 ) -> Imported:
     """Import a model of any supported framework as a Relax module.
 
-    `model` is a ``torch.nn.Module`` or ``tvm.relax.frontend.nn`` module with `example_inputs`, a
-    ``torch.export.ExportedProgram``, an ``onnx.ModelProto`` or the path of an ``.onnx`` file
-    (`shapes` and `opset` are for these alone), or a Relax module with a function ``main`` whose
-    parameters are all inputs. Anything else is a `WorkloadRefused`; a missing package is an
-    `EnvironmentRefused`.
+    `model` is a ``torch.nn.Module`` or ``tvm.relax.frontend.nn`` module with `example_inputs`
+    (positional, for their shapes and types), a ``torch.export.ExportedProgram``, an
+    ``onnx.ModelProto`` or the path of an ``.onnx`` file (`shapes` and `opset` are for these alone),
+    or a Relax module with a function ``main`` whose parameters are all inputs. Anything else is a
+    `WorkloadRefused`; a missing package is an `EnvironmentRefused`.
     """
     if relay.is_relay(model):
         raise relay.refused(type(model).__name__)

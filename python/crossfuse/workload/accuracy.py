@@ -85,7 +85,7 @@ def check(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray], output: np.ndarr
 
 
 def judge(limits: Tolerance, output: np.ndarray, where: str) -> Accuracy:
-    """The errors of a result, in the output type; `CheckFailed` if one exceeds its limit.
+    """Judge a result, in the output type, by given limits; `CheckFailed` if one is exceeded.
 
     `where` names what was computed in messages. See `check`.
     """

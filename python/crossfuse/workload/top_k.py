@@ -13,9 +13,9 @@ def top_of(
     """The k largest of each row [rows, cols] in float32, and their places in int32, both [rows, k].
 
     An element's rank is the number of elements before it: larger ones, and equal ones of lower
-    index. The number of rank t is the sum of all that have this rank, which is one. So top-k is
-    written in plain reductions, which `crossfuse.cascade.detect` recognises. `names` are those of
-    the blocks.
+    index. The number of rank t is the sum of all that have this rank, of which there is exactly
+    one. So top-k is written in plain reductions, which `crossfuse.cascade.detect` recognises.
+    `names` are those of the blocks.
     """
     rows, cols = values.shape
     other, at, of = (te.reduce_axis((0, cols), name) for name in ("other", "at", "of"))

@@ -34,8 +34,8 @@ _KEEP = 512
 def build(translation: Translation, name: str, cache: str | os.PathLike[str] | None = None) -> Path:
     """Compile a translation to an executable, or take it from the cache, which processes may share.
 
-    A missing g++ raises `EnvironmentRefused`; text that g++ rejects raises `CheckFailed` with its
-    messages, under the given name.
+    The cache is `cache_directory` by default. A missing g++ raises `EnvironmentRefused`; text that
+    g++ rejects raises `CheckFailed` with its messages, under the given name.
     """
     compiler = find_compiler()
     directory = Path(cache) if cache is not None else cache_directory()

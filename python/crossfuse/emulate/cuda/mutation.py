@@ -50,8 +50,9 @@ def outcomes(
 ) -> list[Outcome]:
     """Run mutants of a right kernel, in the order of lines.
 
-    `every` and `first` take a sample of them. `seeds` are of orders of threads; the later ones run
-    only where the earlier show nothing. A kernel that is not right itself raises `CheckFailed`.
+    `every` takes one mutant in so many, beginning with number `first`. `seeds` are of orders of
+    threads; the later ones run only where the earlier show nothing. `timeout_s` is that of one run.
+    A kernel that is not right itself raises `CheckFailed`.
     """
     mutated = mutate(image)
     program = prepare(mutated.image, inputs)
