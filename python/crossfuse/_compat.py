@@ -16,20 +16,12 @@ _JSON_CRASH = "which crashes in JSON serialisation"
 
 @dataclass(frozen=True)
 class Pin:
-    """One upstream package and the only release of it that the project runs on.
+    """An upstream package and the only release of it that the project runs on."""
 
-    Attributes
-    ----------
-    distribution : str
-        Its name on PyPI.
-    version : str
-        The release that is needed.
-    faults : tuple[tuple[str, str], ...]
-        Releases known not to work, each with what is wrong with it as a relative clause.
-    """
-
+    #: Name on PyPI.
     distribution: str
     version: str
+    #: Releases known not to work, each with what is wrong with it as a relative clause.
     faults: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -59,18 +51,7 @@ class VersionRefused(EnvironmentRefused, ImportError):
 
 
 def installed_version(distribution: str) -> str | None:
-    """Read the version of an installed package without importing it.
-
-    Parameters
-    ----------
-    distribution : str
-        Name on PyPI.
-
-    Returns
-    -------
-    str or None
-        None when it is not installed.
-    """
+    """The version of an installed package, read without importing it; None if there is none."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -78,12 +59,9 @@ def installed_version(distribution: str) -> str | None:
 
 
 def version_refusals() -> tuple[Refusal, ...]:
-    """List the pins that this environment does not meet.
+    """The pins that this environment does not meet, one refusal each.
 
-    Returns
-    -------
-    tuple[Refusal, ...]
-        Empty when all are met; each refusal's advice mends all of them with one command.
+    Each refusal's advice is one command that mends all of them.
     """
     versions = {pin: installed_version(pin.distribution) for pin in PINS}
     unmet = {pin: version for pin, version in versions.items() if version != pin.version}
@@ -101,13 +79,7 @@ def version_refusals() -> tuple[Refusal, ...]:
 
 
 def check_versions() -> None:
-    """Refuse to go on with other upstream releases than the pinned ones.
-
-    Raises
-    ------
-    VersionRefused
-        Both an `EnvironmentRefused` and an `ImportError`; one sentence says what to install.
-    """
+    """Raise `VersionRefused` unless the pinned upstream releases are installed."""
     refusals = version_refusals()
     if refusals:
         raise VersionRefused(refusals[0])

@@ -51,13 +51,13 @@ def _after(name: str, run: Callable[[], None]) -> None:
 
 
 class _Waiting(MetaPathFinder):
-    """Finds nothing itself; sees to it that the loader of one module calls a function after it."""
+    """Finder that wraps one module's loader, so that a function is called once it is loaded."""
 
     def __init__(self, name: str, run: Callable[[], None]) -> None:
         self.name, self._run = name, run
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
-        """The spec that others find, with a loader that calls the function."""
+        """The spec that other finders give, with a loader that calls the function afterwards."""
         if name != self.name:
             return None
         sys.meta_path.remove(self)
@@ -68,17 +68,17 @@ class _Waiting(MetaPathFinder):
 
 
 class _Calling(Loader):
-    """Loads a module as its own loader does, and calls a function then."""
+    """Loader that delegates to a module's own loader and then calls a function."""
 
     def __init__(self, spec: ModuleSpec, loader: Loader, run: Callable[[], None]) -> None:
         self._spec, self._loader, self._run = spec, loader, run
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """What its own loader creates."""
+        """The module that the wrapped loader creates."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute it with its own loader in place, which resources and others ask for."""
+        """Execute the module under its own loader, put back because resources look it up."""
         self._spec.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         self._run()

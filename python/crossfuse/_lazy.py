@@ -11,19 +11,10 @@ from typing import Any
 def lazy_names(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Make a package's ``__getattr__``, ``__dir__`` and ``__all__``.
+    """A package's ``__getattr__``, ``__dir__`` and ``__all__``, for modules that load on first use.
 
-    Parameters
-    ----------
-    package : str
-        Its ``__name__``.
-    homes : Mapping[str, str]
-        The module below it of each public name.
-
-    Returns
-    -------
-    tuple
-        To be bound to these three names; importing the package then loads none of the modules.
+    `package` is the package's ``__name__``; `homes` gives for each public name the module below the
+    package that defines it.
     """
 
     def load(name: str) -> Any:

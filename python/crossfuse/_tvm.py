@@ -87,20 +87,7 @@ __all__ = [
 
 
 def load_json(text: str, kinds: Any) -> Any:
-    """What TVM wrote as JSON.
-
-    Parameters
-    ----------
-    text : str
-        Of ``tvm.ir.save_json``.
-    kinds : type | tuple[type, ...]
-        What it may be.
-
-    Raises
-    ------
-    Damaged
-        If it is something else, or nothing that this release of TVM reads.
-    """
+    """Read a node of one of `kinds` from text of ``tvm.ir.save_json``; `Damaged` if it is none."""
     parse(text, finite=False)  # within limits: TVM's own reader has none
     try:
         found = tvm.ir.load_json(text)

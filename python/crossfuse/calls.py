@@ -36,7 +36,7 @@ Seconds = Annotated[float, Between(1e-3, 1e7)]
 
 @dataclass(frozen=True)
 class Named:
-    """Mark of what is annotated with `Any`: names of the classes of TVM that it may have."""
+    """Mark of parameters annotated with `Any`: names of the TVM classes that it stands for."""
 
     classes: tuple[str, ...]
 
@@ -54,21 +54,11 @@ def checked(function: C) -> C: ...
 @overload
 def checked(function: Callable[P, R]) -> Callable[P, R]: ...
 def checked(function: Any) -> Any:
-    """Check the arguments of a function, or of a class's constructor, by their annotations.
+    """Make a function, or a class's constructor, refuse arguments against its annotations.
 
-    What is annotated with a class that is not imported, as those of torch and TVM are not, is told
-    by the name of its class. Numbers may have a range, see `crossfuse.schema.Between`. Of calls
-    that Python itself does not take, with arguments missing or too many, it says so as ever.
-
-    Parameters
-    ----------
-    function : Callable
-        The function, or a class.
-
-    Returns
-    -------
-    Callable
-        It raises `ArgumentRefused` for what an argument cannot be.
+    Classes that are not imported, such as those of torch and TVM, are recognised by name. Numbers
+    may have a range, see `crossfuse.schema.Between`. What an argument cannot be raises
+    `ArgumentRefused`; missing or surplus arguments raise Python's own `TypeError`.
     """
     if inspect.isclass(function):
         # Of a dataclass Python writes the annotations itself; those of its fields are the same.
@@ -116,7 +106,7 @@ def _refused(function: str, name: str, value: Any, words: str) -> Exception:
 
 
 def _test(annotation: Any, names: Mapping[str, Any]) -> _Test | None:
-    """The test of an annotation; None where it allows everything."""
+    """The test that an annotation asks for; None where it allows everything."""
     if annotation is inspect.Parameter.empty:
         return None
     if isinstance(annotation, str):
@@ -125,7 +115,7 @@ def _test(annotation: Any, names: Mapping[str, Any]) -> _Test | None:
 
 
 def _of_node(node: ast.expr, names: Mapping[str, Any]) -> _Test | None:
-    """The test of an annotation as it is written: not all names in it are there to be looked up."""
+    """The test of an annotation as written: not all names in it are there to be looked up."""
     if isinstance(node, ast.BinOp):
         return _either(_of_node(node.left, names), _of_node(node.right, names))
     if isinstance(node, ast.Subscript):
@@ -148,7 +138,7 @@ def _either(one: _Test | None, other: _Test | None) -> _Test | None:
 
 
 def _fixed(parts: Sequence[_Test | None]) -> _Test:
-    """Of a tuple of so many parts."""
+    """The test of a tuple of fixed length, part by part."""
 
     def fits(value: Any) -> bool:
         if not isinstance(value, (list, tuple)) or len(value) != len(parts):
@@ -160,7 +150,7 @@ def _fixed(parts: Sequence[_Test | None]) -> _Test:
 
 
 def _container(name: str, nodes: Sequence[ast.expr], names: Mapping[str, Any]) -> _Test | None:
-    """Of a list, a tuple or a mapping."""
+    """The test of a list, a tuple, a mapping or a callable."""
     inner = [None if ast.unparse(each) == "..." else _of_node(each, names) for each in nodes]
     if name == "tuple" and "..." not in map(ast.unparse, nodes):
         return _fixed(inner)

@@ -23,31 +23,21 @@ _FACTS = {
 
 @dataclass(frozen=True)
 class Gpu:
-    """One CUDA device.
+    """Facts that the driver gives about one CUDA device."""
 
-    Attributes
-    ----------
-    name : str
-        As the driver calls it, such as ``"NVIDIA H100 80GB HBM3"``.
-    capability : tuple[int, int]
-        Compute capability, major and minor.
-    driver_cuda : tuple[int, int]
-        Newest CUDA version that the driver supports, major and minor.
-    sms, max_shared_bytes, l2_bytes : int
-        Multiprocessors, shared memory of a CTA that asks for it, L2 cache; 0: it does not tell.
-    memory_bytes : int
-        All memory.
-    memory_bits, memory_mhz, clock_mhz : int
-        Width of the memory's bus, its clock, and that of the multiprocessors at most.
-    """
-
+    #: As the driver calls it, such as ``"NVIDIA H100 80GB HBM3"``.
     name: str
+    #: Compute capability, major and minor.
     capability: tuple[int, int]
+    #: Newest CUDA version that the driver supports, major and minor.
     driver_cuda: tuple[int, int]
+    #: Facts that the driver does not give are 0. Bytes of shared memory are those of a CTA that
+    #: opts in to the maximum.
     sms: int = 0
     max_shared_bytes: int = 0
     l2_bytes: int = 0
     memory_bytes: int = 0
+    #: Bits of the memory bus; the multiprocessors' clock is its maximum.
     memory_bits: int = 0
     memory_mhz: int = 0
     clock_mhz: int = 0
@@ -56,10 +46,7 @@ class Gpu:
 def find_gpus() -> tuple[Gpu, ...]:
     """List the visible CUDA devices without creating a context on them.
 
-    Returns
-    -------
-    tuple[Gpu, ...]
-        Empty without a driver, without a device, or when the driver does not start.
+    The list is empty without a driver, without a device, or when the driver does not start.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -92,7 +79,7 @@ def _describe(driver: ctypes.CDLL, index: int, cuda: tuple[int, int]) -> Gpu:
 
 
 def _fact(driver: ctypes.CDLL, attribute: int, unit: int, device: int) -> int:
-    """An attribute that a driver may not have; 0 then."""
+    """A device attribute in the unit of `Gpu`; 0 where the driver does not know it."""
     try:
         return max(0, _integer(driver.cuDeviceGetAttribute, attribute, device)) // unit
     except OSError:

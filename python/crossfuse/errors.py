@@ -215,19 +215,10 @@ class FaultWarning(RuntimeWarning):
 
 @contextmanager
 def contained(error: type[RefusedError], rule: str, where: str) -> Iterator[None]:
-    """Make any fault of ours a refusal, so that it leaves one group and not the whole model.
+    """Turn any fault of ours into a refusal, so that it costs one group and not the whole model.
 
-    Parameters
-    ----------
-    error : type[RefusedError]
-        Which family the refusal belongs to.
-    rule, where : str
-        See `Refusal`.
-
-    Raises
-    ------
-    RefusedError
-        For whatever is raised below and is none yet; a `FaultWarning` says so too.
+    A refusal passes as it is. Anything else raised inside becomes a refusal of the family `error`,
+    and is announced by a `FaultWarning`.
 
     Examples
     --------

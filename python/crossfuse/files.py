@@ -28,19 +28,9 @@ def sha256(data: bytes) -> str:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Read a file.
+    """Read a whole file, or what a link points to.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        The file; a link to one will do.
-    most : int
-        Bytes that it may have.
-
-    Raises
-    ------
-    Damaged
-        If it is not there, no regular file, or too large.
+    `Damaged` says that it does not exist, is no regular file, or is larger than `most` bytes.
     """
     check_file(path, most)
     try:
@@ -50,12 +40,9 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def check_file(path: Path, most: int = MOST_BYTES) -> None:
-    """Check that a path is a file before it is opened: a pipe would wait for who writes to it.
+    """Raise `Damaged` unless a path is a regular file of at most `most` bytes.
 
-    Raises
-    ------
-    Damaged
-        See `read_bytes`.
+    Asked before it is opened, because opening a pipe would wait for a writer.
     """
     try:
         found = path.stat()
@@ -68,13 +55,7 @@ def check_file(path: Path, most: int = MOST_BYTES) -> None:
 
 
 def read_text(path: Path) -> str:
-    """Read a file of text in UTF-8, see `read_bytes`.
-
-    Raises
-    ------
-    Damaged
-        See `read_bytes`; or if it is no UTF-8.
-    """
+    """Read a file of UTF-8 text; `Damaged` as for `read_bytes`, or where it is no UTF-8."""
     try:
         return read_bytes(path).decode()
     except UnicodeDecodeError as error:
@@ -83,17 +64,9 @@ def read_text(path: Path) -> str:
 
 @contextmanager
 def on_disk(where: str | os.PathLike[str]) -> Iterator[None]:
-    """Refuse in words what a disk refuses: it is full, or may not be written.
+    """Turn an `OSError` raised inside, as of a full disk, into an `EnvironmentRefused`.
 
-    Parameters
-    ----------
-    where : path
-        What is written, for errors that name no file.
-
-    Raises
-    ------
-    EnvironmentRefused
-        For an `OSError` inside.
+    `where` stands for the place in errors that name no file.
     """
     try:
         yield
@@ -102,7 +75,7 @@ def on_disk(where: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def file_refused(error: OSError, where: str | os.PathLike[str]) -> RefusedError:
-    """Build the refusal of a file or folder that the system does not read, make or write."""
+    """Build the refusal of a file or folder that the system does not read, create or write."""
     return refuse(
         EnvironmentRefused,
         "file",
@@ -117,19 +90,7 @@ def file_refused(error: OSError, where: str | os.PathLike[str]) -> RefusedError:
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write a file so that no reader ever sees a part of it, whoever else writes it.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        Destination; missing directories are made.
-    data : bytes
-        Whole content.
-    mode : int
-        Permissions.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If the disk is full, or there may be no such file; nothing is left behind then.
+    Missing folders are created. `EnvironmentRefused`, as of a full disk, leaves nothing behind.
     """
     with writing(path, mode) as file:
         file.write(data)
@@ -137,7 +98,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 @contextmanager
 def writing(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
-    """Write a file part by part, see `write_atomically`: it is there when the context is left."""
+    """Write a file piece by piece; as with `write_atomically`, it appears when the context ends."""
     with on_disk(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}-")
@@ -152,13 +113,7 @@ def writing(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
-    """Make a folder for results, before they are worked out.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If there may be no such folder.
-    """
+    """Create a folder for results before they are computed; `EnvironmentRefused` if that fails."""
     with on_disk(path):
         Path(path).mkdir(parents=True, exist_ok=True)
     return Path(path)
@@ -166,17 +121,9 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def scratch(folder: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """A new folder for as long as the context lasts.
+    """A new folder for the duration of the context, inside `folder` or among the temporary files.
 
-    Parameters
-    ----------
-    folder : path | None
-        Where to make it; None takes that of temporary files.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If the disk is full, also while it is filled.
+    A disk that fills up inside the context is an `EnvironmentRefused` too.
     """
     with (
         on_disk(folder or _TEMPORARY),
@@ -186,7 +133,7 @@ def scratch(folder: str | os.PathLike[str] | None = None) -> Iterator[Path]:
 
 
 def scratch_folder() -> Path:
-    """A new folder for what this process alone needs; it goes when the process ends."""
+    """A new folder for this process alone, removed when the process ends."""
     with on_disk(_TEMPORARY):
         folder = Path(tempfile.mkdtemp(prefix="crossfuse-"))
     atexit.register(_remove, folder, os.getpid())
@@ -205,6 +152,6 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What the system says, without the path."""
+    """The system's error message, without the path."""
     text = getattr(error, "strerror", None) or str(error)
     return text[:1].lower() + text[1:]

@@ -1,4 +1,4 @@
-"""What a Hopper GPU allows: limits that legality checks and the lowering hold kernels to."""
+"""Limits of Hopper GPUs, to which legality checks and the lowering hold kernels."""
 
 from __future__ import annotations
 
@@ -162,23 +162,16 @@ def device(name: str | Device | None = None) -> Device:
 
 @lru_cache(maxsize=1)
 def local_devices() -> tuple[Device | None, ...]:
-    """The GPUs of this machine in the driver's order, None for what is no Hopper; asked once."""
+    """GPUs of this machine in the driver's order, None for any that is no Hopper; asked once."""
     return tuple(device_of(each) if each.capability == (9, 0) else None for each in find_gpus())
 
 
 def device_of(gpu: Gpu) -> Device:
-    """What a Hopper GPU allows, by what its driver says.
+    """Limits of a Hopper GPU, as its driver states them.
 
-    Parameters
-    ----------
-    gpu : Gpu
-        From `crossfuse.driver.find_gpus`.
-
-    Returns
-    -------
-    Device
-        One of `DEVICES` if it is such a part, whole; else one with the driver's facts, named after
-        it. What the driver does not tell is as on an H100.
+    A whole part known to `DEVICES` gives that entry. Any other, such as a MIG slice with fewer
+    multiprocessors, gets a device with the driver's facts, named after it; facts that the driver
+    does not give are an H100's.
     """
     part = DEVICES.get(_PARTS.get(gpu.name, ""))
     if part is not None and gpu.sms in (0, part.sms):
@@ -193,7 +186,7 @@ def device_of(gpu: Gpu) -> Device:
 
 
 def record_path(name: str) -> Path:
-    """Where ``crossfuse calibrate`` keeps the record of a device for its user."""
+    """Where ``crossfuse calibrate`` stores this user's record of a device."""
     import platformdirs
 
     folder = platformdirs.user_data_dir("crossfuse", appauthor=False)

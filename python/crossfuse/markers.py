@@ -116,15 +116,7 @@ def thread_tag(loop: Any) -> str:
 def is_cluster_function(func: Any) -> bool:
     """Whether a PrimFunc carries any of our marks, or TVM's own cluster tag.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        A scheduled function.
-
-    Returns
-    -------
-    bool
-        False for every function that stock TVM should lower as it always did.
+    All others are lowered as stock TVM always did.
     """
     found = False
 

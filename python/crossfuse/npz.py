@@ -21,26 +21,10 @@ _HEADER_BYTES = 10_000
 def read_arrays(
     path: Path, names: Iterable[str], shapes: Mapping[str, tuple[object, ...]] | None = None
 ) -> dict[str, np.ndarray]:
-    """Read arrays by name.
+    """Read arrays of an archive of ``numpy.savez`` by name; `shapes` gives those that are known.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        What ``numpy.savez`` wrote.
-    names : Iterable[str]
-        Which.
-    shapes : Mapping[str, tuple] | None
-        What their shapes have to be, of those that are known.
-
-    Returns
-    -------
-    dict[str, numpy.ndarray]
-        By name.
-
-    Raises
-    ------
-    Damaged
-        If it is no archive, an array is missing or of another shape, or a part was cut off.
+    `Damaged` says that it is no archive, that an array is missing or of another shape, or that a
+    part was cut off.
     """
     check_file(path)
     found = {}
@@ -58,7 +42,10 @@ def read_arrays(
 
 
 def _member(archive: ZipFile, name: str, shape: tuple[object, ...] | None) -> Any:
-    """One array, whose header says no more than there is: nothing is allocated before."""
+    """Read one array, once its header is known to claim no more than is stored.
+
+    A false header would otherwise have numpy allocate what it asks for.
+    """
     from numpy.lib import format as npy
 
     info = archive.getinfo(name)

@@ -29,14 +29,9 @@ T = TypeVar("T")
 
 
 class Damaged(ValueError):
-    """What is wrong with a file or a text.
+    """A fault in a file or a text: what was found there, and what was expected.
 
-    Parameters
-    ----------
-    found : str
-        What is there; begins with its place in the document.
-    limit : str
-        What was to be there.
+    `found` begins with its place in the document.
     """
 
     def __init__(self, found: str, limit: str) -> None:
@@ -70,25 +65,11 @@ Positive = Annotated[float, Between(1e-12)]
 
 
 def parse(text: str | bytes, *, finite: bool = True) -> Any:
-    """Read a JSON value.
+    """Parse JSON within limits into dictionaries, lists, texts, numbers, booleans and None.
 
-    Parameters
-    ----------
-    text : str | bytes
-        JSON; bytes are UTF-8.
-    finite : bool
-        Whether NaN and infinities are refused, which JSON has no words for; TVM writes them.
-
-    Returns
-    -------
-    Any
-        Dictionaries, lists, texts, numbers, booleans and None.
-
-    Raises
-    ------
-    Damaged
-        If it is no JSON, larger than `MOST_BYTES`, deeper than `DEEPEST`, has a key twice, a number
-        of more than 64 bits or that is none, or a text that is no Unicode.
+    With `finite`, NaN and infinities are refused: JSON has no words for them, but TVM writes them.
+    `Damaged` stands for no JSON, text larger than `MOST_BYTES` or deeper than `DEEPEST`, repeated
+    keys, integers of more than 64 bits, and strings that are no Unicode.
     """
     if len(text) > MOST_BYTES:
         raise Damaged(f"{len(text)} bytes", f"JSON of at most {MOST_BYTES} bytes")
@@ -118,28 +99,9 @@ def read(kind: Any, text: str | bytes, *, version: int | None = None, key: str =
 def read(
     kind: Any, text: str | bytes, *, version: int | None = None, key: str = "format_version"
 ) -> Any:
-    """Read a JSON object as a dataclass.
+    """Parse a JSON object as the dataclass, or other type, `kind`; see `parse` and `typed`.
 
-    Parameters
-    ----------
-    kind : type
-        The dataclass, or another type, see `typed`.
-    text : str | bytes
-        JSON.
-    version : int | None
-        What the further field `key` has to be; None where there is none.
-    key : str
-        Its name.
-
-    Returns
-    -------
-    T
-        The value.
-
-    Raises
-    ------
-    Damaged
-        See `parse` and `typed`; or if it is of another version.
+    With `version`, the object has a further field `key` that must hold it.
     """
     value = parse(text)
     if version is not None:
@@ -148,13 +110,7 @@ def read(
 
 
 def versioned(value: object, version: int, key: str = "format_version") -> dict[str, Any]:
-    """An object without the field that tells its version, which has to be a given one.
-
-    Raises
-    ------
-    Damaged
-        If it is no object, or of another version.
-    """
+    """An object without its version field; `Damaged` unless that holds the expected version."""
     if not isinstance(value, dict):
         raise Damaged(shown(value), "a JSON object")
     words = key.replace("_", " ")
@@ -168,27 +124,12 @@ def typed(kind: type[T], value: object) -> T: ...
 @overload
 def typed(kind: Any, value: object) -> Any: ...
 def typed(kind: Any, value: object) -> Any:
-    """What a JSON value stands for.
+    """Convert a parsed JSON value to a type, or raise `Damaged` naming the first misfit.
 
-    Parameters
-    ----------
-    kind : type
-        A dataclass, whose fields say what is expected of each; or one of the types that fields may
-        have: texts, numbers, ``None``, ``Any``, mappings and tuples of these, unions, and
-        ``Annotated`` with `Between` or `FileName`. Fields with a default
-        may be missing.
-    value : object
-        From `parse`.
-
-    Returns
-    -------
-    T
-        The value; lists are tuples, where the type says so.
-
-    Raises
-    ------
-    Damaged
-        Naming the first part that is something else. So is what a dataclass's own check raises.
+    `kind` is a dataclass, whose annotations say what each field may be, or a type that a field may
+    have: text, number, ``None``, ``Any``, mappings and tuples of these, unions, and ``Annotated``
+    with `Between` or `FileName`. Fields with defaults may be missing. A dataclass's own check may
+    raise too.
 
     Examples
     --------
@@ -202,7 +143,7 @@ def typed(kind: Any, value: object) -> Any:
 
 
 def shown(value: object) -> str:
-    """A value for a message, cut."""
+    """A value as messages show it, truncated."""
     if isinstance(value, (Mapping, list, tuple)):
         return f"{'an object' if isinstance(value, Mapping) else 'a list'} of {len(value)} entries"
     text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
@@ -219,7 +160,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check(value: Any, finite: bool) -> None:
-    """Refuse what JSON's grammar allows and nothing of ours has."""
+    """Refuse what JSON's grammar allows and none of our documents contains."""
     level = [value]
     for _ in range(DEEPEST):
         inner: list[Any] = []
@@ -260,7 +201,7 @@ def _too_deep() -> Damaged:
 
 @cache
 def _reader(kind: Any) -> Any:
-    """What reads values of a type."""
+    """The function that reads values of a type: it takes a value and its place in the document."""
     origin, given = get_origin(kind), get_args(kind)
     if kind is Any:
         return lambda value, where: value
@@ -291,7 +232,7 @@ _WORDS = {
 
 
 def _words(kind: Any) -> str:
-    """A type, for a message."""
+    """A type in words, for messages."""
     if get_origin(kind) in (Union, types.UnionType):
         return " or ".join(map(_words, get_args(kind)))
     if get_origin(kind) is Annotated:
@@ -374,7 +315,7 @@ def _mapping(keys: Any, values: Any, value: Any, where: str) -> dict[str, Any]:
 
 @cache
 def _fields(kind: Any) -> dict[str, tuple[Field[Any], Any]]:
-    """Fields of a dataclass and their readers, by name."""
+    """A dataclass's fields with their readers, by name."""
     hints = get_type_hints(kind, include_extras=True)
     return {each.name: (each, _reader(hints[each.name])) for each in fields(kind) if each.init}
 

@@ -1,4 +1,4 @@
-"""What programs of subcommands share that are no part of the ``crossfuse`` command."""
+"""Shared parts of programs with subcommands that are not in the ``crossfuse`` command."""
 
 from __future__ import annotations
 
@@ -11,18 +11,10 @@ from crossfuse.errors import RefusedError
 
 
 def program(description: str | None) -> tuple[argparse.ArgumentParser, Any]:
-    """Make a parser of subcommands.
+    """An argument parser for a program of subcommands, and what subcommands are added to.
 
-    Parameters
-    ----------
-    description : str | None
-        What the program does; lines stay as they are.
-
-    Returns
-    -------
-    tuple
-        The parser, and what parsers of subcommands are added to. Each needs a default ``do``: a
-        function of the options.
+    Line breaks of the description stay. Each subcommand sets a default ``do``: a function of the
+    parsed options.
     """
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, formatter_class=plain)
@@ -30,19 +22,9 @@ def program(description: str | None) -> tuple[argparse.ArgumentParser, Any]:
 
 
 def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> int:
-    """Do what a command line asks for.
+    """Run the subcommand that the command line names; gives the exit code.
 
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        From `program`.
-    arguments : Sequence[str] | None
-        Those of this process, if None.
-
-    Returns
-    -------
-    int
-        Exit code: 0, or 2 where it was refused; standard error says why.
+    It is 0, or 2 where the command was refused, with the reason on standard error.
     """
     given = parser.parse_args(arguments)
     try:

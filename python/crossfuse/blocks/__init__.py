@@ -1,1 +1,1 @@
-"""What functions say, block by block: read by detection, planning, rules and lowering alike."""
+"""Facts about functions, block by block, for detection, planning, rules and lowering alike."""

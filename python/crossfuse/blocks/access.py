@@ -25,7 +25,7 @@ _KEPT_FORMS = 8192
 def is_affine(expression: Any) -> bool:
     """Whether an index is a quasi-affine expression of variables.
 
-    A walk by hand: a callback of TVM's walk cannot stop it.
+    It walks the expression itself because a callback of TVM's walk cannot stop early.
     """
     if ir.constant(expression) is not None or isinstance(expression, ir.Var):
         return not ir.is_buffer_var(expression)
@@ -43,7 +43,7 @@ def is_affine(expression: Any) -> bool:
 
 
 def analyzer(domain: Domain) -> Any:
-    """An analyzer that knows how far variables count."""
+    """An analyzer that knows the ranges of variables."""
     known = ir.sym.Analyzer()
     for var, extent in domain.items():
         known.bind(var, ir.tvm.ir.Range(0, extent))
@@ -56,9 +56,9 @@ def simplified(indices: Iterable[Any], domain: Domain) -> tuple[Any, ...]:
 
 
 def _simplest(index: Any, domain: Domain) -> Any:
-    """An index in its simplest form: of one that is equal but for names only once.
+    """An index in its simplest form, computed once for all that are equal but for their variables.
 
-    Functions that are made of the same calls have the same indices of other variables.
+    Functions made of the same calls have the same indices in other variables.
     """
     if _is_settled(index, domain):
         return index
@@ -72,7 +72,7 @@ def _simplest(index: Any, domain: Domain) -> Any:
 
 
 def _is_settled(index: Any, domain: Domain) -> bool:
-    """Whether nothing is simpler, as of most indices."""
+    """Whether an index cannot become simpler, as is true of most."""
     if isinstance(index, ir.Var):
         return domain.get(index, 0) != 1
     return isinstance(index, ir.tirx.IntImm)
@@ -80,7 +80,7 @@ def _is_settled(index: Any, domain: Domain) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Form:
-    """An index, its variables in order of their use, and how far they count, if that is known.
+    """An index with its variables in order of use and their extents, None where unknown.
 
     Forms are equal that differ in nothing but the variables.
     """
@@ -102,7 +102,7 @@ class _Form:
 
 @functools.lru_cache(maxsize=_KEPT_FORMS)
 def _settled_once(form: _Form) -> tuple[tuple[Any, ...], Any]:
-    """The simplest form of an index, after the variables that it has."""
+    """The variables of a form and its simplest index, cached across forms that are equal."""
     return form.variables, _settled(form)
 
 
@@ -128,7 +128,7 @@ def _digit(known: Any, index: Any) -> Any:
 
 
 def replaced(indices: Iterable[Any], values: Mapping[Any, Any], domain: Domain) -> tuple[Any, ...]:
-    """Indices with expressions of other variables in the place of their own."""
+    """Indices with expressions of other variables substituted for their own."""
     return simplified(
         (ir.substitute(each, lambda var: values.get(var, var)) for each in indices), domain
     )
@@ -140,15 +140,15 @@ def variables(indices: Iterable[Any]) -> frozenset[Any]:
 
 
 def extent_of(names: Iterable[Any], domain: Domain) -> int:
-    """Iterations of variables together."""
+    """Number of iterations of variables together."""
     return prod(domain[each] for each in names)
 
 
 def reached(indices: Sequence[Any], shape: Sequence[int], domain: Domain) -> int:
-    """Most elements of a buffer that an access reaches.
+    """The most elements of a buffer that an access can reach.
 
-    Its box, from the least to the largest index of each dimension within the buffer, or one for
-    each iteration where these are fewer. Windows that overlap fill their box.
+    That is its box, from the least to the largest index of each dimension within the buffer, or one
+    for each iteration where these are fewer. Windows that overlap fill their box.
     """
     known, box = analyzer(domain), 1
     for index, extent in zip(indices, shape, strict=True):
@@ -159,7 +159,7 @@ def reached(indices: Sequence[Any], shape: Sequence[int], domain: Domain) -> int
 
 
 def row_major(indices: Sequence[Any], shape: Any) -> Any:
-    """Position of an index in a buffer of the given shape."""
+    """Linear position of an index in a row-major buffer of the given shape."""
     offset: Any = ir.tirx.IntImm("int32", 0)
     for index, extent in zip(indices, shape, strict=True):
         offset = offset * extent + index
@@ -169,23 +169,11 @@ def row_major(indices: Sequence[Any], shape: Any) -> Any:
 def inverse(
     indices: Sequence[Any], coordinates: Mapping[Any, int], domain: Domain, predicate: Any = None
 ) -> dict[Any, Any] | None:
-    """Invert a map from all of a domain onto all coordinates of a buffer.
+    """Invert a map from a whole domain onto all coordinates of a buffer; None if no bijection.
 
-    Parameters
-    ----------
-    indices : Sequence[Any]
-        One for each coordinate, in variables of the domain.
-    coordinates : Mapping[Any, int]
-        Variables that stand for the indices in the result, with the extents of the buffer.
-    domain : Mapping[Any, int]
-        Variables of the map; those of one iteration may be absent from the indices.
-    predicate : Any
-        Where the map applies; everywhere if None.
-
-    Returns
-    -------
-    dict[Any, Any] | None
-        The domain's variables in terms of the coordinates; None if no bijection is found.
+    `indices`, one for each coordinate, are in variables of the domain, of which those of one
+    iteration may be absent; the result gives the domain's variables in terms of the coordinates.
+    With a `predicate`, the map applies only where that holds.
     """
     every = (extent_of(coordinates, coordinates), extent_of(domain, domain))
     if predicate is None and every[0] != every[1]:
@@ -207,7 +195,7 @@ def inverse(
 def _plain(
     indices: Sequence[Any], coordinates: Mapping[Any, int], domain: Domain
 ) -> dict[Any, Any] | None:
-    """The inverse of a permutation of variables, beside which there may be dimensions of one."""
+    """The inverse of a mere permutation of variables, where dimensions of one may be added."""
     values = {var: ir.tirx.IntImm(str(var.ty), 0) for var in domain}
     used = set()
     for (coordinate, extent), index in zip(coordinates.items(), indices, strict=True):

@@ -15,45 +15,33 @@ from crossfuse.errors import ScheduleRefused, refuse
 
 @dataclass(frozen=True)
 class Chain:
-    """Blocks of a function by what they do, found by dataflow.
+    """Blocks of a canonical function by their role, found by dataflow."""
 
-    Attributes
-    ----------
-    first : tuple
-        Products of the input: one, or gate and up.
-    middle : Any
-        The elementwise block between the products; None with one product.
-    second : Any
-        The product of the intermediate; None with one product.
-    epilogue : Any
-        The elementwise block that writes the output.
-    m, n, k, l : int
-        Extents: rows, intermediate width (output width of a single product), reduction of the
-        first products, output width of the second (0 with one product).
-    item, out : int
-        Bytes of an element of the operands, and of the output.
-    k_major : bool
-        Whether weights are stored as [n, k].
-    further : int
-        Bytes of what is read besides operands: scales, biases, a residual.
-    """
-
+    #: Products of the input: one, or gate and up.
     first: tuple[Any, ...]
+    #: The elementwise block between the products; None with one product.
     middle: Any
+    #: The product of the intermediate; None with one product.
     second: Any
+    #: The elementwise block that writes the output.
     epilogue: Any
+    #: Extents: rows, intermediate width (output width of a single product), reduction of the first
+    #: products, output width of the second (0 with one product).
     m: int
     n: int
     k: int
     l: int  # noqa: E741  (the field's name for the width of the second product)
+    #: Bytes of an element of the operands, and of the output.
     item: int = 2
     out: int = 2
+    #: Whether weights are stored as [n, k].
     k_major: bool = True
+    #: Bytes that are read besides operands: scales, biases, a residual.
     further: int = 0
 
     @property
     def narrow(self) -> str:
-        """For messages: that operands are no 16-bit floats, where they are not."""
+        """A clause for messages where operands are no 16-bit floats, else empty."""
         return "" if self.item == 2 else f", with elements of {8 * self.item} bits"
 
     @property
@@ -63,12 +51,9 @@ class Chain:
 
 
 def read_chain(sch: Any) -> Chain:
-    """Find the blocks of a canonical function.
+    """Find the roles of the blocks of one product, or of two with one elementwise block between.
 
-    Raises
-    ------
-    ScheduleRefused
-        If the function is not one product or two with one elementwise block between them.
+    Any other function raises `ScheduleRefused`.
     """
     outputs = list(sch.get_output_blocks("root"))
     if len(outputs) != 1:
@@ -95,13 +80,7 @@ def read_chain(sch: Any) -> Chain:
 
 
 def read_two_products(sch: Any, rule: str) -> Chain:
-    """Find the blocks of a canonical chain.
-
-    Raises
-    ------
-    ScheduleRefused
-        If there is a single product, in the name of `rule`.
-    """
+    """As `read_chain`, but a single product raises `ScheduleRefused` in the name of `rule`."""
     chain = read_chain(sch)
     if chain.second is None:
         raise refuse(
@@ -116,13 +95,7 @@ def read_two_products(sch: Any, rule: str) -> Chain:
 
 
 def read_product(sch: Any, rule: str) -> Chain:
-    """Find the blocks of a canonical function of one product.
-
-    Raises
-    ------
-    ScheduleRefused
-        If there are two, in the name of `rule`.
-    """
+    """As `read_chain`, but two products raise `ScheduleRefused` in the name of `rule`."""
     chain = read_chain(sch)
     if chain.second is not None:
         raise refuse(
@@ -139,10 +112,7 @@ def read_product(sch: Any, rule: str) -> Chain:
 def read_last_product(sch: Any) -> Chain:
     """Find the product that the output is made of, whatever other blocks make its left operand.
 
-    Raises
-    ------
-    ScheduleRefused
-        If the output is no elementwise function of one product.
+    An output that is no elementwise function of one product raises `ScheduleRefused`.
     """
     given = list(function(sch).params)
     # Blocks that stand in one of the root count too, and store what another one reads.
@@ -158,7 +128,7 @@ def read_last_product(sch: Any) -> Chain:
 
 
 def _single(sch: Any, product: Any, epilogue: Any) -> Chain:
-    """One product and what is made of it."""
+    """The chain of one product and its epilogue."""
     m, n, k = _extents(sch, product)
     stored = _stored(sch, product, epilogue)
     further = _further(sch, (epilogue,), [product])
@@ -166,7 +136,7 @@ def _single(sch: Any, product: Any, epilogue: Any) -> Chain:
 
 
 def _producers(sch: Any, block: Any) -> list[Any]:
-    """Blocks that compute what a block reads; views of inputs compute nothing."""
+    """Blocks that compute what a block reads, without views of inputs, which compute nothing."""
     return [each for each in sch.get_producers(block) if not is_view(sch, each)]
 
 
@@ -180,7 +150,7 @@ def _stored(sch: Any, product: Any, epilogue: Any) -> tuple[int, int, bool]:
 
 
 def _further(sch: Any, elementwise: Iterable[Any], products: Iterable[Any]) -> int:
-    """Bytes of what elementwise blocks read, but for the sums of products."""
+    """Bytes that elementwise blocks read, except the sums of products."""
     sums = {region.source for each in products for region in sch.get(each).writes}
     read = {region.source for each in elementwise for region in sch.get(each).reads} - sums
     return sum(

@@ -9,10 +9,10 @@ from crossfuse.blocks.scheduled import is_reduction, reduces
 
 
 def is_view(sch: Any, block: Any) -> bool:
-    """Whether a block copies an input at other indices, and writes zero where there are none.
+    """Whether a block only copies an input at other indices, with zeros outside its bounds.
 
-    Such are the windows of a convolution. They are no part of a chain of products: a product's
-    operand is read that way wherever it is staged.
+    Windows of a convolution are such views. They are no part of a chain of products: the operand is
+    read at these indices wherever it is staged.
     """
     body = sch.get(block).body
     if sch.get_producers(block) or reduces(sch, block) or not isinstance(body, ir.BufferStore):

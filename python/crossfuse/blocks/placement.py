@@ -16,43 +16,19 @@ _WHOLE = "write each buffer by one block, all of it"
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Where a block writes.
-
-    Attributes
-    ----------
-    coordinates, summed, domain
-        `Block`'s fields of the same names.
-    inside : Mapping
-        The block's own variables, but those that are reduced, in terms of the coordinates.
-    """
+    """Which elements of a buffer a block writes; `Block` has the first three fields too."""
 
     coordinates: tuple[Any, ...]
     summed: tuple[Any, ...]
     domain: Mapping[Any, int]
+    #: The block's own variables, except reduced ones, in terms of the coordinates.
     inside: Mapping[Any, Any]
 
 
 def placement(loops: tuple[Any, ...], realize: Any, store: Any) -> Placement:
-    """Work out which elements a store in a block writes.
+    """Work out which elements a block's store writes, given the loops around the block.
 
-    Parameters
-    ----------
-    loops : tuple[tvm.tirx.For, ...]
-        Around the block.
-    realize : tvm.s_tir.SBlockRealize
-        The block.
-    store : tvm.tirx.BufferStore
-        In it.
-
-    Returns
-    -------
-    Placement
-        Of the store.
-
-    Raises
-    ------
-    PlanRefused
-        See `read_blocks`.
+    What does not write each element of the buffer once raises `PlanRefused`, as in `read_blocks`.
     """
     node = realize.block
     where = f"block '{node.name_hint}'"
@@ -67,19 +43,13 @@ def placement(loops: tuple[Any, ...], realize: Any, store: Any) -> Placement:
 
 
 def shape_of(buffer: Any, where: str) -> tuple[int, ...]:
-    """Extents of a buffer.
-
-    Raises
-    ------
-    PlanRefused
-        If one is not constant.
-    """
+    """Extents of a buffer; `PlanRefused` if one is not constant."""
     shape = buffer.ty.shape
     return tuple(_constant(each, f"{where}, buffer '{buffer.name}'", "extent") for each in shape)
 
 
 def check_plain(block: Any) -> None:
-    """Refuse a block that sees buffers through views; raises as `placement`."""
+    """Refuse a block that sees buffers through views, with `PlanRefused` as `placement`."""
     if len(block.match_buffers):
         name = block.match_buffers[0].buffer.name
         where = f"block '{block.name_hint}', buffer '{name}'"
@@ -103,7 +73,7 @@ def _constant(value: Any, where: str, what: str) -> int:
 
 
 def _check_bindings(loops: tuple[Any, ...], realize: Any, domain: Any, where: str) -> None:
-    """Each iteration of the block runs exactly once."""
+    """Refuse loops that do not run each iteration of the block exactly once."""
     counts = {}
     for loop in loops:
         named = f"{where}, loop '{loop.loop_var.name}'"
@@ -125,7 +95,7 @@ def _bound(realize: Any) -> list[tuple[Any, Any]]:
 def _coordinates(
     store: Any, where: str, summed: tuple[Any, ...], domain: Mapping[Any, int]
 ) -> tuple[tuple[Any, ...], dict[Any, Any]]:
-    """Variables for the buffer's dimensions, and the block's own in terms of them."""
+    """New variables for the buffer's dimensions, and the block's own variables in terms of them."""
     shape = shape_of(store.buffer, where)
     spatial = {var: extent for var, extent in domain.items() if var not in summed}
     # As wide as the loops, so that no conversion stands in the way of simpler indices.

@@ -15,44 +15,29 @@ from crossfuse.blocks.refusal import LOWERED, refused
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A block: ``buffer[coordinates] = value``, or a reduction of values over `summed`.
-
-    Attributes
-    ----------
-    name : str
-        As in the function.
-    buffer : Any
-        What it writes.
-    coordinates : tuple
-        Variables of the elements, one for each dimension of the buffer.
-    summed : tuple
-        Variables that are reduced.
-    domain : Mapping
-        Iterations of both.
-    value : Any
-        An expression in both.
-    combine : str
-        ``"sum"``, ``"product"``, ``"max"`` or ``"min"``; empty if the block is element-wise.
-    strides : tuple[tuple[int, ...], ...]
-        For each dimension of the buffer, those of the coordinates that make it up; empty where each
-        has one. See `crossfuse.planner.extract.digits`.
-    initial : Any
-        What a reduction starts from; None if the block is element-wise.
-    """
+    """A block: ``buffer[coordinates] = value``, or a reduction of values over `summed`."""
 
     name: str
     buffer: Any
+    #: Variables of the elements, one for each dimension of the buffer.
     coordinates: tuple[Any, ...]
+    #: Variables that are reduced.
     summed: tuple[Any, ...]
+    #: Extents of both kinds of variables.
     domain: Mapping[Any, int]
+    #: An expression in both kinds.
     value: Any
+    #: ``"sum"``, ``"product"``, ``"max"`` or ``"min"``; empty if the block is element-wise.
     combine: str
+    #: For each dimension of the buffer, the strides of the coordinates that make it up; empty where
+    #: each has one coordinate. See `crossfuse.planner.extract.digits`.
     strides: tuple[tuple[int, ...], ...] = ()
+    #: What a reduction starts from; None if the block is element-wise.
     initial: Any = None
 
     @property
     def where(self) -> str:
-        """How messages name it."""
+        """The block's name in messages."""
         return f"block '{self.name}'"
 
 
@@ -61,25 +46,11 @@ Other = Callable[[tuple[Any, ...], Any], list[Block]]
 
 
 def read_blocks(func: Any, other: Other | None = None) -> list[Block]:
-    """Read all blocks of a function.
+    """Read all blocks of an s_tir function in program order.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        In s_tir form.
-    other : Other, optional
-        Reads blocks that loop and store more than once, or call; without it they are refused.
-
-    Returns
-    -------
-    list[Block]
-        In program order.
-
-    Raises
-    ------
-    PlanRefused
-        Statements other than loops around blocks of one store each, extents that are not constant,
-        buffers that a block writes in part, and reductions that no operator is known of.
+    `other` reads blocks that loop, store more than once or call; without it they raise
+    `PlanRefused`. So do statements other than loops around blocks, extents that are not constant,
+    buffers that a block writes in part, and reductions by unknown operators.
     """
     leaves: list[tuple[tuple[Any, ...], Any]] = []
     _collect(func.body, (), leaves, other is not None)
@@ -93,20 +64,7 @@ def read_blocks(func: Any, other: Other | None = None) -> list[Block]:
 
 
 def read_block(loops: tuple[Any, ...], realize: Any) -> Block:
-    """Read a block of one store; raises as `read_blocks`.
-
-    Parameters
-    ----------
-    loops : tuple[tvm.tirx.For, ...]
-        Around the block.
-    realize : tvm.s_tir.SBlockRealize
-        The block.
-
-    Returns
-    -------
-    Block
-        What it writes, over the coordinates of the buffer.
-    """
+    """Read a block of one store over the coordinates of its buffer; refuses as `read_blocks`."""
     node, store = realize.block, realize.block.body
     combine = _combiner(node, f"block '{node.name_hint}'")
     placed = placement(loops, realize, store)
@@ -127,7 +85,7 @@ def read_block(loops: tuple[Any, ...], realize: Any) -> Block:
 
 
 def _collect(node: Any, loops: tuple[Any, ...], leaves: list[Any], every: bool) -> None:
-    """Blocks of one store; with `every` all that loop or call."""
+    """Gather realisations of blocks with their loops: of one store; with `every`, of all kinds."""
     leaf = (ir.BufferStore, ir.Evaluate) if every else (ir.BufferStore,)
     if isinstance(node, ir.SeqStmt):
         for each in node.seq:
@@ -150,7 +108,7 @@ def _collect(node: Any, loops: tuple[Any, ...], leaves: list[Any], every: bool) 
 
 
 def _combiner(node: Any, where: str) -> str:
-    """Operator of a block that reduces, see `Block`."""
+    """The reduction operator of a block as in `Block.combine`; refuses any other reduction."""
     combine = combiner_of(node)
     store, loops = node.body, [each for each in node.iter_vars if is_reduction(each)]
     again = combine is None and _reads(store.value, store.buffer)

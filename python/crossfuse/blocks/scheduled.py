@@ -15,17 +15,7 @@ from crossfuse.markers import cluster_axis
 
 @dataclass(frozen=True)
 class ClusterLoop:
-    """A loop bound by `cluster_bind`.
-
-    Attributes
-    ----------
-    axis : str
-        Cluster axis, "x", "y" or "z".
-    name : str
-        Name of the loop variable.
-    extent : int
-        CTAs along the axis.
-    """
+    """A loop bound by `cluster_bind`: axis "x", "y" or "z" of the cluster, and CTAs along it."""
 
     axis: str
     name: str
@@ -35,10 +25,7 @@ class ClusterLoop:
 def function(sch: Any, item: Any = None) -> Any:
     """The PrimFunc that a schedule works on, or the one that holds a block or loop.
 
-    Raises
-    ------
-    ScheduleRefused
-        If the module has several functions and nothing says which is meant.
+    A module of several functions raises `ScheduleRefused` if nothing says which is meant.
     """
     if item is not None:
         return _function_of(sch, item)
@@ -92,13 +79,7 @@ def name_of(sch: Any, item: Any) -> str:
 
 
 def position(sch: Any, rule: str, block: Any, loop: Any) -> tuple[list[Any], int]:
-    """Loops of `block` and the index of `loop` among them.
-
-    Raises
-    ------
-    ScheduleRefused
-        If `loop` does not enclose `block`.
-    """
+    """Loops of `block`, and the index of `loop` among them; `ScheduleRefused` if it is none."""
     loops = list(sch.get_loops(block))
     target = sch.get_sref(loop)
     for index, candidate in enumerate(loops):
@@ -116,13 +97,7 @@ def position(sch: Any, rule: str, block: Any, loop: Any) -> tuple[list[Any], int
 
 
 def constant_extent(sch: Any, rule: str, loop: Any) -> int:
-    """Extent of a loop whose bounds are known.
-
-    Raises
-    ------
-    ScheduleRefused
-        If the extent is symbolic.
-    """
+    """Extent of a loop; `ScheduleRefused` if it is symbolic."""
     node = sch.get(loop)
     extent = ir.constant(node.extent)
     if extent is None:
@@ -183,7 +158,7 @@ def span(expression: Any, inner: list[Any]) -> int:
 
 
 def analyzer(loops: Iterable[Any]) -> Any:
-    """An analyzer that knows the ranges of some ``For`` loops."""
+    """An analyzer that knows the ranges of ``For`` loops."""
     known = ir.sym.Analyzer()
     for loop in loops:
         known.bind(loop.loop_var, ir.tvm.ir.Range.from_min_extent(loop.min, loop.extent))
@@ -196,14 +171,14 @@ def combiner(sch: Any, block: Any) -> str | None:
 
 
 def read_of(sch: Any, consumer: Any, producer: Any) -> int:
-    """Which of a block's reads another block writes."""
+    """Index of the read, among a block's, that another block writes."""
     written = sch.get(producer).writes[0].source
     reads = sch.get(consumer).reads
     return next(i for i, each in enumerate(reads) if each.source.same_as(written))
 
 
 def reduces(sch: Any, block: Any) -> bool:
-    """Whether a block is a reduction, or a sum that it multiplies by factors on its way."""
+    """Whether a block is a reduction, possibly of a sum that it rescales on its way."""
     node = sch.get(block)
     return combiner_of(node) is not None or corrected(node.body) is not None
 
@@ -214,6 +189,6 @@ def written_buffer(sch: Any, block: Any) -> Any:
 
 
 def read_index(sch: Any, block: Any, buffer: Any) -> int:
-    """Which of a block's reads is `buffer`."""
+    """Index of the read, among a block's, that is `buffer`."""
     reads = sch.get(block).reads
     return next(i for i, each in enumerate(reads) if each.source.same_as(buffer))

@@ -1,4 +1,4 @@
-"""What was compiled once and is kept between runs, known by its content.
+"""The compilation cache on disk: results of earlier runs, keyed by their content.
 
 One folder holds it all: cubins, kernel libraries, plans, schedules, rewritten models and the
 emulator's executables. Nothing in here needs TVM or torch.

@@ -1,4 +1,4 @@
-"""Answers that are texts, or refusals: both are kept, so that neither is worked out again."""
+"""Cached answers that are texts or refusals, so that neither is computed twice."""
 
 from __future__ import annotations
 
@@ -17,31 +17,11 @@ T = TypeVar("T")
 def answered(
     shelf: Shelf, key: str, label: str, make: Callable[[], str], use: Callable[[str], T]
 ) -> T:
-    """What is kept under a key, or what `make` answers.
+    """The cached answer under a key, else what `make` answers; `use` reads a value from its text.
 
-    Parameters
-    ----------
-    shelf : Shelf
-        Where answers are kept.
-    key : str
-        See `crossfuse.cache.keys.content_key`.
-    label : str
-        What was asked, for people.
-    make : Callable
-        Answers with a text, or raises a refusal.
-    use : Callable
-        What a text stands for; `Damaged` says that it is no answer.
-
-    Returns
-    -------
-    T
-        What `use` gives.
-
-    Raises
-    ------
-    RefusedError
-        What `make` raised, now or when it was asked first. Refusals of the environment are not
-        kept: it may be another one tomorrow.
+    `use` raises `Damaged` for text that is no answer, and it is computed again. A refusal that
+    `make` raises is cached and raised again, but for those of the environment, which may differ
+    tomorrow. `label` describes the question to people who list the cache.
     """
 
     def entry() -> Entry:

@@ -16,22 +16,11 @@ _SUFFIXES = frozenset({".cpp", ".cu", ".cuh", ".h", ".in", ".json", ".py"})
 
 
 def content_key(target: Device, *parts: str) -> str:
-    """Hash what a result depends on.
+    """Cache key of a result: the SHA-256, in hexadecimal, of all that it depends on.
 
-    This package, TVM and tvm-ffi count with what they are now, so that another release, or an
-    edited checkout, never finds what this one made.
-
-    Parameters
-    ----------
-    target : Device
-        Its limits.
-    *parts : str
-        Texts: the function, options, other versions. ``("ab", "c")`` and ``("a", "bc")`` differ.
-
-    Returns
-    -------
-    str
-        SHA-256 as hexadecimal text.
+    The package's own files and the versions of TVM and tvm-ffi count, so that another release or an
+    edited checkout never finds what this one made; so do the device's limits. `parts` are texts,
+    such as the function and its options; ``("ab", "c")`` and ``("a", "bc")`` differ.
     """
     versions = {each.distribution: installed_version(each.distribution) for each in PINS}
     values = [package_hash(), versions, asdict(target), parts]
@@ -40,7 +29,7 @@ def content_key(target: Device, *parts: str) -> str:
 
 @lru_cache(maxsize=1)
 def package_hash() -> str:
-    """Hash of this package's own files, as they were when it was asked for first."""
+    """Hash of this package's files, as they were at the first call."""
     import crossfuse
 
     home = Path(crossfuse.__file__).parent

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def root() -> Path:
-    """The folder of the cache: the user's cache directory of this platform."""
+    """The cache's folder, in the platform's cache directory of the user."""
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("crossfuse", appauthor=False))

@@ -24,17 +24,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Entry:
-    """What is kept under a key.
-
-    Attributes
-    ----------
-    data : bytes
-        The content.
-    about : Mapping[str, Any]
-        JSON values beside it; ``"label"`` says in words what it is.
-    """
+    """One cached result."""
 
     data: bytes
+    #: JSON values that describe it; ``"label"`` says in words what it is.
     about: Mapping[str, Any]
 
 
@@ -48,20 +41,13 @@ class _Head:
 
 @dataclass(frozen=True)
 class Shelf:
-    """Entries of one kind.
+    """All cache entries of one kind, as files of one folder with one suffix.
 
     An entry is a file of one line of JSON, with a hash of the rest, and the content. It is renamed
-    into its place when it is whole, so that a reader, and whoever comes after a process that was
-    killed, sees all of it or nothing. One that is damaged counts as none and is made again, also
-    where only who reads it finds that out: so entries are given to `use`, which says what they
-    stand for. What cannot be read or written is no error: the cache saves time and nothing else.
-
-    Attributes
-    ----------
-    folder : pathlib.Path
-        Where they are.
-    suffix : str
-        Of their names.
+    into its place when it is complete, so that a reader, and whoever comes after a process that was
+    killed, sees all of it or nothing. A damaged entry counts as missing and is made again, also
+    where only its reader can tell: so entries are passed to `use`, which says what they stand for.
+    What cannot be read or written is no error: the cache saves time and nothing else.
     """
 
     folder: Path
@@ -72,19 +58,9 @@ class Shelf:
         return self.folder / f"{key}{self.suffix}"
 
     def read(self, key: str, use: Callable[[Entry], T]) -> T | None:
-        """What is kept under a key, noted as used now.
+        """The value that `use` reads from a key's entry, which counts as used now; None if none.
 
-        Parameters
-        ----------
-        key : str
-            Hash of everything that the content depends on.
-        use : Callable
-            What an entry stands for; `Damaged` or a refusal says that it is none.
-
-        Returns
-        -------
-        T | None
-            What `use` gives; None where nothing is kept, or nothing whole.
+        An entry for which `use` raises `Damaged` or a refusal counts as missing.
         """
         try:
             found = use(read_entry(self.path(key)))
@@ -95,7 +71,7 @@ class Shelf:
         return found
 
     def write(self, key: str, entry: Entry) -> None:
-        """Keep something, and remove what was not used for longest if the cache is too large."""
+        """Store an entry; if the cache grows too large, the least recently used ones go."""
         about = dict(entry.about)
         head = json.dumps({"sha256": _hash(about, entry.data), "about": about}).encode()
         try:
@@ -106,19 +82,9 @@ class Shelf:
             prune_beside(self.folder)
 
     def made(self, key: str, make: Callable[[], Entry], use: Callable[[Entry], T]) -> T:
-        """What is kept under a key, or what `make` makes, in one process while others wait.
+        """The value of a key's entry, made first if missing: by one process, while others wait.
 
-        Parameters
-        ----------
-        key, use
-            See `read`.
-        make : Callable
-            Makes it; what it raises is passed on, and nothing is kept.
-
-        Returns
-        -------
-        T
-            What `use` gives, which is not None.
+        What `make` raises is passed on and nothing is cached. `use` must not give None.
         """
         found = self.read(key, use)
         if found is not None:
@@ -133,10 +99,10 @@ class Shelf:
 
     @contextlib.contextmanager
     def _alone(self, key: str) -> Iterator[None]:
-        """Hold the lock of a key, which ends with the process.
+        """Hold the lock of a key, which ends with the process at the latest.
 
-        Keys share 256 files, which are never removed: who waits for one that is would hold another
-        lock than who comes next.
+        Keys share 256 lock files, which are never removed: a process waiting for a removed file
+        would hold another lock than the process that comes next.
         """
         from filelock import FileLock, Timeout
 
@@ -152,23 +118,17 @@ class Shelf:
 
 
 def shelf(kind: str) -> Shelf:
-    """Entries of one kind in the user's cache, such as ``"cubin"`` or ``"library"``."""
+    """The shelf of one kind of entry in the user's cache, such as ``"cubin"`` or ``"library"``."""
     return Shelf(root() / kind, f".{kind}")
 
 
 def itself(entry: Entry) -> Entry:
-    """An entry as it is, of those who look into it themselves."""
+    """The entry unchanged, as the `use` of callers that look into it themselves."""
     return entry
 
 
 def read_entry(path: Path) -> Entry:
-    """Read the file of an entry.
-
-    Raises
-    ------
-    Damaged
-        If there is none, or it is not whole.
-    """
+    """Read an entry's file; `Damaged` if there is none, or it is incomplete."""
     first, _, data = read_bytes(path).partition(b"\n")
     head = read(_Head, first)
     if head.sha256 != _hash(head.about, data):
@@ -177,7 +137,7 @@ def read_entry(path: Path) -> Entry:
 
 
 def read_label(path: Path) -> str:
-    """What an entry is, in words, of its first line alone; empty for files that say nothing."""
+    """An entry's label, from its first line alone; empty for files without one."""
     try:
         with path.open("rb") as file:
             return str(read(_Head, file.readline(2**20)).about.get("label", ""))

@@ -1,4 +1,4 @@
-"""The cache as a whole: what is in it, how large it may be, what goes first."""
+"""The cache as a whole: its contents, its size limit, and what is evicted first."""
 
 from __future__ import annotations
 
@@ -22,33 +22,21 @@ _LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Kept:
-    """One file of the cache.
+    """One file of the cache."""
 
-    Attributes
-    ----------
-    kind : str
-        Folder that it is in, such as ``"library"``.
-    path : pathlib.Path
-        The file.
-    size : int
-        Bytes.
-    used : float
-        When it was read or written last, in seconds since 1970.
-    """
-
+    #: The folder that it is in, such as ``"library"``.
     kind: str
     path: Path
+    #: Bytes.
     size: int
+    #: Last read or written, in seconds since 1970.
     used: float
 
 
 def limit_bytes() -> int:
     """Bytes that the cache may hold: 2 GiB, or ``CROSSFUSE_CACHE_LIMIT`` in MiB.
 
-    Raises
-    ------
-    EnvironmentRefused
-        If the variable is no whole number of at least 0.
+    A value of the variable that is no whole number raises `EnvironmentRefused`.
     """
     text = os.environ.get(LIMIT, str(_DEFAULT_MIB))
     if not text.isascii() or not text.isdecimal() or len(text) > 18:
@@ -64,32 +52,19 @@ def limit_bytes() -> int:
 
 
 def kept(folder: Path | None = None) -> tuple[Kept, ...]:
-    """Files of a cache, the least recently used first.
+    """Files of a cache (the user's by default), least recently used first.
 
-    Parameters
-    ----------
-    folder : pathlib.Path | None
-        The cache; None takes `crossfuse.cache.root`. Locks, and files that are being written, are
-        left out.
+    Locks and files that are still being written are left out.
     """
     files = (each for each in _files(folder or root()) if not each.path.name.startswith("."))
     return tuple(sorted(files, key=lambda each: (each.used, each.path)))
 
 
 def prune(folder: Path | None = None, limit: int | None = None) -> tuple[Kept, ...]:
-    """Remove what was not used for longest until the rest is small enough.
+    """Evict least recently used entries until at most `limit` bytes are left; gives the evicted.
 
-    Parameters
-    ----------
-    folder : pathlib.Path | None
-        The cache; None takes `crossfuse.cache.root`.
-    limit : int | None
-        Bytes that may stay; None takes `limit_bytes`.
-
-    Returns
-    -------
-    tuple[Kept, ...]
-        What was removed. One process prunes at a time: the others remove nothing.
+    The defaults are the user's cache and `limit_bytes`. One process prunes at a time; others find
+    nothing to do.
     """
     home = folder or root()
     allowed = limit_bytes() if limit is None else limit
@@ -110,27 +85,14 @@ def prune(folder: Path | None = None, limit: int | None = None) -> tuple[Kept, .
 
 
 def prune_beside(folder: Path) -> None:
-    """Prune the user's cache if a folder belongs to it and it is too large."""
+    """Prune the user's cache if a folder belongs to it and it is over its limit."""
     home = root()
     if folder.parent == home and sum(each.size for each in _files(home)) > limit_bytes():
         prune(home)
 
 
 def clear(kinds: Collection[str] = (), folder: Path | None = None) -> tuple[Kept, ...]:
-    """Remove all entries of some kinds.
-
-    Parameters
-    ----------
-    kinds : Collection[str]
-        Which; all if empty.
-    folder : pathlib.Path | None
-        The cache; None takes `crossfuse.cache.root`.
-
-    Returns
-    -------
-    tuple[Kept, ...]
-        What was removed.
-    """
+    """Remove all entries of some kinds, or of all kinds if none is named; gives the removed."""
     home = folder or root()
     going = [each for each in kept(home) if not kinds or each.kind in kinds]
     _remove([*going, *_abandoned(home)])
@@ -138,7 +100,7 @@ def clear(kinds: Collection[str] = (), folder: Path | None = None) -> tuple[Kept
 
 
 def _files(home: Path) -> Iterator[Kept]:
-    """All files but locks."""
+    """All files of a cache but its lock files."""
     if not home.is_dir():
         return
     for part in home.iterdir():
@@ -150,7 +112,7 @@ def _files(home: Path) -> Iterator[Kept]:
 
 
 def _abandoned(home: Path) -> list[Kept]:
-    """Halves of files whose writers must have ended."""
+    """Unfinished files whose writers must have ended."""
     before = time.time() - _ABANDONED
     return [each for each in _files(home) if each.path.name.startswith(".") and each.used < before]
 
@@ -163,7 +125,7 @@ def _remove(files: Collection[Kept]) -> None:
 
 @contextlib.contextmanager
 def _only_one(home: Path) -> Iterator[bool]:
-    """Whether no other process prunes, while this one may."""
+    """Try to be the only process that prunes; gives whether this one is."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(home / f".prune{_LOCK}")

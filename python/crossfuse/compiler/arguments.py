@@ -1,4 +1,4 @@
-"""What `compile` refuses before it schedules anything: arguments that do not go together."""
+"""Checks of arguments of `compile` that do not go together, before anything is scheduled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_known(what: str, found: str, known: tuple[str, ...]) -> None:
-    """Refuse a name that is not one of those of an argument."""
+    """Refuse a name that is not among an argument's known names."""
     if found not in known:
         raise refuse(
             ScheduleRefused,
@@ -26,7 +26,7 @@ def check_known(what: str, found: str, known: tuple[str, ...]) -> None:
 
 
 def check_place(rule: str, placement: str, cascade: bool) -> None:
-    """Refuse a place for the intermediate of a kernel of ordinary instructions."""
+    """Refuse a placement of the intermediate for kernels of ordinary instructions."""
     if rule == "threads" and placement != "auto" and not cascade:
         raise refuse(
             ScheduleRefused,
@@ -46,7 +46,7 @@ def check_plan(
     cluster: int | None,
     cascade: bool = False,
 ) -> None:
-    """Refuse a plan that nothing would look at, or a cluster beside it."""
+    """Refuse a plan that would be ignored, or a cluster size beside a plan."""
     if plan is None:
         return
     if cascade or isinstance(plan, CascadeChoice):
@@ -70,7 +70,7 @@ def check_plan(
 
 
 def _check_cascade(source: Source, plan: Plan | CascadeChoice, cascade: bool) -> None:
-    """Refuse a plan of something else than the cascade that is compiled."""
+    """Refuse a plan of anything but the cascade that is compiled."""
     if cascade and isinstance(plan, CascadeChoice) and plan.shape.name == source.summary:
         return
     what = "a cascade" if cascade else "no cascade of reductions"
@@ -86,7 +86,7 @@ def _check_cascade(source: Source, plan: Plan | CascadeChoice, cascade: bool) ->
 
 
 def check_no_model(read: Source) -> None:
-    """Refuse a model, whose inputs and output are reshaped as they were when it was compiled."""
+    """Refuse a model, whose inputs and output are reshaped to the shapes it was compiled with."""
     if read.outlined is not None:
         raise refuse(
             ScheduleRefused,

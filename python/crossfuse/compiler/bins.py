@@ -1,4 +1,4 @@
-"""`compile_bins`: kernels for every number of rows, one for each bin of M."""
+"""`compile_bins`: kernels for every number of rows M, one for each bin of M."""
 
 from __future__ import annotations
 

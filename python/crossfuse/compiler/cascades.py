@@ -1,4 +1,4 @@
-"""Ways to schedule a cascade of reductions, the best one first."""
+"""Options to schedule a cascade of reductions, the best one first."""
 
 from __future__ import annotations
 
@@ -17,14 +17,9 @@ if TYPE_CHECKING:
 
 
 def is_cascade(source: Source) -> bool:
-    """Whether a source is to be compiled as a cascade.
+    """Whether a source is compiled as a cascade: its spec says so, or its function holds no chain.
 
-    Its spec says so, or it is a function that holds a cascade and no chain.
-
-    Raises
-    ------
-    ScheduleRefused
-        For a function that is neither, with what each is missing.
+    A function that is neither cascade nor chain raises `ScheduleRefused`, saying what each lacks.
     """
     if source.cascade is not None:
         return True
@@ -42,7 +37,7 @@ def is_cascade(source: Source) -> bool:
 
 
 def _check_cascade(source: Source, no_chain: RefusedError) -> None:
-    """Refuse a function that holds no cascade either."""
+    """Refuse a function that holds no cascade either, given why it is no chain."""
     from crossfuse.cascade.detect import detect
 
     try:
@@ -69,34 +64,14 @@ def cascade_options(
     constant: bool = False,
     placement: str = "auto",
 ) -> list[Option]:
-    """Ways to schedule a cascade.
+    """Options to schedule a cascade, the fastest estimate first; at least one.
 
-    Parameters
-    ----------
-    source : Source
-        See `is_cascade`.
-    target : Device
-        What to schedule for.
-    plan : CascadePlan | None
-        What is scheduled; None plans the source. Not to fuse is no plan then, since a kernel of
-        ours is asked for; what it was estimated to take is noted.
-    constant : bool
-        Whether no kernel that may still be running writes the weights of a product.
-    placement : str
-        Where states are, see `crossfuse.planner.cascade.placed.placed_cascade`; ``"auto"``: where
-        the planner finds it the fastest.
-
-    Returns
-    -------
-    list[Option]
-        At least one, the fastest estimate first.
-
-    Raises
-    ------
-    CascadeRefused
-        If the function holds no cascade, several, or one that cannot stream, with the reason.
-    PlanRefused
-        If no tiles fit.
+    `plan` None plans the source. The plan not to fuse is then left out, since a kernel of ours is
+    asked for, but its estimate is noted. `constant` says that no kernel which may still be running
+    writes the weights of a product. `placement` is where states live, see
+    `crossfuse.planner.cascade.placed.placed_cascade`; ``"auto"`` leaves it to the planner. No
+    cascade, several, or one that cannot stream raises `CascadeRefused`; tiles that do not fit,
+    `PlanRefused`.
     """
     from crossfuse.compiler.rows_first import rows_first_options
 
@@ -114,7 +89,7 @@ def cascade_options(
 def _one_cascade(
     source: Source, target: Device, plan: CascadePlan | None, constant: bool, placement: str
 ) -> list[Option]:
-    """Ways to schedule the whole function as a cascade."""
+    """Options to schedule the whole function as one cascade."""
     from crossfuse import _tvm as ir
     from crossfuse.cascade.algebra import derive
     from crossfuse.planner.cascade.placed import placed_cascade

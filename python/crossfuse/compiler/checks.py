@@ -126,7 +126,7 @@ def _resources(compiled: Compiled) -> str:
 
 
 def _on_gpu(compiled: Compiled, problem: Problem) -> str:
-    """One run judged, the others compared with it bit by bit; all judged if sums have no order."""
+    """Judge one run, and compare the others with it bit by bit; judge all if sums have no order."""
     image = compiled.lowered.image
     arrays = [problem.inputs[each.name] for each in image.buffers if not each.output]
     names = [each.name for each in image.buffers if each.output]

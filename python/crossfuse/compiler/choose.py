@@ -1,4 +1,4 @@
-"""Which kernel a source gets: the ways to schedule it, and the first of them that lowers."""
+"""The choice of a source's kernel: the options to schedule it, and the first that lowers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,7 @@ RULES = ("auto", "tensor", "threads")
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a caller leaves to choose: the options of `crossfuse.compile` that narrow it.
-
-    Attributes
-    ----------
-    rule, placement, cluster, plan, constant_weights, fewer_rows, database
-        See `crossfuse.compile`.
-    """
+    """The options of `crossfuse.compile` that narrow its choice of a kernel, documented there."""
 
     rule: str = "auto"
     placement: str = "auto"
@@ -49,28 +43,18 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A kernel, before it is built.
-
-    Attributes
-    ----------
-    option : Option
-        The way that was taken.
-    schedule : Any
-        The ``tvm.s_tir.Schedule``.
-    lowered : Lowered
-        Its CUDA.
-    refused : tuple[str, ...]
-        What rules that come first were refused for.
-    """
+    """A kernel that was scheduled and lowered, but not built yet."""
 
     option: Option
+    #: The ``tvm.s_tir.Schedule``.
     schedule: Any
     lowered: Lowered
+    #: Why rules of higher preference were refused.
     refused: tuple[str, ...] = ()
 
     @property
     def why(self) -> dict[str, Any]:
-        """What the library's metadata say of the choice, see `Option.why`."""
+        """The library's metadata about the choice, see `Option.why`."""
         return {**self.option.why, **({"refused": [*self.refused]} if self.refused else {})}
 
 
@@ -81,30 +65,11 @@ def choose(
     name: str = "main",
     timer: Timer | None = None,
 ) -> Chosen:
-    """Schedule and lower a source in the best way that gives a correct kernel.
+    """Schedule and lower a source by the best option that gives a correct kernel.
 
-    Parameters
-    ----------
-    source : Source
-        See `crossfuse.compiler.read_source`.
-    target : Device
-        What to compile for.
-    wanted : Wanted
-        What narrows the choice.
-    name : str
-        Of the function in the library.
-    timer : Timer | None
-        Times the first few kernels, of which the fastest is taken; None takes the first.
-
-    Returns
-    -------
-    Chosen
-        Schedule and code.
-
-    Raises
-    ------
-    WorkloadRefused, ScheduleRefused, LoweringRefused, CascadeRefused, PlanRefused
-        If there is no kernel of this kind, with the reason.
+    With a timer, the first few kernels are timed and the fastest is taken; else the first is. If no
+    option lowers, the refusal is the one that all gave, or a `ScheduleRefused` that names the
+    reasons.
     """
     from crossfuse.lower.extract import lower
 
@@ -129,7 +94,7 @@ def choose(
 
 
 def options_of(source: Source, target: Device, wanted: Wanted = Wanted()) -> Sequence[Option]:
-    """Ways to schedule a source, the best one first; see `choose`."""
+    """Options to schedule a source, the best one first; see `choose`."""
     check_known("rule", wanted.rule, RULES)
     check_known("placement", wanted.placement, PLACEMENTS)
     cascade = is_cascade(source)
@@ -156,7 +121,7 @@ def options_of(source: Source, target: Device, wanted: Wanted = Wanted()) -> Seq
 def _of_chain(
     source: Source, target: Device, wanted: Wanted, plan: Plan | None, constant: bool
 ) -> list[Option]:
-    """The planner's choice; ordinary instructions where the Hopper pipeline has no kernel."""
+    """The planner's options, then ordinary instructions for what the Hopper pipeline cannot do."""
     options: list[Option] = []
     if wanted.rule != "threads":
         # Of padded operands a call has all rows; a plan is of them, or of something else.
@@ -175,7 +140,7 @@ def _of_chain(
 
 
 def _with_fewer_rows(make: Callable[[], Any]) -> Any:
-    """A schedule whose kernels take fewer rows; the caller's own one stays as it is."""
+    """A schedule whose kernels accept fewer rows; the caller's own schedule is not changed."""
     from crossfuse.schedule.accept_fewer_rows import accept_fewer_rows
 
     schedule = make().copy()
@@ -184,12 +149,12 @@ def _with_fewer_rows(make: Callable[[], Any]) -> Any:
 
 
 def _reasons(refusals: Sequence[RefusedError]) -> tuple[str, ...]:
-    """What was found by the refusals, each once."""
+    """Distinct findings of the refusals."""
     return tuple(dict.fromkeys(str(each.refusal.found) for each in refusals))
 
 
 def _none_fits(source: Source, refusals: list[RefusedError]) -> RefusedError:
-    """The refusal itself, or of several the one that names them all."""
+    """The refusal itself if all found the same, else one that names them all."""
     reasons = _reasons(refusals)
     if len(reasons) == 1:
         return refusals[0]

@@ -1,4 +1,4 @@
-"""`compile`: choose a kernel, build it; and what comes of it."""
+"""`compile`: choose a kernel and build it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time of a compiled kernel on the GPU of this machine."""
+"""Timing of a compiled kernel on this machine's GPU."""
 
 from __future__ import annotations
 
@@ -23,23 +23,15 @@ ONE_CALL = Conditions(repeats=RUNS, calls=1)
 
 @dataclass(frozen=True)
 class Timing:
-    """Median time of one run, cold L2, replayed from a CUDA graph.
+    """Median time of one run with a cold L2 cache, replayed from a CUDA graph."""
 
-    Attributes
-    ----------
-    microseconds : float
-        Median over the runs.
-    baseline : float | None
-        The same for the torch module in eager mode, where the source is one.
-    device : str
-        Name of the GPU.
-    runs : int
-        How many were timed.
-    """
-
+    #: Median over the runs.
     microseconds: float
+    #: The same for the torch module in eager mode, where the source is one.
     baseline: float | None
+    #: Name of the GPU.
     device: str
+    #: Number of timed runs.
     runs: int
 
 
@@ -112,17 +104,9 @@ def _torch() -> Any:
 
 
 def median_microseconds(run: Callable[[], Any]) -> float:
-    """Median time of a CUDA graph of one call, with the L2 cache flushed before each replay.
+    """Median microseconds of a CUDA graph of one call, the L2 cache flushed before each replay.
 
-    Parameters
-    ----------
-    run : Callable
-        Launches on torch's current stream; called once before it is captured.
-
-    Returns
-    -------
-    float
-        Microseconds.
+    `run` launches on torch's current stream; it is called once before it is captured.
     """
     torch = _torch()
     run()

@@ -1,4 +1,4 @@
-"""The kernel of a source that is the fastest on the GPU of this machine."""
+"""The choice, among a source's options, of the kernel that is fastest on this machine's GPU."""
 
 from __future__ import annotations
 
@@ -26,30 +26,12 @@ if TYPE_CHECKING:
 def measured_option(
     source: Source, options: Sequence[Option], target: Device, timer: Timer, how: str
 ) -> Option:
-    """The option whose kernel is the fastest, with all times in what it is recorded with.
+    """The option whose kernel is the fastest, with all times in its metadata.
 
-    Parameters
-    ----------
-    source : Source
-        What is computed.
-    options : Sequence[Option]
-        The fastest estimate first; the first few that lower are timed.
-    target : Device
-        What to build for.
-    timer : Timer
-        Times them.
-    how : str
-        What decides how options are scheduled, beside their plans.
-
-    Returns
-    -------
-    Option
-        Of a kernel of ours, also where separate kernels are faster.
-
-    Raises
-    ------
-    LoweringRefused
-        If none of them lowers, or none runs.
+    Options come by estimate, and the first few that lower are timed; `how` is whatever decides how
+    they are scheduled beside their plans, as a part of the cache key. The choice is a kernel of
+    ours, even where separate kernels are faster. If none lowers or none runs, `LoweringRefused` is
+    raised.
     """
     way = "" if source.spec is None and source.cascade is None else SPEC
     way = PROGRAM if source.module is not None else way
@@ -72,26 +54,10 @@ def measured_option(
 def entrants(
     source: Source, options: Sequence[Option], target: Device, folder: Path, few: int = FEW
 ) -> list[Entrant]:
-    """Build the first few options that lower.
+    """Build libraries of the first `few` options that lower; at least one.
 
-    Parameters
-    ----------
-    source, options, target
-        See `measured_option`.
-    folder : pathlib.Path
-        Where the libraries go.
-    few : int
-        How many.
-
-    Returns
-    -------
-    list[Entrant]
-        At least one; those that nvcc does not take have no way.
-
-    Raises
-    ------
-    RefusedError
-        Of the first option, if none lowers.
+    An entrant that nvcc refuses has no way to run. If no option lowers, the refusal of the first
+    one is raised.
     """
     from crossfuse.lower.extract import lower
     from crossfuse.runtime import build_library
@@ -128,15 +94,7 @@ def entrants(
 
 
 def baseline(source: Source, folder: Path) -> Way | None:
-    """How torch computes a source; None of what it does not know.
-
-    Parameters
-    ----------
-    source : Source
-        What is computed.
-    folder : pathlib.Path
-        Where an exported program goes.
-    """
+    """How torch computes a source, maybe by an exported program in `folder`; None if it cannot."""
     spec = source.cascade or source.spec
     if spec is not None:
         return Way(SPEC, str(spec))
@@ -159,14 +117,14 @@ def baseline(source: Source, folder: Path) -> Way | None:
 
 
 def name_of(option: Option, place: int) -> str:
-    """Family and tiles of an option, for people."""
+    """An option's family and tiles, for people."""
     if option.plan is None:
         return f"kernel {place + 1}"
     return f"{option.plan.family} ({tiles_text(option.plan.tiles)})"
 
 
 def _content(source: Source, options: Sequence[Option]) -> str:
-    """All that says what is timed."""
+    """Cache key text of all that decides what is timed."""
     from crossfuse import _tvm as ir
 
     func = source.func if source.func is not None else source.schedule.mod

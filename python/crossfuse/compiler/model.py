@@ -1,4 +1,4 @@
-"""`compile_model`: a whole model, in which every chain and cascade that pays is one kernel."""
+"""`compile_model`: a whole model, in which every chain and cascade that pays becomes one kernel."""
 
 from __future__ import annotations
 
@@ -28,31 +28,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """What became of a model.
+    """Which parts of a model were fused, and why the others were not."""
 
-    Attributes
-    ----------
-    chains : tuple[ChainOutcome, ...]
-        Each pair of layers of matrix products: its kernel, or why it has none.
-    cascades : tuple[Outcome, ...]
-        Each group of reductions, and each function that was left, with the reason.
-    by_torch : tuple[str, ...]
-        Operators that neither Crossfuse nor TVM has: torch runs them, inside of the model.
-    """
-
+    #: Each pair of layers of matrix products: its kernel, or why it has none.
     chains: tuple[ChainOutcome, ...]
+    #: Each group of reductions, and each function that was left, with the reason.
     cascades: tuple[Outcome, ...]
+    #: Operators that neither Crossfuse nor TVM has: torch runs them, inside the model.
     by_torch: tuple[str, ...] = ()
 
     @property
     def fused(self) -> tuple[str, ...]:
-        """Kernels of chains, then of cascades of several calls, in order."""
+        """Names of kernels: of chains, then of cascades of several calls, in order."""
         chains = (each.name for each in self.chains if each.name)
         cascades = (each.function for each in self.cascades if each.form and each.calls)
         return (*chains, *cascades)
 
     def text(self) -> str:
-        """One line for each."""
+        """The report as text, one line for each part."""
         from crossfuse.relax.chains.outcome import told
 
         lines = [told(self.chains)]
@@ -266,13 +259,13 @@ def compile_model(
 
 
 def _reason(error: Exception) -> str:
-    """What an error says, without the frames of C++ that TVM's have."""
+    """An error's message, without the C++ frames that TVM's errors have."""
     lines = [each.strip() for each in str(error).splitlines() if each.strip()]
     return (lines[-1] if lines else type(error).__name__)[:200]
 
 
 def _check_elements(function: Any) -> None:
-    """Refuse inputs of no elements, for which TVM has no schedules."""
+    """Refuse inputs without elements, for which TVM has no schedules."""
     for each in function.params:
         extents = [_extent(extent) for extent in getattr(each.ty.shape, "values", None) or ()]
         if 0 in extents:
@@ -294,7 +287,7 @@ def _build(mod: Any, passes: Any, spec: Device, runs_on: str) -> Any:
 
 
 def _inputs(function: Any, names: Sequence[str]) -> ModelInputs:
-    """What a Relax function is called with; its first parameters are the inputs."""
+    """Inputs of a Relax function: its first parameters, as many as there are names."""
     bounds = (function.attrs or {}).get("tir_var_upper_bound") or {}
     most = {str(name): int(bound) for name, bound in bounds.items()}
     found = []
@@ -306,7 +299,7 @@ def _inputs(function: Any, names: Sequence[str]) -> ModelInputs:
 
 
 def _extent(extent: Any) -> int | str:
-    """A number, or the text of what is symbolic."""
+    """An extent as a number, or as text if it is symbolic."""
     try:
         return int(extent)
     except TypeError:

@@ -1,4 +1,4 @@
-"""One way to schedule a function for the Hopper pipeline, and why that one."""
+"""One option to schedule a function, and why it was chosen."""
 
 from __future__ import annotations
 
@@ -13,18 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Option:
-    """A way to schedule a function.
+    """A way to schedule a function, with the plan that it follows."""
 
-    Attributes
-    ----------
-    make : Callable
-        Makes the schedule, or refuses.
-    plan : Plan | CascadePlan | None
-        What it follows; None where a rule chooses the tiles, or the caller scheduled it.
-    why : Mapping[str, Any]
-        Plain values for the metadata of the library: what was planned, or why nothing was.
-    """
-
+    #: Makes the schedule, or refuses.
     make: Callable[[], Any]
+    #: None where a rule chooses the tiles, or the caller scheduled the function.
     plan: Plan | CascadePlan | None = None
+    #: Plain values for the library's metadata: what was planned, or why nothing was.
     why: Mapping[str, Any] = field(default_factory=dict)

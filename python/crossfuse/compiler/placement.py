@@ -30,27 +30,11 @@ def tensor_options(
     cluster: int = 0,
     constant: bool = False,
 ) -> list[Option]:
-    """Ways to schedule a source for the Hopper pipeline, the best one first.
+    """Options to schedule a source for the Hopper pipeline, the best one first; at least one.
 
-    Parameters
-    ----------
-    source : Source
-        With a function.
-    placement : str
-        One of `PLACEMENTS`. ``"auto"``: what the planner finds the fastest, place and tiles.
-    target : Device
-        What to schedule for.
-    plan : Plan | None
-        Placement ``"auto"``: what is scheduled, see `planned_options`.
-    cluster : int
-        CTAs of a cluster; 0 leaves it open.
-    constant : bool
-        Whether no kernel that may still be running writes the weights.
-
-    Returns
-    -------
-    list[Option]
-        At least one.
+    `placement` is one of `PLACEMENTS`; ``"auto"`` leaves place and tiles to the planner, or to
+    `plan`, see `planned_options`. A `cluster` of 0 leaves its size open. `constant` says that no
+    kernel which may still be running writes the weights.
     """
     if placement != "auto":
         return placed_options(source.func, (placement,), target, cluster, constant)
@@ -68,7 +52,7 @@ def tensor_options(
 
 
 def _not_planned(source: Source, cluster: int) -> str:
-    """Why the planner is not asked; nothing where it is."""
+    """Why the planner is not asked; empty where it is."""
     if cluster:
         # Its tiles are those of clusters that it chooses itself.
         return f"clusters of {cluster} CTAs were asked for"
@@ -94,23 +78,11 @@ def placed_options(
     constant: bool = False,
     reason: str = "",
 ) -> list[Option]:
-    """The kernels of the rules' own tiles, with the intermediate in one place after another.
+    """Kernels with the rules' own tiles, one option for each place of the intermediate.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        A canonical function.
-    places : tuple[str, ...]
-        Some of `PLACEMENTS` but ``"auto"``; a single product has no intermediate to place.
-    target, cluster, constant
-        See `tensor_options`.
-    reason : str
-        Why nothing was planned; nothing where the caller names the place.
-
-    Returns
-    -------
-    list[Option]
-        One for each place.
+    The function is canonical; places are of `PLACEMENTS` but ``"auto"``, and of no effect on a
+    single product, which has no intermediate. `reason` says why nothing was planned; it is empty
+    where the caller names the place.
     """
     from crossfuse.schedule.rules.cluster_tiles import ClusterTiles
     from crossfuse.schedule.rules.clustered_ffn import schedule_clustered_ffn
@@ -141,10 +113,10 @@ def placed_options(
 
 
 def _places(func: Any, target: Device) -> tuple[str, ...]:
-    """Where an intermediate may live: the place first whose fastest tiles take the least time.
+    """Places of an intermediate, first the one whose fastest tiles are estimated to be the fastest.
 
     The tiles are the rules' own, and windows of a convolution are counted as rows of a matrix; so
-    of the planner's answer no more than the order of places is taken.
+    only the order of places is taken from the planner's answer.
     """
     from crossfuse.planner.kernels.shape import shape_of_blocks
     from crossfuse.planner.nearest import family_times
@@ -157,7 +129,7 @@ def _places(func: Any, target: Device) -> tuple[str, ...]:
 
 
 def _read(func: Any) -> tuple[Any, Chain]:
-    """A schedule of a function, and its blocks."""
+    """A schedule of a function, and the roles of its blocks."""
     from crossfuse import _tvm as ir
     from crossfuse.blocks.chain import read_chain
 

@@ -1,4 +1,4 @@
-"""Kernels that a plan chooses: ways to schedule a function, the fastest estimate first."""
+"""Options from the planner: kernels that follow plans, the fastest estimate first."""
 
 from __future__ import annotations
 
@@ -20,29 +20,12 @@ _TRIED = 3
 def planned_options(
     source: Source, plan: Plan | None, constant: bool, target: Device
 ) -> list[Option]:
-    """Ways to schedule a source by plan, the best one first.
+    """Options to schedule a source by plan, the best one first.
 
-    Parameters
-    ----------
-    source : Source
-        With a function.
-    plan : Plan | None
-        What is scheduled; None plans the function. Not to fuse is no plan then, since a kernel of
-        ours is asked for; what it was estimated to take is noted.
-    constant : bool
-        Whether no kernel that may still be running writes the weights.
-    target : Device
-        What to plan for.
-
-    Returns
-    -------
-    list[Option]
-        Each with its plan.
-
-    Raises
-    ------
-    PlanRefused
-        If there is no plan: the function is no chain that rules build kernels of, or none fits.
+    `plan` None plans the function. The plan not to fuse is then left out, since a kernel of ours is
+    asked for, but its estimate is noted. `constant` says that no kernel which may still be running
+    writes the weights. If rules build no kernels of such a function, or none fits, `PlanRefused` is
+    raised.
     """
     from crossfuse.schedule.planned import schedule_planned
 

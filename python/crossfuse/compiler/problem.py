@@ -1,4 +1,4 @@
-"""Inputs for a compiled workload, and what its output may differ by."""
+"""Test inputs of a compiled workload, and the tolerance of its output."""
 
 from __future__ import annotations
 
@@ -19,33 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Problem:
-    """One set of inputs.
-
-    Attributes
-    ----------
-    inputs : dict[str, numpy.ndarray]
-        By parameter name.
-    limits : Tolerance | None
-        Reference and allowed error; None where the source has no reference.
-    what : str
-        For messages.
-    cascade : CascadeSpec | None
-        The reference of a cascade.
-    """
+    """One set of inputs, by parameter name, with what judges the outputs."""
 
     inputs: dict[str, np.ndarray]
+    #: Reference and allowed error; None where the source has no reference.
     limits: Tolerance | None
+    #: Name of the workload in messages.
     what: str
+    #: Gives the reference of a cascade.
     cascade: CascadeSpec | None = None
 
     def judge(self, outputs: Mapping[str, np.ndarray]) -> str:
-        """Hold outputs, by name, against the limits; return the numbers as text.
-
-        Raises
-        ------
-        CheckFailed
-            If one is further off than the rule allows.
-        """
+        """Judge outputs, by name; the errors as text, or `CheckFailed` if one is too large."""
         if self.cascade is not None:
             from crossfuse.workload.cascade_accuracy import check
 
@@ -64,19 +49,7 @@ def _text(accuracy: Accuracy) -> str:
 def make_problem(source: Source, schedule: Any, seed: int = 0) -> Problem:
     """Draw random inputs and compute the float64 reference.
 
-    Parameters
-    ----------
-    source : Source
-        What was compiled.
-    schedule : Any
-        Its schedule, for the parameters of a source without a reference.
-    seed : int
-        Of the random numbers.
-
-    Returns
-    -------
-    Problem
-        Inputs of the function by name, and the tolerance.
+    The schedule gives the parameters of a source that has no function.
     """
     if source.spec is not None:
         from crossfuse.workload.inputs import random_inputs
@@ -98,7 +71,7 @@ def make_problem(source: Source, schedule: Any, seed: int = 0) -> Problem:
 
 
 def _module_problem(source: Source, seed: int) -> Problem:
-    """The module itself, in float64 and in its own type, is the reference."""
+    """A problem whose reference is the module itself, in float64 and in its own type."""
     import copy
 
     import torch
@@ -123,7 +96,7 @@ def _module_problem(source: Source, seed: int) -> Problem:
 
 
 def _function_problem(source: Source, seed: int) -> Problem:
-    """The function itself, in float64 and as it rounds, is the reference."""
+    """A problem whose reference is the function itself, in float64 and as it rounds."""
     from crossfuse.emulate.reference import draw, limits, parameters
 
     inputs = draw(parameters(source.func), seed)

@@ -1,4 +1,4 @@
-"""The fastest kernel that a tuning session has measured, as a way to schedule a source."""
+"""The option that replays the fastest kernel of a tuning session."""
 
 from __future__ import annotations
 
@@ -22,30 +22,12 @@ _FAILED = 1e6
 def recorded_options(
     source: Source, work_dir: str | Path, target: Device, constant: bool = False
 ) -> list[Option]:
-    """The fastest kernel of a source in the database of a tuning session.
+    """The fastest kernel of a source in the database of a tuning session, as the only option.
 
-    Parameters
-    ----------
-    source : Source
-        With a function.
-    work_dir : path
-        Folder of the session, see `crossfuse tune --work-dir`.
-    target : Device
-        What it was tuned for.
-    constant : bool
-        Whether no kernel that may still be running writes the weights; of a cascade. Traces of
-        chains say it themselves.
-
-    Returns
-    -------
-    list[Option]
-        One. A trace of a chain is replayed on its function; a cascade is written as the stream
-        that was measured, which its record names.
-
-    Raises
-    ------
-    ArtefactRefused
-        If the folder has no database, or none of this function with a time.
+    A trace of a chain is replayed on its function; a cascade is written as the stream that was
+    measured, which its record names. `constant` says that no kernel which may still be running
+    writes a cascade's weights; traces of chains say it themselves. A folder without a database, or
+    without a valid time of this function, raises `ArtefactRefused`.
     """
     from tvm.s_tir.meta_schedule.tune_context import _normalize_mod
 
@@ -78,7 +60,7 @@ def recorded_options(
 
 
 def _said(source: Source, work_dir: str | Path, text: str | None) -> dict[str, Any]:
-    """What the note of a trace says; nothing where it has none."""
+    """Contents of a trace's note; empty if it has none."""
     try:
         return {} if text is None else asdict(read_note(text))
     except Damaged as error:

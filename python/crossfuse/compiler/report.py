@@ -1,4 +1,4 @@
-"""What there is to say about a compiled kernel, as one plain value."""
+"""The report about a compiled kernel, as one plain value."""
 
 from __future__ import annotations
 
@@ -18,55 +18,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KernelReport:
-    """A compiled kernel, for people and scripts.
+    """Facts about a compiled kernel, for people and scripts."""
 
-    Attributes
-    ----------
-    workload : str
-        What it computes.
-    target : str
-        Device name.
-    schedule : str
-        Sketch of its loops and blocks; the manifest has the trace.
-    layout : str
-        Picture of who holds what.
-    launches : tuple[dict, ...]
-        Grid, block, cluster and dynamic shared bytes of each kernel.
-    shared_memory : tuple[dict, ...]
-        Placements: name, offset, size, barrier intervals.
-    shared_total, shared_limit : int
-        Bytes of a CTA used and allowed.
-    barriers : int
-        Cluster barriers in the generated code.
-    resources : tuple[dict, ...]
-        Registers and spills of each kernel.
-    shared_object, manifest : str
-        Files.
-    verdicts : tuple[Verdict, ...]
-        Outcomes of the checks that were run.
-    timing : Timing | None
-        If it was measured.
-    plan : dict | None
-        Family, tiles and estimated microseconds, and those of not fusing, if it follows a plan.
-    choice : str
-        What was planned, or why nothing was; a second line says what was measured.
-    """
-
+    #: Summary of what it computes.
     workload: str
+    #: Device name.
     target: str
+    #: Sketch of its loops and blocks; the manifest has the trace.
     schedule: str
+    #: Picture of which CTA holds what.
     layout: str
+    #: Grid, block, cluster and dynamic shared bytes of each kernel.
     launches: tuple[dict[str, Any], ...]
+    #: Placements: name, offset, size, barrier intervals.
     shared_memory: tuple[dict[str, Any], ...]
+    #: Bytes of a CTA used and allowed.
     shared_total: int
     shared_limit: int
+    #: Cluster barriers in the generated code.
     barriers: int
+    #: Registers and spills of each kernel.
     resources: tuple[dict[str, Any], ...]
+    #: Paths.
     shared_object: str
     manifest: str
     verdicts: tuple[Verdict, ...] = ()
+    #: None unless it was measured.
     timing: Timing | None = None
+    #: Family, tiles and estimated microseconds, and those of not fusing, if it follows a plan.
     plan: dict[str, Any] | None = None
+    #: What was planned, or why nothing was; a second line says what was measured.
     choice: str = ""
 
     @property
@@ -82,22 +63,7 @@ class KernelReport:
 def make_report(
     compiled: Compiled, verdicts: Sequence[Verdict] = (), timing: Timing | None = None
 ) -> KernelReport:
-    """Collect what is known about a compiled kernel.
-
-    Parameters
-    ----------
-    compiled : Compiled
-        The kernel.
-    verdicts : Sequence[Verdict]
-        From `crossfuse.compiler.check`, if it ran.
-    timing : Timing | None
-        From `crossfuse.compiler.time_kernel`, if it ran.
-
-    Returns
-    -------
-    KernelReport
-        Plain values.
-    """
+    """Collect what is known about a compiled kernel, with checks and timing if they ran."""
     from crossfuse.compiler.sketch import sketch
     from crossfuse.schedule.cluster_layout import cluster_layout
 
@@ -124,17 +90,9 @@ def make_report(
 
 
 def choice_text(why: Mapping[str, Any]) -> str:
-    """Say why a kernel is the one that was built.
+    """Say why this kernel was built, from its library's metadata; empty if the caller scheduled it.
 
-    Parameters
-    ----------
-    why : Mapping[str, Any]
-        Metadata of its library, see `crossfuse.compiler.choose.Chosen.why`.
-
-    Returns
-    -------
-    str
-        What was planned, or why nothing was; empty of what the caller scheduled.
+    The metadata are those of `crossfuse.compiler.choose.Chosen.why`.
     """
     if "measured" in why:
         rest = {key: each for key, each in why.items() if key != "measured"}

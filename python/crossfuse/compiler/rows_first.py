@@ -1,7 +1,7 @@
-"""Ways to schedule a product whose left operand a cascade makes, as one kernel.
+"""Options to schedule a product whose left operand a cascade makes, as one kernel.
 
-Of functions that are one cascade as a whole the planner chooses among these and others (family
-``rows``, see `crossfuse.planner.cascade.rows_space`); here are those of all others.
+For functions that are one cascade as a whole the planner weighs these against others (family
+``rows``, see `crossfuse.planner.cascade.rows_space`); these options are for all other functions.
 """
 
 from __future__ import annotations
@@ -21,22 +21,10 @@ _TRIED = 6
 
 
 def rows_first_options(func: Any, target: Device, constant: bool = False) -> list[Option]:
-    """Ways to make rows, and their product, in two phases of one kernel.
+    """Options to make rows, and their product, in two phases of one kernel; none for other forms.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        In s_tir form.
-    target : Device
-        What to schedule for.
-    constant : bool
-        Whether no kernel that may still be running writes the weights.
-
-    Returns
-    -------
-    list[Option]
-        The product's tiles are those that it would have alone, the fastest first. None if the
-        function has another form.
+    The product's tiles are those that it would have alone, the fastest first. `constant` says that
+    no kernel which may still be running writes the weights.
     """
     from crossfuse.cascade.algebra import derive
     from crossfuse.cascade.detect import detect

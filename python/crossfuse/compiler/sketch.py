@@ -10,18 +10,9 @@ from crossfuse.markers import cluster_axis, thread_tag
 
 
 def sketch(schedule: Any) -> str:
-    """Draw the loop nest of a scheduled function.
+    """Draw the loop nest of a scheduled function, one line for each loop or block.
 
-    Parameters
-    ----------
-    schedule : tvm.s_tir.Schedule | tvm.tirx.PrimFunc
-        The function.
-
-    Returns
-    -------
-    str
-        One line a loop or block; serial loops that follow each other share a line. A block line
-        names what it writes and reads.
+    Consecutive serial loops share a line. A block's line names what it writes and reads.
     """
     lines: list[str] = []
     _draw(only_function(schedule).body.block.body, 0, lines)
@@ -55,7 +46,7 @@ def _loop(loop: Any, depth: int, lines: list[str]) -> None:
 
 
 def _binding(loop: Any) -> str:
-    """What a loop is bound to; empty for a serial one."""
+    """The binding of a loop; empty for a serial one."""
     axis = cluster_axis(loop)
     if axis is not None:
         return f"CTAs of the cluster, axis {axis}"

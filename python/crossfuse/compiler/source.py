@@ -1,4 +1,4 @@
-"""What can be compiled: specs, torch modules, Relax modules, functions, schedules."""
+"""Sources that can be compiled: specs, torch modules, Relax modules, functions, schedules."""
 
 from __future__ import annotations
 
@@ -145,12 +145,12 @@ def _from_spec(source: str | WorkloadSpec | CascadeSpec) -> Source:
 
 
 def _is(source: Any, module: str) -> bool:
-    """Whether `source` is of a class of a module, without importing torch for anything else."""
+    """Whether `source` is of a class of a module, without importing that module."""
     return any(each.__module__ == module for each in type(source).__mro__)
 
 
 def _stored(outlined: Outlined, inputs: int) -> bool:
-    """Whether all weights come after the inputs of the model, or are constants of its graph."""
+    """Whether all weights follow the model's inputs, or are constants of its graph."""
     weights = outlined.arguments[1 : 4 if outlined.gated else 3]
     return all(each.value is not None or each.position >= inputs for each in weights)
 

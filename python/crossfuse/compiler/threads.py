@@ -1,4 +1,4 @@
-"""Ways to schedule a chain as one kernel of ordinary instructions, for clusters of any size."""
+"""Options to schedule a chain as one kernel of ordinary instructions, for any cluster size."""
 
 from __future__ import annotations
 
@@ -12,19 +12,9 @@ _CLUSTER_SIZES = (8, 4, 16, 2, 7, 6, 5, 3, 1)
 
 
 def thread_options(func: Any, cluster: int | None = None) -> list[Option]:
-    """Ways to schedule a function by the rule for its number of products.
+    """Options to schedule a canonical function by the rule for its number of products.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        In canonical form.
-    cluster : int | None
-        CTAs of a cluster; None leaves it open.
-
-    Returns
-    -------
-    list[Option]
-        One for each size of a cluster.
+    There is one for each cluster size, or for the given one alone.
     """
     sizes = (cluster,) if cluster else _CLUSTER_SIZES
     return [Option(partial(_by_rule, func, each), why={"rule": "threads"}) for each in sizes]

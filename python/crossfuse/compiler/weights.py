@@ -14,21 +14,9 @@ if TYPE_CHECKING:
 def on_device(
     params: Mapping[str, np.ndarray], device: Any, copies: dict[Any, list[Any]]
 ) -> list[Any]:
-    """Weights in order, copied to `device` at the first call.
+    """A module's weights in order, copied to `device` at the first call.
 
-    Parameters
-    ----------
-    params : Mapping[str, numpy.ndarray]
-        Weights, as `crossfuse.relax.import_torch` gives them.
-    device : torch.device
-        Where they are needed.
-    copies : dict
-        Copies made so far, by device; extended here.
-
-    Returns
-    -------
-    list[torch.Tensor]
-        One tensor for each weight.
+    `copies` caches them by device, and is extended here.
     """
     if device not in copies:
         copies[device] = [to_torch(array).to(device) for array in params.values()]

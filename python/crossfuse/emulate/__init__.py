@@ -1,4 +1,4 @@
-"""Two checkers that need no GPU: the schedule on LLVM, the generated CUDA on fibers."""
+"""Two checkers that need no GPU: the schedule run on LLVM, and generated CUDA run on fibers."""
 
 from __future__ import annotations
 

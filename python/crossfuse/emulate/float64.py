@@ -1,6 +1,6 @@
-"""Functions with float64 in the place of every floating-point type.
+"""Functions with float64 in place of every floating-point type, as references.
 
-What such a function rounds on the way is not rounded then. Integers stay what they are.
+Intermediate roundings of such a function do not happen then. Integers keep their types.
 """
 
 from __future__ import annotations
@@ -20,23 +20,10 @@ _FOREIGN = ("tirx.reinterpret", "tirx.call_extern", "tirx.call_pure_extern", "ti
 
 
 def in_float64(func: Any) -> Any:
-    """The same function with float64 for every floating-point type.
+    """An unscheduled function with float64 for every floating-point type; all else is unchanged.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc | tvm.ir.IRModule
-        Unscheduled.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        Its parameters have the same names and shapes.
-
-    Raises
-    ------
-    WorkloadRefused
-        If it looks at the bits of numbers, calls what is not TVM's, views a buffer as another one,
-        or has scalar variables.
+    Functions that look at the bits of numbers, call foreign code, view a buffer as another one, or
+    have floating-point scalar variables raise `WorkloadRefused`.
     """
     function = only_function(func)
     _check(function)
@@ -55,7 +42,7 @@ def in_float64(func: Any) -> Any:
 
 
 def _check(function: Any) -> None:
-    """Refuse what float64 has no equal of."""
+    """Refuse what has no counterpart in float64."""
     found: list[str] = []
 
     def visit_call(call: Any) -> None:

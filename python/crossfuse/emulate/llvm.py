@@ -32,17 +32,11 @@ _TARGET = {"kind": "llvm", "opt-level": 1}
 
 @dataclass(frozen=True)
 class SequentialReport:
-    """What the sequential run gave.
+    """Results of the sequential run, and whether the order of parallel loops matters."""
 
-    Attributes
-    ----------
-    outputs : dict[str, numpy.ndarray]
-        Written parameters by name, from the forward run.
-    orders_agree : bool
-        Whether the backward run gave the same bits.
-    """
-
+    #: Written parameters by name, from the forward run.
     outputs: dict[str, np.ndarray]
+    #: Whether the backward run gave the same bits.
     orders_agree: bool
 
     @property
@@ -110,25 +104,17 @@ def run_sequential(
 def run_serial(
     serial: Any, function: Any, arguments: Mapping[str, np.ndarray] | Sequence[np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Run what `serialise` made of a function; the outputs by name.
+    """Run the sequential form of a function once; the outputs by name.
 
-    Parameters
-    ----------
-    serial, function : tvm.tirx.PrimFunc
-        The sequential function, and that which it was made of.
-    arguments : Mapping | Sequence
-        See `run_sequential`.
+    `serial` is what `serialise` made of `function`; for `arguments` see `run_sequential`.
     """
     return SequentialFunction(serial, function)(arguments)
 
 
 class SequentialFunction:
-    """What `serialise` made of a function, compiled once.
+    """The sequential form of a function, compiled once for many calls.
 
-    Parameters
-    ----------
-    serial, function : tvm.tirx.PrimFunc
-        The sequential function, and that which it was made of.
+    `serial` is what `serialise` made of `function`.
     """
 
     def __init__(self, serial: Any, function: Any) -> None:
@@ -150,7 +136,7 @@ class SequentialFunction:
     def __call__(
         self, arguments: Mapping[str, np.ndarray] | Sequence[np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Run it; the outputs by name. For `arguments` see `run_sequential`."""
+        """Run the function; the outputs by name. For `arguments` see `run_sequential`."""
         import ml_dtypes  # noqa: F401  (registers bfloat16 and fp8 with numpy)
         import numpy as np
 
@@ -177,7 +163,7 @@ class SequentialFunction:
 
 
 def _rows_given(specs: Mapping[str, BufferSpec], given: Mapping[str, np.ndarray]) -> int | None:
-    """How many rows there are in a call; None if each call has all rows."""
+    """Number of rows of a call; None if every call has all rows."""
     counts = {name: len(given[name]) for name, each in specs.items() if each.rows and name in given}
     if not counts:
         return None
@@ -196,7 +182,7 @@ def _rows_given(specs: Mapping[str, BufferSpec], given: Mapping[str, np.ndarray]
 
 
 def _with_all_rows(spec: BufferSpec, array: np.ndarray) -> np.ndarray:
-    """An array with NaNs behind its rows: a row that needs another one shows it."""
+    """An array padded to all rows with NaNs, which show in any row that depends on another one."""
     import numpy as np
 
     whole = np.full(spec.shape, np.nan).astype(array.dtype)

@@ -1,8 +1,8 @@
-"""What any function computes in float64, and in its own types: references without a spec.
+"""References without a spec: any function's results in float64, and in its own types.
 
-The function is run as it stands, unscheduled, on the CPU through LLVM. For float64 all of its
-floating-point buffers and expressions become float64 first; what it rounds on the way is not
-rounded then. Integers stay what they are.
+The function runs as it stands, unscheduled, on the CPU through LLVM. For float64 all of its
+floating-point buffers and expressions become float64 first; intermediate roundings do not happen
+then. Integers keep their types.
 """
 
 from __future__ import annotations
@@ -24,41 +24,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a function, as inputs are drawn for it.
-
-    Attributes
-    ----------
-    name : str
-        Its name.
-    shape : tuple[int, ...]
-        Its extents.
-    dtype : str
-        Type of its elements.
-    output : bool
-        Whether the function writes it.
-    depth : int
-        Terms of the longest sum that reads it.
-    """
+    """A parameter of a function, with what is needed to draw inputs for it."""
 
     name: str
     shape: tuple[Extent, ...]
     dtype: str
+    #: Whether the function writes it.
     output: bool
+    #: Terms of the longest sum that reads it.
     depth: Count
 
 
 def parameters(func: Any) -> tuple[Parameter, ...]:
-    """Describe the parameters of a function.
+    """Describe the parameters of a function, or of the only function of a module.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc | tvm.ir.IRModule
-        Of constant shapes; of a module its only function.
-
-    Raises
-    ------
-    LoweringRefused
-        If a shape is symbolic, or a parameter is no buffer.
+    Symbolic shapes, and parameters that are no buffers, raise `LoweringRefused`.
     """
     from crossfuse import _tvm as ir
     from crossfuse.blocks.facts import is_reduction
@@ -82,21 +62,11 @@ def parameters(func: Any) -> tuple[Parameter, ...]:
 
 
 def draw(given: Sequence[Parameter], seed: int = 0) -> dict[str, np.ndarray]:
-    """Draw inputs.
+    """Draw random inputs by name; equal seeds give equal inputs.
 
-    Parameters
-    ----------
-    given : Sequence[Parameter]
-        Of a function.
-    seed : int
-        Equal seeds give equal inputs.
-
-    Returns
-    -------
-    dict[str, numpy.ndarray]
-        By name. Floating-point numbers are normal, of all inputs but the first so small that sums
-        of products are of order one. Integers of 8 bits are small ones of either sign; wider ones,
-        which may be places in a tensor, are 0 or 1.
+    Floating-point numbers are normal, in all inputs but the first scaled so that sums of products
+    are of order one. Integers of 8 bits are small, of either sign if signed; wider ones, which may
+    be indices into a tensor, are 0 or 1.
     """
     import numpy as np
 
@@ -115,25 +85,11 @@ def draw(given: Sequence[Parameter], seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def limits(func: Any, inputs: Mapping[str, np.ndarray]) -> Tolerance:
-    """Work out what a kernel of a function may err on these inputs.
+    """The tolerance of an unscheduled function's only output on these inputs.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc | tvm.ir.IRModule
-        Unscheduled, of one output.
-    inputs : Mapping[str, numpy.ndarray]
-        By parameter.
-
-    Returns
-    -------
-    Tolerance
-        The result in float64, and at most twice the error that the function has which rounds
-        between its blocks as it says.
-
-    Raises
-    ------
-    WorkloadRefused
-        If the function cannot be computed in float64, or has more or less than one output.
+    It is the result in float64, and at most twice the error of the function itself, which rounds
+    between its blocks as it says. Functions that float64 cannot express, or with another number of
+    outputs, raise `WorkloadRefused`.
     """
     import numpy as np
 
@@ -156,13 +112,7 @@ def limits(func: Any, inputs: Mapping[str, np.ndarray]) -> Tolerance:
 
 
 def the_output(given: Sequence[Parameter]) -> Parameter:
-    """The only output of a function.
-
-    Raises
-    ------
-    WorkloadRefused
-        If there is another number of them, or it is not the last parameter.
-    """
+    """The only output, and last parameter, of a function; `WorkloadRefused` if there is no such."""
     outputs = [each.name for each in given if each.output]
     if len(outputs) != 1 or not given[-1].output:
         raise _refused(
@@ -174,9 +124,9 @@ def the_output(given: Sequence[Parameter]) -> Parameter:
 
 
 def _quick(function: Any) -> Any:
-    """The same results in less time: on all cores, and along rows of what is multiplied.
+    """The same function, faster: on all cores, and along rows of what is multiplied.
 
-    Every sum is taken in the order in which the function takes it.
+    Every sum keeps the order in which the function takes it.
     """
     from crossfuse import _tvm as ir
     from crossfuse.emulate.widen import widen

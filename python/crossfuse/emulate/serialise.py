@@ -18,20 +18,11 @@ _PARALLEL = (int(ir.ForKind.PARALLEL), int(ir.ForKind.THREAD_BINDING))
 
 
 def serialise(func: Any, *, backwards: bool = False) -> Any:
-    """Turn a scheduled function into a sequential one.
+    """Turn a scheduled function into a sequential one: serial loops without blocks, global buffers.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc | tvm.s_tir.Schedule | tvm.ir.IRModule
-        A scheduled function.
-    backwards : bool
-        Run loops over CTAs and threads from their last iteration to their first.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        Serial loops without blocks; buffers in global scope, as small as TVM makes them. Of
-        arguments as callers pass them, which the kernels copy to padded rows.
+    Backwards, loops over CTAs and threads run from their last iteration to their first. Arguments
+    are as callers pass them, before kernels copy them to padded rows. Buffers are as small as TVM
+    makes them.
     """
     function = only_function(func)
     if unpadded_shapes(function):
@@ -57,7 +48,7 @@ def serialise(func: Any, *, backwards: bool = False) -> Any:
 
 
 def _bound(node: Any, _: Any) -> Any:
-    """A name for a value, with conversions from bfloat16 as what they do to bits.
+    """A named value, with conversions from bfloat16 spelt as operations on bits.
 
     TVM spells them out in stores only: LLVM would take the bits in a named value for an integer.
     """
@@ -74,15 +65,15 @@ def _of_bits(node: Any, mutator: Any) -> Any:
 
 
 def _merges(loop: Any) -> bool:
-    """Whether a loop over threads merges their states, in an order that the lowering gives it."""
+    """Whether a loop over threads merges their states, in an order that the lowering defines."""
     realize = loop.body
     return isinstance(realize, ir.SBlockRealize) and MERGE in realize.block.annotations
 
 
 def _without_blocks(function: Any, backwards: bool) -> Any:
-    """Lower blocks; turn free loops round where no pass derives sizes from them any more.
+    """Lower blocks; reverse free loops only once no pass derives sizes from them any more.
 
-    TVM's compaction takes too small a buffer where an index under a predicate runs backwards.
+    TVM's compaction allocates too small a buffer where an index under a predicate runs backwards.
     """
     s = ir.s_tir.transform
 
@@ -120,7 +111,7 @@ def _backwards(loop: Any, mutator: Any) -> Any:
 
 
 def _global_buffers(body: Any) -> dict[Any, Any]:
-    """Images in global scope of all buffers that have another scope."""
+    """Replacements in global scope for all buffers in other scopes."""
     images: dict[Any, Any] = {}
 
     def visit(block: Any) -> None:

@@ -1,4 +1,4 @@
-"""Functions of smaller arguments than their own, of fewer rows or shorter ones."""
+"""Functions whose arguments are smaller than the function's own: fewer rows, or shorter ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from crossfuse.lower.image import BufferSpec
 
 
 def in_block(func: Any, params: Any, body: Any, buffers: Any = ()) -> Any:
-    """A function whose body is a block, which Relax looks at when it searches for reshapes."""
+    """A function whose body is a block, as Relax expects when it searches for reshapes."""
     root = ir.SBlock([], [], [], "root", body, alloc_buffers=list(buffers))
     return ir.PrimFunc(params, ir.SBlockRealize([], True, root), func.ret_type, func.attrs)
 
@@ -18,7 +18,7 @@ def in_block(func: Any, params: Any, body: Any, buffers: Any = ()) -> Any:
 def of_shapes(
     func: Any, specs: Sequence[BufferSpec], shapes: Sequence[tuple[Any, ...]], beyond: float
 ) -> Any:
-    """A function of smaller arguments, with a number beyond their ends."""
+    """A function of arguments of smaller shapes, which are padded with the number `beyond`."""
     params, inner, before, after = [], [], [], []
     for spec, shape, param in zip(specs, shapes, func.params, strict=True):
         if all(map(_same, shape, param.ty.shape)):
@@ -42,7 +42,7 @@ def _inside(index: Sequence[Any], shape: Sequence[Any]) -> Any:
 
 
 def _loaded(inner: Any, outer: Any, shape: Sequence[Any], beyond: float) -> Any:
-    """Fill a tensor with a smaller one."""
+    """Fill a tensor from a smaller one, padding it."""
 
     def statement(index: list[Any]) -> Any:
         nothing = ir.tirx.const(beyond, "float32").astype(inner.ty.dtype)
@@ -53,7 +53,7 @@ def _loaded(inner: Any, outer: Any, shape: Sequence[Any], beyond: float) -> Any:
 
 
 def _stored(outer: Any, inner: Any, shape: Sequence[Any]) -> Any:
-    """Store what lies in a smaller tensor."""
+    """Store the part of a tensor that fits a smaller one."""
 
     def statement(index: list[Any]) -> Any:
         store = ir.BufferStore(outer, inner[tuple(index)], index)

@@ -22,17 +22,9 @@ _EXPONENT, _MAGNITUDE = 0x7F800000, 0x7FFFFFFF
 
 
 def widen(func: Any) -> Any:
-    """Give 8-bit floating-point buffers of a function float32 elements.
+    """Give the 8-bit floating-point buffers of a function float32 elements.
 
-    Parameters
-    ----------
-    func : tvm.tirx.PrimFunc
-        Any function.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        The function itself if it has no such numbers, or computes with them without a conversion.
+    The function is unchanged if it has none, or computes with such numbers without converting them.
     """
     if _computes(func.body):
         return func
@@ -61,17 +53,9 @@ def widen(func: Any) -> Any:
 
 
 def rounded(value: Any, dtype: str) -> Any:
-    """A number rounded to an 8-bit float, as a float32.
+    """A number rounded to an 8-bit float type, as a float32.
 
-    To the nearest, of two to the even one; what is too large becomes the largest, as CUDA's
-    conversions do it.
-
-    Parameters
-    ----------
-    value : tvm.ir.Expr
-        A number of any type.
-    dtype : str
-        The type to round to.
+    To nearest even; what is too large becomes the largest number, as CUDA's conversions saturate.
     """
     kind, t = float_type(dtype), ir.tirx
     value = converted(value, _WIDE)
@@ -86,7 +70,7 @@ def rounded(value: Any, dtype: str) -> Any:
 
 
 def converted(value: Any, dtype: str) -> Any:
-    """A value in a type, which it may have already."""
+    """A value cast to a type, unless it has it already."""
     return value if str(value.ty) == dtype else ir.tirx.Cast(dtype, value)
 
 
@@ -103,7 +87,7 @@ def _type_of(dtype: str) -> str:
 
 
 def _computes(body: Any) -> bool:
-    """Whether anything is an 8-bit float that is not loaded, converted, compared or chosen."""
+    """Whether an 8-bit float occurs that is not just loaded, converted, compared or selected."""
     found: list[Any] = []
 
     def visit(node: Any) -> None:
@@ -126,19 +110,9 @@ def _chooses(node: Any) -> bool:
 def rebuilt(
     type_of: Callable[[str], str], operators: Sequence[str]
 ) -> list[tuple[type, Callable[[Any, Any], Any]]]:
-    """How expressions are built again from operands of other types.
+    """Callbacks of `crossfuse._tvm.mutate` that rebuild expressions from operands of other types.
 
-    Parameters
-    ----------
-    type_of : Callable
-        What becomes of a type.
-    operators : Sequence[str]
-        Names of operators of two operands.
-
-    Returns
-    -------
-    list
-        Callbacks of `crossfuse._tvm.mutate`.
+    `type_of` maps a type to its replacement; `operators` names binary operators.
     """
 
     def number(node: Any, _: Any) -> Any:
@@ -169,18 +143,10 @@ def retyped(
     convert: Callable[[Any, str], Any],
     callbacks: Sequence[tuple[type, Any]] = (),
 ) -> Any:
-    """Give buffers of a statement other types.
+    """Give the buffers of a statement other types.
 
-    Parameters
-    ----------
-    body : tvm.tirx.Stmt
-        The statement.
-    image : Callable
-        The buffer in whose place another one comes, or the buffer itself.
-    convert : Callable
-        What becomes of a value that is converted to a type.
-    callbacks : Sequence
-        What becomes of other nodes, see `crossfuse._tvm.mutate`.
+    `image` gives the replacement of a buffer, or the buffer itself. `convert` makes the value of a
+    cast to a type. `callbacks` handle other nodes, as in `crossfuse._tvm.mutate`.
     """
 
     def load(node: Any, mutator: Any) -> Any:

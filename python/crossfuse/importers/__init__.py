@@ -1,4 +1,4 @@
-"""Models of any framework as Relax modules, weights kept apart.
+"""Importers of any framework's models as Relax modules with separate weights.
 
 Names are loaded when first used, so that importing the package needs neither TVM nor torch.
 """

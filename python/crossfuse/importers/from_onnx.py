@@ -1,4 +1,4 @@
-"""ONNX models as Relax modules; initialisers are weights."""
+"""Importer of ONNX models as Relax modules; initialisers become weights."""
 
 from __future__ import annotations
 
@@ -17,30 +17,13 @@ _RULE = "onnx-import"
 def import_onnx(
     model: Any, shapes: Mapping[str, Sequence[int | str]] | None = None, opset: int | None = None
 ) -> Imported:
-    """Translate an ONNX model.
+    """Translate an ONNX model, or the file of one, to Relax; initialisers become its weights.
 
-    Parameters
-    ----------
-    model : onnx.ModelProto | str | Path
-        The model, or its file.
-    shapes : Mapping[str, Sequence[int | str]] | None
-        Extents of inputs, by name; needed where the model leaves some open. A name instead of a
-        number is a symbolic extent, and equal names are one.
-    opset : int | None
-        Version of ONNX's operators; None takes the model's.
-
-    Returns
-    -------
-    Imported
-        The Relax module; initialisers are its weights, and its inputs have the model's names.
-
-    Raises
-    ------
-    EnvironmentRefused
-        Without the package ``onnx``.
-    WorkloadRefused
-        For files that are not there or no models, inputs whose extents are open, and operators
-        that TVM does not know.
+    Inputs keep the model's names. `shapes` gives their extents by name, and is needed where the
+    model leaves some open; a name in place of a number is a symbolic extent, and equal names are
+    one. `opset` overrides the version of the model's operators. A missing ``onnx`` package raises
+    `EnvironmentRefused`; missing files, files that are no models, open extents and operators
+    unknown to TVM raise `WorkloadRefused`.
     """
     from crossfuse.relax.torch_import import Imported
 

@@ -1,4 +1,4 @@
-"""Modules of ``tvm.relax.frontend.nn`` as Relax modules."""
+"""Importer of modules of ``tvm.relax.frontend.nn`` as Relax modules."""
 
 from __future__ import annotations
 
@@ -15,24 +15,11 @@ _RULE = "nn-import"
 
 
 def import_nn(module: Any, example_inputs: Sequence[Any]) -> Imported:
-    """Export the method ``forward`` of a module.
+    """Export the method ``forward`` of a ``tvm.relax.frontend.nn`` module with its weights.
 
-    Parameters
-    ----------
-    module : tvm.relax.frontend.nn.Module
-        Its parameters carry their values, as ``load_state_dict`` leaves them.
-    example_inputs : Sequence[array]
-        An array or tensor for each argument of ``forward``, for their shapes and types.
-
-    Returns
-    -------
-    Imported
-        The Relax module and the weights.
-
-    Raises
-    ------
-    WorkloadRefused
-        For another number of inputs, and parameters without values.
+    Parameters must carry values, as ``load_state_dict`` leaves them; else, or with another number
+    of inputs than ``forward`` takes, `WorkloadRefused` is raised. Of `example_inputs` only shapes
+    and types count.
     """
     from tvm.relax.frontend.nn import spec
 
@@ -66,7 +53,7 @@ def is_nn(model: object) -> bool:
 
 
 def _with_main(mod: Any) -> Any:
-    """The function ``forward`` as ``main``, with the weights after the inputs as they are."""
+    """The module with ``forward`` renamed to ``main``; weights follow the inputs, as before."""
     import tvm
 
     functions = {name.name_hint: func for name, func in mod.functions_items()}

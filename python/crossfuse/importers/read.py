@@ -1,4 +1,4 @@
-"""Whatever people bring as a model, as a Relax module with its weights apart."""
+"""The importer that takes any kind of model and gives a Relax module with separate weights."""
 
 from __future__ import annotations
 
@@ -21,30 +21,13 @@ def read_model(
     shapes: Mapping[str, Sequence[int | str]] | None = None,
     opset: int | None = None,
 ) -> Imported:
-    """Import a model.
+    """Import a model of any supported framework as a Relax module.
 
-    Parameters
-    ----------
-    model : Any
-        A ``torch.nn.Module`` or a module of ``tvm.relax.frontend.nn`` with `example_inputs`, a
-        ``torch.export.ExportedProgram``, an ``onnx.ModelProto`` or the path of an ``.onnx`` file,
-        or a Relax module with a function ``main``, whose parameters all are inputs.
-    example_inputs : Sequence[tensor] | None
-        Positional inputs, for their shapes and types.
-    shapes, opset
-        Of ONNX models, see `crossfuse.importers.import_onnx`.
-
-    Returns
-    -------
-    Imported
-        Relax module, names of inputs, weights.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If the package that the model is of is missing.
-    WorkloadRefused
-        For anything else, Relay among it, and for what the importers refuse.
+    `model` is a ``torch.nn.Module`` or ``tvm.relax.frontend.nn`` module with `example_inputs`
+    (positional, for their shapes and types), a ``torch.export.ExportedProgram``, an
+    ``onnx.ModelProto`` or the path of an ``.onnx`` file (`shapes` and `opset` are for these alone),
+    or a Relax module with a function ``main`` whose parameters are all inputs. Anything else is a
+    `WorkloadRefused`; a missing package is an `EnvironmentRefused`.
     """
     if relay.is_relay(model):
         raise relay.refused(type(model).__name__)

@@ -1,4 +1,4 @@
-"""What to do about Relay, which many look for: TVM's graph IR before Relax."""
+"""Advice for models in Relay, TVM's graph IR before Relax, which users still look for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_relay(model: object) -> bool:
 
 
 def refused(where: str) -> RefusedError:
-    """Build the refusal of a model of Relay."""
+    """Build the refusal of a Relay model."""
     why, _, instead = GONE.partition(". ")
     return refuse(
         WorkloadRefused,

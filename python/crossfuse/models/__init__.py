@@ -1,4 +1,4 @@
-"""Models that are run to judge whole networks: random weights, real widths, any number of layers.
+"""Models to evaluate whole networks with: random weights, real widths, any number of layers.
 
 Names are loaded when first used, so that importing the package needs neither TVM nor torch.
 """

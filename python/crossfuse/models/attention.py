@@ -13,14 +13,9 @@ Cache = tuple[torch.Tensor, torch.Tensor]
 
 
 class Rotation(nn.Module):
-    """Rotary positions, worked out in float32 as tables.
+    """Rotary position embedding, with its tables of angles computed in float32.
 
-    Parameters
-    ----------
-    widths : Widths
-        Of the model.
-    first, count : int
-        Positions.
+    Positions are `count` tokens from `first`, which is not 0 behind a cache.
     """
 
     def __init__(self, widths: Widths, first: int, count: int) -> None:
@@ -40,18 +35,9 @@ class Rotation(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention between projections; queries may share keys.
+    """Attention between its projections, with grouped queries where there are fewer heads of keys.
 
-    Parameters
-    ----------
-    widths : Widths
-        Of the model.
-    bias : bool
-        Whether projections have one.
-    causal : bool
-        Whether a token sees itself and earlier ones alone.
-    out_bias : bool | None
-        Whether the last projection has one; None for as the others.
+    `out_bias` is of the last projection alone; None means as the others.
     """
 
     def __init__(
@@ -70,7 +56,7 @@ class Attention(nn.Module):
     def forward(
         self, x: torch.Tensor, rotate: nn.Module | None = None, cache: Cache | None = None
     ) -> torch.Tensor:
-        """From [batch, tokens, hidden] to the same."""
+        """Attend over [batch, tokens, hidden] and the cache; the result has the shape of `x`."""
         query = self._split(self.query(x), self.heads)
         key, value = (self._split(each(x), self.kv_heads) for each in (self.key, self.value))
         if rotate is not None:
@@ -89,7 +75,7 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).reshape(x.shape))
 
     def _mask(self, new: int, seen: int, device: torch.device) -> torch.Tensor | None:
-        """What each of the new tokens sees; one token sees all."""
+        """Which tokens each new one attends to; None, for all, if it is the only one."""
         if new == 1 or not self.causal:
             return None
         return torch.ones(new, seen, dtype=torch.bool, device=device).tril(seen - new)

@@ -1,4 +1,4 @@
-"""What a model moves and computes at least."""
+"""Lower bounds of a model's memory traffic and arithmetic."""
 
 from __future__ import annotations
 
@@ -10,17 +10,8 @@ from crossfuse.models.spec import ModelSpec
 def cost(spec: ModelSpec) -> tuple[int, int]:
     """Compulsory bytes and operations of a model, found on tensors without memory.
 
-    Parameters
-    ----------
-    spec : ModelSpec
-        Which.
-
-    Returns
-    -------
-    bytes : int
-        Every weight and input read once, the result written once.
-    flops : int
-        Of matrix products and convolutions, as `torch.utils.flop_counter` counts them.
+    Bytes are those of every weight and input read once and the result written once; operations are
+    those of matrix products and convolutions, as `torch.utils.flop_counter` counts them.
     """
     import torch
     from torch.utils.flop_counter import FlopCounterMode

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 class Gated(nn.Module):
-    """``down(silu(gate(x)) * up(x))``, of Llama and its kind."""
+    """``down(silu(gate(x)) * up(x))``, the feed-forward network of Llama and its kind."""
 
     def __init__(self, hidden: int, inside: int) -> None:
         super().__init__()
@@ -19,12 +19,12 @@ class Gated(nn.Module):
         self.down = nn.Linear(inside, hidden, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of rows of `hidden` elements."""
+        """Apply the network to rows of `hidden` elements."""
         return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
 class Plain(nn.Module):
-    """``contract(act(expand(x)))`` with biases, of BERT and GPT-2."""
+    """``contract(act(expand(x)))`` with biases, the feed-forward network of BERT and GPT-2."""
 
     def __init__(
         self, hidden: int, inside: int, act: Callable[[torch.Tensor], torch.Tensor]
@@ -34,7 +34,7 @@ class Plain(nn.Module):
         self.act = act
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of rows of `hidden` elements."""
+        """Apply the network to rows of `hidden` elements."""
         return self.contract(self.act(self.expand(x)))
 
 
@@ -42,14 +42,8 @@ class Experts(nn.Module):
     """A shared gated network beside routed ones, as in Qwen's mixtures of experts.
 
     Every expert computes every token, and the router's weights choose: shapes are then fixed, as a
-    captured graph needs them, at the cost of the products of experts that are not chosen.
-
-    Parameters
-    ----------
-    hidden, shared, inside : int
-        Width of the model, and inside of the shared network and of one expert.
-    experts, top_k : int
-        How many there are, and how many a token takes.
+    captured graph needs them, at the cost of the products of experts that are not chosen. `shared`
+    and `inside` are the widths inside the shared network and inside one expert.
     """
 
     def __init__(self, hidden: int, shared: int, inside: int, experts: int, top_k: int) -> None:
@@ -62,7 +56,7 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(experts, inside, hidden))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of [batch, tokens, hidden]."""
+        """Apply the mixture to [batch, tokens, hidden]."""
         rows = x.reshape(-1, x.shape[-1])
         chance = torch.softmax(self.router(rows), dim=-1)
         best, place = torch.topk(chance, self.top_k, dim=-1)

@@ -17,16 +17,9 @@ from crossfuse.models.widths import Widths
 
 
 class Layers(nn.Module):
-    """A model of ``transformers`` that takes rows and gives rows.
+    """Adapter of a ``transformers`` model that takes rows (``inputs_embeds``) and gives rows.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        It takes ``inputs_embeds``.
-    mlps : list[torch.nn.Module]
-        Its feed-forward networks.
-    options : dict[str, Any]
-        Further arguments of a call.
+    `mlps` are its feed-forward networks; `options` go to every call.
     """
 
     def __init__(self, model: nn.Module, mlps: list[nn.Module], options: dict[str, Any]) -> None:
@@ -35,34 +28,20 @@ class Layers(nn.Module):
 
     @property
     def mlps(self) -> list[nn.Module]:
-        """The feed-forward networks in order."""
+        """The feed-forward networks, first layer first."""
         return self._mlps[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of rows [batch, tokens, hidden]."""
+        """Apply the model to rows [batch, tokens, hidden]."""
         result: torch.Tensor = self.model(inputs_embeds=x, **self.options).last_hidden_state
         return result
 
 
 def from_transformers(spec: ModelSpec) -> nn.Module:
-    """Make a model of the classes of ``transformers``.
+    """Make a model with random weights from the classes of ``transformers``.
 
-    Parameters
-    ----------
-    spec : ModelSpec
-        Which; rows in and rows out, without a cache.
-
-    Returns
-    -------
-    torch.nn.Module
-        With random weights.
-
-    Raises
-    ------
-    EnvironmentRefused
-        Without the package.
-    WorkloadRefused
-        For what it is not taken for.
+    It takes and gives rows, without a cache: other specs raise `WorkloadRefused`, a missing package
+    `EnvironmentRefused`.
     """
     widths = spec.widths
     if spec.head or spec.cache or not isinstance(widths, Widths) or widths.family not in _MAKE:
@@ -129,7 +108,7 @@ def _common(widths: Widths, spec: ModelSpec) -> dict[str, Any]:
 
 
 class _Ends(nn.Sequential):
-    """BERT's two products, which its classes keep in two modules."""
+    """BERT's two products, which its classes store in two modules."""
 
 
 def _refused(where: str, found: str, limit: str, instead: str) -> RefusedError:

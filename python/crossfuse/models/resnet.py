@@ -24,7 +24,7 @@ class Bottleneck(nn.Module):
         self.skip = nn.Identity() if same else nn.Conv2d(given, outside, 1, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of [batch, given, height, width]."""
+        """Apply the block to [batch, given, height, width]."""
         return torch.relu(self.path(x) + self.skip(x))
 
 
@@ -48,10 +48,10 @@ class ResNet(nn.Module):
 
     @property
     def mlps(self) -> list[nn.Module]:
-        """None."""
+        """Empty, since convolutional networks have no feed-forward ones."""
         return []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of images [batch, 3, side, side]."""
+        """Apply the network to images [batch, 3, side, side]."""
         x = self.stages(self.stem(x))
         return x if self.head is None else self.head(x.mean((2, 3)))

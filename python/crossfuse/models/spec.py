@@ -28,42 +28,28 @@ _WORDS = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A network of random weights.
+    """A network of random weights to be run."""
 
-    Attributes
-    ----------
-    name : str
-        A key of `crossfuse.models.widths.MODELS`.
-    layers : int
-        How many, or blocks of each stage of a ResNet; 0 takes as many as the model has.
-    tokens : int
-        New ones of each sequence; of a ResNet the pixels of a side.
-    batch : int
-        Sequences, or images.
-    cache : int
-        Earlier tokens of each sequence, whose keys and values are inputs; decoders alone.
-    dtype : str
-        Of weights and activations.
-    head : bool
-        Whether it begins with ids of tokens and ends with logits of the last token; else it takes
-        and gives what is between layers.
-    reduce : int
-        What widths, heads and vocabulary are divided by, for machines without a GPU.
-    part : str
-        One of `PARTS`: ``"mlp"`` is the feed-forward networks alone, one after another.
-    source : str
-        One of `SOURCES`.
-    """
-
+    #: A key of `crossfuse.models.widths.MODELS`.
     name: str
+    #: Layers, or blocks of each stage of a ResNet; 0 for the published number.
     layers: int = 0
+    #: New tokens of each sequence; of a ResNet, pixels of a side.
     tokens: int = 16
+    #: Sequences, or images.
     batch: int = 1
+    #: Earlier tokens of each sequence, whose keys and values are inputs; decoders alone.
     cache: int = 0
+    #: Of weights and activations.
     dtype: str = "bfloat16"
+    #: Whether it begins with token ids and ends with logits of the last token; else it takes and
+    #: gives what is between layers.
     head: bool = False
+    #: Divisor of widths, heads and vocabulary, for machines without a GPU.
     reduce: int = 1
+    #: One of `PARTS`: ``"mlp"`` is the feed-forward networks alone, one after another.
     part: str = "whole"
+    #: One of `SOURCES`.
     source: str = "torch"
 
     def __post_init__(self) -> None:
@@ -83,18 +69,12 @@ class ModelSpec:
 
     @property
     def full(self) -> Widths | Convolutions:
-        """Widths of the model as it is published."""
+        """The model's published extents."""
         return MODELS[self.name]
 
     @property
     def widths(self) -> Widths | Convolutions:
-        """Widths that are run.
-
-        Raises
-        ------
-        WorkloadRefused
-            If they are no multiples of `reduce`.
-        """
+        """Extents as run; `WorkloadRefused` if they are no multiples of `reduce`."""
         try:
             return self.full.reduced(self.reduce)
         except ValueError as error:
@@ -124,22 +104,9 @@ def names_one(text: str) -> bool:
 
 
 def parse(text: str) -> ModelSpec:
-    """Read a model from ``model:name,key=value,...``.
+    """Read a model from ``model:name,key=value,...``, so that ``parse(str(spec)) == spec``.
 
-    Parameters
-    ----------
-    text : str
-        See the module's examples.
-
-    Returns
-    -------
-    ModelSpec
-        The value; ``parse(str(spec)) == spec``.
-
-    Raises
-    ------
-    WorkloadRefused
-        Unknown models and keys (with the closest known one), and values that are none.
+    Unknown models, keys and values raise `WorkloadRefused`, with the closest known name.
     """
     kind, _, body = text.strip().partition(":")
     one_of("kind", kind.strip(), (KIND,))

@@ -17,14 +17,8 @@ from crossfuse.models.widths import Widths
 class Layer(nn.Module):
     """Attention and a feed-forward network, each with a residual.
 
-    Parameters
-    ----------
-    attention, mlp : nn.Module
-        The two.
-    norms : tuple[nn.Module, nn.Module]
-        In front of each, or behind the residual of each.
-    norm_first : bool
-        Which of these.
+    `norms` belong to the two in this order: in front of each with `norm_first`, else behind its
+    residual.
     """
 
     def __init__(
@@ -41,7 +35,7 @@ class Layer(nn.Module):
     def forward(
         self, x: torch.Tensor, rotate: nn.Module | None = None, cache: Cache | None = None
     ) -> torch.Tensor:
-        """From [batch, tokens, hidden] to the same."""
+        """Apply the layer to [batch, tokens, hidden]; the result has the same shape."""
         if self.norm_first:
             x = x + self.attention(self.attention_norm(x), rotate, cache)
             return x + self.mlp(self.mlp_norm(x))
@@ -50,13 +44,7 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Layers, and with a head ids of tokens in front and logits of the last token behind.
-
-    Parameters
-    ----------
-    spec : ModelSpec
-        Of a family of `LAYERS`.
-    """
+    """Layers of one family; with a head, token ids go in and logits of the last token come out."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -71,13 +59,13 @@ class Transformer(nn.Module):
 
     @property
     def mlps(self) -> list[nn.Module]:
-        """The feed-forward networks in order."""
+        """The feed-forward networks, first layer first."""
         return [each.mlp for each in self.layers]
 
     def forward(self, x: torch.Tensor, *cache: torch.Tensor) -> torch.Tensor:
-        """Of ids [batch, tokens] or rows [batch, tokens, hidden].
+        """Apply the model to ids [batch, tokens] or rows [batch, tokens, hidden].
 
-        Keys and values of earlier tokens follow, layer by layer.
+        `cache` holds keys and values of earlier tokens, layer by layer.
         """
         if self.embed is not None:
             x = self.embed(x)

@@ -9,32 +9,23 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Widths:
-    """A transformer.
+    """Extents of a transformer."""
 
-    Attributes
-    ----------
-    family : str
-        Which module computes it: ``llama``, ``gpt2``, ``bert``, ``qwen-moe``.
-    layers, hidden, heads, intermediate, vocabulary : int
-        Its extents; `intermediate` is the width inside of the feed-forward networks.
-    kv_heads : int
-        Heads of keys and values; 0 for as many as there are heads.
-    experts, top_k, expert : int
-        Experts in a layer, how many each token takes, and the width inside of one; 0 without.
-    theta : float
-        Base of the rotary frequencies; 0 without.
-    """
-
+    #: Which module computes it: ``llama``, ``gpt2``, ``bert``, ``qwen-moe``.
     family: str
     layers: int
     hidden: int
     heads: int
+    #: Width inside the feed-forward networks.
     intermediate: int
     vocabulary: int
+    #: Heads of keys and values; 0 for as many as there are heads.
     kv_heads: int = 0
+    #: Experts of a layer, those that each token takes, and the width inside one; 0 without.
     experts: int = 0
     top_k: int = 0
     expert: int = 0
+    #: Base of the rotary frequencies; 0 without.
     theta: float = 0.0
 
     @property
@@ -43,18 +34,10 @@ class Widths:
         return self.hidden // self.heads
 
     def reduced(self, by: int) -> Widths:
-        """The same with narrower layers; heads keep their width.
+        """The same model with all widths divided by `by`, but for the width of a head.
 
-        Parameters
-        ----------
-        by : int
-            What widths are divided by. There is at least one head, one head of keys, and as many
-            experts as each token takes.
-
-        Raises
-        ------
-        ValueError
-            If heads or widths are no multiples of it.
+        At least one head of keys, and as many experts as a token takes, remain. Heads or widths
+        that are no multiples raise `ValueError`.
         """
         for name in ("heads", "intermediate", "expert"):
             if getattr(self, name) % by:
@@ -73,33 +56,19 @@ class Widths:
 
 @dataclass(frozen=True)
 class Convolutions:
-    """A residual network of convolutions.
+    """Extents of a residual network of convolutions."""
 
-    Attributes
-    ----------
-    layers : int
-        Blocks of each stage.
-    channels : tuple[int, ...]
-        Of each stage, in the middle of a block; the outside has four times as many.
-    classes : int
-        Logits.
-    family : str
-        Which module computes it.
-    """
-
+    #: Blocks of each stage.
     layers: int
+    #: Of each stage, in the middle of a block; outside there are four times as many.
     channels: tuple[int, ...]
+    #: Logits.
     classes: int
+    #: Which module computes it.
     family: str = "resnet"
 
     def reduced(self, by: int) -> Convolutions:
-        """The same with fewer channels.
-
-        Raises
-        ------
-        ValueError
-            If channels are no multiples of `by`.
-        """
+        """The same network with channels divided by `by`; `ValueError` if they are no multiples."""
         if any(each % by for each in self.channels):
             raise ValueError(f"its channels, {self.channels}, are no multiples of it")
         return replace(self, channels=tuple(each // by for each in self.channels))

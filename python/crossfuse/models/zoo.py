@@ -1,4 +1,4 @@
-"""From a spec to a module with random weights and inputs."""
+"""Construction of a spec's module, with random weights and inputs."""
 
 from __future__ import annotations
 
@@ -17,24 +17,16 @@ from crossfuse.models.widths import Convolutions
 
 @dataclass(frozen=True)
 class Built:
-    """A model and what it is called with.
-
-    Attributes
-    ----------
-    spec : ModelSpec
-        What it is.
-    module : torch.nn.Module
-        In evaluation mode, without gradients.
-    inputs : tuple[torch.Tensor, ...]
-        Its positional inputs.
-    """
+    """A model with random weights, and the inputs that it is called with."""
 
     spec: ModelSpec
+    #: In evaluation mode, without gradients.
     module: nn.Module
+    #: Positional.
     inputs: tuple[torch.Tensor, ...]
 
     def exact(self) -> torch.Tensor:
-        """What it computes in float64, of the same weights; the module is as before afterwards."""
+        """The result in float64 with the same weights; the module is restored afterwards."""
         dtype = getattr(torch, self.spec.dtype)
         given = [each.double() if each.is_floating_point() else each for each in self.inputs]
         tables = {name: each.clone() for name, each in self.module.named_buffers()}
@@ -50,29 +42,12 @@ class Built:
 
 
 def build(spec: ModelSpec, device: str | torch.device = "cpu", seed: int = 0) -> Built:
-    """Make a model.
+    """Make a model with random weights, and inputs for it.
 
-    Weights have a variance of one over what a sum has terms of, so that every layer changes what
-    goes through it about as much as its residual, and a mistake in one is seen in the end.
-
-    Parameters
-    ----------
-    spec : ModelSpec
-        What to make.
-    device : str | torch.device
-        Where; ``"meta"`` for extents alone.
-    seed : int
-        Of weights and inputs; equal ones are equal on one device.
-
-    Returns
-    -------
-    Built
-        Module and inputs.
-
-    Raises
-    ------
-    EnvironmentRefused
-        For classes of ``transformers`` without that package.
+    Weights have a variance of one over the number of terms of a sum, so that every layer changes
+    its input about as much as the residual does, and a mistake in one shows at the end. The device
+    ``"meta"`` gives extents alone; equal seeds give equal values on one device. Specs of
+    ``transformers`` raise `EnvironmentRefused` without that package.
     """
     with torch.device(device), _default(spec.dtype):
         module = _module(spec)
@@ -135,7 +110,7 @@ def _is_norm(module: nn.Module, name: str) -> bool:
 
 @contextmanager
 def _default(dtype: str) -> Iterator[None]:
-    """Make new tensors of this type."""
+    """Let new tensors be of this type."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, dtype))
     try:

@@ -200,7 +200,7 @@ def _compiled(
     trace: str | None,
     **options: Any,
 ) -> tuple[str, bytes, str]:
-    """Source of the launcher, cubin, and text of the manifest."""
+    """The launcher's source, the cubin, and the manifest as text."""
     check_image(image, target)
     source = generate_launcher(image, target.arch)
     cubin = compile_cubin(image.cuda, arch=target.arch, **options)

@@ -1,4 +1,4 @@
-"""How many rows kernels are made for; apart from what makes them, which needs TVM."""
+"""Default bins of row counts, apart from the code that builds them, which needs TVM."""
 
 from __future__ import annotations
 

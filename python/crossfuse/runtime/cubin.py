@@ -162,7 +162,7 @@ def _cubin(entry: Entry, nvcc: NvccInfo) -> Cubin:
 
 
 def _compile(cuda: str, nvcc: NvccInfo, flags: tuple[str, ...], timeout: float) -> Entry:
-    """The cubin, with the compiler's output and the names of its kernels."""
+    """Cache entry of a newly compiled cubin, with the compiler's output and the kernels' names."""
     from crossfuse.cache import Entry
 
     host = find_host_compiler()

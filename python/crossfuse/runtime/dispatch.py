@@ -124,7 +124,7 @@ class Dispatch:
         return run_with_outputs(self, inputs, device)
 
     def _count(self, arguments: Sequence[Any]) -> int:
-        """Rows of the first tensor that has any."""
+        """Number of rows of the first tensor that has rows."""
         for by_row, each in zip(self._by_row, arguments, strict=False):
             if by_row and getattr(each, "shape", None):
                 return int(each.shape[0])
@@ -137,7 +137,10 @@ class Dispatch:
         )
 
     def _check_counts(self, arguments: Sequence[Any], rows: int) -> None:
-        """Views would hide that a tensor has other rows; of one piece the library looks."""
+        """Refuse tensors of other row counts, which views would hide.
+
+        A call of one piece has no views, and its library checks.
+        """
         for buffer, each in zip(self.buffers, arguments, strict=False):
             shape = tuple(getattr(each, "shape", None) or ())
             if buffer.rows and shape[:1] != (rows,):
@@ -264,19 +267,9 @@ def load_dispatch(folder: str | os.PathLike[str], *, check_device: bool = True) 
 
 
 def check_alike(table: DispatchTable, manifests: Sequence[Manifest]) -> None:
-    """Refuse kernels that do not fit their bins, or each other.
+    """Refuse kernels that do not fit their bins, or each other, naming the library.
 
-    Parameters
-    ----------
-    table : DispatchTable
-        The bins.
-    manifests : Sequence[Manifest]
-        Of their kernels, in the same order.
-
-    Raises
-    ------
-    ArtefactRefused
-        Naming the library.
+    `manifests` are those of the table's bins, in the same order.
     """
     (first, *_) = manifests
     for each, manifest in zip(table.bins, manifests, strict=True):
@@ -295,7 +288,7 @@ def check_alike(table: DispatchTable, manifests: Sequence[Manifest]) -> None:
 
 
 def _one_row(manifest: Manifest) -> list[BufferSpec]:
-    """Buffers of a call of one row, which are those of all bins."""
+    """Buffers of a call of one row, which are the same for all bins."""
     return [each.with_rows(1) for each in manifest.buffers]
 
 

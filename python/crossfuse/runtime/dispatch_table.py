@@ -19,37 +19,23 @@ TABLE_VERSION = 1
 
 @dataclass(frozen=True)
 class Bin:
-    """A kernel library, and the calls that it is for.
+    """A kernel library, and the calls that it serves."""
 
-    Attributes
-    ----------
-    rows : int
-        Rows of a call at most.
-    shared_object : str
-        File name of the library in the table's folder; its manifest lies beside it.
-    manifest_sha256 : str
-        Hash of the manifest's file, which has that of the library.
-    """
-
+    #: Most rows of a call.
     rows: int
+    #: File in the table's folder; the manifest lies beside it.
     shared_object: Annotated[str, FileName]
+    #: Hash of the manifest's file, which holds that of the library.
     manifest_sha256: str
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of a call that one launch computes.
-
-    Attributes
-    ----------
-    first, rows : int
-        First row, and number of rows.
-    bin : int
-        Index of the bin whose kernels compute them.
-    """
+    """Rows of a call that one launch computes, by the kernels of one bin."""
 
     first: int
     rows: int
+    #: Index of the bin.
     bin: int
 
 

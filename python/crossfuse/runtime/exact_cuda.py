@@ -1,10 +1,10 @@
-"""What TVM writes in CUDA, compiled as our kernels are: by the same nvcc, without fast math.
+"""TVM's own CUDA compiled as our kernels are: by the same nvcc, without fast math.
 
 TVM compiles with ``--use_fast_math``: the square of a negative number is NaN, sines of large angles
-are wrong in the first digit, and denormals are zero. NVRTC, which it takes if not told otherwise,
-needs a package of its own besides. The text that a model of ours brings says so in its first line,
-so that it is known wherever TVM compiles it: while a model is built, or when it is loaded if there
-was no GPU then. Other text is compiled as before.
+are wrong in the first digit, and denormals are zero. NVRTC, its default compiler, needs a package
+of its own besides. The text of our models is marked in its first line, so that it is recognised
+wherever TVM compiles it: while a model is built, or when it is loaded if there was no GPU then.
+Other text is compiled as before.
 """
 
 from __future__ import annotations
@@ -22,17 +22,10 @@ _ours: list[Any] = []
 
 @contextmanager
 def exact_cuda(arch: str) -> Iterator[None]:
-    """Let CUDA text that TVM writes inside be compiled without fast math.
+    """Have CUDA text that TVM writes inside compiled for `arch` without fast math.
 
-    Parameters
-    ----------
-    arch : str
-        Real architecture, such as ``"sm_90a"``.
-
-    Yields
-    ------
-    None
-        With TVM's hooks set; the one for what is written is put back at the end.
+    The hook that marks the text is restored at the end; the one that compiles it stays, since
+    marked text may be compiled later.
     """
     import tvm
     import tvm_ffi
@@ -55,7 +48,7 @@ def exact_cuda(arch: str) -> Iterator[None]:
 
 
 def compile_marked_text() -> None:
-    """Let TVM compile marked text by `crossfuse.runtime.compile_cubin`, other text as before."""
+    """Have TVM compile marked text by `crossfuse.runtime.compile_cubin`, other text as before."""
     import tvm
     import tvm.support.nvcc  # TVM's own function has to be there before it is replaced
 

@@ -1,4 +1,4 @@
-"""Whether a kernel library fits where it is loaded: tvm-ffi of its release, a GPU of its limits."""
+"""Whether a kernel library fits where it is loaded: its tvm-ffi release, and the GPU's limits."""
 
 from __future__ import annotations
 
@@ -16,22 +16,10 @@ _WORDS = {"sms": "multiprocessors", "max_shared_bytes": "bytes of shared memory 
 
 
 def check_version(manifest: Manifest, where: str) -> None:
-    """Refuse a library that was built against another release of tvm-ffi.
+    """Raise `ArtefactRefused` for a library built against another release of tvm-ffi.
 
-    Its calls go through tvm-ffi's binary interface, which other releases may change. What else it
-    was made with is inside of it.
-
-    Parameters
-    ----------
-    manifest : Manifest
-        Of the library.
-    where : str
-        The file, for messages.
-
-    Raises
-    ------
-    ArtefactRefused
-        Naming both releases.
+    Its calls go through tvm-ffi's binary interface, which other releases may change. All else that
+    it was made with is inside it. `where` names the file in messages.
     """
     built, here = manifest.versions.get("tvm-ffi"), installed_version("apache-tvm-ffi")
     if built != here:
@@ -46,22 +34,10 @@ def check_version(manifest: Manifest, where: str) -> None:
 
 
 def check_limits(manifest: Manifest, limits: Mapping[str, int]) -> None:
-    """Refuse a GPU that has less than what the kernels of a library were planned and checked for.
+    """Refuse a GPU with less than what a library's kernels were planned and checked for.
 
-    Multiprocessors matter to cooperative launches alone, whose CTAs wait for each other and so run
-    at the same time.
-
-    Parameters
-    ----------
-    manifest : Manifest
-        Of the library.
-    limits : Mapping[str, int]
-        Of the GPU, see `gpu_limits`; what is not there is not checked.
-
-    Raises
-    ------
-    ArtefactRefused
-        Naming what is too little.
+    Multiprocessors matter to cooperative launches alone, whose CTAs wait for each other and so must
+    be resident at the same time.
     """
     together = any(each.cooperative for each in manifest.launches)
     check_room(manifest.name, manifest.device, manifest.limits, limits, together=together)
@@ -70,23 +46,11 @@ def check_limits(manifest: Manifest, limits: Mapping[str, int]) -> None:
 def check_room(
     name: str, device: str, needs: Mapping[str, int], limits: Mapping[str, int], *, together: bool
 ) -> None:
-    """Refuse a GPU that has less than some kernels need.
+    """Raise `ArtefactRefused` for a GPU that has less than some kernels need.
 
-    Parameters
-    ----------
-    name : str
-        Of what has the kernels, for messages.
-    device : str
-        What they were compiled for.
-    needs, limits : Mapping[str, int]
-        Limits of that device, and of the GPU, see `gpu_limits`; what is not there is not checked.
-    together : bool
-        Whether CTAs may wait for each other, so that multiprocessors count.
-
-    Raises
-    ------
-    ArtefactRefused
-        Naming what is too little.
+    `needs` are limits of the device that they were compiled for, `limits` those of the GPU; what is
+    missing there is not checked. Multiprocessors count only if CTAs may wait for each other
+    (`together`). `name` and `device` are for messages.
     """
     for each, words in _WORDS.items():
         needed, found = needs.get(each, 0), limits.get(each)
@@ -104,13 +68,7 @@ def check_room(
 
 
 def gpu_limits(device: int = 0) -> dict[str, int]:
-    """Ask the driver for the limits of a GPU; what it does not tell is left out.
-
-    Parameters
-    ----------
-    device : int
-        Index of the GPU.
-    """
+    """Limits of the GPU of this index; what the driver does not state is left out."""
     found: dict[str, int] = {}
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -1,6 +1,6 @@
-"""Built kernels in the cache: built once, copied to where they are wanted.
+"""Built kernels in the cache: built once, and copied to wherever they are wanted.
 
-A kind of build, `LIBRARIES` or `OBJECTS`, says what is built, and how it lies in files.
+A kind of build, `LIBRARIES` or `OBJECTS`, says what is built and as which files.
 """
 
 from __future__ import annotations
@@ -22,26 +22,16 @@ Built = TypeVar("Built", Artefact, KernelObject)
 
 @dataclass(frozen=True)
 class Kind(Generic[Built]):
-    """A kind of build.
+    """How one kind of build is made, read into a cache entry, and written out again."""
 
-    Attributes
-    ----------
-    name : str
-        Of its entries in the cache.
-    suffix : str
-        Of its files.
-    build : Callable
-        Builds an image into a folder: `build_library` or `build_object`.
-    read : Callable
-        Content and manifest of what was built.
-    write : Callable
-        Writes these to a path.
-    """
-
+    #: Of its shelf in the cache.
     name: str
     suffix: str
+    #: Builds an image into a folder: `build_library` or `build_object`.
     build: Callable[..., Built]
+    #: Content and manifest of a build.
     read: Callable[[Built], tuple[bytes, str]]
+    #: Writes content and manifest to a path.
     write: Callable[[Path, bytes, str], Built]
 
 
@@ -74,44 +64,17 @@ OBJECTS = Kind("object", ".o", build_object, _read_object, _write_object)
 
 
 def kept(kind: Kind[Built], key: str, path: Path) -> Built | None:
-    """Copy a build out of the cache.
+    """Copy a build out of the cache to `path`, a library's manifest beside it; None if not cached.
 
-    Parameters
-    ----------
-    kind : Kind
-        `LIBRARIES` or `OBJECTS`.
-    key : str
-        What it was kept under, see `crossfuse.cache.keys.content_key`; its name is part of it.
-    path : pathlib.Path
-        The file to write; the manifest of a library goes beside it.
-
-    Returns
-    -------
-    Artefact | KernelObject | None
-        What was built; None where the cache has none.
+    The key is of `crossfuse.cache.keys.content_key`, and must cover the name.
     """
     return shelf(kind.name).read(key, partial(written, kind, path))
 
 
 def built_once(kind: Kind[Built], key: str, path: Path, build: Callable[[], Built]) -> Built:
-    """Copy a build out of the cache, or build and keep it; one process builds, others wait.
+    """Copy a build out of the cache to `path`; build and cache it first if it is missing.
 
-    Parameters
-    ----------
-    kind, key, path
-        See `kept`.
-    build : Callable
-        Builds it, anywhere.
-
-    Returns
-    -------
-    Artefact | KernelObject
-        What was built, at `path`.
-
-    Raises
-    ------
-    LoweringRefused, EnvironmentRefused
-        What `build` raises.
+    One process builds, while others wait. `build` may build anywhere; its refusals pass through.
     """
 
     def entry() -> Entry:
@@ -127,26 +90,10 @@ def built_once(kind: Kind[Built], key: str, path: Path, build: Callable[[], Buil
 
 
 def written(kind: Kind[Built], path: Path, entry: Entry) -> Built:
-    """Write the files of an entry.
+    """Write the files of a cache entry, or of a copy of one, to `path`.
 
-    Parameters
-    ----------
-    kind, path
-        See `kept`.
-    entry : Entry
-        Of the cache, or a copy of one.
-
-    Returns
-    -------
-    Artefact | KernelObject
-        What was built.
-
-    Raises
-    ------
-    Damaged, ArtefactRefused
-        If the entry is none of a build.
-    EnvironmentRefused
-        If it cannot be written.
+    `Damaged` or `ArtefactRefused` says that it is no build, `EnvironmentRefused` that writing
+    failed.
     """
     text = entry.about.get("manifest")
     if not isinstance(text, str):

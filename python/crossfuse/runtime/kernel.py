@@ -210,7 +210,7 @@ class LoadedKernel:
 
 
 def call_library(function: Any, *arguments: Any) -> Any:
-    """Call into the library; its refusals come back as the same five facts."""
+    """Call into the library; refusals in its errors' text become refusals of ours again."""
     try:
         return function(*arguments)
     except (RuntimeError, ValueError, TypeError) as error:

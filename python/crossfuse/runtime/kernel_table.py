@@ -1,4 +1,4 @@
-"""The kernels of a model as a folder of libraries: written ahead of time, loaded without TVM."""
+"""A model's kernels as a folder of libraries, compiled ahead of time and loaded without TVM."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def load_kernels(folder: str | os.PathLike[str], *, check_device: bool = True) -
 def _table(
     manifests: Sequence[Manifest], kernels: Mapping[str, str], metadata: Mapping[str, Any]
 ) -> KernelTable:
-    """What the manifests say of all kernels together."""
+    """The table of all kernels together, from their manifests."""
     first = manifests[0]
     return KernelTable(
         first.device,

@@ -1,6 +1,6 @@
 """The host side of a kernel library: a generated C++ file around the headers in ``host/``.
 
-The result needs tvm-ffi alone to be called; CUDA's driver is opened at the first call.
+Calling the result takes tvm-ffi alone; CUDA's driver is opened at the first call.
 """
 
 from __future__ import annotations
@@ -91,26 +91,10 @@ CROSSFUSE_EXPORT({name}, program)
 
 
 def generate_launcher(image: KernelImage, arch: str) -> str:
-    """Write the C++ file of a kernel library.
+    """The C++17 text of a kernel library for an architecture such as ``"sm_90a"``.
 
-    It embeds ``kernel.cubin`` and ``manifest.json`` of the directory it is compiled in.
-
-    Parameters
-    ----------
-    image : KernelImage
-        What to launch.
-    arch : str
-        Architecture of the cubin, such as ``"sm_90a"``.
-
-    Returns
-    -------
-    str
-        C++17 text.
-
-    Raises
-    ------
-    LoweringRefused
-        If a buffer's element type is not one of `DTYPES`.
+    It embeds ``kernel.cubin`` and ``manifest.json`` of the folder that it is compiled in. Other
+    architectures, and element types not in `DTYPES`, raise `LoweringRefused`.
     """
     match = re.fullmatch(r"sm_(\d+)(\d)a", arch)
     if match is None:
@@ -149,29 +133,10 @@ def generate_launcher(image: KernelImage, arch: str) -> str:
 
 
 def compile_launcher(source: str, cubin: bytes, manifest: str, *, linked: bool = True) -> bytes:
-    """Compile a launcher with its cubin and manifest embedded.
+    """Compile a launcher, with its cubin and manifest, to a shared library or an object file.
 
-    Parameters
-    ----------
-    source : str
-        From `generate_launcher`.
-    cubin : bytes
-        ELF image of the kernels.
-    manifest : str
-        JSON text.
-    linked : bool
-        Whether to link a shared library of its own; otherwise an object file is made, for others
-        to link.
-
-    Returns
-    -------
-    bytes
-        A shared library, or an object file; the same inputs and compiler give the same bytes.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If there is no C++ compiler or it fails.
+    An object file (not `linked`) is for others to link. The same inputs and compiler give the same
+    bytes. A C++ compiler that is missing or fails raises `EnvironmentRefused`.
     """
     from tvm_ffi import libinfo
 
@@ -233,7 +198,7 @@ def _buffer_table(name: str, rows: list[str]) -> str:
 
 
 def _launch_tables(image: KernelImage, position: int, launch: Launch) -> list[str]:
-    """Arguments of a launch, and the descriptors among them."""
+    """C++ tables of a launch's arguments, and of the tensor maps among them."""
     buffers = [buffer.name for buffer in image.memory]
     maps = [each.name for each in launch.tensor_maps]
     known: dict[str, object] = {name: index for index, name in enumerate(buffers)}

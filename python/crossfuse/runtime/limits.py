@@ -1,4 +1,4 @@
-"""What a kernel image may ask of a device, checked before anything is compiled or loaded."""
+"""Checks of what a kernel image asks of a device, before anything is compiled or loaded."""
 
 from __future__ import annotations
 
@@ -19,20 +19,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def check_image(image: KernelImage, device: Device) -> None:
-    """Refuse an image that cannot be launched on `device`, whatever its kernels contain.
-
-    Parameters
-    ----------
-    image : KernelImage
-        The image.
-    device : Device
-        Where it shall run.
-
-    Raises
-    ------
-    LoweringRefused
-        Naming the launch, the value found and the limit.
-    """
+    """Raise `LoweringRefused` for an image that cannot be launched, whatever its kernels do."""
     names = [buffer.name for buffer in image.memory]
     for name in (image.name, *names, *(launch.symbol for launch in image.launches)):
         if not _IDENTIFIER.fullmatch(name):
@@ -49,21 +36,9 @@ def check_image(image: KernelImage, device: Device) -> None:
 
 
 def check_resources(image: KernelImage, cubin: Cubin, device: Device) -> None:
-    """Refuse compiled kernels that need more than one CTA of `device` can have.
+    """Raise `LoweringRefused` for kernels that need more than one CTA of the device can have.
 
-    Parameters
-    ----------
-    image : KernelImage
-        The launches.
-    cubin : Cubin
-        Its compiled kernels.
-    device : Device
-        Where they shall run.
-
-    Raises
-    ------
-    LoweringRefused
-        If a kernel is missing, or needs too much shared memory or too many registers.
+    That is shared memory or registers; a kernel that is missing from the cubin is refused too.
     """
     for launch in image.launches:
         usage = cubin.usage(launch.symbol)

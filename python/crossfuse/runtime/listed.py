@@ -15,19 +15,9 @@ def check_listed(
 ) -> None:
     """Check that manifests are those that a table was written for, before anything is loaded.
 
-    Parameters
-    ----------
-    libraries : Mapping[Path, str]
-        Hashes of the manifests' files, as the table has them, by library.
-    table : str
-        The table's name.
-    refused : Callable
-        Makes a refusal of where something is wrong, what was found, and what had to be.
-
-    Raises
-    ------
-    ArtefactRefused
-        If one is another. One that is missing is named by `crossfuse.runtime.load`.
+    `libraries` gives the hash of each library's manifest as the table has it. `refused` makes a
+    refusal of the place, what was found, and what was expected. A missing manifest is left to
+    `crossfuse.runtime.load`.
     """
     for each, digest in libraries.items():
         manifest = each.with_suffix(".json")

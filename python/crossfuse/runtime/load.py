@@ -100,9 +100,9 @@ def _read_manifest(library: Path) -> tuple[Manifest, dict[str, Any]]:
 
 
 def open_library(library: Path) -> Any:
-    """Open a library as it is now.
+    """Open a library as it is on disk now.
 
-    The dynamic loader answers a path that it has seen with what it opened then, even where the file
+    The dynamic loader answers a path that it has seen with what it opened then, even if the file
     has been replaced since, so the path is a link of a new name.
     """
     import tvm_ffi

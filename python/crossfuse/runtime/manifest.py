@@ -1,4 +1,4 @@
-"""The manifest: what a kernel library is, as JSON beside it and inside it."""
+"""The manifest: facts about a kernel library, as JSON beside it and inside it."""
 
 from __future__ import annotations
 

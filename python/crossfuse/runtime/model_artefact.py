@@ -47,32 +47,19 @@ _RELEASES = {"crossfuse": "crossfuse", "tvm": "apache-tvm", "tvm-ffi": "apache-t
 
 @dataclass(frozen=True)
 class ModelParts:
-    """What is written of a model.
+    """The parts of a compiled model that are exported."""
 
-    Attributes
-    ----------
-    executable : Any
-        The ``tvm.relax.VMExecutable``.
-    target : Device
-        What it was compiled for.
-    runs_on : str
-        One of `crossfuse.runtime.running_model.RUNS_ON`.
-    inputs : ModelInputs
-        What it is called with.
-    weights : Mapping[str, numpy.ndarray]
-        Its further parameters, in order.
-    source : str
-        Hash of the Relax module.
-    fused, report
-        See `ModelArtefact`.
-    """
-
+    #: The ``tvm.relax.VMExecutable``.
     executable: Any
     target: Device
+    #: One of `crossfuse.runtime.running_model.RUNS_ON`.
     runs_on: str
     inputs: ModelInputs
+    #: Parameters after the inputs, in order.
     weights: Mapping[str, np.ndarray]
+    #: Hash of the Relax module.
     source: str
+    #: As `report`, a field of `ModelArtefact`.
     fused: tuple[str, ...]
     report: str
 
@@ -80,26 +67,9 @@ class ModelParts:
 def write_model(
     folder: str | os.PathLike[str], parts: ModelParts, *, weights: bool = True
 ) -> ModelArtefact:
-    """Write a compiled model to a folder.
+    """Write a compiled model to a folder, which is created, with its weights or without.
 
-    Parameters
-    ----------
-    folder : path
-        Where; it is made.
-    parts : ModelParts
-        The model.
-    weights : bool
-        Whether its weights are written.
-
-    Returns
-    -------
-    ModelArtefact
-        What was written.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If the disk is full, or the C++ compiler does not link the library.
+    A full disk, or a C++ compiler that does not link the library, raises `EnvironmentRefused`.
     """
     home = Path(folder)
     with on_disk(home):
@@ -214,7 +184,7 @@ def load_model(
 
 
 def _check_releases(record: ModelArtefact, home: Path) -> None:
-    """The executable is read by TVM, and calls go through tvm-ffi: both as they were."""
+    """Refuse another TVM, which reads the executable, or tvm-ffi, which its calls go through."""
     for name in ("tvm", "tvm-ffi"):
         built, here = record.versions.get(name), installed_version(_RELEASES[name])
         if built != here:
@@ -223,7 +193,7 @@ def _check_releases(record: ModelArtefact, home: Path) -> None:
 
 
 def _write_weights(path: Path, weights: Mapping[str, Any]) -> None:
-    """Write weights, types of ml_dtypes as integers."""
+    """Write weights; types of ml_dtypes travel as integers."""
     import numpy as np
 
     with writing(path) as file:

@@ -1,4 +1,4 @@
-"""What a compiled model is called with: as many inputs, of its types, and of its shapes."""
+"""Inputs that a compiled model accepts: their number, element types and shapes."""
 
 from __future__ import annotations
 
@@ -13,51 +13,27 @@ from crossfuse.schema import Count
 
 @dataclass(frozen=True)
 class ModelInput:
-    """An input of a model.
-
-    Attributes
-    ----------
-    name : str
-        As the model has it.
-    dtype : str
-        Element type.
-    extents : tuple[int | str, ...]
-        Numbers, and names of what is symbolic or expressions of it.
-    """
+    """An input of a model."""
 
     name: str
     dtype: str
+    #: Numbers, and names of symbols or expressions of them.
     extents: tuple[Count | str, ...]
 
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """All inputs of a model.
-
-    Attributes
-    ----------
-    inputs : tuple[ModelInput, ...]
-        In order.
-    most : Mapping[str, int]
-        What symbols stand for at most, by name; others are not bounded.
-    """
+    """All inputs of a model, in order."""
 
     inputs: tuple[ModelInput, ...]
+    #: Upper bounds of symbols, by name; others are unbounded.
     most: Mapping[str, int]
 
     def check(self, given: Sequence[Any]) -> None:
-        """Refuse what the model was not compiled for.
+        """Raise `WorkloadRefused` for arguments of a call that the model was not compiled for.
 
-        Parameters
-        ----------
-        given : Sequence[torch.Tensor | numpy.ndarray]
-            Of a call.
-
-        Raises
-        ------
-        WorkloadRefused
-            For another number of inputs, other types and strides, and other extents; one that is
-            symbolic has one value in all inputs, and at most its bound.
+        That is another number of them, another type or extent, or elements that are not row-major.
+        A symbol has one value in all inputs, and at most its bound.
         """
         if len(given) != len(self.inputs):
             limit = f"one for each of {', '.join(each.name for each in self.inputs)}"
@@ -80,7 +56,7 @@ class ModelInputs:
     def _fits(
         self, shape: Sequence[int], extents: Sequence[int | str], known: dict[str, int]
     ) -> bool:
-        """Whether a shape has the extents; `known` gets what symbols stand for."""
+        """Whether a shape has the extents; `known` gathers the values of symbols."""
         if len(shape) != len(extents):
             return False
         for size, extent in zip(shape, extents, strict=True):
@@ -93,7 +69,7 @@ class ModelInputs:
         return True
 
     def _limit(self, due: ModelInput, known: Mapping[str, int]) -> str:
-        """The type and the shape that an input is to have, and what its symbols stand for."""
+        """The type and shape that an input should have, with values and bounds of its symbols."""
         names = [each for each in due.extents if isinstance(each, str)]
         same = (f"{each} = {known[each]}" for each in names if each in known)
         bound = (f"{each} at most {self.most[each]}" for each in names if each in self.most)

@@ -1,4 +1,4 @@
-"""What a folder of a compiled model holds and was made with, as JSON."""
+"""Record of a compiled model's folder: its contents and how it was made, as JSON."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def read_model_artefact(folder: str | os.PathLike[str]) -> ModelArtefact:
 
 
 def model_refused(where: str, found: str, limit: str) -> RefusedError:
-    """Refuse a folder that is none of a model, or not a whole one."""
+    """Build the refusal of a folder that holds no model, or no complete one."""
     instead = "export the model again, or copy the whole folder"
     return refuse(
         ArtefactRefused, "model-artefact", where, found=found, limit=limit, instead=instead

@@ -147,7 +147,7 @@ def _missing_wheels(origin: str, path: Path) -> list[str]:
 def _probe(path: str, modified: int) -> NvccInfo | str:
     """Ask nvcc for its version and header directories; a string says why it is unusable.
 
-    `modified` makes a replaced compiler a new question.
+    `modified` is part of the cache key, so that a replaced compiler is asked again.
     """
     del modified
     text = _run(path, "--version")

@@ -1,4 +1,4 @@
-"""Calls that make their outputs: as many and as wide as the inputs ask for, where these lie."""
+"""Calls that allocate their outputs, with the inputs' row count and in the inputs' place."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from crossfuse.lower.image import BufferSpec
 
 
 class Callee(Protocol):
-    """What is called with its inputs and outputs, in the order of its buffers."""
+    """What is run: a kernel or a dispatch, called with inputs and outputs in buffer order."""
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
+        """The name in messages."""
 
     @property
     def buffers(self) -> tuple[BufferSpec, ...]:
@@ -26,28 +26,11 @@ class Callee(Protocol):
 
 
 def run_with_outputs(callee: Callee, inputs: Sequence[Any], device: int) -> Any:
-    """Allocate the outputs as the first input is, call, and return them.
+    """Allocate the outputs in the framework and place of the first input, call, and return them.
 
-    Parameters
-    ----------
-    callee : Callee
-        What is called.
-    inputs : Sequence
-        The arguments that are no outputs, in order: torch tensors or numpy arrays. Outputs have as
-        many rows as the first of them that has any.
-    device : int
-        Index of the GPU that numpy arrays are copied to.
-
-    Returns
-    -------
-    tensor or tuple of tensor
-        The output, or all of them where there are several.
-
-    Raises
-    ------
-    ArtefactRefused
-        If there are more or fewer inputs, none at all, or the first one is neither a torch tensor
-        nor a numpy array; and what the call raises.
+    Outputs have as many rows as the first input with rows. `device` is the GPU that numpy arrays
+    are copied to. Several outputs come as a tuple. Another number of inputs, no input at all, or a
+    first one that is neither a torch tensor nor a numpy array raises `ArtefactRefused`.
     """
     wanted = [each for each in callee.buffers if not each.output]
     if len(inputs) != len(wanted) or not inputs:
@@ -77,7 +60,7 @@ def is_numpy(value: Any) -> bool:
 
 
 def _buffers_of_call(buffers: tuple[BufferSpec, ...], inputs: Sequence[Any]) -> list[BufferSpec]:
-    """Buffers with as many rows as the inputs have; as they are, if none has rows to count."""
+    """Buffers with the row count of the inputs; unchanged if none has rows to count."""
     wanted = [each for each in buffers if not each.output]
     given = [x for each, x in zip(wanted, inputs, strict=True) if each.rows]
     counts = (len(x) for x in given if getattr(x, "ndim", None))

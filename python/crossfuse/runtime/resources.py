@@ -1,4 +1,4 @@
-"""What ptxas says of a kernel: registers, spills, shared memory, and how it compiled wgmma."""
+"""Resources of a kernel as ptxas reports them: registers, spills, shared memory, advisories."""
 
 from __future__ import annotations
 
@@ -63,17 +63,9 @@ class ResourceUsage:
 
 
 def parse_resources(log: str) -> tuple[ResourceUsage, ...]:
-    """Read the output of ``ptxas -v``.
+    """Read the output of ``ptxas -v``: one entry for each entry function.
 
-    Parameters
-    ----------
-    log : str
-        The compiler's output.
-
-    Returns
-    -------
-    tuple[ResourceUsage, ...]
-        One entry for each entry function; device functions that stayed calls are left out.
+    Device functions that were not inlined are left out.
     """
     found = []
     for part in re.split(r"Compiling entry function '", log)[1:]:

@@ -18,7 +18,7 @@ RUNS_ON = ("cuda", "llvm")
 
 
 class Uncopied:
-    """A model that TVM runs: its machine code is in this process, and in folders."""
+    """Base of models whose machine code lives in this process and in folders, never in copies."""
 
     def __reduce__(self) -> Any:
         """Refuse `copy`, `copy.deepcopy` and `pickle`."""
@@ -34,24 +34,15 @@ class Uncopied:
 
 @dataclass(frozen=True)
 class RunningModel(Uncopied):
-    """A model on its device.
+    """A model on its device, run by TVM's virtual machine."""
 
-    Attributes
-    ----------
-    executable : Any
-        The ``tvm.relax.VMExecutable``, or the module that one was exported as.
-    inputs : ModelInputs
-        What it is called with.
-    weights : Sequence[Any]
-        Its further parameters in order, arrays or tensors; copied to the device once, but for
-        torch's that lie there.
-    runs_on : str
-        One of `RUNS_ON`.
-    """
-
+    #: The ``tvm.relax.VMExecutable``, or the module that one was exported as.
     executable: Any
     inputs: ModelInputs
+    #: Parameters after the inputs, in order; copied to the device once, except torch tensors that
+    #: lie there.
     weights: Sequence[Any]
+    #: One of `RUNS_ON`.
     runs_on: str
 
     def __call__(self, *inputs: Any) -> Any:
@@ -88,7 +79,7 @@ class RunningModel(Uncopied):
         return [self._given(each) for each in self.weights]
 
     def _given(self, value: Any) -> Any:
-        """A tensor of TVM; what lies on the device is not copied."""
+        """An argument as a tensor of TVM; what lies on the device is not copied."""
         import tvm
 
         if is_torch(value):
@@ -100,13 +91,7 @@ class RunningModel(Uncopied):
 
 
 def check_cuda() -> None:
-    """Refuse to go on where TVM finds no GPU.
-
-    Raises
-    ------
-    EnvironmentRefused
-        Saying so.
-    """
+    """Raise `EnvironmentRefused` where TVM finds no GPU."""
     import tvm
 
     if not tvm.cuda().exist:

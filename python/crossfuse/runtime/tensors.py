@@ -12,22 +12,14 @@ if TYPE_CHECKING:
 
 
 def is_torch(value: Any) -> bool:
-    """Whether a value is a tensor of torch, which is not imported for it."""
+    """Whether a value is a tensor of torch, which is not imported for the question."""
     return type(value).__module__.startswith("torch")
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """View a torch tensor as a numpy array, copying only what is not on the CPU or not contiguous.
+    """View a torch tensor as a row-major numpy array.
 
-    Parameters
-    ----------
-    tensor : torch.Tensor
-        Of any type that numpy or ml_dtypes has.
-
-    Returns
-    -------
-    numpy.ndarray
-        Row-major.
+    It is copied only from a GPU, or to make it contiguous.
     """
     import torch
 
@@ -40,18 +32,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def to_torch(array: np.ndarray) -> torch.Tensor:
-    """View a numpy array as a torch tensor.
-
-    Parameters
-    ----------
-    array : numpy.ndarray
-        Of any floating type of ml_dtypes or numpy.
-
-    Returns
-    -------
-    torch.Tensor
-        On the CPU.
-    """
+    """View a numpy array, also of a floating type of ml_dtypes, as a torch tensor on the CPU."""
     import torch
 
     name = str(array.dtype)
@@ -61,14 +42,14 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
 
 
 def as_bits(array: np.ndarray) -> np.ndarray:
-    """An array of a type of ml_dtypes as integers of its size; others as they are."""
+    """Reinterpret an array of an ml_dtypes type as integers of its size; others are unchanged."""
     if not _travels_as_bits(str(array.dtype)):
         return array
     return array.view("int16" if array.dtype.itemsize == 2 else "uint8")
 
 
 def from_bits(array: np.ndarray, dtype: str) -> np.ndarray:
-    """What `as_bits` was given, of its type."""
+    """The inverse of `as_bits`."""
     return array.view(FLOAT_TYPES[dtype].numpy) if _travels_as_bits(dtype) else array
 
 

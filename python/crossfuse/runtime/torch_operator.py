@@ -13,7 +13,7 @@ _PURE = "relax.call_pure_packed"
 
 
 def register() -> None:
-    """Let the machine find the function; torch is imported when it is called."""
+    """Register the function that the machine calls; torch is imported at the first call."""
     from tvm_ffi import register_global_func
 
     register_global_func(NAME, _call, override=True)
@@ -53,7 +53,7 @@ def _call(text: str, *tensors: Any) -> Any:
 
 
 def _operator(name: str) -> Any:
-    """The overload that is called ``namespace.operator.overload``."""
+    """The overload named ``namespace.operator.overload``."""
     import torch
 
     namespace, operator, overload = name.split(".")
@@ -61,7 +61,7 @@ def _operator(name: str) -> Any:
 
 
 def _read(value: Any, tensors: list[Any]) -> Any:
-    """What was written of an argument, see `crossfuse.relax.converters.by_torch`."""
+    """Decode an argument that `crossfuse.relax.converters.by_torch` encoded."""
     if isinstance(value, list):
         return [_read(each, tensors) for each in value]
     if not isinstance(value, dict):

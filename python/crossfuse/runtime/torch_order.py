@@ -1,4 +1,4 @@
-"""Order between the stream that torch works on and the one that TVM's virtual machine has."""
+"""Order between torch's current stream and the stream of TVM's virtual machine."""
 
 from __future__ import annotations
 
@@ -10,21 +10,12 @@ from crossfuse.errors import EnvironmentRefused, WorkloadRefused, refuse
 
 @contextmanager
 def after_torch() -> Iterator[None]:
-    """Let what TVM launches inside wait for torch's current stream, and that one for it.
+    """Make what TVM launches inside wait for torch's current stream, and that stream for it.
 
-    The machine launches on the default stream, and takes memory from a pool that no other stream
-    may have a part in, so it stays there; torch's streams do not wait for that one by themselves.
-
-    Yields
-    ------
-    None
-        With the default stream behind torch's current one.
-
-    Raises
-    ------
-    EnvironmentRefused
-        While a CUDA graph is captured: the machine takes memory, and the default stream cannot be
-        captured.
+    The machine launches on the default stream, and its memory pool must not be shared with other
+    streams, so it stays there; torch's streams do not wait for the default one by themselves. While
+    a CUDA graph is captured this raises `EnvironmentRefused`: the machine allocates memory, and the
+    default stream cannot be captured.
     """
     import torch
 
@@ -52,18 +43,7 @@ def after_torch() -> Iterator[None]:
 
 
 def check_first_gpu(index: int) -> None:
-    """Refuse a tensor on another GPU than the one that the machine runs on.
-
-    Parameters
-    ----------
-    index : int
-        Number of the tensor's GPU.
-
-    Raises
-    ------
-    WorkloadRefused
-        Unless it is 0.
-    """
+    """Raise `WorkloadRefused` for a tensor on another GPU than 0, which the machine runs on."""
     if index:
         raise refuse(
             WorkloadRefused,

@@ -1,4 +1,4 @@
-"""Results held against the rule of `crossfuse.workload.tolerances`."""
+"""Judging results by the rule of `crossfuse.workload.tolerances`."""
 
 from __future__ import annotations
 
@@ -85,26 +85,9 @@ def check(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray], output: np.ndarr
 
 
 def judge(limits: Tolerance, output: np.ndarray, where: str) -> Accuracy:
-    """Hold a result against given limits.
+    """Judge a result, in the output type, by given limits; `CheckFailed` if one is exceeded.
 
-    Parameters
-    ----------
-    limits : Tolerance
-        From `tolerance` or `make_tolerance`.
-    output : numpy.ndarray
-        The result, in the output type.
-    where : str
-        What was computed, for the message.
-
-    Returns
-    -------
-    Accuracy
-        The errors, all within the limits.
-
-    Raises
-    ------
-    CheckFailed
-        See `check`.
+    `where` names what was computed in messages. See `check`.
     """
     with np.errstate(all="ignore"):
         _check_classes(limits, output, where)
@@ -139,7 +122,7 @@ def _failed(rule: str, where: str, found: str, limit: str) -> CheckFailed:
 
 
 def _check_classes(limits: Tolerance, output: np.ndarray, where: str) -> None:
-    """NaN, +inf, -inf and finite must agree with float64 or with the separate kernels.
+    """Check that NaN, +inf, -inf and finite agree with float64 or with the separate kernels.
 
     Near the end of the range either side of the rounding to infinity is right, so the class may be
     that of any value within the tolerance.
@@ -159,7 +142,7 @@ def _check_classes(limits: Tolerance, output: np.ndarray, where: str) -> None:
 
 
 def _classes(array: np.ndarray) -> np.ndarray:
-    """0 finite, 1 NaN, 2 positive infinity, 3 negative infinity."""
+    """Class of each element: 0 finite, 1 NaN, 2 positive infinity, 3 negative infinity."""
     values = array.astype(np.float32)
     infinite = np.where(values > 0, 2, 3)
     return np.where(np.isnan(values), 1, np.where(np.isinf(values), infinite, 0))

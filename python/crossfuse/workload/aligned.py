@@ -1,4 +1,4 @@
-"""Forms whose operands have rows that begin on multiples of 16 bytes, as TMA copies them.
+"""Forms with operands padded so that rows begin on multiples of 16 bytes, which TMA needs.
 
 Of a chain of extents such as 65 and 131, operands are copied to rows of 72 and 136, with zeros at
 the ends, and products sum over as many elements. The output keeps its columns.
@@ -21,18 +21,10 @@ from crossfuse.workload.operand import Operand
 
 
 def aligned(form: Form) -> tirx.PrimFunc | None:
-    """The function of a form on padded operands, where the form's own rows are not aligned.
+    """The function of a form on padded operands; None if there is nothing to pad for TMA.
 
-    Parameters
-    ----------
-    form : Form
-        A chain or a product of matrices.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc | None
-        Its root block is annotated with the shapes that callers pass, see
-        `crossfuse.lower.padded_rows`. None if there is nothing to pad for TMA.
+    Its root block is annotated with the shapes that callers pass, see
+    `crossfuse.lower.padded_rows`.
 
     Examples
     --------
@@ -70,13 +62,13 @@ def _operands(form: Form) -> tuple[Operand, ...]:
 
 
 def _wide(operand: Operand, step: int) -> Operand:
-    """An operand with rows of a multiple of so many elements."""
+    """An operand with rows padded to a multiple of `step` elements."""
     *outer, inner = operand.shape
     return replace(operand, shape=(*outer, math.ceil(inner / step) * step))
 
 
 def _product(product: Product, depth: int, width: int, step: int) -> Product:
-    """A product of wider rows that sums over more; of more columns, or of as many if 0 is given."""
+    """A product that sums over `depth` elements of wider rows; `width` 0 keeps its columns."""
     weight, width = _wide(product.weight, step), width or product.columns
     rows = depth if product.layout == "kn" else width
     weight = replace(weight, shape=(rows, weight.shape[1]))
@@ -84,9 +76,9 @@ def _product(product: Product, depth: int, width: int, step: int) -> Product:
 
 
 def _zero_behind(middle: Elementwise, columns: int) -> Elementwise:
-    """An intermediate of which further columns are zero, whatever is in its row.
+    """An intermediate whose padding columns are zero, whatever its row holds.
 
-    An infinite input times the zeros of a weight is no number, nor is that times zero.
+    An infinite input times the zeros of a weight would be NaN, and NaN times zero is NaN again.
     """
 
     def element(tensors: Mapping[str, Any], i: Any, j: Any) -> Any:
@@ -96,7 +88,7 @@ def _zero_behind(middle: Elementwise, columns: int) -> Elementwise:
 
 
 def _noted(func: tirx.PrimFunc, shapes: list[tuple[int, ...]]) -> Any:
-    """A function with the shapes of its inputs as callers pass them."""
+    """A function annotated with the shapes of its inputs as callers pass them."""
     from crossfuse import _tvm as ir
 
     sch = ir.Schedule(func)

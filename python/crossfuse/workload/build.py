@@ -45,66 +45,43 @@ _REDUCE = {
 
 @dataclass(frozen=True)
 class Product:
-    """A matrix product by a stored weight.
+    """A matrix product by a stored weight."""
 
-    Attributes
-    ----------
-    name : str
-        Of the block and of the float32 buffer that it writes.
-    weight : Operand
-        The right-hand side.
-    layout : str
-        ``"kn"`` when the weight is [K, N], ``"nk"`` when it is [N, K].
-    combine : str
-        The reduction.
-    width : int
-        Columns of the product; 0 for as many as the weight has, whose rows may be longer.
-    """
-
+    #: Of the block, and of the float32 buffer that it writes.
     name: str
     weight: Operand
+    #: ``"kn"`` when the weight is [K, N], ``"nk"`` when it is [N, K].
     layout: str
+    #: The reduction.
     combine: str = "sum"
+    #: Columns of the product; 0 for as many as the weight has, whose rows may be longer.
     width: int = 0
 
     @property
     def columns(self) -> int:
-        """Columns of the product."""
+        """Number of columns of the product."""
         return self.width or self.weight.shape[self.layout == "kn"]
 
 
 @dataclass(frozen=True)
 class Form:
-    """Everything that the canonical form leaves open.
+    """The choices that the canonical form leaves open."""
 
-    Attributes
-    ----------
-    left : Operand
-        A, [M, K]; images [batch, H, W, channels] if there is a window.
-    first : tuple[Product, ...]
-        Products of A: one, or gate and up.
-    middle : Elementwise or None
-        Makes the intermediate from the first products; written in the type of A. None exactly
-        when `second` is.
-    second : Product or None
-        The product of the intermediate; None when there is only one product.
-    epilogue : Elementwise
-        Makes the output from the last product.
-    extras : tuple[Operand, ...]
-        Further operands of `middle` and `epilogue`: scales, biases, residuals.
-    out : str
-        Type of the output.
-    window : int
-        Rows and columns of the windows of the images that are the rows of A; 0 for a matrix.
-    """
-
+    #: A, [M, K]; images [batch, H, W, channels] if there is a window.
     left: Operand
+    #: Products of A: one, or gate and up.
     first: tuple[Product, ...]
+    #: Makes the intermediate from the first products, in A's type. None exactly when `second` is.
     middle: Elementwise | None
+    #: The product of the intermediate; None when there is only one product.
     second: Product | None
+    #: Makes the output from the last product.
     epilogue: Elementwise
+    #: Further operands of `middle` and `epilogue`: scales, biases, residuals.
     extras: tuple[Operand, ...]
+    #: Type of the output.
     out: str
+    #: Rows and columns of the windows of the images that are the rows of A; 0 for a matrix.
     window: int = 0
 
 
@@ -133,18 +110,7 @@ def prim_func(spec: WorkloadSpec) -> tirx.PrimFunc:
 
 
 def form_of(spec: WorkloadSpec) -> Form:
-    """What a workload leaves the canonical form to be.
-
-    Parameters
-    ----------
-    spec : WorkloadSpec
-        What it computes.
-
-    Returns
-    -------
-    Form
-        With its operands in the order of the spec's inputs.
-    """
+    """The form of a workload, with operands in the order of the spec's inputs."""
     a, *others = spec.operands
     weights, extras = others[: len(spec.products)], tuple(others[len(spec.products) :])
     *first, last = (
@@ -164,7 +130,7 @@ def form_of(spec: WorkloadSpec) -> Form:
 
 
 def _finished(spec: WorkloadSpec, product: str) -> Elementwise:
-    """A product with its scale and its bias."""
+    """The element of a product with its scale and its bias."""
     scale, bias = affine(spec, product)
 
     def element(tensors: Mapping[str, te.Tensor], i: Any, j: Any) -> Any:
@@ -207,15 +173,7 @@ def emit(form: Form) -> tirx.PrimFunc:
     0 beyond them; the product reads it in the place of A. A schedule computes it where it stages
     the operand.
 
-    Parameters
-    ----------
-    form : Form
-        What the form leaves open.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        Parameters: A, first weights, second weight, extras, output.
+    Parameters are A, first weights, second weight, extras, output.
     """
     products = (*form.first, *((form.second,) if form.second else ()))
     operands = (form.left, *(product.weight for product in products), *form.extras)

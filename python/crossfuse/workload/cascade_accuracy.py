@@ -1,4 +1,4 @@
-"""How far off a computed cascade is, and how far off it may be."""
+"""Errors of computed cascades, and the errors that are allowed."""
 
 from __future__ import annotations
 
@@ -20,28 +20,11 @@ _DRAWS = 4
 
 
 def check(spec: CascadeSpec, inputs: Arrays, outputs: Arrays) -> dict[str, Accuracy]:
-    """Hold results against the rule of `crossfuse.workload.tolerances`.
+    """Errors of each floating-point output by the rule of `crossfuse.workload.tolerances`.
 
-    What float32 sums may do is what float64 does on inputs that differ by so much: this also covers
-    differences that cancel.
-
-    Parameters
-    ----------
-    spec : CascadeSpec
-        What was computed.
-    inputs, outputs : Mapping[str, numpy.ndarray]
-        From what, and what came out.
-
-    Returns
-    -------
-    dict[str, Accuracy]
-        The errors of each floating-point output, all within the limits.
-
-    Raises
-    ------
-    CheckFailed
-        For results of another shape or type, ones that are too far off, and places of elements that
-        are not among the largest.
+    What float32 sums may do is what float64 does on inputs perturbed by as much: this also covers
+    differences that cancel. `CheckFailed` says that an output has another shape or type, is too far
+    off, or that chosen elements are not among the largest.
     """
     exact, separate = reference(spec, inputs), unfused(spec, inputs)
     noise = _noise(spec, inputs, exact)
@@ -72,7 +55,7 @@ def check(spec: CascadeSpec, inputs: Arrays, outputs: Arrays) -> dict[str, Accur
 def _noise(
     spec: CascadeSpec, inputs: Arrays, exact: Arrays, **units: float
 ) -> dict[str, np.ndarray]:
-    """What rounding in float32 explains at each element, and of some inputs by units of theirs."""
+    """Error at each element that rounding in float32 explains; in some inputs, by their `units`."""
     rng = np.random.default_rng(0)
     unit = FLOAT_TYPES["float32"].unit * np.sqrt(_depth(spec))
     most = {each.name: np.zeros(each.shape) for each in spec.outputs}
@@ -99,7 +82,7 @@ def _check_chosen(
     gates: np.ndarray,
     noise: np.ndarray,
 ) -> None:
-    """Experts are as good as the best ones, up to rounding, and each is chosen once."""
+    """Check that chosen experts are as good as the best, up to rounding, and all different."""
     logits = inputs["x"].astype(np.float64) @ inputs["router"].astype(np.float64).T
     power, total = below_maximum(logits)
     inside = np.clip(chosen, 0, spec.experts - 1)
@@ -122,5 +105,5 @@ def _check_chosen(
 
 
 def _depth(spec: CascadeSpec) -> int:
-    """Terms of the longest sum."""
+    """Number of terms of the longest sum."""
     return max(each.shape[-1] for each in spec.operands)

@@ -22,18 +22,9 @@ Element = Callable[..., Any]
 
 
 def prim_func(spec: CascadeSpec) -> tirx.PrimFunc:
-    """Make the unscheduled function of a cascade.
+    """The unscheduled s_tir function of a cascade, with sums and maxima in float32.
 
-    Parameters
-    ----------
-    spec : CascadeSpec
-        What it computes.
-
-    Returns
-    -------
-    tvm.tirx.PrimFunc
-        In s_tir form. Its parameters are the spec's operands in order, then the outputs. Sums and
-        maxima are float32.
+    Its parameters are the spec's operands in order, then the outputs.
     """
     inputs = [te.placeholder(each.shape, each.dtype, each.name) for each in spec.operands]
     outputs = _BUILDERS[type(spec)](spec, inputs)
@@ -51,7 +42,7 @@ def _wide(value: Any) -> Any:
 def _reduced(
     shape: Sequence[int], cols: int, element: Element, name: str, by: Any = te.sum
 ) -> te.Tensor:
-    """A reduction of float32 elements over a row, for each row."""
+    """A reduction over a row of float32 elements, for each row."""
     axis = te.reduce_axis((0, cols), "l")
     return te.compute(tuple(shape), lambda *at: by(element(*at, axis), axis=axis), name)
 
@@ -94,7 +85,7 @@ def _cross_entropy(spec: cascade_spec.CrossEntropy, inputs: Tensors) -> list[te.
 
 
 def _moments(value: Element, rows: int, cols: int) -> tuple[te.Tensor, te.Tensor]:
-    """The mean of each row, and the sum of the squares of what deviates from it."""
+    """The mean of each row, and the sum of squared deviations from it."""
     total = _reduced((rows,), cols, value, "total")
     mean = te.compute((rows,), lambda i: total[i] / float(cols), "mean")
 
@@ -106,7 +97,7 @@ def _moments(value: Element, rows: int, cols: int) -> tuple[te.Tensor, te.Tensor
 
 
 def _summed(spec: cascade_spec.Norm, inputs: Tensors) -> tuple[Element, list[te.Tensor]]:
-    """What is normalised, and the sum as an output where there is one."""
+    """The element to be normalised, and the sum as an output where there is a residual."""
     x = inputs[0]
     if not spec.residual:
         return lambda i, j: _wide(x[i, j]), []

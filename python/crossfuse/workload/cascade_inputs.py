@@ -1,4 +1,4 @@
-"""Inputs of cascades for checks: random ones, and ones that break careless kernels."""
+"""Inputs to check cascades with: random ones, and ones that break careless kernels."""
 
 from __future__ import annotations
 
@@ -18,19 +18,9 @@ FACTORS = ("gamma", "weight_scale", "mass")
 
 
 def random_inputs(spec: CascadeSpec, seed: int = 0) -> Inputs:
-    """Draw inputs of order one.
+    """Draw inputs of order one by name, in the order of the function's parameters.
 
-    Parameters
-    ----------
-    spec : CascadeSpec
-        Says shapes and types.
-    seed : int
-        Equal seeds give equal inputs.
-
-    Returns
-    -------
-    dict[str, numpy.ndarray]
-        By name, in the order of the function's parameters.
+    Equal seeds give equal inputs.
     """
     rng = np.random.default_rng(seed)
     drawn: dict[str, np.ndarray] = {}
@@ -48,7 +38,7 @@ def random_inputs(spec: CascadeSpec, seed: int = 0) -> Inputs:
 
 
 def adversarial_inputs(spec: CascadeSpec, seed: int = 0) -> Iterator[tuple[str, Inputs]]:
-    """Yield named inputs on which rounding, masking and correction mistakes show.
+    """Yield names and inputs on which mistakes of rounding, masking and correction show.
 
     All of them change ``x``, or the queries; a residual is zero in them. ``large``: 64 times as
     large, so that exponentials overflow unless they are taken below the maximum. ``zero_rows``:
@@ -59,19 +49,7 @@ def adversarial_inputs(spec: CascadeSpec, seed: int = 0) -> Iterator[tuple[str, 
     ``alternating``: of one magnitude, the sign changing. ``infinite``, of a softmax and of what is
     made of one: every third element is -inf.
 
-    Parameters
-    ----------
-    spec : CascadeSpec
-        Says shapes and types.
-    seed : int
-        Equal seeds give equal inputs.
-
-    Yields
-    ------
-    name : str
-        Of the case.
-    inputs : dict[str, numpy.ndarray]
-        By name, in the order of the function's parameters.
+    Equal seeds give equal inputs.
     """
     base = random_inputs(spec, seed)
     first = next((each for each in spec.operands if each.name == "x"), spec.operands[0])

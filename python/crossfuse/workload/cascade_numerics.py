@@ -1,4 +1,4 @@
-"""What a cascade computes: exactly, and as separate kernels would round it."""
+"""Results of a cascade: exact ones, and as separate kernels would round them."""
 
 from __future__ import annotations
 
@@ -20,24 +20,10 @@ Rounding = Callable[[np.ndarray], np.ndarray]
 
 
 def reference(spec: CascadeSpec, inputs: Arrays) -> dict[str, np.ndarray]:
-    """Compute the outputs in float64, nothing rounded or quantised in between.
+    """Compute the outputs by name in float64, with no rounding or quantisation in between.
 
-    Parameters
-    ----------
-    spec : CascadeSpec
-        What to compute.
-    inputs : Mapping[str, numpy.ndarray]
-        Arrays of the spec's shapes and types.
-
-    Returns
-    -------
-    dict[str, numpy.ndarray]
-        By name: float64, and integers of their own type.
-
-    Raises
-    ------
-    CheckFailed
-        When names, shapes or types of the inputs are not the spec's.
+    Integers keep their type. Inputs of other names, shapes or types than the spec's raise
+    `CheckFailed`.
     """
     return run(spec, inputs, np.float64, lambda x: x, lambda x: x)
 
@@ -45,20 +31,7 @@ def reference(spec: CascadeSpec, inputs: Arrays) -> dict[str, np.ndarray]:
 def unfused(spec: CascadeSpec, inputs: Arrays) -> dict[str, np.ndarray]:
     """Compute the outputs as one kernel per operator would: in float32, stored in the spec's type.
 
-    Parameters
-    ----------
-    spec, inputs
-        See `reference`.
-
-    Returns
-    -------
-    dict[str, numpy.ndarray]
-        By name, of the output types.
-
-    Raises
-    ------
-    CheckFailed
-        See `reference`.
+    They are by name, of the output types. Refuses as `reference`.
     """
     kind = float_type(spec.dtype).numpy
 
@@ -84,23 +57,10 @@ def run(
     quantised: Rounding,
     typed: bool = True,
 ) -> dict[str, np.ndarray]:
-    """Compute in one type.
+    """Compute the outputs by name, with all numbers of the type `work`.
 
-    Parameters
-    ----------
-    spec, inputs
-        See `reference`.
-    work : type
-        Of all numbers.
-    rounded, quantised : Rounding
-        What is done to what leaves an operator, and to what is quantised.
-    typed : bool
-        Whether to check the types of the inputs.
-
-    Returns
-    -------
-    dict[str, numpy.ndarray]
-        By name.
+    `rounded` is applied to what leaves an operator, `quantised` to what is quantised. Types of
+    inputs are checked if `typed`.
     """
     if typed:
         check_operands(spec.operands, inputs)
@@ -117,7 +77,7 @@ Values = Sequence[np.ndarray]
 
 
 def below_maximum(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Exponentials below the maximum of each row, and their sums."""
+    """Exponentials of differences from each row's maximum, and their sums."""
     m = x.max(axis=-1, keepdims=True)
     power = np.exp(x - m)
     return power, power.sum(axis=-1, keepdims=True)
@@ -152,7 +112,7 @@ def _deviations(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _summed(spec: cascade_spec.Norm, values: Values, rounded: Rounding) -> np.ndarray:
-    """What is normalised: what the operator before has stored."""
+    """The rows to be normalised: the sum as the operator before has stored it."""
     return rounded(values[0] + values[1]) if spec.residual else values[0]
 
 

@@ -1,4 +1,4 @@
-"""Cascades with matrix products as values: attention, routing, normed and quantised products."""
+"""Cascades with matrix products: attention, routing, normed and quantised products."""
 
 from __future__ import annotations
 
@@ -22,14 +22,7 @@ LEAST_MAGNITUDE = 1e-10
 class Attention(CascadeSpec):
     """``softmax(q @ k.T / sqrt(head_dim)) @ v``, the softmax rounded to `dtype`.
 
-    Attributes
-    ----------
-    batch, heads, q_len, kv_len, head_dim : int
-        Extents: q [batch, heads, q_len, head_dim], k and v [batch, kv_heads, kv_len, head_dim].
-    kv_heads : int
-        Heads of keys and values, each shared by as many heads of queries; `heads` unless given.
-    causal : bool
-        Whether query i sees the keys up to ``i + kv_len - q_len`` only.
+    q is [batch, heads, q_len, head_dim], k and v are [batch, kv_heads, kv_len, head_dim].
     """
 
     kind: ClassVar[str] = "attention"
@@ -39,7 +32,9 @@ class Attention(CascadeSpec):
     q_len: int
     kv_len: int
     head_dim: int
+    #: Heads of keys and values, each shared by as many heads of queries; `heads` unless given.
     kv_heads: int = 0
+    #: Whether query i sees the keys up to ``i + kv_len - q_len`` only.
     causal: bool = False
 
     def __post_init__(self) -> None:
@@ -63,7 +58,7 @@ class Attention(CascadeSpec):
         return (Operand("out", self.operands[0].shape, self.out),)
 
     def __str__(self) -> str:
-        """See `CascadeSpec`; heads of keys that are as many as those of queries are left out."""
+        """See `CascadeSpec`; `kv_heads` is left out if it equals `heads`."""
         return super().__str__().replace(f",kv_heads={self.heads}", "")
 
 
@@ -104,7 +99,7 @@ class MlaDecode(CascadeSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class MoeRouting(CascadeSpec):
-    """The `top_k` largest of ``softmax(hidden @ router.T)`` of each token, and whose they are."""
+    """The `top_k` largest of ``softmax(hidden @ router.T)`` of each token, and their experts."""
 
     kind: ClassVar[str] = "moe_routing"
 
@@ -172,7 +167,7 @@ class RmsNormGemm(CascadeSpec):
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """Tokens, what they are scaled by, and the weight."""
+        """Tokens, the factors of their columns, and the weight."""
         shapes = {"x": (self.tokens, self.K), "gamma": (self.K,), "weight": (self.N, self.K)}
         return tuple(Operand(name, shape, self.dtype) for name, shape in shapes.items())
 

@@ -1,4 +1,4 @@
-"""Cascades of reductions over rows as values: what is computed, from which operands.
+"""Cascades of reductions over rows as values: the computation and its operands.
 
 `crossfuse.workload.cascade_products` has those with matrix products, and
 `crossfuse.workload.cascades` reads all of them from text.
@@ -24,25 +24,14 @@ _MOST_ELEMENTS = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class CascadeSpec(ABC):
-    """Base of all cascades.
-
-    Attributes
-    ----------
-    dtype : str
-        Type of the inputs.
-    out : str
-        Type of the outputs that are as large as a row or a column; `dtype` unless given. What is
-        one number for each row is float32.
-
-    Raises
-    ------
-    WorkloadRefused
-        Extents that are no positive integers, and types that are not supported.
-    """
+    """Base of all cascades, which checks extents and types and refuses with `WorkloadRefused`."""
 
     kind: ClassVar[str] = ""
 
+    #: Type of the inputs.
     dtype: str = "bfloat16"
+    #: Type of outputs as large as a row or a column; `dtype` unless given. An output of one number
+    #: for each row is float32.
     out: str = ""
 
     def __post_init__(self) -> None:
@@ -134,34 +123,27 @@ class CrossEntropy(CascadeSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class Norm(CascadeSpec):
-    """Rows that are normalised and scaled; with a residual, of ``h = x + residual``.
-
-    Attributes
-    ----------
-    rows, cols : int
-        Rows, and elements of each.
-    residual : bool
-        Whether a second matrix is added first. The sum is an output too: the next layer adds to it.
-        It is rounded where it is stored; what is normalised is not.
-    """
+    """Rows that are normalised and scaled; with a residual, of ``h = x + residual``."""
 
     #: What rows are scaled by and moved to.
     parameters: ClassVar[tuple[str, ...]] = ()
 
     rows: int
     cols: int
+    #: Whether a second matrix is added first. The sum is an output too: the next layer adds to it.
+    #: It is rounded where it is stored; what is normalised is not.
     residual: bool = False
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """Rows, what is added to them, and the parameters."""
+        """Rows, the residual if any, and the parameters."""
         added = ("residual",) * self.residual
         rows = (Operand(name, (self.rows, self.cols), self.dtype) for name in ("x", *added))
         return (*rows, *(Operand(name, (self.cols,), self.dtype) for name in self.parameters))
 
     @property
     def outputs(self) -> tuple[Operand, ...]:
-        """The sum if there is a residual, and normalised rows."""
+        """The sum if there is a residual, and the normalised rows."""
         summed = (Operand("h", (self.rows, self.cols), self.dtype),) * self.residual
         return (*summed, Operand("y", (self.rows, self.cols), self.out))
 
@@ -194,7 +176,7 @@ class Variance(CascadeSpec):
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """Rows."""
+        """One matrix."""
         return (Operand("x", (self.rows, self.cols), self.dtype),)
 
     @property
@@ -234,5 +216,5 @@ def _bytes(operand: Operand) -> int:
 
 
 def value_text(value: object) -> str:
-    """A value as specs write it."""
+    """A value as specs spell it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -53,23 +53,10 @@ _WORDS = {"true": True, "false": False}
 
 
 def parse(text: str) -> CascadeSpec:
-    """Read a spec from ``kind:key=value,...``.
+    """Read a spec from ``kind:key=value,...``, so that ``parse(str(spec)) == spec``.
 
-    Parameters
-    ----------
-    text : str
-        See the module's examples.
-
-    Returns
-    -------
-    CascadeSpec
-        The value; ``parse(str(spec)) == spec``.
-
-    Raises
-    ------
-    WorkloadRefused
-        Unknown kinds and keys (with the closest known one), duplicated keys, missing or wrong
-        extents, and unsupported types.
+    `WorkloadRefused` names unknown kinds and keys (with the closest known one), duplicate keys,
+    missing or wrong extents, and unsupported types.
     """
     head, _, body = text.strip().partition(":")
     kind = head.strip()
@@ -84,64 +71,26 @@ def names_one(text: str) -> bool:
 
 
 def resolve_any(text: str) -> WorkloadSpec | CascadeSpec:
-    """Read what a command line calls a workload: a chain of products, or a cascade.
+    """Read a workload as command lines write it: a chain of products, or a cascade.
 
-    Parameters
-    ----------
-    text : str
-        See `resolve` and `crossfuse.workload.suites.resolve`.
-
-    Returns
-    -------
-    WorkloadSpec | CascadeSpec
-        The spec.
-
-    Raises
-    ------
-    WorkloadRefused
-        See there.
+    See `resolve` and `crossfuse.workload.suites.resolve`.
     """
     return resolve(text) if names_one(text) else suites.resolve(text)
 
 
 def lookup(name: str) -> CascadeSpec:
-    """Make the spec of a packaged cascade.
+    """The spec of a packaged cascade such as ``"R7"``.
 
-    Parameters
-    ----------
-    name : str
-        Such as ``"R7"``.
-
-    Returns
-    -------
-    CascadeSpec
-        The spec.
-
-    Raises
-    ------
-    WorkloadRefused
-        Unknown ids, and those of chains of products.
+    Unknown ids, and those of chains of products, raise `WorkloadRefused`.
     """
     return resolve(name)
 
 
 def resolve(text: str) -> CascadeSpec:
-    """Read what a command line calls a cascade.
+    """Read a cascade as command lines write it.
 
-    Parameters
-    ----------
-    text : str
-        An id (``R7``), an id with changes (``R7:rows=16,dtype=float16``), or the text of a spec.
-
-    Returns
-    -------
-    CascadeSpec
-        The spec.
-
-    Raises
-    ------
-    WorkloadRefused
-        See `parse` and `lookup`.
+    That is an id (``R7``), an id with changes (``R7:rows=16,dtype=float16``), or the text of a
+    spec; others raise `WorkloadRefused`, see `parse` and `lookup`.
     """
     head, colon, body = text.strip().partition(":")
     if colon and head.strip() not in suites.ids():

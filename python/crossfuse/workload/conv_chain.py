@@ -135,30 +135,12 @@ def conv_chain(
     scale: str = "",
     residual: str = "",
 ) -> ConvChainSpec:
-    """Make the spec of a chain of two convolutions.
+    """The spec of a chain of two convolutions.
 
-    Parameters
-    ----------
-    batch, H, W : int
-        Images, their rows and columns.
-    IC, OC1, OC2 : int
-        Channels of the input, between the convolutions, and of the output.
-    k1, k2 : int
-        Rows and columns of the windows; k1 is odd, k2 is 1.
-    stride : int
-        Pixels from window to window: 1.
-    dtype, act, weights, out, bias, scale, residual : str
-        See `WorkloadSpec` and `ConvChainSpec`.
-
-    Returns
-    -------
-    ConvChainSpec
-        The value.
-
-    Raises
-    ------
-    WorkloadRefused
-        See `ConvChainSpec`; also for a second window of more than one pixel, and other strides.
+    There are `batch` images of H rows and W columns, with IC channels at first, OC1 between the
+    convolutions and OC2 at the end. Windows have k1 and k2 rows and columns; k1 is odd. A k2 or a
+    stride other than 1 raises `WorkloadRefused`, as `ConvChainSpec` does for what else it does not
+    take. The texts are those of `WorkloadSpec` and `ConvChainSpec`.
     """
     if k2 != 1:
         limit = "1, because each CTA has the pixels of its own tile of the intermediate alone"
@@ -187,22 +169,9 @@ def conv_chain(
 
 
 def from_options(options: dict[str, str]) -> ConvChainSpec:
-    """Make a spec from textual options.
+    """Make a spec from text values by key, of `KEYS`.
 
-    Parameters
-    ----------
-    options : dict[str, str]
-        Values by key, one of `KEYS` each.
-
-    Returns
-    -------
-    ConvChainSpec
-        The value.
-
-    Raises
-    ------
-    WorkloadRefused
-        See `conv_chain`; also for missing extents.
+    Refuses as `conv_chain`, and for missing extents.
     """
     missing = [name for name in EXTENTS if name not in options]
     if missing:
@@ -221,19 +190,9 @@ def from_options(options: dict[str, str]) -> ConvChainSpec:
 
 
 def windows(images: np.ndarray, k: int) -> np.ndarray:
-    """Write the windows of images side by side.
+    """Write windows of images [batch, H, W, channels] side by side, with zeros beyond the images.
 
-    Parameters
-    ----------
-    images : numpy.ndarray
-        [batch, H, W, channels].
-    k : int
-        Rows and columns of a window, odd.
-
-    Returns
-    -------
-    numpy.ndarray
-        [batch * H * W, k * k * channels]: a row for each pixel, with zeros beyond the image.
+    The result is [batch * H * W, k * k * channels]: a row for each pixel. `k` is odd.
     """
     import numpy as np
 

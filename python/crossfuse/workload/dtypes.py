@@ -15,29 +15,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FloatType:
-    """A floating-point format.
+    """A floating-point format."""
 
-    Attributes
-    ----------
-    name : str
-        The name that TVM, numpy and ml_dtypes share, such as ``"bfloat16"``.
-    size : int
-        Bytes per element.
-    unit : float
-        Largest relative error of rounding to nearest: half the spacing of values just above 1.
-    largest : float
-        Largest finite value.
-    smallest : float
-        Smallest positive value, a denormal.
-    aliases : tuple[str, ...]
-        Other spellings that a spec may use.
-    """
-
+    #: The name that TVM, numpy and ml_dtypes share, such as ``"bfloat16"``.
     name: str
+    #: Bytes of an element.
     size: int
+    #: Largest relative error of rounding to nearest: half the spacing of values just above 1.
     unit: float
+    #: Largest finite value.
     largest: float
+    #: Smallest positive value, a denormal.
     smallest: float
+    #: Other spellings that a spec may use.
     aliases: tuple[str, ...]
 
     @property
@@ -61,24 +51,9 @@ _BY_SPELLING = {spelling: kind for kind in _TYPES for spelling in (kind.name, *k
 
 
 def float_type(spelling: str, where: str = "dtype") -> FloatType:
-    """Look a format up by its name or an alias.
+    """The format of a name or an alias, such as ``"bf16"``.
 
-    Parameters
-    ----------
-    spelling : str
-        Such as ``"bfloat16"`` or ``"bf16"``.
-    where : str
-        What the type is of, for the message.
-
-    Returns
-    -------
-    FloatType
-        The format.
-
-    Raises
-    ------
-    WorkloadRefused
-        Integers, float64 and unknown names.
+    Integers, float64 and unknown names raise `WorkloadRefused`, whose message has `where`.
     """
     if spelling in _BY_SPELLING:
         return _BY_SPELLING[spelling]
@@ -93,26 +68,14 @@ def float_type(spelling: str, where: str = "dtype") -> FloatType:
 
 
 def is_float(dtype: str) -> bool:
-    """Whether TVM's name of a type is that of floating-point numbers."""
+    """Whether TVM's name of a type is that of a floating-point type."""
     return dtype.startswith(("float", "bfloat"))
 
 
 def closest(word: str, known: Iterable[str], otherwise: str) -> str:
-    """Advise the known word that resembles `word`, whatever its case.
+    """Advice to write the known word closest to `word`, whatever its case; else `otherwise`.
 
-    Parameters
-    ----------
-    word : str
-        What was written.
-    known : Iterable[str]
-        What could have been meant.
-    otherwise : str
-        The advice when nothing is close.
-
-    Returns
-    -------
-    str
-        A clause for `crossfuse.errors.Refusal.instead`.
+    It is a clause for `crossfuse.errors.Refusal.instead`.
     """
     folded = {name.casefold(): name for name in known}
     matches = difflib.get_close_matches(word.casefold(), folded, n=1)

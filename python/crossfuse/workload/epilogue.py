@@ -1,4 +1,4 @@
-"""What is done to the sums of the products besides the activation: scales, biases, a residual."""
+"""Operations on the products' sums besides the activation: scales, biases, a residual."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BIAS_OF_8_BITS = "bfloat16"
 
 
 class Described(Protocol):
-    """A spec, as far as what follows its products needs it: see `WorkloadSpec`."""
+    """The part of a spec that the epilogue depends on: see `WorkloadSpec`."""
 
     @property
     def kind(self) -> str:
@@ -49,24 +49,10 @@ class Described(Protocol):
 
 
 def canonical(spec: Described, name: str) -> str:
-    """The one spelling of a choice of products.
+    """The canonical spelling of which products have a bias or scale (`name`); empty for none.
 
-    Parameters
-    ----------
-    spec : WorkloadSpec
-        A spec of known kind.
-    name : str
-        ``"bias"`` or ``"scale"``.
-
-    Returns
-    -------
-    str
-        One of `PRODUCTS`, ``"last"`` for the only product of a gemm; empty for none.
-
-    Raises
-    ------
-    WorkloadRefused
-        For anything else.
+    It is one of `PRODUCTS`, ``"last"`` for the only product of a gemm; others raise
+    `WorkloadRefused`.
     """
     value = str(getattr(spec, name))
     if not value:
@@ -87,12 +73,9 @@ def canonical(spec: Described, name: str) -> str:
 
 
 def residual(spec: Described) -> str:
-    """The one spelling of a residual's type.
+    """The canonical spelling of a residual's type, of `RESIDUALS`; empty for none.
 
-    Raises
-    ------
-    WorkloadRefused
-        For anything but `RESIDUALS`, and nothing for none.
+    Anything else raises `WorkloadRefused`.
     """
     if not spec.residual:
         return ""
@@ -101,19 +84,9 @@ def residual(spec: Described) -> str:
 
 
 def affine(spec: Described, product: str) -> tuple[str, str]:
-    """Names of the scale and of the bias of a product.
+    """Names of the scale and the bias of a product; each is empty where there is none.
 
-    Parameters
-    ----------
-    spec : WorkloadSpec
-        The workload.
-    product : str
-        One of ``spec.products``, such as ``"gemm0_gate"``.
-
-    Returns
-    -------
-    tuple[str, str]
-        Such as ``("scale0_gate", "bias0_gate")``; each is empty where there is none.
+    Of ``"gemm0_gate"`` they are ``("scale0_gate", "bias0_gate")``.
     """
     place = "last" if product == spec.products[-1] else "first"
     scale, bias = (
@@ -126,15 +99,7 @@ def affine(spec: Described, product: str) -> tuple[str, str]:
 def further_operands(spec: Described) -> tuple[Operand, ...]:
     """Inputs besides A and the weights, in the order of the function's parameters.
 
-    Parameters
-    ----------
-    spec : WorkloadSpec
-        The workload.
-
-    Returns
-    -------
-    tuple[Operand, ...]
-        Of each product its scale, [1] of float32, and its bias, a row; then the residual.
+    They are each product's scale, [1] of float32, and its bias, a row; then the residual.
     """
     found: list[Operand] = []
     wide = float_type(spec.dtype).size > 1

@@ -55,39 +55,20 @@ NAMED = {
 
 @dataclass(frozen=True)
 class Algebra:
-    """What an expression is evaluated over.
+    """The kind of values that an expression is evaluated over."""
 
-    Attributes
-    ----------
-    constant : Callable[[float], Any]
-        Makes an element from a number.
-    functions : Mapping[str, Callable]
-        The functions of `ARITY` on elements.
-    """
-
+    #: Makes an element from a number.
     constant: Callable[[float], Any]
+    #: The functions of `ARITY` on elements.
     functions: Mapping[str, Callable[..., Any]]
 
 
 def canonical(text: str) -> str:
-    """Bring an activation into the one spelling that equal activations share.
+    """The one spelling that equal activations share.
 
-    Parameters
-    ----------
-    text : str
-        A name of `NAMED` or an expression in x.
-
-    Returns
-    -------
-    str
-        The name if the expression is that of a named activation, else the expression without
-        blanks.
-
-    Raises
-    ------
-    WorkloadRefused
-        Text that is not an expression in x over numbers, ``+ - * / **`` and the functions of
-        `ARITY`.
+    That is a name of `NAMED` if there is one, else the expression without blanks. Text that is no
+    expression in x over numbers, ``+ - * / **`` and the functions of `ARITY` raises
+    `WorkloadRefused`.
     """
     if text in NAMED:
         return text
@@ -96,26 +77,9 @@ def canonical(text: str) -> str:
 
 
 def evaluate(text: str, x: Any, algebra: Algebra) -> Any:
-    """Evaluate an activation at `x`.
+    """Evaluate an activation, a name of `NAMED` or an expression, at an element of an algebra.
 
-    Parameters
-    ----------
-    text : str
-        A name of `NAMED` or an expression in x.
-    x : Any
-        An element of the algebra.
-    algebra : Algebra
-        How constants and functions are made.
-
-    Returns
-    -------
-    Any
-        An element of the algebra.
-
-    Raises
-    ------
-    WorkloadRefused
-        See `canonical`.
+    Refuses text as `canonical` does.
     """
     return _lift(_fold(_parse(NAMED.get(text, text).strip()), x, algebra), algebra)
 
@@ -216,7 +180,7 @@ def _values(node: ast.expr) -> list[ast.expr]:
 
 
 def _operations(node: ast.expr) -> int:
-    """How many operations evaluation performs; a power repeats its base."""
+    """Number of operations of an evaluation; a power repeats its base."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
         return node.right.value * (_operations(node.left) + 1)  # type: ignore[attr-defined]
     operands = _operands(node)

@@ -1,4 +1,4 @@
-"""Inputs for checks: random ones, and ones that break careless kernels."""
+"""Inputs to check workloads with: random ones, and ones that break careless kernels."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def adversarial_inputs(spec: WorkloadSpec, seed: Seed = 0) -> Iterator[tuple[str
 
 
 def _in_range(spec: WorkloadSpec, inputs: dict[str, np.ndarray]) -> Inputs:
-    """Halve A until every tensor has room in its type; a row of zeros has it for sure."""
+    """Halve A until every tensor fits its type; a row of zeros surely does."""
     room = min(float_type(spec.dtype).largest, float_type(spec.out).largest) / 4
     first = spec.operands[0].name
     while True:
@@ -129,7 +129,7 @@ def _factors(rng: np.random.Generator, spec: WorkloadSpec, shape: tuple[int, ...
 
 
 def _further(rng: np.random.Generator, spec: WorkloadSpec) -> dict[str, np.ndarray]:
-    """Biases and residuals of order one, scales around one and none of them one."""
+    """Biases and residuals of order one, and scales around one, none of which is one."""
     drawn = {}
     for each in further_operands(spec):
         values = rng.standard_normal(each.shape, np.float32)

@@ -1,4 +1,4 @@
-"""What a workload computes: exactly, and as separate kernels would round it."""
+"""Results of a workload: exact ones, and as separate kernels would round them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 
 def _like(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-    """Compute in float64 and give back the argument's type."""
+    """Compute in float64, and return the argument's type."""
     return lambda x: np.asarray(function(np.asarray(x, np.float64)), np.float64).astype(x.dtype)
 
 
@@ -43,38 +43,18 @@ _NUMPY = Algebra(
 
 @dataclass(frozen=True)
 class Stages:
-    """Every tensor of a workload, float64.
+    """Every tensor of a workload, in float64."""
 
-    Attributes
-    ----------
-    first : tuple[numpy.ndarray, ...]
-        Results of the first products with scale and bias, [M, N]; gate and up for a gated FFN.
-    hidden : numpy.ndarray
-        [M, N]: after activation and gating. For ``gemm`` the output.
-    output : numpy.ndarray
-        [M, L], or [M, N] for ``gemm``.
-    """
-
+    #: Results of the first products with scale and bias, [M, N]; gate and up for a gated FFN.
     first: tuple[np.ndarray, ...]
+    #: [M, N]: after activation and gating. For ``gemm`` the output.
     hidden: np.ndarray
+    #: [M, L], or [M, N] for ``gemm``.
     output: np.ndarray
 
 
 def activate(spec: WorkloadSpec, x: np.ndarray) -> np.ndarray:
-    """Apply the activation of a spec.
-
-    Parameters
-    ----------
-    spec : WorkloadSpec
-        Says which.
-    x : numpy.ndarray
-        float32 or float64; the result has the same type.
-
-    Returns
-    -------
-    numpy.ndarray
-        Same shape and type as `x`.
-    """
+    """Apply the activation of a spec to an array, in the array's type (float32 or float64)."""
     with np.errstate(all="ignore"):
         return np.asarray(evaluate(spec.act, x, _NUMPY), x.dtype)
 
@@ -91,24 +71,9 @@ def left(spec: WorkloadSpec, values: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def stages(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> Stages:
-    """Compute a workload in float64 without any rounding in between.
+    """Compute all tensors of a workload in float64 without any rounding in between.
 
-    Parameters
-    ----------
-    spec : WorkloadSpec
-        What to compute.
-    inputs : Mapping[str, numpy.ndarray]
-        Arrays of the spec's shapes and type.
-
-    Returns
-    -------
-    Stages
-        All tensors.
-
-    Raises
-    ------
-    CheckFailed
-        When names, shapes or types of the inputs are not the spec's.
+    Inputs of other names, shapes or types than the spec's raise `CheckFailed`.
     """
     return _run(spec, inputs, np.float64, lambda x: x, lambda x: x)
 
@@ -221,23 +186,9 @@ def _run(
 def finish(
     spec: WorkloadSpec, product: str, sums: np.ndarray, values: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """Apply the scale and the bias of a product.
+    """Apply a product's scale and bias, of the inputs by name in `values`, to its sums.
 
-    Parameters
-    ----------
-    spec : WorkloadSpec
-        Says which it has.
-    product : str
-        One of ``spec.products``.
-    sums : numpy.ndarray
-        Its result.
-    values : Mapping[str, numpy.ndarray]
-        Inputs by name, of the type of `sums`.
-
-    Returns
-    -------
-    numpy.ndarray
-        Same shape and type as `sums`.
+    All are of one type.
     """
     scale, bias = affine(spec, product)
     if scale:
@@ -257,25 +208,12 @@ def _combined(spec: WorkloadSpec, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def check_inputs(spec: WorkloadSpec, inputs: Mapping[str, np.ndarray]) -> None:
-    """Make sure that the inputs are those of a spec.
-
-    Parameters
-    ----------
-    spec : WorkloadSpec
-        Says what is due.
-    inputs : Mapping[str, numpy.ndarray]
-        What is there.
-
-    Raises
-    ------
-    CheckFailed
-        Naming the first input that is missing, superfluous, or of another shape or type.
-    """
+    """Raise `CheckFailed` for the first input that is missing, superfluous, or not as specified."""
     check_operands(spec.operands, inputs)
 
 
 def check_operands(operands: Sequence[Operand], inputs: Mapping[str, np.ndarray]) -> None:
-    """Make sure that arrays are those of operands; see `check_inputs`."""
+    """Raise `CheckFailed` unless arrays are those of operands; see `check_inputs`."""
     due = {each.name: f"{each.dtype}{list(each.shape)}" for each in operands}
     there = {name: f"{array.dtype}{list(array.shape)}" for name, array in inputs.items()}
     for name in sorted({*due, *there}):

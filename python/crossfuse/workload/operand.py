@@ -8,17 +8,7 @@ from math import prod
 
 @dataclass(frozen=True)
 class Operand:
-    """An input of a function.
-
-    Attributes
-    ----------
-    name : str
-        Of the buffer.
-    shape : tuple[int, ...]
-        As stored, row-major.
-    dtype : str
-        Of the elements.
-    """
+    """An input or output of a function, stored row-major."""
 
     name: str
     shape: tuple[int, ...]

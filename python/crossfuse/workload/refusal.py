@@ -12,21 +12,9 @@ def refused(rule: str, where: str, found: object, limit: str, instead: str) -> R
 
 
 def one_of(what: str, value: str, known: tuple[str, ...]) -> None:
-    """Refuse a word that is not known, advising the closest one.
+    """Raise `WorkloadRefused` for a word that is not known, advising the closest one.
 
-    Parameters
-    ----------
-    what : str
-        What the word is of; the rule is named after what follows the last colon.
-    value : str
-        The word.
-    known : tuple[str, ...]
-        All words that are taken.
-
-    Raises
-    ------
-    WorkloadRefused
-        For any other word.
+    `what` names the kind of word in messages; what follows its last colon names the rule.
     """
     if value not in known:
         raise refused(
@@ -39,25 +27,7 @@ def one_of(what: str, value: str, known: tuple[str, ...]) -> None:
 
 
 def read_extent(kind: str, name: str, text: str) -> int:
-    """Read a number of elements.
-
-    Parameters
-    ----------
-    kind, name : str
-        Of the workload, and what the number is of.
-    text : str
-        Decimal digits.
-
-    Returns
-    -------
-    int
-        The number.
-
-    Raises
-    ------
-    WorkloadRefused
-        If the text is no such number.
-    """
+    """Read an extent from decimal digits; anything else raises `WorkloadRefused`."""
     # isdecimal alone would take digits of other scripts.
     if text.isascii() and text.isdecimal() and len(text) < 20:
         return int(text)

@@ -60,26 +60,10 @@ def parse(text: str) -> WorkloadSpec:
 
 
 def split(text: str, kind: str = "") -> tuple[str, dict[str, str]]:
-    """Take ``head:key=value,...`` apart without reading the values.
+    """Split ``head:key=value,...``, whose colon and body may be missing, into head and options.
 
-    Parameters
-    ----------
-    text : str
-        Text of a spec; the colon and what follows may be absent.
-    kind : str
-        Whose keys it has; what stands before the colon unless given.
-
-    Returns
-    -------
-    head : str
-        What stands before the colon.
-    options : dict[str, str]
-        The pairs in the order written.
-
-    Raises
-    ------
-    WorkloadRefused
-        Pairs without ``=``, unknown keys, duplicated keys.
+    Values are not read, and keep their order. Keys are those of `kind`, by default of the head.
+    Pairs without ``=``, unknown keys and duplicate keys raise `WorkloadRefused`.
     """
     head, _, body = text.strip().partition(":")
     keys = _KEYS_OF_KIND.get(kind or head.strip(), KEYS)
@@ -87,26 +71,9 @@ def split(text: str, kind: str = "") -> tuple[str, dict[str, str]]:
 
 
 def pairs(head: str, body: str, keys: tuple[str, ...]) -> dict[str, str]:
-    """Take ``key=value,...`` apart without reading the values.
+    """Split ``key=value,...`` into pairs in the order written, without reading the values.
 
-    Parameters
-    ----------
-    head : str
-        What messages call it.
-    body : str
-        The pairs. Commas inside parentheses belong to a value.
-    keys : tuple[str, ...]
-        What may stand before an equals sign.
-
-    Returns
-    -------
-    dict[str, str]
-        The pairs in the order written.
-
-    Raises
-    ------
-    WorkloadRefused
-        See `split`.
+    Commas inside parentheses belong to a value. `head` is for messages. Refuses as `split`.
     """
     options: dict[str, str] = {}
     for item in _items(body):
@@ -123,25 +90,7 @@ def pairs(head: str, body: str, keys: tuple[str, ...]) -> dict[str, str]:
 
 
 def from_options(kind: str, options: dict[str, str]) -> WorkloadSpec:
-    """Make a spec of a kind from textual options.
-
-    Parameters
-    ----------
-    kind : str
-        One of `KINDS`.
-    options : dict[str, str]
-        Values by key, such as ``{"M": "128"}``.
-
-    Returns
-    -------
-    WorkloadSpec
-        The value.
-
-    Raises
-    ------
-    WorkloadRefused
-        See `parse`.
-    """
+    """Make a spec of a kind from text values by key, as in ``{"M": "128"}``; refuses as `parse`."""
     if kind == conv_chain.KIND:
         return conv_chain.from_options(options)
     needed = DIMS if kind != "gemm" else DIMS[:3]

@@ -22,23 +22,15 @@ _EXTENTS = {"conv_chain": (*conv_chain.EXTENTS, "k2")}
 
 @dataclass(frozen=True)
 class Entry:
-    """One packaged workload.
+    """One packaged workload."""
 
-    Attributes
-    ----------
-    id : str
-        Such as ``"S3"``.
-    kind : str
-        ``"gemm_chain"``, ``"gated_ffn"``, ``"conv_chain"`` or ``"cascade"``.
-    title : str
-        The model it comes from, or the kind of cascade.
-    values : Mapping[str, Any]
-        Its extents and flags.
-    """
-
+    #: Such as ``"S3"``.
     id: str
+    #: ``"gemm_chain"``, ``"gated_ffn"``, ``"conv_chain"`` or ``"cascade"``.
     kind: str
+    #: The model it comes from, or the kind of cascade.
     title: str
+    #: Extents and flags.
     values: Mapping[str, Any]
 
     @property
@@ -70,22 +62,9 @@ def ids(kind: str | None = None) -> tuple[str, ...]:
 
 
 def entry(name: str) -> Entry:
-    """Find a packaged workload, a chain or a cascade.
+    """The packaged workload of an id, a chain or a cascade.
 
-    Parameters
-    ----------
-    name : str
-        Its id.
-
-    Returns
-    -------
-    Entry
-        The workload.
-
-    Raises
-    ------
-    WorkloadRefused
-        For unknown ids, with the closest known one.
+    Unknown ids raise `WorkloadRefused`, with the closest known one.
     """
     if name in _entries():
         return _entries()[name]
@@ -181,17 +160,9 @@ def resolve(text: str) -> WorkloadSpec:
 
 
 def name_of(spec: WorkloadSpec) -> str:
-    """Call a workload as briefly as `resolve` understands.
+    """The shortest text that `resolve` reads as this chain, such as ``S3:M=128``.
 
-    Parameters
-    ----------
-    spec : WorkloadSpec
-        A chain of products.
-
-    Returns
-    -------
-    str
-        Such as ``S3:M=128``; the text of the spec where it is no packaged one.
+    It is the text of the spec where that is no packaged one.
     """
     for name in ids(spec.kind):
         text = f"{name}:M={spec.M}"
@@ -201,22 +172,9 @@ def name_of(spec: WorkloadSpec) -> str:
 
 
 def take_apart(text: str) -> tuple[str, dict[str, str]]:
-    """Take apart what a command line calls a workload, without reading the values.
+    """Split a workload, as command lines write it, into id or kind and options.
 
-    Parameters
-    ----------
-    text : str
-        See `resolve`.
-
-    Returns
-    -------
-    tuple[str, dict[str, str]]
-        Id or kind, and what follows it, see `crossfuse.workload.spec_text.split`.
-
-    Raises
-    ------
-    WorkloadRefused
-        See `crossfuse.workload.spec_text.split`.
+    Values are not read; see `crossfuse.workload.spec_text.split`, which also refuses.
     """
     found = _entries().get(text.partition(":")[0].strip())
     return split(text, found.kind if found else "")

@@ -1,4 +1,4 @@
-"""What a fused result may err: the rule by which it passes.
+"""Tolerance of a fused result: the rule by which it passes.
 
 A fused kernel rounds less than separate kernels do, so against float64 its error may be at most
 twice theirs, norm-wise and element-wise. What the rule cannot demand is subtracted first: the
@@ -99,23 +99,10 @@ def make_tolerance(
 ) -> Tolerance:
     """Apply the rule to the results of any computation.
 
-    Parameters
-    ----------
-    reference : numpy.ndarray
-        float64.
-    unfused : numpy.ndarray
-        The result of separate kernels, in the output type.
-    noise : numpy.ndarray
-        Error at each element that the free order of float32 sums explains.
-    rounding : numpy.ndarray
-        Error at each element that unavoidable roundings explain.
-    scale : numpy.ndarray
-        Positive size of each element before cancellation; errors are compared relative to it.
-
-    Returns
-    -------
-    Tolerance
-        The reference and the limits.
+    The reference is float64, `unfused` the result of separate kernels in the output type. At each
+    element `noise` is the error that the free order of float32 sums explains, `rounding` the error
+    of unavoidable roundings, and `scale` the positive size before cancellation, relative to which
+    errors are compared.
     """
     with np.errstate(all="ignore"):
         errors = np.abs(unfused.astype(np.float64) - reference)
@@ -131,21 +118,9 @@ def make_tolerance(
 def plain_tolerance(reference: np.ndarray, unfused: np.ndarray, depth: int) -> Tolerance:
     """Apply the rule to a computation of which only inputs and outputs are known.
 
-    Errors are measured against the largest output: cancellation inside is not visible here.
-
-    Parameters
-    ----------
-    reference : numpy.ndarray
-        float64.
-    unfused : numpy.ndarray
-        The result of separate kernels, in the output type; integers are not rounded.
-    depth : int
-        Terms of the longest sum.
-
-    Returns
-    -------
-    Tolerance
-        The reference and the limits.
+    Errors are relative to the largest output: cancellation inside is not visible here. The
+    reference is float64, `unfused` the result of separate kernels in the output type, where
+    integers are not rounded; `depth` counts the terms of the longest sum.
     """
     kind = FLOAT_TYPES.get(str(unfused.dtype))
     unit, smallest = (kind.unit, kind.smallest) if kind else (0.0, 1.0)

@@ -10,25 +10,12 @@ from tvm import te, tirx
 def top_of(
     values: te.Tensor, k: int, names: tuple[str, str] = ("top", "top_at")
 ) -> tuple[te.Tensor, te.Tensor]:
-    """The k largest of each row and where they stand, of equals the first, by their ranks.
+    """The k largest of each row [rows, cols] in float32, and their places in int32, both [rows, k].
 
-    An element's rank is how many stand before it: larger ones, and equal ones of lower index. The
-    number of rank t is the sum of all that have this rank, which one has. So top-k is written in
-    plain reductions, which `crossfuse.cascade.detect` knows.
-
-    Parameters
-    ----------
-    values : te.Tensor
-        float32 [rows, cols].
-    k : int
-        How many.
-    names : tuple[str, str]
-        Of the blocks.
-
-    Returns
-    -------
-    tuple[te.Tensor, te.Tensor]
-        float32 and int32 [rows, k].
+    An element's rank is the number of elements before it: larger ones, and equal ones of lower
+    index. The number of rank t is the sum of all that have this rank, of which there is exactly
+    one. So top-k is written in plain reductions, which `crossfuse.cascade.detect` recognises.
+    `names` are those of the blocks.
     """
     rows, cols = values.shape
     other, at, of = (te.reduce_axis((0, cols), name) for name in ("other", "at", "of"))

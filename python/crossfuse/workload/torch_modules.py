@@ -179,7 +179,7 @@ def conv_module(
 
 
 def activation(act: str) -> Any:
-    """Torch's own function where it has one, so that the graph is that of a real model."""
+    """An activation by torch's own function if it has one, so that graphs are as in real models."""
     import torch
 
     from crossfuse.workload.expression import Algebra, canonical, evaluate
@@ -208,7 +208,7 @@ def activation(act: str) -> Any:
 
 
 def _extreme(x: Any, y: Any, bound: str, both: Any) -> Any:
-    """A maximum or minimum of which one side may be a number."""
+    """A maximum or minimum one side of which may be a number."""
     import torch
 
     if isinstance(y, float):

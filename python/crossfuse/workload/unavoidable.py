@@ -1,4 +1,4 @@
-"""What a result of a workload is off by whoever computes it in float32."""
+"""The error that no float32 computation of a workload can avoid."""
 
 from __future__ import annotations
 
@@ -19,21 +19,9 @@ _FUNCTION_ERROR = 8 * _F32.unit
 def unavoidable(
     spec: WorkloadSpec, inputs: Mapping[str, np.ndarray], exact: Stages
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Work out noise, rounding and scale as `make_tolerance` of `tolerances` takes them.
+    """Noise, rounding and scale at each element of the output, for `tolerances.make_tolerance`.
 
-    Parameters
-    ----------
-    spec : WorkloadSpec
-        What is computed.
-    inputs : Mapping[str, numpy.ndarray]
-        On which inputs.
-    exact : Stages
-        The float64 result.
-
-    Returns
-    -------
-    tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]
-        At each element of the output.
+    `exact` is the float64 result on these inputs.
     """
     values = {name: inputs[name].astype(np.float64) for name in spec.inputs}
     a, weights = np.abs(left(spec, values)), [np.abs(each) for each in _weights(spec, values)]
@@ -67,7 +55,7 @@ def _weights(spec: WorkloadSpec, values: Mapping[str, np.ndarray]) -> list[np.nd
 
 
 def _factor(spec: WorkloadSpec, product: str, values: Mapping[str, np.ndarray]) -> float:
-    """Size of the scale of a product."""
+    """Magnitude of a product's scale; 1 without one."""
     scale, _ = affine(spec, product)
     return float(np.abs(values[scale][0])) if scale else 1.0
 
@@ -101,7 +89,7 @@ def _with_residual(
     rounding: np.ndarray,
     size: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same of the output: with the residual added, and rounded to its type."""
+    """Noise, rounding and scale of the output: with the residual added, and rounded to its type."""
     out = float_type(spec.out)
     if spec.residual:
         size = size + np.abs(values["residual"])
@@ -111,7 +99,7 @@ def _with_residual(
 
 
 def _tiny(size: np.ndarray) -> float:
-    """Keeps the scale positive where everything is zero."""
+    """A number that keeps the scale positive where everything is zero."""
     finite = size[np.isfinite(size)]
     return float(max(np.max(finite, initial=0.0) * _F32.unit, _F32.smallest))
 
@@ -130,7 +118,7 @@ def _sum_error(result: np.ndarray, size: np.ndarray, depth: int, factor: float =
 
 
 def _activation_error(spec: WorkloadSpec, x: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """What an error of `shift` in x and float32 functions make of the activation."""
+    """Error of the activation for an error of `shift` in x, with float32 functions."""
     if spec.act == "identity":
         return shift
     here = activate(spec, x)

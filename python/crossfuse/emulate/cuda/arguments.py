@@ -1,4 +1,4 @@
-"""Checks of an image and of the arrays given for it."""
+"""Checks of a kernel image, and of the arrays passed to it."""
 
 from __future__ import annotations
 
@@ -22,23 +22,7 @@ _MAX_RANK = 5
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """Look up a dtype by the name that TVM and ml_dtypes share.
-
-    Parameters
-    ----------
-    name : str
-        Such as ``"bfloat16"`` or ``"float8_e4m3fn"``.
-
-    Returns
-    -------
-    np.dtype
-        The dtype.
-
-    Raises
-    ------
-    ArtefactRefused
-        If nobody knows the name.
-    """
+    """The numpy dtype of a name of TVM and ml_dtypes; unknown names raise `ArtefactRefused`."""
     import ml_dtypes
 
     extension = getattr(ml_dtypes, name, None)
@@ -49,19 +33,11 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 def check_image(image: KernelImage) -> None:
-    """Refuse an image whose parts contradict each other.
+    """Raise `CheckFailed` for an image whose parts contradict each other.
 
-    Parameters
-    ----------
-    image : KernelImage
-        The image.
-
-    Raises
-    ------
-    CheckFailed
-        If buffers share a name, a launch names an unknown buffer, its grid is not whole clusters,
-        a CTA or cluster is too large, more is to run at the same time than fits, or the driver
-        would encode no such tensor map.
+    These are buffers that share a name, launches with unknown arguments, grids that are not whole
+    clusters, CTAs or clusters that are too large, more to be resident at once than the emulator can
+    hold, and tensor maps that the driver would not encode.
     """
     names = [buffer.name for buffer in image.memory]
     if len(set(names)) < len(names):
@@ -100,7 +76,7 @@ def _check_launch(image: KernelImage, launch: Launch, names: list[str]) -> None:
 
 
 def _check_map(image: KernelImage, each: TensorMap) -> None:
-    """Fields that the driver takes: of a matrix, or of pixels."""
+    """Check a tensor map, of a matrix or of pixels (im2col), as the driver does."""
     rank = len(each.extents)
     tiled = each.pixels is None
     if not (2 <= rank <= _MAX_RANK if tiled else rank == 4) or len(each.strides) != rank - 1:
@@ -133,19 +109,9 @@ def _check_map(image: KernelImage, each: TensorMap) -> None:
 def image_of_call(
     image: KernelImage, arguments: Mapping[str, np.ndarray] | Sequence[np.ndarray]
 ) -> KernelImage:
-    """Find how many rows there are, and cut the image's buffers to them.
+    """The image with its buffers cut to the rows of a call: those of the first input with rows.
 
-    Parameters
-    ----------
-    image : KernelImage
-        The image.
-    arguments : mapping or sequence of np.ndarray
-        As of `inputs_by_name`.
-
-    Returns
-    -------
-    KernelImage
-        The image itself, unless it takes fewer rows and the first input with rows has fewer.
+    It is the image itself unless it accepts fewer rows and the call has fewer.
     """
     given = arguments if isinstance(arguments, Mapping) else _by_position(image, arguments)
     counts = (
@@ -162,24 +128,10 @@ def image_of_call(
 def inputs_by_name(
     image: KernelImage, arguments: Mapping[str, np.ndarray] | Sequence[np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Match arrays with the buffers of an image.
+    """Match arrays, by name or in buffer order, with an image's inputs, and make them contiguous.
 
-    Parameters
-    ----------
-    image : KernelImage
-        The image.
-    arguments : mapping or sequence of np.ndarray
-        By name, or in buffer order: the inputs, or all buffers.
-
-    Returns
-    -------
-    dict[str, np.ndarray]
-        The inputs, contiguous.
-
-    Raises
-    ------
-    ArtefactRefused
-        If one is missing, unknown, or of another shape or dtype.
+    A sequence has the inputs, or all buffers. An array that is missing, unknown, or of another
+    shape or dtype raises `ArtefactRefused`.
     """
     inputs = [buffer for buffer in image.buffers if not buffer.output]
     given = arguments if isinstance(arguments, Mapping) else _by_position(image, arguments)

@@ -32,28 +32,10 @@ _KEEP = 512
 
 
 def build(translation: Translation, name: str, cache: str | os.PathLike[str] | None = None) -> Path:
-    """Compile a translation, or take the executable from the cache.
+    """Compile a translation to an executable, or take it from the cache, which processes may share.
 
-    Parameters
-    ----------
-    translation : Translation
-        Text of one image.
-    name : str
-        What to call it in messages.
-    cache : path, optional
-        Directory of the cache; `cache_directory` by default. Processes may share it.
-
-    Returns
-    -------
-    pathlib.Path
-        The executable.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If there is no g++.
-    CheckFailed
-        If g++ rejects the text; its messages are kept.
+    The cache is `cache_directory` by default. A missing g++ raises `EnvironmentRefused`; text that
+    g++ rejects raises `CheckFailed` with its messages, under the given name.
     """
     compiler = find_compiler()
     directory = Path(cache) if cache is not None else cache_directory()
@@ -69,7 +51,7 @@ def build(translation: Translation, name: str, cache: str | os.PathLike[str] | N
 
 
 def cache_directory() -> Path:
-    """Where executables are kept between runs: the user's cache directory of this platform."""
+    """Default folder of executables, in the user's cache directory of this platform."""
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("crossfuse", appauthor=False)) / "emulate"

@@ -1,4 +1,4 @@
-"""Changes of a call that synchronises: weaker instructions of its helper, and other arguments."""
+"""Mutations of a call that synchronises: weaker instructions in its helper, and other arguments."""
 
 from __future__ import annotations
 
@@ -28,18 +28,7 @@ _GROUPS = re.compile(r"(wait_group(?:\.read|\.sync\.aligned)?) (\d+);")
 
 
 def weaker(definition: str) -> Iterator[tuple[str, str]]:
-    """Weaker forms of a helper.
-
-    Parameters
-    ----------
-    definition : str
-        Text of a helper.
-
-    Yields
-    ------
-    tuple[str, str]
-        What is weaker, and the text.
-    """
+    """Weaker forms of a helper's text: pairs of what is weaker, and the text."""
     for what, pattern, by in _WEAKER:
         changed, count = re.subn(pattern, by, definition, count=1)
         body = changed[changed.index("{") :]
@@ -78,17 +67,9 @@ _COUNTED_BY = re.compile(r"\b__mbar\b")
 
 
 def barrier_position(definition: str) -> int | None:
-    """Which argument of a copy is the barrier that counts its bytes.
+    """Position of a copy's argument that is the barrier counting its bytes; None without one.
 
-    Parameters
-    ----------
-    definition : str
-        Text of the helper that issues it.
-
-    Returns
-    -------
-    int | None
-        Its position; None if no barrier counts them.
+    The definition is that of the helper that issues the copy.
     """
     parameters = definition.partition("(")[2].partition(")")[0].split(",")
     return next((i for i, each in enumerate(parameters) if _COUNTED_BY.search(each)), None)

@@ -1,4 +1,4 @@
-"""The C++ compiler of the emulator: finding it, calling it, what it complains about."""
+"""The emulator's C++ compiler: finding it, running it, and reading its errors."""
 
 from __future__ import annotations
 
@@ -36,32 +36,17 @@ KERNEL_FLAGS = (
 
 @dataclass(frozen=True)
 class Compiler:
-    """The C++ compiler.
-
-    Attributes
-    ----------
-    path : str
-        Where it is.
-    version : str
-        What it says of itself, part of every cache key.
-    """
+    """A C++ compiler."""
 
     path: str
+    #: The first line of its ``--version``; part of every cache key.
     version: str
 
 
 def find_compiler() -> Compiler:
-    """Find g++, whose instrumentation the emulator relies on.
+    """The g++ of ``PATH``, whose sanitizer instrumentation the emulator relies on.
 
-    Returns
-    -------
-    Compiler
-        The ``g++`` of ``PATH``.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If there is none, or the system is not Linux.
+    Without it, or on another system than Linux, `EnvironmentRefused` is raised.
     """
     path = shutil.which("g++")
     if path is None or not sys.platform.startswith("linux"):
@@ -77,7 +62,7 @@ def find_compiler() -> Compiler:
 
 
 def linker_flags() -> tuple[str, ...]:
-    """Take gold where it is installed: it links a kernel in a third of the time of GNU ld."""
+    """Select gold where it is installed: it links a kernel in a third of the time of GNU ld."""
     return ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
 
 
@@ -89,7 +74,7 @@ def run(compiler: Compiler, flags: list[str], cwd: str) -> subprocess.CompletedP
 
 
 def require(done: subprocess.CompletedProcess[str], compiler: Compiler) -> None:
-    """Refuse a compiler that rejects the emulator's own text."""
+    """Raise `EnvironmentRefused` if the compiler rejected the emulator's own text."""
     if done.returncode:
         raise refuse(
             EnvironmentRefused,
@@ -102,7 +87,7 @@ def require(done: subprocess.CompletedProcess[str], compiler: Compiler) -> None:
 
 
 def first_errors(text: str, most: int = 3) -> str:
-    """Pick the first errors, with places in the generated text as ``line N``."""
+    """The first few error messages, with places in the generated text as ``line N``."""
     marks = ("rror:", "undefined reference")
     errors = [line for line in text.splitlines() if any(mark in line for mark in marks)][:most]
     errors = errors or [text.strip()]

@@ -1,9 +1,9 @@
-"""Mutants that are no faults, and why, by rules about the text and about what ran.
+"""Mutants that are no faults, recognised by rules about the text and about what ran.
 
-A rule is about one kind of mutants, of any kernel. What a statement had to do is what the runtime
-has noted of the right kernel, with the same inputs: a wait for a phase that is complete from the
-start, a fence behind which nothing was touched, or a line that these sizes never come to, may be
-left out.
+A rule is about one kind of mutants, of any kernel. Whether a statement had anything to do is what
+the runtime noted of the right kernel, with the same inputs: a wait for a phase that is complete
+from the start, a fence behind which nothing was touched, or a line that is never reached in these
+sizes may be left out.
 """
 
 from __future__ import annotations
@@ -45,23 +45,10 @@ def is_of_groups(mutant: Mutant) -> bool:
 
 
 def reason_of(lines: Sequence[str], uses: Uses, mutant: Mutant, news: Uses | None = None) -> str:
-    """Why a mutant is no fault; empty if no rule says so.
+    """Why a mutant in which nothing was found is no fault; empty if no rule says so.
 
-    Parameters
-    ----------
-    lines : Sequence[str]
-        Of the right text.
-    uses : Uses
-        What statements had to do.
-    mutant : Mutant
-        One that nothing was found in.
-    news : Uses | None
-        Of arrivals, whether who waits for them learns anything.
-
-    Returns
-    -------
-    str
-        The reason.
+    `lines` are the right text's, and `uses` says which of its statements had something to do.
+    `news` says of arrivals whether a thread that waits for them learns anything.
     """
     if mutant.operation == "part" and _met_behind(lines, mutant):
         return "who waits meets the others before anything is touched"
@@ -80,7 +67,7 @@ def reason_of(lines: Sequence[str], uses: Uses, mutant: Mutant, news: Uses | Non
 
 
 def _never_runs(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    """A line without any note: these sizes do not come to it."""
+    """A line without any note is never reached in these sizes."""
     watched = "flags_" not in mutant.statement.partition("(")[0]
     return (
         "" if mutant.line in uses or not watched else "the statement is not come to in these sizes"
@@ -114,9 +101,9 @@ def _announced_late(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
 
 
 def _fenced_later(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    """No copy, product or release lies between the two places.
+    """A fence may move later if no copy, product or release lies between the two places.
 
-    Behind a meeting the thread that copies or multiplies has met the others, and fences then.
+    After a meeting, the thread that copies or multiplies has met the others, and fences then.
     """
     later = mutant.operation == "move" and mutant.change.startswith("behind")
     if "fence_proxy" not in mutant.statement or not later:
@@ -156,7 +143,7 @@ def _loses_a_fence(mutant: Mutant) -> bool:
 
 
 def _met_for_nothing(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    """One thread waits for its copies before threads meet, and there are none in these sizes."""
+    """Threads meet after one has waited for its copies, but in these sizes there are none."""
     if mutant.operation != "drop" or "bar_sync" not in mutant.statement:
         return ""
     for number in range(mutant.line - 1, 0, -1):
@@ -186,7 +173,7 @@ def _met_already(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
 
 
 def _met_behind(lines: Sequence[str], mutant: Mutant) -> bool:
-    """Whether threads meet behind a wait, and do nothing but wait in between."""
+    """Whether threads meet after a wait, and do nothing but wait in between."""
     if "mbarrier_wait" not in mutant.statement:
         return False
     indent = indent_of(lines[mutant.line - 1])
@@ -211,7 +198,10 @@ def _closes_a_condition(before: Sequence[str], line: str) -> bool:
 
 
 def _met_in_a_product(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    """Who has waited for a product knows that its warpgroup had issued it, and was there so far."""
+    """A thread that has waited for a product knows that its whole warpgroup had got as far.
+
+    The product could not have been issued otherwise.
+    """
     if mutant.operation != "drop" or "bar_sync" not in mutant.statement:
         return ""
     indent = indent_of(lines[mutant.line - 1])
@@ -225,7 +215,10 @@ def _met_in_a_product(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
 
 
 def _announced_in_its_phase(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    """The runtime names an arrival of which nothing says that the phase before is over."""
+    """The bytes are known to be announced in their own phase.
+
+    The runtime reports an arrival if nothing says that the phase before it is over.
+    """
     announces = mutant.operation == "move" and re.match(r"behind `\w*expect_tx", mutant.change)
     if announces and "cuda_mbarrier_wait" in mutant.statement:
         return (
@@ -235,7 +228,7 @@ def _announced_in_its_phase(lines: Sequence[str], uses: Uses, mutant: Mutant) ->
 
 
 def _said_later(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    """Nothing hangs: an arrival tells of all before it, a wait orders all behind it."""
+    """A later arrival covers all before it, an earlier wait orders all after it; none can hang."""
     if mutant.operation != "move":
         return ""
     name, later = mutant.statement.partition("(")[0], mutant.change.startswith("behind")
@@ -247,7 +240,7 @@ def _said_later(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
 
 
 def _one_thread(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    """Since threads met last, one has waited for something, and it alone tells of it."""
+    """Since the last meeting one thread has waited for something, and it alone announces it."""
     if mutant.operation != "drop" or not _MEET.search(mutant.statement):
         return ""
     before, met = _around(lines, mutant.line - 1, -1)
@@ -259,7 +252,7 @@ def _one_thread(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
 
 
 def _around(lines: Sequence[str], index: int, step: int) -> tuple[list[str], bool]:
-    """Lines up to the same statement or the end of its block; and whether there is one."""
+    """Lines up to the same statement or the end of its block, and whether the statement recurs."""
     statement = lines[index]
     indent = indent_of(statement)
     found: list[str] = []
@@ -273,7 +266,7 @@ def _around(lines: Sequence[str], index: int, step: int) -> tuple[list[str], boo
 
 
 def _is_of_first(lines: Sequence[str]) -> bool:
-    """Whether only the first thread of a warpgroup touches anything."""
+    """Whether only the first thread of a warpgroup touches anything in these lines."""
     depth = 0
     for line in lines:
         if depth == 0 and TOUCHES.search(line):
@@ -284,7 +277,7 @@ def _is_of_first(lines: Sequence[str]) -> bool:
 
 
 def _alone(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    """Threads of a role that never reach into another CTA."""
+    """Threads of a role that never access another CTA."""
     if mutant.change != "a relaxed arrival" or "barrier_cluster_arrive" not in mutant.statement:
         return ""
     index = mutant.line - 1

@@ -1,4 +1,9 @@
-"""Mutants that are no faults: of waits of a warp for flags in global memory, and their fences."""
+"""Rules for mutants that are no faults in warps' waits for flags in global memory, and fences.
+
+As in `crossfuse.emulate.cuda.equivalent`, a rule takes the lines of the right text, which
+statements had something to do, and a mutant in which nothing was found; it gives the reason, or an
+empty text.
+"""
 
 from __future__ import annotations
 
@@ -27,76 +32,29 @@ TOUCHES = re.compile(
 
 
 def indent_of(line: str) -> int:
-    """How far a line is indented.
-
-    Parameters
-    ----------
-    line : str
-        Of a text.
-
-    Returns
-    -------
-    int
-        Blanks before its first character.
-    """
+    """Number of blanks before a line's first character."""
     return len(line) - len(line.lstrip())
 
 
 def fences_flags(lines: Sequence[str]) -> bool:
-    """Whether a fence lies before every release of a flag, and one behind every wait for flags.
-
-    Parameters
-    ----------
-    lines : Sequence[str]
-        Of the right text.
-
-    Returns
-    -------
-    bool
-        Whether it is so.
-    """
+    """Whether a fence precedes every release of a flag, and one follows every wait for flags."""
     text = "\n".join(lines)
     sides = [each[0] for each in _FLAG_HELPERS.finditer(text)]
     return len(sides) > 1 and all("fence.proxy.async.global" in each for each in sides)
 
 
 def read_by_loads(lines: Sequence[str]) -> bool:
-    """Whether those who wait for flags read what these tell of by ordinary loads alone.
+    """Whether all data that flags announce is read by ordinary loads alone.
 
     The completion of a bulk copy includes a proxy fence (PTX ISA, async proxy), and it is waited
     for before flags are raised.
-
-    Parameters
-    ----------
-    lines : Sequence[str]
-        Of the right text.
-
-    Returns
-    -------
-    bool
-        Whether it is so.
     """
     names = {each["name"] for each in _FLAG_HELPERS.finditer("\n".join(lines))}
     return names == {"raise_flag", "await_parts"}
 
 
 def met_before_the_store(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    """All lanes read a word, which one of them writes behind another meeting.
-
-    Parameters
-    ----------
-    lines : Sequence[str]
-        Of the right text.
-    uses : Uses
-        What statements had to do.
-    mutant : Mutant
-        One that nothing was found in.
-
-    Returns
-    -------
-    str
-        The reason; empty if there is none.
-    """
+    """All lanes read a word, but the lane that writes it does so only after another meeting."""
     before = _FLAG_READ.match(lines[mutant.line - 2])
     if mutant.operation != "drop" or "warp_sync" not in mutant.statement or not before:
         return ""
@@ -119,28 +77,13 @@ def met_before_the_store(lines: Sequence[str], uses: Uses, mutant: Mutant) -> st
 
 
 def _meets_in_the_end(lines: Sequence[str], name: str) -> bool:
-    """Whether the lanes of a warp meet in a helper, whatever it is given."""
+    """Whether the lanes of a warp meet in a helper, whatever its arguments."""
     helpers = _FLAG_HELPERS.finditer("\n".join(lines))
     return any(each["name"] == name and "\n  __syncwarp();" in each[0] for each in helpers)
 
 
 def awaited_by_one(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    """Of a wait for one flag the first lane alone learns, and it alone goes on to touch memory.
-
-    Parameters
-    ----------
-    lines : Sequence[str]
-        Of the right text.
-    uses : Uses
-        What statements had to do.
-    mutant : Mutant
-        One that nothing was found in.
-
-    Returns
-    -------
-    str
-        The reason; empty if there is none.
-    """
+    """Only the first lane learns from a wait for one flag, and it alone touches memory then."""
     one = re.search(r"await_flags\w*\(.*, ready_ptr\[0\], 0, 1, ", mutant.statement)
     if mutant.change != "no __syncwarp" or not one:
         return ""
@@ -162,22 +105,7 @@ def awaited_by_one(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
 
 
 def helps_in_the_end(lines: Sequence[str], uses: Uses, mutant: Mutant) -> str:
-    """Flags that never come are what help is for: it makes all that they tell of.
-
-    Parameters
-    ----------
-    lines : Sequence[str]
-        Of the right text.
-    uses : Uses
-        What statements had to do.
-    mutant : Mutant
-        One that nothing was found in.
-
-    Returns
-    -------
-    str
-        The reason; empty if there is none.
-    """
+    """A wait for flags that never come ends by helping, which makes all that they announce."""
     if mutant.change == "a count more is awaited" and "_or_help(" in mutant.statement:
         return "a wait that flags do not end is ended by help, which orders as much"
     return ""

@@ -18,12 +18,12 @@ _FORMATS = {"bf16x2": "Bfloat16", "f16x2": "Half"}
 
 
 def _call(name: str, *extra: str) -> Translator:
-    """A call with all operands, then `extra`."""
+    """A translator to a call of the emulator with all operands, then `extra`."""
     return lambda _, operands: f"crossfuse_emulate_{name}({', '.join([*operands, *extra])})"
 
 
 def _numbered(name: str) -> Translator:
-    """A call with the number in the instruction."""
+    """A translator to a call with the number in the instruction."""
     return lambda match, _: f"crossfuse_emulate_{name}({match[1]})"
 
 
@@ -39,12 +39,12 @@ def _expect(_: re.Match[str], operands: list[str]) -> str:
 
 
 def _scope(name: str) -> str:
-    """Constant of a scope; that of the system is as wide as that of the GPU here."""
+    """The constant of a scope; the system's is as wide as the GPU's here."""
     return f"CROSSFUSE_{name.upper().replace('SYS', 'GPU')}"
 
 
 def _acquired(match: re.Match[str]) -> str:
-    """The scope of what a wait acquires; a relaxed one acquires nothing."""
+    """The scope that a wait acquires from; a relaxed wait acquires nothing."""
     return "-1" if match["order"] == "relaxed" else _scope(match["scope"] or "cta")
 
 
@@ -72,7 +72,7 @@ def _store_negative(_: re.Match[str], operands: list[str]) -> str:
 
 
 def _store_values(way: str, operands: list[str], more: str = "") -> str:
-    """Floats to a shared address, by a function of the emulator."""
+    """A store of floats to a shared address, by a function of the emulator."""
     address, *values = operands
     return (
         f"{{ float values_[] = {{{', '.join(values)}}}; "
@@ -86,7 +86,7 @@ def _push(_: re.Match[str], operands: list[str]) -> str:
 
 
 def _taken(targets: list[str]) -> str:
-    """Assignments of what was loaded."""
+    """Assignments of the loaded values."""
     return "; ".join(f"{each} = values_[{i}]" for i, each in enumerate(targets))
 
 
@@ -121,7 +121,7 @@ def _load_global(_: re.Match[str], operands: list[str]) -> str:
 
 
 def _load_words(_: re.Match[str], operands: list[str]) -> str:
-    """Four words, which another thread does not write meanwhile: no order excuses that."""
+    """A load of four words, checked as unordered: no other thread may write them meanwhile."""
     return _load_four("uint4", operands)
 
 

@@ -1,4 +1,4 @@
-"""From addresses in the executable to statements of the generated text."""
+"""Statements of the generated text, found from addresses in the executable."""
 
 from __future__ import annotations
 
@@ -17,28 +17,10 @@ _FRAME_PLACE = re.compile(rf"{re.escape(GENERATED)}:(\d+)")
 def find_statements(
     executable: Path, addresses: Iterable[int], symbols: tuple[str, ...], cuda: str
 ) -> dict[int, str]:
-    """Find the statement of each return address.
+    """The statement of each return address, as ``"line N: text"``; the address 0 has none.
 
-    Parameters
-    ----------
-    executable : pathlib.Path
-        With line tables.
-    addresses : iterable of int
-        Return addresses; 0 stands for no statement.
-    symbols : tuple[str, ...]
-        Kernels: a place in an inlined helper is that of the call in the kernel's body.
-    cuda : str
-        The generated text.
-
-    Returns
-    -------
-    dict[int, str]
-        ``"line N: text"`` by address, without 0.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If there is no addr2line.
+    A place in a helper that is inlined into one of the kernels `symbols` becomes the place of its
+    call. Without addr2line `EnvironmentRefused` is raised.
     """
     wanted = sorted(set(addresses) - {0})
     if not wanted:
@@ -80,7 +62,7 @@ def _frames(executable: Path, addresses: list[int]) -> list[list[tuple[str, str]
 
 
 def _line(frames: list[tuple[str, str]], symbols: tuple[str, ...]) -> int:
-    """Choose the frame of the kernel's body, else the innermost one in the generated text.
+    """Line of the frame in the kernel's body, else of the innermost one in the generated text.
 
     Helpers are inlined into the kernel, which is therefore the outermost frame of its name.
     """

@@ -1,4 +1,4 @@
-"""Mutants of a kernel's synchronisation: what is left out, weakened, moved or counted wrong.
+"""Mutants of a kernel's synchronisation: calls dropped, weakened, moved or with wrong counts.
 
 All mutants of a kernel are one text, compiled once; an environment variable chooses one of them.
 """
@@ -50,27 +50,17 @@ _FLAG_COUNT = re.compile(r"^\s*crossfuse_flags_\w+\[.*\] = \(launches_before \+ 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of a kernel.
+    """One change of a kernel's synchronisation."""
 
-    Attributes
-    ----------
-    number : int
-        By which it is chosen.
-    operation : str
-        What was done: ``"drop"``, ``"weaken"``, ``"count"``, ``"parity"``, ``"place"``,
-        ``"twice"``, ``"part"`` or ``"move"``.
-    line : int
-        Line of the right text.
-    statement : str
-        That line.
-    change : str
-        What is there instead.
-    """
-
+    #: The value of `VARIABLE` that chooses it.
     number: int
+    #: ``"drop"``, ``"weaken"``, ``"count"``, ``"parity"``, ``"place"``, ``"twice"``, ``"part"`` or
+    #: ``"move"``.
     operation: str
+    #: In the right text.
     line: int
     statement: str
+    #: In words, what stands there instead.
     change: str
 
     def __str__(self) -> str:
@@ -79,23 +69,14 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Mutated:
-    """A kernel with its mutants.
+    """A kernel with all its mutants, in the order of their lines."""
 
-    Attributes
-    ----------
-    image : KernelImage
-        The text of all of them.
-    mutants : tuple[Mutant, ...]
-        In the order of their lines.
-    lines : tuple[str, ...]
-        Of the right text.
-    shift : int
-        Lines by which its kernel begins later in the text of all mutants.
-    """
-
+    #: One text of all mutants.
     image: KernelImage
     mutants: tuple[Mutant, ...]
+    #: Of the right text.
     lines: tuple[str, ...]
+    #: Lines by which the kernel begins later in the text of all mutants.
     shift: int
 
 
@@ -120,7 +101,7 @@ class _Call:
 
 @dataclass
 class _Line:
-    """A line of the kernel: what stands in its place by mutant, and what comes before and after."""
+    """A line of the kernel, with each mutant's text in place of it, before it and after it."""
 
     instead: dict[int, str] = field(default_factory=dict)
     before: dict[int, str] = field(default_factory=dict)
@@ -137,17 +118,7 @@ class _Line:
 
 
 def mutate(image: KernelImage) -> Mutated:
-    """Find the mutants of an image.
-
-    Parameters
-    ----------
-    image : KernelImage
-        A right kernel.
-
-    Returns
-    -------
-    Mutated
-        Its mutants, in one text.
+    """Find the mutants of a right kernel, and write them as one text.
 
     Examples
     --------
@@ -162,7 +133,7 @@ def mutate(image: KernelImage) -> Mutated:
 
 
 class _Mutation:
-    """The mutants of an image, as they are found."""
+    """Collector of an image's mutants."""
 
     def __init__(self, image: KernelImage) -> None:
         self.image = image
@@ -211,7 +182,7 @@ class _Mutation:
                 self._move(index, other)
 
     def _aim(self, index: int) -> None:
-        """Let another barrier count the bytes of a copy."""
+        """Let a neighbouring barrier count the bytes of a copy."""
         copy = _COPIES.match(self.lines[index])
         position = copy and barrier_position(_definition(self.image.cuda, copy["name"]))
         if copy is None or position is None:
@@ -220,7 +191,7 @@ class _Mutation:
         self._instead(index, "place", "the barrier beside it counts the bytes", by)
 
     def _is_of_one(self, index: int) -> bool:
-        """Whether a block around a line is that of one thread."""
+        """Whether a line is inside a block that one thread runs alone."""
         indent = _indent(self.lines[index])
         for line in reversed(self.lines[:index]):
             if line.strip() and _indent(line) < indent:
@@ -262,7 +233,7 @@ class _Mutation:
         return number
 
     def _weaker_helpers(self, name: str) -> list[tuple[str, str]]:
-        """What is weaker, and the names of helpers that do it."""
+        """Pairs of what is weaker, and the name of the weaker copy of a helper."""
         if name not in self.weaker:
             definition = _definition(self.image.cuda, name)
             self.weaker[name] = []
@@ -297,11 +268,11 @@ def _indent(line: str) -> int:
 
 
 def _kind(call: _Call) -> str:
-    """What a call does, whatever it weighs."""
+    """The instruction of a call, whatever its variant."""
     return "_".join(call.name.split("_")[:5])
 
 
 def _definition(text: str, name: str) -> str:
-    """Text of a helper; empty if it is the language's own."""
+    """Text of a helper; empty braces if the language itself defines it."""
     found = re.search(rf"^[^\n;]*\b{name}\s*\([^;{{]*\)\s*\{{", text, re.MULTILINE)
     return text[found.start() : closing(text, found.end() - 1) + 1] if found else "{}"

@@ -1,4 +1,4 @@
-"""Which mutants of a kernel's synchronisation the emulator names, and which it does not."""
+"""Runs the mutants of a kernel's synchronisation, and tells which of them the emulator catches."""
 
 from __future__ import annotations
 
@@ -25,25 +25,17 @@ _LIMIT = 8
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant.
-
-    Attributes
-    ----------
-    mutant : Mutant
-        Which one.
-    kinds : tuple[str, ...]
-        Kinds of the findings, most telling first; empty if there are none.
-    equivalent : str
-        Why it is no fault, if it is none.
-    """
+    """Result of running a mutant."""
 
     mutant: Mutant
+    #: Kinds of the findings, those that name a cause first; empty without findings.
     kinds: tuple[str, ...]
+    #: Why it is no fault; empty if it is one.
     equivalent: str = ""
 
     @property
     def named(self) -> bool:
-        """Whether a finding tells what is wrong, and not only that something is."""
+        """Whether a finding names what is wrong, rather than only that something is."""
         return _is_named(self.kinds)
 
 
@@ -56,30 +48,11 @@ def outcomes(
     seeds: Sequence[int] = range(6),
     timeout_s: float = 20.0,
 ) -> list[Outcome]:
-    """Run the mutants of a kernel.
+    """Run mutants of a right kernel, in the order of lines.
 
-    Parameters
-    ----------
-    image : KernelImage
-        A right kernel.
-    inputs : Mapping[str, np.ndarray]
-        Its inputs.
-    every, first : int
-        Only each so-manieth mutant, from number `first` of them on.
-    seeds : Sequence[int]
-        Of orders of threads; the later ones where the first ones show nothing.
-    timeout_s : float
-        Seconds of one run.
-
-    Returns
-    -------
-    list[Outcome]
-        In the order of lines.
-
-    Raises
-    ------
-    CheckFailed
-        If the kernel itself is not right.
+    `every` takes one mutant in so many, beginning with number `first`. `seeds` are of orders of
+    threads; the later ones run only where the earlier show nothing. `timeout_s` is that of one run.
+    A kernel that is not right itself raises `CheckFailed`.
     """
     mutated = mutate(image)
     program = prepare(mutated.image, inputs)
@@ -106,7 +79,7 @@ def _is_named(kinds: Iterable[str]) -> bool:
 
 
 class _Right:
-    """What the right kernel does, to which mutants are compared that nothing was found in."""
+    """Behaviour of the right kernel, for comparison with mutants in which nothing was found."""
 
     def __init__(self, program: Program, mutated: Mutated, timeout_s: float) -> None:
         self.program, self.mutated, self.timeout_s = program, mutated, timeout_s
@@ -127,7 +100,7 @@ class _Right:
         return self.program.run(0, 2, _LIMIT, self.timeout_s, noted)[0]
 
     def _by_line(self, records: list[dict[str, Any]], kind: str) -> dict[int, bool]:
-        """What was noted of statements, by their lines in the right text."""
+        """Notes on statements, by their lines in the right text."""
         useful = {each["first"]: bool(each["useful"]) for each in records if each["kind"] == kind}
         symbols, text = self.program.translation.symbols, self.mutated.image.cuda
         statements = find_statements(self.program.executable, useful, symbols, text)
@@ -139,7 +112,7 @@ class _Right:
 
 
 def _guarantees(records: list[dict[str, Any]]) -> list[int]:
-    """The sum of what releases have told, if the run came to its end."""
+    """The checksum of what releases guaranteed; empty if the run did not finish."""
     return [each["sum"] for each in records if each["kind"] == "guarantees"]
 
 
@@ -164,25 +137,18 @@ def _run(program: Program, number: int, seed: int, timeout_s: float) -> tuple[st
 
 @dataclass(frozen=True)
 class Tally:
-    """How many mutants were named.
+    """Counts of mutants by outcome."""
 
-    Attributes
-    ----------
-    named : Counter[str]
-        Of those that are, how many by which kind of finding.
-    equivalent : Counter[str]
-        Of those that are no fault, how many for which reason.
-    survivors : tuple[Outcome, ...]
-        The others.
-    """
-
+    #: Faults that were named, by kind of finding.
     named: Counter[str]
+    #: Mutants that are no fault, by reason.
     equivalent: Counter[str]
+    #: All others.
     survivors: tuple[Outcome, ...]
 
     @property
     def share(self) -> float:
-        """Of those that are a fault, the part that is named."""
+        """The share of faults that are named."""
         named = sum(self.named.values())
         return named / max(1, named + len(self.survivors))
 

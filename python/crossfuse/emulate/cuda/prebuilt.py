@@ -1,4 +1,4 @@
-"""What all kernels share, compiled once: the runtime, and the headers of generated text."""
+"""Parts common to all kernels, compiled once: the runtime, and the headers of generated text."""
 
 from __future__ import annotations
 
@@ -28,83 +28,37 @@ def runtime_text() -> str:
 
 
 def content_key(compiler: Compiler, *parts: str) -> str:
-    """Name of a file of the cache: another compiler, runtime or text makes another file."""
+    """File name in the cache: another compiler, runtime or text makes another file."""
     return sha256("\0".join((compiler.version, *parts, runtime_text())).encode())
 
 
 def runtime_object(compiler: Compiler, directory: Path) -> Path:
-    """Compile the runtime, or take it from the cache.
+    """Object file of the runtime, compiled or taken from the cache folder.
 
-    Parameters
-    ----------
-    compiler : Compiler
-        The C++ compiler.
-    directory : pathlib.Path
-        The cache.
-
-    Returns
-    -------
-    pathlib.Path
-        An object file.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If g++ does not compile the runtime, or the cache cannot be written.
+    A g++ that rejects it, or a cache that cannot be written, raises `EnvironmentRefused`.
     """
     flags = [*_RUNTIME_FLAGS, "-c", str(_RUNTIME / "runtime.cpp")]
     return _compile_once(compiler, directory, "runtime-{}.o", flags)
 
 
 def precompiled_header(compiler: Compiler, directory: Path) -> Path:
-    """Compile the headers of generated text, or take them from the cache.
+    """Precompiled headers of generated text, compiled or taken from the cache folder.
 
-    Reading them as text takes g++ a fifth of the time of an ordinary kernel.
-
-    Parameters
-    ----------
-    compiler : Compiler
-        The C++ compiler.
-    directory : pathlib.Path
-        The cache.
-
-    Returns
-    -------
-    pathlib.Path
-        What g++ takes for ``device.h`` when it finds it as ``device.h.gch``; it reads the text
-        instead if it cannot use it.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If g++ does not compile the headers, or the cache cannot be written.
+    Reading them as text takes g++ a fifth of the time of an ordinary kernel. It looks for
+    ``device.h.gch`` when it is asked for ``device.h``, and reads the text if it cannot use that.
+    Refuses as `runtime_object`.
     """
     flags = [*KERNEL_FLAGS, "-x", "c++-header", str(HEADERS / HEADER)]
     return _compile_once(compiler, directory, "headers-{}.gch", flags)
 
 
 def store(path: Path, made: Path, mode: int) -> None:
-    """Put a file into the cache.
-
-    Parameters
-    ----------
-    path : pathlib.Path
-        Its place there.
-    made : pathlib.Path
-        The file.
-    mode : int
-        Permissions.
-
-    Raises
-    ------
-    EnvironmentRefused
-        If the cache cannot be written.
-    """
+    """Put a file into the cache with these permissions; `EnvironmentRefused` if that fails."""
     write_atomically(path, made.read_bytes(), mode)
 
 
 def _compile_once(compiler: Compiler, directory: Path, name: str, flags: list[str]) -> Path:
-    """Compile in one process while others that need the same wait for it."""
+    """Compile in one process, while others that need the same file wait."""
     path = directory / name.format(content_key(compiler, *flags))
     if path.exists():
         return path

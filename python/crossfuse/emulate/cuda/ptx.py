@@ -21,20 +21,10 @@ _BY_VALUE = re.compile(r"\buint32_t (__a\d)\b")
 
 
 def translate_asm(text: str) -> str:
-    """Replace every ``asm`` statement whose instruction is known.
+    """Replace every ``asm`` statement whose instruction is known, keeping the number of lines.
 
-    Others stay: some stand in parts that the preprocessor takes out, and the C++ compiler names
-    those that do not.
-
-    Parameters
-    ----------
-    text : str
-        Generated text, special registers and cluster barriers already replaced.
-
-    Returns
-    -------
-    str
-        Text of as many lines.
+    Special registers and cluster barriers must have been replaced before. Unknown statements stay:
+    some stand in parts that the preprocessor removes, and the C++ compiler names the others.
     """
     text = _FROM_REGISTERS.sub(lambda each: _BY_VALUE.sub(r"uint32_t& \1", each[0]), text)
     parts: list[str] = []

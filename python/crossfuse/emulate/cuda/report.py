@@ -1,4 +1,4 @@
-"""What an emulation found, as plain values."""
+"""Results of an emulation as plain values."""
 
 from __future__ import annotations
 

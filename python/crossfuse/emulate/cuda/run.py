@@ -129,20 +129,9 @@ def emulate(
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled image with its inputs.
+    """A compiled image with the inputs of a call."""
 
-    Attributes
-    ----------
-    image : KernelImage
-        Of this call.
-    inputs : Mapping[str, np.ndarray]
-        By name.
-    translation : Translation
-        Its text.
-    executable : pathlib.Path
-        What runs it.
-    """
-
+    #: Cut to the rows of the call.
     image: KernelImage
     inputs: Mapping[str, np.ndarray]
     translation: Translation
@@ -156,9 +145,9 @@ class Program:
         timeout_s: float,
         environment: Mapping[str, str] | None = None,
     ) -> tuple[list[dict[str, Any]], tuple[dict[str, np.ndarray], ...]]:
-        """Run it in so many orders: the runtime's records, and the outputs of each.
+        """Run in several thread orders: the runtime's records, and the outputs of each order.
 
-        `limit` is the number of findings, and `environment` what the executable sees besides.
+        `limit` is the maximum number of findings; `environment` extends that of the executable.
         """
         settings = (seed, orders, limit, max(1, round(timeout_s)))
         with scratch() as directory:

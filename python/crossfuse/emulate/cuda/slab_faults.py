@@ -75,7 +75,7 @@ def recycle_slab(image: KernelImage, buffer: tuple[int, int], onto: int) -> Kern
 
 @dataclasses.dataclass(frozen=True)
 class _SharedAccess:
-    """One index into dynamic shared memory: its place in the text, and how it divides."""
+    """An index into dynamic shared memory: its place in the text, and its constant part, bytes."""
 
     start: int
     end: int

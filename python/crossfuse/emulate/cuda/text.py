@@ -1,4 +1,4 @@
-"""Places in generated text that faults are planted at, and edits that keep line numbers."""
+"""Places in generated text where faults are planted, and edits that preserve line numbers."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def closing(text: str, opening: int) -> int:
 
 
 def replaced(image: KernelImage, start: int, end: int, by: str) -> KernelImage:
-    """An image with other text at a place."""
+    """The image with a span of its text replaced."""
     return dataclasses.replace(image, cuda=image.cuda[:start] + by + image.cuda[end:])
 
 
 def nothing_to_plant(image: KernelImage, found: str, limit: str) -> RefusedError:
-    """Build the refusal of a fault that the text has no place for."""
+    """Build the refusal of a fault for which the text has no place."""
     return refuse(
         CheckFailed,
         "plant-fault",

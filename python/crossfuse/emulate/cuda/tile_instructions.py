@@ -1,4 +1,4 @@
-"""PTX of whole tiles as calls of the emulator: copies by tensor maps, products of warpgroups."""
+"""PTX of whole tiles as calls of the emulator: TMA copies, and products of warpgroups."""
 
 from __future__ import annotations
 

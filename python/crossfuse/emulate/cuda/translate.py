@@ -55,38 +55,19 @@ _SCALARS = {
 
 @dataclass(frozen=True)
 class Translation:
-    """C++ text for one image.
+    """C++ text for one image."""
 
-    Attributes
-    ----------
-    source : str
-        The translation unit.
-    symbols : tuple[str, ...]
-        Kernels in the order of their table.
-    """
-
+    #: The translation unit.
     source: str
+    #: Kernels in the order of their table.
     symbols: tuple[str, ...]
 
 
 def translate(image: KernelImage) -> Translation:
-    """Translate the text of an image.
+    """Translate an image's text to C++ that needs ``device.h`` included first.
 
-    Parameters
-    ----------
-    image : KernelImage
-        Generated CUDA with its launches.
-
-    Returns
-    -------
-    Translation
-        Text that needs ``device.h`` included first and defines the table of kernels.
-
-    Raises
-    ------
-    CheckFailed
-        If a declaration of shared memory or a special register has a form that is not known, or a
-        launched kernel is not in the text.
+    It defines the table of kernels. Unknown forms of shared memory declarations or special
+    registers, and launched kernels that the text lacks, raise `CheckFailed`.
     """
     count = 0
 
@@ -117,7 +98,7 @@ def translate(image: KernelImage) -> Translation:
 
 
 def _declaration(match: re.Match[str], count: int) -> str:
-    """Declare a pointer rather than an array: g++ would trust an array's bounds."""
+    """A declaration of a pointer rather than an array, whose bounds g++ would trust."""
     element = f"{match['type']}{match['rest'] and ' (*)' + match['rest']}"
     pointer = element if match["rest"] else f"{match['type']}*"
     align = match["align"] or "16"
