@@ -64,6 +64,9 @@ ROW_COUNTS = ("at most",)
 #: Annotation of the root block: inputs have padded rows, and callers pass shorter ones, of the
 #: shapes that are the value, such as "16,65;65,131".
 UNPADDED = "crossfuse.unpadded"
+#: Annotation of the same block: what rows of the first input and of the first product have without
+#: padding, such as "65,131". Callers may pass weights that they padded.
+UNPADDED_COLUMNS = "crossfuse.unpadded_columns"
 
 #: Annotation of a block that reduces a tuple over threads: its body binds the right state, number
 #: by number, then what merging computes; stores come last. See `crossfuse.lower.lower_merges`.
@@ -159,3 +162,9 @@ def unpadded_shapes(func: Any) -> tuple[tuple[int, ...], ...]:
     """Shapes of the inputs as callers pass them; empty if no rows are padded."""
     text = str(func.body.block.annotations.get(UNPADDED, ""))
     return tuple(tuple(map(int, each.split(","))) for each in text.split(";") if each)
+
+
+def unpadded_columns(func: Any) -> tuple[int, int]:
+    """Columns of the first input and of the first product of a function with padded rows."""
+    columns, width = str(func.body.block.annotations[UNPADDED_COLUMNS]).split(",")
+    return int(columns), int(width)

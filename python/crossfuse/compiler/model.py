@@ -242,7 +242,8 @@ def compile_model(
     imported = read_model(model, example_inputs, shapes=shapes, opset=opset)
     _check_elements(imported.mod["main"])
     spec = device(target)
-    steps = phases(spec, always=always, bins=bins, build=runs_on == "cuda")
+    weights, build = tuple(imported.params), runs_on == "cuda"
+    steps = phases(spec, always=always, bins=bins, build=build, weights=weights)
     built = pipeline(spec, dump=dump, steps=steps)
     try:
         executable = _build(imported.mod, built, spec, runs_on)

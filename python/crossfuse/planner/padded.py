@@ -69,7 +69,7 @@ def with_copies(func: Any, plans: list[Plan], target: Device, rates: Rates) -> l
     """
     from crossfuse import _tvm as ir
     from crossfuse.blocks.chain import read_chain
-    from crossfuse.markers import unpadded_shapes
+    from crossfuse.markers import unpadded_columns, unpadded_shapes
     from crossfuse.planner.kernels.shape import shape_of_blocks
 
     blocks = read_chain(ir.Schedule(func))
@@ -81,8 +81,8 @@ def with_copies(func: Any, plans: list[Plan], target: Device, rates: Rates) -> l
     # Bits at both edges of the memory's clock, in bytes for each microsecond.
     rate = _COPIED * target.memory_bits * target.memory_mhz / 4
     copies = rates.fitted.eager_kernel + moved / rate if moved else 0.0
-    columns = shapes[1][0 if blocks.k_major else 1]
-    unpadded = replace(shape_of_blocks(blocks), k=shapes[0][-1], n=columns)
+    k, n = unpadded_columns(func)
+    unpadded = replace(shape_of_blocks(blocks), k=k, n=n)
     apart = eager(unpadded, rates, target.sms)
     return [
         _taking(each, apart.terms)

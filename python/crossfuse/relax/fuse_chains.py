@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from tvm import relax
@@ -20,6 +20,7 @@ from crossfuse.relax.chains.rows_kernels import RowsKernels
 from crossfuse.relax.dataflow import Dataflow, clean, read_dataflow
 from crossfuse.relax.kernel_mark import is_rest
 from crossfuse.relax.operators import refused
+from crossfuse.relax.pad_weights import padding_once, weights_of
 from crossfuse.runtime.bin_rows import BINS
 
 
@@ -50,6 +51,12 @@ class FuseChains:
         in, are computed by the operators of the model. The function's attribute
         ``tir_var_upper_bound`` leaves out bins that no call needs. Without any bin, chains of
         symbolic rows stay as they are.
+    weights : Collection[str]
+        Parameters of ``main``, the last ones, that are the same in each call. Where kernels need
+        longer rows of them, for TMA, the module gets a function ``pad_weights``: called once with
+        all of them it makes what ``main`` then takes in their place. Rows of other parameters are
+        copied by the kernels in each call, those of constants by this pass. With
+        `constant_weights` too, what ``pad_weights`` launched has to end before ``main`` begins.
 
     Raises
     ------
@@ -81,11 +88,13 @@ class FuseChains:
         always: bool = False,
         constant_weights: bool = False,
         bins: Sequence[int] = BINS,
+        weights: Collection[str] = (),
     ) -> None:
         self.target = device(target)
         self.always = always
         self.constant_weights = constant_weights
         self.bins = _checked(bins)
+        self.weights = frozenset(weights)
         self.outcomes: tuple[ChainOutcome, ...] = ()
 
     def transform_module(self, mod: Any, _context: Any) -> Any:
@@ -105,7 +114,7 @@ class FuseChains:
         if self.bins:
             made, outcomes = self._fused(made, RowsKernels, find_made_rows)
             self.outcomes += outcomes
-        return made
+        return padding_once(made, weights_of(made, self.weights))
 
     def _fused(
         self, mod: Any, kind: type[ChainKernels], find: Callable[[Dataflow], Iterable[Group]]
@@ -113,7 +122,8 @@ class FuseChains:
         """A module with kernels of one kind."""
         outcomes: list[ChainOutcome] = []
         fused: dict[Any, Any] = {}
-        kernels = kind(mod, self.target, self.constant_weights, bins=self.bins)
+        weights = weights_of(mod, self.weights)
+        kernels = kind(mod, self.target, self.constant_weights, bins=self.bins, weights=weights)
         for name, function in mod.functions_items():
             if isinstance(function, relax.Function) and not is_rest(function):
                 dataflow, label = read_dataflow(function), str(name.name_hint)

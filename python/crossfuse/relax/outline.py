@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tvm.ir import GenericConst, Var
 
+from crossfuse.markers import unpadded_shapes
 from crossfuse.relax.elementwise import Region, read_region
 from crossfuse.relax.graph import Graph, read_graph
 from crossfuse.relax.match import Match, Weight, match_chain
@@ -114,10 +115,16 @@ class Outlined:
     epilogue: str
     form: Form | None = None
 
-    def padded(self) -> Outlined:
-        """The same of padded arguments where rows are not aligned, see `workload.aligned`."""
-        func = self.form and aligned(self.form)
-        return self if func is None else replace(self, func=func)
+    def padded(self, stored: Container[str] = ()) -> Outlined:
+        """The same of padded arguments where rows are not aligned, see `workload.aligned`.
+
+        Arguments that are stored with zeros behind their rows have those extents then.
+        """
+        func = self.form and aligned(self.form, stored)
+        if func is None:
+            return self
+        pairs = zip(self.arguments, unpadded_shapes(func), strict=True)
+        return replace(self, func=func, arguments=tuple(replace(a, shape=s) for a, s in pairs))
 
     @property
     def kind(self) -> str:

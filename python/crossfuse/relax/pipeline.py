@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ def phases(
     always: bool = False,
     bins: Sequence[int] = BINS,
     build: bool = True,
+    weights: Collection[str] = (),
 ) -> tuple[Phase, ...]:
     """Our phases in order; TVM's pipeline for the device comes after them.
 
@@ -64,6 +65,8 @@ def phases(
         `crossfuse.relax.FuseChains`.
     build : bool
         Whether scheduled functions become libraries; else they become loops for the CPU.
+    weights : Collection[str]
+        Parameters that are the same in each call, see `crossfuse.relax.FuseChains`.
 
     Returns
     -------
@@ -75,7 +78,7 @@ def phases(
     spec = device(target)
     return (
         Phase("clean", clean),
-        Phase("fuse_chains", FuseChains(spec, always=always, bins=bins)),
+        Phase("fuse_chains", FuseChains(spec, always=always, bins=bins, weights=weights)),
         Phase("wide_arithmetic", WideArithmetic()),
         Phase("legalize", relax.transform.LegalizeOps({**ATTENTION, **POWERS, **GATHER})),
         Phase("fuse_cascades", FuseCascades(spec)),

@@ -125,7 +125,8 @@ def load_model(
         The folder.
     weights : Mapping[str, torch.Tensor | numpy.ndarray] | None
         Weights by the names in the record; those of ``weights.npz`` if not given. What torch has
-        on the GPU is not copied.
+        on the GPU is not copied, but for rows that kernels take with zeros behind them: these are
+        copied at each call, since torch may have changed them.
     check_device : bool
         Whether a GPU that is here must have what the model was compiled for.
 

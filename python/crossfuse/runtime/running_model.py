@@ -15,6 +15,8 @@ from crossfuse.runtime.torch_order import after_torch, check_first_gpu
 
 #: Where a model runs, and what its scheduled functions are there.
 RUNS_ON = ("cuda", "llvm")
+#: The function that makes what ``main`` takes of the weights, if it takes anything else.
+PAD_WEIGHTS = "pad_weights"
 
 
 class Uncopied:
@@ -40,7 +42,8 @@ class RunningModel(Uncopied):
     executable: Any
     inputs: ModelInputs
     #: Parameters after the inputs, in order; copied to the device once, except torch tensors that
-    #: lie there.
+    #: lie there. Where the model has a function that pads them, that is called once too; but at
+    #: each call for torch tensors on the device, which may be changed in place.
     weights: Sequence[Any]
     #: One of `RUNS_ON`.
     runs_on: str
@@ -51,7 +54,7 @@ class RunningModel(Uncopied):
         values = [self._given(each) for each in inputs]
         as_torch = bool(inputs) and is_torch(inputs[0])
         with after_torch() if as_torch and self.runs_on == "cuda" else nullcontext():
-            found = self._machine["main"](*values, *self._weights)
+            found = self._machine["main"](*values, *self._parameters())
         if hasattr(found, "numpy"):
             return _taken(found, as_torch)
         return tuple(_taken(each, as_torch) for each in found)
@@ -74,16 +77,38 @@ class RunningModel(Uncopied):
         check_cuda()
         return tvm.cuda()
 
+    def _parameters(self) -> Sequence[Any]:
+        """What the machine's function takes behind the inputs."""
+        return self._padded(self._shared) if self._shared else self._once
+
     @cached_property
-    def _weights(self) -> list[Any]:
-        return [self._given(each) for each in self.weights]
+    def _once(self) -> Sequence[Any]:
+        return self._padded([self._given(each) for each in self.weights])
+
+    @cached_property
+    def _shared(self) -> Sequence[Any]:
+        """All weights, if torch may change some of them where they are."""
+        if any(is_torch(each) and self._shares(each) for each in self.weights):
+            return [self._given(each) for each in self.weights]
+        return ()
+
+    def _padded(self, weights: Sequence[Any]) -> Sequence[Any]:
+        """Weights with longer rows, where kernels take these."""
+        machine = self._machine.module
+        if not machine.implements_function(PAD_WEIGHTS):
+            return weights
+        return tuple(machine[PAD_WEIGHTS](*weights))
+
+    def _shares(self, value: Any) -> bool:
+        """Whether a tensor of torch lies where the model runs, so that it is not copied."""
+        return bool(value.is_cuda) and self.runs_on == "cuda"
 
     def _given(self, value: Any) -> Any:
         """An argument as a tensor of TVM; what lies on the device is not copied."""
         import tvm
 
         if is_torch(value):
-            if value.is_cuda and self.runs_on == "cuda":
+            if self._shares(value):
                 check_first_gpu(value.get_device())
                 return tvm.runtime.from_dlpack(value.detach())
             value = to_numpy(value)

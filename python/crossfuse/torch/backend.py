@@ -21,6 +21,7 @@ from crossfuse.runtime.bin_rows import BINS
 from crossfuse.torch.known import Record, graph_key, recall, remember
 from crossfuse.torch.options import check_options, with_options
 from crossfuse.torch.report import Report, keep
+from crossfuse.torch.rewrite import is_frozen
 
 _LOG = logging.getLogger(__name__)
 
@@ -148,8 +149,9 @@ class Backend:
             reason = f"its tensors are on {place}, and kernels need a GPU"
             return Report(reason=reason), None
         target, sequential = self.device_of(place), self.sequential(place)
+        frozen = is_frozen(module)
         # Functions on the CPU are compiled each time.
-        key = "" if sequential else graph_key(module.graph, target, self.choices)
+        key = "" if sequential else graph_key(module.graph, target, (*self.choices, frozen))
         record = recall(module, key) if key else None
         if record is None:
             # TVM is loaded with it, which what is kept does without.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import fx
 
 from crossfuse.hardware import Device
@@ -11,8 +13,9 @@ from crossfuse.relax.dataflow import read_dataflow
 from crossfuse.torch.fused import Fused, Step, replaced
 from crossfuse.torch.kernels import offer_kernels
 from crossfuse.torch.report import in_torch
+from crossfuse.torch.rewrite import is_frozen
 from crossfuse.torch.separate import Timing
-from crossfuse.torch.translate import translate
+from crossfuse.torch.translate import Translation, translate
 
 
 def fuse_chains(
@@ -46,7 +49,12 @@ def fuse_chains(
     dataflow = read_dataflow(translation.module["main"])
     measuring = None if timing is None else timing.of(translation.nodes)
     kernels = ChainKernels(
-        translation.module, target, constant_weights=False, named=False, measuring=measuring
+        translation.module,
+        target,
+        constant_weights=False,
+        named=False,
+        measuring=measuring,
+        weights=_weights(module, translation),
     )
     chosen = choose_chains("main", dataflow, kernels, always, frozenset(translation.nodes))
     step = Step()
@@ -55,3 +63,14 @@ def fuse_chains(
         step = replaced(module, translation.nodes, chosen.replacements, made)
     outcomes = tuple(in_torch(each, translation.names) for each in chosen.outcomes)
     return Fused(outcomes, step, translation.untranslated)
+
+
+def _weights(module: fx.GraphModule, translation: Translation) -> tuple[Any, ...]:
+    """Variables of weights that no call changes: torch says so of frozen ones alone.
+
+    Of others a copy would be out of date whenever their memory is written, which no counter of
+    torch tells: ``parameter.data`` has its own, and CUDA graphs are replayed without any code.
+    """
+    if not is_frozen(module):
+        return ()
+    return tuple(each for each, node in translation.nodes.items() if node.op == "get_attr")

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from crossfuse.workload.operand import zeros_behind
+
 
 @dataclass(frozen=True)
 class Call:
@@ -22,7 +24,7 @@ class Call:
     inputs : tuple[str, ...]
         Names of the nodes that it reads, in the order of the kernel's parameters.
     shapes : tuple[tuple[int, ...], ...]
-        Extents that the kernel knows them by.
+        Extents that the kernel knows them by; of more elements where its rows have zeros behind.
     key : str
         Of the kernel.
     """
@@ -36,6 +38,7 @@ class Call:
 RESHAPE = torch.ops.aten.reshape.default
 _CONTIGUOUS = torch.ops.aten.clone.default
 _PERMUTE = torch.ops.aten.permute.default
+_PAD = torch.ops.aten.constant_pad_nd.default
 
 
 def rewrite(module: fx.GraphModule, calls: Sequence[Call]) -> None:
@@ -67,10 +70,21 @@ def rewrite(module: fx.GraphModule, calls: Sequence[Call]) -> None:
 
 
 def finish(module: fx.GraphModule) -> None:
-    """Remove what nothing reads any more."""
+    """Remove what nothing reads any more, and make what is made of frozen weights alone."""
     module.graph.eliminate_dead_code()
     module.graph.lint()
     module.recompile()
+    if is_frozen(module):
+        from torch._inductor.constant_folding import constant_fold
+        from torch._inductor.freezing_utils import enter_freezing
+
+        with enter_freezing():  # inductor's cache then asks for no values of what is made
+            constant_fold(module)
+
+
+def is_frozen(module: fx.GraphModule) -> bool:
+    """Whether inductor's ``freezing`` made constants of a graph's weights, as its user asked."""
+    return bool(getattr(module, "_has_frozen_params", False))
 
 
 def _input(graph: fx.Graph, node: fx.Node, shape: tuple[int, ...]) -> fx.Node:
@@ -78,7 +92,10 @@ def _input(graph: fx.Graph, node: fx.Node, shape: tuple[int, ...]) -> fx.Node:
 
     What lies otherwise is copied by an operator of the graph, which whoever compiles the rest sees.
     """
-    return _reshaped(graph, contiguous(graph, node), shape)
+    zeros = zeros_behind(shape, prod(node.meta["val"].shape))
+    short = (*shape[:-1], shape[-1] - zeros) if zeros else shape
+    given = _reshaped(graph, contiguous(graph, node), short)
+    return inserted(graph, _PAD, given, [0, zeros]) if zeros else given
 
 
 def contiguous(graph: fx.Graph, node: fx.Node) -> fx.Node:

@@ -7,24 +7,25 @@ the ends, and products sum over as many elements. The output keeps its columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
 
 from crossfuse.hardware import TMA_PITCH
-from crossfuse.markers import UNPADDED
+from crossfuse.markers import UNPADDED, UNPADDED_COLUMNS
 from crossfuse.workload.build import Elementwise, Form, Product, emit
 from crossfuse.workload.dtypes import float_type
 from crossfuse.workload.operand import Operand
 
 
-def aligned(form: Form) -> tirx.PrimFunc | None:
+def aligned(form: Form, stored: Container[str] = ()) -> tirx.PrimFunc | None:
     """The function of a form on padded operands; None if there is nothing to pad for TMA.
 
     Its root block is annotated with the shapes that callers pass, see
-    `crossfuse.lower.padded_rows`.
+    `crossfuse.lower.padded_rows`: operands that are `stored` by name come with zeros at the ends of
+    their rows, such as weights that were padded once; the others are copied in each call.
 
     Examples
     --------
@@ -53,12 +54,19 @@ def aligned(form: Form) -> tirx.PrimFunc | None:
     )
     if _operands(found) == _operands(form):
         return None
-    return _noted(emit(found), [each.shape for each in _operands(form)])
+    pairs = zip(_operands(form), _operands(found), strict=True)
+    columns = (form.left.shape[-1], form.first[0].columns)
+    return _noted(emit(found), [_passed(*each, stored) for each in pairs], columns)
 
 
 def _operands(form: Form) -> tuple[Operand, ...]:
     products = (*form.first, *((form.second,) if form.second else ()))
     return (form.left, *(each.weight for each in products), *form.extras)
+
+
+def _passed(short: Operand, wide: Operand, stored: Container[str]) -> tuple[int, ...]:
+    """The shape that callers pass: never of more rows, since TMA loads zeros behind the last."""
+    return (*short.shape[:-1], wide.shape[-1]) if short.name in stored else short.shape
 
 
 def _wide(operand: Operand, step: int) -> Operand:
@@ -87,12 +95,13 @@ def _zero_behind(middle: Elementwise, columns: int) -> Elementwise:
     return element
 
 
-def _noted(func: tirx.PrimFunc, shapes: list[tuple[int, ...]]) -> Any:
-    """A function annotated with the shapes of its inputs as callers pass them."""
+def _noted(func: tirx.PrimFunc, shapes: list[tuple[int, ...]], columns: tuple[int, int]) -> Any:
+    """A function with the shapes of its inputs as callers pass them, and columns without zeros."""
     from crossfuse import _tvm as ir
 
     sch = ir.Schedule(func)
-    text = ";".join(",".join(map(str, shape)) for shape in shapes)
-    sch.annotate(sch.get_sblock("root"), UNPADDED, text)
+    root = sch.get_sblock("root")
+    sch.annotate(root, UNPADDED, ";".join(",".join(map(str, shape)) for shape in shapes))
+    sch.annotate(root, UNPADDED_COLUMNS, ",".join(map(str, columns)))
     (noted,) = sch.mod.functions.values()
     return noted

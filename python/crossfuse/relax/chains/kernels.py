@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -77,6 +77,9 @@ class ChainKernels:
         refused.
     measuring : Measuring | None
         Times kernels of static shapes, so that the fastest is taken; None: estimates choose.
+    weights : Collection[Var]
+        Variables that have the same value in each call, as constants do: kernels that need longer
+        rows of them are given such copies, which do not have to be made in each call.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class ChainKernels:
         named: bool = True,
         bins: Sequence[int] = (),
         measuring: Measuring | None = None,
+        weights: Collection[Any] = (),
     ) -> None:
         self._builder = relax.BlockBuilder(mod)
         self.target = target
@@ -96,6 +100,7 @@ class ChainKernels:
         self._named = named
         self._bins = tuple(bins)
         self._measuring = measuring
+        self._weights = frozenset(weights)
         self._plans = Equal()
         self._names = Equal()
         self._rows_images = Equal()
@@ -150,7 +155,7 @@ class ChainKernels:
 
         def plan(static: Any, padded: bool = False) -> PlannedChain:
             outlined = self.outlined(static)
-            outlined = outlined.padded() if padded else outlined
+            outlined = outlined.padded(self._stored(outlined, given)) if padded else outlined
             planned = PlannedChain(group, output, given, outlined, self._ranked(outlined.func))
             return self._timed(planned)
 
@@ -160,6 +165,14 @@ class ChainKernels:
         self.check_rows(module["main"], rows_of(output))
         bins = Bins(self._bins, dataflow.function.attrs)
         return plan_rows(group, output, given, module["main"], bins, plan)
+
+    def _stored(self, outlined: Outlined, given: Sequence[Var]) -> frozenset[str]:
+        """Arguments of a chain that are the same in each call."""
+        return frozenset(
+            each.name
+            for each in outlined.arguments
+            if each.value is not None or given[each.position] in self._weights
+        )
 
     def kernel(self, chain: PlannedChain | PlannedRows, always: bool = False) -> Replacement:
         """Schedule a chain; the call of it.

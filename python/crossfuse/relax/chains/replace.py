@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
+import numpy as np
 from tvm import relax
-from tvm.ir import Call, GlobalVar, Var
+from tvm.ir import Call, GenericConst, GlobalVar, Var
 
 from crossfuse.relax.chains.outcome import BinOutcome
-from crossfuse.relax.chains.symbols import extents_of, same_extents
+from crossfuse.relax.chains.symbols import extents_of, is_symbolic, same_extents
 from crossfuse.relax.operators import is_tensor
+from crossfuse.workload.operand import zeros_behind
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Replacement:
         Its inputs, variables or constants of the model; one may be a shape.
     shapes : tuple[tuple[Any, ...], ...]
         Extents that the function knows them by, of as many elements in the same order; symbolic
-        ones may be among them.
+        ones may be among them. Of more elements where it takes rows with zeros behind them.
     shape : tuple[Any, ...]
         Extents of the function's output.
     dtype : str
@@ -108,6 +111,8 @@ def with_replacements(function: Any, replacements: Mapping[Var, Replacement]) ->
 def bindings(variable: Var, found: Replacement) -> list[Any]:
     """What makes a variable: a call, between reshapes where tensors have other extents there.
 
+    Tensors whose rows are shorter there get zeros, constants at once.
+
     Parameters
     ----------
     variable : Var
@@ -122,7 +127,7 @@ def bindings(variable: Var, found: Replacement) -> list[Any]:
     """
     made: list[Any] = []
     given = [
-        _reshaped(each, shape, made) for each, shape in zip(found.inputs, found.shapes, strict=True)
+        _given(each, shape, made) for each, shape in zip(found.inputs, found.shapes, strict=True)
     ]
     call = found.call(given)
     due = extents_of(variable)
@@ -133,14 +138,30 @@ def bindings(variable: Var, found: Replacement) -> list[Any]:
     return [*made, relax.VarBinding(variable, call)]
 
 
-def _reshaped(value: Any, shape: Sequence[Any], made: list[Any]) -> Any:
+def _given(value: Any, shape: Sequence[Any], made: list[Any]) -> Any:
+    """A value in the extents that a function knows it by; what makes it so is added to `made`."""
     if not is_tensor(value) or same_extents(extents_of(value), shape):
         return value
-    dtype = str(value.ty.dtype)
-    flat = relax.DataflowVar(
-        f"{getattr(value, 'name', 'constant')}_rows", relax.TensorType(shape, dtype)
-    )
-    call = relax.op.reshape(value, shape)
+    zeros = 0 if is_symbolic(value) else zeros_behind(shape, prod(map(int, extents_of(value))))
+    short = (*shape[:-1], shape[-1] - zeros) if zeros else shape
+    behind = [(0, 0)] * (len(shape) - 1) + [(0, zeros)]
+    if zeros and isinstance(value, GenericConst):
+        return relax.const(np.pad(value.value.numpy().reshape(short), behind), _dtype(value))
+    if not same_extents(extents_of(value), short):
+        value = _bound("rows", relax.op.reshape(value, short), value, short, made)
+    if zeros:
+        value = _bound("padded", relax.op.nn.pad(value, [*sum(behind, ())]), value, shape, made)
+    return value
+
+
+def _bound(what: str, call: Any, value: Any, shape: Sequence[Any], made: list[Any]) -> Any:
+    """A variable for what a call makes of a value."""
     assert isinstance(call, Call)
-    made.append(relax.VarBinding(flat, call))
-    return flat
+    name = f"{getattr(value, 'name', 'constant')}_{what}"
+    variable = relax.DataflowVar(name, relax.TensorType(shape, _dtype(value)))
+    made.append(relax.VarBinding(variable, call))
+    return variable
+
+
+def _dtype(value: Any) -> str:
+    return str(value.ty.dtype)
