@@ -41,7 +41,14 @@ import numpy as np
 
 from crossfuse.files import write_json
 from crossfuse.meta_schedule.candidate import Candidate
-from crossfuse.meta_schedule.compare_spaces import (
+from crossfuse.meta_schedule.kernels import candidate_at, kernels_of
+from crossfuse.planner.families import EAGER
+from crossfuse.planner.tune.kernel_space import KernelSpace
+from crossfuse.planner.tune.spaces import ALL, NO_DSM, SPACES, exchanges, points_of
+from crossfuse.script import program, run
+from crossfuse.workload.spec import WorkloadSpec
+from crossfuse.workload.suites import name_of, resolve
+from study.compare_spaces import (
     BASELINES,
     FACTORS,
     RANDOM,
@@ -53,13 +60,6 @@ from crossfuse.meta_schedule.compare_spaces import (
     read_measured,
     summary,
 )
-from crossfuse.meta_schedule.kernels import candidate_at, kernels_of
-from crossfuse.planner.families import EAGER
-from crossfuse.planner.tune.kernel_space import KernelSpace
-from crossfuse.planner.tune.spaces import ALL, NO_DSM, SPACES, exchanges, points_of
-from crossfuse.script import program, run
-from crossfuse.workload.spec import WorkloadSpec
-from crossfuse.workload.suites import name_of, resolve
 
 WORKLOADS = (*(f"S{each}" for each in range(1, 9)), *(f"G{each}" for each in range(1, 11)))
 ROWS = (16, 128, 512)

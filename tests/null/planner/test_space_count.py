@@ -13,8 +13,8 @@ from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.dataflow.schedules import loop_schedules
 from crossfuse.planner.space.count import count
 from crossfuse.planner.space.domain import CLUSTER_EXTENTS, published
-from crossfuse.planner.space.readings import readings, tied_tiles, without_clusters
 from crossfuse.planner.space.rules import PUBLISHED, R1, R5, ctas_of, live
+from study.readings import readings, tied_tiles, without_clusters
 
 H100 = device("nvidia-h100")
 #: The example that FlashFuser prints its counts for: GPT-6.7B at 256 rows.

@@ -26,7 +26,7 @@ from crossfuse.planner.cost.loop import ingest_speed, memory_speed, overlapped
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.start import OF_ROWS, start_time
 from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.dataflow.counts import Share, ceil_div, least
+from crossfuse.planner.counts import Share, ceil_div, least
 from crossfuse.planner.families import ROWS
 from crossfuse.planner.kernels.memory import BEFORE_ROWS, Memory, memory
 from crossfuse.planner.kernels.resident import resident

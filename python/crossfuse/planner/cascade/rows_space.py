@@ -11,7 +11,7 @@ import numpy as np
 
 from crossfuse.hardware import Device
 from crossfuse.planner.cascade.rows_product import RowsProduct
-from crossfuse.planner.dataflow.counts import choose
+from crossfuse.planner.counts import choose
 from crossfuse.planner.kernels.every import count, every, select
 from crossfuse.planner.kernels.phase import (
     SUMS_BESIDE_CHUNKS,

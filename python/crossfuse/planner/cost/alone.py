@@ -7,7 +7,7 @@ from functools import reduce
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.loop import Load, memory_speed, streams
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.dataflow.counts import Share, least, most
+from crossfuse.planner.counts import Share, least, most
 from crossfuse.planner.kernels.every import Kernel
 from crossfuse.planner.kernels.resident import resident
 from crossfuse.planner.kernels.shape import Shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crossfuse.planner.cost.loop import Streams, overlapped
-from crossfuse.planner.dataflow.counts import Share
+from crossfuse.planner.counts import Share
 
 
 class Clock:

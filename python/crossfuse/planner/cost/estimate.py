@@ -34,7 +34,7 @@ from crossfuse.planner.cost.loop import (
 from crossfuse.planner.cost.rates import Rates, at
 from crossfuse.planner.cost.start import start_time
 from crossfuse.planner.cost.terms import Estimate
-from crossfuse.planner.dataflow.counts import Count, Share, choose, least, where
+from crossfuse.planner.counts import Count, Share, choose, least, where
 from crossfuse.planner.kernels.clustered import ClusteredKernel
 from crossfuse.planner.kernels.every import Kernel, memories
 from crossfuse.planner.kernels.memory import Memory

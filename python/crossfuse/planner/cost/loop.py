@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.dataflow.counts import Count, Share, ceil_div, least
+from crossfuse.planner.counts import Count, Share, ceil_div, least
 from crossfuse.planner.kernels.phase import Phase
 
 #: How well streams hide each other: 1 is not at all, infinity is all but the longest.

@@ -19,7 +19,7 @@ from crossfuse.planner.calibration.lookup import measured
 from crossfuse.planner.calibration.record import Measured
 from crossfuse.planner.cost.own import OwnTerm
 from crossfuse.planner.cost.trees import Trees, trees_of
-from crossfuse.planner.dataflow.counts import Count, Share
+from crossfuse.planner.counts import Count, Share
 from crossfuse.schema import Damaged, Positive, typed
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from crossfuse.planner.cost.rates import Rates, at
-from crossfuse.planner.dataflow.counts import Count, Share
+from crossfuse.planner.counts import Count, Share
 
 #: Microseconds of a start beyond the latency of memory, and for each time that there are twice as
 #: many CTAs, of kernels that load rows: fitted to streams on H100s and H200s.

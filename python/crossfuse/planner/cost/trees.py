@@ -1,6 +1,6 @@
 """Trees that were learned from measured kernels, as arrays.
 
-They are grown by xgboost (`crossfuse.planner.cost.grow`), and only read here: a plan must not
+They are grown by xgboost (``scripts/study/grow.py``), and only read here: a plan must not
 depend on whether xgboost is installed.
 """
 

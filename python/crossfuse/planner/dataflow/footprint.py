@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from crossfuse.planner.chain.check import TERMS
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.counts import Count, floor_div
+from crossfuse.planner.counts import Count, floor_div
 from crossfuse.planner.dataflow.residency import Residency
 from crossfuse.planner.dataflow.volume import Nest
 

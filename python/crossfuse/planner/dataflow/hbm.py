@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from crossfuse.planner.chain.spec import Chain, Tensor
-from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose
+from crossfuse.planner.counts import Count, Flag, ceil_div, choose
 from crossfuse.planner.dataflow.footprint import region_elements
 from crossfuse.planner.dataflow.moving import further, inputs, operands, written_bytes
 from crossfuse.planner.dataflow.residency import Residency

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from crossfuse.calls import checked
 from crossfuse.planner.chain.check import TERMS
 from crossfuse.planner.chain.spec import Chain, Tensor
-from crossfuse.planner.dataflow.counts import Count, Share, choose, part
+from crossfuse.planner.counts import Count, Share, choose, part
 from crossfuse.planner.dataflow.exchange import Exchanges, exchanges
 from crossfuse.planner.dataflow.footprint import ACCUMULATOR
 from crossfuse.planner.dataflow.hbm import through_hbm

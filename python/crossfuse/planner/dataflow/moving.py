@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from crossfuse.planner.chain.spec import Chain, Tensor
-from crossfuse.planner.dataflow.counts import Count, choose
+from crossfuse.planner.counts import Count, choose
 from crossfuse.planner.dataflow.footprint import ACCUMULATOR
 from crossfuse.planner.dataflow.volume import Nest, elements_moved
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from crossfuse.planner.chain.check import refuse_reductions
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.counts import Count, Flag, both, ceil_div, choose, either, floor_div
+from crossfuse.planner.counts import Count, Flag, both, ceil_div, choose, either, floor_div
 from crossfuse.planner.dataflow.residency import Residency
 from crossfuse.planner.dataflow.schedules import LoopSchedule
 from crossfuse.planner.dataflow.tiling import Grain, Tiling, View, grains

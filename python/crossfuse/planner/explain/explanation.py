@@ -12,7 +12,7 @@ from crossfuse.planner.cost.alone import alone
 from crossfuse.planner.cost.estimate import eager
 from crossfuse.planner.cost.loop import turns_of
 from crossfuse.planner.cost.rates import Rates, rates_of
-from crossfuse.planner.dataflow.counts import least
+from crossfuse.planner.counts import least
 from crossfuse.planner.explain.layout import layout
 from crossfuse.planner.explain.levels import levels
 from crossfuse.planner.explain.picture import picture

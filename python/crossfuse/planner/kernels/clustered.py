@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, least
+from crossfuse.planner.counts import Count, Flag, ceil_div, least
 from crossfuse.planner.kernels.parted import PartedKernel
 from crossfuse.planner.kernels.phase import Phase, hold_both
 from crossfuse.planner.kernels.rules import TileRule

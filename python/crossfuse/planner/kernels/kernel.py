@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from crossfuse.hardware import Device
-from crossfuse.planner.dataflow.counts import Count, Flag
+from crossfuse.planner.counts import Count, Flag
 from crossfuse.planner.kernels.phase import Phase
 from crossfuse.planner.kernels.rules import TileRule, all_kept
 from crossfuse.planner.kernels.shape import Shape

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from crossfuse.hardware import Device
-from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose, least, most
+from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least, most
 from crossfuse.planner.kernels.phase import Phase
 
 #: Of tiles in shared memory, in bytes: a pattern of the 128-byte swizzle is eight rows.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from crossfuse.hardware import Device
-from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose
+from crossfuse.planner.counts import Count, Flag, ceil_div, choose
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.phase import Phase, copies_of, left_tile, right_tile, stored
 from crossfuse.planner.kernels.resident import resident

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose, least
+from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least
 from crossfuse.planner.kernels.boxes import (
     ROW_BYTES,
     WARPGROUP_ROWS,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose, least, whether
+from crossfuse.planner.counts import Count, Flag, ceil_div, choose, least, whether
 from crossfuse.planner.kernels.parted import PartedKernel
 from crossfuse.planner.kernels.phase import Phase, sums_received, widest_of
 from crossfuse.planner.kernels.rules import TileRule

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.dataflow.counts import Count
+from crossfuse.planner.counts import Count
 
 
 def resident(device: Device, size: Count) -> Count:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from crossfuse.planner.dataflow.counts import Flag, both
+from crossfuse.planner.counts import Flag, both
 
 
 @dataclass(frozen=True)

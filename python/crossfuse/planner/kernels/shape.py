@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from crossfuse.errors import PlanRefused, refuse
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.counts import Count, choose
+from crossfuse.planner.counts import Count, choose
 from crossfuse.planner.kernels.boxes import ROW_BYTES
 
 if TYPE_CHECKING:

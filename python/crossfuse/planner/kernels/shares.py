@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div
+from crossfuse.planner.counts import Count, Flag, ceil_div
 
 #: Neighbours that a thread adds at once.
 _UNIT = 4

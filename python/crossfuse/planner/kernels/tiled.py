@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crossfuse.hardware import Device
-from crossfuse.planner.dataflow.counts import Count, Flag, ceil_div, choose, most
+from crossfuse.planner.counts import Count, Flag, ceil_div, choose, most
 from crossfuse.planner.kernels.kernel import TileKernel
 from crossfuse.planner.kernels.phase import (
     Phase,

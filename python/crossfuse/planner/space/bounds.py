@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.counts import ceil_div
+from crossfuse.planner.counts import ceil_div
 from crossfuse.planner.dataflow.movement import Machine, arrivals, through_l2
 from crossfuse.planner.dataflow.schedules import LoopSchedule
 from crossfuse.planner.dataflow.tiling import Tiling

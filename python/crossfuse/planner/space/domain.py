@@ -61,7 +61,7 @@ class Domain:
 def grid(choices: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
     """All combinations of some choices, the last one fastest: an array of float64 for each name.
 
-    Counts are float64, see `crossfuse.planner.dataflow.counts`.
+    Counts are float64, see `crossfuse.planner.counts`.
     """
     values = [np.asarray(each, dtype=np.float64) for each in choices.values()]
     return {

@@ -16,7 +16,7 @@ apart         gate and up on two CTAs                               yes  yes  ye
 ```
 
 Products with clusters of different shapes are chains of their own, see
-`crossfuse.planner.space.cut`.
+``scripts/study/cut.py``.
 """
 
 from __future__ import annotations

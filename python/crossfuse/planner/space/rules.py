@@ -9,7 +9,7 @@ room       chain, device, schedule, blocks, CTAs   candidates: the only one that
 ```
 
 R1 to R5 are FlashFuser's (arXiv 2512.12949), whose text leaves open what each of them says exactly.
-Those here are the readings that give its counts; `crossfuse.planner.space.readings` has others.
+Those here are the readings that give its counts; ``scripts/study/readings.py`` has others.
 """
 
 from __future__ import annotations

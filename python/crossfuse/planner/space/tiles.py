@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from crossfuse.planner.chain.spec import Chain
-from crossfuse.planner.dataflow.counts import ceil_div
+from crossfuse.planner.counts import ceil_div
 from crossfuse.planner.space.domain import STEP, blocks_of
 
 #: Rows and columns that one wgmma instruction makes.

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from crossfuse.planner.dataflow.counts import Flag
+from crossfuse.planner.counts import Flag
 from crossfuse.planner.kernels.every import Kernel
 from crossfuse.planner.kernels.read import read_kernel
 from crossfuse.planner.kernels.tiled import TiledKernel

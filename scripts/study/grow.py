@@ -10,13 +10,13 @@ import numpy as np
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.features import NAMES, features
-from crossfuse.planner.cost.fit import Sample
 from crossfuse.planner.cost.rates import Rates
 from crossfuse.planner.cost.trees import Trees
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.every import memories
 from crossfuse.planner.kernels.read import read_kernel
 from crossfuse.schema import parse
+from study.fit import Sample
 
 #: Features of kernels, see `rows_of`, and corrections of their estimates.
 Rows = tuple[np.ndarray, np.ndarray]
