@@ -93,13 +93,13 @@ def _install_gemm_async() -> None:
         return
 
     def on_hopper(_call: Any, context: Any) -> Any:
-        from crossfuse.lower.hopper.multiply.gemm_async import is_hopper
+        from crossfuse.lower.hopper.gemm_async import is_hopper
 
         return is_hopper(context)
 
     def lower(call: Any, context: Any) -> Any:
         from crossfuse.errors import LoweringRefused
-        from crossfuse.lower.hopper.multiply.gemm_async import lower_gemm_async
+        from crossfuse.lower.hopper.gemm_async import lower_gemm_async
 
         try:
             return lower_gemm_async(call, context)
