@@ -26,8 +26,8 @@ from crossfuse.lower.hopper.stream.merge import MergePlan
 from crossfuse.lower.hopper.stream.plan.kernel import StreamPlan
 from crossfuse.lower.hopper.timeline import events, timeline_buffer
 from crossfuse.lower.image import BufferSpec, KernelImage, Launch
+from crossfuse.lower.place_shared_memory import Placement, SharedMemoryPlan
 from crossfuse.lower.refusal import refuse
-from crossfuse.lower.shared_memory_plan import Placement, SharedMemoryPlan
 
 #: What kernels are made of, and how they are launched.
 _Plan = KernelPlan | StreamPlan | MergePlan
