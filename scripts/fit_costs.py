@@ -22,12 +22,11 @@ import numpy as np
 
 from crossfuse.errors import RefusedError
 from crossfuse.hardware import Device, device
-from crossfuse.planner.calibration.lookup import measured
-from crossfuse.planner.calibration.record import load
+from crossfuse.planner.calibration.record import load, measured
 from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.rates import Fitted, Rates, rates_from, rates_of
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.kernels.read import read_kernel
+from crossfuse.planner.kernels.every import read_kernel
 from crossfuse.planner.kernels.shape import Shape, shape_of
 from crossfuse.schedule.tiles_of import chosen_tiles
 from crossfuse.workload import parse

@@ -1,6 +1,6 @@
 """Measured kernels with clusters of several CTAs and without, compared space by space.
 
-See `crossfuse.planner.tune.spaces`; which spaces a kernel is in is read from its tiles.
+See `study.spaces`; which spaces a kernel is in is read from its tiles.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from crossfuse.planner.chain.build import chain_of
 from crossfuse.planner.cost.estimate import estimate
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.kernels.read import read_kernel
+from crossfuse.planner.kernels.every import read_kernel
 from crossfuse.planner.kernels.shape import shape_of
-from crossfuse.planner.tune.spaces import ALL, NO_CLUSTERS, NO_DSM, SPACES, spaces_of
 from crossfuse.schema import Damaged, Positive, typed
 from crossfuse.workload.spec_text import parse
+from study.spaces import ALL, NO_CLUSTERS, NO_DSM, SPACES, spaces_of
 
 #: Name in the notes of a candidate that chance chose, as the random configuration.
 RANDOM = "random"

@@ -19,8 +19,7 @@ from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import eager, estimate
 from crossfuse.planner.cost.rates import Fitted, Rates
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.kernels.every import memories
-from crossfuse.planner.kernels.read import read_kernel, stack
+from crossfuse.planner.kernels.every import memories, read_kernel, stack
 from crossfuse.planner.kernels.shape import Shape
 
 _NAMES = tuple(each.name for each in fields(Fitted))

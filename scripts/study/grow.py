@@ -9,12 +9,10 @@ import numpy as np
 
 from crossfuse.hardware import Device
 from crossfuse.planner.cost.estimate import estimate
-from crossfuse.planner.cost.features import NAMES, features
 from crossfuse.planner.cost.rates import Rates
-from crossfuse.planner.cost.trees import Trees
+from crossfuse.planner.cost.trees import NAMES, Trees, features
 from crossfuse.planner.families import EAGER
-from crossfuse.planner.kernels.every import memories
-from crossfuse.planner.kernels.read import read_kernel
+from crossfuse.planner.kernels.every import memories, read_kernel
 from crossfuse.schema import parse
 from study.fit import Sample
 
@@ -35,7 +33,7 @@ _SETTINGS = {
 
 
 def rows_of(samples: Sequence[Sample], device: Device, rates: Rates) -> np.ndarray:
-    """Features of measured kernels, see `crossfuse.planner.cost.features`."""
+    """Features of measured kernels, see `crossfuse.planner.cost.trees`."""
     found = np.zeros((len(samples), len(NAMES)), np.float32)
     for row, each in zip(found, samples, strict=True):
         kernel = read_kernel(each.family, each.tiles)

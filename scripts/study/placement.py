@@ -29,9 +29,8 @@ from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.counts import Count, Share, floor_div, least, most
 from crossfuse.planner.dataflow.cluster import cluster_lanes
-from crossfuse.planner.dataflow.footprint import accumulators, gathered
-from crossfuse.planner.dataflow.residency import Residency
-from crossfuse.planner.dataflow.volume import Nest
+from crossfuse.planner.dataflow.schedules import Residency
+from crossfuse.planner.dataflow.volume import Nest, accumulators, gathered
 
 PLACES = ("registers", "shared", "dsm", "l2", "hbm")
 _REGISTER = 4

@@ -15,15 +15,18 @@ from crossfuse.hardware import Device
 from crossfuse.planner.chain.spec import Chain
 from crossfuse.planner.dataflow.cluster import legal_cluster
 from crossfuse.planner.dataflow.schedules import LoopSchedule
-from crossfuse.planner.space.count import count
-from crossfuse.planner.space.domain import CLUSTER_EXTENTS, Extents, grid, published
-from crossfuse.planner.space.rules import (
+from crossfuse.planner.space.count import (
+    CLUSTER_EXTENTS,
     PUBLISHED,
     R1,
+    Extents,
     Room,
     Rule,
+    count,
     ctas_of,
     divides,
+    grid,
+    published,
     sum_before_use,
 )
 

@@ -35,7 +35,7 @@ class Block:
         ``"sum"``, ``"product"``, ``"max"`` or ``"min"``; empty if the block is element-wise.
     strides : tuple[tuple[int, ...], ...]
         For each dimension of the buffer, those of the coordinates that make it up; empty where each
-        has one. See `crossfuse.planner.extract.digits`.
+        has one. See `crossfuse.planner.extract.reads`.
     initial : Any
         What a reduction starts from; None if the block is element-wise.
     """

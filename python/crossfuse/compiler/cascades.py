@@ -83,7 +83,7 @@ def cascade_options(
     constant : bool
         Whether no kernel that may still be running writes the weights of a product.
     placement : str
-        Where states are, see `crossfuse.planner.cascade.placed.placed_cascade`; ``"auto"``: where
+        Where states are, see `crossfuse.planner.cascade.plan.placed_cascade`; ``"auto"``: where
         the planner finds it the fastest.
 
     Returns
@@ -117,8 +117,7 @@ def _one_cascade(
     """Ways to schedule the whole function as a cascade."""
     from crossfuse import _tvm as ir
     from crossfuse.cascade.algebra import derive
-    from crossfuse.planner.cascade.placed import placed_cascade
-    from crossfuse.planner.cascade.plan import ranked_cascade, tried
+    from crossfuse.planner.cascade.plan import placed_cascade, ranked_cascade, tried
     from crossfuse.planner.cascade.shape import cascade_shape
 
     # Importers count in 64 bits, and kernels in 32.

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from crossfuse.hardware import Device
-from crossfuse.planner.cost.corrected import corrected
-from crossfuse.planner.cost.estimate import estimate
+from crossfuse.planner.cost.estimate import corrected, estimate
 from crossfuse.planner.cost.own import with_own
 from crossfuse.planner.cost.rates import Rates, rates_of
 from crossfuse.planner.counts import Flag

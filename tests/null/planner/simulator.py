@@ -14,8 +14,7 @@ from itertools import product as combinations
 from math import prod
 
 from crossfuse.planner.chain.spec import Chain, Tensor
-from crossfuse.planner.dataflow.residency import Residency
-from crossfuse.planner.dataflow.schedules import LoopSchedule
+from crossfuse.planner.dataflow.schedules import LoopSchedule, Residency
 from crossfuse.planner.dataflow.tiling import Tiling, grains
 
 _Steps = dict[str, int]

@@ -21,8 +21,7 @@ from crossfuse.planner.dataflow.exchange import (
     reduce_scatter,
     shuffle,
 )
-from crossfuse.planner.dataflow.residency import kept
-from crossfuse.planner.dataflow.schedules import loop_schedules
+from crossfuse.planner.dataflow.schedules import kept, loop_schedules
 from crossfuse.planner.dataflow.tiling import Tiling
 from crossfuse.planner.dataflow.volume import elements_made, elements_moved, nests
 from null.planner.chains import random_case, random_tiling

@@ -7,8 +7,7 @@ import numpy as np
 from crossfuse.hardware import device
 from crossfuse.planner.chain.build import matrix_chain
 from crossfuse.planner.dataflow.movement import Machine, movement
-from crossfuse.planner.dataflow.residency import Residency, kept
-from crossfuse.planner.dataflow.schedules import read_schedule
+from crossfuse.planner.dataflow.schedules import Residency, kept, read_schedule
 from crossfuse.planner.dataflow.tiling import Tiling
 from crossfuse.planner.dataflow.volume import nests
 from null.planner.chains import random_case

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from crossfuse.errors import EnvironmentRefused
-from crossfuse.planner.cost.corrected import corrected
-from crossfuse.planner.cost.estimate import estimate
-from crossfuse.planner.cost.features import NAMES
+from crossfuse.planner.cost.estimate import corrected, estimate
 from crossfuse.planner.cost.rates import rates_of
 from crossfuse.planner.cost.terms import LEARNED
-from crossfuse.planner.cost.trees import Trees, read, trees_of
+from crossfuse.planner.cost.trees import NAMES, Trees, read, trees_of
 from crossfuse.planner.families import EAGER
 from crossfuse.planner.kernels.every import count, every, select
 from crossfuse.planner.plan import plan

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from crossfuse.planner.counts import Flag
-from crossfuse.planner.kernels.every import Kernel
-from crossfuse.planner.kernels.read import read_kernel
+from crossfuse.planner.kernels.every import Kernel, read_kernel
 from crossfuse.planner.kernels.tiled import TiledKernel
 from crossfuse.planner.tune.kernel_space import KernelSpace
 
@@ -45,7 +44,7 @@ def spaces_of(family: str, tiles: Mapping[str, Any]) -> tuple[str, ...]:
     Parameters
     ----------
     family, tiles
-        See `crossfuse.planner.kernels.read.read_kernel`.
+        See `crossfuse.planner.kernels.every.read_kernel`.
 
     Returns
     -------
