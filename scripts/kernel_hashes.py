@@ -42,7 +42,7 @@ MEASURED = {
     "rows-candidates-h200": "nvidia-h200",
 }
 #: Kernels taken of a group of candidates.
-SIZE = 96
+SIZE = 64
 _DIGITS = 16
 #: Calls of tutorials that take long, and lower nothing that is not lowered without them.
 _SLOW = ("emulate_cuda", "check", "explain", "draw", "check_schedule")
